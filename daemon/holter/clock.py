@@ -1,0 +1,28 @@
+"""The only file that reads the clock; judges take time as an argument."""
+
+import datetime
+import time
+
+
+def wall_ns() -> int:
+    """Nanoseconds since the epoch: comparable between hosts as far as their clocks agree."""
+    return time.time_ns()
+
+
+def monotonic_s() -> float:
+    """Seconds that never go back: for durations."""
+    return time.perf_counter()
+
+
+def rfc3339(at_ns: int) -> str:
+    """`2026-11-15T10:15:00Z`, the form of the public JSON."""
+    return _utc(at_ns).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def compact(at_ns: int) -> str:
+    """`20261115T101500`, the form of run and incident ids."""
+    return _utc(at_ns).strftime("%Y%m%dT%H%M%S")
+
+
+def _utc(at_ns: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(at_ns / 1e9, tz=datetime.UTC)

@@ -1,0 +1,1 @@
+"""How sidecars and coordinator talk: the messages, and the ways they travel."""

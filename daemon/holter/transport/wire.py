@@ -1,0 +1,104 @@
+"""Messages between a sidecar and the coordinator, as msgpack, one a WebSocket frame.
+
+    sidecar -> coordinator   Hello, Report, Fetched, Goodbye
+    coordinator -> sidecar   Welcome, Fetch, Notice
+
+The tag of a message is its name in lower case; unknown fields are ignored, so that a newer side can talk to an older one.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from holter.records import Observation, Phase, Severity
+
+PROTOCOL = 1
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """The first message of a connection; the token travels in the HTTP header, not here."""
+
+    protocol: int = PROTOCOL
+    run_id: str
+    rank: int
+    world_size: int
+    host: str
+    rank_pid: int
+    sidecar_pid: int
+    metrics_address: str
+    """`host:port` of the sidecar's own /metrics; empty if it has none."""
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
+    """Where the rank's main thread was last seen."""
+
+    step: int
+    phase: Phase
+    micro_step: int
+    at_ns: int
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
+    """What happened since the last report; at most a few a second unless urgent."""
+
+    heartbeat: Heartbeat | None
+    observations: list[Observation]
+    dropped: int
+    """Observations lost so far between rank and coordinator, all causes."""
+
+
+class Fetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched"):
+    """The answer to a Fetch; no observation: it is not to be had any more."""
+
+    request: int
+    observation: Observation | None
+
+
+class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
+    """The rank has ended and everything was said."""
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    """The coordinator's answer to Hello."""
+
+    run_id: str
+    run_dir: str
+
+
+class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
+    """Send the table of this class at this step."""
+
+    request: int
+    tensor_class: str
+    step: int
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
+    """A sentence for the person at the job's terminal and for its log."""
+
+    severity: Severity
+    text: str
+    kind: Literal["incident", "message"] = "incident"
+
+
+Upward = Hello | Report | Fetched | Goodbye
+Downward = Welcome | Fetch | Notice
+
+_ENCODER = msgspec.msgpack.Encoder()
+_UPWARD = msgspec.msgpack.Decoder(Upward)
+_DOWNWARD = msgspec.msgpack.Decoder(Downward)
+
+
+def encode(message: Upward | Downward) -> bytes:
+    """One frame."""
+    return _ENCODER.encode(message)
+
+
+def decode_upward(frame: bytes) -> Upward:
+    """What a sidecar said; raises msgspec.DecodeError or ValidationError on anything else."""
+    return _UPWARD.decode(frame)
+
+
+def decode_downward(frame: bytes) -> Downward:
+    """What the coordinator said; raises msgspec.DecodeError or ValidationError on anything else."""
+    return _DOWNWARD.decode(frame)
