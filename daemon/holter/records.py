@@ -120,6 +120,23 @@ class Table(msgspec.Struct, frozen=True, tag="table", kw_only=True):
     """L2 norms beside the fingerprints, to tell which side is implausible; empty where they were not taken."""
 
 
+class PackedTable(msgspec.Struct, frozen=True, tag="packed_table", kw_only=True):
+    """A Table as the rank writes it to the page: raw arrays over the census' parameters; goes no further than the sidecar."""
+
+    tensor_class: str
+    root: int
+    fingerprints: bytes
+    """uint64, little-endian; 0 for a tensor that was not read."""
+    norms: bytes
+    """float32, little-endian; empty where they were not taken."""
+
+
+class Logged(msgspec.Struct, frozen=True, tag="logged", kw_only=True):
+    """What only the script knows, told by `watch.log` or a framework's own log."""
+
+    values: dict[str, float]
+
+
 class Origin(msgspec.Struct, frozen=True, tag="origin", kw_only=True):
     """Where a NaN was born: the first module that made one out of finite inputs, found by replaying the step's batch."""
 
@@ -163,7 +180,7 @@ class SightLost(msgspec.Struct, frozen=True, tag="sight_lost", kw_only=True):
     dropped: int
 
 
-Body = Attached | Census | StepDone | Table | Origin | Farewell | Exited | SightLost
+Body = Attached | Census | StepDone | Table | PackedTable | Logged | Origin | Farewell | Exited | SightLost
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):

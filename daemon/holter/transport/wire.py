@@ -14,6 +14,13 @@ from holter.records import Observation, Phase, Severity
 
 PROTOCOL = 1
 
+MAX_FRAME_BYTES = 8 * 2**20
+"""The largest frame either side takes."""
+REFUSED = 4000
+"""WebSocket close code with which the coordinator turns a sidecar away; the close message is the reason."""
+REPLACED = 4001
+"""WebSocket close code for a connection whose rank has opened a newer one."""
+
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """The first message of a connection; the token travels in the HTTP header, not here."""
@@ -85,8 +92,8 @@ Upward = Hello | Report | Fetched | Goodbye
 Downward = Welcome | Fetch | Notice
 
 _ENCODER = msgspec.msgpack.Encoder()
-_UPWARD = msgspec.msgpack.Decoder(Upward)
-_DOWNWARD = msgspec.msgpack.Decoder(Downward)
+_UPWARD: msgspec.msgpack.Decoder[Upward] = msgspec.msgpack.Decoder(Upward)
+_DOWNWARD: msgspec.msgpack.Decoder[Downward] = msgspec.msgpack.Decoder(Downward)
 
 
 def encode(message: Upward | Downward) -> bytes:

@@ -1,0 +1,107 @@
+"""`python -m holter [options] train.py …`: run a script as Python would, with holter on.
+
+The script gets its own `__main__`, argv and path; holter attaches when the script imports torch, not before, so that what the
+script sets up for torch still counts.
+"""
+
+import argparse
+import os
+import sys
+import types
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import holter
+from holter import config
+from holter.errors import ConfigError
+
+WRONG_USE = 2
+_OPTIONS = {
+    "run_dir": "this run's own directory (default: ./holter-runs/<run id>)",
+    "run_id": "name of the run",
+    "action": "what may be done about a critical cause: observe, notify or halt",
+    "overhead_budget": "share of step time that holter may take (default: 0.01)",
+    "coordinator": "address of a coordinator that already runs",
+    "port": "port of the coordinator (default: a free one)",
+}
+
+
+def main(argv: Sequence[str]) -> None:
+    """Split options from script, check both, become the script."""
+    own, rest = _split(list(argv))
+    try:
+        options = _parse(own)
+        settings = {name: value for name, value in vars(options).items() if value is not None and name != "config"}
+        if options.config:
+            os.environ["HOLTER_CONFIG"] = options.config
+        config.load(options=settings)
+        if not rest:
+            raise ConfigError("name a script: python -m holter [options] train.py …; see --help")
+        path = _script(rest[0])
+    except ConfigError as error:
+        sys.stderr.write(f"holter: {error}\n")
+        raise SystemExit(WRONG_USE) from None
+    for name, value in settings.items():
+        os.environ[config.PREFIX + name.upper()] = str(value)
+    _expect_torch()
+    _become(path, rest)
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Own options end at the first word that is neither an option nor an option's value."""
+    index = 0
+    while index < len(argv) and argv[index].startswith("-"):
+        is_flag = argv[index] in ("-h", "--help", "--version") or "=" in argv[index]
+        index += 1 if is_flag else 2
+    return argv[:index], argv[index:]
+
+
+def _parse(own: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m holter", usage="%(prog)s [options] train.py …", description=__doc__, exit_on_error=False
+    )
+    parser.add_argument("--version", action="version", version=f"holter {holter.__version__}")
+    parser.add_argument("--config", help="holter.toml to read (default: ./holter.toml, if it is there)")
+    for name, phrase in _OPTIONS.items():
+        parser.add_argument("--" + name.replace("_", "-"), help=phrase)
+    try:
+        options, unknown = parser.parse_known_args(own)
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from None
+    if unknown:
+        raise ConfigError(f"there is no option {unknown[0]}; see `python -m holter --help`")
+    return options
+
+
+def _script(name: str) -> Path:
+    path = Path(name)
+    if not path.is_file():
+        raise ConfigError(f"there is no script {name}")
+    return path
+
+
+def _expect_torch() -> None:
+    """Attach at the script's `import torch`; now, if torch will not call us."""
+    os.environ["HOLTER"] = "1"
+    from holter.integrations import autoload  # noqa: PLC0415
+
+    autoload.expect()
+    is_registered = any(point.name == "holter" for point in metadata.entry_points(group="torch.backends"))
+    if not is_registered or os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+        autoload.autoload()
+
+
+def _become(path: Path, argv: list[str]) -> None:
+    module = types.ModuleType("__main__")
+    module.__file__ = str(path)
+    module.__dict__["__builtins__"] = __builtins__
+    sys.modules["__main__"] = module
+    sys.argv = argv
+    sys.path[0] = str(path.resolve().parent)
+    code = compile(path.read_bytes(), str(path), "exec")
+    exec(code, module.__dict__)  # noqa: S102  what the user asked to run
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

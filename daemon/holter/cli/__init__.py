@@ -1,0 +1,59 @@
+"""`holter COMMAND`: one file a command, imported when it is called, so that a sidecar starts in a fraction of a second."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+import holter
+from holter.errors import ConfigError, UsageError
+
+COMMANDS = {
+    "status": "live table of ranks, steps, phases and findings",
+    "report": "the incidents' diagnoses, for a person",
+    "explain": "the page of a detector or a cause",
+    "coordinator": "run a coordinator by itself",
+    "sidecar": "run a sidecar by itself",
+}
+WRONG_USE = 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says one sentence and no usage dump: the sentence is what is read at three in the morning."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        raise UsageError(f"{message}; see `{self.prog} --help`")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; 0 fine, 1 something is wrong with the run, 2 wrong use."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except (UsageError, ConfigError) as error:
+        sys.stderr.write(f"holter: {error}\n")
+        return WRONG_USE
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # `holter report | head`: the reader has seen enough.
+        sys.stderr.close()
+        return 0
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _Parser(prog="holter", description=holter.__doc__)
+    parser.add_argument("--version", action="version", version=f"holter {holter.__version__}")
+    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
+    for name, phrase in COMMANDS.items():
+        if name == chosen:
+            importlib.import_module(f"holter.cli.{name}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=phrase)
+    args = parser.parse_args(arguments)
+    if args.command is None:
+        parser.print_help()
+        return WRONG_USE
+    command = importlib.import_module(f"holter.cli.{args.command}")
+    return int(command.run(args))

@@ -1,0 +1,130 @@
+"""`holter coordinator`: watch one run. Rank 0's sidecar starts it with a socket; by hand it binds an address of its own."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import logging.handlers
+import os
+import secrets
+import socket
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import holter
+from holter.errors import UsageError
+from holter.records import Action
+
+LOG_BYTES = 1 << 20
+
+
+def add_parser(subparsers: Any) -> None:
+    """Options of the command."""
+    parser = subparsers.add_parser("coordinator", help="run a coordinator by itself", description=__doc__)
+    parser.add_argument("--run-dir", required=True, help="directory of this run; made if it is not there")
+    parser.add_argument("--run-id", default="", help="name of the run (default: the directory's name)")
+    parser.add_argument("--world-size", type=int, default=0, help="number of ranks (default: what the first one says)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: a free one")
+    parser.add_argument(
+        "--fd", type=int, default=-1, help="listening socket that was inherited, instead of host and port"
+    )
+    parser.add_argument(
+        "--token-file", default="", help="file with the token; - reads standard input; default: a new token"
+    )
+    parser.add_argument(
+        "--action", choices=get_args(Action), default="halt", help="the most that may be done (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--idle-s", type=float, default=30.0, help="end when no sidecar was connected so long (default: %(default)s)"
+    )
+    parser.add_argument("--first-s", type=float, default=120.0, help="end when none came at all (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Until the run has ended."""
+    # Imported here: `holter coordinator --help` needs no event loop.
+    from holter.coordinator.lifetime import Limits  # noqa: PLC0415
+    from holter.coordinator.service import ServiceSettings, serve  # noqa: PLC0415
+    from holter.coordinator.ward import WardSettings  # noqa: PLC0415
+
+    run_dir = Path(args.run_dir).absolute()
+    token = _token(args.token_file)
+    listener = _listener(args)
+    _prepare(run_dir, is_by_hand=args.fd < 0)
+    _log_to(run_dir / "logs" / "coordinator.log", is_by_hand=args.fd < 0)
+    address = _address(listener)
+    try:
+        limits = Limits(first_s=args.first_s, idle_s=args.idle_s)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    ward = WardSettings(run_dir, args.run_id or run_dir.name, address, args.world_size, args.action)
+    service = ServiceSettings(token=token, version=holter.__version__, limits=limits)
+    if args.fd < 0:
+        sys.stderr.write(
+            f"holter: coordinator of {ward.run_id} at {address}; the token is in {run_dir}/coordinator.json\n"
+        )
+    reason = asyncio.run(serve(ward, service, listener))
+    if args.fd < 0:
+        sys.stderr.write(f"holter: coordinator ended: {reason}\n")
+    return 0
+
+
+def _token(source: str) -> str:
+    """The token is never an argument: process listings show those."""
+    if not source:
+        return secrets.token_urlsafe(32)
+    try:
+        text = sys.stdin.readline() if source == "-" else Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--token-file {source}: cannot be read: {error}") from None
+    if not text.strip():
+        raise UsageError(f"--token-file {source}: holds no token")
+    return text.strip()
+
+
+def _listener(args: argparse.Namespace) -> socket.socket:
+    try:
+        if args.fd >= 0:
+            return socket.socket(fileno=args.fd)
+        family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
+        return socket.create_server((args.host, args.port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        where = f"--fd {args.fd}" if args.fd >= 0 else f"{args.host}:{args.port}"
+        reason = error.strerror if isinstance(error, OSError) else "ports end at 65535"
+        raise UsageError(f"cannot listen on {where}: {reason}") from None
+
+
+def _prepare(run_dir: Path, *, is_by_hand: bool) -> None:
+    """Inside a job an unusable run directory is no reason to stop: it is counted, shown and served from memory."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(run_dir, os.W_OK | os.X_OK)
+        reason = "it is not writable"
+    except OSError as error:
+        is_writable, reason = False, str(error.strerror)
+    if is_by_hand and not is_writable:
+        raise UsageError(f"cannot use {run_dir} as run directory: {reason}")
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    if host in {"0.0.0.0", "::"}:  # noqa: S104 - what was bound, not a choice
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _log_to(path: Path, *, is_by_hand: bool) -> None:
+    """A bounded log in the run directory, and on the terminal when started by hand."""
+    handlers: list[logging.Handler] = [logging.StreamHandler()] if is_by_hand else []
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1))
+    # A full disk must not make every log line a traceback on a closed stderr.
+    logging.raiseExceptions = False
+    formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    for handler in handlers:
+        handler.setFormatter(formatter)
+        logging.getLogger("holter").addHandler(handler)
+    logging.getLogger("holter").setLevel(logging.INFO)

@@ -1,0 +1,76 @@
+"""`holter report`: the incidents' diagnoses, for a person."""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holter.cli.runs import Run, has_open_critical, locate
+from holter.diagnosis import report
+from holter.errors import UsageError
+from holter.records import Diagnosis
+
+_INCIDENT_ID = re.compile(r"\d{8}T\d{6}-\d+")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Options of the command."""
+    parser = subparsers.add_parser("report", help="the incidents' diagnoses, for a person", description=__doc__)
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="run directory or coordinator's address (default: the newest run)"
+    )
+    parser.add_argument("incident", nargs="?", metavar="INCIDENT", help="one incident's id (default: all)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="a list of diagnoses")
+    form.add_argument("--markdown", action="store_true", help="for a ticket")
+    form.add_argument("--html", metavar="FILE", help="write one incident's report as a self-contained page")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print; 1 when an open critical incident is among what was printed."""
+    chosen, incident = args.run, args.incident
+    if chosen and incident is None and _INCIDENT_ID.fullmatch(chosen) and not Path(chosen).exists():
+        chosen, incident = None, chosen
+    found = locate(chosen)
+    diagnoses = _select(found, incident)
+    if args.html:
+        _write_html(Path(args.html), diagnoses)
+    else:
+        sys.stdout.write(_rendered(found, diagnoses, args))
+    return int(has_open_critical(diagnoses))
+
+
+def _select(found: Run, incident: str | None) -> list[Diagnosis]:
+    diagnoses = found.diagnoses()
+    if incident is None:
+        return diagnoses
+    selected = [one for one in diagnoses if one.id == incident]
+    if not selected:
+        known = ", ".join(one.id for one in diagnoses) or "none"
+        raise UsageError(f"run {found.name} has no incident {incident}; it has {known}")
+    return selected
+
+
+def _rendered(found: Run, diagnoses: list[Diagnosis], args: argparse.Namespace) -> str:
+    if args.json:
+        return msgspec.json.format(msgspec.json.encode(diagnoses), indent=2).decode() + "\n"
+    if not diagnoses:
+        return f"run {found.name}: no incident\n"
+    if args.markdown:
+        return "\n".join(report.to_markdown(one) for one in diagnoses)
+    return "\n".join(report.to_text(one, color=sys.stdout.isatty()) for one in diagnoses)
+
+
+def _write_html(path: Path, diagnoses: list[Diagnosis]) -> None:
+    if len(diagnoses) > 1:
+        raise UsageError(f"--html takes one incident; name one of {', '.join(one.id for one in diagnoses)}")
+    if not diagnoses:
+        sys.stderr.write("no incident, nothing written\n")
+        return
+    try:
+        path.write_text(report.to_html(diagnoses[0]), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--html {path}: {error.strerror}") from None

@@ -1,0 +1,117 @@
+"""Finding RUN: a run directory, a coordinator's address, or the newest run below ./holter-runs; and reading what it says.
+
+A coordinator that answers is believed first; a port that another run's coordinator has taken over is not. Else the files speak.
+"""
+
+import http.client
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holter.errors import UsageError
+from holter.records import Diagnosis
+
+RUNS = Path("holter-runs")
+DEADLINE_S = 3.0
+"""For a coordinator to answer."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where a run can be read."""
+
+    directory: Path | None
+    address: str
+    """`host:port` of its coordinator; empty: not known."""
+    identity: dict[str, Any]
+    """run.json, empty if there is none."""
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return str(self.identity.get("run_id") or self.directory or self.address)
+
+    def ask(self, path: str) -> Any:
+        """What the coordinator answers to GET, decoded; None when none answers, or one of another run."""
+        if not self.address or (
+            self.directory and _get(self.address, "/api/v1/status", "run_id") != self.identity.get("run_id")
+        ):
+            return None
+        return _get(self.address, path)
+
+    def diagnoses(self) -> list[Diagnosis]:
+        """Every incident, oldest first: from the coordinator if it answers, else from the files."""
+        told = self.ask("/api/v1/incidents")
+        if told is not None:
+            return msgspec.convert(told, list[Diagnosis])
+        if self.directory is None:
+            raise UsageError(f"no coordinator answers at {self.address}")
+        found = [_read(path) for path in sorted(self.directory.glob("incidents/*/diagnosis.json"))]
+        return sorted((one for one in found if one is not None), key=lambda one: (one.opened_at, one.id))
+
+
+def locate(run: str | None, runs: Path = RUNS) -> Run:
+    """The run that the user means."""
+    if run is None:
+        return _of_directory(_newest(runs))
+    if Path(run).is_dir():
+        return _of_directory(Path(run))
+    host, colon, port = run.removeprefix("http://").rstrip("/").rpartition(":")
+    if colon and host and port.isdigit() and int(port) < 2**16 and "/" not in host:
+        return Run(None, f"{host}:{port}", {})
+    raise UsageError(f"{run} is neither a run directory nor an address such as host:port")
+
+
+def has_open_critical(diagnoses: list[Diagnosis]) -> bool:
+    """Is something wrong with the run: the difference between exit codes 0 and 1."""
+    return any(one.severity == "critical" and one.closed_at is None for one in diagnoses)
+
+
+def _newest(runs: Path) -> Path:
+    found = [(str(_identity(path.parent).get("started_at", "")), path.parent) for path in runs.glob("*/run.json")]
+    if not found:
+        raise UsageError(f"there is no run below ./{runs}; name a run directory or a coordinator's address")
+    return max(found)[1]
+
+
+def _of_directory(directory: Path) -> Run:
+    identity = _identity(directory)
+    if not identity and not (directory / "incidents").is_dir():
+        raise UsageError(f"{directory} is not a run directory: it has no run.json")
+    address = str(identity.get("coordinator", "")).removeprefix("http://")
+    return Run(directory, "" if identity.get("ended_at") else address, identity)
+
+
+def _identity(directory: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _read(path: Path) -> Diagnosis | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Diagnosis)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _get(address: str, path: str, field: str | None = None) -> Any:
+    """Decoded JSON, or one field of it; None for no answer, no JSON, or none that is a success."""
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=DEADLINE_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        content = json.loads(response.read()) if response.status == http.client.OK else None
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    if field is None:
+        return content
+    return content.get(field) if isinstance(content, dict) else None

@@ -1,0 +1,44 @@
+"""`holter sidecar`: watch one rank. The probe starts it; by hand it watches a rank whose page is named."""
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+import holter
+from holter.errors import PageError, UsageError
+
+
+def add_parser(subparsers: Any) -> None:
+    """Options of the command."""
+    parser = subparsers.add_parser("sidecar", help="run a sidecar by itself", description=__doc__)
+    parser.add_argument("--page", required=True, help="file descriptor number, or a path such as /proc/PID/fd/N")
+    parser.add_argument("--bootstrap-fd", type=int, default=-1, help="pipe that tells where the coordinator is")
+    parser.add_argument("--listen-fd", type=int, default=-1, help="socket for the coordinator that this sidecar starts")
+    parser.add_argument("--metrics-host", default="127.0.0.1", help="address of /metrics (default: %(default)s)")
+    parser.add_argument("--metrics-port", type=int, default=0, help="port of /metrics; 0: a free one")
+    parser.add_argument("--terminal", default="", help="terminal device for the live line")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Until the rank has ended."""
+    # Imported here: `holter sidecar --help` needs no event loop.
+    from holter.sidecar.service import Sidecar, SidecarSettings  # noqa: PLC0415
+
+    page: int | str = int(args.page) if args.page.isdigit() else args.page
+    settings = SidecarSettings(
+        page=page,
+        bootstrap_fd=args.bootstrap_fd,
+        listen_fd=args.listen_fd,
+        metrics_host=args.metrics_host,
+        metrics_port=args.metrics_port,
+        terminal=args.terminal,
+        version=holter.__version__,
+    )
+    try:
+        sidecar = Sidecar(settings)
+    except (PageError, OSError) as error:
+        raise UsageError(f"cannot watch this rank: {error}") from None
+    asyncio.run(sidecar.run())
+    sys.stdout.flush()
+    return 0

@@ -1,0 +1,102 @@
+"""`holter status`: where every rank is, and what is wrong."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from holter.cli.runs import Run, has_open_critical, locate
+from holter.diagnosis.report import headline
+from holter.errors import UsageError
+from holter.records import Diagnosis
+
+COLUMNS = ("rank", "host", "step", "phase", "progress", "loss", "sidecar")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Options of the command."""
+    parser = subparsers.add_parser(
+        "status", help="live table of ranks, steps, phases and findings", description=__doc__
+    )
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="run directory or coordinator's address (default: the newest run)"
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print; 1 when a critical incident is open."""
+    found = locate(args.run)
+    state = found.ask("/api/v1/status")
+    if state is None and found.directory is None:
+        raise UsageError(f"no coordinator answers at {found.address}")
+    diagnoses = found.diagnoses()
+    if args.json:
+        content = {"is_live": state is not None, **(state if state is not None else _recorded(found, diagnoses))}
+        sys.stdout.write(json.dumps(content, indent=2) + "\n")
+    else:
+        lines = _live(state) if state is not None else _past(found)
+        sys.stdout.write("\n".join([*lines, *_incidents(diagnoses)]) + "\n")
+    return int(has_open_critical(diagnoses))
+
+
+def _live(state: dict[str, Any]) -> Iterator[str]:
+    ranks = state["ranks"]
+    yield f"run {printable(state['run_id'])}: {len(ranks)} of {state['world_size']} ranks, {state['coordinator']}"
+    yield from _table(COLUMNS, [_row(rank) for rank in ranks])
+    yield from (f"blind: {printable(what)}" for what in state["blind"])
+    yield from (f"warning: {printable(what)}" for what in state["warnings"])
+
+
+def _past(found: Run) -> Iterator[str]:
+    about = found.identity
+    if about.get("ended_at"):
+        how = f"ended at {about['ended_at']}"
+    else:
+        how = (
+            f"its coordinator at {found.address or 'an unknown address'} does not answer; this is what was written down"
+        )
+    yield printable(f"run {found.name}: {how}")
+    yield printable(f"  command   {' '.join(about.get('command', []))}")
+    yield printable(f"  hosts     {', '.join(about.get('hosts', []))}")
+    yield f"  ranks     {len(about.get('ranks', []))} of {about.get('world_size', 0)} attached"
+    yield printable(f"  started   {about.get('started_at', 'unknown')}")
+
+
+def _recorded(found: Run, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+    return {**found.identity, "incidents": [{"id": one.id, "headline": headline(one)} for one in diagnoses]}
+
+
+def _incidents(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
+    still_open = [one for one in diagnoses if one.closed_at is None]
+    if not still_open:
+        yield "no open incident"
+    for one in still_open:
+        yield printable(f"incident {one.id}: {headline(one)}")
+
+
+def _row(rank: dict[str, Any]) -> tuple[str, ...]:
+    age_s, loss = rank["last_progress_age_s"], rank["loss"]
+    state = "rank exited" if rank["exited"] else rank["sidecar"]
+    cells = (
+        rank["rank"],
+        rank["host"],
+        "-" if rank["step"] is None else rank["step"],
+        rank["phase"] or "-",
+        "-" if age_s is None else f"{age_s:.1f} s ago",
+        "-" if loss is None else f"{loss:.4g}",
+        state,
+    )
+    return tuple(printable(str(cell)) for cell in cells)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
+    for row in (columns, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def printable(text: str) -> str:
+    """Names come from the training script: none of them may move the cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

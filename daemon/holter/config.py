@@ -1,0 +1,168 @@
+"""Every setting, in one place: environment, `holter.toml`, defaults, in this order of strength.
+
+A field `overhead_budget` is `HOLTER_OVERHEAD_BUDGET` in the environment and `overhead_budget` in the file. Nothing else in holter reads
+the environment. A value that cannot be used is named as the user wrote it:
+
+    ConfigError: HOLTER_OVERHEAD_BUDGET must be a number between 0 and 1, got 'fast'
+"""
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+from holter.errors import ConfigError
+from holter.records import Action
+
+PREFIX = "HOLTER_"
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a user can choose."""
+
+    run_dir: str = ""
+    """This run's own directory; empty: `./holter-runs/<run_id>`."""
+    run_id: str = ""
+    """Name of the run; empty: the start time and a few random letters."""
+    coordinator: str = ""
+    """Address (`host:port`) of a coordinator that already runs; empty: rank 0's sidecar starts one."""
+    token: str = ""
+    """Secret that sidecars show to the coordinator; empty: made at start and passed through the job's rendezvous store."""
+    token_file: str = ""
+    """File that holds the token, so that it is in no process listing."""
+    action: Action = "halt"
+    """What may be done about a critical cause that was observed directly: observe, notify or halt."""
+    overhead_budget: float = 0.01
+    """Share of step time that holter may take in the rank; it reads fewer tensors, less often, to stay below."""
+    overhead_floor_s: float = 0.0002
+    """Per step this much is always allowed, so that a job with steps of a few milliseconds is not left unwatched."""
+    port: int = 0
+    """Port of the coordinator; 0: a free one."""
+    metrics_port: int = 0
+    """Port of a sidecar's own /metrics, plus the local rank; 0: a free one."""
+    listen_host: str = ""
+    """Address that the coordinator binds; empty: loopback if all ranks are on this host, else all interfaces."""
+    ring_bytes: int = 4 << 20
+    """Size of the ring between a rank and its sidecar; what does not fit is dropped and counted."""
+    threads: int = 1
+    """Threads that the statistics may use in the rank, beside the training's own."""
+    nats: str = ""
+    """Address of a NATS server; takes no effect in this version."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot work; the name is the field's, `load` turns it into what the user wrote."""
+        _require(0 < self.overhead_budget <= 1, "overhead_budget", "a number between 0 and 1", self.overhead_budget)
+        _require(self.overhead_floor_s >= 0, "overhead_floor_s", "zero or more seconds", self.overhead_floor_s)
+        _require(0 <= self.port < 2**16, "port", "a port between 0 and 65535", self.port)
+        _require(0 <= self.metrics_port < 2**16, "metrics_port", "a port between 0 and 65535", self.metrics_port)
+        _require(self.ring_bytes >= 1 << 16, "ring_bytes", "at least 65536", self.ring_bytes)
+        _require(1 <= self.threads <= 64, "threads", "between 1 and 64", self.threads)  # noqa: PLR2004
+        _require(self.action in get_args(Action), "action", "observe, notify or halt", self.action)
+        _require(not set(self.run_id) & set("/\\ \n"), "run_id", "a name without slashes or spaces", self.run_id)
+
+    def warnings(self) -> list[str]:
+        """Settings that cannot take effect."""
+        said = []
+        if self.nats:
+            said.append("HOLTER_NATS takes no effect in this version; sidecars use the WebSocket")
+        if self.coordinator and self.port:
+            said.append("HOLTER_PORT takes no effect: HOLTER_COORDINATOR names a coordinator that already runs")
+        return said
+
+
+class _BadValueError(ValueError):
+    def __init__(self, name: str, must_be: str, value: object) -> None:
+        super().__init__(name, must_be, value)
+        self.name, self.must_be, self.value = name, must_be, value
+
+
+def _require(is_fine: bool, name: str, must_be: str, value: object) -> None:  # noqa: FBT001
+    if not is_fine:
+        raise _BadValueError(name, must_be, value)
+
+
+_PARSERS: dict[type, tuple[Callable[[Any], Any], str]] = {
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    str: (str, "a text"),
+}
+_FIELDS = {field.name: _PARSERS.get(type(field.default), _PARSERS[str]) for field in dataclasses.fields(Settings)}
+
+
+def load(
+    environ: Mapping[str, str] = os.environ, options: Mapping[str, Any] | None = None, directory: Path | None = None
+) -> Settings:
+    """Settings from options of the command line, the environment and the file, strongest first."""
+    origin: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for source in (_from_file(environ, directory or Path()), _from_environment(environ), _from_options(options or {})):
+        for name, (value, written) in source.items():
+            values[name], origin[name] = _parse(name, value, written), written
+    try:
+        settings = Settings(**values)
+    except _BadValueError as bad:
+        raise ConfigError(f"{origin[bad.name]} must be {bad.must_be}, got {bad.value!r}") from None
+    return _with_token(settings, origin)
+
+
+def is_enabled(environ: Mapping[str, str] = os.environ) -> bool:
+    """HOLTER=1: attach to an unmodified command."""
+    return environ.get("HOLTER", "").strip().lower() in {"1", "true", "yes", "on"}
+
+
+Source = dict[str, tuple[Any, str]]
+
+
+def _from_environment(environ: Mapping[str, str]) -> Source:
+    return {
+        name: (environ[PREFIX + name.upper()], PREFIX + name.upper())
+        for name in _FIELDS
+        if environ.get(PREFIX + name.upper(), "") != ""
+    }
+
+
+def _from_options(options: Mapping[str, Any]) -> Source:
+    return {name: (value, "--" + name.replace("_", "-")) for name, value in options.items() if value is not None}
+
+
+def _from_file(environ: Mapping[str, str], directory: Path) -> Source:
+    named = environ.get("HOLTER_CONFIG", "")
+    path = Path(named) if named else directory / "holter.toml"
+    if not named and not path.is_file():
+        return {}
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"HOLTER_CONFIG: cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    source: Source = {}
+    for key, value in content.items():
+        name = key.lower().removeprefix(PREFIX.lower())
+        if name not in _FIELDS:
+            raise ConfigError(f"{path}: there is no setting {key!r}; there are {', '.join(sorted(_FIELDS))}")
+        source[name] = (value, f"{path}: {key}")
+    return source
+
+
+def _parse(name: str, value: Any, written: str) -> Any:
+    parse, kind = _FIELDS[name]
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ConfigError(f"{written} must be {kind}, got {value!r}")
+    try:
+        return parse(value)
+    except ValueError:
+        raise ConfigError(f"{written} must be {kind}, got {value!r}") from None
+
+
+def _with_token(settings: Settings, origin: Mapping[str, str]) -> Settings:
+    if not settings.token_file or settings.token:
+        return settings
+    try:
+        token = Path(settings.token_file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"{origin['token_file']}: cannot read {settings.token_file}: {error.strerror}") from None
+    return dataclasses.replace(settings, token=token)

@@ -1,0 +1,87 @@
+"""The run's incidents and their diagnoses, kept from one judgement to the next. Pure.
+
+Detectors keep nothing and find the same fault again each time; `correlate` knows it again, and only what is new or better
+understood is explained.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from holter.clock import compact, rfc3339
+from holter.detectors import Window
+from holter.diagnosis.correlate import Incident, correlate
+from holter.diagnosis.differential import rank_causes
+from holter.diagnosis.explain import explain
+from holter.halting.policy import decide
+from holter.records import Action, Diagnosis, Finding
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """When an incident was opened, and how long after it began."""
+
+    at_ns: int
+    detected_after_s: float
+
+
+class Casebook:
+    """Incidents in the making."""
+
+    def __init__(self, run_id: str, action: Action, earlier: Sequence[Diagnosis] = ()) -> None:
+        self._run_id = run_id
+        self._action: Action = action
+        """The most that may be done."""
+        self._earlier = [cause_of(diagnosis) for diagnosis in earlier]
+        """Leading causes of a former coordinator's incidents on the same run."""
+        self._incidents: dict[str, Incident] = {}
+        self._openings: dict[str, _Opening] = {}
+
+    def settle(self, findings: Sequence[Finding], window: Window, now_ns: int) -> list[Diagnosis]:
+        """Diagnoses that are new or have changed."""
+        changed = correlate(tuple(self._incidents.values()), findings, stamp=compact(now_ns))
+        diagnoses = []
+        for incident in changed:
+            after_s = _detected_after_s(incident.leading, window, now_ns)
+            opening = self._openings.setdefault(incident.id, _Opening(now_ns, after_s))
+            diagnoses.append(self._explain(incident, opening, now_ns))
+            self._incidents[incident.id] = incident
+        return diagnoses
+
+    def _explain(self, incident: Incident, opening: _Opening, now_ns: int) -> Diagnosis:
+        causes = rank_causes(incident.leading)
+        diagnosis = explain(
+            incident.leading,
+            incident.consequences,
+            incident_id=incident.id,
+            run_id=self._run_id,
+            opened_at=rfc3339(opening.at_ns),
+            detected_after_s=opening.detected_after_s,
+            directive=decide(incident.leading.severity, causes, self._action),
+            strikes=1 + self._num_earlier(incident.id, causes[0].cause),
+        )
+        is_over = not incident.is_open
+        return msgspec.structs.replace(diagnosis, closed_at=rfc3339(now_ns)) if is_over else diagnosis
+
+    def _num_earlier(self, incident_id: str, cause: str) -> int:
+        """How often this cause led an incident before this one."""
+        others = [
+            rank_causes(other.leading)[0].cause
+            for other in self._incidents.values()
+            if other.id < incident_id and other.merged_into is None
+        ]
+        return (self._earlier + others).count(cause)
+
+
+def cause_of(diagnosis: Diagnosis) -> str:
+    """The leading cause's slug."""
+    return diagnosis.causes[0].cause if diagnosis.causes else "unknown"
+
+
+def _detected_after_s(finding: Finding, window: Window, now_ns: int) -> float:
+    """Since the death, or since the first report of the step at which it began."""
+    deaths = [end.at_ns for end in window.exits if end.rank in finding.ranks and finding.detector == "dead_rank"]
+    view = window.step(finding.first_step)
+    began_ns = min(deaths, default=view.first_seen_ns if view else now_ns)
+    return max(0.0, round((now_ns - began_ns) / 1e9, 3))

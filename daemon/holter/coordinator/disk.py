@@ -1,0 +1,73 @@
+"""The one place where the coordinator touches the disk: a thread of its own, so that a slow or dead one never stops the judging.
+
+A failed write is counted and logged once; it is never an error for the caller and never silent in the status.
+"""
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+MAX_WAITING = 4096
+"""Writes that may wait; more are dropped and counted: the disk hangs."""
+
+
+class Disk:
+    """Runs writes one after another. The thread is a daemon: a disk that hangs does not keep the process alive."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.last_failure = ""
+        self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING)
+        self._thread = threading.Thread(target=self._work, name="disk", daemon=True)
+        self._thread.start()
+
+    def submit(self, write: Callable[[], None]) -> bool:
+        """Write soon; returns at once, False when there is no room to wait."""
+        try:
+            self._waiting.put_nowait(write)
+        except queue.Full:
+            self._failed("the disk does not answer")
+            return False
+        return True
+
+    def close(self, deadline_s: float) -> bool:
+        """Finish what waits; False when the deadline came first."""
+        try:
+            self._waiting.put(None, timeout=deadline_s)
+        except queue.Full:
+            return False
+        self._thread.join(deadline_s)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        while (write := self._waiting.get()) is not None:
+            try:
+                write()
+            except Exception as error:  # noqa: BLE001 - counted and shown, see above
+                self._failed(f"{type(error).__name__}: {error}")
+
+    def _failed(self, reason: str) -> None:
+        if self.failures == 0:
+            logger.warning("cannot write to the run directory, incidents are kept in memory only: %s", reason)
+        self.failures += 1
+        self.last_failure = reason
+
+
+def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """All of it or nothing: beside, fsync, rename."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,192 @@
+"""The sidecars' lines: one WebSocket a rank, with the token, the newest wins.
+
+401                       wrong token
+close 4000 with a reason  wrong run, protocol, rank, world size; garbage
+close 4001                the rank has opened a newer connection
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from holter import clock
+from holter.coordinator.ward import Ward
+from holter.detectors import TableKey
+from holter.records import Observation
+from holter.transport import wire
+
+HELLO_DEADLINE_S = 5.0
+SEND_DEADLINE_S = 5.0
+PING_INTERVAL_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class Lines:
+    """Who is connected, and what was asked of whom."""
+
+    def __init__(
+        self, ward: Ward, token: str, on_urgent: Callable[[], None], hold: Callable[[], Awaitable[None]]
+    ) -> None:
+        self.refused = 0
+        """Connections that were turned away."""
+        self._ward = ward
+        self._token = token
+        self._on_urgent = on_urgent
+        self._hold = hold
+        """Ends when a sidecar that said Goodbye may hang up."""
+        self._sockets: dict[int, web.WebSocketResponse] = {}
+        self._questions: dict[int, tuple[int, asyncio.Future[Observation | None]]] = {}
+        """Number -> (rank that was asked, its answer)"""
+        self._num_questions = 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """GET /ingest."""
+        shown = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), self._token.encode()):
+            self.refused += 1
+            return web.Response(status=401, text="wrong token\n", headers={"WWW-Authenticate": "Bearer"})
+        socket = web.WebSocketResponse(max_msg_size=wire.MAX_FRAME_BYTES, heartbeat=PING_INTERVAL_S, timeout=2.0)
+        await socket.prepare(request)
+        try:
+            hello = await asyncio.wait_for(_receive(socket), HELLO_DEADLINE_S)
+            reason = (
+                await self._serve(socket, hello) if isinstance(hello, wire.Hello) else "the first message must be Hello"
+            )
+        except TimeoutError:
+            reason = "no Hello in time"
+        except _GarbageError:
+            reason = "not a message of this protocol"
+        if reason:
+            self.refused += 1
+            logger.warning("turned a sidecar at %s away: %s", request.remote, reason)
+        await _close(socket, wire.REFUSED if reason else WSCloseCode.OK, reason)
+        return socket
+
+    async def fetch(self, keys: Sequence[TableKey], deadline_s: float) -> None:
+        """Ask for tables and hand the answers to the ward; whoever does not answer in time does not have it."""
+        answers = await asyncio.gather(*(self._ask(key, deadline_s) for key in keys))
+        for key, answer in zip(keys, answers, strict=True):
+            self._ward.hear_table(key, answer, clock.wall_ns())
+
+    async def notify(self, rank: int, notice: wire.Notice) -> bool:
+        """Tell one rank's sidecar; False when it could not be told."""
+        socket = self._sockets.get(rank)
+        return socket is not None and await _send(socket, notice)
+
+    async def hang_up(self) -> None:
+        """Close every line: the coordinator ends."""
+        sockets = list(self._sockets.values())
+        await asyncio.gather(*(_close(socket, WSCloseCode.GOING_AWAY, "the coordinator ends") for socket in sockets))
+
+    async def _serve(self, socket: web.WebSocketResponse, hello: wire.Hello) -> str:
+        """One sidecar from Hello to its end; returns why it was turned away, empty if it was not."""
+        reason = self._refusal(hello)
+        if reason is not None:
+            return reason
+        former = self._sockets.pop(hello.rank, None)
+        connection = self._ward.roster.connect(hello, clock.wall_ns())
+        self._sockets[hello.rank] = socket
+        if former is not None:
+            await _close(former, wire.REPLACED, "a newer connection of this rank took over")
+        try:
+            await _send(socket, wire.Welcome(run_id=hello.run_id, run_dir=str(self._ward.settings.run_dir)))
+            await self._listen(socket, hello.rank)
+        finally:
+            if self._sockets.get(hello.rank) is socket:
+                del self._sockets[hello.rank]
+            self._ward.roster.disconnect(hello.rank, connection)
+            self._on_urgent()
+        return ""
+
+    async def _listen(self, socket: web.WebSocketResponse, rank: int) -> None:
+        held: asyncio.Task[None] | None = None
+        try:
+            while (message := await _receive(socket)) is not None:
+                match message:
+                    case wire.Report():
+                        if self._ward.hear(rank, message, clock.wall_ns()):
+                            self._on_urgent()
+                    case wire.Fetched():
+                        self._answer(rank, message)
+                    case wire.Goodbye():
+                        self._ward.roster.goodbye(rank)
+                        self._on_urgent()
+                        held = held or asyncio.create_task(self._release(socket))
+        finally:
+            if held is not None:
+                if not socket.closed:
+                    held.cancel()
+                await asyncio.gather(held, return_exceptions=True)
+
+    async def _release(self, socket: web.WebSocketResponse) -> None:
+        await self._hold()
+        await _close(socket, WSCloseCode.OK, "")
+
+    async def _ask(self, key: TableKey, deadline_s: float) -> Observation | None:
+        tensor_class, step, rank = key
+        socket = self._sockets.get(rank)
+        if socket is None:
+            return None
+        self._num_questions += 1
+        number = self._num_questions
+        answer: asyncio.Future[Observation | None] = asyncio.get_running_loop().create_future()
+        self._questions[number] = (rank, answer)
+        try:
+            async with asyncio.timeout(deadline_s):
+                if await _send(socket, wire.Fetch(request=number, tensor_class=tensor_class, step=step)):
+                    return await answer
+        except TimeoutError:
+            logger.info("rank %d did not send its %s of step %d within %.0f s", rank, tensor_class, step, deadline_s)
+        finally:
+            del self._questions[number]
+        return None
+
+    def _answer(self, rank: int, fetched: wire.Fetched) -> None:
+        asked, answer = self._questions.get(fetched.request, (None, None))
+        if asked == rank and answer is not None and not answer.done():
+            answer.set_result(fetched.observation)
+
+    def _refusal(self, hello: wire.Hello) -> str | None:
+        if hello.protocol != wire.PROTOCOL:
+            return f"protocol {wire.PROTOCOL} is spoken here, {hello.protocol} there"
+        if hello.run_id != self._ward.settings.run_id:
+            return f"this is run {self._ward.settings.run_id}, not {hello.run_id}"
+        return self._ward.roster.refusal(hello)
+
+
+class _GarbageError(Exception):
+    """A frame that is no message of ours."""
+
+
+async def _receive(socket: web.WebSocketResponse) -> wire.Upward | None:
+    """The next message; None at the end of the connection."""
+    frame = await socket.receive()
+    if frame.type is WSMsgType.TEXT:
+        raise _GarbageError
+    if frame.type is not WSMsgType.BINARY:
+        return None
+    try:
+        return wire.decode_upward(frame.data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise _GarbageError from error
+
+
+async def _send(socket: web.WebSocketResponse, message: wire.Downward) -> bool:
+    """False when the line is dead or does not take it in time."""
+    try:
+        await asyncio.wait_for(socket.send_bytes(wire.encode(message)), SEND_DEADLINE_S)
+    except (ConnectionError, RuntimeError, TimeoutError):
+        return False
+    return True
+
+
+async def _close(socket: web.WebSocketResponse, code: int, reason: str) -> None:
+    # 123 bytes is what a close frame holds.
+    with contextlib.suppress(ConnectionError, RuntimeError, TimeoutError):
+        await asyncio.wait_for(socket.close(code=code, message=reason.encode()[:120]), SEND_DEADLINE_S)

@@ -1,0 +1,183 @@
+"""Everything the coordinator knows and concludes, without a socket: told what arrives and what time it is, it answers what to do.
+
+hear   ->  roster, assembly, journal
+judge  ->  findings -> tables to fetch | diagnoses to store and tell
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from holter import clock
+from holter.coordinator import identity
+from holter.coordinator.assembly import Assembly
+from holter.coordinator.casebook import Casebook
+from holter.coordinator.disk import Disk, write_atomically
+from holter.coordinator.incidents import Incidents
+from holter.coordinator.journal import Journal
+from holter.coordinator.judging import Bench, pending
+from holter.coordinator.roster import Roster
+from holter.detectors import ALL, Detector, TableKey
+from holter.records import Action, Attached, Diagnosis, Exited, Finding, Observation, StepDone, Table
+from holter.transport import wire
+
+logger = logging.getLogger(__name__)
+
+FINAL_PATIENCE_NS = 60 * 10**9
+"""The last judgement is made as if so much time had passed: no one is waited for any more."""
+
+
+@dataclass(frozen=True)
+class WardSettings:
+    """Which run is watched, and where it is written down."""
+
+    run_dir: Path
+    run_id: str
+    address: str
+    """`http://host:port`"""
+    world_size: int = 0
+    """0: what the first sidecar says."""
+    action: Action = "halt"
+    """The most that may be done about a diagnosis."""
+    journal_bytes: int = 64 * 2**20
+    """Size of the journal in all."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What one look at everything showed."""
+
+    needs: tuple[TableKey, ...]
+    """Tables to fetch before some of it can be explained."""
+    diagnoses: tuple[Diagnosis, ...]
+    """New or explained better."""
+    fresh: tuple[Diagnosis, ...]
+    """Those of them that nobody has been told of."""
+
+
+class Ward:
+    """One run under observation."""
+
+    def __init__(self, settings: WardSettings, detectors: Sequence[Detector] = ALL) -> None:
+        self.settings = settings
+        self.disk = Disk()
+        self.roster = Roster(settings.world_size)
+        self.assembly = Assembly(settings.world_size)
+        self.journal = Journal(settings.run_dir / "journal", settings.journal_bytes)
+        self.incidents = Incidents(settings.run_dir, self.disk)
+        self.incidents.load()
+        self.casebook = Casebook(settings.run_id, settings.action, self.incidents.all())
+        self.bench = Bench(detectors, clock.monotonic_s)
+        self.findings: list[Finding] = []
+        """What stands as of the last judgement."""
+        self.strangers = 0
+        """Observations that spoke for another rank than their sender's."""
+        self.identity = identity.RunIdentity(
+            run_id=settings.run_id,
+            world_size=settings.world_size,
+            started_at=clock.rfc3339(clock.wall_ns()),
+            coordinator=settings.address,
+        )
+        self._told: set[tuple[str, str]] = set()
+
+    def hear(self, rank: int, report: wire.Report, now_ns: int) -> bool:
+        """Take a report in; True when it is urgent to judge."""
+        member = self.roster.members[rank]
+        member.last_heard_ns = now_ns
+        member.dropped = max(member.dropped, report.dropped)
+        if report.heartbeat is not None:
+            self.roster.beat(rank, report.heartbeat, now_ns)
+        is_urgent = False
+        for observation in report.observations:
+            if observation.rank != rank or observation.step < -1:
+                self.strangers += 1
+                continue
+            self._take(observation, now_ns)
+            is_urgent = is_urgent or _is_urgent(observation)
+        return is_urgent
+
+    def hear_table(self, key: TableKey, answer: Observation | None, now_ns: int) -> None:
+        """The answer to a Fetch: the table that was asked for, or the news that it is not to be had."""
+        tensor_class, step, rank = key
+        if (
+            answer is not None
+            and isinstance(answer.body, Table)
+            and (answer.body.tensor_class, answer.step, answer.rank) == (tensor_class, step, rank)
+            and len(answer.body.names) == len(answer.body.fingerprints)
+            and len(answer.body.norms) in (0, len(answer.body.names))
+        ):
+            self._take(answer, now_ns)
+        else:
+            self.assembly.mark_unavailable(key)
+
+    def judge(self, now_ns: int, *, is_final: bool = False) -> Judgement:
+        """Look at everything; explain what can be explained, and say which tables the rest waits for."""
+        window = self.assembly.window(now_ns + FINAL_PATIENCE_NS if is_final else now_ns)
+        self.findings = self.bench.judge(window)
+        needs = {key for finding in self.findings for key in pending(finding, window)}
+        diagnoses = self.bench.guard("diagnosis", lambda: self.casebook.settle(self.findings, window, now_ns))
+        for diagnosis in diagnoses:
+            self.incidents.put(diagnosis)
+        return Judgement(tuple(sorted(needs)), tuple(diagnoses), tuple(filter(self._is_news, diagnoses)))
+
+    def write_identity(self) -> None:
+        """run.json, as far as it is known now."""
+        path, content = self.settings.run_dir / "run.json", identity.as_json(self.identity)
+        self.disk.submit(partial(write_atomically, path, content))
+
+    def close(self, now_ns: int, deadline_s: float) -> None:
+        """Write the end down."""
+        self.identity = identity.ended(self.identity, now_ns)
+        self.write_identity()
+        self.journal.flush(self.disk)
+        if not self.disk.close(deadline_s):
+            logger.warning("gave up waiting for the disk of %s after %.0f s", self.settings.run_dir, deadline_s)
+
+    def blind(self) -> list[str]:
+        """What holter cannot see in this run."""
+        return self.roster.blind() + self.bench.blind()
+
+    def warnings(self) -> list[str]:
+        """What went wrong with holter itself, or is odd about the job."""
+        found = []
+        if self.disk.failures:
+            found.append(f"run directory: {self.disk.failures} writes failed, last {self.disk.last_failure}")
+        if self.journal.dropped:
+            found.append(f"journal: {self.journal.dropped} entries lost")
+        if self.roster.sidecars_lost:
+            found.append(f"sidecars lost: {self.roster.sidecars_lost}")
+        if self.roster.duplicates:
+            found.append(f"ranks that came twice: {self.roster.duplicates}")
+        if self.strangers:
+            found.append(f"observations that cannot be: {self.strangers}")
+        return found
+
+    def _take(self, observation: Observation, now_ns: int) -> None:
+        self.assembly.add(observation, now_ns)
+        self.roster.observe(observation, now_ns)
+        self.journal.append(now_ns, observation)
+        if isinstance(observation.body, Attached):
+            known = self.identity
+            self.identity = identity.with_rank(known, observation.rank, observation.body)
+            if self.identity != known:
+                self.write_identity()
+
+    def _is_news(self, diagnosis: Diagnosis) -> bool:
+        """Told once for each incident and leading cause: a better explanation of the same cause is not news."""
+        news = (diagnosis.id, diagnosis.causes[0].cause if diagnosis.causes else "")
+        if news in self._told:
+            return False
+        self._told.add(news)
+        return True
+
+
+def _is_urgent(observation: Observation) -> bool:
+    match observation.body:
+        case StepDone() as done:
+            return bool(done.nonfinite)
+        case Exited():
+            return True
+        case _:
+            return False

@@ -1,0 +1,413 @@
+"""Replica divergence: tensors that must be equal on all ranks are not.
+
+What it detects
+    Replicas whose parameters (before or after the optimizer's step) or reduced gradients differ between ranks, compared by
+    fingerprint, bit for bit: since which step, in which tensors, on which ranks. It also says whether they were equal at first, whether
+    the reduced gradients agree, and whose weights changed between two steps although no optimizer ran.
+
+Why it matters
+    Replicas that part train different models while the loss curve looks ordinary. Only rank 0's weights are usually saved, so the
+    others' work is lost and nobody is told.
+
+False positives
+    Only replicas known as such (from the wrapper) are compared. Local SGD and other methods that let replicas part on purpose between
+    two averagings are reported. After a NaN the bit patterns of NaN may differ between ranks: that is listed under the NaN, not apart.
+
+What to do
+    Read which came first. Different from the start: initialisation. Gradients differ at every step: the reduction is bypassed. One
+    rank's weights changed by themselves: suspect its memory. With two ranks there is no majority; unless a rank's own history or an
+    implausible norm breaks the tie, both are named.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from holter.detectors.window import ClassHistory, Window
+from holter.detectors.wording import ranks_text
+from holter.records import Evidence, Finding, TableRequest
+
+CLASSES = ("parameters_before", "gradients", "parameters_after")
+"""In the order in which a step reads them."""
+PARAMETERS = ("parameters_before", "parameters_after")
+WORDS = {
+    "parameters_before": "parameters before the optimizer's step",
+    "gradients": "reduced gradients",
+    "parameters_after": "parameters after the optimizer's step",
+}
+MAX_TENSORS_SHOWN = 5
+
+Groups = tuple[tuple[int, ...], ...]
+"""Ranks with equal roots, the largest group first."""
+
+
+@dataclass(frozen=True)
+class ReplicaDivergence:
+    """Judges when replicas first parted, in what, and who left."""
+
+    name: ClassVar[str] = "replica_divergence"
+
+    patience_s: float = 2.0
+    """How long to wait for ranks that have not reported the step, because they may make the majority."""
+    ranks_per_group: int = 2
+    """Of how many ranks with equal roots the table of fingerprints is asked."""
+    max_ranks_asked: int = 8
+    """Of how many ranks in all."""
+    implausible_ratio: float = 100.0
+    """A norm so many times its peers' is the implausible side."""
+
+    nearly_all: float = 0.9
+    """From this share of a class's tensors on, all are taken to differ: a few gradients may be equal by chance."""
+
+    def __post_init__(self) -> None:
+        if self.patience_s < 0:
+            raise ValueError(f"replica_divergence.patience_s must not be negative, got {self.patience_s}")
+        if self.max_ranks_asked < 2:  # noqa: PLR2004 - a comparison needs two
+            raise ValueError(f"replica_divergence.max_ranks_asked must be at least 2, got {self.max_ranks_asked}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding: the first parting; it asks for tables until they are there or cannot be had."""
+        partings = [parting for name in CLASSES if (parting := _parting(window, name))]
+        first = min(partings, key=lambda parting: parting.step, default=None)
+        if first is None or not _must_agree(window) or self._is_waiting(window, first):
+            return
+        weights = min(
+            (parting for parting in partings if parting.tensor_class in PARAMETERS),
+            key=lambda parting: parting.step,
+            default=None,
+        )
+        gradients = next((parting for parting in partings if parting.tensor_class == "gradients"), None)
+        needs = tuple(
+            request for parting in (weights, gradients) if parting and (request := self._request(window, parting))
+        )
+        if needs:
+            yield _finding(
+                first,
+                summary=f"{_cap(WORDS[first.tensor_class])} differ between ranks at step {first.step}.",
+                needs=needs,
+            )
+            return
+        yield _explained(window, first, weights, gradients, self)
+
+    def _is_waiting(self, window: Window, parting: "_Parting") -> bool:
+        view = window.step(parting.step)
+        return bool(view and view.missing and window.now_ns - view.first_seen_ns < self.patience_s * 1e9)
+
+    def _request(self, window: Window, parting: "_Parting") -> TableRequest | None:
+        rounds = (group[turn] for turn in range(self.ranks_per_group) for group in parting.groups if turn < len(group))
+        asked = [rank for rank, _ in zip(rounds, range(self.max_ranks_asked), strict=False)]
+        keys = {rank: (parting.tensor_class, parting.step, rank) for rank in asked}
+        open_ranks = tuple(
+            sorted(rank for rank, key in keys.items() if key not in window.tables and key not in window.unavailable)
+        )
+        return TableRequest(parting.tensor_class, parting.step, open_ranks) if open_ranks else None
+
+
+@dataclass(frozen=True)
+class _Parting:
+    """The first step at which ranks differed in one class of tensors."""
+
+    tensor_class: str
+    step: int
+    groups: Groups
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(sorted(rank for group in self.groups for rank in group))
+
+    @property
+    def minority(self) -> tuple[int, ...]:
+        """Everyone outside the group that holds more than half of the ranks; empty if there is none such."""
+        largest, *others = self.groups
+        return tuple(sorted(rank for group in others for rank in group)) if 2 * len(largest) > len(self.ranks) else ()
+
+
+@dataclass(frozen=True)
+class _Difference:
+    """Which tensors of a class differ, from the tables that could be had."""
+
+    tensors: tuple[str, ...] = ()
+    num_tensors: int = 0
+    is_all: bool | None = None
+    """None: no tables. A tensor that is zero on every rank cannot differ and does not count."""
+    odd_ranks: tuple[int, ...] = ()
+    """Ranks with an implausible norm in a tensor that differs."""
+    odd_text: str = ""
+    has_norms: bool = False
+
+
+def _must_agree(window: Window) -> bool:
+    return not window.census or any(census.is_replicated for census in window.census.values())
+
+
+def _parting(window: Window, tensor_class: str) -> _Parting | None:
+    history = window.classes.get(tensor_class)
+    if history is None or history.first_unequal_step is None:
+        return None
+    step = history.first_unequal_step
+    view = window.step(step)
+    by_root: dict[int, list[int]] = {}
+    if view:
+        by_root = {root: list(ranks) for root, ranks in view.roots.get(tensor_class, {}).items()}
+    else:  # the step is forgotten, the tables that were fetched for it are not
+        for (name, at, rank), table in window.tables.items():
+            if (name, at) == (tensor_class, step):
+                by_root.setdefault(table.root, []).append(rank)
+    if len(by_root) < 2:  # noqa: PLR2004 - one root is agreement
+        return None
+    groups = sorted((tuple(sorted(ranks)) for ranks in by_root.values()), key=lambda group: (-len(group), group))
+    return _Parting(tensor_class, step, tuple(groups))
+
+
+def _explained(
+    window: Window, first: _Parting, weights: _Parting | None, gradients: _Parting | None, limits: ReplicaDivergence
+) -> Finding:
+    in_weights = _difference(window, weights, limits)
+    in_gradients = _difference(window, gradients, limits)
+    broke_step, broke, is_broken_on_all = _history_break(window, weights)
+    minority = first.minority
+    ranks = broke or minority or in_weights.odd_ranks or first.ranks
+    leading = in_gradients if first.tensor_class == "gradients" else in_weights
+    facts = {
+        "first_class": first.tensor_class,
+        "compared_ranks": list(first.ranks),
+        "parameter_tensors": list(in_weights.tensors),
+        "gradient_tensors": list(in_gradients.tensors),
+        "own_history_broke_on_some": None if is_broken_on_all is None else bool(broke),
+        "own_history_broke_on_all": is_broken_on_all,
+        "has_majority": bool(minority),
+        "has_implausible_side": bool(in_weights.odd_ranks) if in_weights.has_norms else None,
+        "is_culprit_known": bool(broke or minority or in_weights.odd_ranks),
+        "parameters_differ_in_all_tensors": in_weights.is_all,
+        "gradients_differ_in_all_tensors": in_gradients.is_all,
+        "gradients_differ_in_some_tensors": None if in_gradients.is_all is None else not in_gradients.is_all,
+        **_when(window.classes, weights),
+    }
+    evidence = [
+        *_history_evidence(window.classes),
+        *_tensor_evidence(weights, in_weights),
+        *_tensor_evidence(gradients, in_gradients),
+        *_culprit_evidence(first, broke_step, broke, in_weights, is_broken_on_all=is_broken_on_all),
+    ]
+    step = broke_step if broke_step is not None else first.step
+    return _finding(
+        first,
+        step=step,
+        ranks=ranks,
+        tensors=leading.tensors,
+        summary=_summary(first, step, leading, ranks),
+        facts=facts,
+        evidence=tuple(evidence),
+    )
+
+
+def _finding(  # noqa: PLR0913 - a record's fields
+    first: _Parting,
+    *,
+    summary: str,
+    step: int | None = None,
+    ranks: tuple[int, ...] = (),
+    tensors: tuple[str, ...] = (),
+    facts: Mapping[str, Any] | None = None,
+    evidence: tuple[Evidence, ...] = (),
+    needs: tuple[TableRequest, ...] = (),
+) -> Finding:
+    return Finding(
+        detector=ReplicaDivergence.name,
+        severity="critical",
+        first_step=first.step if step is None else step,
+        detected_step=first.step,
+        ranks=ranks or first.ranks,
+        tensors=tensors,
+        modules=_modules(tensors),
+        summary=summary,
+        facts=dict(facts or {"first_class": first.tensor_class, "compared_ranks": list(first.ranks)}),
+        evidence=evidence,
+        needs=needs,
+    )
+
+
+def _modules(tensors: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0])))
+
+
+def _when(classes: Mapping[str, ClassHistory], weights: _Parting | None) -> dict[str, bool | None]:
+    """Facts about time: equal at first, gradients at every step, parted within a step or between two."""
+    before, after = classes.get("parameters_before"), classes.get("parameters_after")
+    gradients = classes.get("gradients")
+    is_within: bool | None = None
+    if weights and weights.tensor_class == "parameters_after" and before and before.last_equal_step is not None:
+        is_within = before.last_equal_step >= weights.step or None
+    if weights and weights.tensor_class == "parameters_before" and after and after.last_equal_step == weights.step - 1:
+        is_within = False
+    return {
+        "parameters_differ": bool(weights) if before or after else None,
+        "parameters_differ_at_first": not before.is_equal_at_first if before else None,
+        "parameters_parted_within_a_step": is_within,
+        "gradients_differ": gradients.num_unequal > 0 if gradients else None,
+        "gradients_differ_always": gradients.num_equal == 0 if gradients else None,
+        "gradients_differ_repeatedly": gradients.num_unequal > 1 if gradients else None,
+    }
+
+
+def _difference(window: Window, parting: _Parting | None, limits: ReplicaDivergence) -> _Difference:
+    if parting is None:
+        return _Difference()
+    keys = {rank: (parting.tensor_class, parting.step, rank) for rank in parting.ranks}
+    tables = {rank: window.tables[key] for rank, key in keys.items() if key in window.tables}
+    if len({table.root for table in tables.values()}) < 2:  # noqa: PLR2004 - tables of one side show no difference
+        return _Difference()
+    prints = {rank: dict(zip(table.names, table.fingerprints, strict=True)) for rank, table in tables.items()}
+    norms = {rank: dict(zip(table.names, table.norms, strict=True)) for rank, table in tables.items() if table.norms}
+    names = tuple(dict.fromkeys(name for table in tables.values() for name in table.names))
+    differing = tuple(name for name in names if len({of_rank.get(name) for of_rank in prints.values()}) > 1)
+    idle = {
+        name
+        for name in names
+        if len(norms) == len(tables) and all(of_rank.get(name) == 0 for of_rank in norms.values())
+    }
+    odd_ranks, odd_text = _implausible(differing, norms, parting.groups, limits.implausible_ratio)
+    return _Difference(
+        tensors=differing,
+        num_tensors=len(names),
+        is_all=len(differing) >= limits.nearly_all * len(set(names) - (idle - set(differing))),
+        odd_ranks=odd_ranks,
+        odd_text=odd_text,
+        has_norms=bool(norms),
+    )
+
+
+def _implausible(
+    names: Iterable[str], norms: Mapping[int, Mapping[str, float]], groups: Groups, ratio: float
+) -> tuple[tuple[int, ...], str]:
+    """Ranks whose norm is NaN, Inf or far above their peers'. A far smaller one is no proof: it may be the sound side."""
+    for name in names:
+        of_rank = {rank: values[name] for rank, values in norms.items() if name in values}
+        finite = {rank: norm for rank, norm in of_rank.items() if math.isfinite(norm)}
+        odd = set(of_rank) - set(finite)
+        if not odd and finite and min(finite.values()) > 0:
+            odd = {rank for rank, norm in finite.items() if norm > ratio * min(finite.values())}
+        if odd and odd != set(of_rank):
+            shown = ", ".join(f"{norm:.4g} on rank {rank}" for rank, norm in sorted(of_rank.items()))
+            return tuple(
+                sorted(rank for group in groups if odd & set(group) for rank in group)
+            ), f"norm of {name}: {shown}"
+    return (), ""
+
+
+def _history_break(window: Window, weights: _Parting | None) -> tuple[int | None, tuple[int, ...], bool | None]:
+    """The step before which only some ranks' weights changed by themselves, who, and whether it was all (None: nobody looked)."""
+    if weights is None:
+        return None, (), None
+    before = window.classes.get("parameters_before")
+    since = -1 if before is None or before.last_equal_step is None else before.last_equal_step
+    looked = [
+        view for view in window.steps if since < view.step <= weights.step and (view.broke_history or view.kept_history)
+    ]
+    if not looked:
+        return None, (), None
+    for view in looked:
+        if view.broke_history and view.kept_history:
+            return view.step, tuple(sorted(view.broke_history)), False
+    return None, (), any(view.broke_history for view in looked)
+
+
+def _summary(first: _Parting, step: int, difference: _Difference, ranks: tuple[int, ...]) -> str:
+    what = _cap(WORDS[first.tensor_class])
+    count = f" in {len(difference.tensors)} of {difference.num_tensors} tensors" if difference.num_tensors else ""
+    who = "" if set(ranks) == set(first.ranks) else f"; {ranks_text(ranks)} parted from the rest"
+    return f"{what} differ between {ranks_text(first.ranks)} since step {step}{count}{who}."
+
+
+def _history_evidence(classes: Mapping[str, ClassHistory]) -> Iterator[Evidence]:
+    for name in CLASSES:
+        history = classes.get(name)
+        if history is None:
+            yield Evidence(
+                kind="missing", summary=f"{WORDS[name]} were never compared between ranks", values={"class": name}
+            )
+            continue
+        compared = history.num_equal + history.num_unequal
+        if history.first_unequal_step is None:
+            text = f"agreed at all {compared} steps compared, {history.first_step} to {history.last_equal_step}"
+        elif history.last_equal_step is None:
+            text = f"differed at the first comparison, step {history.first_unequal_step}, and at {history.num_unequal} of {compared} in all"
+        else:
+            text = (
+                f"agreed from step {history.first_step} to step {history.last_equal_step}, first differed at step "
+                f"{history.first_unequal_step}, and at {history.num_unequal} of {compared} in all"
+            )
+        yield Evidence(
+            kind="fingerprint",
+            summary=f"{WORDS[name]} {text}",
+            values={
+                "class": name,
+                "last_equal_step": history.last_equal_step,
+                "first_unequal_step": history.first_unequal_step,
+                "num_equal": history.num_equal,
+                "num_unequal": history.num_unequal,
+            },
+        )
+
+
+def _tensor_evidence(parting: _Parting | None, difference: _Difference) -> Iterator[Evidence]:
+    if parting is None:
+        return
+    what = f"{WORDS[parting.tensor_class]}, step {parting.step}"
+    values = {"class": parting.tensor_class, "step": parting.step, "groups": [list(group) for group in parting.groups]}
+    if not difference.num_tensors:
+        summary = f"{what}: the ranks' tables could not be had, so the tensors that differ are not known"
+        yield Evidence(kind="missing", summary=summary, values=values)
+        return
+    more = len(difference.tensors) - MAX_TENSORS_SHOWN
+    names = ", ".join(difference.tensors[:MAX_TENSORS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    yield Evidence(
+        kind="fingerprint",
+        summary=f"{what}: {len(difference.tensors)} of {difference.num_tensors} tensors differ ({names})",
+        values=values | {"num_differing": len(difference.tensors), "num_tensors": difference.num_tensors},
+    )
+
+
+def _culprit_evidence(
+    first: _Parting,
+    broke_step: int | None,
+    broke: tuple[int, ...],
+    in_weights: _Difference,
+    *,
+    is_broken_on_all: bool | None,
+) -> Iterator[Evidence]:
+    if broke:
+        yield Evidence(
+            kind="history",
+            summary=f"the weights of {ranks_text(broke)} changed between the end of the step before and the start of step {broke_step}, "
+            "with no optimizer step between; the others' did not",
+            values={"ranks": list(broke), "step": broke_step},
+        )
+    elif is_broken_on_all:
+        yield Evidence(
+            kind="history",
+            summary="every rank's weights changed between two steps: the script itself changes them, on all ranks",
+        )
+    if first.minority:
+        yield Evidence(
+            kind="majority",
+            summary=f"{len(first.groups[0])} of {len(first.ranks)} ranks agree; {ranks_text(first.minority)} differ from them",
+            values={"minority": list(first.minority), "num_ranks": len(first.ranks)},
+        )
+    else:
+        yield Evidence(
+            kind="majority",
+            summary=f"there is no majority among {ranks_text(first.ranks)}",
+            values={"groups": [list(group) for group in first.groups]},
+        )
+    if in_weights.odd_ranks:
+        yield Evidence(
+            kind="implausible",
+            summary=f"{in_weights.odd_text}: {ranks_text(in_weights.odd_ranks)} cannot be right",
+            values={"ranks": list(in_weights.odd_ranks)},
+        )
+
+
+def _cap(text: str) -> str:
+    return text[0].upper() + text[1:]

@@ -1,0 +1,29 @@
+"""Words that every detector's sentences share."""
+
+from collections.abc import Iterable
+
+MAX_LISTED = 8
+"""More ranks than this are counted, not listed."""
+
+
+def listed(parts: Iterable[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    *head, last = parts
+    return f"{', '.join(head)} and {last}" if head else last
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """`rank 1`, `ranks 0 and 3`, `16 ranks (0, 1, 2, ...)`."""
+    known = sorted(ranks)
+    if not known:
+        return "no rank"
+    if len(known) == 1:
+        return f"rank {known[0]}"
+    if len(known) > MAX_LISTED:
+        return f"{len(known)} ranks ({', '.join(map(str, known[:3]))}, ...)"
+    return f"ranks {listed(map(str, known))}"
+
+
+def was(ranks: Iterable[int]) -> str:
+    """The verb that fits so many ranks."""
+    return "was" if len(list(ranks)) == 1 else "were"

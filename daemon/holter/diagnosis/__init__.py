@@ -1,0 +1,31 @@
+"""Diagnosis explains: findings become incidents, incidents get ranked causes, and causes get words.
+
+correlate   findings -> incidents: what began it, what it brought about
+rank_causes a finding -> the causes that fit, the surest first
+explain     an incident -> the public record
+report      the record -> a line, a terminal, Markdown, HTML
+pages       `holter explain NAME`
+"""
+
+from holter.diagnosis.causes import ALL, CauseEntry
+from holter.diagnosis.correlate import Incident, correlate
+from holter.diagnosis.differential import rank_causes, top_cause
+from holter.diagnosis.explain import explain
+from holter.diagnosis.pages import names, page
+from holter.diagnosis.report import headline, to_html, to_markdown, to_text
+
+__all__ = [
+    "ALL",
+    "CauseEntry",
+    "Incident",
+    "correlate",
+    "explain",
+    "headline",
+    "names",
+    "page",
+    "rank_causes",
+    "to_html",
+    "to_markdown",
+    "to_text",
+    "top_cause",
+]

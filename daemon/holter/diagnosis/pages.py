@@ -1,0 +1,78 @@
+"""The pages of `holter explain NAME`: a detector's is its module's docstring, a cause's is its entry in the catalogue."""
+
+import dataclasses
+import sys
+import textwrap
+from typing import Any, cast
+
+from holter import detectors
+from holter.diagnosis.causes import ALL as CAUSES
+from holter.diagnosis.causes import CauseEntry
+from holter.diagnosis.differential import ROWS
+
+WIDTH = 100
+FIX_PARTS = (
+    ("do", "Do"),
+    ("changes", "What that changes"),
+    ("does_not_fix", "What it does not fix"),
+    ("expect", "What to expect"),
+    ("verify", "How to verify"),
+    ("otherwise", "If it does not help"),
+)
+
+
+def names() -> tuple[str, ...]:
+    """Everything that has a page: detectors, then causes."""
+    return (*(detector.name for detector in detectors.ALL), *(entry.cause for entry in CAUSES))
+
+
+def page(name: str) -> str | None:
+    """The page of a detector or a cause; None if there is none of that name."""
+    for detector in detectors.ALL:
+        if detector.name == name:
+            return _detector_page(detector)
+    return next((_cause_page(entry) for entry in CAUSES if entry.cause == name), None)
+
+
+def _detector_page(detector: detectors.Detector) -> str:
+    text = (sys.modules[type(detector).__module__].__doc__ or "").strip()
+    causes = dict.fromkeys(row.cause for row in ROWS if row.detector == detector.name)
+    settings = [f"    {detector.name}.{key} = {value}" for key, value in _settings(detector).items()]
+    return "\n".join(
+        [
+            f"{detector.name} (detector)",
+            "",
+            text,
+            "",
+            "Causes it can lead to",
+            f"    {', '.join(causes)}",
+            "",
+            "Settings",
+            *settings,
+            "",
+        ]
+    )
+
+
+def _settings(detector: detectors.Detector) -> dict[str, object]:
+    return {field.name: getattr(detector, field.name) for field in dataclasses.fields(cast("Any", detector))}
+
+
+def _cause_page(entry: CauseEntry) -> str:
+    seen_by = dict.fromkeys(row.detector for row in ROWS if row.cause == entry.cause)
+    sections = [
+        ("What happened", entry.happened),
+        ("How it comes about", entry.mechanism),
+        ("What would refute it", entry.would_refute),
+        *((title, getattr(entry.fix, key)) for key, title in FIX_PARTS),
+        ("Seen by", ", ".join(seen_by)),
+    ]
+    return "\n".join(
+        [f"{entry.cause} (cause)", "", *("\n".join([title, _indented(text), ""]) for title, text in sections)]
+    )
+
+
+def _indented(text: str) -> str:
+    return textwrap.fill(
+        text, WIDTH, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+    )

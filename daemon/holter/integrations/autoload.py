@@ -1,0 +1,32 @@
+"""Called at the end of `import torch` in every process, by the `torch.backends` entry point. An unmodified script is attached when
+HOLTER=1 says so; the elastic agent, a rank's children and everything else are left alone."""
+
+import os
+
+from holter.config import is_enabled
+
+_is_told = False
+"""`python -m holter` runs the script: attach even where no launcher set a rank."""
+
+
+def expect() -> None:
+    """The next `import torch` of this process attaches."""
+    global _is_told  # noqa: PLW0603
+    _is_told = True
+
+
+def autoload() -> None:
+    """Attach, if this process is a rank that wants it; nothing that goes wrong reaches the user's `import torch`."""
+    try:
+        if _is_rank():
+            from holter.integrations import loop  # noqa: PLC0415  imports torch, which has just been imported
+
+            loop.attach()
+    except Exception as error:  # noqa: BLE001
+        print(f"holter: cannot attach, training goes on unobserved: {error}", file=__import__("sys").stderr)  # noqa: T201
+
+
+def _is_rank() -> bool:
+    if not is_enabled() or os.environ.get("HOLTER_RANK_PID", "") not in ("", str(os.getpid())):
+        return False
+    return _is_told or "LOCAL_RANK" in os.environ or "RANK" in os.environ

@@ -1,0 +1,229 @@
+"""The base of every integration: put holter on in this process, once.
+
+    page made -> sidecar started -> probes installed -> coordinator's address through the job's store
+
+Any step that fails leaves training as it was and says one sentence.
+"""
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from holter_kernels import set_num_threads
+
+import holter
+from holter import clock
+from holter.config import Settings, load
+from holter.errors import ConfigError, PageError
+from holter.integrations import place
+from holter.integrations.place import Place
+from holter.page import PageWriter
+from holter.probes.guard import say
+from holter.probes.monitor import Monitor
+from holter.probes.recorder import Recorder
+from holter.probes.rendezvous import Rendezvous
+from holter.records import Attached
+from holter.sidecar import bootstrap, spawn
+from holter.sidecar.bootstrap import Bootstrap
+from holter.sidecar.process import started_ticks
+
+RANK_PID = "HOLTER_RANK_PID"
+"""Marks the environment of a rank, so that its children know they are none."""
+
+
+@dataclass
+class Attachment:
+    """What this process wears."""
+
+    monitor: Monitor
+    run_dir: str
+    """Empty on ranks that learn it from rank 0."""
+
+
+_attachment: Attachment | None = None
+_has_failed = False
+
+
+def attach(framework: str = "loop") -> Attachment | None:
+    """Put holter on; the second time gives the first attachment. None: it could not be, and training goes on unobserved."""
+    global _attachment, _has_failed  # noqa: PLW0603  a process wears one
+    if _attachment is not None or _has_failed:
+        return _attachment
+    try:
+        _attachment = _attach(_settings(), place.find(), framework)
+    except Exception as error:  # noqa: BLE001  the loop must go on
+        _has_failed = True
+        say(f"cannot watch this process, training goes on unobserved: {type(error).__name__}: {error}")
+    return _attachment
+
+
+def _settings() -> Settings:
+    try:
+        settings = load()
+    except ConfigError as error:
+        say(f"{error}; defaults are used")
+        settings = Settings()
+    for warning in settings.warnings():
+        say(warning)
+    return settings
+
+
+def _attach(settings: Settings, here: Place, framework: str) -> Attachment | None:
+    try:
+        page = PageWriter.create(
+            rank=here.rank,
+            world_size=here.world_size,
+            pid=os.getpid(),
+            started_ticks=started_ticks(os.getpid()),
+            ring_bytes=settings.ring_bytes,
+        )
+    except PageError as error:
+        say(f"rank {here.rank} trains unobserved: {error}")
+        return None
+    set_num_threads(settings.threads)
+    word, listener = _word(settings, here)
+    send = _start_sidecar(settings, here, page, listener)
+    if word is not None:
+        send(bootstrap.encode(word))
+    recorder = Recorder(page, here.rank)
+    recorder.say(0, _introduce(here, framework))
+    monitor = Monitor(
+        recorder,
+        world_size=here.world_size,
+        budget=settings.overhead_budget,
+        floor_s=settings.overhead_floor_s,
+    )
+    monitor.install()
+    _meet(monitor, here, word, send)
+    os.environ[RANK_PID] = str(os.getpid())
+    if here.rank == 0 and word is not None:
+        say(f"watching {here.world_size} rank{'s' * (here.world_size > 1)} · http://{word.address} · {_short(word.run_dir)}")
+    return Attachment(monitor, word.run_dir if word else "")
+
+
+def _word(settings: Settings, here: Place) -> tuple[Bootstrap | None, socket.socket | None]:
+    """What rank 0 knows from the start, and every rank does when a coordinator was named; the others look for it."""
+    run_id = settings.run_id or f"{clock.compact(clock.wall_ns())}-{secrets.token_hex(2)}"
+    run_dir = str(Path(settings.run_dir or Path("holter-runs") / run_id).absolute())
+    if settings.coordinator:
+        address = settings.coordinator.removeprefix("http://").rstrip("/")
+        return Bootstrap(
+            address=address,
+            token=settings.token,
+            run_id=settings.run_id,
+            run_dir=run_dir,
+            action=settings.action,
+        ), None
+    if here.rank != 0:
+        return None, None
+    host = settings.listen_host or ("127.0.0.1" if here.is_one_host else "0.0.0.0")  # noqa: S104  ranks of other hosts come in
+    listener, warning = place.listen(host, settings.port)
+    if warning:
+        say(warning)
+    _check_writable(run_dir)
+    return Bootstrap(
+        address=f"{here.address}:{listener.getsockname()[1]}",
+        token=settings.token or secrets.token_hex(16),
+        run_id=run_id,
+        run_dir=run_dir,
+        action=settings.action,
+        starts_coordinator=True,
+    ), listener
+
+
+def _check_writable(run_dir: str) -> None:
+    try:
+        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        probe = Path(run_dir) / ".writable"
+        probe.write_text("", encoding="utf-8")
+        probe.unlink()
+    except OSError as error:
+        say(f"cannot write to {run_dir} ({error.strerror}): incidents are shown live but not kept")
+
+
+def _start_sidecar(
+    settings: Settings, here: Place, page: PageWriter, listener: socket.socket | None
+) -> "Pipe":
+    read_end, write_end = os.pipe()
+    arguments = ["sidecar", "--page", str(page.fd), "--bootstrap-fd", str(read_end)]
+    pass_fds = [page.fd, read_end]
+    if listener is not None:
+        arguments += ["--listen-fd", str(listener.fileno())]
+        pass_fds.append(listener.fileno())
+    if settings.metrics_port:
+        arguments += ["--metrics-port", str(settings.metrics_port + here.local_rank)]
+    if settings.listen_host:
+        arguments += ["--metrics-host", settings.listen_host]
+    if here.rank == 0 and (terminal := _terminal()):
+        arguments += ["--terminal", terminal]
+    try:
+        spawn.start(arguments, pass_fds=pass_fds, environ=os.environ)
+    finally:
+        os.close(read_end)
+        if listener is not None:
+            listener.close()
+    return Pipe(write_end)
+
+
+class Pipe:
+    """The rank's end of the pipe to its sidecar: one line, then closed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __call__(self, line: bytes) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            # A sidecar that is gone leaves a broken pipe; it is missed at its heartbeat.
+            with contextlib.suppress(OSError):
+                os.write(descriptor, line)
+            os.close(descriptor)
+
+
+def _meet(monitor: Monitor, here: Place, word: Bootstrap | None, send: Pipe) -> None:
+    if here.world_size == 1 or (word is not None and not word.starts_coordinator):
+        return
+    published = None
+    if word is not None:
+        published = bootstrap.encode(Bootstrap(**{**_fields(word), "starts_coordinator": False}))
+    Rendezvous(monitor.context, word=published, found=send).install()
+
+
+def _fields(word: Bootstrap) -> dict[str, object]:
+    return {name: getattr(word, name) for name in word.__struct_fields__}
+
+
+def _introduce(here: Place, framework: str) -> Attached:
+    return Attached(
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        world_size=here.world_size,
+        local_rank=here.local_rank,
+        command=sys.argv,
+        versions={
+            "holter": holter.__version__,
+            "torch": str(torch.__version__),
+            "python": ".".join(map(str, sys.version_info[:3])),
+        },
+        framework=framework,
+    )
+
+
+def _terminal() -> str:
+    """The terminal that the launcher was started from, if standard error still goes there and can draw."""
+    try:
+        return os.ttyname(2) if os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb" else ""
+    except OSError:
+        return ""
+
+
+def _short(path: str) -> str:
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except ValueError:
+        return path

@@ -1,0 +1,13 @@
+"""The shared page between a rank and its sidecar: the rank writes and never waits, the sidecar reads and never believes.
+
+    rank     PageWriter   beat, write         ──heartbeat, ring──▶   heartbeat, read             PageReader   sidecar
+                          control, notice     ◀──latches─────────    set_control, post_notice
+
+It outlives the rank: what a killed process last said can still be read. `layout` says what lies where.
+"""
+
+from holter.page.layout import PageIdentity
+from holter.page.reader import PageHeartbeat, PageReader
+from holter.page.writer import PageWriter
+
+__all__ = ["PageHeartbeat", "PageIdentity", "PageReader", "PageWriter"]

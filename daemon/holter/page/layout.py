@@ -1,0 +1,196 @@
+"""What lies where in a page, version 1. Little-endian, 64-bit words; whoever changes a line of this table raises `VERSION`.
+
+    offset  bytes  field                          written by
+         0      8  magic, "HOLTERPG"              rank, once
+         8      8  version                        rank, once
+        16      8  rank                           rank, once
+        24      8  world_size                     rank, once
+        32      8  pid                            rank, once
+        40      8  started_ticks                  rank, once
+        48      8  ring_bytes                     rank, once
+        56      8  crc32 of bytes 0 to 55         rank, once
+        64      8  heartbeat: sequence            rank
+        72      8    slot 0: check                rank
+        80     32    slot 0: step, phase, micro_step, at_ns
+       112      8    slot 1: check                rank
+       120     32    slot 1: as slot 0
+       192      8  write position                 rank
+       200      8  dropped                        rank
+       256      8  read position: sequence        sidecar; the rank, once
+       264      8    slot 0: check                sidecar
+       272      8    slot 0: position
+       280      8    slot 1: check                sidecar; the rank, once
+       288      8    slot 1: as slot 0
+       320      8  control: sequence              sidecar
+       328      8    slot 0: check                sidecar
+       336     16    slot 0: code, argument
+       352      8    slot 1: check                sidecar
+       360     16    slot 1: as slot 0
+       384      8  sidecar: sequence              sidecar
+       392      8    slot 0: check                sidecar
+       400     16    slot 0: pid, at_ns
+       416      8    slot 1: check                sidecar
+       424     16    slot 1: as slot 0
+       448      8  notice: sequence               sidecar
+       456      8    slot 0: check                sidecar
+       464   1024    slot 0: UTF-8, padded with zeros
+      1488      8    slot 1: check                sidecar
+      1496   1024    slot 1: as slot 0
+      4096      …  ring, ring_bytes long          rank
+
+Gaps are zero; what the two sides write never shares a cache line. Numbers in slots are signed, all others, and positions, unsigned.
+
+Positions count bytes since the page was made and only grow; position p lies at ring offset p % ring_bytes. A record is one
+header word, `check << 32 | length`, and the payload, padded to 8 bytes; a payload that meets the end of the ring goes on at its
+beginning. The check is the payload's crc32 XOR (p + 1), so that a record of an earlier lap is not taken for one at p, nor
+zeroed memory for an empty record. A record exists once the write position has passed it.
+"""
+
+import mmap
+import struct
+import sys
+from zlib import crc32
+
+import msgspec
+
+from holter.errors import PageError, TornPageError
+from holter.page.latch import WORD_BYTES, Latch, latch_bytes
+
+MAGIC = b"HOLTERPG"
+VERSION = 1
+
+HEARTBEAT_OFFSET = 64
+WRITE_POSITION_OFFSET = 192
+DROPPED_OFFSET = 200
+READ_POSITION_OFFSET = 256
+CONTROL_OFFSET = 320
+SIDECAR_OFFSET = 384
+NOTICE_OFFSET = 448
+RING_OFFSET = 4096
+
+READ_POSITION = struct.Struct("<Q")
+HEARTBEAT = struct.Struct("<4q")
+CONTROL = struct.Struct("<2q")
+SIDECAR = struct.Struct("<2q")
+NOTICE_BYTES = 1024
+NOTICE = struct.Struct(f"<{NOTICE_BYTES}s")
+
+MIN_RING_BYTES = 64
+MAX_RING_BYTES = 1 << 30
+
+WRITE_POSITION = WRITE_POSITION_OFFSET // WORD_BYTES
+DROPPED = DROPPED_OFFSET // WORD_BYTES
+
+_MASK_32 = (1 << 32) - 1
+_MAX_64 = (1 << 64) - 1
+_IDENTITY = struct.Struct("<8s6Q")
+_IDENTITY_CHECK = struct.Struct("<Q")
+_IDENTITY_BYTES = _IDENTITY.size + _IDENTITY_CHECK.size
+
+assert HEARTBEAT_OFFSET >= _IDENTITY_BYTES  # noqa: S101 - our invariant
+assert NOTICE_OFFSET + latch_bytes(NOTICE) <= RING_OFFSET  # noqa: S101 - our invariant
+
+
+class PageIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose page it is, and what shape it has."""
+
+    version: int = VERSION
+    rank: int
+    world_size: int
+    pid: int
+    started_ticks: int
+    """Start of the process in clock ticks since boot: with the pid it names a process for good, since pids come back."""
+    ring_bytes: int
+
+    @property
+    def page_bytes(self) -> int:
+        """Size of the whole page."""
+        return RING_OFFSET + self.ring_bytes
+
+
+class Page:
+    """A mapped page, as bytes, as words and through its latches.
+
+    Words are read and written as `words[i]`, which is one aligned copy of 8 bytes and so never half a word; `struct.pack_into`
+    goes byte by byte. There is no `close`: the mapping goes when the last thread that still holds the page lets go.
+    """
+
+    __slots__ = ("control", "heartbeat", "notice", "read_position", "ring", "sidecar", "words")
+
+    def __init__(self, mapped: mmap.mmap, ring_bytes: int) -> None:
+        data = memoryview(mapped)
+        self.words = data.cast("Q")
+        self.ring = data[RING_OFFSET : RING_OFFSET + ring_bytes]
+        self.heartbeat = Latch(data, self.words, HEARTBEAT_OFFSET, HEARTBEAT)
+        self.read_position = Latch(data, self.words, READ_POSITION_OFFSET, READ_POSITION)
+        self.control = Latch(data, self.words, CONTROL_OFFSET, CONTROL)
+        self.sidecar = Latch(data, self.words, SIDECAR_OFFSET, SIDECAR)
+        self.notice = Latch(data, self.words, NOTICE_OFFSET, NOTICE)
+
+
+def record_bytes(length: int) -> int:
+    """What a payload of this length takes of the ring: header, payload, padding."""
+    return (length + 2 * WORD_BYTES - 1) & -WORD_BYTES
+
+
+def record_header(payload_crc: int, length: int, position: int) -> int:
+    """The header word of a record at this position."""
+    return ((payload_crc ^ (position + 1)) & _MASK_32) << 32 | length
+
+
+def require_little_endian() -> None:
+    """Refuse a machine on which words would read differently than the table says."""
+    if sys.byteorder != "little":
+        raise PageError("the shared page needs a little-endian machine, and this one is big-endian")
+
+
+def find_flaw(identity: PageIdentity) -> str | None:
+    """Why no page can have this identity, as the end of a sentence; None: it can."""
+    if not MIN_RING_BYTES <= identity.ring_bytes <= MAX_RING_BYTES or identity.ring_bytes % WORD_BYTES:
+        return (
+            f"ring_bytes must be a multiple of {WORD_BYTES} from {MIN_RING_BYTES} to {MAX_RING_BYTES}, "
+            f"got {identity.ring_bytes}"
+        )
+    if not 0 <= identity.rank < identity.world_size <= _MAX_64:
+        return f"rank must be at least 0 and below world_size, got {identity.rank} of {identity.world_size}"
+    for name, value in (("pid", identity.pid), ("started_ticks", identity.started_ticks)):
+        if not 0 <= value <= _MAX_64:
+            return f"{name} must fit an unsigned 64-bit word, got {value}"
+    return None
+
+
+def encode_identity(identity: PageIdentity) -> bytes:
+    """The first 64 bytes of a page."""
+    fields = _IDENTITY.pack(
+        MAGIC,
+        identity.version,
+        identity.rank,
+        identity.world_size,
+        identity.pid,
+        identity.started_ticks,
+        identity.ring_bytes,
+    )
+    return fields + _IDENTITY_CHECK.pack(crc32(fields))
+
+
+def decode_identity(header: bytes, file_bytes: int) -> PageIdentity:
+    """Whose page begins with `header` in a file of this size; PageError: none of ours, TornPageError: ours but broken."""
+    if file_bytes < RING_OFFSET + MIN_RING_BYTES:
+        raise PageError(f"not a page: {file_bytes} bytes are too few, the smallest has {RING_OFFSET + MIN_RING_BYTES}")
+    fields = header[: _IDENTITY.size]
+    magic, version, rank, world_size, pid, started_ticks, ring_bytes = _IDENTITY.unpack(fields)
+    if magic != MAGIC:
+        raise PageError(f"not a page: it begins with {magic!r}, not with {MAGIC!r}")
+    if version != VERSION:
+        raise PageError(f"a page of version {version}, and this holter reads version {VERSION}")
+    (check,) = _IDENTITY_CHECK.unpack(header[_IDENTITY.size : _IDENTITY_BYTES])
+    if check != crc32(fields):
+        raise TornPageError(f"a torn page: its header's checksum is {crc32(fields):#010x}, and it says {check:#010x}")
+    identity = PageIdentity(
+        rank=rank, world_size=world_size, pid=pid, started_ticks=started_ticks, ring_bytes=ring_bytes
+    )
+    if (flaw := find_flaw(identity)) is not None:
+        raise TornPageError(f"a torn page: {flaw}")
+    if file_bytes != identity.page_bytes:
+        raise TornPageError(f"a torn page: its size is {file_bytes} bytes, and its header says {identity.page_bytes}")
+    return identity

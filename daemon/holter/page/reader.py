@@ -1,0 +1,170 @@
+"""The sidecar's side of the page: nothing in it is believed before it is checked.
+
+A page that is not ours is refused when it is opened. After that nothing the page holds makes a call raise or return what was not
+written: what does not add up is counted in `torn`, and reading goes on at the writer's position. For one thread, and one
+reader at a time; a reader that follows another goes on where it stopped.
+"""
+
+import mmap
+import os
+import stat
+from typing import Self
+from zlib import crc32
+
+import msgspec
+
+from holter.errors import PageError
+from holter.page.latch import ATTEMPTS, WORD_BYTES
+from holter.page.layout import (
+    DROPPED,
+    NOTICE_BYTES,
+    RING_OFFSET,
+    WRITE_POSITION,
+    Page,
+    PageIdentity,
+    decode_identity,
+    record_bytes,
+    record_header,
+    require_little_endian,
+)
+from holter.records import Phase
+
+_RING_WORD = RING_OFFSET // WORD_BYTES
+_LENGTH_MASK = (1 << 32) - 1
+_PHASES = frozenset(Phase)
+
+
+class PageHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a rank said it was."""
+
+    step: int
+    phase: Phase
+    micro_step: int
+    at_ns: int
+    """Wall clock of the rank, nanoseconds since the epoch."""
+
+
+class PageReader:
+    """What a rank said, alive or dead, and the way to tell it something."""
+
+    def __init__(self, page: Page, identity: PageIdentity) -> None:
+        self.identity = identity
+        self.torn = 0
+        """How often something in the page did not add up; each may stand for several lost payloads."""
+        self._page: Page | None = page
+        found = page.read_position.read()
+        if found is None:
+            self.torn += 1
+        self._position: int = page.words[WRITE_POSITION] if found is None else found[0]
+
+    @classmethod
+    def open(cls, source: int | str) -> Self:
+        """Map the page behind a descriptor, which stays the caller's, or a path.
+
+        PageError says why it is not a page of ours, TornPageError why it is one but broken.
+        """
+        require_little_endian()
+        try:
+            if isinstance(source, int):
+                mapped, identity = _map_page(source)
+            else:
+                fd = os.open(source, os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)
+                try:
+                    mapped, identity = _map_page(fd)
+                finally:
+                    os.close(fd)
+        except OSError as error:
+            raise PageError(f"{_name(source)} cannot be opened as a page: {error.strerror}") from error
+        except PageError as error:
+            raise type(error)(f"{_name(source)} is {error}") from None
+        return cls(Page(mapped, identity.ring_bytes), identity)
+
+    @property
+    def dropped(self) -> int:
+        """Beats and payloads that the rank could not write, as it counted."""
+        return self._opened().words[DROPPED]
+
+    def heartbeat(self) -> PageHeartbeat | None:
+        """The rank's latest beat; None: it never beat, or the beat is torn, which is counted."""
+        latch = self._opened().heartbeat
+        if not latch.is_written:
+            return None
+        values = latch.read()
+        if values is None:
+            self.torn += 1
+            return None
+        step, phase, micro_step, at_ns = values
+        known = Phase(phase) if phase in _PHASES else Phase.OTHER
+        return PageHeartbeat(step=step, phase=known, micro_step=micro_step, at_ns=at_ns)
+
+    def read(self, limit: int = 1024) -> list[bytes]:
+        """The next whole payloads in the order of writing, at most `limit`; they are not given again."""
+        page = self._opened()
+        written = page.words[WRITE_POSITION]
+        payloads: list[bytes] = []
+        while len(payloads) < limit and self._position != written:
+            payload = self._payload(page, written)
+            if payload is None:
+                self.torn += 1
+                self._position = written
+                break
+            payloads.append(payload)
+            self._position += record_bytes(len(payload))
+        # Also where it did not move: should the one in the page be damaged, the writer waits for this to find room.
+        page.read_position.publish(self._position)
+        return payloads
+
+    def set_control(self, code: int, argument: int) -> None:
+        """Tell the rank something that it looks at every step; both are signed 64-bit integers."""
+        self._opened().control.publish(code, argument)
+
+    def post_notice(self, text: str) -> None:
+        """Leave a text for the rank in place of the one before, as much of it as fits."""
+        encoded = text.encode(errors="replace")[:NOTICE_BYTES]
+        whole = encoded.decode(errors="ignore")
+        self._opened().notice.publish(whole.encode())
+
+    def beat(self, *, pid: int, at_ns: int) -> None:
+        """Say that the sidecar is there."""
+        self._opened().sidecar.publish(pid, at_ns)
+
+    def close(self) -> None:
+        """Let go of the page. Any call but this one raises PageError afterwards: silence would look like a rank without news."""
+        self._page = None
+
+    def _opened(self) -> Page:
+        if self._page is None:
+            raise PageError(f"the page of rank {self.identity.rank} was closed by its reader")
+        return self._page
+
+    def _payload(self, page: Page, written: int) -> bytes | None:
+        """The payload at the read position; None: torn."""
+        num_unread = written - self._position
+        if not 0 < num_unread <= self.identity.ring_bytes:
+            return None
+        header_at = self._position % self.identity.ring_bytes
+        for _ in range(ATTEMPTS):
+            header = page.words[_RING_WORD + header_at // WORD_BYTES]
+            length = header & _LENGTH_MASK
+            if record_bytes(length) <= num_unread:
+                payload = self._copy(page, header_at + WORD_BYTES, length)
+                if header == record_header(crc32(payload), length, self._position):
+                    return payload
+        return None
+
+    def _copy(self, page: Page, start: int, length: int) -> bytes:
+        start %= self.identity.ring_bytes
+        first = page.ring[start : start + length].tobytes()
+        return first + page.ring[: length - len(first)].tobytes()
+
+
+def _name(source: int | str) -> str:
+    return f"descriptor {source}" if isinstance(source, int) else source
+
+
+def _map_page(fd: int) -> tuple[mmap.mmap, PageIdentity]:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        raise PageError("not a page: it is no regular file")
+    identity = decode_identity(os.pread(fd, RING_OFFSET, 0), status.st_size)
+    return mmap.mmap(fd, identity.page_bytes), identity

@@ -1,0 +1,37 @@
+"""What the probes of one rank share."""
+
+from dataclasses import dataclass, field
+
+from holter.probes.batches import Inputs
+from holter.probes.guard import Guard
+from holter.probes.models import Models
+from holter.probes.patches import Patches
+from holter.probes.phases import PhaseClock
+from holter.probes.readings import Readings
+from holter.probes.recorder import Recorder
+from holter.probes.schedule import Schedule
+from holter.probes.steplog import StepLog
+from holter.records import Phase
+
+
+@dataclass
+class Context:
+    """One rank's mouth, clock, dials and memory."""
+
+    recorder: Recorder
+    schedule: Schedule
+    world_size: int
+    guard: Guard = field(default_factory=Guard)
+    patches: Patches = field(default_factory=Patches)
+    phases: PhaseClock = field(default_factory=PhaseClock)
+    models: Models = field(default_factory=Models)
+    readings: Readings = field(default_factory=Readings)
+    log: StepLog = field(default_factory=StepLog)
+    inputs: Inputs | None = None
+    """The last training call of a model, until the step is done."""
+
+    def enter(self, phase: Phase) -> Phase:
+        """Begin a phase and let the sidecar see it; returns the phase to go back to."""
+        interrupted = self.phases.enter(phase)
+        self.recorder.beat(self.log.step, phase, self.log.micro_step)
+        return interrupted

@@ -1,0 +1,128 @@
+"""The models that are being trained: found, not told.
+
+    DDP(model)          seen when DDP takes its module, so that even the first forward pass is watched
+    anything else       top-level modules with trainable parameters, looked for once when the first backward pass begins
+    holter.watch(...)   told
+
+What the script calls says whether replicas must agree: DDP keeps them equal by construction; nothing else is assumed to.
+"""
+
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+
+REDUCING_WRAPPERS = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine"})
+"""Wrappers whose `.grad` is reduced, sharded or gone by the end of backward."""
+
+
+class Model:
+    """One model of the script, with its tensors by name, in a fixed order."""
+
+    def __init__(self, root: torch.nn.Module, prefix: str) -> None:
+        self._root = weakref.ref(root)
+        self.prefix = prefix
+        self.wrapper = type(root).__name__
+        self.is_replicated = _ddp(root) is not None
+        self.parameters: list[tuple[str, torch.nn.Parameter]] = []
+        self.buffers: list[tuple[str, torch.Tensor]] = []
+        self.refresh()
+
+    @property
+    def root(self) -> torch.nn.Module | None:
+        """What the script calls; None once it is gone."""
+        return self._root()
+
+    @property
+    def inner(self) -> torch.nn.Module | None:
+        """The script's own module, without its wrapper."""
+        module = self._root()
+        while isinstance(module, DistributedDataParallel) or hasattr(module, "_orig_mod"):
+            module = module.module if isinstance(module, DistributedDataParallel) else module._orig_mod
+        return module
+
+    def refresh(self) -> bool:
+        """Read the tensors again; True if parameters came, went, froze or thawed."""
+        inner = self.inner
+        if inner is None:
+            return False
+        ignored = set(getattr(_ddp(self.root), "parameters_to_ignore", ()))
+        parameters = [(self.prefix + name, p) for name, p in inner.named_parameters() if name not in ignored]
+        signature = [(name, id(p), p.requires_grad, p.dtype) for name, p in parameters]
+        changed = signature != getattr(self, "_signature", None)
+        self._signature = signature
+        self.parameters = parameters
+        self.buffers = [(self.prefix + name, b) for name, b in inner.named_buffers()]
+        return changed
+
+    def shows_local_gradients(self) -> bool:
+        """Whether `.grad` at the end of backward is still the rank's own, and will be reduced in this backward.
+
+        With `gradient_as_bucket_view` the gradient lies in the bucket that is being reduced while backward still runs.
+        """
+        ddp = _ddp(self.root)
+        if ddp is None:
+            return self.wrapper not in REDUCING_WRAPPERS and not any(_is_sharded(p) for _, p in self.parameters)
+        return bool(ddp.require_backward_grad_sync) and not ddp.gradient_as_bucket_view
+
+
+class Models:
+    """All of them, in the order they were found."""
+
+    def __init__(self) -> None:
+        self._models: list[Model] = []
+        self.generation = 0
+        """Grows whenever the list of tensors changed."""
+
+    def __iter__(self) -> Iterator[Model]:
+        self._models = [model for model in self._models if model.root is not None]
+        return iter(self._models)
+
+    def add(self, root: torch.nn.Module) -> Model | None:
+        """Watch a model; None if it, or what it wraps, is watched already."""
+        for model in self:
+            if model.root is root or model.inner is root:
+                return None
+        # A model that was found bare and has been wrapped since is the wrapper's from now on.
+        inner = Model(root, prefix="").inner
+        self._models = [model for model in self if model.inner is not inner]
+        model = Model(root, prefix=f"model{len(self._models)}." if self._models else "")
+        self._models.append(model)
+        self.generation += 1
+        return model
+
+    def refresh(self) -> None:
+        """Notice parameters that were added, replaced, frozen or thawed."""
+        if any([model.refresh() for model in self]):
+            self.generation += 1
+
+    def discover(self) -> list[Model]:
+        """Look through the interpreter's objects for top-level modules that train; a fraction of a second, once."""
+        modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+        children = {id(child) for module in modules for child in module._modules.values() if child is not None}  # noqa: SLF001
+        known = {id(p) for model in self for _, p in model.parameters}
+        found = []
+        for module in modules:
+            if id(module) in children:
+                continue
+            trainable = [p for p in module.parameters() if p.requires_grad]
+            if trainable and not any(id(p) in known for p in trainable):
+                model = self.add(module)
+                if model is not None:
+                    found.append(model)
+                    known.update(id(p) for p in trainable)
+        return found
+
+
+def _ddp(root: Any) -> Any:
+    """The DDP wrapper that the script calls, also below torch.compile's; None if there is none."""
+    module = getattr(root, "_orig_mod", root)
+    return module if isinstance(module, DistributedDataParallel) else None
+
+
+def _is_sharded(tensor: Any) -> bool:
+    return hasattr(tensor, "placements")

@@ -1,0 +1,84 @@
+"""All probes of a rank, put on and taken off together."""
+
+import os
+from typing import Any
+
+import torch
+
+from holter.probes.calls import CallProbe
+from holter.probes.context import Context
+from holter.probes.data import DataProbe, in_phase
+from holter.probes.farewell import FarewellProbe
+from holter.probes.losses import LossProbe
+from holter.probes.recorder import Recorder
+from holter.probes.schedule import Schedule
+from holter.probes.steps import StepProbe
+from holter.probes.tensors import TensorProbe
+from holter.records import Phase
+
+
+class Monitor:
+    """What a rank wears."""
+
+    def __init__(self, recorder: Recorder, *, world_size: int, budget: float, floor_s: float) -> None:
+        self.context = Context(recorder, Schedule(budget=budget, floor_s=floor_s), world_size)
+        self._tensors = TensorProbe(self.context)
+        self._losses = LossProbe(self.context, self._on_backward, self._on_gradients)
+        self._calls = CallProbe(self.context)
+        self._steps = StepProbe(self.context, self._tensors, self._losses, self._find_models)
+        self._data = DataProbe(self.context)
+        self._farewell = FarewellProbe(self.context)
+        self._order_hooks: list[Any] = []
+
+    def install(self) -> None:
+        """Put everything on; a forked child of the rank is not a rank and wears nothing."""
+        for probe in (self._steps, self._losses, self._calls, self._data, self._farewell):
+            probe.install()
+        self.context.patches.replace(torch, "save", lambda save: in_phase(self.context, Phase.CHECKPOINT, save))
+        os.register_at_fork(after_in_child=self._forget)
+        self.context.enter(Phase.OTHER)
+
+    def uninstall(self) -> None:
+        """Take everything off."""
+        self.context.guard.is_on = False
+        self.context.patches.restore()
+        for probe in (self._steps, self._calls, self._farewell):
+            probe.uninstall()
+
+    def add_model(self, model: torch.nn.Module) -> None:
+        """Watch a model that the script names."""
+        self.context.guard.wrap(self._add)(model)
+
+    def _add(self, root: torch.nn.Module) -> None:
+        self._calls.find_wrapped()
+        model = self.context.models.add(root)
+        if model is not None:
+            self._calls.follow(model.inner)
+
+    def _find_models(self) -> None:
+        """Look for models that were not told and are not DDP's."""
+        self._calls.find_wrapped()
+        for model in self.context.models.discover():
+            self._calls.follow(model.inner)
+
+    def _on_backward(self) -> None:
+        """Backward begins: by now the models exist; learn the order of their gradients, once."""
+        self._calls.find_wrapped()
+        if not list(self.context.models):
+            self._find_models()
+        if not self._tensors.ready_order:
+            self._order_hooks = self._tensors.follow_order()
+
+    def _on_gradients(self) -> None:
+        for hook in self._order_hooks:
+            hook.remove()
+        self._order_hooks = []
+        num_suspects = len(self.context.log.now.suspects)
+        self._tensors.read_local()
+        is_first = num_suspects == 0 and bool(self.context.log.now.suspects)
+        if is_first:
+            self._losses.question_inputs()
+
+    def _forget(self) -> None:
+        self.context.guard.is_on = False
+        self.context.recorder.page.close()

@@ -1,0 +1,55 @@
+"""One fused pass over a list of tensors, started now, answered when it is ready: at once on the CPU, some steps later on a device.
+
+The training thread never waits: a device's answer is polled at the next hook.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from holter_kernels import Pass, Table
+
+from holter import clock
+
+
+@dataclass
+class _Open:
+    reading: Pass
+    then: Callable[[Table], None]
+
+
+class Readings:
+    """Passes under way, and their cached pointer tables."""
+
+    def __init__(self) -> None:
+        self.spent_s = 0.0
+        """Seconds of the training thread that went into reading."""
+        self._passes: dict[str, Pass] = {}
+        self._open: list[_Open] = []
+
+    def read(
+        self, name: str, tensors: list[torch.Tensor], then: Callable[[Any], None], *, statistics: bool = True
+    ) -> None:
+        """Read these tensors; `then` gets the table, now or from a later `poll`."""
+        if not tensors:
+            return
+        started = clock.monotonic_s()
+        if any(entry.reading is self._passes.get(name) for entry in self._open):
+            # The device has not answered the last reading of this list yet: its buffers are in use.
+            self._passes.pop(name)
+        reading = self._passes.get(name)
+        if reading is None or not reading.matches(tensors):
+            reading = Pass(tensors, histogram="off", statistics=statistics)
+            self._passes[name] = reading
+        reading.launch()
+        self._open.append(_Open(reading, then))
+        self.poll()
+        self.spent_s += clock.monotonic_s() - started
+
+    def poll(self) -> None:
+        """Hand out what has become ready."""
+        answered = [(entry, table) for entry in self._open if (table := entry.reading.poll()) is not None]
+        self._open = [entry for entry in self._open if not any(entry is done for done, _ in answered)]
+        for entry, table in answered:
+            entry.then(table)

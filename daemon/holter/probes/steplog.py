@@ -1,0 +1,93 @@
+"""A step as it is being observed: what is known so far, what a device still owes, and when it can be told."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from holter.records import Nonfinite
+
+MAX_UNTOLD = 8
+"""A step whose readings a device has not answered after this many further steps is told without them."""
+MAX_SUSPECTS = 16
+"""Of each kind: a NaN is soon in every tensor, and the first of them tell its story."""
+
+
+@dataclass
+class OpenStep:
+    """What was seen of one step."""
+
+    step: int
+    losses: list[float] = field(default_factory=list)
+    batch: int = 0
+    micro_steps: int = 0
+    gradient_norm: float | None = None
+    learning_rate: float | None = None
+    roots: dict[str, int] = field(default_factory=dict)
+    suspects: list[Nonfinite] = field(default_factory=list)
+    """Non-finite tensors that will matter only if what the optimizer applies is not finite either."""
+    is_applied: bool = False
+    """The optimizer was given a non-finite gradient: no scaler and no script held it back."""
+    gradients_s: float = 0.0
+    check_s: float = 0.0
+    num_owed: int = 0
+    """Readings not answered yet."""
+    told: dict[str, Any] = field(default_factory=dict)
+    """Times and ratios, fixed when the step ended."""
+
+    def suspect(self, nonfinite: Nonfinite) -> None:
+        """Remember a non-finite tensor, up to a number that still fits a message; of gradients those nearest to the loss."""
+        self.suspects.append(nonfinite)
+        alike = [entry for entry in self.suspects if entry.where == nonfinite.where]
+        if len(alike) > MAX_SUSPECTS:
+            self.suspects.remove(max(alike, key=lambda entry: entry.order))
+
+    def owe(self, then: Callable[[Any], None]) -> Callable[[Any], None]:
+        """Count a reading as owed until it is answered."""
+        self.num_owed += 1
+
+        def answered(table: Any) -> None:
+            self.num_owed -= 1
+            then(table)
+
+        return answered
+
+    @property
+    def loss(self) -> float | None:
+        """Mean over the micro-steps; non-finite if one of them was."""
+        odd = [loss for loss in self.losses if not math.isfinite(loss)]
+        if odd or not self.losses:
+            return odd[0] if odd else None
+        return math.fsum(self.losses) / len(self.losses)
+
+
+class StepLog:
+    """Counts steps and micro-steps from 0; hands out steps in order once they are complete."""
+
+    def __init__(self) -> None:
+        self.now = OpenStep(0)
+        self._untold: deque[OpenStep] = deque()
+
+    @property
+    def step(self) -> int:
+        """Completed optimizer steps."""
+        return self.now.step
+
+    @property
+    def micro_step(self) -> int:
+        """Completed backward passes of this step."""
+        return self.now.micro_steps
+
+    def close(self, told: dict[str, Any]) -> None:
+        """The step is done; the next one begins."""
+        self.now.told = told
+        self._untold.append(self.now)
+        self.now = OpenStep(self.now.step + 1)
+
+    def ready(self) -> list[OpenStep]:
+        """Steps that can be told now."""
+        out = []
+        while self._untold and (self._untold[0].num_owed == 0 or len(self._untold) > MAX_UNTOLD):
+            out.append(self._untold.popleft())
+        return out

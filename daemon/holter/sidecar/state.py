@@ -1,0 +1,72 @@
+"""What the sidecar knows of its rank right now: the source of its metrics and of the terminal's line."""
+
+import math
+
+from holter.exporters import RankSnapshot, StepHistogram
+from holter.page import PageHeartbeat
+from holter.records import Observation, Phase, StepDone, Where
+
+
+class RankState:
+    """The last of everything; counters since the start."""
+
+    def __init__(self, rank: int, hostname: str) -> None:
+        self.step = 0
+        self.loss: float | None = None
+        self.seconds = 0.0
+        self._rank, self._hostname = rank, hostname
+        self._phase: Phase | None = None
+        self._last_progress_s: float | None = None
+        self._norm: float | None = None
+        self._overhead: float | None = None
+        self._nonfinite: dict[Where, int] = {}
+        self._steps = StepHistogram()
+
+    def learn(self, observation: Observation) -> None:
+        """Take in one step."""
+        done = observation.body
+        if not isinstance(done, StepDone):
+            return
+        self.step = observation.step + 1
+        self.seconds = done.seconds
+        self.loss = done.loss if done.loss is not None else self.loss
+        self._norm = done.gradient_norm if done.gradient_norm is not None else self._norm
+        self._overhead = done.overhead_ratio
+        self._steps = self._steps.add(done.seconds)
+        for entry in done.nonfinite:
+            self._nonfinite[entry.where] = self._nonfinite.get(entry.where, 0) + 1
+
+    def feel(self, heartbeat: PageHeartbeat) -> None:
+        """Take in where the main thread is."""
+        self._phase = Phase(heartbeat.phase)
+        self._last_progress_s = heartbeat.at_ns / 1e9
+
+    def snapshot(self, dropped: int) -> RankSnapshot:
+        """For a scrape."""
+        return RankSnapshot(
+            rank=self._rank,
+            hostname=self._hostname,
+            step=self.step,
+            phase=self._phase,
+            last_progress_s=self._last_progress_s,
+            loss=self.loss,
+            gradient_norm=self._norm,
+            overhead_ratio=self._overhead,
+            dropped=dropped,
+            nonfinite=dict(self._nonfinite),
+            steps=self._steps,
+            is_sidecar_up=True,
+        )
+
+    def line(self) -> str:
+        """For the terminal."""
+        parts = [f" holter  step {self.step}"]
+        if self._phase is not None:
+            parts.append(self._phase.name.lower())
+        if self.loss is not None:
+            parts.append(f"loss {self.loss:.4g}" if math.isfinite(self.loss) else "loss is not finite")
+        if self.seconds:
+            parts.append(f"{self.seconds * 1e3:.0f} ms a step" if self.seconds < 1 else f"{self.seconds:.1f} s a step")
+        if self._overhead is not None:
+            parts.append(f"overhead {self._overhead:.1%}")
+        return " · ".join(parts)

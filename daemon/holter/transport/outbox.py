@@ -1,0 +1,91 @@
+"""What a sidecar has still to say: bounded, the oldest record goes first when it is full, identity never goes.
+
+    standing   Attached, Census    said at the start of every connection: a coordinator that restarted must hear them again
+    stream     everything else     said once, in order; the oldest is dropped and counted when there is no room
+    last       Exited              said after the stream, at every connection from then on
+
+Nothing acknowledges a frame, so what lay in a broken connection's buffers may be lost; whoever receives must bear hearing a
+record twice.
+"""
+
+from collections import deque
+
+from holter.records import Attached, Census, Exited, Observation
+
+
+class Outbox:
+    """A queue of observations with a limit."""
+
+    def __init__(self, limit: int) -> None:
+        self.dropped = 0
+        self._limit = limit
+        self._attached: Observation | None = None
+        self._census: dict[int, dict[int, Observation]] = {}
+        self._exited: Observation | None = None
+        self._unsaid: deque[Observation] = deque()
+        self._stream: deque[Observation] = deque()
+        self._has_unsaid_exit = False
+
+    def __len__(self) -> int:
+        return len(self._unsaid) + len(self._stream) + self._has_unsaid_exit
+
+    def put(self, observation: Observation) -> None:
+        """Add one; never refuses, never grows beyond the limit."""
+        match observation.body:
+            case Attached():
+                self._attached = observation
+                self._unsaid.append(observation)
+            case Census():
+                self._keep_census(observation, observation.body)
+                self._unsaid.append(observation)
+            case Exited():
+                self._exited = observation
+                self._has_unsaid_exit = True
+            case _:
+                self._stream.append(observation)
+                self._drop_overflow()
+
+    def begin(self) -> None:
+        """A new connection: identity is to be said again, first."""
+        self._unsaid.clear()
+        if self._attached is not None:
+            self._unsaid.append(self._attached)
+        for parts in self._census.values():
+            self._unsaid.extend(parts.values())
+        self._has_unsaid_exit = self._exited is not None
+
+    def take(self, limit: int) -> list[Observation]:
+        """The next records to say, at most `limit`; they are gone from here."""
+        batch: list[Observation] = []
+        for queue in (self._unsaid, self._stream):
+            while queue and len(batch) < limit:
+                batch.append(queue.popleft())
+        if self._exited is not None and self._has_unsaid_exit and len(batch) < limit:
+            batch.append(self._exited)
+            self._has_unsaid_exit = False
+        return batch
+
+    def put_back(self, batch: list[Observation]) -> None:
+        """These could not be said: they come first again."""
+        stream = []
+        for observation in batch:
+            match observation.body:
+                case Attached() | Census():
+                    self._unsaid.append(observation)
+                case Exited():
+                    self._has_unsaid_exit = True
+                case _:
+                    stream.append(observation)
+        self._stream.extendleft(reversed(stream))
+        self._drop_overflow()
+
+    def _keep_census(self, observation: Observation, census: Census) -> None:
+        parts = self._census.setdefault(census.model, {})
+        if any(kept.body.parts != census.parts for kept in parts.values() if isinstance(kept.body, Census)):
+            parts.clear()
+        parts[census.part] = observation
+
+    def _drop_overflow(self) -> None:
+        while len(self._stream) > self._limit:
+            self._stream.popleft()
+            self.dropped += 1

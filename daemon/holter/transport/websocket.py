@@ -1,0 +1,284 @@
+"""The sidecar's end of the stream: one WebSocket to the coordinator that is lost and found again without anyone noticing.
+
+    connect -> Hello -> Welcome -> Report, Report, ... -> Goodbye -> the coordinator closes
+       ^__________ backoff __________|  at any failure: refused, garbage, too large a frame, silence
+
+Nothing a coordinator does raises out of here, and every wait has a deadline. Records wait in a bounded outbox meanwhile.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from holter import clock
+from holter.records import Observation
+from holter.transport import wire
+from holter.transport.backoff import Backoff
+from holter.transport.outbox import Outbox
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class UplinkSettings:
+    """Limits and deadlines of an Uplink."""
+
+    outbox_limit: int = 20_000
+    """Records kept while the coordinator is away."""
+    report_interval_s: float = 0.25
+    """The shortest time between two reports, unless one is urgent."""
+    batch_limit: int = 256
+    """The most records in one report."""
+    connect_timeout_s: float = 5.0
+    """For the connection, and again for the coordinator's Welcome."""
+    send_timeout_s: float = 10.0
+    """For one frame to leave: a stopped coordinator fills the socket's buffer."""
+    ping_interval_s: float = 10.0
+    """Half of it without an answer is taken for a lost connection."""
+    garbage_limit: int = 16
+    """Frames that cannot be read before the connection is given up."""
+    steady_after_s: float = 5.0
+    """A connection that lasted so long begins again with the shortest wait."""
+
+
+class _ConnectionEndedError(Exception):
+    """This connection is over, with the reason; the next one may do better."""
+
+
+class Uplink:
+    """Sends what a rank's sidecar has to say; `start` it in a running event loop, `close` it at the end.
+
+    `on_message` gets every Welcome, Fetch and Notice; what it returns, if anything, is sent back: a Fetched for a Fetch.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        hello: wire.Hello,
+        on_message: Callable[[wire.Downward], wire.Upward | None],
+        settings: UplinkSettings | None = None,
+    ) -> None:
+        self.is_connected = False
+        self.reconnects = 0
+        self.garbage = 0
+        """Frames of the coordinator that could not be read."""
+        self.dropped_before = 0
+        """Records already lost between rank and sidecar; the owner keeps it up to date, reports carry the sum."""
+        self.refusal = ""
+        """Why the coordinator last turned us away."""
+        self._url = url
+        self._token = token
+        self._hello = hello
+        self._on_message = on_message
+        self._settings = settings or UplinkSettings()
+        self._outbox = Outbox(self._settings.outbox_limit)
+        self._heartbeat: wire.Heartbeat | None = None
+        self._last_heartbeat: wire.Heartbeat | None = None
+        self._backoff = Backoff()
+        self._wake = asyncio.Event()
+        self._urgent = asyncio.Event()
+        self._is_closing = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def dropped(self) -> int:
+        """Records that found no room here."""
+        return self._outbox.dropped
+
+    def start(self) -> None:
+        """Begin to connect, in the background."""
+        self._task = asyncio.create_task(self._run(), name="uplink")
+
+    def send(self, observation: Observation, *, urgent: bool = False) -> None:
+        """Queue one record; an urgent one takes everything queued along at once."""
+        self._outbox.put(observation)
+        self._wake.set()
+        if urgent:
+            self._urgent.set()
+
+    def beat(self, heartbeat: wire.Heartbeat) -> None:
+        """Where the rank is now; only the newest is sent, and only when it differs from the last one."""
+        if heartbeat != self._last_heartbeat:
+            self._heartbeat = self._last_heartbeat = heartbeat
+            self._wake.set()
+
+    async def close(self, deadline_s: float) -> bool:
+        """Say what is left, then Goodbye, and answer until the coordinator hangs up; False when the deadline came first."""
+        self._is_closing = True
+        self._wake.set()
+        self._urgent.set()
+        if self._task is None:
+            return False
+        done, _ = await asyncio.wait({self._task}, timeout=deadline_s)
+        if not done:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=1.0)
+        return bool(done)
+
+    async def _run(self) -> None:
+        """Connect until the last word is said."""
+        while True:
+            began_s = clock.monotonic_s()
+            try:
+                if await self._converse():
+                    return
+                reason = "the coordinator closed the connection"
+            except (_ConnectionEndedError, aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                reason = f"{type(error).__name__}: {error}"
+            except Exception:
+                logger.exception("uplink failed in a way nobody thought of")
+                reason = "internal error"
+            finally:
+                self.is_connected = False
+            logger.debug("uplink of rank %d: %s", self._hello.rank, reason)
+            if clock.monotonic_s() - began_s >= self._settings.steady_after_s:
+                self._backoff.reset()
+            await asyncio.sleep(self._backoff.next_s())
+            self.reconnects += 1
+
+    async def _converse(self) -> bool:
+        """One connection, from Hello to its end; True once Goodbye was said on it and the coordinator hung up."""
+        limits = self._settings
+        timeout = aiohttp.ClientTimeout(
+            total=None, connect=limits.connect_timeout_s, sock_connect=limits.connect_timeout_s
+        )
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            socket = await asyncio.wait_for(self._open(session), limits.connect_timeout_s)
+            try:
+                await self._greet(socket)
+                return await self._exchange(socket)
+            finally:
+                with contextlib.suppress(Exception):
+                    await asyncio.wait_for(socket.close(), 2.0)
+
+    async def _open(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+        try:
+            return await session.ws_connect(
+                self._url,
+                headers={"Authorization": f"Bearer {self._token}"},
+                max_msg_size=wire.MAX_FRAME_BYTES,
+                heartbeat=self._settings.ping_interval_s,
+                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+            )
+        except aiohttp.WSServerHandshakeError as error:
+            self._turned_away(f"HTTP {error.status}")
+            raise
+
+    async def _greet(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        await socket.send_bytes(wire.encode(self._hello))
+        message = await asyncio.wait_for(self._receive(socket), self._settings.connect_timeout_s)
+        if not isinstance(message, wire.Welcome):
+            raise _ConnectionEndedError("no Welcome")
+        self.refusal = ""
+        self._outbox.begin()
+        self._heartbeat = self._last_heartbeat
+        self._wake.set()
+        self.is_connected = True
+        self._tell(message)
+
+    async def _exchange(self, socket: aiohttp.ClientWebSocketResponse) -> bool:
+        """Talk and listen until one of the two ends."""
+        talk = asyncio.create_task(self._talk(socket))
+        listen = asyncio.create_task(self._listen(socket))
+        try:
+            await asyncio.wait({talk, listen}, return_when=asyncio.FIRST_COMPLETED)
+            if talk.done() and talk.exception() is None:
+                # Everything is said; the coordinator may still ask, and hangs up when it has judged.
+                await asyncio.wait({listen})
+                return True
+            for task in (talk, listen):
+                if task.done():
+                    task.result()
+            return False
+        finally:
+            for task in (talk, listen):
+                task.cancel()
+            await asyncio.gather(talk, listen, return_exceptions=True)
+
+    async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Report at most every interval, at once if urgent; returns when Goodbye is said."""
+        while True:
+            await self._wake.wait()
+            if not self._is_closing:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._urgent.wait(), self._settings.report_interval_s)
+            self._wake.clear()
+            self._urgent.clear()
+            while self._outbox or self._heartbeat is not None:
+                await self._report(socket)
+            if self._is_closing:
+                await self._send(socket, wire.encode(wire.Goodbye()))
+                return
+
+    async def _report(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        heartbeat, self._heartbeat = self._heartbeat, None
+        batch, frame = self._next_frame(heartbeat)
+        try:
+            await self._send(socket, frame)
+        except BaseException:
+            self._outbox.put_back(batch)
+            raise
+
+    def _next_frame(self, heartbeat: wire.Heartbeat | None) -> tuple[list[Observation], bytes]:
+        """As many records as fit a frame; one that fits none is dropped and counted."""
+        limit = self._settings.batch_limit
+        while True:
+            batch = self._outbox.take(limit)
+            dropped = self._outbox.dropped + self.dropped_before
+            frame = wire.encode(wire.Report(heartbeat=heartbeat, observations=batch, dropped=dropped))
+            if len(frame) <= wire.MAX_FRAME_BYTES:
+                return batch, frame
+            if len(batch) == 1:
+                self._outbox.dropped += 1
+                continue
+            self._outbox.put_back(batch)
+            limit = len(batch) // 2
+
+    async def _listen(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Hand every message to the owner; returns when the coordinator hangs up."""
+        while (message := await self._receive(socket)) is not None:
+            answer = self._tell(message)
+            if answer is not None:
+                await self._send(socket, wire.encode(answer))
+
+    async def _receive(self, socket: aiohttp.ClientWebSocketResponse) -> wire.Downward | None:
+        """The next message that can be read; None at the connection's end."""
+        num_garbage = 0
+        while True:
+            frame = await socket.receive()
+            if frame.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED):
+                if frame.type is aiohttp.WSMsgType.CLOSE and frame.data >= wire.REFUSED:
+                    self._turned_away(str(frame.extra))
+                return None
+            if frame.type is aiohttp.WSMsgType.ERROR:
+                raise _ConnectionEndedError(str(frame.data))
+            try:
+                if frame.type is aiohttp.WSMsgType.BINARY:
+                    return wire.decode_downward(frame.data)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                pass
+            self.garbage += 1
+            num_garbage += 1
+            if num_garbage >= self._settings.garbage_limit:
+                raise _ConnectionEndedError("the coordinator talks nonsense")
+
+    def _tell(self, message: wire.Downward) -> wire.Upward | None:
+        try:
+            return self._on_message(message)
+        except Exception:
+            logger.exception("a message of the coordinator could not be handled")
+            return None
+
+    async def _send(self, socket: aiohttp.ClientWebSocketResponse, frame: bytes) -> None:
+        await asyncio.wait_for(socket.send_bytes(frame), self._settings.send_timeout_s)
+
+    def _turned_away(self, reason: str) -> None:
+        if reason != self.refusal:
+            logger.warning("the coordinator at %s turned rank %d away: %s", self._url, self._hello.rank, reason)
+        self.refusal = reason

@@ -1,0 +1,51 @@
+"""The calls for one use: no table kept, the result waited for."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from holter_kernels import cpu
+from holter_kernels.keys import MASK64
+from holter_kernels.layout import FORMATS
+from holter_kernels.passes import Pass
+from holter_kernels.sources import check, readable, runs
+from holter_kernels.table import Table
+
+_POLL_S = 0.0002
+
+
+def summarize(tensors: Sequence[torch.Tensor], histogram: str = "sampled") -> Table:
+    """Statistics and fingerprint of each tensor; `histogram` is "off", "sampled" or "exact"."""
+    fused = Pass(tensors, histogram)
+    fused.launch()
+    while (table := fused.poll()) is None:
+        time.sleep(_POLL_S)
+    return table
+
+
+def fingerprint(tensor: torch.Tensor, offset: int = 0) -> int:
+    """64 bits that depend on every element, its position, the dtype and the number of elements.
+
+    `offset` is the index of the first element in the whole tensor, if this is a shard; a DTensor knows its own.
+    """
+    if offset < 0:
+        raise ValueError(f"offset must not be negative, got {offset}")
+    check(0, tensor)
+    part = readable(tensor)
+    fmt = FORMATS[part.dtype]
+    host = part if part.device.type == "cpu" else part.cpu()
+    places = [(s, n, o + offset) for s, n, o in runs(tensor)]
+    return sum(cpu.fingerprint_memory(fmt, host.data_ptr() + s * fmt.bits // 8, n, o) for s, n, o in places) & MASK64
+
+
+def merge(fingerprints: Iterable[int]) -> int:
+    """The fingerprint of a tensor from those of its shards, in any order, provided each was taken at its offset."""
+    return sum(int(part) for part in fingerprints) & MASK64
+
+
+def backend(device_type: str = "cpu") -> str:
+    """Which implementation reads this kind of device: an instruction set, "reference", "triton", or "none"."""
+    if device_type == "cpu":
+        return cpu.backend()
+    return "none"

@@ -1,0 +1,116 @@
+"""The pass over CPU tensors: the native code where it was built, the reference where it was not.
+
+`launch` computes at once. The pointer table is kept between launches and made anew when a tensor has moved, so that a list whose
+memory stays where it is costs three attribute reads a tensor.
+"""
+
+import ctypes
+import warnings
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from holter_kernels import reference
+from holter_kernels.keys import fingerprint_bits
+from holter_kernels.layout import FORMATS, NUM_BINS, ROW, Format
+from holter_kernels.plan import Plan
+from holter_kernels.sources import is_plain
+
+try:
+    from holter_kernels import native
+except ImportError:
+    native = None  # type: ignore[assignment]
+
+_BY_CODE = {fmt.code: fmt for fmt in FORMATS.values()}
+_settings = {"num_threads": 1, "warned": False}
+
+
+def set_num_threads(num_threads: int) -> None:
+    """How many threads, the calling one among them, a native pass may use; 1 unless told."""
+    if num_threads < 1:
+        raise ValueError(f"num_threads must be at least 1, got {num_threads}")
+    _settings["num_threads"] = num_threads
+
+
+def backend() -> str:
+    """Which implementation reads CPU tensors: the instruction set of the native code, or "reference"."""
+    return native.instruction_set() if native else "reference"
+
+
+def warn_if_slow() -> None:
+    """Say once that there is no native code."""
+    if native is None and not _settings["warned"]:
+        _settings["warned"] = True
+        warnings.warn(
+            "holter_kernels was installed without its native code (no C compiler at build time?): "
+            "statistics of CPU tensors take the reference path, about a hundred times slower",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+class CpuPass:
+    """The rows of some CPU tensors."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], *, histogram: str, statistics: bool) -> None:
+        warn_if_slow()
+        self._mode = histogram
+        self._statistics = statistics
+        self._places: list[tuple[int, int, bool]] | None = None
+        self._plan = Plan([])
+        self._rows = np.zeros(len(tensors), ROW)
+        wants_bins = statistics and histogram != "off"
+        self._bins = np.zeros((len(tensors), NUM_BINS), np.uint64) if wants_bins else None
+        self._copies_every_time = not all(is_plain(tensor) for tensor in tensors)
+
+    def launch(self, tensors: Sequence[torch.Tensor | None]) -> None:
+        """Compute now."""
+        places = [t is not None and (t.data_ptr(), t.numel(), t.is_contiguous()) for t in tensors]
+        if places != self._places or self._copies_every_time:
+            self._plan = Plan(tensors)
+            self._partials = np.empty(len(self._plan.chunks), ROW)
+            self._places = places
+        if native is None:
+            self._run_reference()
+        else:
+            native.run(
+                self._plan.chunks,
+                self._partials,
+                self._plan.first_chunk,
+                self._plan.jobs,
+                self._rows,
+                self._bins,
+                statistics=self._statistics,
+                sampled=self._mode == "sampled",
+                num_threads=_settings["num_threads"],
+            )
+
+    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rows and histograms, the caller's to keep."""
+        return self._rows.copy(), None if self._bins is None else self._bins.copy()
+
+    def _run_reference(self) -> None:
+        chunks, first = self._plan.chunks, self._plan.first_chunk
+        for row in range(len(self._rows)):
+            mine = chunks[int(first[row]) : int(first[row + 1])]
+            parts = [(_BY_CODE[int(c["code"])], _memory(c), int(c["offset"])) for c in mine]
+            self._rows[row], bins = reference.combine(parts, self._mode)
+            if self._bins is not None:
+                self._bins[row] = bins
+
+
+def _memory(chunk: np.void) -> np.ndarray:
+    fmt = _BY_CODE[int(chunk["code"])]
+    size = int(chunk["count"]) * fmt.bits // 8
+    raw = (ctypes.c_char * size).from_address(int(chunk["address"]))
+    return np.frombuffer(raw, f"u{fmt.bits // 8}")
+
+
+def fingerprint_memory(fmt: Format, address: int, count: int, offset: int) -> int:
+    """The fingerprint of `count` elements at an address."""
+    warn_if_slow()
+    if native is not None:
+        return native.fingerprint(address, count, offset, fmt.code)
+    raw = (ctypes.c_char * (count * fmt.bits // 8)).from_address(address) if count else b""
+    return fingerprint_bits(fmt, np.frombuffer(raw, f"u{fmt.bits // 8}"), offset)

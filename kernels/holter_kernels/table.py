@@ -1,0 +1,39 @@
+"""What a pass gives back: one row a tensor, each statistic a numpy array."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from holter_kernels.layout import ROW
+
+
+class Table:
+    """Statistics of a list of tensors, in its order.
+
+    Counts (`numel`, `zeros`, `subnormals`, `nans`, `pos_infs`, `neg_infs`, `low_mantissa_zero`) and `fingerprint` are uint64 arrays;
+    `min`, `max`, `absmax`, `absmin_nonzero`, `sum`, `abs_sum`, `square_sum` float64 arrays over the finite values;
+    `histogram` is an array of n rows of 256 uint64 counts, or None if it was off. `reference.py` defines each.
+
+    An empty tensor, and one that has lost its memory since the pass was made, has numel 0 and fingerprint 0. Where there is no
+    finite value, min, max and absmax are NaN and the sums 0; where there is no finite value but zero, absmin_nonzero is
+    NaN. After a pass without statistics only numel and fingerprint mean anything; the other columns are 0.
+    """
+
+    __slots__ = ("_rows", "histogram", *(name for name in ROW.names or () if name != "reserved"))
+
+    def __init__(self, rows: np.ndarray, histogram: np.ndarray | None) -> None:
+        self._rows = rows
+        self.histogram = histogram
+        for name in ROW.names or ():
+            if name != "reserved":
+                setattr(self, name, rows[name])
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[np.void]:
+        """Rows as numpy records: `row["nans"]`."""
+        return iter(self._rows)
+
+    def __repr__(self) -> str:
+        return f"Table({len(self)} tensors, {int(self._rows['numel'].sum())} elements)"

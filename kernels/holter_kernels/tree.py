@@ -1,0 +1,45 @@
+"""Fingerprints of many tensors in one number, and the levels between, so that a difference is found in a few look-ups.
+
+    level 0: one fingerprint a tensor                        f0 f1 … f31 | f32 … f63 | …
+    level 1: one node for 32 of them, in order               g0          | g1        | …
+    …        until one is left: the root
+
+    node = mix64(number of children + sum over k of mix64(child_k ^ (position_k + 1) * phi)),  position within the level
+
+Two replicas whose roots are equal hold equal lists; where they differ, compare the 32 children of each differing node.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from holter_kernels.keys import mix64
+
+_PHI = np.uint64(0x9E3779B97F4A7C15)
+
+
+def tree(fingerprints: Iterable[int], fanout: int = 32) -> list[np.ndarray]:
+    """All levels, the fingerprints first, the root alone in the last."""
+    if fanout < 2:  # noqa: PLR2004
+        raise ValueError(f"fanout must be at least 2, got {fanout}")
+    is_array = isinstance(fingerprints, np.ndarray)
+    level = np.asarray(fingerprints if is_array else list(fingerprints), np.uint64).reshape(-1)
+    levels = [level]
+    while level.size != 1 or len(levels) == 1:
+        level = _parents(level, fanout)
+        levels.append(level)
+    return levels
+
+
+def root(fingerprints: Iterable[int], fanout: int = 32) -> int:
+    """The root alone; it depends on the order and the number of the fingerprints."""
+    return int(tree(fingerprints, fanout)[-1][0])
+
+
+def _parents(children: np.ndarray, fanout: int) -> np.ndarray:
+    mixed = mix64(children ^ (np.arange(1, children.size + 1, dtype=np.uint64) * _PHI))
+    starts = np.arange(0, max(children.size, 1), fanout)
+    if not children.size:
+        return mix64(np.zeros(1, np.uint64))
+    counts = np.diff(np.append(starts, children.size)).astype(np.uint64)
+    return mix64(np.add.reduceat(mixed, starts) + counts)

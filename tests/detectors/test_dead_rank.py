@@ -1,0 +1,177 @@
+"""Names the first death, not its victims; says nothing of ends that were meant."""
+
+import signal
+
+import pytest
+
+from holter.detectors import DeadRank, RankExit, Window
+from holter.records import Exited, Farewell, Finding, Phase
+
+SECOND = 1_000_000_000
+LOST = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5120"
+
+
+def ended(  # noqa: PLR0913 - an exit's fields
+    rank: int,
+    at_s: float,
+    *,
+    code: int | None = None,
+    by: int | None = None,
+    said: Farewell | None = None,
+    out_of_memory: bool = False,
+) -> RankExit:
+    exited = Exited(
+        pid=4000 + rank,
+        exit_code=code,
+        signal=by,
+        out_of_memory=out_of_memory,
+        last_step=20 + rank,
+        last_phase=Phase.BACKWARD,
+        farewell=said,
+    )
+    return RankExit(rank, int(at_s * SECOND), exited)
+
+
+def raised(text: str, where: str = "train.py:12 in step") -> Farewell:
+    return Farewell(kind="exception", text=text, where=where)
+
+
+END = Farewell(kind="end", text="", where="")
+INTERRUPT = Farewell(kind="interrupt", text="KeyboardInterrupt", where="")
+
+
+def judge(*exits: RankExit, now_s: float = 100.0, ranks: int = 2) -> list[Finding]:
+    in_time = tuple(sorted(exits, key=lambda end: end.at_ns))
+    return list(
+        DeadRank().judge(
+            Window(now_ns=int(now_s * SECOND), world_size=ranks, attached=frozenset(range(ranks)), exits=in_time)
+        )
+    )
+
+
+def test_a_killed_rank_leads_and_the_peer_that_lost_its_connection_is_a_victim() -> None:
+    (finding,) = judge(ended(1, 10.0, by=signal.SIGKILL), ended(0, 10.2, code=1, said=raised(LOST)))
+    assert finding.ranks == (1,)
+    assert finding.first_step == 21
+    assert finding.facts["is_signal"] is True
+    assert finding.facts["is_killed"] is True
+    first, victim = finding.evidence
+    assert "rank 1 (pid 4001) ended by SIGKILL; last seen in step 21, backward" == first.summary
+    assert first.values["signal"] == "SIGKILL"
+    assert "rank 0" in victim.summary
+    assert "0.2 s later" in victim.summary
+
+
+def test_a_killed_rank_leads_even_if_its_peer_was_seen_to_end_a_little_earlier() -> None:
+    (finding,) = judge(ended(0, 10.0, code=1, said=raised(LOST)), ended(1, 10.9, by=signal.SIGKILL))
+    assert finding.ranks == (1,)
+    assert "seen 0.9 s earlier" in finding.evidence[1].summary
+
+
+def test_a_kill_long_after_a_lost_connection_is_the_launcher_cleaning_up() -> None:
+    (finding,) = judge(ended(0, 10.0, code=1, said=raised(LOST)), ended(1, 40.0, by=signal.SIGKILL))
+    assert finding.ranks == (0,)
+    assert finding.facts["is_connection_lost"] is True
+
+
+def test_survivors_that_the_launcher_terminated_are_victims() -> None:
+    (finding,) = judge(
+        ended(1, 10.0, code=1, said=raised("ValueError: bad label 7")), ended(0, 10.1, by=signal.SIGTERM)
+    )
+    assert finding.ranks == (1,)
+    assert "ValueError: bad label 7" in finding.summary
+    assert finding.evidence[0].values["where"] == "train.py:12 in step"
+
+
+def test_a_rank_without_last_words_leads_over_a_lost_connection() -> None:
+    (finding,) = judge(ended(0, 10.0, code=1, said=raised(LOST)), ended(1, 10.05))
+    assert finding.ranks == (1,)
+    assert "ended without last words" in finding.summary
+    assert finding.facts["is_status_known"] is False
+    assert finding.facts["is_order_clear"] is True
+
+
+def test_all_ranks_silent_at_once_leave_the_order_unclear() -> None:
+    (finding,) = judge(ended(0, 10.0), ended(1, 10.1))
+    assert finding.facts["is_order_clear"] is False
+
+
+@pytest.mark.parametrize(
+    "exits",
+    [
+        (ended(0, 10, code=0, said=END), ended(1, 10, code=0, said=END)),
+        (ended(0, 10, said=END), ended(1, 12, said=END)),
+        (ended(0, 10, code=130, said=INTERRUPT), ended(1, 10, by=signal.SIGINT)),
+        (ended(0, 10, by=signal.SIGTERM), ended(1, 10.4, by=signal.SIGTERM)),
+        (ended(0, 10, code=143), ended(1, 10.1, by=signal.SIGTERM)),
+        (ended(0, 10, code=93), ended(1, 10, code=93)),
+        (ended(0, 10, code=0, said=END),),
+    ],
+    ids=[
+        "end",
+        "end, code unknown",
+        "ctrl-c",
+        "stopped from outside",
+        "stopped, by code",
+        "halted by decision",
+        "one still runs",
+    ],
+)
+def test_ends_that_were_meant_raise_nothing(exits: tuple[RankExit, ...]) -> None:
+    assert judge(*exits) == []
+
+
+def test_sigterm_to_one_rank_alone_is_a_death() -> None:
+    (finding,) = judge(ended(1, 10.0, by=signal.SIGTERM))
+    assert finding.ranks == (1,)
+    assert finding.facts["is_terminated"] is True
+
+
+def test_sigterm_to_all_is_a_fault_if_one_of_them_died_otherwise() -> None:
+    (finding,) = judge(ended(0, 10.0, by=signal.SIGTERM), ended(1, 10.01, by=signal.SIGSEGV))
+    assert finding.ranks == (1,)
+    assert "SIGSEGV" in finding.summary
+
+
+def test_the_first_death_is_given_time_to_settle() -> None:
+    death = ended(0, 10.0, code=1, said=raised(LOST))
+    assert judge(death, now_s=10.9) == []
+    assert len(judge(death, now_s=11.0)) == 1
+
+
+def test_nobody_left_to_wait_for() -> None:
+    assert len(judge(ended(1, 10.0, by=signal.SIGKILL), ended(0, 10.1, by=signal.SIGTERM), now_s=10.2)) == 1
+
+
+def test_the_same_exception_on_all_ranks_names_all() -> None:
+    exits = [
+        ended(rank, 10 + rank / 10, code=1, said=raised(f"ValueError: no such file for rank {rank}"))
+        for rank in range(4)
+    ]
+    (finding,) = judge(*exits, ranks=4)
+    assert finding.ranks == (0, 1, 2, 3)
+    assert finding.facts["is_on_several_ranks"] is True
+
+
+def test_another_exception_later_is_no_part_of_it() -> None:
+    (finding,) = judge(
+        ended(0, 10, code=1, said=raised("ValueError: x")),
+        ended(1, 10.2, code=1, said=raised("KeyError: y", "data.py:3 in get")),
+    )
+    assert finding.ranks == (0,)
+
+
+def test_out_of_memory_is_said() -> None:
+    (finding,) = judge(ended(1, 10, by=signal.SIGKILL, out_of_memory=True))
+    assert finding.facts["is_out_of_memory"] is True
+    assert "out of memory" in finding.summary
+
+
+def test_an_exit_code_is_said() -> None:
+    (finding,) = judge(ended(1, 10, code=3, said=END))
+    assert "exit code 3" in finding.summary
+
+
+def test_a_negative_exit_code_is_a_signal() -> None:
+    (finding,) = judge(ended(1, 10, code=-signal.SIGABRT))
+    assert "SIGABRT" in finding.summary

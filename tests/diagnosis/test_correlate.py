@@ -1,0 +1,127 @@
+"""One NaN is one incident, however many detectors see it and in whatever order they speak."""
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+
+from holter.diagnosis import Incident, correlate
+from holter.records import Finding, TableRequest
+
+
+def finding(detector: str, step: int, ranks: tuple[int, ...] = (1,), **facts: Any) -> Finding:
+    return Finding(
+        detector=detector,
+        severity="critical",
+        first_step=step,
+        detected_step=step,
+        ranks=ranks,
+        summary=f"{detector} {step}",
+        facts=facts,
+    )
+
+
+BAD_BATCH = finding("nonfinite_values", 30, has_nonfinite_input=True, has_nonfinite_loss=True)
+NAN_LATER = finding("nonfinite_values", 31, (0, 1), has_nonfinite_input=False, has_nonfinite_loss=True)
+APART = finding("replica_divergence", 30, (0, 1), first_class="gradients", gradients_differ=True)
+GAVE_UP = finding("dead_rank", 35, is_exception=True)
+KILLED = finding("dead_rank", 35, is_signal=True, is_killed=True)
+FLIPPED = finding(
+    "replica_divergence", 30, first_class="parameters_before", own_history_broke_on_some=True, gradients_differ=False
+)
+OVERFLOW = finding("nonfinite_values", 30, has_nonfinite_input=False, has_nonfinite_loss=True)
+
+
+def run(*rounds: list[Finding]) -> list[Incident]:
+    known: dict[str, Incident] = {}
+    for findings in rounds:
+        known |= {incident.id: incident for incident in correlate(tuple(known.values()), findings, stamp="T")}
+    return list(known.values())
+
+
+def open_ones(*rounds: list[Finding]) -> list[Incident]:
+    return [incident for incident in run(*rounds) if incident.is_open]
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([BAD_BATCH, NAN_LATER, APART, GAVE_UP])))
+def test_nan_divergence_and_death_are_one_incident_in_any_order(order: tuple[Finding, ...]) -> None:
+    (incident,) = open_ones(*([one] for one in order))
+    assert incident.id == "T-1"
+    assert BAD_BATCH == incident.leading
+    assert {"replica_divergence", "dead_rank"} <= {one.detector for one in incident.consequences}
+
+
+def test_all_at_once_are_one_incident_too() -> None:
+    (incident,) = run([GAVE_UP, APART, NAN_LATER, BAD_BATCH])
+    assert BAD_BATCH == incident.leading
+    assert incident.consequences == (APART, NAN_LATER, GAVE_UP) or {c.detector for c in incident.consequences} == {
+        "replica_divergence",
+        "nonfinite_values",
+        "dead_rank",
+    }
+
+
+def test_the_same_finding_again_is_no_news() -> None:
+    known = correlate((), [BAD_BATCH], stamp="T")
+    assert correlate(known, [BAD_BATCH], stamp="T") == ()
+    assert correlate(known, [msgspec.structs.replace(BAD_BATCH, summary="other words")], stamp="T") == ()
+
+
+def test_the_same_fault_better_understood_keeps_its_incident() -> None:
+    better = msgspec.structs.replace(
+        OVERFLOW, modules=("blocks.2",), facts=OVERFLOW.facts | {"has_origin_module": True}
+    )
+    (incident,) = run([OVERFLOW], [better])
+    assert ("T-1", ("blocks.2",)) == (incident.id, incident.leading.modules)
+
+
+def test_the_same_fault_seen_again_later_leaves_its_beginning_alone() -> None:
+    (incident,) = run([BAD_BATCH], [msgspec.structs.replace(BAD_BATCH, first_step=60)])
+    assert incident.leading.first_step == 30
+
+
+def test_replicas_that_parted_before_the_nan_are_an_incident_of_their_own() -> None:
+    earlier = finding("replica_divergence", 0, (0, 1), first_class="parameters_before", parameters_differ_at_first=True)
+    assert len(open_ones([earlier], [BAD_BATCH])) == 2
+
+
+def test_a_corrupted_weight_that_overflows_leads_the_nan_it_makes_in_the_same_step() -> None:
+    for rounds in ([[FLIPPED, OVERFLOW]], [[OVERFLOW], [FLIPPED]]):
+        (incident,) = open_ones(*rounds)
+        assert FLIPPED == incident.leading
+        assert incident.consequences == (OVERFLOW,)
+
+
+def test_a_corrupted_weight_does_not_spoil_a_batch() -> None:
+    assert len(open_ones([FLIPPED], [BAD_BATCH])) == 2
+
+
+def test_a_kill_is_no_consequence_of_a_nan() -> None:
+    assert len(open_ones([BAD_BATCH], [KILLED])) == 2
+
+
+def test_everything_after_a_death_follows_from_it() -> None:
+    death = finding("dead_rank", 20, is_signal=True)
+    (incident,) = run([death], [APART], [finding("nonfinite_values", 21)])
+    assert death == incident.leading
+    assert len(incident.consequences) == 2
+
+
+def test_an_incident_that_was_part_of_another_is_merged_not_lost() -> None:
+    alone = [APART, KILLED]
+    death = finding("dead_rank", 10, (0,), is_signal=True)
+    first, second = run(alone, [death])
+    assert (death, None) == (first.leading, first.merged_into)
+    assert second.merged_into == first.id
+
+
+def test_a_finding_that_still_needs_evidence_opens_nothing() -> None:
+    asking = msgspec.structs.replace(APART, needs=(TableRequest("gradients", 30, (0, 1)),))
+    assert correlate((), [asking], stamp="T") == ()
+
+
+def test_a_closed_incident_takes_no_more_findings() -> None:
+    (incident,) = run([BAD_BATCH])
+    closed = msgspec.structs.replace(incident, is_closed=True)
+    assert ["T-2"] == [new.id for new in correlate((closed,), [BAD_BATCH], stamp="T")]

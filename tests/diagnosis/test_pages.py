@@ -1,0 +1,39 @@
+"""Every detector and every cause has a page; nothing else has."""
+
+import pytest
+
+from holter import detectors
+from holter.diagnosis import causes, names, page
+
+
+@pytest.mark.parametrize("name", names())
+def test_a_page_begins_with_its_name_and_fits_a_terminal(name: str) -> None:
+    text = page(name)
+    assert text is not None
+    assert text.startswith(name)
+    assert max(map(len, text.splitlines())) <= 140
+
+
+def test_everything_that_can_be_named_has_a_page() -> None:
+    assert {d.name for d in detectors.ALL} | {entry.cause for entry in causes.ALL} == set(names())
+
+
+def test_a_detectors_page_shows_its_settings() -> None:
+    assert "nonfinite_values.patience_s = 2.0" in (page("nonfinite_values") or "")
+
+
+def test_a_causes_page_has_the_fix_in_six_parts() -> None:
+    text = page("rank_dead") or ""
+    for title in (
+        "Do",
+        "What that changes",
+        "What it does not fix",
+        "What to expect",
+        "How to verify",
+        "If it does not help",
+    ):
+        assert f"\n{title}\n" in text
+
+
+def test_an_unknown_name_has_none() -> None:
+    assert page("gremlins") is None

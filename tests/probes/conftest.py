@@ -1,0 +1,41 @@
+"""A rank worn in this very process: a real page, a real monitor, and the reader a sidecar would use."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from holter.page import PageReader, PageWriter
+from holter.probes.monitor import Monitor
+from holter.probes.recorder import Recorder
+from holter.records import Observation
+
+
+class Worn:
+    """A monitor and what it has said so far."""
+
+    def __init__(self, *, world_size: int = 1, budget: float = 1.0) -> None:
+        self.page = PageWriter.create(rank=0, world_size=world_size, pid=1, started_ticks=1, ring_bytes=4 << 20)
+        self.reader = PageReader.open(self.page.fd)
+        self.monitor = Monitor(Recorder(self.page, 0), world_size=world_size, budget=budget, floor_s=0.0)
+        self.monitor.install()
+        self._decoder = msgspec.msgpack.Decoder(Observation)
+        self._said: list[Observation] = []
+
+    def said(self, kind: type) -> list[Observation]:
+        """Observations of one kind, in order."""
+        self._said += [self._decoder.decode(payload) for payload in self.reader.read(100_000)]
+        return [observation for observation in self._said if isinstance(observation.body, kind)]
+
+    def close(self) -> None:
+        self.monitor.uninstall()
+        self.reader.close()
+        self.page.close()
+
+
+@pytest.fixture
+def worn() -> Iterator[Worn]:
+    made = Worn()
+    yield made
+    made.close()
+    assert not made.monitor.context.guard.failures
