@@ -37,8 +37,8 @@ class Settings:
     """What may be done about a critical cause that was observed directly: observe, notify or halt."""
     overhead_budget: float = 0.01
     """Share of step time that holter may take in the rank; it reads fewer tensors, less often, to stay below."""
-    overhead_floor_s: float = 0.0002
-    """Per step this much is always allowed, so that a job with steps of a few milliseconds is not left unwatched."""
+    overhead_floor_s: float = 0.0005
+    """Reading may take this much of a step even where the budget is less: steps of a few milliseconds are watched too."""
     port: int = 0
     """Port of the coordinator; 0: a free one."""
     metrics_port: int = 0

@@ -15,7 +15,7 @@ from holter_kernels import reference
 from holter_kernels.keys import fingerprint_bits
 from holter_kernels.layout import FORMATS, NUM_BINS, ROW, Format
 from holter_kernels.plan import Plan
-from holter_kernels.sources import is_plain
+from holter_kernels.sources import is_plain, place
 
 try:
     from holter_kernels import native
@@ -23,6 +23,7 @@ except ImportError:
     native = None  # type: ignore[assignment]
 
 _BY_CODE = {fmt.code: fmt for fmt in FORMATS.values()}
+_GONE = (0, 0, False)
 _settings = {"num_threads": 1, "warned": False}
 
 
@@ -57,28 +58,30 @@ class CpuPass:
         warn_if_slow()
         self._mode = histogram
         self._statistics = statistics
-        self._places: list[tuple[int, int, bool]] | None = None
-        self._plan = Plan([])
+        self._places: list[tuple[int, int, bool]] = []
+        self._plan: Plan | None = None
+        self._partials = np.empty(0, ROW)
         self._rows = np.zeros(len(tensors), ROW)
         wants_bins = statistics and histogram != "off"
         self._bins = np.zeros((len(tensors), NUM_BINS), np.uint64) if wants_bins else None
-        self._copies_every_time = not all(is_plain(tensor) for tensor in tensors)
+        self._are_plain = all(map(is_plain, tensors))
 
     def launch(self, tensors: Sequence[torch.Tensor | None]) -> None:
         """Compute now."""
-        places = [t is not None and (t.data_ptr(), t.numel(), t.is_contiguous()) for t in tensors]
-        if places != self._places or self._copies_every_time:
+        places = [_GONE if tensor is None else place(tensor) for tensor in tensors]
+        if self._plan is None or places != self._places or not self._are_plain:
             self._plan = Plan(tensors)
             self._partials = np.empty(len(self._plan.chunks), ROW)
             self._places = places
+        plan = self._plan
         if native is None:
-            self._run_reference()
+            self._run_reference(plan)
         else:
             native.run(
-                self._plan.chunks,
+                plan.chunks,
                 self._partials,
-                self._plan.first_chunk,
-                self._plan.jobs,
+                plan.first_chunk,
+                plan.jobs,
                 self._rows,
                 self._bins,
                 statistics=self._statistics,
@@ -90,8 +93,8 @@ class CpuPass:
         """Rows and histograms, the caller's to keep."""
         return self._rows.copy(), None if self._bins is None else self._bins.copy()
 
-    def _run_reference(self) -> None:
-        chunks, first = self._plan.chunks, self._plan.first_chunk
+    def _run_reference(self, plan: Plan) -> None:
+        chunks, first = plan.chunks, plan.first_chunk
         for row in range(len(self._rows)):
             mine = chunks[int(first[row]) : int(first[row + 1])]
             parts = [(_BY_CODE[int(c["code"])], _memory(c), int(c["offset"])) for c in mine]

@@ -24,23 +24,35 @@ Run = tuple[int, int, int]
 
 def check(position: int, tensor: torch.Tensor) -> None:
     """Raise ValueError with one clear sentence for what has no elements to read."""
+    if tensor.dtype in FORMATS and tensor.layout is torch.strided and not tensor.is_meta:
+        return
     what = f"tensor {position} (shape {tuple(tensor.shape)}, {tensor.dtype})"
-    if tensor.device.type == "meta":
+    if tensor.is_meta:
         raise ValueError(f"{what} is on the meta device: it has a shape but no values to summarize")
-    if tensor.layout != torch.strided:
+    if tensor.layout is not torch.strided:
         raise ValueError(f"{what} has layout {tensor.layout}: pass its values, for example tensor.coalesce().values()")
-    if tensor.dtype not in FORMATS and not tensor.is_complex():
-        raise ValueError(f"{what} has a dtype holter_kernels cannot read; view it as one of uint8, int16, int32 or int64")
+    if not tensor.is_complex() or tensor.dtype == torch.complex32:
+        raise ValueError(f"{what} has a dtype holter_kernels cannot read; view it as uint8, int16, int32 or int64")
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether this is a DTensor, asked without importing torch.distributed."""
-    return type(tensor) is not torch.Tensor and hasattr(tensor, "placements") and hasattr(tensor, "to_local")
+    kind = type(tensor)
+    if kind is torch.nn.Parameter or kind is torch.Tensor:
+        return False
+    return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
+
+
+def place(tensor: torch.Tensor) -> tuple[int, int, bool]:
+    """What must stay the same for a pointer table to stay right."""
+    if is_sharded(tensor):
+        tensor = tensor.to_local()
+    return tensor.data_ptr(), tensor.numel(), tensor.is_contiguous()
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether the tensor's own memory, read from front to back, is its elements in logical order."""
-    return tensor.is_contiguous() and not is_sharded(tensor) and not tensor.is_complex() and not tensor.is_neg()
+    return tensor.is_contiguous() and not is_sharded(tensor) and tensor.dtype in FORMATS and not tensor.is_neg()
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:

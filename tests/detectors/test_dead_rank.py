@@ -56,7 +56,7 @@ def test_a_killed_rank_leads_and_the_peer_that_lost_its_connection_is_a_victim()
     assert finding.facts["is_signal"] is True
     assert finding.facts["is_killed"] is True
     first, victim = finding.evidence
-    assert "rank 1 (pid 4001) ended by SIGKILL; last seen in step 21, backward" == first.summary
+    assert first.summary == "rank 1 (pid 4001) ended by SIGKILL; last seen in step 21, backward"
     assert first.values["signal"] == "SIGKILL"
     assert "rank 0" in victim.summary
     assert "0.2 s later" in victim.summary
@@ -102,6 +102,8 @@ def test_all_ranks_silent_at_once_leave_the_order_unclear() -> None:
         (ended(0, 10, code=0, said=END), ended(1, 10, code=0, said=END)),
         (ended(0, 10, said=END), ended(1, 12, said=END)),
         (ended(0, 10, code=130, said=INTERRUPT), ended(1, 10, by=signal.SIGINT)),
+        (ended(0, 10, code=1, said=raised(LOST)), ended(1, 10.3, code=1, said=INTERRUPT)),
+        (ended(0, 10, said=INTERRUPT), ended(1, 40, by=signal.SIGKILL)),
         (ended(0, 10, by=signal.SIGTERM), ended(1, 10.4, by=signal.SIGTERM)),
         (ended(0, 10, code=143), ended(1, 10.1, by=signal.SIGTERM)),
         (ended(0, 10, code=93), ended(1, 10, code=93)),
@@ -111,6 +113,8 @@ def test_all_ranks_silent_at_once_leave_the_order_unclear() -> None:
         "end",
         "end, code unknown",
         "ctrl-c",
+        "ctrl-c, peer complains",
+        "ctrl-c, launcher kills the rest",
         "stopped from outside",
         "stopped, by code",
         "halted by decision",
@@ -119,6 +123,11 @@ def test_all_ranks_silent_at_once_leave_the_order_unclear() -> None:
 )
 def test_ends_that_were_meant_raise_nothing(exits: tuple[RankExit, ...]) -> None:
     assert judge(*exits) == []
+
+
+def test_ctrl_c_after_a_death_does_not_hide_it() -> None:
+    (finding,) = judge(ended(1, 10.0, by=signal.SIGKILL), ended(0, 10.5, said=INTERRUPT))
+    assert finding.ranks == (1,)
 
 
 def test_sigterm_to_one_rank_alone_is_a_death() -> None:

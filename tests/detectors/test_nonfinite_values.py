@@ -8,7 +8,7 @@ from holter.records import Finding, Nonfinite, Origin, Where
 SECOND = 1_000_000_000
 
 
-def tensor(
+def tensor(  # noqa: PLR0913 - a record's fields
     where: Where, name: str, *, nans: int = 1, infs: int = 0, order: int = 0, healthy_steps: int = 0
 ) -> Nonfinite:
     return Nonfinite(where=where, name=name, nans=nans, infs=infs, numel=512, order=order, healthy_steps=healthy_steps)
@@ -50,10 +50,11 @@ def test_a_bad_batch_names_its_rank_although_every_rank_has_the_reduced_nan() ->
     assert finding.facts["has_nonfinite_input"] is True
     assert finding.facts["has_nonfinite_loss"] is True
     assert finding.facts["is_local_view"] is True
-    assert finding.evidence[0].summary == "rank 1, step 30: batch batch['x'] held 3 NaN in 512 values"
+    assert finding.evidence[0].summary == "rank 1, step 30: input batch['x'] held 3 NaN in 512 values"
     assert {"rank": 1, "step": 30, "nans": 3, "numel": 512, "where": "input"}.items() <= finding.evidence[
         0
     ].values.items()
+    assert any("it reached 1 of the gradients" in e.summary for e in finding.evidence)
     assert any(e.kind == "comparison" and "rank 0 had nothing" in e.summary for e in finding.evidence)
 
 

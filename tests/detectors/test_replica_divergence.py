@@ -277,10 +277,10 @@ def test_a_rank_that_has_not_reported_the_step_is_waited_for() -> None:
     assert len(judge(late, classes={"parameters_before": parted(30)}, ranks=3, now_s=33)) == 1
 
 
-def test_a_forgotten_step_is_judged_from_its_tables_or_not_at_all() -> None:
-    (finding,) = judge(view(500), classes=FLIPPED, tables=FLIPPED_TABLES)
-    assert (finding.first_step, finding.tensors) == (30, ("b.weight",))
-    assert judge(view(500), classes=FLIPPED) == []
+def test_once_its_beginning_is_forgotten_a_parting_is_not_judged_again() -> None:
+    assert judge(view(500), classes=FLIPPED, tables=FLIPPED_TABLES) == []
+    later = FLIPPED | {"gradients": parted(500)}
+    assert judge(view(500, {"gradients": TWO}), classes=later, tables=FLIPPED_TABLES) == []
 
 
 def test_weights_that_part_within_a_step_are_told_apart() -> None:

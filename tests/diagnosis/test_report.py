@@ -144,7 +144,13 @@ def test_an_unsure_diagnosis_says_what_is_missing_and_that_both_are_named() -> N
 
 
 def test_the_third_strike_puts_the_alternatives_first_and_says_so() -> None:
-    twice, thrice = diagnose(TIE, strikes=2), diagnose(TIE, strikes=3)
+    facts = TIE.facts | {
+        "gradients_differ": None,
+        "parameters_differ_at_first": None,
+        "own_history_broke_on_some": True,
+    }
+    unsure = msgspec.structs.replace(TIE, facts=facts)
+    twice, thrice = diagnose(unsure, strikes=2), diagnose(unsure, strikes=3)
     assert thrice.causes[-1].cause == twice.causes[0].cause
     assert thrice.causes[0].cause == twice.causes[1].cause
     assert "the assumption may be wrong" in " ".join(to_text(thrice).split())

@@ -55,3 +55,19 @@ def test_directives(severity: Severity, action: Action, expected: Action) -> Non
 
 def test_no_cause_halts_nothing() -> None:
     assert decide("critical", (), "halt").directive == "notify"
+
+
+def test_a_dead_rank_is_not_said_to_train_on() -> None:
+    dead = Finding(
+        detector="dead_rank",
+        severity="critical",
+        first_step=3,
+        detected_step=3,
+        ranks=(1,),
+        summary="s",
+        facts={"is_signal": True},
+    )
+    directive = decide("critical", rank_causes(dead), "halt")
+    assert directive.directive == "notify"
+    assert "cannot carry out" in directive.reason
+    assert "training goes on" not in directive.reason

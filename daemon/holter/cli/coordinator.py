@@ -44,17 +44,17 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Until the run has ended."""
-    # Imported here: `holter coordinator --help` needs no event loop.
-    from holter.coordinator.lifetime import Limits  # noqa: PLC0415
-    from holter.coordinator.service import ServiceSettings, serve  # noqa: PLC0415
-    from holter.coordinator.ward import WardSettings  # noqa: PLC0415
-
     run_dir = Path(args.run_dir).absolute()
     token = _token(args.token_file)
     listener = _listener(args)
     _prepare(run_dir, is_by_hand=args.fd < 0)
     _log_to(run_dir / "logs" / "coordinator.log", is_by_hand=args.fd < 0)
     address = _address(listener)
+    # Imported here: wrong use is told at once, and `--help` needs no event loop.
+    from holter.coordinator.lifetime import Limits  # noqa: PLC0415
+    from holter.coordinator.service import ServiceSettings, serve  # noqa: PLC0415
+    from holter.coordinator.ward import WardSettings  # noqa: PLC0415
+
     try:
         limits = Limits(first_s=args.first_s, idle_s=args.idle_s)
     except ValueError as error:
@@ -92,7 +92,8 @@ def _listener(args: argparse.Namespace) -> socket.socket:
         return socket.create_server((args.host, args.port), family=family, backlog=1024)
     except (OSError, OverflowError) as error:
         where = f"--fd {args.fd}" if args.fd >= 0 else f"{args.host}:{args.port}"
-        reason = error.strerror if isinstance(error, OSError) else "ports end at 65535"
+        # asyncio and socket add the address to strerror; it is named already.
+        reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else "ports end at 65535"
         raise UsageError(f"cannot listen on {where}: {reason}") from None
 
 

@@ -46,7 +46,7 @@ class Run:
         """Every incident, oldest first: from the coordinator if it answers, else from the files."""
         told = self.ask("/api/v1/incidents")
         if told is not None:
-            return msgspec.convert(told, list[Diagnosis])
+            return _understood(told, self.address)
         if self.directory is None:
             raise UsageError(f"no coordinator answers at {self.address}")
         found = [_read(path) for path in sorted(self.directory.glob("incidents/*/diagnosis.json"))]
@@ -91,6 +91,13 @@ def _identity(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def _understood(told: Any, address: str) -> list[Diagnosis]:
+    try:
+        return msgspec.convert(told, list[Diagnosis])
+    except msgspec.ValidationError as error:
+        raise UsageError(f"what answers at {address} speaks another version: {error}") from None
 
 
 def _read(path: Path) -> Diagnosis | None:

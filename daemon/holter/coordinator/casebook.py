@@ -4,7 +4,7 @@ Detectors keep nothing and find the same fault again each time; `correlate` know
 understood is explained.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -38,16 +38,21 @@ class Casebook:
         self._incidents: dict[str, Incident] = {}
         self._openings: dict[str, _Opening] = {}
 
-    def settle(self, findings: Sequence[Finding], window: Window, now_ns: int) -> list[Diagnosis]:
-        """Diagnoses that are new or have changed."""
-        changed = correlate(tuple(self._incidents.values()), findings, stamp=compact(now_ns))
-        diagnoses = []
-        for incident in changed:
+    def settle(self, findings: Sequence[Finding], window: Window, now_ns: int) -> Iterator[Diagnosis]:
+        """Diagnoses that are new or have changed; what cannot be explained is raised after the others, and tried again next time."""
+        errors = []
+        for incident in correlate(tuple(self._incidents.values()), findings, stamp=compact(now_ns)):
             after_s = _detected_after_s(incident.leading, window, now_ns)
             opening = self._openings.setdefault(incident.id, _Opening(now_ns, after_s))
-            diagnoses.append(self._explain(incident, opening, now_ns))
+            try:
+                diagnosis = self._explain(incident, opening, now_ns)
+            except Exception as error:  # noqa: BLE001 - raised below
+                errors.append(error)
+                continue
             self._incidents[incident.id] = incident
-        return diagnoses
+            yield diagnosis
+        if errors:
+            raise ExceptionGroup("findings that cannot be explained", errors)
 
     def _explain(self, incident: Incident, opening: _Opening, now_ns: int) -> Diagnosis:
         causes = rank_causes(incident.leading)

@@ -8,6 +8,7 @@
 A healthy step costs an append to a buffer: no write, no fsync. A crash leaves a torn tail, which the reader stops at.
 """
 
+import hashlib
 import heapq
 import os
 from collections.abc import Iterable, Iterator
@@ -50,21 +51,24 @@ class Journal:
         self._buffers: dict[bool, list[bytes]] = {True: [], False: []}
         self._buffered_bytes = 0
         self._is_writing = False
+        self._known: set[bytes] = set()
         self._segment = max((number for number, _ in segments(folder)), default=IDENTITY)
 
     def append(self, received_ns: int, observation: Observation) -> None:
         """Keep one; costs no system call."""
+        is_identity = isinstance(observation.body, Attached | Census | Exited)
+        if is_identity and self._is_known(observation):
+            return
         content = _ENCODER.encode(Entry(received_ns, observation))
         if self._buffered_bytes + len(content) > MAX_BUFFER_BYTES:
             self.dropped += 1
             return
-        is_identity = isinstance(observation.body, Attached | Census | Exited)
         self._buffers[is_identity].append(len(content).to_bytes(4, "little") + content)
         self._buffered_bytes += len(content)
 
-    def flush(self, disk: Disk) -> None:
-        """Hand what is buffered to the disk, unless it is still busy with the last of it."""
-        if self._is_writing or not self._buffered_bytes:
+    def flush(self, disk: Disk, *, is_last: bool = False) -> None:
+        """Hand what is buffered to the disk, unless it is still busy with what it was given before."""
+        if (self._is_writing and not is_last) or not self._buffered_bytes:
             return
         full, self._buffers = self._buffers, {True: [], False: []}
         self._buffered_bytes = 0
@@ -72,6 +76,14 @@ class Journal:
         if not disk.submit(lambda: self._write(full)):
             self._is_writing = False
             self.dropped += sum(len(entries) for entries in full.values())
+
+    def _is_known(self, observation: Observation) -> bool:
+        """A sidecar introduces itself anew at every connection; once is enough here."""
+        digest = hashlib.blake2b(_ENCODER.encode(observation), digest_size=16).digest()
+        if digest in self._known:
+            return True
+        self._known.add(digest)
+        return False
 
     def _write(self, full: dict[bool, list[bytes]]) -> None:
         """In the disk's thread."""

@@ -10,6 +10,9 @@ from holter.records import Finding, TableRequest
 
 T = TypeVar("T")
 
+DIAGNOSIS = "diagnosis"
+"""Under this name failures to explain are counted, beside the detectors."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -29,8 +32,8 @@ class Bench:
         """What all of them find."""
         return [finding for detector in self.detectors for finding in self._judge(detector, window)]
 
-    def guard(self, name: str, call: Callable[[], list[T]]) -> list[T]:
-        """What the call gives; nothing when it fails, and then that is counted under its name, shown, and logged once."""
+    def guard(self, name: str, call: Callable[[], T]) -> T | None:
+        """What the call gives; None when it fails, and then that is counted under its name, shown, and logged once."""
         began_s = self.stopwatch_s()
         try:
             found = call()
@@ -39,7 +42,7 @@ class Bench:
                 logger.exception("%s failed", name)
             self.failing[name] = f"{type(error).__name__}: {error}"
             self.failures[name] = self.failures.get(name, 0) + 1
-            return []
+            return None
         self.failing.pop(name, None)
         self.seconds[name] = self.stopwatch_s() - began_s
         return found
@@ -49,7 +52,7 @@ class Bench:
         return [f"{name} fails to judge: {reason}" for name, reason in sorted(self.failing.items())]
 
     def _judge(self, detector: Detector, window: Window) -> list[Finding]:
-        return self.guard(detector.name, lambda: list(detector.judge(window)))
+        return self.guard(detector.name, lambda: list(detector.judge(window))) or []
 
 
 def pending(finding: Finding, window: Window) -> list[TableKey]:

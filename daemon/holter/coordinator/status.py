@@ -4,6 +4,7 @@ from typing import Any
 
 from holter.clock import rfc3339
 from holter.coordinator.casebook import cause_of
+from holter.coordinator.judging import DIAGNOSIS
 from holter.coordinator.roster import Member
 from holter.coordinator.ward import Ward
 from holter.exporters import CoordinatorSnapshot
@@ -59,7 +60,7 @@ def headline(diagnosis: Diagnosis) -> dict[str, Any]:
 def snapshot(ward: Ward) -> CoordinatorSnapshot:
     """For the exporter."""
     return CoordinatorSnapshot(
-        detectors=tuple(detector.name for detector in ward.bench.detectors),
+        detectors=(*(detector.name for detector in ward.bench.detectors), DIAGNOSIS),
         detector_s=ward.bench.seconds,
         detector_failures=ward.bench.failures,
         findings=tuple((found.detector, found.severity) for found in ward.findings),

@@ -13,13 +13,13 @@ from pathlib import Path
 from holter import clock
 from holter.coordinator import identity
 from holter.coordinator.assembly import Assembly
-from holter.coordinator.casebook import Casebook
+from holter.coordinator.casebook import Casebook, cause_of
 from holter.coordinator.disk import Disk, write_atomically
 from holter.coordinator.incidents import Incidents
 from holter.coordinator.journal import Journal
-from holter.coordinator.judging import Bench, pending
+from holter.coordinator.judging import DIAGNOSIS, Bench, pending
 from holter.coordinator.roster import Roster
-from holter.detectors import ALL, Detector, TableKey
+from holter.detectors import ALL, Detector, TableKey, Window
 from holter.records import Action, Attached, Diagnosis, Exited, Finding, Observation, StepDone, Table
 from holter.transport import wire
 
@@ -51,10 +51,8 @@ class Judgement:
 
     needs: tuple[TableKey, ...]
     """Tables to fetch before some of it can be explained."""
-    diagnoses: tuple[Diagnosis, ...]
-    """New or explained better."""
     fresh: tuple[Diagnosis, ...]
-    """Those of them that nobody has been told of."""
+    """Incidents that nobody has been told of."""
 
 
 class Ward:
@@ -117,10 +115,9 @@ class Ward:
         window = self.assembly.window(now_ns + FINAL_PATIENCE_NS if is_final else now_ns)
         self.findings = self.bench.judge(window)
         needs = {key for finding in self.findings for key in pending(finding, window)}
-        diagnoses = self.bench.guard("diagnosis", lambda: self.casebook.settle(self.findings, window, now_ns))
-        for diagnosis in diagnoses:
-            self.incidents.put(diagnosis)
-        return Judgement(tuple(sorted(needs)), tuple(diagnoses), tuple(filter(self._is_news, diagnoses)))
+        fresh: list[Diagnosis] = []
+        self.bench.guard(DIAGNOSIS, lambda: self._explain(window, now_ns, fresh))
+        return Judgement(tuple(sorted(needs)), tuple(fresh))
 
     def write_identity(self) -> None:
         """run.json, as far as it is known now."""
@@ -131,7 +128,7 @@ class Ward:
         """Write the end down."""
         self.identity = identity.ended(self.identity, now_ns)
         self.write_identity()
-        self.journal.flush(self.disk)
+        self.journal.flush(self.disk, is_last=True)
         if not self.disk.close(deadline_s):
             logger.warning("gave up waiting for the disk of %s after %.0f s", self.settings.run_dir, deadline_s)
 
@@ -154,6 +151,12 @@ class Ward:
             found.append(f"observations that cannot be: {self.strangers}")
         return found
 
+    def _explain(self, window: Window, now_ns: int, fresh: list[Diagnosis]) -> None:
+        for diagnosis in self.casebook.settle(self.findings, window, now_ns):
+            self.incidents.put(diagnosis)
+            if self._is_news(diagnosis):
+                fresh.append(diagnosis)
+
     def _take(self, observation: Observation, now_ns: int) -> None:
         self.assembly.add(observation, now_ns)
         self.roster.observe(observation, now_ns)
@@ -166,7 +169,7 @@ class Ward:
 
     def _is_news(self, diagnosis: Diagnosis) -> bool:
         """Told once for each incident and leading cause: a better explanation of the same cause is not news."""
-        news = (diagnosis.id, diagnosis.causes[0].cause if diagnosis.causes else "")
+        news = (diagnosis.id, cause_of(diagnosis))
         if news in self._told:
             return False
         self._told.add(news)

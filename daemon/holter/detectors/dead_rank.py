@@ -29,8 +29,8 @@ Kind = Literal["ordinary", "terminated", "connection_lost", "signal", "exception
 VICTIMS: tuple[Kind, ...] = ("terminated", "connection_lost")
 """Ends that a peer's death brings about."""
 
-HALTED_EXIT_CODE = 93
-"""A rank that was halted by decision: public, no fault."""
+MEANT_CODES = (93, 128 + signal.SIGINT)
+"""Halted by decision, and Ctrl-C as a shell counts it."""
 
 LOST_CONNECTION = (
     "connection closed by peer",
@@ -76,6 +76,8 @@ class DeadRank:
         is_everyone_gone = window.attached <= {end.rank for end in window.exits}
         if not is_everyone_gone and window.now_ns - abnormal[0].at_ns < self.settle_s * 1e9:
             return
+        if self._is_called_off(window.exits, abnormal[0]):
+            return
         if is_everyone_gone and len(abnormal) == len(window.exits) and self._are_stopped_together(abnormal):
             return
         culprits = self._culprits(abnormal)
@@ -85,6 +87,11 @@ class DeadRank:
         yield _finding(
             culprits, abnormal, is_everyone_gone=is_everyone_gone, is_order_clear=not is_unclear or len(abnormal) == 1
         )
+
+    def _is_called_off(self, ends: tuple[RankExit, ...], first: RankExit) -> bool:
+        """Ctrl-C or a decided halt came first: whatever the other ranks then said is no fault."""
+        slack_ns = self.reorder_s * 1e9 if kind_of(first) in VICTIMS else 0
+        return any(_is_meant(end) and end.at_ns <= first.at_ns + slack_ns for end in ends)
 
     def _are_together(self, ends: list[RankExit]) -> bool:
         return ends[-1].at_ns - ends[0].at_ns <= self.together_s * 1e9
@@ -105,11 +112,7 @@ class DeadRank:
 def kind_of(end: RankExit) -> Kind:
     """How the process ended."""
     said, code, number = end.exited.farewell, end.exited.exit_code, _signal(end)
-    if (
-        number == signal.SIGINT
-        or code in {0, HALTED_EXIT_CODE, 128 + signal.SIGINT}
-        or (said and said.kind == "interrupt")
-    ):
+    if code == 0 or _is_meant(end):
         return "ordinary"
     if number == signal.SIGTERM or code == 128 + signal.SIGTERM:
         return "terminated"
@@ -120,6 +123,14 @@ def kind_of(end: RankExit) -> Kind:
     if code is not None:
         return "exit_code"
     return "ordinary" if said else "unknown"
+
+
+def _is_meant(end: RankExit) -> bool:
+    """A person or a decision of ours stopped it before it was done."""
+    said = end.exited.farewell
+    return (
+        _signal(end) == signal.SIGINT or end.exited.exit_code in MEANT_CODES or bool(said and said.kind == "interrupt")
+    )
 
 
 def _signal(end: RankExit) -> int | None:

@@ -35,6 +35,11 @@ WORDS: dict[Where, str] = {
     "gradient": "own gradients",
     "reduced_gradient": "reduced gradients",
 }
+SUBJECTS: dict[Where, str] = {
+    "input": "input",
+    "gradient": "own gradient of",
+    "reduced_gradient": "reduced gradient of",
+}
 MAX_ENTRIES = 6
 """Evidence lines about single tensors; the rest is counted."""
 
@@ -110,7 +115,7 @@ def _finding(window: Window, view: StepView, missing: list[int]) -> Finding:
         summary=_summary(view.step, where, culprits, origin),
         facts=facts,
         evidence=(
-            *_nonfinite_evidence(view.step, proofs, culprits),
+            *_nonfinite_evidence(view.step, where, proofs, culprits),
             *_comparison(window, view, proofs, culprits),
             *_origin_evidence(origin),
             *_missing_evidence(missing),
@@ -143,18 +148,25 @@ def _summary(step: int, where: Where, culprits: list[int], origin: Origin | None
     return f"{applied}; before the reduction it was in the {whom}{born}."
 
 
-def _nonfinite_evidence(step: int, proofs: list[Entry], culprits: list[int]) -> Iterator[Evidence]:
+def _nonfinite_evidence(step: int, where: Where, proofs: list[Entry], culprits: list[int]) -> Iterator[Evidence]:
+    """The culprits' tensors up to where it was first seen and the loss; what only carried it on is counted."""
     order = tuple(WORDS)
-    shown = sorted(
+    own = sorted(
         ((rank, entry) for rank, entry in proofs if rank in culprits),
         key=lambda proof: (order.index(proof[1].where), proof[1].order, proof[0]),
     )
+    shown = [(rank, entry) for rank, entry in own if entry.where in {where, "loss"}]
     for rank, entry in shown[:MAX_ENTRIES]:
         yield _entry_evidence(step, rank, entry)
-    num_more = len(shown) - MAX_ENTRIES
-    if num_more > 0:
+    if (num_more := len(shown) - MAX_ENTRIES) > 0:
         summary = f"and {num_more} more tensors of {ranks_text(culprits)} at step {step}"
         yield Evidence(kind="nonfinite", summary=summary, values={"num_more": num_more})
+    num_carried = len({entry.name for _, entry in own if entry.where == "gradient"})
+    if where in {"input", "loss"} and num_carried:
+        summary = (
+            f"{ranks_text(culprits)}, step {step}: it reached {num_carried} of the gradients from before the reduction"
+        )
+        yield Evidence(kind="nonfinite", summary=summary, values={"num_gradients": num_carried})
 
 
 def _entry_evidence(step: int, rank: int, entry: Nonfinite) -> Evidence:
@@ -162,7 +174,7 @@ def _entry_evidence(step: int, rank: int, entry: Nonfinite) -> Evidence:
     counts = listed(held or ["NaN or Inf"])
     is_first = entry.where == "gradient" and entry.order == 0
     first = ", the first gradient that the backward pass makes" if is_first else ""
-    subject = "the loss" if entry.where == "loss" else f"{WORDS[entry.where].removesuffix('s')} {entry.name}"
+    subject = "the loss" if entry.where == "loss" else f"{SUBJECTS[entry.where]} {entry.name}"
     amount = "was not finite" if entry.where == "loss" else f"held {counts} in {entry.numel} values"
     return Evidence(
         kind="nonfinite",

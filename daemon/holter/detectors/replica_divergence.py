@@ -19,11 +19,11 @@ What to do
     implausible norm breaks the tie, both are named.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from holter.detectors.parting import Difference, Parting, find_difference, find_parting
 from holter.detectors.window import ClassHistory, Window
 from holter.detectors.wording import ranks_text
 from holter.records import Evidence, Finding, TableRequest
@@ -37,9 +37,6 @@ WORDS = {
     "parameters_after": "parameters after the optimizer's step",
 }
 MAX_TENSORS_SHOWN = 5
-
-Groups = tuple[tuple[int, ...], ...]
-"""Ranks with equal roots, the largest group first."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +65,11 @@ class ReplicaDivergence:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first parting; it asks for tables until they are there or cannot be had."""
-        partings = [parting for name in CLASSES if (parting := _parting(window, name))]
+        partings = [parting for name in CLASSES if (parting := find_parting(window, name))]
         first = min(partings, key=lambda parting: parting.step, default=None)
-        if first is None or not _must_agree(window) or self._is_waiting(window, first):
+        if first is None or _is_beginning_forgotten(window, first) or not _must_agree(window):
+            return
+        if self._is_waiting(window, first):
             return
         weights = min(
             (parting for parting in partings if parting.tensor_class in PARAMETERS),
@@ -90,11 +89,11 @@ class ReplicaDivergence:
             return
         yield _explained(window, first, weights, gradients, self)
 
-    def _is_waiting(self, window: Window, parting: "_Parting") -> bool:
+    def _is_waiting(self, window: Window, parting: Parting) -> bool:
         view = window.step(parting.step)
         return bool(view and view.missing and window.now_ns - view.first_seen_ns < self.patience_s * 1e9)
 
-    def _request(self, window: Window, parting: "_Parting") -> TableRequest | None:
+    def _request(self, window: Window, parting: Parting) -> TableRequest | None:
         rounds = (group[turn] for turn in range(self.ranks_per_group) for group in parting.groups if turn < len(group))
         asked = [rank for rank, _ in zip(rounds, range(self.max_ranks_asked), strict=False)]
         keys = {rank: (parting.tensor_class, parting.step, rank) for rank in asked}
@@ -104,67 +103,25 @@ class ReplicaDivergence:
         return TableRequest(parting.tensor_class, parting.step, open_ranks) if open_ranks else None
 
 
-@dataclass(frozen=True)
-class _Parting:
-    """The first step at which ranks differed in one class of tensors."""
-
-    tensor_class: str
-    step: int
-    groups: Groups
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(sorted(rank for group in self.groups for rank in group))
-
-    @property
-    def minority(self) -> tuple[int, ...]:
-        """Everyone outside the group that holds more than half of the ranks; empty if there is none such."""
-        largest, *others = self.groups
-        return tuple(sorted(rank for group in others for rank in group)) if 2 * len(largest) > len(self.ranks) else ()
-
-
-@dataclass(frozen=True)
-class _Difference:
-    """Which tensors of a class differ, from the tables that could be had."""
-
-    tensors: tuple[str, ...] = ()
-    num_tensors: int = 0
-    is_all: bool | None = None
-    """None: no tables. A tensor that is zero on every rank cannot differ and does not count."""
-    odd_ranks: tuple[int, ...] = ()
-    """Ranks with an implausible norm in a tensor that differs."""
-    odd_text: str = ""
-    has_norms: bool = False
+def _is_beginning_forgotten(window: Window, first: Parting) -> bool:
+    """Then it was judged before, and better: what began later would be taken for the beginning."""
+    onsets = (history.first_unequal_step for name in CLASSES if (history := window.classes.get(name)))
+    return any(step is not None and step < first.step for step in onsets)
 
 
 def _must_agree(window: Window) -> bool:
     return not window.census or any(census.is_replicated for census in window.census.values())
 
 
-def _parting(window: Window, tensor_class: str) -> _Parting | None:
-    history = window.classes.get(tensor_class)
-    if history is None or history.first_unequal_step is None:
-        return None
-    step = history.first_unequal_step
-    view = window.step(step)
-    by_root: dict[int, list[int]] = {}
-    if view:
-        by_root = {root: list(ranks) for root, ranks in view.roots.get(tensor_class, {}).items()}
-    else:  # the step is forgotten, the tables that were fetched for it are not
-        for (name, at, rank), table in window.tables.items():
-            if (name, at) == (tensor_class, step):
-                by_root.setdefault(table.root, []).append(rank)
-    if len(by_root) < 2:  # noqa: PLR2004 - one root is agreement
-        return None
-    groups = sorted((tuple(sorted(ranks)) for ranks in by_root.values()), key=lambda group: (-len(group), group))
-    return _Parting(tensor_class, step, tuple(groups))
-
-
 def _explained(
-    window: Window, first: _Parting, weights: _Parting | None, gradients: _Parting | None, limits: ReplicaDivergence
+    window: Window, first: Parting, weights: Parting | None, gradients: Parting | None, limits: ReplicaDivergence
 ) -> Finding:
-    in_weights = _difference(window, weights, limits)
-    in_gradients = _difference(window, gradients, limits)
+    in_weights = find_difference(
+        window, weights, nearly_all=limits.nearly_all, implausible_ratio=limits.implausible_ratio
+    )
+    in_gradients = find_difference(
+        window, gradients, nearly_all=limits.nearly_all, implausible_ratio=limits.implausible_ratio
+    )
     broke_step, broke, is_broken_on_all = _history_break(window, weights)
     minority = first.minority
     ranks = broke or minority or in_weights.odd_ranks or first.ranks
@@ -181,7 +138,6 @@ def _explained(
         "is_culprit_known": bool(broke or minority or in_weights.odd_ranks),
         "parameters_differ_in_all_tensors": in_weights.is_all,
         "gradients_differ_in_all_tensors": in_gradients.is_all,
-        "gradients_differ_in_some_tensors": None if in_gradients.is_all is None else not in_gradients.is_all,
         **_when(window.classes, weights),
     }
     evidence = [
@@ -203,7 +159,7 @@ def _explained(
 
 
 def _finding(  # noqa: PLR0913 - a record's fields
-    first: _Parting,
+    first: Parting,
     *,
     summary: str,
     step: int | None = None,
@@ -232,7 +188,7 @@ def _modules(tensors: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0])))
 
 
-def _when(classes: Mapping[str, ClassHistory], weights: _Parting | None) -> dict[str, bool | None]:
+def _when(classes: Mapping[str, ClassHistory], weights: Parting | None) -> dict[str, bool | None]:
     """Facts about time: equal at first, gradients at every step, parted within a step or between two."""
     before, after = classes.get("parameters_before"), classes.get("parameters_after")
     gradients = classes.get("gradients")
@@ -251,52 +207,7 @@ def _when(classes: Mapping[str, ClassHistory], weights: _Parting | None) -> dict
     }
 
 
-def _difference(window: Window, parting: _Parting | None, limits: ReplicaDivergence) -> _Difference:
-    if parting is None:
-        return _Difference()
-    keys = {rank: (parting.tensor_class, parting.step, rank) for rank in parting.ranks}
-    tables = {rank: window.tables[key] for rank, key in keys.items() if key in window.tables}
-    if len({table.root for table in tables.values()}) < 2:  # noqa: PLR2004 - tables of one side show no difference
-        return _Difference()
-    prints = {rank: dict(zip(table.names, table.fingerprints, strict=True)) for rank, table in tables.items()}
-    norms = {rank: dict(zip(table.names, table.norms, strict=True)) for rank, table in tables.items() if table.norms}
-    names = tuple(dict.fromkeys(name for table in tables.values() for name in table.names))
-    differing = tuple(name for name in names if len({of_rank.get(name) for of_rank in prints.values()}) > 1)
-    idle = {
-        name
-        for name in names
-        if len(norms) == len(tables) and all(of_rank.get(name) == 0 for of_rank in norms.values())
-    }
-    odd_ranks, odd_text = _implausible(differing, norms, parting.groups, limits.implausible_ratio)
-    return _Difference(
-        tensors=differing,
-        num_tensors=len(names),
-        is_all=len(differing) >= limits.nearly_all * len(set(names) - (idle - set(differing))),
-        odd_ranks=odd_ranks,
-        odd_text=odd_text,
-        has_norms=bool(norms),
-    )
-
-
-def _implausible(
-    names: Iterable[str], norms: Mapping[int, Mapping[str, float]], groups: Groups, ratio: float
-) -> tuple[tuple[int, ...], str]:
-    """Ranks whose norm is NaN, Inf or far above their peers'. A far smaller one is no proof: it may be the sound side."""
-    for name in names:
-        of_rank = {rank: values[name] for rank, values in norms.items() if name in values}
-        finite = {rank: norm for rank, norm in of_rank.items() if math.isfinite(norm)}
-        odd = set(of_rank) - set(finite)
-        if not odd and finite and min(finite.values()) > 0:
-            odd = {rank for rank, norm in finite.items() if norm > ratio * min(finite.values())}
-        if odd and odd != set(of_rank):
-            shown = ", ".join(f"{norm:.4g} on rank {rank}" for rank, norm in sorted(of_rank.items()))
-            return tuple(
-                sorted(rank for group in groups if odd & set(group) for rank in group)
-            ), f"norm of {name}: {shown}"
-    return (), ""
-
-
-def _history_break(window: Window, weights: _Parting | None) -> tuple[int | None, tuple[int, ...], bool | None]:
+def _history_break(window: Window, weights: Parting | None) -> tuple[int | None, tuple[int, ...], bool | None]:
     """The step before which only some ranks' weights changed by themselves, who, and whether it was all (None: nobody looked)."""
     if weights is None:
         return None, (), None
@@ -313,7 +224,7 @@ def _history_break(window: Window, weights: _Parting | None) -> tuple[int | None
     return None, (), any(view.broke_history for view in looked)
 
 
-def _summary(first: _Parting, step: int, difference: _Difference, ranks: tuple[int, ...]) -> str:
+def _summary(first: Parting, step: int, difference: Difference, ranks: tuple[int, ...]) -> str:
     what = _cap(WORDS[first.tensor_class])
     count = f" in {len(difference.tensors)} of {difference.num_tensors} tensors" if difference.num_tensors else ""
     who = "" if set(ranks) == set(first.ranks) else f"; {ranks_text(ranks)} parted from the rest"
@@ -332,11 +243,11 @@ def _history_evidence(classes: Mapping[str, ClassHistory]) -> Iterator[Evidence]
         if history.first_unequal_step is None:
             text = f"agreed at all {compared} steps compared, {history.first_step} to {history.last_equal_step}"
         elif history.last_equal_step is None:
-            text = f"differed at the first comparison, step {history.first_unequal_step}, and at {history.num_unequal} of {compared} in all"
+            text = f"differed at the first comparison, step {history.first_unequal_step}, and at {history.num_unequal} of {compared} compared steps in all"
         else:
             text = (
                 f"agreed from step {history.first_step} to step {history.last_equal_step}, first differed at step "
-                f"{history.first_unequal_step}, and at {history.num_unequal} of {compared} in all"
+                f"{history.first_unequal_step}, and at {history.num_unequal} of {compared} compared steps in all"
             )
         yield Evidence(
             kind="fingerprint",
@@ -351,7 +262,7 @@ def _history_evidence(classes: Mapping[str, ClassHistory]) -> Iterator[Evidence]
         )
 
 
-def _tensor_evidence(parting: _Parting | None, difference: _Difference) -> Iterator[Evidence]:
+def _tensor_evidence(parting: Parting | None, difference: Difference) -> Iterator[Evidence]:
     if parting is None:
         return
     what = f"{WORDS[parting.tensor_class]}, step {parting.step}"
@@ -370,10 +281,10 @@ def _tensor_evidence(parting: _Parting | None, difference: _Difference) -> Itera
 
 
 def _culprit_evidence(
-    first: _Parting,
+    first: Parting,
     broke_step: int | None,
     broke: tuple[int, ...],
-    in_weights: _Difference,
+    in_weights: Difference,
     *,
     is_broken_on_all: bool | None,
 ) -> Iterator[Evidence]:

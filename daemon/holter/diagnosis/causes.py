@@ -175,8 +175,9 @@ SILENT_DATA_CORRUPTION = CauseEntry(
     is_refuted_by=True,
     fix=Fix(
         do=(
-            "Take the named rank's host out of the job: read its kernel log (EDAC, machine checks) and its device's ECC and row-remap "
-            "counters, and run a memory test. Resume elsewhere from a checkpoint that is older than this step."
+            "Take the named rank's host out of the job (if several are named, one of them is it): read its kernel log (EDAC, machine "
+            "checks) and its device's ECC and row-remap counters, and run a memory test. Resume elsewhere from a checkpoint that is older "
+            "than this step."
         ),
         changes="Which machine runs this rank. The training code stays as it is.",
         does_not_fix="Weights saved from the named rank since this step. If that is rank 0, checkpoints after this step hold the damage.",
@@ -205,7 +206,7 @@ RANK_DEAD = CauseEntry(
             "and the scheduler who sent it; most often memory ran out. SIGSEGV, SIGBUS, SIGABRT: native code, look for a core dump. "
             "An exception: its text and line are in the evidence. Then resume from the last good checkpoint."
         ),
-        changes="Nothing in the numbers: the weights of the last completed step were sound on all ranks, as far as was seen.",
+        changes="Nothing in the numbers: steps since the last checkpoint are run again, nothing else is lost.",
         does_not_fix="What ended the process, if it is resumed unchanged: it may well die at the same place again.",
         expect="The resumed run passes this step with all ranks alive.",
         verify="`holter status` shows every rank past this step.",

@@ -51,8 +51,10 @@ BRINGS_ABOUT: tuple[Consequence, ...] = (
     # Without one rank nothing that the others do is sound.
     Consequence("dead_rank", "nonfinite_values"),
     Consequence("dead_rank", "replica_divergence"),
-    Consequence("dead_rank", "dead_rank"),
 )  # fmt: skip
+
+JUDGES_THE_WHOLE_RUN = frozenset({"replica_divergence", "dead_rank"})
+"""These never speak of a second event: another finding of theirs is a better opinion on the first."""
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,17 +130,18 @@ def _place(known: dict[str, Incident], finding: Finding, new_id: str) -> list[In
 
 
 def _is_same(leading: Finding, finding: Finding) -> bool:
-    """The same detector about the same step, or about the same cause on the same ranks."""
+    """The same detector about the same event, the same step, or the same cause on the same ranks."""
     if leading.detector != finding.detector:
         return False
-    return leading.first_step == finding.first_step or (
-        leading.ranks == finding.ranks and top_cause(leading) == top_cause(finding)
-    )
+    if finding.detector in JUDGES_THE_WHOLE_RUN or leading.first_step == finding.first_step:
+        return True
+    return leading.ranks == finding.ranks and top_cause(leading) == top_cause(finding)
 
 
 def _refreshed(incident: Incident, finding: Finding) -> list[Incident]:
     # A window forgets: what is seen later of the same fault says less about how it began.
-    if finding.first_step > incident.leading.first_step or _substance(finding) == _substance(incident.leading):
+    is_later = finding.detector not in JUDGES_THE_WHOLE_RUN and finding.first_step > incident.leading.first_step
+    if is_later or _substance(finding) == _substance(incident.leading):
         return []
     return [msgspec.structs.replace(incident, leading=finding)]
 

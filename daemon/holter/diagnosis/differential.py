@@ -2,7 +2,7 @@
 
 `ROWS` is the whole of it, to be read line by line. A fact is True (seen), False (looked for, not seen) or None (nobody looked).
 
-    a row fits when   every fact in `seen` is True, every fact in `absent` is False, and no fact in `unless` is True
+    a row fits when   every fact in `seen` is True, in `absent` is False, in `unknown` is None, and no fact in `unless` is True
 
 Of the rows that fit, the surest of each cause counts. A confidence under 0.70 must say which evidence is missing.
 """
@@ -31,6 +31,7 @@ class Row:
     basis: Basis
     seen: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
     names: Literal["culprits", "everyone"] = "culprits"
     """Whom the cause is laid to: the finding's culprits, or every rank that was compared."""
@@ -45,6 +46,7 @@ class Row:
             finding.detector == self.detector
             and all(facts.get(name) is True for name in self.seen)
             and all(facts.get(name) is False for name in self.absent)
+            and all(facts.get(name) is None for name in self.unknown)
             and not any(facts.get(name) is True for name in self.unless)
         )
 
@@ -71,7 +73,6 @@ ROWS: tuple[Row, ...] = (
     Row("nonfinite_forward", "nonfinite_values", 0.95, "observation", seen=("has_nonfinite_loss", "has_origin_module", "is_origin_input_finite"), absent=("has_nonfinite_input",)),
     Row("nonfinite_forward", "nonfinite_values", 0.85, "documented", seen=("has_nonfinite_loss",), absent=("has_nonfinite_input",), unless=("has_origin_module",)),
     Row("nonfinite_forward", "nonfinite_values", 0.50, "inference", seen=("has_nonfinite_loss",), absent=("has_nonfinite_input",), missing=_NO_REPLAY + " that starts from finite inputs"),
-    Row("nonfinite_forward", "nonfinite_values", 0.20, "inference", seen=("has_nonfinite_input",), missing="a healthy step with the same values in its batch: then the batch is not to blame"),
     Row("nonfinite_backward", "nonfinite_values", 0.93, "observation", seen=("has_nonfinite_gradient", "is_local_view"), absent=("has_nonfinite_input", "has_nonfinite_loss")),
     Row("nonfinite_backward", "nonfinite_values", 0.60, "inference", absent=("has_nonfinite_input", "has_nonfinite_loss"), unless=("is_local_view",), missing=_NO_LOCAL_VIEW),
     Row("nonfinite_backward", "nonfinite_values", 0.15, "inference", missing=_NO_REPLAY),
@@ -79,13 +80,13 @@ ROWS: tuple[Row, ...] = (
     # Different from the start.
     Row("unsynced_initialisation", "replica_divergence", 0.95, "observation", seen=("parameters_differ_at_first",), absent=("gradients_differ",), unless=("own_history_broke_on_some",), names="everyone", tensors="parameters"),
     Row("unsynced_initialisation", "replica_divergence", 0.85, "documented", seen=("parameters_differ_at_first", "gradients_differ"), unless=("own_history_broke_on_some",), names="everyone", tensors="parameters"),
-    Row("unsynced_initialisation", "replica_divergence", 0.80, "documented", seen=("parameters_differ_at_first",), unless=("gradients_differ", "own_history_broke_on_some"), names="everyone", tensors="parameters"),
+    Row("unsynced_initialisation", "replica_divergence", 0.80, "documented", seen=("parameters_differ_at_first",), unknown=("gradients_differ",), unless=("own_history_broke_on_some",), names="everyone", tensors="parameters"),
     Row("unsynced_initialisation", "replica_divergence", 0.40, "inference", seen=("parameters_differ_at_first",), names="everyone", tensors="parameters", missing=_NO_TIE_BREAK),
-    Row("unsynced_initialisation", "replica_divergence", 0.25, "inference", seen=("parameters_differ",), unless=("gradients_differ",), names="everyone", tensors="parameters", missing=_NO_PARAMETERS),
+    Row("unsynced_initialisation", "replica_divergence", 0.40, "inference", seen=("parameters_differ",), unknown=("parameters_differ_at_first",), unless=("gradients_differ",), names="everyone", tensors="parameters", missing=_NO_PARAMETERS),
     # Gradients that nobody reduced. Parameters that differ as well are what it leads to.
     Row("gradient_sync_bypassed", "replica_divergence", 0.95, "observation", seen=("gradients_differ_always", "gradients_differ_in_all_tensors", "gradients_differ_repeatedly"), absent=("parameters_differ_at_first",), names="everyone", tensors="gradients"),
     Row("gradient_sync_bypassed", "replica_divergence", 0.90, "observation", seen=("gradients_differ_always", "gradients_differ_in_all_tensors"), names="everyone", tensors="gradients"),
-    Row("gradient_sync_bypassed", "replica_divergence", 0.65, "inference", seen=("gradients_differ_always",), unless=("gradients_differ_in_some_tensors",), names="everyone", tensors="gradients", missing=_NO_TABLES),
+    Row("gradient_sync_bypassed", "replica_divergence", 0.65, "inference", seen=("gradients_differ_always",), unknown=("gradients_differ_in_all_tensors",), names="everyone", tensors="gradients", missing=_NO_TABLES),
     Row("gradient_sync_bypassed", "replica_divergence", 0.40, "inference", seen=("gradients_differ",), names="everyone", tensors="gradients", missing=_FEW_GRADIENTS),
     # Weights that changed by themselves.
     Row("silent_data_corruption", "replica_divergence", 0.93, "observation", seen=("own_history_broke_on_some",), absent=("gradients_differ", "parameters_differ_in_all_tensors"), tensors="parameters"),
@@ -107,7 +108,7 @@ ROWS: tuple[Row, ...] = (
     Row("rank_dead", "dead_rank", 0.60, "inference", absent=("is_status_known",), unless=("is_order_clear",), missing="exit codes: all ranks ended at once without last words, so the job may have been stopped from outside"),
     Row("rank_dead", "dead_rank", 0.55, "inference", missing="the end of the peer that closed the connection: no rank was seen to die before this one complained"),
 )  # fmt: skip
-"""Read a line as: this cause, from this detector, so sure, because of ..., if seen, and absent, unless."""
+"""Read a line as: this cause, from this detector, so sure, on this basis, if these were seen, those looked for in vain, these not looked for, unless those."""
 
 
 def rank_causes(finding: Finding) -> tuple[Cause, ...]:

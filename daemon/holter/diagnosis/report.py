@@ -90,11 +90,12 @@ def _sections(diagnosis: Diagnosis) -> Iterator[Section]:
         yield Section("Seen before", paragraphs=doubts)
     yield Section("Where", pairs=tuple(_scope(diagnosis, cause)))
     yield Section("What to do", paragraphs=(cause.fix.do,))
-    yield Section("Why we think so", paragraphs=(cause.mechanism,), items=_proofs(cause))
+    yield Section("Why we think so", items=_proofs(cause))
     if gaps := _of_kind(cause, "missing"):
         yield Section("Missing evidence", items=gaps)
     if brought := _of_kind(cause, "consequence"):
         yield Section("What it brought about", items=brought)
+    yield Section("How it comes about", paragraphs=(cause.mechanism,))
     yield Section("What would refute it", paragraphs=(cause.would_refute,))
     yield Section("About the fix", pairs=_fix(cause))
     if others:
@@ -156,7 +157,7 @@ def _record(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     if diagnosis.action.checkpoint:
         yield "Checkpoint", diagnosis.action.checkpoint
     yield "Incident", f"{diagnosis.id} of run {diagnosis.run_id}"
-    yield "Opened", f"{diagnosis.opened_at}, {diagnosis.detected_after_s:.1f} s after it was first reported"
+    yield "Opened", f"{diagnosis.opened_at}, {diagnosis.detected_after_s:.1f} s after it happened"
     if diagnosis.closed_at:
         yield "Closed", diagnosis.closed_at
 

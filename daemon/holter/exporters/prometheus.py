@@ -1,7 +1,7 @@
 """Snapshots -> Prometheus metric families. A scrape touches no rank, no driver, no lock: it renders the last state.
 
 Names, help and labels stand in one table; a metric that is not in it cannot be made. Ranks that are not in the list have no
-series, so that one which exited disappears instead of standing still.
+series, so that one which exited disappears instead of standing still; of one whose sidecar is gone only that is shown.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -86,8 +86,10 @@ def families(
     page = _Page(run_id)
     page.set("build_info", 1, version)
     for rank in ranks:
-        _show_where(page, rank)
-        if len(ranks) <= DETAILED_RANKS:
+        page.set("sidecar_up", int(rank.is_sidecar_up), str(rank.rank))
+        if rank.is_sidecar_up:
+            page.set("step", rank.step, str(rank.rank))
+        if rank.is_sidecar_up and len(ranks) <= DETAILED_RANKS:
             _show_rank(page, rank)
     if coordinator is not None:
         _show_coordinator(page, coordinator)
@@ -110,11 +112,6 @@ class _Rendered(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self._metrics
-
-
-def _show_where(page: _Page, rank: RankSnapshot) -> None:
-    page.set("step", rank.step, str(rank.rank))
-    page.set("sidecar_up", int(rank.is_sidecar_up), str(rank.rank))
 
 
 def _show_rank(page: _Page, rank: RankSnapshot) -> None:

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 
 from holter.records import Action, Cause, Directive, Severity
 
+ALREADY_OVER = frozenset({"rank_dead"})
+"""Causes after which nobody trains on."""
+
 
 def decide(severity: Severity, causes: Sequence[Cause], action: Action) -> Directive:
     """What is directed for a diagnosis of this severity and these causes, where the operator asked for `action`."""
@@ -37,6 +40,9 @@ def _instead_of_halt(severity: Severity, causes: Sequence[Cause]) -> Directive:
     first = causes[0]
     if first.basis != "observation":
         reason = f"{first.cause} rests on {first.basis}, and only what was observed directly halts a run: reported, training goes on"
+        return Directive(directive="notify", reason=reason)
+    if first.cause in ALREADY_OVER:
+        reason = f"{first.cause} was observed directly; a halt would save what the survivors hold, which this version cannot carry out"
         return Directive(directive="notify", reason=reason)
     reason = f"{first.cause} was observed directly and calls for a halt, which this version cannot carry out: training goes on, stop it yourself"
     return Directive(directive="notify", reason=reason)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from holter_kernels import set_num_threads
 
 import holter
 from holter import clock
@@ -85,7 +84,6 @@ def _attach(settings: Settings, here: Place, framework: str) -> Attachment | Non
     except PageError as error:
         say(f"rank {here.rank} trains unobserved: {error}")
         return None
-    set_num_threads(settings.threads)
     word, listener = _word(settings, here)
     send = _start_sidecar(settings, here, page, listener)
     if word is not None:
@@ -97,6 +95,7 @@ def _attach(settings: Settings, here: Place, framework: str) -> Attachment | Non
         world_size=here.world_size,
         budget=settings.overhead_budget,
         floor_s=settings.overhead_floor_s,
+        threads=settings.threads,
     )
     monitor.install()
     _meet(monitor, here, word, send)

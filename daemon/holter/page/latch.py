@@ -20,11 +20,6 @@ _MASK_32 = (1 << 32) - 1
 _MASK_64 = (1 << 64) - 1
 
 
-def latch_bytes(form: struct.Struct) -> int:
-    """How much of the page a latch of this form takes."""
-    return WORD_BYTES + 2 * (WORD_BYTES + form.size)
-
-
 class Latch:
     """A place in the page where the latest of something is published."""
 

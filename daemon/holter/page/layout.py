@@ -54,7 +54,7 @@ from zlib import crc32
 import msgspec
 
 from holter.errors import PageError, TornPageError
-from holter.page.latch import WORD_BYTES, Latch, latch_bytes
+from holter.page.latch import WORD_BYTES, Latch
 
 MAGIC = b"HOLTERPG"
 VERSION = 1
@@ -86,9 +86,6 @@ _MAX_64 = (1 << 64) - 1
 _IDENTITY = struct.Struct("<8s6Q")
 _IDENTITY_CHECK = struct.Struct("<Q")
 _IDENTITY_BYTES = _IDENTITY.size + _IDENTITY_CHECK.size
-
-assert HEARTBEAT_OFFSET >= _IDENTITY_BYTES  # noqa: S101 - our invariant
-assert NOTICE_OFFSET + latch_bytes(NOTICE) <= RING_OFFSET  # noqa: S101 - our invariant
 
 
 class PageIdentity(msgspec.Struct, frozen=True, kw_only=True):

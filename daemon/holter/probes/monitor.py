@@ -4,6 +4,7 @@ import os
 from typing import Any
 
 import torch
+from holter_kernels import set_num_threads
 
 from holter.probes.calls import CallProbe
 from holter.probes.context import Context
@@ -20,7 +21,10 @@ from holter.records import Phase
 class Monitor:
     """What a rank wears."""
 
-    def __init__(self, recorder: Recorder, *, world_size: int, budget: float, floor_s: float) -> None:
+    def __init__(
+        self, recorder: Recorder, *, world_size: int, budget: float, floor_s: float, threads: int = 1
+    ) -> None:
+        set_num_threads(threads)
         self.context = Context(recorder, Schedule(budget=budget, floor_s=floor_s), world_size)
         self._tensors = TensorProbe(self.context)
         self._losses = LossProbe(self.context, self._on_backward, self._on_gradients)

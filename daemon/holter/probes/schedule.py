@@ -8,20 +8,24 @@ Two dials, both powers of two, so that ranks which turned them differently still
 The costs are measured in the rank itself; `plan` is a pure function of them.
 """
 
+import statistics
+from collections import deque
 from dataclasses import dataclass
 
 MAX_STRIDE = 32
 MAX_INTERVAL = 64
 SETTLED_STEPS = 4
 """The first steps compile, allocate and warm up; what they cost says nothing about the rest."""
-SMOOTHING = 0.2
+NUM_SAMPLES = 5
+"""A cost is the least of this many measurements: what other processes take from us is not our cost."""
+WINDOW = 64
 RETURN_MARGIN = 0.7
 """To read more again there must be room to spare, or the dial would flutter."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds, smoothed over recent steps."""
+    """Seconds, as far as recent steps tell."""
 
     step_s: float
     fixed_s: float
@@ -53,9 +57,9 @@ class Plan:
 
 
 def plan(costs: Costs, *, budget: float, floor_s: float, current: Plan) -> Plan:
-    """The most that fits into the budget."""
-    allowed = max(budget * costs.step_s, floor_s) - costs.fixed_s
-    stride = _fit(costs.gradients_s, 0.6 * allowed, current.gradient_stride, MAX_STRIDE)
+    """The most that fits into the budget; gradients first, because a NaN is lost if its step is not read."""
+    allowed = max(budget * costs.step_s - costs.fixed_s, floor_s)
+    stride = _fit(costs.gradients_s, allowed, current.gradient_stride, MAX_STRIDE)
     left = allowed - costs.gradients_s / stride
     # A check has a fourth reading, at the start of the next step.
     interval = _fit(costs.check_s * 4 / 3, left, current.check_interval, MAX_INTERVAL)
@@ -72,15 +76,24 @@ def _fit(cost_s: float, room_s: float, current: int, largest: int) -> int:
 
 
 class Schedule:
-    """Measures, and turns the dials every few steps."""
+    """Measures, and turns the dials by one notch a step at most."""
 
     def __init__(self, *, budget: float, floor_s: float) -> None:
         self.plan = Plan()
-        self.overhead_ratio = 0.0
         self._budget, self._floor_s = budget, floor_s
-        self._costs = Costs(0.0, 0.0, 0.0, 0.0)
+        self._step_s: deque[float] = deque(maxlen=WINDOW)
+        self._own_s: deque[float] = deque(maxlen=WINDOW)
+        self._fixed_s: deque[float] = deque(maxlen=NUM_SAMPLES)
+        self._gradients_s: deque[float] = deque(maxlen=NUM_SAMPLES)
+        self._check_s: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._thinning = 0
         self._num_steps = 0
+
+    @property
+    def overhead_ratio(self) -> float:
+        """What holter took of the recent steps, as a share of what they would have taken without it."""
+        own_s = sum(self._own_s)
+        return own_s / max(sum(self._step_s) - own_s, 1e-9)
 
     def thin(self, doublings: int) -> None:
         """The sidecar cannot keep up: compare this many doublings less often than the budget would allow."""
@@ -91,21 +104,27 @@ class Schedule:
         self._num_steps += 1
         if self._num_steps <= SETTLED_STEPS:
             return
-        self._costs = Costs(
-            step_s=_smooth(self._costs.step_s, step_s),
-            fixed_s=_smooth(self._costs.fixed_s, max(own_s - reading_s, 0.0)),
-            gradients_s=_smooth(self._costs.gradients_s, gradients_s * self.plan.gradient_stride),
-            check_s=_smooth(self._costs.check_s, check_s),
+        self._step_s.append(step_s)
+        self._own_s.append(own_s)
+        self._fixed_s.append(max(own_s - reading_s, 0.0))
+        if gradients_s:
+            self._gradients_s.append(gradients_s * self.plan.gradient_stride)
+        if check_s:
+            self._check_s.append(check_s)
+        costs = Costs(
+            step_s=statistics.median(self._step_s),
+            fixed_s=min(self._fixed_s),
+            gradients_s=min(self._gradients_s, default=0.0),
+            check_s=min(self._check_s, default=0.0),
         )
-        ratio = own_s / max(step_s - own_s, 1e-9)
-        self.overhead_ratio += SMOOTHING / 4 * (ratio - self.overhead_ratio)
-        if self._num_steps == SETTLED_STEPS + 1:
-            self.overhead_ratio = ratio
-        chosen = plan(self._costs, budget=self._budget, floor_s=self._floor_s, current=self.plan)
-        self.plan = Plan(chosen.gradient_stride, min(chosen.check_interval << self._thinning, MAX_INTERVAL))
+        chosen = plan(costs, budget=self._budget, floor_s=self._floor_s, current=self.plan)
+        self.plan = Plan(
+            gradient_stride=_notch(self.plan.gradient_stride, chosen.gradient_stride),
+            check_interval=_notch(
+                self.plan.check_interval, min(chosen.check_interval << self._thinning, MAX_INTERVAL)
+            ),
+        )
 
 
-def _smooth(old: float, new: float) -> float:
-    if new == 0.0:
-        return old
-    return new if old == 0.0 else old + SMOOTHING * (new - old)
+def _notch(current: int, wanted: int) -> int:
+    return min(max(wanted, current // 2), current * 2)

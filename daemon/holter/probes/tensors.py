@@ -65,8 +65,6 @@ class TensorProbe:
     def _read_gradients(
         self, model: Model, step: OpenStep, named: list[tuple[str, Any]], where: Where, *, is_whole: bool
     ) -> None:
-        order = {identity: place for place, identity in enumerate(self.ready_order)}
-
         def learn(table: Any) -> None:
             bad = table.nans + table.pos_infs + table.neg_infs
             if is_whole and (where == "gradient" or step.gradient_norm is None):
@@ -82,7 +80,7 @@ class TensorProbe:
                         nans=int(table.nans[row]),
                         infs=int(bad[row] - table.nans[row]),
                         numel=parameter.numel(),
-                        order=order.get(id(parameter), 0),
+                        order=self.ready_order.index(id(parameter)) if id(parameter) in self.ready_order else 0,
                     )
                 )
 

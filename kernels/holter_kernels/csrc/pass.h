@@ -50,11 +50,6 @@ struct keys {
 };
 extern struct keys keys;
 
-/* Four interleaved histograms, so that equal neighbours do not wait for each other's increment. */
-struct bins {
-    uint32_t part[4][NUM_BINS];
-};
-
 enum mode { STATISTICS = 1, HISTOGRAM = 2, SAMPLED = 4 };
 
 static inline int wants_bins(unsigned mode, uint64_t index)
@@ -105,7 +100,7 @@ static inline void add(struct row *row, double x)
 }
 
 /* One chunk of a dtype: adds to a partial row, whose fingerprint becomes the sum of R * T * y, and to bins. */
-typedef void chunk_function(const struct chunk *, unsigned mode, struct row *, struct bins *);
+typedef void chunk_function(const struct chunk *, unsigned mode, struct row *, uint32_t *bins);
 
 struct isa {
     const char *name;
@@ -124,16 +119,13 @@ extern const struct isa isa_avx2, isa_avx512;
 #endif
 extern const struct isa *active_isa;
 
-/* scalar.c: whole chunks of the other dtypes; a few elements, less than a vector; histograms of at most a block */
+/* scalar.c: whole chunks of the other dtypes; a few elements, less than a vector */
 chunk_function chunk_float64, chunk_int16, chunk_int32, chunk_int64, chunk_byte;
 void few_float32(const u32 *, size_t n, struct row *);
 void few_bfloat16(const u16 *, size_t n, struct row *);
 void few_float16(const u16 *, size_t n, struct row *);
 double value_bfloat16(uint16_t);
 double value_float16(uint16_t);
-void bins_float32(const u32 *, size_t n, struct bins *);
-void bins_bfloat16(const u16 *, size_t n, struct bins *);
-void bins_float16(const u16 *, size_t n, struct bins *);
 
 /* run.c */
 struct plan {

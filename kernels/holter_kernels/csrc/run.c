@@ -93,7 +93,7 @@ uint64_t fingerprint(const struct chunk *chunk)
 
 static void run_chunk(const struct plan *plan, const struct chunk *chunk, struct row *partial)
 {
-    struct bins bins;
+    uint32_t bins[NUM_BINS];
     memset(partial, 0, sizeof *partial);
     partial->numel = chunk->count;
     if (!(plan->mode & STATISTICS)) {
@@ -103,7 +103,7 @@ static void run_chunk(const struct plan *plan, const struct chunk *chunk, struct
     partial->min = partial->absmin = INFINITY;
     partial->max = -INFINITY;
     if (plan->mode & HISTOGRAM)
-        memset(&bins, 0, sizeof bins);
+        memset(bins, 0, sizeof bins);
     chunk_function *const functions[NUM_CODES] = {
         [F32] = active_isa->float32, [F64] = chunk_float64, [BF16] = active_isa->bfloat16, [F16] = active_isa->float16,
         [E4M3] = chunk_byte,         [E5M2] = chunk_byte,   [I32] = chunk_int32,           [I64] = chunk_int64,
@@ -111,19 +111,17 @@ static void run_chunk(const struct plan *plan, const struct chunk *chunk, struct
     };
     int is_vector = chunk->code == F32 || chunk->code == BF16 || chunk->code == F16;
     set_pass_mode(is_vector && active_isa->flushes_subnormals);
-    functions[chunk->code](chunk, plan->mode, partial, &bins);
+    functions[chunk->code](chunk, plan->mode, partial, bins);
     partial->fingerprint = seal(chunk, partial->fingerprint);
     if (!(plan->mode & HISTOGRAM))
         return;
     uint64_t *out = plan->bins + (size_t)chunk->row * NUM_BINS;
     int is_alone = plan->first_chunk[chunk->row + 1] - plan->first_chunk[chunk->row] == 1;
-    for (int k = 0; k < NUM_BINS; k++) {
-        uint64_t count = (uint64_t)bins.part[0][k] + bins.part[1][k] + bins.part[2][k] + bins.part[3][k];
+    for (int k = 0; k < NUM_BINS; k++)
         if (is_alone)
-            out[k] = count;
-        else if (count) /* other threads may hold other chunks of this row */
-            __atomic_fetch_add(&out[k], count, __ATOMIC_RELAXED);
-    }
+            out[k] = bins[k];
+        else if (bins[k]) /* other threads may hold other chunks of this row */
+            __atomic_fetch_add(&out[k], bins[k], __ATOMIC_RELAXED);
 }
 
 void run_job(const struct plan *plan, size_t job)

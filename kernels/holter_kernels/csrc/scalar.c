@@ -50,26 +50,6 @@ void few_float16(const u16 *p, size_t n, struct row *row)
         see(row, p[i] >> 15, p[i] & 0x7FFF, 0x7C00, 0x0400, 0x7F, value_float16(p[i]));
 }
 
-void bins_float32(const u32 *p, size_t n, struct bins *bins)
-{
-    for (size_t i = 0; i < n; i++)
-        bins->part[i % 4][p[i] >> 23 & 255]++;
-}
-
-void bins_bfloat16(const u16 *p, size_t n, struct bins *bins)
-{
-    for (size_t i = 0; i < n; i++)
-        bins->part[i % 4][p[i] >> 7 & 255]++;
-}
-
-void bins_float16(const u16 *p, size_t n, struct bins *bins)
-{
-    for (size_t i = 0; i < n; i++) {
-        unsigned field = p[i] >> 10 & 31;
-        bins->part[i % 4][field == 0 ? 0 : field == 31 ? 255 : field + 112]++;
-    }
-}
-
 static inline uint64_t spread64(uint64_t v)
 {
     v ^= v >> 32;
@@ -83,7 +63,7 @@ static inline uint64_t spread64(uint64_t v)
     for (size_t j, n; at < end; p += n, at += n)                                                           \
         if (j = at % BLOCK, n = BLOCK - j < end - at ? BLOCK - j : end - at, 1)
 
-void chunk_float64(const struct chunk *chunk, unsigned mode, struct row *row, struct bins *bins)
+void chunk_float64(const struct chunk *chunk, unsigned mode, struct row *row, uint32_t *bins)
 {
     const uint64_t inf = 0x7FF0000000000000;
     FOR_BLOCKS(u64)
@@ -114,7 +94,7 @@ void chunk_float64(const struct chunk *chunk, unsigned mode, struct row *row, st
         for (size_t i = 0; i < n; i++) {
             int field = (int)(p[i] >> 52 & 2047), bin = field - 1023 + 127;
             bin = bin < 1 ? 1 : bin > 254 ? 254 : bin;
-            bins->part[i % 4][field == 0 ? 0 : field == 2047 ? 255 : bin]++;
+            bins[field == 0 ? 0 : field == 2047 ? 255 : bin]++;
         }
     }
 }
@@ -130,7 +110,7 @@ static inline void see_integer(struct row *row, double x)
 }
 
 #define INTEGER_CHUNK(name, type, signed_type, term)                                                       \
-    void name(const struct chunk *chunk, unsigned mode, struct row *row, struct bins *bins)                \
+    void name(const struct chunk *chunk, unsigned mode, struct row *row, uint32_t *bins)                \
     {                                                                                                      \
         (void)mode, (void)bins;                                                                            \
         FOR_BLOCKS(type)                                                                                   \
@@ -213,7 +193,7 @@ static unsigned bin_byte(uint32_t code, unsigned byte)
     return field == 31 ? 255 : field + 112;
 }
 
-void chunk_byte(const struct chunk *chunk, unsigned mode, struct row *row, struct bins *bins)
+void chunk_byte(const struct chunk *chunk, unsigned mode, struct row *row, uint32_t *bins)
 {
     uint32_t table[2][4][256] = {{{0}}}; /* blocks not in the histogram, and in it */
     uint64_t count[256];
@@ -231,7 +211,7 @@ void chunk_byte(const struct chunk *chunk, unsigned mode, struct row *row, struc
             other += table[0][k][byte], binned += table[1][k][byte];
         count[byte] = other + binned;
         if (binned)
-            bins->part[0][bin_byte(chunk->code, byte)] += (uint32_t)binned;
+            bins[bin_byte(chunk->code, byte)] += (uint32_t)binned;
     }
     see_bytes(chunk->code, count, row);
 }

@@ -10,11 +10,13 @@ typedef __m256 vf;
 V v_load(const void *p) { return _mm256_loadu_si256((const __m256i *)p); }
 V v_set32(uint32_t x) { return _mm256_set1_epi32((int)x); }
 V v_set16(uint16_t x) { return _mm256_set1_epi16((short)x); }
+V v_set8(uint8_t x) { return _mm256_set1_epi8((char)x); }
 V v_zero(void) { return _mm256_setzero_si256(); }
 V v_and(vi a, vi b) { return _mm256_and_si256(a, b); }
 V v_xor(vi a, vi b) { return _mm256_xor_si256(a, b); }
 V v_sub32(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 V v_sub16(vi a, vi b) { return _mm256_sub_epi16(a, b); }
+V v_sub8(vi a, vi b) { return _mm256_sub_epi8(a, b); }
 V v_add32(vi a, vi b) { return _mm256_add_epi32(a, b); }
 V v_srl32_16(vi a) { return _mm256_srli_epi32(a, 16); }
 V v_sll32_16(vi a) { return _mm256_slli_epi32(a, 16); }
@@ -27,12 +29,15 @@ V v_maxs16(vi a, vi b) { return _mm256_max_epi16(a, b); }
 V v_mins16(vi a, vi b) { return _mm256_min_epi16(a, b); }
 V v_maxu16(vi a, vi b) { return _mm256_max_epu16(a, b); }
 V v_minu16(vi a, vi b) { return _mm256_min_epu16(a, b); }
+V v_maxu8(vi a, vi b) { return _mm256_max_epu8(a, b); }
+V v_minu8(vi a, vi b) { return _mm256_min_epu8(a, b); }
 
 /* count + 1 in lanes where the comparison holds */
 V v_count_eq32(vi count, vi a, vi b) { return _mm256_sub_epi32(count, _mm256_cmpeq_epi32(a, b)); }
 V v_count_gt32(vi count, vi a, vi b) { return _mm256_sub_epi32(count, _mm256_cmpgt_epi32(a, b)); }
 V v_count_eq16(vi count, vi a, vi b) { return _mm256_sub_epi16(count, _mm256_cmpeq_epi16(a, b)); }
 V v_count_gt16(vi count, vi a, vi b) { return _mm256_sub_epi16(count, _mm256_cmpgt_epi16(a, b)); }
+V v_count_eq8(vi count, vi a, vi b) { return _mm256_sub_epi8(count, _mm256_cmpeq_epi8(a, b)); }
 /* a > b ? x : y, signed */
 V v_pick_gt32(vi a, vi b, vi x, vi y) { return _mm256_blendv_epi8(y, x, _mm256_cmpgt_epi32(a, b)); }
 V v_pick_gt16(vi a, vi b, vi x, vi y) { return _mm256_blendv_epi8(y, x, _mm256_cmpgt_epi16(a, b)); }
@@ -60,6 +65,9 @@ static inline uint64_t v_total64(vi a)
     return (uint64_t)_mm_cvtsi128_si64(half) + (uint64_t)_mm_extract_epi64(half, 1);
 }
 
+/* the sum of all bytes */
+static inline uint32_t v_total8(vi a) { return (uint32_t)v_total64(_mm256_sad_epu8(a, v_zero())); }
+
 #define F static inline vf __attribute__((always_inline, unused))
 F f_zero(void) { return _mm256_setzero_ps(); }
 F f_set(float x) { return _mm256_set1_ps(x); }
@@ -80,4 +88,5 @@ static inline void f_flush(double *acc, vf a)
 }
 
 static inline void v_store(void *p, vi a) { _mm256_storeu_si256((__m256i *)p, a); }
-#define PREFETCH(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
+/* Half a page ahead: the hardware's own prefetch stops at each page. */
+#define PREFETCH(p) _mm_prefetch((const char *)(p) + 2048, _MM_HINT_T0)

@@ -10,11 +10,13 @@ typedef __m512 vf;
 V v_load(const void *p) { return _mm512_loadu_si512(p); }
 V v_set32(uint32_t x) { return _mm512_set1_epi32((int)x); }
 V v_set16(uint16_t x) { return _mm512_set1_epi16((short)x); }
+V v_set8(uint8_t x) { return _mm512_set1_epi8((char)x); }
 V v_zero(void) { return _mm512_setzero_si512(); }
 V v_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 V v_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 V v_sub32(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 V v_sub16(vi a, vi b) { return _mm512_sub_epi16(a, b); }
+V v_sub8(vi a, vi b) { return _mm512_sub_epi8(a, b); }
 V v_add32(vi a, vi b) { return _mm512_add_epi32(a, b); }
 V v_srl32_16(vi a) { return _mm512_srli_epi32(a, 16); }
 V v_sll32_16(vi a) { return _mm512_slli_epi32(a, 16); }
@@ -27,11 +29,14 @@ V v_maxs16(vi a, vi b) { return _mm512_max_epi16(a, b); }
 V v_mins16(vi a, vi b) { return _mm512_min_epi16(a, b); }
 V v_maxu16(vi a, vi b) { return _mm512_max_epu16(a, b); }
 V v_minu16(vi a, vi b) { return _mm512_min_epu16(a, b); }
+V v_maxu8(vi a, vi b) { return _mm512_max_epu8(a, b); }
+V v_minu8(vi a, vi b) { return _mm512_min_epu8(a, b); }
 
 V v_count_eq32(vi count, vi a, vi b) { return _mm512_mask_add_epi32(count, _mm512_cmpeq_epi32_mask(a, b), count, v_set32(1)); }
 V v_count_gt32(vi count, vi a, vi b) { return _mm512_mask_add_epi32(count, _mm512_cmpgt_epi32_mask(a, b), count, v_set32(1)); }
 V v_count_eq16(vi count, vi a, vi b) { return _mm512_mask_add_epi16(count, _mm512_cmpeq_epi16_mask(a, b), count, v_set16(1)); }
 V v_count_gt16(vi count, vi a, vi b) { return _mm512_mask_add_epi16(count, _mm512_cmpgt_epi16_mask(a, b), count, v_set16(1)); }
+V v_count_eq8(vi count, vi a, vi b) { return _mm512_mask_add_epi8(count, _mm512_cmpeq_epi8_mask(a, b), count, v_set8(1)); }
 V v_pick_gt32(vi a, vi b, vi x, vi y) { return _mm512_mask_mov_epi32(y, _mm512_cmpgt_epi32_mask(a, b), x); }
 V v_pick_gt16(vi a, vi b, vi x, vi y) { return _mm512_mask_mov_epi16(y, _mm512_cmpgt_epi16_mask(a, b), x); }
 static inline int v_any_gt32(vi a, vi b) { return _mm512_cmpgt_epi32_mask(a, b) != 0; }
@@ -48,6 +53,8 @@ V v_widen_add(vi acc, vi a)
 }
 V v_bytes(const uint8_t *p) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
 static inline uint64_t v_total64(vi a) { return (uint64_t)_mm512_reduce_add_epi64(a); }
+
+static inline uint32_t v_total8(vi a) { return (uint32_t)v_total64(_mm512_sad_epu8(a, v_zero())); }
 
 #define F static inline vf __attribute__((always_inline, unused))
 F f_zero(void) { return _mm512_setzero_ps(); }
@@ -68,4 +75,5 @@ static inline void f_flush(double *acc, vf a)
 }
 
 static inline void v_store(void *p, vi a) { _mm512_storeu_si512(p, a); }
-#define PREFETCH(p) _mm_prefetch((const char *)(p), _MM_HINT_T0)
+/* Half a page ahead: the hardware's own prefetch stops at each page. */
+#define PREFETCH(p) _mm_prefetch((const char *)(p) + 2048, _MM_HINT_T0)

@@ -19,11 +19,13 @@ V v_load(const void *p)
 }
 V v_set32(uint32_t x) { return (vi)(u32x4){x, x, x, x}; }
 V v_set16(uint16_t x) { return (vi)(u16x8){x, x, x, x, x, x, x, x}; }
+V v_set8(uint8_t x) { return (vi){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; }
 V v_zero(void) { return (vi){0}; }
 V v_and(vi a, vi b) { return a & b; }
 V v_xor(vi a, vi b) { return a ^ b; }
 V v_sub32(vi a, vi b) { return (vi)((u32x4)a - (u32x4)b); }
 V v_sub16(vi a, vi b) { return (vi)((u16x8)a - (u16x8)b); }
+V v_sub8(vi a, vi b) { return a - b; }
 V v_add32(vi a, vi b) { return (vi)((u32x4)a + (u32x4)b); }
 V v_srl32_16(vi a) { return (vi)((u32x4)a >> 16); }
 V v_sll32_16(vi a) { return (vi)((u32x4)a << 16); }
@@ -40,6 +42,10 @@ V v_mins16(vi a, vi b) { return v_pick((vi)((s16x8)a < (s16x8)b), a, b); }
 V v_maxu16(vi a, vi b) { return v_pick((vi)((u16x8)a > (u16x8)b), a, b); }
 V v_minu16(vi a, vi b) { return v_pick((vi)((u16x8)a < (u16x8)b), a, b); }
 
+V v_maxu8(vi a, vi b) { return v_pick((vi)(a > b), a, b); }
+V v_minu8(vi a, vi b) { return v_pick((vi)(a < b), a, b); }
+
+V v_count_eq8(vi count, vi a, vi b) { return count - (vi)(a == b); }
 V v_count_eq32(vi count, vi a, vi b) { return v_sub32(count, (vi)((u32x4)a == (u32x4)b)); }
 V v_count_gt32(vi count, vi a, vi b) { return v_sub32(count, (vi)((s32x4)a > (s32x4)b)); }
 V v_count_eq16(vi count, vi a, vi b) { return v_sub16(count, (vi)((u16x8)a == (u16x8)b)); }
@@ -67,6 +73,14 @@ V v_widen_add(vi acc, vi a)
 V v_bytes(const uint8_t *p) { return (vi)(u16x8){p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]}; }
 static inline uint64_t v_total64(vi a) { return ((u64x2)a)[0] + ((u64x2)a)[1]; }
 
+static inline uint32_t v_total8(vi a)
+{
+    uint32_t total = 0;
+    for (int k = 0; k < 16; k++)
+        total += a[k];
+    return total;
+}
+
 #define F static inline vf __attribute__((always_inline, unused))
 F f_zero(void) { return (vf){0}; }
 F f_set(float x) { return (vf){x, x, x, x}; }
@@ -91,4 +105,4 @@ static inline void f_flush(double *acc, vf a)
 }
 
 static inline void v_store(void *p, vi a) { memcpy(p, &a, sizeof a); }
-#define PREFETCH(p) __builtin_prefetch(p)
+#define PREFETCH(p) __builtin_prefetch((const char *)(p) + 2048)

@@ -1,0 +1,147 @@
+"""The import rule of the design, enforced: who may import whom, and who may not import what."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLTER = ROOT / "daemon" / "holter"
+KERNELS = ROOT / "kernels" / "holter_kernels"
+
+LAYERS = [
+    {"__main__"},
+    {"cli"},
+    {"integrations"},
+    {"config"},
+    {"sidecar", "coordinator", "offline"},
+    {"probes", "exporters", "halting"},
+    {"transport", "page"},
+    {"diagnosis"},
+    {"detectors"},
+    {"records", "errors", "clock"},
+]
+"""Top may import below; those of one layer may not import each other. `holter/__init__.py` is the public face: it imports the
+integrations when it is asked for them, and anyone may ask it for the version."""
+
+IMPURE = {"torch", "asyncio", "socket", "os", "time", "threading", "logging"}
+PURE = ["records.py", "detectors", "diagnosis", "halting/policy.py", "halting/protocol.py"]
+TORCH_FREE = ["sidecar", "coordinator", "transport", "exporters", "page", "config.py", "__init__.py", "cli"]
+FRAMEWORKS = {"accelerate", "deepspeed", "transformers"}
+SHARED_BY_DETECTORS = {"window", "wording", "parting"}
+"""Files below detectors/ that are no detectors."""
+
+
+def files(where: str) -> list[Path]:
+    path = HOLTER / where
+    return [path] if path.is_file() else sorted(path.rglob("*.py")) if path.is_dir() else []
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, also inside its functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def part(module: str) -> str:
+    """`holter.probes.steps` belongs to `probes`; `holter` itself to `__init__`."""
+    words = module.split(".")
+    known = set().union(*LAYERS)
+    return words[1] if len(words) > 1 and words[1] in known else "__init__"
+
+
+def layer(name: str) -> int:
+    return next(index for index, names in enumerate(LAYERS) if name in names)
+
+
+def violations(root: Path) -> list[str]:
+    """Imports that go upwards or sideways."""
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        own = path.relative_to(root).parts[0].removesuffix(".py")
+        if own == "__init__":
+            continue
+        for module in imports(path):
+            if module.split(".")[0] != "holter" or part(module) == own:
+                continue
+            other = part(module)
+            if other != "__init__" and layer(other) <= layer(own):
+                found.append(f"{path.relative_to(root)} imports {module}")
+    return found
+
+
+def test_nothing_imports_upwards_or_sideways():
+    assert violations(HOLTER) == []
+
+
+def test_the_rule_sees_an_import_that_breaks_it(tmp_path):
+    (tmp_path / "sidecar").mkdir()
+    (tmp_path / "sidecar" / "bad.py").write_text("def f():\n    from holter.coordinator import roster\n")
+    (tmp_path / "records.py").write_text("import holter.detectors.window\n")
+    assert len(violations(tmp_path)) >= 2
+
+
+@pytest.mark.parametrize("where", PURE)
+def test_judges_are_pure(where):
+    for path in files(where):
+        assert not {module.split(".")[0] for module in imports(path)} & IMPURE, path
+
+
+@pytest.mark.parametrize("where", TORCH_FREE)
+def test_the_daemons_import_no_torch(where):
+    for path in files(where):
+        assert "torch" not in {module.split(".")[0] for module in imports(path)}, path
+
+
+def test_detectors_do_not_import_each_other():
+    detectors = {path.stem for path in files("detectors")} - SHARED_BY_DETECTORS - {"__init__"}
+    for path in files("detectors"):
+        if path.stem == "__init__":
+            continue
+        others = {module.split(".")[2] for module in imports(path) if module.startswith("holter.detectors.")}
+        assert not others & detectors, path
+
+
+def test_only_probes_import_the_kernels():
+    for path in HOLTER.rglob("*.py"):
+        if path.relative_to(HOLTER).parts[0] != "probes":
+            assert "holter_kernels" not in {module.split(".")[0] for module in imports(path)}, path
+
+
+def test_kernels_import_no_holter():
+    for path in KERNELS.rglob("*.py"):
+        assert "holter" not in {module.split(".")[0] for module in imports(path)}, path
+
+
+def test_only_integrations_import_frameworks():
+    for path in HOLTER.rglob("*.py"):
+        if path.relative_to(HOLTER).parts[0] != "integrations":
+            assert not {module.split(".")[0] for module in imports(path)} & FRAMEWORKS, path
+
+
+def test_only_the_clock_reads_the_clock():
+    for path in HOLTER.rglob("*.py"):
+        if path.name != "clock.py":
+            assert not {"time", "datetime"} & {module.split(".")[0] for module in imports(path)}, path
+
+
+def test_only_config_and_attaching_read_the_environment():
+    allowed = {"config.py", "__main__.py", "loop.py", "place.py", "autoload.py"}
+    for path in HOLTER.rglob("*.py"):
+        if path.name not in allowed:
+            assert "os.environ" not in path.read_text(encoding="utf-8"), path
+
+
+@pytest.mark.parametrize(
+    "module", ["holter", "holter.sidecar.service", "holter.coordinator.service", "holter.cli.sidecar", "holter.cli"]
+)
+def test_no_torch_is_loaded_in_fact(module):
+    check = f"import sys, {module}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -1,0 +1,116 @@
+"""Do no harm: a run under holter ends with the same bits, whatever becomes of holter."""
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parent / "scripts" / "bits.py"
+pytestmark = pytest.mark.job
+
+
+def digests(ended) -> list[str]:
+    found = sorted(re.findall(r"digest of rank \d: [0-9a-f]{64}", ended.stdout))
+    assert len(found) == 2, ended.stderr[-3000:]
+    return found
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory, request):
+    """Digests of runs without holter, each made once."""
+    launcher_type = request.getfixturevalue("launcher_type")
+    made = {}
+
+    def digest(*arguments) -> list[str]:
+        if arguments not in made:
+            launcher = launcher_type(tmp_path_factory.mktemp("bare"))
+            made[arguments] = digests(launcher.run(SCRIPT, *arguments, attached=False))
+        return made[arguments]
+
+    return digest
+
+
+@pytest.mark.parametrize("mode", ["plain", "accumulate", "bf16", "bucket_view"])
+def test_weights_and_random_states_are_bit_identical(jobs, bare, mode):
+    ended = jobs.run(SCRIPT, "--mode", mode)
+    assert ended.code == 0
+    assert digests(ended) == bare("--mode", mode)
+    assert ended.diagnoses == []
+
+
+def test_a_run_that_meets_a_nan_goes_on_with_the_same_bits(jobs, bare):
+    """The replay that looks for the NaN's origin leaves no trace, although the model has batch statistics and dropout."""
+    ended = jobs.run(SCRIPT, "--nan-step", 50, "--steps", 60)
+    assert digests(ended) == bare("--nan-step", 50, "--steps", 60)
+    assert ended.top["cause"] == "nonfinite_input"
+
+
+@pytest.mark.parametrize("victims", [["sidecar"], ["coordinator"], ["sidecar", "coordinator"]])
+def test_killing_our_processes_changes_no_bit_and_is_shown(jobs, bare, victims):
+    job = jobs.start(SCRIPT, "--steps", 6000)
+    job.coordinator()
+    for victim in victims:
+        rank = 1 if victims == ["sidecar"] else None
+        for pid in job.pids(victim, rank):
+            os.kill(pid, signal.SIGKILL)
+    ended = job.wait()
+    assert ended.code == 0
+    assert digests(ended) == bare("--steps", 6000)
+
+
+def test_a_full_run_directory_changes_no_bit(jobs, bare, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], check=False)
+    if mounted.returncode != 0:
+        pytest.skip("this machine does not let us mount a tmpfs")
+    try:
+        (small / "filler").write_bytes(bytes(40 << 10))
+        ended = jobs.run(SCRIPT, env={"HOLTER_RUN_DIR": str(small / "run")})
+    finally:
+        subprocess.run(["umount", "-l", small], check=True)
+    assert ended.code == 0
+    assert digests(ended) == bare("--mode", "plain")
+
+
+def test_an_unwritable_run_directory_is_said_and_changes_no_bit(jobs, bare, tmp_path):
+    (tmp_path / "file").write_text("")
+    ended = jobs.run(SCRIPT, env={"HOLTER_RUN_DIR": str(tmp_path / "file" / "run")})
+    assert ended.code == 0
+    assert digests(ended) == bare("--mode", "plain")
+    assert any("cannot write to" in line for line in ended.holter_lines)
+
+
+def test_a_page_that_cannot_be_made_is_said_and_changes_no_bit(jobs, bare):
+    ended = jobs.run(SCRIPT, env={"HOLTER_RING_BYTES": str(1 << 60)})
+    assert ended.code == 0
+    assert digests(ended) == bare("--mode", "plain")
+    assert sum("trains unobserved" in line for line in ended.holter_lines) == 2
+
+
+def test_a_wrong_setting_in_a_job_is_said_and_training_goes_on(jobs, bare):
+    ended = jobs.run(SCRIPT, attached=False, env={"HOLTER": "1", "HOLTER_OVERHEAD_BUDGET": "fast"})
+    assert ended.code == 0
+    assert digests(ended) == bare("--mode", "plain")
+    assert any("HOLTER_OVERHEAD_BUDGET must be a number, got 'fast'" in line for line in ended.holter_lines)
+
+
+def test_a_hostile_coordinator_changes_no_bit(jobs, bare, hostile_server):
+    ended = jobs.run(SCRIPT, env={"HOLTER_COORDINATOR": hostile_server, "HOLTER_TOKEN": "secret"})
+    assert ended.code == 0
+    assert digests(ended) == bare("--mode", "plain")
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_of_the_data_loader_is_not_a_rank(jobs, bare, method):
+    arguments = ("--workers", 2, "--start-method", method, "--steps", 40)
+    ended = jobs.run(SCRIPT, *arguments)
+    assert ended.code == 0
+    assert digests(ended) == bare(*arguments)
+    assert ended.diagnoses == []
+    assert sum("watching" in line for line in ended.holter_lines) == 1

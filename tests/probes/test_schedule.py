@@ -1,0 +1,82 @@
+"""The budget is kept, gradients come first, ranks keep meeting at common steps."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holter.probes.schedule import MAX_INTERVAL, MAX_STRIDE, Costs, Plan, Schedule, plan
+
+seconds = st.floats(min_value=1e-6, max_value=10.0)
+dials = st.builds(
+    Plan, gradient_stride=st.sampled_from([1, 2, 4, 8, 16, 32]), check_interval=st.sampled_from([1, 2, 4, 8, 16, 32, 64])
+)
+
+
+@given(st.builds(Costs, step_s=seconds, fixed_s=seconds, gradients_s=seconds, check_s=seconds), dials)
+def test_what_is_planned_fits_unless_the_dials_are_at_their_end(costs, current):
+    chosen = plan(costs, budget=0.01, floor_s=1e-4, current=current)
+    allowed = max(0.01 * costs.step_s - costs.fixed_s, 1e-4)
+    gradients = costs.gradients_s / chosen.gradient_stride
+    assert gradients <= allowed or chosen.gradient_stride == MAX_STRIDE
+    assert gradients + costs.check_s * 4 / 3 / chosen.check_interval <= allowed * (1 + 1e-9) or chosen.check_interval == MAX_INTERVAL
+
+
+@given(dials, dials)
+def test_ranks_with_other_dials_still_compare_the_same_steps(one, other):
+    common = math.lcm(one.check_interval, other.check_interval)
+    assert common == max(one.check_interval, other.check_interval)
+    assert one.is_check(common) and other.is_check(common)
+
+
+@given(dials, st.integers(0, 1000), st.integers(0, 300))
+def test_every_gradient_has_its_turn(current, step, count):
+    seen = sorted(i for turn in range(current.gradient_stride) for i in current.share(step + turn, count))
+    assert seen == list(range(count))
+
+
+def test_a_cheap_reading_is_made_at_every_step():
+    costs = Costs(step_s=0.5, fixed_s=1e-4, gradients_s=1e-3, check_s=2e-3)
+    assert plan(costs, budget=0.01, floor_s=0.0, current=Plan()) == Plan(1, 1)
+
+
+def test_a_dear_comparison_is_made_less_often_and_gradients_still_at_every_step():
+    costs = Costs(step_s=0.5, fixed_s=1e-4, gradients_s=3e-3, check_s=12e-3)
+    chosen = plan(costs, budget=0.01, floor_s=0.0, current=Plan())
+    assert chosen.gradient_stride == 1
+    assert chosen.check_interval == 16
+
+
+def test_one_bad_measurement_does_not_blind():
+    schedule = Schedule(budget=0.01, floor_s=0.0)
+    for step in range(30):
+        noise = 50.0 if step == 10 else 1.0
+        schedule.observe(step_s=0.5, own_s=2e-3, reading_s=1.8e-3, gradients_s=1e-3 * noise, check_s=0.8e-3 * noise)
+    assert schedule.plan == Plan(1, 1)
+
+
+def test_the_dials_do_not_flutter():
+    schedule = Schedule(budget=0.01, floor_s=0.0)
+    seen = []
+    for step in range(200):
+        is_check = schedule.plan.is_check(step)
+        schedule.observe(
+            step_s=0.5, own_s=6e-3, reading_s=5e-3, gradients_s=2e-3, check_s=(2.8e-3 if step % 2 else 3.1e-3) * is_check
+        )
+        seen.append(schedule.plan)
+    assert len(set(seen[50:])) == 1
+
+
+def test_a_sidecar_that_cannot_keep_up_thins_the_comparisons():
+    schedule = Schedule(budget=0.5, floor_s=0.0)
+    schedule.thin(3)
+    for _ in range(20):
+        schedule.observe(step_s=0.5, own_s=2e-3, reading_s=1.8e-3, gradients_s=1e-3, check_s=1e-3)
+    assert schedule.plan.check_interval == 8
+
+
+def test_the_ratio_is_what_we_took_of_the_rest():
+    schedule = Schedule(budget=0.01, floor_s=0.0)
+    for _ in range(20):
+        schedule.observe(step_s=1.1, own_s=0.1, reading_s=0.1, gradients_s=0.05, check_s=0.05)
+    assert math.isclose(schedule.overhead_ratio, 0.1)

@@ -1,0 +1,70 @@
+"""Settings: strongest source wins, wrong values are named as the user wrote them."""
+
+import pytest
+
+from holter.config import Settings, is_enabled, load
+from holter.errors import ConfigError
+
+
+def test_defaults(tmp_path):
+    assert load({}, directory=tmp_path) == Settings()
+
+
+def test_the_environment_beats_the_file_and_options_beat_both(tmp_path):
+    (tmp_path / "holter.toml").write_text('action = "observe"\nport = 1\noverhead_budget = 0.5\n')
+    settings = load({"HOLTER_PORT": "2", "HOLTER_OVERHEAD_BUDGET": "0.2"}, {"overhead_budget": "0.1"}, tmp_path)
+    assert (settings.action, settings.port, settings.overhead_budget) == ("observe", 2, 0.1)
+
+
+def test_the_file_may_use_the_environment_names(tmp_path):
+    (tmp_path / "holter.toml").write_text('HOLTER_ACTION = "notify"\n')
+    assert load({}, directory=tmp_path).action == "notify"
+
+
+@pytest.mark.parametrize(
+    ("environ", "sentence"),
+    [
+        ({"HOLTER_OVERHEAD_BUDGET": "fast"}, "HOLTER_OVERHEAD_BUDGET must be a number, got 'fast'"),
+        ({"HOLTER_OVERHEAD_BUDGET": "2"}, "HOLTER_OVERHEAD_BUDGET must be a number between 0 and 1, got 2.0"),
+        ({"HOLTER_PORT": "99999"}, "HOLTER_PORT must be a port between 0 and 65535, got 99999"),
+        ({"HOLTER_ACTION": "explode"}, "HOLTER_ACTION must be observe, notify or halt, got 'explode'"),
+        ({"HOLTER_RUN_ID": "a/b"}, "HOLTER_RUN_ID must be a name without slashes or spaces, got 'a/b'"),
+    ],
+)
+def test_a_wrong_value_is_named_as_it_was_written(tmp_path, environ, sentence):
+    with pytest.raises(ConfigError) as raised:
+        load(environ, directory=tmp_path)
+    assert str(raised.value) == sentence
+
+
+def test_a_wrong_value_in_the_file_names_the_file(tmp_path):
+    path = tmp_path / "holter.toml"
+    path.write_text("port = true\n")
+    with pytest.raises(ConfigError, match="holter.toml: port must be a whole number, got True"):
+        load({}, directory=tmp_path)
+
+
+def test_an_unknown_setting_in_the_file_is_refused(tmp_path):
+    (tmp_path / "holter.toml").write_text("prot = 1\n")
+    with pytest.raises(ConfigError, match="there is no setting 'prot'"):
+        load({}, directory=tmp_path)
+
+
+def test_a_named_file_that_is_missing_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="HOLTER_CONFIG: cannot read"):
+        load({"HOLTER_CONFIG": str(tmp_path / "no.toml")}, directory=tmp_path)
+
+
+def test_a_token_comes_from_its_file(tmp_path):
+    (tmp_path / "token").write_text("secret\n")
+    assert load({"HOLTER_TOKEN_FILE": str(tmp_path / "token")}, directory=tmp_path).token == "secret"
+
+
+def test_a_setting_without_effect_warns():
+    assert any("HOLTER_NATS" in warning for warning in Settings(nats="nats://x").warnings())
+    assert any("HOLTER_PORT" in warning for warning in Settings(coordinator="x:1", port=5).warnings())
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", True), ("true", True), ("0", False), ("", False)])
+def test_the_switch(value, expected):
+    assert is_enabled({"HOLTER": value}) is expected

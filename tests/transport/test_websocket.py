@@ -1,0 +1,242 @@
+"""An uplink bears every coordinator: absent, silent, talking nonsense, never letting go."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from holter import clock
+from holter.records import Observation, Phase, SightLost
+from holter.transport import wire
+from holter.transport.websocket import Uplink, UplinkSettings
+
+HELLO = wire.Hello(run_id="r", rank=0, world_size=1, host="h", rank_pid=1, sidecar_pid=2, metrics_address="")
+WELCOME = wire.encode(wire.Welcome(run_id="r", run_dir="d"))
+FAST = UplinkSettings(report_interval_s=0.05, connect_timeout_s=0.5, send_timeout_s=0.5, outbox_limit=100)
+
+Behaviour = Callable[[web.WebSocketResponse], Awaitable[None]]
+
+
+def record(step: int) -> Observation:
+    return Observation(rank=0, step=step, at_ns=0, body=SightLost(what="x", dropped=0))
+
+
+class Peer:
+    """A coordinator's socket that does what a test tells it to."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.heard: list[wire.Upward] = []
+        self.connections = 0
+        self.behaviour: Behaviour = self.listen
+        self._runner: web.AppRunner | None = None
+
+    @property
+    def steps(self) -> list[int]:
+        reports = [message for message in self.heard if isinstance(message, wire.Report)]
+        return [observation.step for report in reports for observation in report.observations]
+
+    async def start(self) -> None:
+        app = web.Application()
+        app.router.add_get("/ingest", self._handle)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port).start()
+
+    async def stop(self) -> None:
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def listen(self, line: web.WebSocketResponse) -> None:
+        """What a good coordinator does."""
+        await line.send_bytes(WELCOME)
+        async for frame in line:
+            message = wire.decode_upward(frame.data)
+            self.heard.append(message)
+            if isinstance(message, wire.Goodbye):
+                return
+
+    async def _handle(self, request: web.Request) -> web.WebSocketResponse:
+        self.connections += 1
+        line = web.WebSocketResponse(timeout=0.2)
+        await line.prepare(request)
+        await line.receive()
+        await self.behaviour(line)
+        return line
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[Peer]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = Peer(port)
+    yield made
+    await made.stop()
+
+
+def uplink_to(peer: Peer, on_message: Any = lambda _: None, settings: UplinkSettings = FAST) -> Uplink:
+    uplink = Uplink(f"ws://127.0.0.1:{peer.port}/ingest", "t", HELLO, on_message, settings)
+    uplink.start()
+    return uplink
+
+
+async def eventually(condition: Callable[[], Any], deadline_s: float = 5.0) -> None:
+    began_s = clock.monotonic_s()
+    while not condition():
+        assert clock.monotonic_s() - began_s < deadline_s, "did not come true in time"
+        await asyncio.sleep(0.01)
+
+
+async def test_records_arrive_in_order_and_goodbye_is_last(peer: Peer) -> None:
+    await peer.start()
+    uplink = uplink_to(peer)
+    for step in range(30):
+        uplink.send(record(step))
+    uplink.beat(wire.Heartbeat(3, Phase.DATA, 0, 1))
+    assert await uplink.close(3.0)
+    assert list(range(30)) == peer.steps
+    assert isinstance(peer.heard[-1], wire.Goodbye)
+    assert any(isinstance(said, wire.Report) and said.heartbeat is not None for said in peer.heard)
+
+
+async def test_reports_are_batched_and_an_urgent_one_goes_at_once(peer: Peer) -> None:
+    await peer.start()
+    uplink = uplink_to(peer, settings=UplinkSettings(report_interval_s=0.5))
+    await eventually(lambda: uplink.is_connected)
+    await asyncio.sleep(0.6)  # the first, empty turn is over
+    began_s = clock.monotonic_s()
+    for step in range(100):
+        uplink.send(record(step))
+    await eventually(lambda: len(peer.steps) == 100)
+    assert clock.monotonic_s() - began_s > 0.3
+    assert sum(isinstance(said, wire.Report) for said in peer.heard) <= 2
+    began_s = clock.monotonic_s()
+    uplink.send(record(100), urgent=True)
+    await eventually(lambda: len(peer.steps) == 101)
+    assert clock.monotonic_s() - began_s < 0.3
+    await uplink.close(1.0)
+
+
+async def test_what_finds_no_room_while_nobody_listens_is_counted_and_told(peer: Peer) -> None:
+    uplink = uplink_to(peer)
+    uplink.dropped_before = 7
+    for step in range(150):
+        uplink.send(record(step))
+    assert 50 == uplink.dropped
+    await peer.start()
+    assert await uplink.close(5.0)
+    assert list(range(50, 150)) == peer.steps
+    assert 57 == max(said.dropped for said in peer.heard if isinstance(said, wire.Report))
+
+
+async def test_it_comes_back_after_every_loss(peer: Peer) -> None:
+    await peer.start()
+    uplink = uplink_to(peer)
+    uplink.send(record(0))
+    await eventually(lambda: peer.steps)
+    await peer.stop()
+    await eventually(lambda: not uplink.is_connected)
+    uplink.send(record(1))
+    await peer.start()
+    await eventually(lambda: 1 in peer.steps)
+    assert uplink.reconnects >= 1
+    await uplink.close(1.0)
+
+
+async def test_a_question_is_answered_and_a_failing_answer_is_none(peer: Peer) -> None:
+    async def ask(line: web.WebSocketResponse) -> None:
+        await line.send_bytes(WELCOME)
+        for request, step in ((1, 5), (2, -1), (3, 5)):
+            await line.send_bytes(wire.encode(wire.Fetch(request=request, tensor_class="g", step=step)))
+        async for frame in line:
+            peer.heard.append(wire.decode_upward(frame.data))
+
+    def answer(message: wire.Downward) -> wire.Upward | None:
+        if not isinstance(message, wire.Fetch):
+            return None
+        if message.step < 0:
+            raise ValueError("the owner's own fault")
+        return wire.Fetched(request=message.request, observation=record(message.step))
+
+    peer.behaviour = ask
+    await peer.start()
+    uplink = uplink_to(peer, answer)
+    await eventually(lambda: len(peer.heard) == 2)
+    assert [1, 3] == [said.request for said in peer.heard if isinstance(said, wire.Fetched)]
+    assert uplink.is_connected
+    await uplink.close(0.1)
+
+
+async def _nonsense(line: web.WebSocketResponse) -> None:
+    await line.send_bytes(WELCOME)
+    for _ in range(100):
+        await line.send_bytes(b"\xc1nonsense")
+    await asyncio.sleep(10)
+
+
+async def _huge(line: web.WebSocketResponse) -> None:
+    await line.send_bytes(WELCOME)
+    await line.send_bytes(b"\x00" * (wire.MAX_FRAME_BYTES + 1))
+    await asyncio.sleep(10)
+
+
+async def _silent(_: web.WebSocketResponse) -> None:
+    await asyncio.sleep(10)
+
+
+async def _curt(line: web.WebSocketResponse) -> None:
+    await line.close()
+
+
+async def _refusing(line: web.WebSocketResponse) -> None:
+    await line.close(code=wire.REFUSED, message=b"wrong run")
+
+
+@pytest.mark.parametrize("behaviour", [_nonsense, _huge, _silent, _curt, _refusing], ids=lambda one: one.__name__[1:])
+async def test_a_broken_coordinator_is_left_and_tried_again(peer: Peer, behaviour: Behaviour) -> None:
+    peer.behaviour = behaviour
+    await peer.start()
+    uplink = uplink_to(peer)
+    uplink.send(record(1))
+    await eventually(lambda: peer.connections >= 2)
+    assert ("wrong run" if behaviour is _refusing else "") == uplink.refusal
+    peer.behaviour = peer.listen
+    await eventually(lambda: uplink.is_connected)
+    assert await uplink.close(5.0)
+
+
+async def test_a_coordinator_that_never_lets_go_costs_the_deadline_and_no_more(peer: Peer) -> None:
+    async def cling(line: web.WebSocketResponse) -> None:
+        await line.send_bytes(WELCOME)
+        while True:
+            await line.receive()
+            await asyncio.sleep(0.01)
+
+    peer.behaviour = cling
+    await peer.start()
+    uplink = uplink_to(peer)
+    await eventually(lambda: uplink.is_connected)
+    began_s = clock.monotonic_s()
+    assert not await uplink.close(0.3)
+    assert clock.monotonic_s() - began_s < 2.0
+
+
+async def test_nobody_there_costs_the_deadline_and_no_more(peer: Peer) -> None:
+    uplink = uplink_to(peer)
+    began_s = clock.monotonic_s()
+    assert not await uplink.close(0.3)
+    assert clock.monotonic_s() - began_s < 1.0
+
+
+async def test_a_record_too_large_for_any_frame_is_dropped_and_counted(peer: Peer) -> None:
+    await peer.start()
+    uplink = uplink_to(peer)
+    huge = Observation(rank=0, step=1, at_ns=0, body=SightLost(what="x" * wire.MAX_FRAME_BYTES, dropped=0))
+    for observation in (record(0), huge, record(2)):
+        uplink.send(observation)
+    assert await uplink.close(5.0)
+    assert ([0, 2], 1) == (peer.steps, uplink.dropped)
