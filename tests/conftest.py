@@ -1,13 +1,18 @@
 """Real training jobs: launched as a user launches them, in a directory of their own, with a deadline."""
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import socket
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +23,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
+ACCELERATE = "--multi_gpu --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0".split()
 DEADLINE_S = 240.0
 
 
@@ -81,7 +87,9 @@ class Running:
 
     def pids(self, command: str, rank: int | None = None) -> list[int]:
         """Processes of holter's that belong to this job's run."""
-        return [p.pid for p in processes_of(self.run_dir) if command in p.cmdline() and (rank is None or _rank(p) == rank)]
+        return [
+            p.pid for p in processes_of(self.run_dir) if command in p.cmdline() and (rank is None or _rank(p) == rank)
+        ]
 
 
 def _rank(process: psutil.Process) -> int:
@@ -131,8 +139,7 @@ class Launcher:
         run_dir = self.directory / f"run-{self.number}"
         launcher = {
             "torchrun": [BIN / "torchrun", "--standalone", "--nproc-per-node", ranks],
-            "accelerate": [BIN / "accelerate", "launch", "--multi_gpu", "--num_processes", ranks, "--num_machines", 1]
-            + ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", 0],
+            "accelerate": [BIN / "accelerate", "launch", *ACCELERATE, "--num_processes", ranks],
             "python": [sys.executable],
         }[by]
         command = [*launcher, *(["-m", "holter", *options] if attached else []), script, *arguments]
@@ -172,6 +179,25 @@ def jobs(tmp_path: Path) -> Iterator[Launcher]:
             process.kill()
 
 
+@pytest.fixture(name="wait_for")
+def _wait_for() -> Callable[[Callable[[], Any], float, str], None]:
+    return wait_for
+
+
+@pytest.fixture
+def status() -> Callable[[Running], dict[str, Any]]:
+    """What the coordinator's API shows now; nothing while it does not answer."""
+
+    def ask(job: Running) -> dict[str, Any]:
+        try:
+            with urllib.request.urlopen(f"http://{job.coordinator()}/api/v1/status", timeout=5) as answer:
+                return json.load(answer)
+        except OSError:
+            return {"ranks": []}
+
+    return ask
+
+
 @pytest.fixture(scope="session")
 def launcher_type() -> type[Launcher]:
     """For fixtures that outlive a test."""
@@ -192,10 +218,36 @@ def hostile_server() -> Iterator[str]:
                 return
             held.append(connection)
             with contextlib.suppress(OSError):
-                connection.sendall(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n" + bytes(range(256)) * 64)
+                connection.sendall(
+                    b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n" + bytes(range(256)) * 64
+                )
 
     threading.Thread(target=serve, daemon=True).start()
     yield f"127.0.0.1:{listener.getsockname()[1]}"
     listener.close()
     for connection in held:
         connection.close()
+
+
+@pytest.fixture
+def terminal() -> Callable[..., str]:
+    """Run a job whose standard streams are a terminal of 24 rows; what was drawn on it."""
+
+    def run(launcher: Launcher, script: Path, *arguments: str) -> str:
+        leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("HOLTER")}
+        run_dir = launcher.directory / "run-terminal"
+        environ |= {"OMP_NUM_THREADS": "1", "TERM": "xterm", "HOLTER_RUN_DIR": str(run_dir)}
+        command = [BIN / "torchrun", "--standalone", "--nproc-per-node", "2", "-m", "holter", script, *arguments]
+        process = subprocess.Popen(command, stdin=follower, stdout=follower, stderr=follower, env=environ)
+        os.close(follower)
+        drawn = bytearray()
+        with contextlib.suppress(OSError):  # EIO: the last process has let go of the terminal
+            while chunk := os.read(leader, 65536):
+                drawn += chunk
+        os.close(leader)
+        assert process.wait(timeout=DEADLINE_S) == 0
+        return drawn.decode(errors="replace")
+
+    return run

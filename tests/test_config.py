@@ -40,7 +40,7 @@ def test_a_wrong_value_is_named_as_it_was_written(tmp_path, environ, sentence):
 def test_a_wrong_value_in_the_file_names_the_file(tmp_path):
     path = tmp_path / "holter.toml"
     path.write_text("port = true\n")
-    with pytest.raises(ConfigError, match="holter.toml: port must be a whole number, got True"):
+    with pytest.raises(ConfigError, match=r"holter\.toml: port must be a whole number, got True"):
         load({}, directory=tmp_path)
 
 

@@ -36,9 +36,7 @@ def main(argv: Sequence[str]) -> None:
         if options.config:
             os.environ["HOLTER_CONFIG"] = options.config
         config.load(options=settings)
-        if not rest:
-            raise ConfigError("name a script: python -m holter [options] train.py …; see --help")
-        path = _script(rest[0])
+        path = _script(rest)
     except ConfigError as error:
         sys.stderr.write(f"holter: {error}\n")
         raise SystemExit(WRONG_USE) from None
@@ -74,10 +72,12 @@ def _parse(own: list[str]) -> argparse.Namespace:
     return options
 
 
-def _script(name: str) -> Path:
-    path = Path(name)
+def _script(rest: list[str]) -> Path:
+    if not rest:
+        raise ConfigError("name a script: python -m holter [options] train.py …; see --help")
+    path = Path(rest[0])
     if not path.is_file():
-        raise ConfigError(f"there is no script {name}")
+        raise ConfigError(f"there is no script {rest[0]}")
     return path
 
 

@@ -1,6 +1,6 @@
 """The only file that reads the clock; judges take time as an argument."""
 
-import datetime
+import datetime as dt
 import time
 
 
@@ -24,5 +24,5 @@ def compact(at_ns: int) -> str:
     return _utc(at_ns).strftime("%Y%m%dT%H%M%S")
 
 
-def _utc(at_ns: int) -> datetime.datetime:
-    return datetime.datetime.fromtimestamp(at_ns / 1e9, tz=datetime.UTC)
+def _utc(at_ns: int) -> dt.datetime:
+    return dt.datetime.fromtimestamp(at_ns / 1e9, tz=dt.UTC)

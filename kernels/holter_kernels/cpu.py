@@ -15,7 +15,7 @@ from holter_kernels import reference
 from holter_kernels.keys import fingerprint_bits
 from holter_kernels.layout import FORMATS, NUM_BINS, ROW, Format
 from holter_kernels.plan import Plan
-from holter_kernels.sources import is_plain, place
+from holter_kernels.sources import are_plain
 
 try:
     from holter_kernels import native
@@ -23,7 +23,6 @@ except ImportError:
     native = None  # type: ignore[assignment]
 
 _BY_CODE = {fmt.code: fmt for fmt in FORMATS.values()}
-_GONE = (0, 0, False)
 _settings = {"num_threads": 1, "warned": False}
 
 
@@ -58,21 +57,20 @@ class CpuPass:
         warn_if_slow()
         self._mode = histogram
         self._statistics = statistics
-        self._places: list[tuple[int, int, bool]] = []
+        self._places: list[int] = []
         self._plan: Plan | None = None
         self._partials = np.empty(0, ROW)
         self._rows = np.zeros(len(tensors), ROW)
         wants_bins = statistics and histogram != "off"
         self._bins = np.zeros((len(tensors), NUM_BINS), np.uint64) if wants_bins else None
-        self._are_plain = all(map(is_plain, tensors))
+        self._are_plain = are_plain(tensors)
 
-    def launch(self, tensors: Sequence[torch.Tensor | None]) -> None:
-        """Compute now."""
-        places = [_GONE if tensor is None else place(tensor) for tensor in tensors]
-        if self._plan is None or places != self._places or not self._are_plain:
+    def launch(self, tensors: list[torch.Tensor], where: list[int]) -> None:
+        """Compute now; `where` is `places(tensors)`."""
+        if self._plan is None or where != self._places or not self._are_plain:
             self._plan = Plan(tensors)
             self._partials = np.empty(len(self._plan.chunks), ROW)
-            self._places = places
+            self._places = where
         plan = self._plan
         if native is None:
             self._run_reference(plan)

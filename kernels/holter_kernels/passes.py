@@ -16,10 +16,11 @@ import torch
 
 from holter_kernels.cpu import CpuPass
 from holter_kernels.layout import NUM_BINS, ROW
-from holter_kernels.sources import check, place
+from holter_kernels.sources import check, places
 from holter_kernels.table import Table
 
 _CPU = torch.device("cpu")
+_GONE = torch.empty(0)
 HISTOGRAMS = ("off", "sampled", "exact")
 
 
@@ -40,10 +41,11 @@ class Pass:
         for position, tensor in enumerate(tensors):
             check(position, tensor)
         self._refs = [weakref.ref(tensor) for tensor in tensors]
-        self._places = [place(tensor) for tensor in tensors]
+        self._places = places(tensors)
         by_device: dict[torch.device, list[int]] = {}
         for position, tensor in enumerate(tensors):
-            by_device.setdefault(_CPU if tensor.is_cpu else tensor.device, []).append(position)
+            device = _CPU if tensor.is_cpu else tensor.device
+            by_device.setdefault(device, []).append(position)
         self._parts = [
             (positions, _part(device, [tensors[k] for k in positions], histogram=histogram, statistics=statistics))
             for device, positions in by_device.items()
@@ -56,14 +58,16 @@ class Pass:
         return (
             len(tensors) == len(self._refs)
             and all(ref() is tensor for ref, tensor in zip(self._refs, tensors, strict=True))
-            and [place(tensor) for tensor in tensors] == self._places
+            and places(list(tensors)) == self._places
         )
 
     def launch(self) -> None:
         """Start reading; on CPU this is the whole computation, on a GPU it returns at once."""
-        tensors = [ref() for ref in self._refs]
+        alive = [ref() for ref in self._refs]
+        tensors = [_GONE if tensor is None else tensor for tensor in alive]
         for positions, part in self._parts:
-            part.launch([tensors[k] for k in positions])
+            mine = tensors if len(self._parts) == 1 else [tensors[k] for k in positions]
+            part.launch(mine, places(mine))
         self._launched = True
 
     def poll(self) -> Table | None:

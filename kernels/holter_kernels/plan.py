@@ -15,7 +15,7 @@ import torch
 
 from holter_kernels.keys import GROUP_SHIFT
 from holter_kernels.layout import FORMATS
-from holter_kernels.sources import is_plain, readable, runs
+from holter_kernels.sources import are_plain, readable, runs
 
 CHUNK = np.dtype(
     [("address", np.uint64), ("count", np.uint64), ("offset", np.uint64), ("row", np.uint32), ("code", np.uint32)]
@@ -25,38 +25,51 @@ JOB_BYTES = np.uint64(1 << 18)
 # A chunk costs some hundred bytes' worth of time however small it is.
 CHUNK_COST = np.uint64(512)
 
+CODES = {dtype: fmt.code for dtype, fmt in FORMATS.items()}
 WIDTHS = np.array([fmt.bits // 8 for fmt in sorted(FORMATS.values(), key=lambda fmt: fmt.code)], np.uint64)
 
 
-def holds_its_elements(tensor: torch.Tensor) -> bool:
-    """False for a tensor whose storage was freed or shrunk behind it, as FSDP does to unsharded parameters."""
-    need = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
-    return tensor.untyped_storage().nbytes() >= need
-
-
 class Plan:
-    """Chunks and jobs of a list of tensors; a row whose tensor is gone (None, or without memory) has no chunks."""
+    """Chunks and jobs of a list of tensors; a row whose tensor has no memory has no chunks."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.kept: list[torch.Tensor] = []
         """Copies of what could not be read in place; they live as long as the plan."""
-        table: list[tuple[int, int, int, int, int]] = []
-        for row, tensor in enumerate(tensors):
-            if tensor is None:
-                continue
-            if not is_plain(tensor):
-                part = readable(tensor)
-                self.kept.append(part)
-                width = part.element_size()
-                code = FORMATS[part.dtype].code
-                table += [(part.data_ptr() + s * width, n, o, row, code) for s, n, o in runs(tensor) if n]
-            elif tensor.numel() and holds_its_elements(tensor):
-                table.append((tensor.data_ptr(), tensor.numel(), 0, row, FORMATS[tensor.dtype].code))
-        self.chunks = cut(np.array(table, np.uint64).reshape(-1, 5))
+        self.chunks = cut(describe(tensors) if are_plain(tensors) else self._describe_any(tensors))
         self.first_chunk = np.searchsorted(self.chunks["row"], np.arange(len(tensors) + 1)).astype(np.uint64)
         cost = np.cumsum(self.chunks["count"] * WIDTHS[self.chunks["code"]] + CHUNK_COST) // JOB_BYTES
         starts = np.flatnonzero(np.diff(cost, prepend=np.uint64(2**63)))
         self.jobs = np.append(starts, len(self.chunks)).astype(np.uint64)
+
+    def _describe_any(self, tensors: Sequence[torch.Tensor]) -> np.ndarray:
+        found = []
+        for row, tensor in enumerate(tensors):
+            if are_plain([tensor]):
+                table = describe([tensor])
+            else:
+                part = readable(tensor)
+                self.kept.append(part)
+                table = np.array([(s, n, o, 0, CODES[part.dtype]) for s, n, o in runs(tensor) if n], np.uint64).reshape(-1, 5)
+                table[:, 0] = table[:, 0] * np.uint64(part.element_size()) + np.uint64(part.data_ptr())
+            table[:, 3] = row
+            found.append(table)
+        return np.concatenate(found)
+
+
+def describe(tensors: Sequence[torch.Tensor]) -> np.ndarray:
+    """Five columns (address, count, offset, row, code) of plain tensors.
+
+    Left out are empty ones, and those whose storage was freed or shrunk behind them, as FSDP does to unsharded parameters.
+    """
+    table = np.zeros((len(tensors), 5), np.uint64)
+    table[:, 0] = [tensor.data_ptr() for tensor in tensors]
+    table[:, 1] = [tensor.numel() for tensor in tensors]
+    table[:, 3] = np.arange(len(tensors))
+    table[:, 4] = [CODES[tensor.dtype] for tensor in tensors]
+    start = np.array([tensor.storage_offset() for tensor in tensors], np.uint64)
+    has = np.array([tensor.untyped_storage().nbytes() for tensor in tensors], np.uint64)
+    needs = (start + table[:, 1]) * WIDTHS[table[:, 4]]
+    return table[(table[:, 1] > 0) & (needs <= has)]
 
 
 def cut(table: np.ndarray) -> np.ndarray:

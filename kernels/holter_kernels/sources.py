@@ -18,6 +18,8 @@ import torch
 
 from holter_kernels.layout import FORMATS
 
+_PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
+
 Run = tuple[int, int, int]
 """Start in the local part, number of elements, offset in the whole; all in elements."""
 
@@ -37,22 +39,28 @@ def check(position: int, tensor: torch.Tensor) -> None:
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether this is a DTensor, asked without importing torch.distributed."""
-    kind = type(tensor)
-    if kind is torch.nn.Parameter or kind is torch.Tensor:
-        return False
-    return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
+    return type(tensor) not in _PLAIN_TYPES and hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
-def place(tensor: torch.Tensor) -> tuple[int, int, bool]:
-    """What must stay the same for a pointer table to stay right."""
-    if is_sharded(tensor):
-        tensor = tensor.to_local()
-    return tensor.data_ptr(), tensor.numel(), tensor.is_contiguous()
+def places(tensors: list[torch.Tensor]) -> list[int]:
+    """What must stay the same for a pointer table to stay right: all addresses, then all sizes, then whether contiguous.
+
+    One flat list of integers: a tuple for each of thousands of tensors would set off the garbage collector.
+    """
+    if not _PLAIN_TYPES.issuperset(map(type, tensors)):
+        tensors = [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]
+    base = torch.Tensor
+    return [*map(base.data_ptr, tensors), *map(base.numel, tensors), *map(base.is_contiguous, tensors)]
 
 
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's own memory, read from front to back, is its elements in logical order."""
-    return tensor.is_contiguous() and not is_sharded(tensor) and tensor.dtype in FORMATS and not tensor.is_neg()
+def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether every tensor's own memory, read from front to back, is its elements in logical order."""
+    return (
+        _PLAIN_TYPES.issuperset(map(type, tensors))
+        and FORMATS.keys() >= {tensor.dtype for tensor in tensors}
+        and all(map(torch.Tensor.is_contiguous, tensors))
+        and not any(map(torch.Tensor.is_neg, tensors))
+    )
 
 
 def readable(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,17 @@ def test_torch_finds_the_entry_point():
 
 
 def test_every_environment_variable_of_the_interface_is_a_setting():
-    names = ["run_dir", "run_id", "coordinator", "token", "token_file", "action", "overhead_budget", "port", "metrics_port"]
+    names = [
+        "run_dir",
+        "run_id",
+        "coordinator",
+        "token",
+        "token_file",
+        "action",
+        "overhead_budget",
+        "port",
+        "metrics_port",
+    ]
     assert {*names, "nats"} <= set(config.Settings.__dataclass_fields__)
 
 

@@ -42,6 +42,10 @@ def start(run_dir: Path, listener: socket.socket) -> subprocess.Popen[str]:
     return process
 
 
+def num_incidents(run_dir: Path) -> int:
+    return len(list(run_dir.glob("incidents/*/diagnosis.json")))
+
+
 async def ended(process: subprocess.Popen[str]) -> int:
     return await asyncio.wait_for(asyncio.to_thread(process.wait), 10.0)
 
@@ -105,7 +109,7 @@ async def test_sigterm_ends_it_cleanly_with_a_last_judgement(tmp_path: Path) -> 
     await rank.uplink.close(0.0)
     listener.close()
     assert json.loads((tmp_path / "run.json").read_text())["ended_at"]
-    assert 1 == len(os.listdir(tmp_path / "incidents"))
+    assert 1 == num_incidents(tmp_path)
 
 
 async def test_killed_it_leaves_what_it_knew_and_status_says_so(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ def test_what_is_planned_fits_unless_the_dials_are_at_their_end(costs, current):
 def test_ranks_with_other_dials_still_compare_the_same_steps(one, other):
     common = math.lcm(one.check_interval, other.check_interval)
     assert common == max(one.check_interval, other.check_interval)
-    assert one.is_check(common) and other.is_check(common)
+    assert one.is_check(common)
+    assert other.is_check(common)
 
 
 @given(dials, st.integers(0, 1000), st.integers(0, 300))

@@ -209,6 +209,38 @@ async def test_a_broken_coordinator_is_left_and_tried_again(peer: Peer, behaviou
     assert await uplink.close(5.0)
 
 
+async def test_one_of_two_processes_under_a_rank_gives_way(peer: Peer) -> None:
+    async def replace(line: web.WebSocketResponse) -> None:
+        await line.send_bytes(WELCOME)
+        await line.close(code=wire.REPLACED, message=b"another took over")
+
+    peer.behaviour = replace
+    await peer.start()
+    uplink = uplink_to(peer)
+    await eventually(lambda: uplink.refusal)
+    await asyncio.sleep(0.5)
+    assert (1, "another took over") == (peer.connections, uplink.refusal)
+    assert not await uplink.close(0.1)
+
+
+async def test_goodbye_is_said_again_when_the_line_broke_before_it_was_acknowledged(peer: Peer) -> None:
+    async def drop(line: web.WebSocketResponse) -> None:
+        await line.send_bytes(WELCOME)
+        while not isinstance(wire.decode_upward((await line.receive()).data), wire.Goodbye):
+            pass
+        peer.behaviour = peer.listen
+        assert line._req is not None
+        assert line._req.transport is not None
+        line._req.transport.abort()
+
+    peer.behaviour = drop
+    await peer.start()
+    uplink = uplink_to(peer)
+    uplink.send(record(0))
+    assert await uplink.close(3.0)
+    assert isinstance(peer.heard[-1], wire.Goodbye)
+
+
 async def test_a_coordinator_that_never_lets_go_costs_the_deadline_and_no_more(peer: Peer) -> None:
     async def cling(line: web.WebSocketResponse) -> None:
         await line.send_bytes(WELCOME)

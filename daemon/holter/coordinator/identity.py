@@ -32,23 +32,45 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
 
 
-def with_rank(identity: RunIdentity, rank: int, attached: Attached) -> RunIdentity:
-    """The identity once this rank has attached; rank 0's command and versions speak for the run."""
-    speaks = rank == 0 or not identity.command
-    return msgspec.structs.replace(
-        identity,
-        command=attached.command if speaks else identity.command,
-        framework=attached.framework if speaks else identity.framework,
-        versions=identity.versions | attached.versions if speaks else attached.versions | identity.versions,
-        hosts=sorted({*identity.hosts, attached.host}),
-        world_size=max(identity.world_size, attached.world_size),
-        ranks=sorted({*identity.ranks, rank}),
-    )
+class Introductions:
+    """What the ranks said of themselves when they attached; cheap to add to, made into a record when it is written."""
 
+    def __init__(self, run_id: str, world_size: int, started_ns: int, address: str) -> None:
+        self._base = RunIdentity(run_id=run_id, started_at=rfc3339(started_ns), coordinator=address)
+        self._world_size = world_size
+        self._hosts: set[str] = set()
+        self._ranks: set[int] = set()
+        self._speaker: tuple[int, Attached] | None = None
+        """The lowest rank's command and versions speak for the run."""
 
-def ended(identity: RunIdentity, now_ns: int) -> RunIdentity:
-    """The identity of a run that is over."""
-    return msgspec.structs.replace(identity, ended_at=rfc3339(now_ns))
+    @property
+    def started_at(self) -> str:
+        """RFC 3339."""
+        return self._base.started_at
+
+    def add(self, rank: int, attached: Attached) -> bool:
+        """A rank attached; False if that was known."""
+        is_new = rank not in self._ranks or attached.host not in self._hosts
+        self._ranks.add(rank)
+        self._hosts.add(attached.host)
+        self._world_size = max(self._world_size, attached.world_size)
+        if self._speaker is None or rank <= self._speaker[0]:
+            self._speaker = (rank, attached)
+        return is_new
+
+    def record(self, ended_ns: int | None = None) -> RunIdentity:
+        """The run as far as it is known."""
+        spoken = self._speaker[1] if self._speaker else None
+        return msgspec.structs.replace(
+            self._base,
+            command=spoken.command if spoken else [],
+            framework=spoken.framework if spoken else "",
+            versions=spoken.versions if spoken else {},
+            hosts=sorted(self._hosts),
+            world_size=self._world_size,
+            ranks=sorted(self._ranks),
+            ended_at=None if ended_ns is None else rfc3339(ended_ns),
+        )
 
 
 def as_json(record: msgspec.Struct) -> bytes:

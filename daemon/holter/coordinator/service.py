@@ -48,7 +48,7 @@ class ServiceSettings:
     fetch_deadline_s: float = 2.0
     """How long sidecars may take to send a table."""
     flush_interval_s: float = 1.0
-    """How long the journal may stay in memory."""
+    """How long what is to be written may stay in memory."""
     disk_deadline_s: float = 5.0
     """At the end, for what is still to be written."""
     limits: Limits = field(default_factory=Limits)
@@ -76,7 +76,7 @@ class Coordinator:
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=1024).start()
         self._write_access()
-        self.ward.write_identity()
+        self.ward.write_down()
 
     def stop(self) -> None:
         """End soon, after a last judgement."""
@@ -134,9 +134,9 @@ class Coordinator:
 
     def _flush(self) -> None:
         now_s = clock.monotonic_s()
-        if now_s - self._flushed_s >= self._settings.flush_interval_s:
+        if now_s - self._flushed_s >= self._settings.flush_interval_s or self.ward.journal.is_filling:
             self._flushed_s = now_s
-            self.ward.journal.flush(self.ward.disk)
+            self.ward.write_down()
 
     async def _close(self) -> None:
         await self._lines.hang_up()

@@ -18,7 +18,7 @@ def status(ward: Ward, now_ns: int) -> dict[str, Any]:
         "run_id": ward.settings.run_id,
         "run_dir": str(ward.settings.run_dir),
         "coordinator": ward.settings.address,
-        "started_at": ward.identity.started_at,
+        "started_at": ward.introductions.started_at,
         "now": rfc3339(now_ns),
         "world_size": ward.roster.world_size,
         "ranks": [_rank(member, now_ns) for _, member in sorted(ward.roster.members.items())],

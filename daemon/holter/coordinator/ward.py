@@ -72,12 +72,10 @@ class Ward:
         """What stands as of the last judgement."""
         self.strangers = 0
         """Observations that spoke for another rank than their sender's."""
-        self.identity = identity.RunIdentity(
-            run_id=settings.run_id,
-            world_size=settings.world_size,
-            started_at=clock.rfc3339(clock.wall_ns()),
-            coordinator=settings.address,
+        self.introductions = identity.Introductions(
+            settings.run_id, settings.world_size, clock.wall_ns(), settings.address
         )
+        self._is_identity_written = False
         self._told: set[tuple[str, str]] = set()
 
     def hear(self, rank: int, report: wire.Report, now_ns: int) -> bool:
@@ -98,14 +96,7 @@ class Ward:
 
     def hear_table(self, key: TableKey, answer: Observation | None, now_ns: int) -> None:
         """The answer to a Fetch: the table that was asked for, or the news that it is not to be had."""
-        tensor_class, step, rank = key
-        if (
-            answer is not None
-            and isinstance(answer.body, Table)
-            and (answer.body.tensor_class, answer.step, answer.rank) == (tensor_class, step, rank)
-            and len(answer.body.names) == len(answer.body.fingerprints)
-            and len(answer.body.norms) in (0, len(answer.body.names))
-        ):
+        if answer is not None and _is_answer(key, answer):
             self._take(answer, now_ns)
         else:
             self.assembly.mark_unavailable(key)
@@ -119,15 +110,16 @@ class Ward:
         self.bench.guard(DIAGNOSIS, lambda: self._explain(window, now_ns, fresh))
         return Judgement(tuple(sorted(needs)), tuple(fresh))
 
-    def write_identity(self) -> None:
-        """run.json, as far as it is known now."""
-        path, content = self.settings.run_dir / "run.json", identity.as_json(self.identity)
-        self.disk.submit(partial(write_atomically, path, content))
+    def write_down(self) -> None:
+        """What arrived since the last time; many ranks that attach together make one write."""
+        if not self._is_identity_written:
+            self._is_identity_written = True
+            self._write_identity(None)
+        self.journal.flush(self.disk)
 
     def close(self, now_ns: int, deadline_s: float) -> None:
         """Write the end down."""
-        self.identity = identity.ended(self.identity, now_ns)
-        self.write_identity()
+        self._write_identity(now_ns)
         self.journal.flush(self.disk, is_last=True)
         if not self.disk.close(deadline_s):
             logger.warning("gave up waiting for the disk of %s after %.0f s", self.settings.run_dir, deadline_s)
@@ -162,10 +154,12 @@ class Ward:
         self.roster.observe(observation, now_ns)
         self.journal.append(now_ns, observation)
         if isinstance(observation.body, Attached):
-            known = self.identity
-            self.identity = identity.with_rank(known, observation.rank, observation.body)
-            if self.identity != known:
-                self.write_identity()
+            is_new = self.introductions.add(observation.rank, observation.body)
+            self._is_identity_written = self._is_identity_written and not is_new
+
+    def _write_identity(self, ended_ns: int | None) -> None:
+        path, content = self.settings.run_dir / "run.json", identity.as_json(self.introductions.record(ended_ns))
+        self.disk.submit(partial(write_atomically, path, content))
 
     def _is_news(self, diagnosis: Diagnosis) -> bool:
         """Told once for each incident and leading cause: a better explanation of the same cause is not news."""
@@ -174,6 +168,17 @@ class Ward:
             return False
         self._told.add(news)
         return True
+
+
+def _is_answer(key: TableKey, observation: Observation) -> bool:
+    """Is this the table that was asked for, and does it add up."""
+    table = observation.body
+    return (
+        isinstance(table, Table)
+        and key == (table.tensor_class, observation.step, observation.rank)
+        and len(table.names) == len(table.fingerprints)
+        and len(table.norms) in (0, len(table.names))
+    )
 
 
 def _is_urgent(observation: Observation) -> bool:

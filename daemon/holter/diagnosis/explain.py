@@ -24,7 +24,7 @@ def explain(  # noqa: PLR0913 - the parts of a public record
 ) -> Diagnosis:
     """The diagnosis of what `leading` and its consequences show; the caller gives identity, times and what was decided."""
     causes = rank_causes(leading)
-    assert causes, f"no line of the differential speaks of {leading.detector}"  # noqa: S101 - our own invariant
+    assert causes, f"no line of the differential speaks of {leading.detector}"
     first, *others = causes
     causes = (_with(first, [_consequence(finding) for finding in consequences]), *others)
     if strikes >= MAX_STRIKES:

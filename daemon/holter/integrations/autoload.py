@@ -1,7 +1,10 @@
-"""Called at the end of `import torch` in every process, by the `torch.backends` entry point. An unmodified script is attached when
-HOLTER=1 says so; the elastic agent, a rank's children and everything else are left alone."""
+"""Called at the end of `import torch` in every process, by the `torch.backends` entry point.
+
+An unmodified script is attached when HOLTER=1 says so; the elastic agent, a rank's children and everything else are left alone.
+"""
 
 import os
+import sys
 
 from holter.config import is_enabled
 
@@ -23,7 +26,7 @@ def autoload() -> None:
 
             loop.attach()
     except Exception as error:  # noqa: BLE001
-        print(f"holter: cannot attach, training goes on unobserved: {error}", file=__import__("sys").stderr)  # noqa: T201
+        sys.stderr.write(f"holter: cannot attach, training goes on unobserved: {error}\n")
 
 
 def _is_rank() -> bool:

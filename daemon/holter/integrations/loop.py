@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 
 import holter
@@ -101,7 +102,9 @@ def _attach(settings: Settings, here: Place, framework: str) -> Attachment | Non
     _meet(monitor, here, word, send)
     os.environ[RANK_PID] = str(os.getpid())
     if here.rank == 0 and word is not None:
-        say(f"watching {here.world_size} rank{'s' * (here.world_size > 1)} · http://{word.address} · {_short(word.run_dir)}")
+        say(
+            f"watching {here.world_size} rank{'s' * (here.world_size > 1)} · http://{word.address} · {_short(word.run_dir)}"
+        )
     return Attachment(monitor, word.run_dir if word else "")
 
 
@@ -145,9 +148,7 @@ def _check_writable(run_dir: str) -> None:
         say(f"cannot write to {run_dir} ({error.strerror}): incidents are shown live but not kept")
 
 
-def _start_sidecar(
-    settings: Settings, here: Place, page: PageWriter, listener: socket.socket | None
-) -> "Pipe":
+def _start_sidecar(settings: Settings, here: Place, page: PageWriter, listener: socket.socket | None) -> "Pipe":
     read_end, write_end = os.pipe()
     arguments = ["sidecar", "--page", str(page.fd), "--bootstrap-fd", str(read_end)]
     pass_fds = [page.fd, read_end]
@@ -176,6 +177,7 @@ class Pipe:
         self._descriptor = descriptor
 
     def __call__(self, line: bytes) -> None:
+        """Send it."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             # A sidecar that is gone leaves a broken pipe; it is missed at its heartbeat.
@@ -189,12 +191,8 @@ def _meet(monitor: Monitor, here: Place, word: Bootstrap | None, send: Pipe) -> 
         return
     published = None
     if word is not None:
-        published = bootstrap.encode(Bootstrap(**{**_fields(word), "starts_coordinator": False}))
+        published = bootstrap.encode(msgspec.structs.replace(word, starts_coordinator=False))
     Rendezvous(monitor.context, word=published, found=send).install()
-
-
-def _fields(word: Bootstrap) -> dict[str, object]:
-    return {name: getattr(word, name) for name in word.__struct_fields__}
 
 
 def _introduce(here: Place, framework: str) -> Attached:

@@ -42,7 +42,10 @@ def listen(host: str, port: int) -> tuple[socket.socket, str | None]:
         if not port:
             raise
         free = _bind(host, 0)
-        return free, f"port {port} on {host} cannot be used ({error.strerror}); the coordinator is on {free.getsockname()[1]}"
+        return (
+            free,
+            f"port {port} on {host} cannot be used ({error.strerror}); the coordinator is on {free.getsockname()[1]}",
+        )
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from holter_kernels import summarize
 
 from holter.records import Nonfinite
+from holter_kernels import summarize
 
 MAX_LEAVES = 64
 MAX_DEPTH = 4
@@ -55,9 +55,7 @@ def detached(thing: Any, depth: int = 0) -> Any:
     return thing
 
 
-def capture(
-    model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Inputs:
+def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
     """Remember a call of the model."""
     args, kwargs = detached(args), detached(kwargs)
     found = list(leaves(args[0], "input") if len(args) == 1 else leaves(args, "input"))

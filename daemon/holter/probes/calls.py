@@ -48,7 +48,7 @@ class CallProbe:
     def install(self) -> None:
         """See DDP take its module; step aside for TorchScript."""
         notice = self._context.guard.wrap(self._notice)
-        self._registration = register_module_module_registration_hook(lambda *args: notice(*args))
+        self._registration = register_module_module_registration_hook(notice)
         for name in ("script", "trace"):
             self._context.patches.replace(torch.jit, name, self._without_hooks)
 

@@ -23,9 +23,7 @@ MAX_REPLAYS = 3
 class LossProbe:
     """Follows `torch.autograd.backward`."""
 
-    def __init__(
-        self, context: Context, on_begin: Callable[[], None], on_gradients: Callable[[], None]
-    ) -> None:
+    def __init__(self, context: Context, on_begin: Callable[[], None], on_gradients: Callable[[], None]) -> None:
         self._context = context
         self._on_begin = on_begin
         self._on_gradients = context.guard.wrap(on_gradients)
@@ -101,11 +99,13 @@ class LossProbe:
         step = self._context.log.now
         step.losses.append(value)
         if not math.isfinite(value):
-            step.suspect(Nonfinite(where="loss", name="loss", nans=int(math.isnan(value)), infs=int(math.isinf(value)), numel=1))
+            step.suspect(
+                Nonfinite(where="loss", name="loss", nans=int(math.isnan(value)), infs=int(math.isinf(value)), numel=1)
+            )
             self.question_inputs()
 
     def question_inputs(self) -> None:
-        """Something of this step is not finite: was the batch? If not, which module made it?"""
+        """Something of this step is not finite: ask whether the batch was, and if it was, which module is to blame."""
         context = self._context
         inputs = context.inputs
         _, bad = batches.read([(path, t) for path, t, _ in inputs.leaves] if inputs else [])

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-
 REDUCING_WRAPPERS = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine"})
 """Wrappers whose `.grad` is reduced, sharded or gone by the end of backward."""
 
@@ -100,7 +99,8 @@ class Models:
 
     def refresh(self) -> None:
         """Notice parameters that were added, replaced, frozen or thawed."""
-        if any([model.refresh() for model in self]):
+        changed = [model.refresh() for model in self]
+        if any(changed):
             self.generation += 1
 
     def discover(self) -> list[Model]:

@@ -4,7 +4,6 @@ import os
 from typing import Any
 
 import torch
-from holter_kernels import set_num_threads
 
 from holter.probes.calls import CallProbe
 from holter.probes.context import Context
@@ -16,14 +15,13 @@ from holter.probes.schedule import Schedule
 from holter.probes.steps import StepProbe
 from holter.probes.tensors import TensorProbe
 from holter.records import Phase
+from holter_kernels import set_num_threads
 
 
 class Monitor:
     """What a rank wears."""
 
-    def __init__(
-        self, recorder: Recorder, *, world_size: int, budget: float, floor_s: float, threads: int = 1
-    ) -> None:
+    def __init__(self, recorder: Recorder, *, world_size: int, budget: float, floor_s: float, threads: int = 1) -> None:
         set_num_threads(threads)
         self.context = Context(recorder, Schedule(budget=budget, floor_s=floor_s), world_size)
         self._tensors = TensorProbe(self.context)

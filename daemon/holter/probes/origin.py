@@ -1,5 +1,6 @@
-"""Where a NaN was born: the step's batch is run through the model once more, under hooks, and the first module that makes a
-non-finite output out of finite inputs is named.
+"""Where a NaN was born: the first module that made one out of finite inputs.
+
+The step's batch is run through the model once more, under hooks.
 
 Nothing is left behind: no gradient is recorded, random states and buffers are put back bit for bit. The wrapper is not called, so
 no collective runs. Weights are still those of the forward pass: the optimizer has not stepped.
@@ -21,10 +22,9 @@ def find(inputs: Inputs | None, prefix: str) -> Origin:
     module = inputs.model() if inputs is not None else None
     if inputs is None or module is None:
         return _unknown("the inputs of the step were not seen")
-    if any(t.device.type != "cpu" for _, t, _ in inputs.leaves):
-        return _unknown("the model is on a device: a replay would have to wait for it")
-    if any(t._version != version for _, t, version in inputs.leaves):  # noqa: SLF001
-        return _unknown("an input was changed in place since: the replay would not see what the model saw")
+    obstacle = _obstacle(inputs)
+    if obstacle:
+        return _unknown(obstacle)
     births: list[Origin] = []
     is_cast, dtype = inputs.autocast
     with (
@@ -43,6 +43,14 @@ def find(inputs: Inputs | None, prefix: str) -> Origin:
         return births[0]
     reason = "replayed with the same batch and random state: every module's output is finite"
     return Origin(module="", module_class="", is_input_finite=True, input_absmax=0.0, replayed=True, reason=reason)
+
+
+def _obstacle(inputs: Inputs) -> str:
+    if any(t.device.type != "cpu" for _, t, _ in inputs.leaves):
+        return "the model is on a device: a replay would have to wait for it"
+    if any(t._version != version for _, t, version in inputs.leaves):  # noqa: SLF001
+        return "an input was changed in place since: the replay would not see what the model saw"
+    return ""
 
 
 class _FoundError(Exception):

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from holter_kernels import Pass, Table
 
 from holter import clock
+from holter_kernels import Pass, Table
 
 
 @dataclass

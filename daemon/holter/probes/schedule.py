@@ -120,9 +120,7 @@ class Schedule:
         chosen = plan(costs, budget=self._budget, floor_s=self._floor_s, current=self.plan)
         self.plan = Plan(
             gradient_stride=_notch(self.plan.gradient_stride, chosen.gradient_stride),
-            check_interval=_notch(
-                self.plan.check_interval, min(chosen.check_interval << self._thinning, MAX_INTERVAL)
-            ),
+            check_interval=_notch(self.plan.check_interval, min(chosen.check_interval << self._thinning, MAX_INTERVAL)),
         )
 
 

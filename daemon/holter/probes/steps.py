@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from holter import clock
 from holter.probes import census
+from holter.probes.companion import Companion
 from holter.probes.context import Context
 from holter.probes.guard import say
 from holter.probes.losses import LossProbe
@@ -21,9 +22,6 @@ from holter.records import Phase, SightLost, StepDone
 
 REFRESH_EVERY = 16
 """Steps between two looks for parameters that were frozen, thawed or added."""
-SIDECAR_SILENT_S = 10.0
-CONTROL_THIN = 1
-"""Control word of the sidecar: compare 2**argument times less often, the ring overflows."""
 
 
 class StepProbe:
@@ -46,7 +44,7 @@ class StepProbe:
         self._own_began = 0.0
         self._read_began = 0.0
         self._interrupted = Phase.OTHER
-        self._is_sidecar_lost = False
+        self._companion = Companion(context.recorder.page)
         self._handles: list[Any] = []
 
     def install(self) -> None:
@@ -173,18 +171,12 @@ class StepProbe:
             context.recorder.say(context.log.step, part)
 
     def _heed_sidecar(self) -> None:
-        page = self._context.recorder.page
-        code, argument = page.control()
-        self._context.schedule.thin(argument if code == CONTROL_THIN else 0)
-        notice = page.take_notice()
+        context = self._context
+        context.schedule.thin(self._companion.thinning())
+        notice = self._companion.notice()
         if notice:
             say(notice)
-        pid, seen_ns = page.sidecar()
-        silent_s = (clock.wall_ns() - seen_ns) / 1e9 if pid else 0.0
-        if silent_s > SIDECAR_SILENT_S and not self._is_sidecar_lost:
-            self._is_sidecar_lost = True
-            what = f"the sidecar (process {pid}) has been silent for {silent_s:.0f} s; training goes on unobserved"
-            say(f"rank {self._context.recorder.rank}: {what}")
-            self._context.recorder.say(self._context.log.step, SightLost(what=what, dropped=page.dropped))
-        elif silent_s < SIDECAR_SILENT_S and self._is_sidecar_lost:
-            self._is_sidecar_lost = False
+        loss = self._companion.loss()
+        if loss:
+            say(f"rank {context.recorder.rank} trains unobserved: {loss}")
+            context.recorder.say(context.log.step, SightLost(what=loss, dropped=context.recorder.page.dropped))

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from holter_kernels import root
 
 from holter import clock
 from holter.probes.context import Context
 from holter.probes.models import Model
 from holter.probes.steplog import OpenStep
 from holter.records import Nonfinite, PackedTable, Where
+from holter_kernels import root
 
 
 class TensorProbe:

@@ -1,5 +1,7 @@
-"""What a sidecar must be told: where the coordinator is and who the job is. Comes through a pipe from the rank, which has it from
-the environment or from the job's rendezvous store; never on a command line."""
+"""What a sidecar must be told: where the coordinator is and who the job is.
+
+It comes through a pipe from the rank, which has it from the environment or from the job's rendezvous store; never on a command line.
+"""
 
 import msgspec
 

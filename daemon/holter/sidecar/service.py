@@ -1,7 +1,7 @@
 """The sidecar's loop: page in, uplink out, one eye on the process.
 
-    page ring --read--> history (tables stay here) --> uplink (everything else) --> coordinator
-    pidfd ------------> the rank ended: read the rest, say how, say goodbye, end
+page ring --read--> history (tables stay here) --> uplink (everything else) --> coordinator
+pidfd ------------> the rank ended: read the rest, say how, say goodbye, end
 """
 
 import asyncio

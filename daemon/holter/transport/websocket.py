@@ -21,6 +21,8 @@ from holter.transport import wire
 from holter.transport.backoff import Backoff
 from holter.transport.outbox import Outbox
 
+_ORDERLY = (aiohttp.WSCloseCode.OK, aiohttp.WSCloseCode.GOING_AWAY)
+
 logger = logging.getLogger(__name__)
 
 
@@ -44,10 +46,18 @@ class UplinkSettings:
     """Frames that cannot be read before the connection is given up."""
     steady_after_s: float = 5.0
     """A connection that lasted so long begins again with the shortest wait."""
+    replaced_pause_s: float = 60.0
+    """Before trying again when another process speaks for this rank: the newest wins, and two must not take turns."""
+    closing_pause_s: float = 0.2
+    """The longest wait between attempts once it is closing: the deadline is near."""
 
 
 class _ConnectionEndedError(Exception):
     """This connection is over, with the reason; the next one may do better."""
+
+
+class _ReplacedError(_ConnectionEndedError):
+    """Another process speaks for this rank now."""
 
 
 class Uplink:
@@ -83,7 +93,7 @@ class Uplink:
         self._backoff = Backoff()
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
-        self._is_closing = False
+        self._closing = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -110,7 +120,7 @@ class Uplink:
 
     async def close(self, deadline_s: float) -> bool:
         """Say what is left, then Goodbye, and answer until the coordinator hangs up; False when the deadline came first."""
-        self._is_closing = True
+        self._closing.set()
         self._wake.set()
         self._urgent.set()
         if self._task is None:
@@ -125,10 +135,13 @@ class Uplink:
         """Connect until the last word is said."""
         while True:
             began_s = clock.monotonic_s()
+            pause_s = None
             try:
                 if await self._converse():
                     return
                 reason = "the coordinator closed the connection"
+            except _ReplacedError as error:
+                reason, pause_s = str(error), self._settings.replaced_pause_s
             except (_ConnectionEndedError, aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 reason = f"{type(error).__name__}: {error}"
             except Exception:
@@ -139,8 +152,16 @@ class Uplink:
             logger.debug("uplink of rank %d: %s", self._hello.rank, reason)
             if clock.monotonic_s() - began_s >= self._settings.steady_after_s:
                 self._backoff.reset()
-            await asyncio.sleep(self._backoff.next_s())
+            await self._pause(self._backoff.next_s() if pause_s is None else pause_s)
             self.reconnects += 1
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the next attempt; closing cuts it short."""
+        if self._closing.is_set():
+            await asyncio.sleep(min(seconds, self._settings.closing_pause_s))
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
 
     async def _converse(self) -> bool:
         """One connection, from Hello to its end; True once Goodbye was said on it and the coordinator hung up."""
@@ -171,7 +192,7 @@ class Uplink:
             raise
 
     async def _greet(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        await socket.send_bytes(wire.encode(self._hello))
+        await self._send(socket, wire.encode(self._hello))
         message = await asyncio.wait_for(self._receive(socket), self._settings.connect_timeout_s)
         if not isinstance(message, wire.Welcome):
             raise _ConnectionEndedError("no Welcome")
@@ -191,7 +212,7 @@ class Uplink:
             if talk.done() and talk.exception() is None:
                 # Everything is said; the coordinator may still ask, and hangs up when it has judged.
                 await asyncio.wait({listen})
-                return True
+                return listen.exception() is None and socket.close_code in _ORDERLY
             for task in (talk, listen):
                 if task.done():
                     task.result()
@@ -205,14 +226,14 @@ class Uplink:
         """Report at most every interval, at once if urgent; returns when Goodbye is said."""
         while True:
             await self._wake.wait()
-            if not self._is_closing:
+            if not self._closing.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._urgent.wait(), self._settings.report_interval_s)
             self._wake.clear()
             self._urgent.clear()
             while self._outbox or self._heartbeat is not None:
                 await self._report(socket)
-            if self._is_closing:
+            if self._closing.is_set():
                 await self._send(socket, wire.encode(wire.Goodbye()))
                 return
 
@@ -255,6 +276,8 @@ class Uplink:
             if frame.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED):
                 if frame.type is aiohttp.WSMsgType.CLOSE and frame.data >= wire.REFUSED:
                     self._turned_away(str(frame.extra))
+                if frame.type is aiohttp.WSMsgType.CLOSE and frame.data == wire.REPLACED:
+                    raise _ReplacedError(str(frame.extra))
                 return None
             if frame.type is aiohttp.WSMsgType.ERROR:
                 raise _ConnectionEndedError(str(frame.data))

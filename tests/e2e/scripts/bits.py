@@ -70,7 +70,7 @@ def main() -> None:
         digest.update(name.encode() + tensor.numpy().tobytes())
     digest.update(torch.get_rng_state().numpy().tobytes())
     digest.update(pickle.dumps((random.getstate(), np.random.get_state())))  # noqa: NPY002
-    print(f"digest of rank {rank}: {digest.hexdigest()}", flush=True)  # noqa: T201
+    print(f"digest of rank {rank}: {digest.hexdigest()}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -4,8 +4,8 @@ import sys
 
 kind = sys.argv[1]
 if kind == "crash":
-    import torch
     import no_such_module  # noqa: F401
+    import torch
 elif kind == "never_steps":
     import torch
 
@@ -22,7 +22,7 @@ elif kind == "no_group":
         optimizer.step()
     print("done", flush=True)
 elif kind == "exit":
-    import torch  # noqa: F401
+    import torch
 
     sys.exit(5)
 elif kind == "forever":
