@@ -83,7 +83,7 @@ class Running:
         """The coordinator's address, once it is there."""
         path = self.run_dir / "coordinator.json"
         wait_for(path.exists, 60, "coordinator.json")
-        return str(json.loads(path.read_text())["address"])
+        return str(json.loads(path.read_text())["address"]).removeprefix("http://")
 
     def pids(self, command: str, rank: int | None = None) -> list[int]:
         """Processes of holter's that belong to this job's run."""

@@ -30,7 +30,7 @@ from holter.records import (
 from holter.transport import wire
 from holter.transport.websocket import Uplink
 
-TOKEN = "a secret"  # noqa: S105
+TOKEN = "a secret"
 RUN_ID = "run-1"
 TENSORS = ("a.weight", "b.weight")
 

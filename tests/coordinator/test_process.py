@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.coordinator.conftest import RUN_ID, TOKEN, SimulatedRank, bound, eventually
 
+from holter.cli import main
 from holter.records import Nonfinite
 
 HOLTER = (sys.executable, "-m", "holter.cli")
@@ -149,9 +150,17 @@ def test_a_run_directory_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> 
         (("coordinator", "--run-dir", "x", "--fd", "99"), "cannot listen on --fd 99: Bad file descriptor"),
     ],
 )
-def test_wrong_use_is_one_sentence(tmp_path: Path, arguments: tuple[str, ...], sentence: str) -> None:
-    code, output, error = holter(*arguments, cwd=tmp_path)
-    assert (2, "") == (code, output)
+def test_wrong_use_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert 2 == main(arguments)
+    output, error = capsys.readouterr()
+    assert "" == output
     assert error.startswith(f"holter: {sentence}")
     assert 1 == error.count("\n")
 

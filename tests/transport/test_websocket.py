@@ -264,6 +264,17 @@ async def test_nobody_there_costs_the_deadline_and_no_more(peer: Peer) -> None:
     assert clock.monotonic_s() - began_s < 1.0
 
 
+async def test_closing_leaves_no_task_behind_whatever_moment_it_comes_at(peer: Peer) -> None:
+    await peer.start()
+    peer.behaviour = _curt
+    for moment in range(40):
+        uplink = uplink_to(peer)
+        await asyncio.sleep(moment * 0.002)
+        await uplink.close(0.0)
+        assert uplink._task is not None
+        assert uplink._task.done()
+
+
 async def test_a_record_too_large_for_any_frame_is_dropped_and_counted(peer: Peer) -> None:
     await peer.start()
     uplink = uplink_to(peer)

@@ -2,9 +2,6 @@
 
 import argparse
 import asyncio
-import contextlib
-import logging
-import logging.handlers
 import os
 import secrets
 import socket
@@ -13,10 +10,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import holter
+from holter.cli.logs import log_to
 from holter.errors import UsageError
 from holter.records import Action
-
-LOG_BYTES = 1 << 20
 
 
 def add_parser(subparsers: Any) -> None:
@@ -48,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     token = _token(args.token_file)
     listener = _listener(args)
     _prepare(run_dir, is_by_hand=args.fd < 0)
-    _log_to(run_dir / "logs" / "coordinator.log", is_by_hand=args.fd < 0)
+    log_to(run_dir / "logs" / "coordinator.log", is_by_hand=args.fd < 0)
     address = _address(listener)
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
     from holter.coordinator.lifetime import Limits  # noqa: PLC0415
@@ -114,18 +110,3 @@ def _address(listener: socket.socket) -> str:
     if host in {"0.0.0.0", "::"}:  # noqa: S104 - what was bound, not a choice
         host = socket.gethostname()
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _log_to(path: Path, *, is_by_hand: bool) -> None:
-    """A bounded log in the run directory, and on the terminal when started by hand."""
-    handlers: list[logging.Handler] = [logging.StreamHandler()] if is_by_hand else []
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1))
-    # A full disk must not make every log line a traceback on a closed stderr.
-    logging.raiseExceptions = False
-    formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
-    for handler in handlers:
-        handler.setFormatter(formatter)
-        logging.getLogger("holter").addHandler(handler)
-    logging.getLogger("holter").setLevel(logging.INFO)

@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 import holter
+from holter.cli.logs import log_to
 from holter.errors import PageError, UsageError
 
 
@@ -36,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         version=holter.__version__,
     )
     try:
-        sidecar = Sidecar(settings)
+        sidecar = Sidecar(settings, log_to)
     except (PageError, OSError) as error:
         raise UsageError(f"cannot watch this rank: {error}") from None
     asyncio.run(sidecar.run())

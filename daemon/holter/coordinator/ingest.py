@@ -41,6 +41,7 @@ class Lines:
         self._hold = hold
         """Ends when a sidecar that said Goodbye may hang up."""
         self._sockets: dict[int, web.WebSocketResponse] = {}
+        self._closing: set[asyncio.Task[None]] = set()
         self._questions: dict[int, tuple[int, asyncio.Future[Observation | None]]] = {}
         """Number -> (rank that was asked, its answer)"""
         self._num_questions = 0
@@ -54,10 +55,9 @@ class Lines:
         socket = web.WebSocketResponse(max_msg_size=wire.MAX_FRAME_BYTES, heartbeat=PING_INTERVAL_S, timeout=2.0)
         await socket.prepare(request)
         try:
-            hello = await asyncio.wait_for(_receive(socket), HELLO_DEADLINE_S)
-            reason = (
-                await self._serve(socket, hello) if isinstance(hello, wire.Hello) else "the first message must be Hello"
-            )
+            async with asyncio.timeout(HELLO_DEADLINE_S):
+                hello = await _receive(socket)
+            reason = await self._serve(socket, hello)
         except TimeoutError:
             reason = "no Hello in time"
         except _GarbageError:
@@ -84,16 +84,16 @@ class Lines:
         sockets = list(self._sockets.values())
         await asyncio.gather(*(_close(socket, WSCloseCode.GOING_AWAY, "the coordinator ends") for socket in sockets))
 
-    async def _serve(self, socket: web.WebSocketResponse, hello: wire.Hello) -> str:
+    async def _serve(self, socket: web.WebSocketResponse, hello: wire.Upward | None) -> str:
         """One sidecar from Hello to its end; returns why it was turned away, empty if it was not."""
+        if not isinstance(hello, wire.Hello):
+            return "the first message must be Hello"
         reason = self._refusal(hello)
         if reason is not None:
             return reason
-        former = self._sockets.pop(hello.rank, None)
+        self._replace(self._sockets.pop(hello.rank, None))
         connection = self._ward.roster.connect(hello, clock.wall_ns())
         self._sockets[hello.rank] = socket
-        if former is not None:
-            await _close(former, wire.REPLACED, "a newer connection of this rank took over")
         try:
             await _send(socket, wire.Welcome(run_id=hello.run_id, run_dir=str(self._ward.settings.run_dir)))
             await self._listen(socket, hello.rank)
@@ -103,6 +103,13 @@ class Lines:
             self._ward.roster.disconnect(hello.rank, connection)
             self._on_urgent()
         return ""
+
+    def _replace(self, former: web.WebSocketResponse | None) -> None:
+        """Close a rank's former connection in the background: it may be dead, and the new one must not wait for it."""
+        if former is not None:
+            task = asyncio.create_task(_close(former, wire.REPLACED, "a newer connection of this rank took over"))
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
 
     async def _listen(self, socket: web.WebSocketResponse, rank: int) -> None:
         held: asyncio.Task[None] | None = None
@@ -180,7 +187,8 @@ async def _receive(socket: web.WebSocketResponse) -> wire.Upward | None:
 async def _send(socket: web.WebSocketResponse, message: wire.Downward) -> bool:
     """False when the line is dead or does not take it in time."""
     try:
-        await asyncio.wait_for(socket.send_bytes(wire.encode(message)), SEND_DEADLINE_S)
+        async with asyncio.timeout(SEND_DEADLINE_S):
+            await socket.send_bytes(wire.encode(message))
     except (ConnectionError, RuntimeError, TimeoutError):
         return False
     return True
@@ -189,4 +197,5 @@ async def _send(socket: web.WebSocketResponse, message: wire.Downward) -> bool:
 async def _close(socket: web.WebSocketResponse, code: int, reason: str) -> None:
     # 123 bytes is what a close frame holds.
     with contextlib.suppress(ConnectionError, RuntimeError, TimeoutError):
-        await asyncio.wait_for(socket.close(code=code, message=reason.encode()[:120]), SEND_DEADLINE_S)
+        async with asyncio.timeout(SEND_DEADLINE_S):
+            await socket.close(code=code, message=reason.encode()[:120])

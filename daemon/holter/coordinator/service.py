@@ -45,6 +45,8 @@ class ServiceSettings:
     """Of holter, for the metrics."""
     judge_interval_s: float = 0.25
     """The longest time between two judgements; what is urgent is judged at once."""
+    urgent_interval_s: float = 0.05
+    """The shortest: ranks that all report NaN at every step must not leave time for nothing else."""
     fetch_deadline_s: float = 2.0
     """How long sidecars may take to send a table."""
     flush_interval_s: float = 1.0
@@ -88,11 +90,13 @@ class Coordinator:
         reason = None
         while reason is None:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), self._settings.judge_interval_s)
+                async with asyncio.timeout(self._settings.judge_interval_s):
+                    await self._wake.wait()
             self._wake.clear()
             await self._judge()
             self._flush()
             reason = self._end_reason()
+            await asyncio.sleep(self._settings.urgent_interval_s)
         logger.info("ending: %s", reason)
         await self._judge(is_final=True)
         self._is_over.set()
@@ -121,7 +125,8 @@ class Coordinator:
     async def _hold(self) -> None:
         """Until the last judgement is made, but no longer than a sidecar should have to wait."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._is_over.wait(), self._settings.limits.hold_s)
+            async with asyncio.timeout(self._settings.limits.hold_s):
+                await self._is_over.wait()
 
     def _end_reason(self) -> str | None:
         if self._stop.is_set():

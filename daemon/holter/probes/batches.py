@@ -17,6 +17,9 @@ MAX_LEAVES = 64
 MAX_DEPTH = 4
 MASK = (1 << 64) - 1
 
+Leaf = tuple[str, torch.Tensor]
+"""Path in the batch, and the tensor there."""
+
 
 @dataclass
 class Inputs:
@@ -32,7 +35,7 @@ class Inputs:
     autocast: tuple[bool, torch.dtype]
 
 
-def leaves(thing: Any, path: str, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+def leaves(thing: Any, path: str, depth: int = 0) -> Iterator[Leaf]:
     """Tensors of a batch with the path a person would write: `batch['x'][0]`."""
     if isinstance(thing, torch.Tensor):
         yield path, thing.detach()
@@ -71,7 +74,7 @@ def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], 
     )
 
 
-def read(tensors: list[tuple[str, torch.Tensor]]) -> tuple[int, list[Nonfinite]]:
+def read(tensors: list[Leaf]) -> tuple[int, list[Nonfinite]]:
     """Fingerprint of a batch, and which of its tensors are not finite; host memory only, a device is never waited for."""
     here = [(path, t) for path, t in tensors if t.device.type == "cpu" and t.layout == torch.strided]
     if not here:

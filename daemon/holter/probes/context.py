@@ -29,6 +29,13 @@ class Context:
     log: StepLog = field(default_factory=StepLog)
     inputs: Inputs | None = None
     """The last training call of a model, until the step is done."""
+    held_inputs: Inputs | None = None
+    """The call after which the first non-finite value of this step was seen."""
+
+    def hold_inputs(self) -> None:
+        """Something is not finite: of several micro-batches, this one is to be questioned."""
+        if self.held_inputs is None:
+            self.held_inputs = self.inputs
 
     def enter(self, phase: Phase) -> Phase:
         """Begin a phase and let the sidecar see it; returns the phase to go back to."""

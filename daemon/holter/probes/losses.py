@@ -12,12 +12,9 @@ from typing import Any
 
 import torch
 
-from holter.probes import batches, origin
 from holter.probes.context import Context
+from holter.probes.steplog import OpenStep
 from holter.records import Nonfinite, Phase
-
-MAX_REPLAYS = 3
-"""A NaN is born once; a run that goes on with it need not be replayed at every step."""
 
 
 class LossProbe:
@@ -29,8 +26,6 @@ class LossProbe:
         self._on_gradients = context.guard.wrap(on_gradients)
         self._depth = 0
         self._unscaled: tuple[Any, torch.Tensor] | None = None
-        self._num_replays = 0
-        self._healthy_bad_inputs: dict[str, int] = {}
 
     def install(self) -> None:
         """Call through ours: backward, and the scaler that multiplies the loss before it."""
@@ -79,7 +74,7 @@ class LossProbe:
         loss = next((t for t in roots if isinstance(t, torch.Tensor) and t.requires_grad), None)
         if loss is None:
             return
-        if loss.numel() == 1 and loss.device.type == "cpu":
+        if loss.numel() == 1:
             self._read(loss)
         engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
         hooks.append(loss.register_hook(lambda _: engine.queue_callback(self._on_gradients)))
@@ -95,44 +90,21 @@ class LossProbe:
         if self._unscaled is not None and self._unscaled[0]() is loss:
             raw = self._unscaled[1]
         self._unscaled = None
-        value = float(raw)
+        if raw.device.type == "cpu":
+            self._learn(self._context.log.now, float(raw))
+            return
         step = self._context.log.now
+
+        def learn(table: Any) -> None:
+            odd = math.nan if table.nans[0] else math.inf if table.pos_infs[0] + table.neg_infs[0] else 0.0
+            self._learn(step, float(table.sum[0]) + odd)
+
+        # A list of its own for each micro-step: the device may not have answered the one before.
+        self._context.readings.read(f"loss{step.micro_steps}", [raw], step.owe(learn))
+
+    def _learn(self, step: OpenStep, value: float) -> None:
         step.losses.append(value)
         if not math.isfinite(value):
-            step.suspect(
-                Nonfinite(where="loss", name="loss", nans=int(math.isnan(value)), infs=int(math.isinf(value)), numel=1)
-            )
-            self.question_inputs()
-
-    def question_inputs(self) -> None:
-        """Something of this step is not finite: ask whether the batch was, and if it was, which module is to blame."""
-        context = self._context
-        inputs = context.inputs
-        _, bad = batches.read([(path, t) for path, t, _ in inputs.leaves] if inputs else [])
-        for entry in bad:
-            known = self._healthy_bad_inputs.get(entry.name, 0)
-            context.log.now.suspect(
-                Nonfinite(
-                    where="input",
-                    name=entry.name,
-                    nans=entry.nans,
-                    infs=entry.infs,
-                    numel=entry.numel,
-                    healthy_steps=known,
-                )
-            )
-        is_fed_badly = any(entry.name not in self._healthy_bad_inputs for entry in bad)
-        if not is_fed_badly and self._num_replays < MAX_REPLAYS:
-            self._num_replays += 1
-            model = next((m for m in context.models if inputs and m.inner is inputs.model()), None)
-            with context.guard.paused():
-                found = origin.find(inputs, model.prefix if model else "")
-            context.recorder.say(context.log.step, found)
-
-    def learn_inputs(self) -> int:
-        """On a healthy step: the batch's fingerprint, and which of its tensors hold -inf masks as a matter of course."""
-        inputs = self._context.inputs
-        fingerprint, bad = batches.read([(path, t) for path, t, _ in inputs.leaves] if inputs else [])
-        for entry in bad:
-            self._healthy_bad_inputs[entry.name] = self._healthy_bad_inputs.get(entry.name, 0) + 1
-        return fingerprint
+            is_nan = math.isnan(value)
+            step.suspect(Nonfinite(where="loss", name="loss", nans=int(is_nan), infs=int(not is_nan), numel=1))
+            self._context.hold_inputs()

@@ -9,6 +9,7 @@ from holter.probes.calls import CallProbe
 from holter.probes.context import Context
 from holter.probes.data import DataProbe, in_phase
 from holter.probes.farewell import FarewellProbe
+from holter.probes.feeding import FeedingProbe
 from holter.probes.losses import LossProbe
 from holter.probes.recorder import Recorder
 from holter.probes.schedule import Schedule
@@ -27,7 +28,7 @@ class Monitor:
         self._tensors = TensorProbe(self.context)
         self._losses = LossProbe(self.context, self._on_backward, self._on_gradients)
         self._calls = CallProbe(self.context)
-        self._steps = StepProbe(self.context, self._tensors, self._losses, self._find_models)
+        self._steps = StepProbe(self.context, self._tensors, FeedingProbe(self.context), self._find_models)
         self._data = DataProbe(self.context)
         self._farewell = FarewellProbe(self.context)
         self._order_hooks: list[Any] = []
@@ -75,11 +76,9 @@ class Monitor:
         for hook in self._order_hooks:
             hook.remove()
         self._order_hooks = []
-        num_suspects = len(self.context.log.now.suspects)
         self._tensors.read_local()
-        is_first = num_suspects == 0 and bool(self.context.log.now.suspects)
-        if is_first:
-            self._losses.question_inputs()
+        if self.context.log.now.suspects:
+            self.context.hold_inputs()
 
     def _forget(self) -> None:
         self.context.guard.is_on = False

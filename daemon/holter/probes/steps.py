@@ -15,8 +15,8 @@ from holter import clock
 from holter.probes import census
 from holter.probes.companion import Companion
 from holter.probes.context import Context
+from holter.probes.feeding import FeedingProbe
 from holter.probes.guard import say
-from holter.probes.losses import LossProbe
 from holter.probes.tensors import TensorProbe
 from holter.records import Phase, SightLost, StepDone
 
@@ -28,16 +28,17 @@ class StepProbe:
     """Follows every optimizer; tells a step when it is over."""
 
     def __init__(
-        self, context: Context, tensors: TensorProbe, losses: LossProbe, find_models: Callable[[], None]
+        self, context: Context, tensors: TensorProbe, feeding: FeedingProbe, find_models: Callable[[], None]
     ) -> None:
         self._context = context
         self._find_models = find_models
         self._tensors = tensors
-        self._losses = losses
+        self._feeding = feeding
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._stepped: set[int] = set()
         self._expected: set[int] = set()
         self._is_step_closed = False
+        self._is_questioned = False
         self._generation = -1
         self._num_order = -1
         self._began = clock.monotonic_s()
@@ -79,6 +80,9 @@ class StepProbe:
             context.models.refresh()
         self._tell_census()
         self._tensors.read_applied(optimizer)
+        if context.log.now.is_applied and not self._is_questioned:
+            self._is_questioned = True
+            self._feeding.question()
         if not self._stepped:
             self._compare_before(optimizer)
         self._interrupted = context.enter(Phase.OPTIMIZER)
@@ -100,7 +104,7 @@ class StepProbe:
             if plan.is_check(step):
                 self._tensors.compare("gradients", gradients_of=optimizer)
         if plan.is_check(step) and not context.log.now.suspects:
-            context.log.now.batch = self._losses.learn_inputs()
+            context.log.now.batch = self._feeding.learn()
 
     def _is_compared(self) -> bool:
         return self._context.world_size > 1 and any(model.is_replicated for model in self._context.models)
@@ -134,7 +138,8 @@ class StepProbe:
         )
         log.close({"seconds": now - self._began, "phase_seconds": context.phases.take()})
         self._began, self._own_began, self._read_began = now, context.guard.own_s, context.readings.spent_s
-        context.inputs = None
+        context.inputs = context.held_inputs = None
+        self._is_questioned = False
         context.readings.poll()
         self._tell_ready()
         self._heed_sidecar()

@@ -53,11 +53,13 @@ class TensorProbe:
     def read_applied(self, optimizer: torch.optim.Optimizer) -> None:
         """What the optimizer is about to apply: read if something is suspected, or if nothing was seen before the reduction."""
         step = self._context.log.now
-        unseen = [model for model in self._context.models if not model.shows_local_gradients()]
-        if not step.suspects and not unseen:
+        # What a device still owes may turn out to be a suspect.
+        is_suspected = bool(step.suspects) or step.num_owed > 0
+        models = [model for model in self._context.models if is_suspected or not model.shows_local_gradients()]
+        if not models:
             return
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for model in self._context.models if step.suspects else unseen:
+        for model in models:
             named = [(name, p) for name, p in model.parameters if id(p) in held and p.grad is not None]
             named = [(name, p) for name, p in named if not p.grad.is_sparse]
             self._read_gradients(model, step, named, "reduced_gradient", is_whole=True)

@@ -7,14 +7,13 @@ pidfd ------------> the rank ended: read the rest, say how, say goodbye, end
 import asyncio
 import contextlib
 import logging
-import logging.handlers
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
-from aiohttp import web
 
 from holter import clock
 from holter.exporters import expose, families
@@ -22,6 +21,7 @@ from holter.page import PageReader
 from holter.records import Body, Census, Exited, Farewell, Observation, PackedTable, Phase, StepDone
 from holter.sidecar import bootstrap
 from holter.sidecar.history import History
+from holter.sidecar.metrics import MetricsServer
 from holter.sidecar.process import Ending, Process
 from holter.sidecar.state import RankState
 from holter.sidecar.supervise import Coordinator
@@ -58,8 +58,9 @@ class SidecarSettings:
 class Sidecar:
     """Watches one rank until it has ended."""
 
-    def __init__(self, settings: SidecarSettings) -> None:
+    def __init__(self, settings: SidecarSettings, log_to: Callable[[Path], None]) -> None:
         self._settings = settings
+        self._log_to = log_to
         self._page = PageReader.open(settings.page)
         identity = self._page.identity
         self.rank, self._world_size = identity.rank, identity.world_size
@@ -84,7 +85,8 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         loop.add_reader(self._process.pidfd, ended.set)
         self._listen_for_bootstrap(loop)
-        runner = await self._serve_metrics()
+        server = MetricsServer(self._settings.metrics_host, self._settings.metrics_port, self._scrape, self._health)
+        self._metrics_address = await server.start()
         try:
             await self._watch(ended)
             loop.remove_reader(self._process.pidfd)
@@ -92,8 +94,7 @@ class Sidecar:
         finally:
             if self._line is not None:
                 self._line.close()
-            if runner is not None:
-                await runner.cleanup()
+            await server.stop()
 
     async def _watch(self, ended: asyncio.Event) -> None:
         shown_at = 0.0
@@ -189,7 +190,7 @@ class Sidecar:
             logger.error("what came through the job's store is not ours: %s", error)  # noqa: TRY400
             return
         self._run_id = word.run_id
-        log_to(Path(word.run_dir) / "logs" / f"sidecar-{self.rank}.log")
+        self._log_to(Path(word.run_dir) / "logs" / f"sidecar-{self.rank}.log")
         if word.starts_coordinator:
             arguments = ["--run-dir", word.run_dir, "--run-id", word.run_id, "--world-size", str(self._world_size)]
             Coordinator(
@@ -248,43 +249,10 @@ class Sidecar:
             await asyncio.sleep(0.005)
         return Ending(None, None)
 
-    async def _serve_metrics(self) -> web.AppRunner | None:
-        app = web.Application()
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/healthz", self._healthz)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        for port in (self._settings.metrics_port, 0):
-            try:
-                site = web.TCPSite(runner, self._settings.metrics_host, port)
-                await site.start()
-            except OSError as error:
-                logger.warning("cannot serve metrics on port %d: %s", port, error)
-                continue
-            host = self._settings.metrics_host
-            self._metrics_address = f"{host}:{runner.addresses[0][1]}"
-            return runner
-        return None
-
-    async def _metrics(self, request: web.Request) -> web.Response:
+    def _scrape(self, accept: str) -> tuple[bytes, str]:
         metrics = families(self._run_id, self._settings.version, [self._state.snapshot(self.dropped)])
-        body, content_type = expose(metrics, request.headers.get("Accept", ""))
-        return web.Response(body=body, headers={"Content-Type": content_type})
+        return expose(metrics, accept)
 
-    async def _healthz(self, _: web.Request) -> web.Response:
+    def _health(self) -> dict[str, object]:
         is_linked = self._uplink is not None and self._uplink.is_connected
-        return web.json_response({"ok": True, "rank": self.rank, "coordinator": is_linked})
-
-
-def log_to(path: Path) -> None:
-    """Keep a bounded log in the run directory; without one when it cannot be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.handlers.RotatingFileHandler(path, maxBytes=1 << 20, backupCount=1)
-    except OSError:
-        return
-    # A full disk must not make every log line a traceback on a closed stderr.
-    logging.raiseExceptions = False
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.getLogger("holter").addHandler(handler)
-    logging.getLogger("holter").setLevel(logging.INFO)
+        return {"ok": True, "rank": self.rank, "coordinator": is_linked}

@@ -4,6 +4,7 @@
        ^__________ backoff __________|  at any failure: refused, garbage, too large a frame, silence
 
 Nothing a coordinator does raises out of here, and every wait has a deadline. Records wait in a bounded outbox meanwhile.
+Deadlines are `asyncio.timeout`: Python 3.11's `wait_for` swallows a cancellation that comes together with the result.
 """
 
 import asyncio
@@ -42,6 +43,8 @@ class UplinkSettings:
     """For one frame to leave: a stopped coordinator fills the socket's buffer."""
     ping_interval_s: float = 10.0
     """Half of it without an answer is taken for a lost connection."""
+    close_timeout_s: float = 2.0
+    """For the coordinator to answer the end of a connection."""
     garbage_limit: int = 16
     """Frames that cannot be read before the connection is given up."""
     steady_after_s: float = 5.0
@@ -94,6 +97,7 @@ class Uplink:
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
         self._closing = asyncio.Event()
+        self._has_said_goodbye = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -119,7 +123,7 @@ class Uplink:
             self._wake.set()
 
     async def close(self, deadline_s: float) -> bool:
-        """Say what is left, then Goodbye, and answer until the coordinator hangs up; False when the deadline came first."""
+        """Say what is left, then Goodbye, and answer until the coordinator hangs up; False when that could not be done in time."""
         self._closing.set()
         self._wake.set()
         self._urgent.set()
@@ -129,19 +133,20 @@ class Uplink:
         if not done:
             self._task.cancel()
             await asyncio.wait({self._task}, timeout=1.0)
-        return bool(done)
+        return self._has_said_goodbye
 
     async def _run(self) -> None:
         """Connect until the last word is said."""
         while True:
             began_s = clock.monotonic_s()
-            pause_s = None
+            replaced_pause_s = 0.0
             try:
                 if await self._converse():
+                    self._has_said_goodbye = True
                     return
                 reason = "the coordinator closed the connection"
             except _ReplacedError as error:
-                reason, pause_s = str(error), self._settings.replaced_pause_s
+                reason, replaced_pause_s = str(error), self._settings.replaced_pause_s
             except (_ConnectionEndedError, aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 reason = f"{type(error).__name__}: {error}"
             except Exception:
@@ -152,7 +157,9 @@ class Uplink:
             logger.debug("uplink of rank %d: %s", self._hello.rank, reason)
             if clock.monotonic_s() - began_s >= self._settings.steady_after_s:
                 self._backoff.reset()
-            await self._pause(self._backoff.next_s() if pause_s is None else pause_s)
+            await self._pause(replaced_pause_s or self._backoff.next_s())
+            if replaced_pause_s and self._closing.is_set():
+                return  # The last word is the other process's.
             self.reconnects += 1
 
     async def _pause(self, seconds: float) -> None:
@@ -161,7 +168,8 @@ class Uplink:
             await asyncio.sleep(min(seconds, self._settings.closing_pause_s))
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._closing.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
 
     async def _converse(self) -> bool:
         """One connection, from Hello to its end; True once Goodbye was said on it and the coordinator hung up."""
@@ -170,13 +178,15 @@ class Uplink:
             total=None, connect=limits.connect_timeout_s, sock_connect=limits.connect_timeout_s
         )
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            socket = await asyncio.wait_for(self._open(session), limits.connect_timeout_s)
+            async with asyncio.timeout(limits.connect_timeout_s):
+                socket = await self._open(session)
             try:
                 await self._greet(socket)
                 return await self._exchange(socket)
             finally:
                 with contextlib.suppress(Exception):
-                    await asyncio.wait_for(socket.close(), 2.0)
+                    async with asyncio.timeout(limits.close_timeout_s):
+                        await socket.close()
 
     async def _open(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
         try:
@@ -193,7 +203,8 @@ class Uplink:
 
     async def _greet(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         await self._send(socket, wire.encode(self._hello))
-        message = await asyncio.wait_for(self._receive(socket), self._settings.connect_timeout_s)
+        async with asyncio.timeout(self._settings.connect_timeout_s):
+            message = await self._receive(socket)
         if not isinstance(message, wire.Welcome):
             raise _ConnectionEndedError("no Welcome")
         self.refusal = ""
@@ -228,7 +239,8 @@ class Uplink:
             await self._wake.wait()
             if not self._closing.is_set():
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._urgent.wait(), self._settings.report_interval_s)
+                    async with asyncio.timeout(self._settings.report_interval_s):
+                        await self._urgent.wait()
             self._wake.clear()
             self._urgent.clear()
             while self._outbox or self._heartbeat is not None:
@@ -299,7 +311,8 @@ class Uplink:
             return None
 
     async def _send(self, socket: aiohttp.ClientWebSocketResponse, frame: bytes) -> None:
-        await asyncio.wait_for(socket.send_bytes(frame), self._settings.send_timeout_s)
+        async with asyncio.timeout(self._settings.send_timeout_s):
+            await socket.send_bytes(frame)
 
     def _turned_away(self, reason: str) -> None:
         if reason != self.refusal:

@@ -1,0 +1,23 @@
+"""A bounded log in the run directory, for the processes that nobody looks at while they run."""
+
+import contextlib
+import logging
+import logging.handlers
+from pathlib import Path
+
+LOG_BYTES = 1 << 20
+
+
+def log_to(path: Path, *, is_by_hand: bool = False) -> None:
+    """Log to a file, and to the terminal when started by hand; a directory that cannot be written is no reason to stop."""
+    handlers: list[logging.Handler] = [logging.StreamHandler()] if is_by_hand else []
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1))
+    # A full disk must not make every log line a traceback on a closed stderr.
+    logging.raiseExceptions = False
+    formatter = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    for handler in handlers:
+        handler.setFormatter(formatter)
+        logging.getLogger("holter").addHandler(handler)
+    logging.getLogger("holter").setLevel(logging.INFO)

@@ -1,0 +1,275 @@
+"""Passes over awkward lists: odd layouts, freed and resized tensors, lists that change, what must be refused."""
+
+import gc
+import subprocess
+import sys
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from holter_kernels import Pass, Table, backend, fingerprint, merge, summarize
+from holter_kernels.layout import FORMATS
+from holter_kernels.sources import box_runs
+from holter_kernels.testing import check
+
+
+def agree(tensors: list[torch.Tensor], table: Table | None) -> None:
+    assert table is not None
+    for tensor, row, bins in zip(tensors, table, table.histogram, strict=True):
+        check(tensor, row, bins)
+
+
+def test_a_list_of_every_dtype() -> None:
+    tensors = [torch.randn(1000 + 37 * k).to(dtype) for k, dtype in enumerate(FORMATS)]
+    agree(tensors, summarize(tensors))
+
+
+def test_an_empty_list_and_empty_tensors() -> None:
+    assert 0 == len(summarize([]))
+    table = summarize([torch.empty(0), torch.empty(0, 3, dtype=torch.bfloat16)])
+    assert [0, 0] == table.numel.tolist()
+    assert [0, 0] == table.fingerprint.tolist()
+    assert np.isnan(table.min).all()
+
+
+def test_layouts_are_read_in_logical_order() -> None:
+    x = torch.randn(12, 34)
+    odd = [x.t(), x[:, 3:9], x[::2], x.expand(3, 12, 34), x[0, 0], x.view(2, 2, 3, 34).to(memory_format=torch.channels_last)]
+    agree([tensor.contiguous() for tensor in odd], summarize(odd))
+    assert fingerprint(x.t()) == fingerprint(x.t().contiguous()) != fingerprint(x)
+
+
+def test_complex_is_read_as_its_parts_and_lazy_views_as_their_values() -> None:
+    z = torch.randn(50, dtype=torch.complex64)
+    parts = [torch.view_as_real(z), torch.view_as_real(z.conj().resolve_conj()), z.conj().imag.resolve_neg().contiguous()]
+    agree(parts, summarize([z, z.conj(), z.conj().imag]))
+
+
+def test_gradients_and_training_are_left_alone() -> None:
+    model = torch.nn.Linear(30, 40)
+    model(torch.randn(5, 30)).sum().backward()
+    state = torch.random.get_rng_state()
+    threads = torch.get_num_threads()
+    tensors = [*model.parameters(), *(p.grad for p in model.parameters())]
+    versions = [tensor._version for tensor in tensors]
+    agree([tensor.detach() for tensor in tensors], summarize(tensors))
+    assert versions == [tensor._version for tensor in tensors]
+    assert all(p.grad_fn is None and p.requires_grad for p in model.parameters())
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert threads == torch.get_num_threads()
+
+
+def test_fingerprints_alone_are_those_of_the_full_pass() -> None:
+    tensors = [torch.randn(70_001).to(dtype) for dtype in FORMATS]
+    fused = Pass(tensors, statistics=False)
+    fused.launch()
+    table = fused.poll()
+    assert table is not None
+    assert table.histogram is None
+    assert summarize(tensors).fingerprint.tolist() == table.fingerprint.tolist()
+    assert [70_001] * len(tensors) == table.numel.tolist()
+    assert not table.sum.any()
+
+
+def test_a_table_outlives_the_next_launch() -> None:
+    x = torch.ones(10)
+    fused = Pass([x])
+    assert fused.poll() is None
+    fused.launch()
+    first = fused.poll()
+    x.mul_(3)
+    fused.launch()
+    second = fused.poll()
+    assert first is not None
+    assert second is not None
+    assert (10.0, 30.0) == (first.sum[0], second.sum[0])
+    assert (10, 10) == (first.histogram[0][127], second.histogram[0][128])
+
+
+def test_matches_sees_another_list_another_memory_another_size() -> None:
+    x, y = torch.ones(10), torch.ones(10)
+    fused = Pass([x, y])
+    assert fused.matches([x, y])
+    assert not fused.matches([y, x])
+    assert not fused.matches([x])
+    x.data = torch.ones(10)
+    assert not fused.matches([x, y])
+    fused = Pass([x, y])
+    y.resize_(5)
+    assert not fused.matches([x, y])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: x.resize_(7),
+        lambda x: x.resize_(100_000).fill_(2),
+        lambda x: setattr(x, "data", torch.randn(77, 3)),
+        lambda x: setattr(x, "data", x.data.view(10, 100).t()),
+        lambda x: setattr(x, "data", torch.randn(9, dtype=torch.float64).to(torch.float32)),
+    ],
+    ids=["shrunk", "grown", "moved", "transposed in place", "replaced"],
+)
+def test_a_tensor_that_changed_since_the_table_is_read_as_it_is_now(change) -> None:  # noqa: ANN001
+    x, y = torch.randn(1000), torch.randn(10)
+    fused = Pass([x, y])
+    fused.launch()
+    change(x)
+    fused.launch()
+    agree([x.contiguous(), y], fused.poll())
+
+
+@pytest.mark.parametrize("left", [0, 40])
+def test_a_tensor_whose_storage_was_taken_away_is_empty(left: int) -> None:
+    storage_owner = torch.randn(1000)
+    view, y = storage_owner[100:900], torch.randn(10)
+    fused = Pass([view, y])
+    storage_owner.untyped_storage().resize_(left)
+    fused.launch()
+    table = fused.poll()
+    assert table is not None
+    assert [0, 10] == table.numel.tolist()
+    assert 0 == table.fingerprint[0]
+
+
+def test_a_freed_tensor_is_not_kept_alive_and_has_an_empty_row() -> None:
+    x, y = torch.randn(1000), torch.randn(10)
+    fused = Pass([x, y])
+    fused.launch()
+    del x
+    gc.collect()
+    fused.launch()
+    table = fused.poll()
+    assert table is not None
+    assert [0, 10] == table.numel.tolist()
+
+
+def test_a_list_that_changes_every_step() -> None:
+    kept: list[torch.Tensor] = []
+    for step in range(30):
+        kept = [*kept[-5:], torch.randn(step * 50 + 1)]
+        agree(kept, summarize(kept))
+
+
+def test_memory_does_not_grow() -> None:
+    import psutil  # noqa: PLC0415
+
+    tensors = [torch.randn(500) for _ in range(200)]
+
+    def work(times: int) -> int:
+        for _ in range(times):
+            summarize(tensors)
+            fingerprint(tensors[0])
+        gc.collect()
+        return psutil.Process().memory_info().rss
+
+    before = work(50)
+    # Each round makes 200 rows and histograms, 0.4 MB: 100 leaked rounds would be 40 MB.
+    assert work(100) - before < 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("tensor", "sentence"),
+    [
+        (torch.empty(3, device="meta"), r"tensor 1 \(shape \(3,\), torch.float32\) is on the meta device"),
+        (torch.eye(3).to_sparse(), "layout torch.sparse_coo"),
+        (torch.zeros(3, dtype=torch.uint16), "dtype holter_kernels cannot read"),
+    ],
+    ids=["meta", "sparse", "dtype"],
+)
+def test_what_cannot_be_read_is_refused_with_a_sentence(tensor: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        Pass([torch.ones(1), tensor])
+    with pytest.raises(ValueError, match=sentence.replace("tensor 1", "tensor 0")):
+        fingerprint(tensor)
+
+
+def test_an_unknown_histogram_is_refused() -> None:
+    with pytest.raises(ValueError, match="histogram must be one of off, sampled, exact, got 'some'"):
+        Pass([], histogram="some")
+
+
+@pytest.mark.parametrize(("whole", "parts"), [((7, 5), (3, 1)), ((7, 5), (1, 2)), ((4, 6, 3), (2, 3, 1)), ((4, 6, 3), (1, 1, 3))])
+def test_boxes_of_a_tensor_add_up(whole: tuple[int, ...], parts: tuple[int, ...]) -> None:
+    x = torch.randn(whole, dtype=torch.bfloat16)
+    prints = []
+    for place in np.ndindex(*parts):
+        edges = [(k * size // n, (k + 1) * size // n) for k, size, n in zip(place, whole, parts, strict=True)]
+        box = x[tuple(slice(a, b) for a, b in edges)].contiguous().view(-1)
+        runs = box_runs(whole, [b - a for a, b in edges], [a for a, _ in edges])
+        assert box.numel() == sum(n for _, n, _ in runs)
+        prints += [fingerprint(box[s : s + n], o) for s, n, o in runs]
+    assert fingerprint(x) == merge(prints)
+
+
+def test_shards_of_a_dtensor_add_up(tmp_path) -> None:  # noqa: ANN001
+    """Four ranks by turns in one process: torch's fake process group gives each its local part."""
+    program = """
+import sys, torch, torch.distributed as dist
+from torch.distributed.tensor import DTensor, Shard, Replicate, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from holter_kernels import Pass, fingerprint
+rank = int(sys.argv[1])
+dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
+mesh = init_device_mesh("cpu", (2, 2))
+whole = torch.arange(7 * 11, dtype=torch.float32).view(7, 11).bfloat16()
+for placements in ([Shard(0), Shard(1)], [Shard(1), Replicate()], [Shard(0), Shard(0)]):
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as where
+    shape, start = where(whole.shape, mesh, placements)
+    local = whole[tuple(slice(s, s + n) for s, n in zip(start, shape))].contiguous()
+    sharded = DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+    fused = Pass([sharded]); fused.launch(); table = fused.poll()
+    assert fused.matches([sharded])
+    assert int(table.fingerprint[0]) == fingerprint(sharded)
+    print(fingerprint(sharded), fingerprint(whole), local.numel())
+"""
+    script = tmp_path / "shards.py"
+    script.write_text(program)
+    runs = [subprocess.run([sys.executable, script, str(r)], capture_output=True, text=True, check=False) for r in range(4)]
+    assert all(run.returncode == 0 for run in runs), runs[0].stderr[-2000:]
+    by_rank = [[[int(word) for word in line.split()] for line in run.stdout.splitlines()] for run in runs]
+    for case, num_copies in ((0, 1), (1, 2), (2, 1)):
+        parts = [by_rank[rank][case] for rank in range(4)]
+        assert 77 * num_copies == sum(part[2] for part in parts)
+        shards = [part[0] for part in parts[::num_copies]] if num_copies == 2 else [part[0] for part in parts]
+        assert parts[0][1] == merge(shards)
+
+
+def test_works_without_native_code_and_says_so_once() -> None:
+    program = """
+import sys, warnings
+sys.modules["holter_kernels._native"] = None
+import torch, holter_kernels
+from holter_kernels.testing import check
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    x = [torch.randn(70_001), torch.randn(33).bfloat16().t(), torch.arange(5)]
+    for _ in range(2):
+        table = holter_kernels.summarize(x)
+    alone = holter_kernels.fingerprint(x[0])
+assert holter_kernels.backend() == "reference"
+assert [str(w.message) for w in caught if "without its native code" in str(w.message)].__len__() == 1, caught
+for tensor, row, bins in zip(x, table, table.histogram): check(tensor, row, bins)
+assert alone == int(table.fingerprint[0])
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_importing_needs_no_triton_and_no_holter() -> None:
+    program = """
+import sys
+sys.modules["triton"] = None
+import holter_kernels
+assert not [name for name in sys.modules if name == "holter" or name.startswith("holter.")]
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_backend_has_a_name() -> None:
+    assert backend() in {"avx512", "avx2", "portable", "neon"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert backend("cuda") in {"triton", "none"}
