@@ -127,3 +127,13 @@ def test_ranks_that_never_came_are_waited_for_a_little() -> None:
 def test_a_limit_that_makes_no_sense_is_named() -> None:
     with pytest.raises(ValueError, match="idle_s must not be negative, got -1"):
         Limits(idle_s=-1)
+
+
+def test_a_rank_whose_sidecar_was_lost_is_not_waited_for_when_its_peers_have_ended() -> None:
+    roster, lines = both()
+    roster.disconnect(1, lines[1])
+    assert end_reason(roster, 1e9, LIMITS) is None, "rank 0 is still watched"
+    roster.goodbye(0)
+    roster.disconnect(0, lines[0])
+    assert end_reason(roster, 4, LIMITS) is None
+    assert "every rank that was still watched has ended" == end_reason(roster, 5, LIMITS)

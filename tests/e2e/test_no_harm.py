@@ -59,35 +59,35 @@ def kill(pids: list[int]) -> None:
 
 
 def test_killing_a_sidecar_changes_no_bit_and_is_shown(jobs, bare, status, wait_for):
-    job = jobs.start(SCRIPT, "--steps", 6000)
+    job = jobs.start(SCRIPT, "--steps", 3000)
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
     kill(job.pids("sidecar", rank=1))
     wait_for(lambda: states(status(job)) == ["connected", "gone"], 30, "the loss to be shown")
     ended = job.wait()
-    assert digests(ended) == bare("--steps", 6000)
+    assert digests(ended) == bare("--steps", 3000)
     assert any("rank 1 trains unobserved: its sidecar" in line for line in ended.holter_lines)
     assert ended.diagnoses == []
 
 
 def test_killing_the_coordinator_changes_no_bit_and_another_takes_its_place(jobs, bare, status, wait_for):
-    job = jobs.start(SCRIPT, "--steps", 6000)
+    job = jobs.start(SCRIPT, "--steps", 3000)
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
     first = job.pids("coordinator")
     kill(first)
     wait_for(lambda: set(job.pids("coordinator")) - set(first), 30, "another coordinator")
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 30, "two sidecars again")
     ended = job.wait()
-    assert digests(ended) == bare("--steps", 6000)
+    assert digests(ended) == bare("--steps", 3000)
     assert ended.diagnoses == []
 
 
 def test_killing_all_of_us_changes_no_bit_and_every_rank_says_so(jobs, bare, status, wait_for):
-    job = jobs.start(SCRIPT, "--steps", 6000)
+    job = jobs.start(SCRIPT, "--steps", 3000)
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
     kill(job.pids("sidecar"))
     kill(job.pids("coordinator"))
     ended = job.wait()
-    assert digests(ended) == bare("--steps", 6000)
+    assert digests(ended) == bare("--steps", 3000)
     for rank in (0, 1):
         assert any(f"rank {rank} trains unobserved: its sidecar" in line for line in ended.holter_lines)
 

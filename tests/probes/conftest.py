@@ -27,6 +27,11 @@ class Worn:
         self._said += [self._decoder.decode(payload) for payload in self.reader.read(100_000)]
         return [observation for observation in self._said if isinstance(observation.body, kind)]
 
+    def forget(self) -> None:
+        """Begin to listen anew."""
+        self.said(object)
+        self._said = []
+
     def close(self) -> None:
         self.monitor.uninstall()
         self.reader.close()

@@ -16,7 +16,7 @@ class Limits:
     idle_s: float = 30.0
     """For a sidecar to come back, when none is connected and not every rank has ended."""
     stragglers_s: float = 5.0
-    """For ranks that never came, when all that came have ended."""
+    """For ranks that never came, or whose sidecar was lost, when all others have ended."""
     settle_s: float = 1.2
     """After an abnormal end, so that deaths are in order and the last judgement sees them all."""
     hold_s: float = 3.0
@@ -36,6 +36,8 @@ def end_reason(roster: Roster, quiet_s: float, limits: Limits) -> str | None:
         if roster.is_complete:
             return "every rank has ended" if quiet_s >= _settle_s(roster, limits) else None
         return "every rank that came has ended" if quiet_s >= limits.stragglers_s else None
+    if roster.num_connected == 0 and roster.has_anyone_ended and quiet_s >= limits.stragglers_s:
+        return "every rank that was still watched has ended"
     if roster.num_connected == 0 and quiet_s >= limits.idle_s:
         return f"no sidecar was connected for {limits.idle_s:.0f} s"
     return None

@@ -134,6 +134,11 @@ class Roster:
         return bool(self.members) and all(member.state == "ended" for member in self.members.values())
 
     @property
+    def has_anyone_ended(self) -> bool:
+        """Some rank has ended: the job is on its way out."""
+        return any(member.state == "ended" for member in self.members.values())
+
+    @property
     def is_complete(self) -> bool:
         """Every rank of the job has come."""
         return len(self.members) >= self.world_size

@@ -22,7 +22,8 @@ class _Open:
 class Readings:
     """Passes under way, and their cached pointer tables."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_pass: Callable[..., Pass] = Pass) -> None:
+        self._make_pass = make_pass
         self.spent_s = 0.0
         """Seconds of the training thread that went into reading."""
         self._passes: dict[str, Pass] = {}
@@ -40,7 +41,7 @@ class Readings:
             self._passes.pop(name)
         reading = self._passes.get(name)
         if reading is None or not reading.matches(tensors):
-            reading = Pass(tensors, histogram="off", statistics=statistics)
+            reading = self._make_pass(tensors, histogram="off", statistics=statistics)
             self._passes[name] = reading
         reading.launch()
         self._open.append(_Open(reading, then))

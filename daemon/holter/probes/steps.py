@@ -116,7 +116,7 @@ class StepProbe:
         rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
         if context.log.now.learning_rate is None and isinstance(rate, (int, float)):
             context.log.now.learning_rate = float(rate)
-        if self._stepped >= self._expected:
+        if self._stepped >= self._expected & {id(alive) for alive in self.optimizers}:
             self._close()
 
     def _close(self) -> None:
