@@ -98,7 +98,8 @@ def _become(path: Path, argv: list[str]) -> None:
     module.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = module
     sys.argv = argv
-    sys.path[0] = str(path.resolve().parent)
+    if not sys.flags.safe_path:
+        sys.path[0] = str(path.resolve().parent)
     code = compile(path.read_bytes(), str(path), "exec")
     exec(code, module.__dict__)  # noqa: S102  what the user asked to run
 

@@ -103,6 +103,27 @@ def test_two_jobs_on_one_machine_do_not_meet(jobs):
     assert second.diagnoses == []
 
 
+def test_a_job_reports_to_a_coordinator_that_already_runs(jobs, tmp_path, wait_for):
+    token, run_dir = tmp_path / "token", tmp_path / "central"
+    token.write_text("a secret of this test\n")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "holter.cli", "coordinator", "--run-dir", run_dir, "--port", str(port)]
+    coordinator = subprocess.Popen([*command, "--token-file", token], stderr=subprocess.PIPE)
+    try:
+        wait_for((run_dir / "coordinator.json").exists, 30, "the coordinator")
+        env = {"HOLTER_COORDINATOR": f"127.0.0.1:{port}", "HOLTER_TOKEN_FILE": str(token)}
+        ended = jobs.run(FAULTS / "nan_in_batch.py", env=env)
+        assert ended.code == 0
+        coordinator.wait(timeout=60)
+    finally:
+        coordinator.kill()
+        coordinator.communicate()
+    ended.run_dir = run_dir
+    assert ended.top["cause"] == "nonfinite_input"
+    assert ended.top["ranks"] == [1]
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -1,9 +1,10 @@
 """A rank worn in this very process: a real page, a real monitor, and the reader a sidecar would use."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
+import torch.distributed as dist
 
 from holter.page import PageReader, PageWriter
 from holter.probes.monitor import Monitor
@@ -44,3 +45,25 @@ def worn() -> Iterator[Worn]:
     yield made
     made.close()
     assert not made.monitor.context.guard.failures
+
+
+@pytest.fixture
+def wear() -> Iterator[Callable[..., Worn]]:
+    """Put a monitor on when the test says so; what it fails at is the test's to look at."""
+    made: list[Worn] = []
+
+    def put_on(**how: float) -> Worn:
+        made.append(Worn(**how))
+        return made[-1]
+
+    yield put_on
+    for each in reversed(made):
+        each.close()
+
+
+@pytest.fixture
+def gloo() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

@@ -95,7 +95,7 @@ class Lines:
         connection = self._ward.roster.connect(hello, clock.wall_ns())
         self._sockets[hello.rank] = socket
         try:
-            await _send(socket, wire.Welcome(run_id=hello.run_id, run_dir=str(self._ward.settings.run_dir)))
+            await _send(socket, wire.Welcome(run_id=self._ward.settings.run_id, run_dir=str(self._ward.settings.run_dir)))
             await self._listen(socket, hello.rank)
         finally:
             if self._sockets.get(hello.rank) is socket:
@@ -162,7 +162,8 @@ class Lines:
     def _refusal(self, hello: wire.Hello) -> str | None:
         if hello.protocol != wire.PROTOCOL:
             return f"protocol {wire.PROTOCOL} is spoken here, {hello.protocol} there"
-        if hello.run_id != self._ward.settings.run_id:
+        # A job that was only told the coordinator's address does not know the run's name; the token says that it belongs.
+        if hello.run_id not in ("", self._ward.settings.run_id):
             return f"this is run {self._ward.settings.run_id}, not {hello.run_id}"
         return self._ward.roster.refusal(hello)
 

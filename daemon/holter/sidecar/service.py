@@ -215,6 +215,8 @@ class Sidecar:
         if isinstance(message, wire.Fetch):
             table = self._history.table(message.tensor_class, message.step)
             return wire.Fetched(request=message.request, observation=table)
+        if isinstance(message, wire.Welcome):
+            self._run_id = message.run_id
         if isinstance(message, wire.Notice):
             self._page.post_notice(message.text)
             if self._line is not None:
