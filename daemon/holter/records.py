@@ -121,7 +121,7 @@ class Table(msgspec.Struct, frozen=True, tag="table", kw_only=True):
 
 
 class PackedTable(msgspec.Struct, frozen=True, tag="packed_table", kw_only=True):
-    """A Table as the rank writes it to the page: raw arrays over the census' parameters; goes no further than the sidecar."""
+    """A Table as the rank writes it to the page: raw arrays in census order; goes no further than the sidecar."""
 
     tensor_class: str
     root: int
@@ -129,6 +129,10 @@ class PackedTable(msgspec.Struct, frozen=True, tag="packed_table", kw_only=True)
     """uint64, little-endian; 0 for a tensor that was not read."""
     norms: bytes
     """float32, little-endian; empty where they were not taken."""
+    over: Literal["parameters", "buffers"] = "parameters"
+    """Which entries of the census the arrays run over."""
+    keys: list[str] = []
+    """Of an optimizer's state: the arrays run over all entries once for each of these."""
 
 
 class Logged(msgspec.Struct, frozen=True, tag="logged", kw_only=True):

@@ -10,6 +10,14 @@ from torch.utils.checkpoint import checkpoint
 from holter.records import Phase, StepDone
 
 
+def watched(worn, values: torch.Tensor) -> nn.Parameter:
+    """A parameter in a model of its own."""
+    model = nn.ParameterList([values])
+    worn.monitor.add_model(model)
+    worn.model = model
+    return model[0]
+
+
 def bodies(worn) -> list[StepDone]:
     return [observation.body for observation in worn.said(StepDone)]
 
@@ -70,7 +78,7 @@ def test_steps_that_a_fused_optimizer_skips_for_the_scaler_are_no_fault(worn):
 
 
 def test_the_first_of_several_losses_is_told(worn):
-    weight = nn.Parameter(torch.ones(2))
+    weight = watched(worn, torch.ones(2))
     torch.autograd.backward([weight.sum(), (3 * weight).sum()])
     torch.optim.SGD([weight], lr=0.1).step()
     assert [2.0] == [body.loss for body in bodies(worn)]
@@ -78,8 +86,8 @@ def test_the_first_of_several_losses_is_told(worn):
 
 
 @pytest.mark.xfail(strict=True, reason="the losses are used up before torch sees them")
-def test_losses_from_a_generator_reach_torch(worn):  # noqa: ARG001
-    weight = nn.Parameter(torch.ones(2))
+def test_losses_from_a_generator_reach_torch(worn):
+    weight = watched(worn, torch.ones(2))
     torch.autograd.backward(factor * weight.sum() for factor in (1.0, 3.0))
     assert weight.grad is not None
     assert [4.0, 4.0] == weight.grad.tolist()
@@ -108,7 +116,7 @@ def test_checkpointing_calls_backward_once_a_step(worn, is_reentrant):
 
 
 def test_a_second_backward_through_the_same_graph_is_heard_again(worn):
-    weight = nn.Parameter(torch.ones(2))
+    weight = watched(worn, torch.ones(2))
     loss = weight.pow(2).sum()
     loss.backward(retain_graph=True)
     loss.backward()
@@ -118,7 +126,7 @@ def test_a_second_backward_through_the_same_graph_is_heard_again(worn):
 
 
 def test_a_gradient_of_a_gradient_is_what_it_was(worn):
-    weight = nn.Parameter(torch.full((2,), 3.0))
+    weight = watched(worn, torch.full((2,), 3.0))
     (slope,) = torch.autograd.grad(weight.pow(3).sum(), weight, create_graph=True)
     slope.sum().backward()
     torch.optim.SGD([weight], lr=0.1).step()
@@ -126,8 +134,8 @@ def test_a_gradient_of_a_gradient_is_what_it_was(worn):
     assert [54.0] == [body.loss for body in bodies(worn)]
 
 
-def test_no_hook_stays_on_the_loss(worn):  # noqa: ARG001
-    weight = nn.Parameter(torch.ones(2))
+def test_no_hook_stays_on_the_loss(worn):
+    weight = watched(worn, torch.ones(2))
     loss = weight.sum()
     loss.backward()
     assert not loss._backward_hooks

@@ -76,7 +76,6 @@ def test_a_backward_pass_belongs_to_the_step_that_follows_it(worn):
     assert {1} == {micro_steps for _, micro_steps in counted(worn)}
 
 
-@pytest.mark.xfail(strict=True, reason="an optimizer that is gone is still waited for")
 def test_an_optimizer_that_replaces_another_is_counted_at_once(worn):
     model = nn.Linear(4, 2)
     worn.monitor.add_model(model)

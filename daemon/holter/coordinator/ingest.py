@@ -95,7 +95,9 @@ class Lines:
         connection = self._ward.roster.connect(hello, clock.wall_ns())
         self._sockets[hello.rank] = socket
         try:
-            await _send(socket, wire.Welcome(run_id=self._ward.settings.run_id, run_dir=str(self._ward.settings.run_dir)))
+            await _send(
+                socket, wire.Welcome(run_id=self._ward.settings.run_id, run_dir=str(self._ward.settings.run_dir))
+            )
             await self._listen(socket, hello.rank)
         finally:
             if self._sockets.get(hello.rank) is socket:

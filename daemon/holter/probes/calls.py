@@ -38,8 +38,9 @@ class _Hook:
 class CallProbe:
     """Follows the calls of models."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, on_training_call: Callable[[], None]) -> None:
         self._context = context
+        self._on_training_call = on_training_call
         self._registration: Any = None
         self._handles: list[Any] = []
         self._followed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -88,6 +89,7 @@ class CallProbe:
         self._context.enter(Phase.FORWARD if is_training else Phase.EVALUATION)
         if is_training:
             self._context.inputs = batches.capture(weakref.ref(module), args, kwargs)
+            self._on_training_call()
 
     def _end(self, *_: Any) -> None:
         self._context.enter(Phase.OTHER)

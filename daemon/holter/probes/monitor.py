@@ -6,15 +6,16 @@ from typing import Any
 import torch
 
 from holter.probes.calls import CallProbe
+from holter.probes.comparison import ComparisonProbe
 from holter.probes.context import Context
 from holter.probes.data import DataProbe, in_phase
 from holter.probes.farewell import FarewellProbe
 from holter.probes.feeding import FeedingProbe
+from holter.probes.gradients import GradientProbe
 from holter.probes.losses import LossProbe
 from holter.probes.recorder import Recorder
 from holter.probes.schedule import Schedule
 from holter.probes.steps import StepProbe
-from holter.probes.tensors import TensorProbe
 from holter.records import Phase
 from holter_kernels import set_num_threads
 
@@ -25,10 +26,13 @@ class Monitor:
     def __init__(self, recorder: Recorder, *, world_size: int, budget: float, floor_s: float, threads: int = 1) -> None:
         set_num_threads(threads)
         self.context = Context(recorder, Schedule(budget=budget, floor_s=floor_s), world_size)
-        self._tensors = TensorProbe(self.context)
+        self._gradients = GradientProbe(self.context)
+        self._comparison = ComparisonProbe(self.context)
         self._losses = LossProbe(self.context, self._on_backward, self._on_gradients)
-        self._calls = CallProbe(self.context)
-        self._steps = StepProbe(self.context, self._tensors, FeedingProbe(self.context), self._find_models)
+        self._calls = CallProbe(self.context, self._on_call)
+        self._steps = StepProbe(
+            self.context, self._gradients, self._comparison, FeedingProbe(self.context), self._find_models
+        )
         self._data = DataProbe(self.context)
         self._farewell = FarewellProbe(self.context)
         self._order_hooks: list[Any] = []
@@ -64,19 +68,24 @@ class Monitor:
         for model in self.context.models.discover():
             self._calls.follow(model.inner)
 
+    def _on_call(self) -> None:
+        """A model is called in training; of several micro-steps the first is enough."""
+        if self.context.log.micro_step == 0 and self._comparison.is_due():
+            self._comparison.buffers()
+
     def _on_backward(self) -> None:
         """Backward begins: by now the models exist; learn the order of their gradients, once."""
         self._calls.find_wrapped()
         if not list(self.context.models):
             self._find_models()
-        if not self._tensors.ready_order:
-            self._order_hooks = self._tensors.follow_order()
+        if not self._gradients.ready_order:
+            self._order_hooks = self._gradients.follow_order()
 
     def _on_gradients(self) -> None:
         for hook in self._order_hooks:
             hook.remove()
         self._order_hooks = []
-        self._tensors.read_local()
+        self._gradients.read_local()
         if self.context.log.now.suspects:
             self.context.hold_inputs()
 

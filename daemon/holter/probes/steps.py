@@ -14,10 +14,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from holter import clock
 from holter.probes import census
 from holter.probes.companion import Companion
+from holter.probes.comparison import ComparisonProbe
 from holter.probes.context import Context
 from holter.probes.feeding import FeedingProbe
+from holter.probes.gradients import GradientProbe
 from holter.probes.guard import say
-from holter.probes.tensors import TensorProbe
 from holter.records import Phase, SightLost, StepDone
 
 REFRESH_EVERY = 16
@@ -28,11 +29,17 @@ class StepProbe:
     """Follows every optimizer; tells a step when it is over."""
 
     def __init__(
-        self, context: Context, tensors: TensorProbe, feeding: FeedingProbe, find_models: Callable[[], None]
+        self,
+        context: Context,
+        gradients: GradientProbe,
+        comparison: ComparisonProbe,
+        feeding: FeedingProbe,
+        find_models: Callable[[], None],
     ) -> None:
         self._context = context
         self._find_models = find_models
-        self._tensors = tensors
+        self._gradients = gradients
+        self._comparison = comparison
         self._feeding = feeding
         self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
         self._stepped: set[int] = set()
@@ -79,7 +86,7 @@ class StepProbe:
         if context.log.step % REFRESH_EVERY == 0:
             context.models.refresh()
         self._tell_census()
-        self._tensors.read_applied(optimizer)
+        self._gradients.read_applied(optimizer)
         if context.log.now.is_applied and not self._is_questioned:
             self._is_questioned = True
             self._feeding.question()
@@ -99,15 +106,12 @@ class StepProbe:
         step, plan = context.log.step, context.schedule.plan
         if not plan.is_check(step) and not plan.is_after_check(step):
             return
-        if self._is_compared():
-            self._tensors.compare("parameters_before")
+        if self._comparison.is_possible():
+            self._comparison.parameters("before")
             if plan.is_check(step):
-                self._tensors.compare("gradients", gradients_of=optimizer)
+                self._comparison.gradients(optimizer)
         if plan.is_check(step) and not context.log.now.suspects:
             context.log.now.batch = self._feeding.learn()
-
-    def _is_compared(self) -> bool:
-        return self._context.world_size > 1 and any(model.is_replicated for model in self._context.models)
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
         context = self._context
@@ -122,8 +126,10 @@ class StepProbe:
     def _close(self) -> None:
         context = self._context
         log = context.log
-        if self._is_compared() and context.schedule.plan.is_check(log.step):
-            self._tensors.compare("parameters_after")
+        if self._comparison.is_due():
+            self._comparison.parameters("after")
+            for optimizer in self.optimizers[:1]:
+                self._comparison.optimizer_state(optimizer)
         self._expected = set(self._stepped)
         self._is_step_closed = True
         now = clock.monotonic_s()
@@ -167,12 +173,12 @@ class StepProbe:
 
     def _tell_census(self) -> None:
         context = self._context
-        is_known = context.models.generation == self._generation and len(self._tensors.ready_order) == self._num_order
+        is_known = context.models.generation == self._generation and len(self._gradients.ready_order) == self._num_order
         if is_known or not list(context.models):
             return
         self._generation = context.models.generation
-        self._num_order = len(self._tensors.ready_order)
-        for part in census.take(context.models, self.optimizers, self._tensors.ready_order):
+        self._num_order = len(self._gradients.ready_order)
+        for part in census.take(context.models, self.optimizers, self._gradients.ready_order):
             context.recorder.say(context.log.step, part)
 
     def _heed_sidecar(self) -> None:

@@ -15,17 +15,20 @@ class History:
         self._max_bytes = max_bytes
         self._num_bytes = 0
         self._tables: OrderedDict[tuple[str, int], Observation] = OrderedDict()
-        self._names: list[str] = []
+        self._names: dict[str, list[str]] = {"parameters": [], "buffers": []}
         self._parts: dict[int, Census] = {}
 
     def learn_census(self, census: Census) -> None:
-        """Names of the parameters, in the order of the tables."""
+        """Names in the order of the tables."""
         if census.part == 0:
             self._parts = {}
         self._parts[census.part] = census
         if len(self._parts) == census.parts:
             entries = [entry for part in sorted(self._parts) for entry in self._parts[part].entries]
-            self._names = [entry.name for entry in entries if not entry.is_buffer]
+            self._names = {
+                "parameters": [entry.name for entry in entries if not entry.is_buffer],
+                "buffers": [entry.name for entry in entries if entry.is_buffer],
+            }
 
     def keep(self, observation: Observation) -> None:
         """Remember a table."""
@@ -47,12 +50,15 @@ class History:
         assert isinstance(packed, PackedTable)
         fingerprints = struct.unpack(f"<{len(packed.fingerprints) // 8}Q", packed.fingerprints)
         norms = struct.unpack(f"<{len(packed.norms) // 4}f", packed.norms)
-        if len(fingerprints) != len(self._names):
+        names = self._names[packed.over]
+        if packed.keys:
+            names = [f"{name}.{key}" for key in packed.keys for name in names]
+        if len(fingerprints) != len(names):
             return None
         body = Table(
             tensor_class=tensor_class,
             root=packed.root,
-            names=self._names,
+            names=names,
             fingerprints=list(fingerprints),
             norms=list(norms),
         )

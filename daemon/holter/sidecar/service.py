@@ -84,9 +84,9 @@ class Sidecar:
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
         loop.add_reader(self._process.pidfd, ended.set)
-        self._listen_for_bootstrap(loop)
         server = MetricsServer(self._settings.metrics_host, self._settings.metrics_port, self._scrape, self._health)
         self._metrics_address = await server.start()
+        self._listen_for_bootstrap(loop)
         try:
             await self._watch(ended)
             loop.remove_reader(self._process.pidfd)

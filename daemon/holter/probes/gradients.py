@@ -1,10 +1,7 @@
-"""Gradients and parameters, read by the schedule: the rank's own gradients, the reduced ones, the weights around the step.
+"""Gradients, read at every step.
 
-    end of backward       the rank's own gradients, before any reduction      statistics, at every step
-    before the optimizer  the gradients it is given, and the parameters       fingerprints, at steps of comparison
-    after the optimizer   the parameters                                      fingerprints, at steps of comparison
-
-Fingerprints go over all parameters of the census, in its order, 0 where there is none to compare.
+The rank's own at the end of backward, before any reduction; where those are not shown, or something is suspected, the ones that
+the optimizer is given.
 """
 
 import math
@@ -17,12 +14,11 @@ from holter import clock
 from holter.probes.context import Context
 from holter.probes.models import Model
 from holter.probes.steplog import OpenStep
-from holter.records import Nonfinite, PackedTable, Where
-from holter_kernels import root
+from holter.records import Nonfinite, Where
 
 
-class TensorProbe:
-    """Reads what the models hold."""
+class GradientProbe:
+    """Looks for what is not finite, and takes the norm."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -90,38 +86,3 @@ class TensorProbe:
         self._context.readings.read(where + model.prefix, [p.grad for _, p in named], step.owe(learn))
         if where == "gradient":
             step.gradients_s += clock.monotonic_s() - started
-
-    def compare(self, tensor_class: str, *, gradients_of: torch.optim.Optimizer | None = None) -> None:
-        """Fingerprint a class of tensors that must be equal on all replicas."""
-        context = self._context
-        step = context.log.now
-        started = clock.monotonic_s()
-        held = {id(p) for group in gradients_of.param_groups for p in group["params"]} if gradients_of else None
-        chosen: list[tuple[int, torch.Tensor]] = []
-        index = -1
-        for model in context.models:
-            for _, parameter in model.parameters:
-                index += 1
-                tensor: Any = parameter if held is None else parameter.grad if id(parameter) in held else None
-                if model.is_replicated and tensor is not None and not tensor.is_sparse:
-                    chosen.append((index, tensor))
-        places = np.array([place for place, _ in chosen], dtype=np.int64)
-        count = index + 1
-
-        def learn(table: Any) -> None:
-            fingerprints = np.zeros(count, dtype="<u8")
-            fingerprints[places] = table.fingerprint
-            norms = np.zeros(count, dtype="<f4")
-            with np.errstate(over="ignore", invalid="ignore"):
-                norms[places] = np.sqrt(table.square_sum)
-            whole = int(root(fingerprints))
-            step.roots[tensor_class] = whole
-            context.recorder.say(
-                step.step,
-                PackedTable(
-                    tensor_class=tensor_class, root=whole, fingerprints=fingerprints.tobytes(), norms=norms.tobytes()
-                ),
-            )
-
-        context.readings.read(tensor_class, [tensor for _, tensor in chosen], step.owe(learn))
-        step.check_s += clock.monotonic_s() - started
