@@ -1,6 +1,7 @@
 """The sidecar's life: up quickly, small, serving its metrics, and gone with its rank."""
 
 import os
+import re
 import signal
 import urllib.request
 from pathlib import Path
@@ -28,11 +29,11 @@ def test_a_sidecar_is_small_serves_metrics_and_ends_with_its_job(jobs, status, w
     for rank in status(job)["ranks"]:
         with urllib.request.urlopen(f"http://{rank['metrics_address']}/metrics", timeout=5) as answer:
             text = answer.read().decode()
-        assert f'holter_step{{rank="{rank["rank"]}"' in text or f'rank="{rank["rank"]}"' in text
+        assert re.search(rf'^holter_step{{.*rank="{rank["rank"]}".*}} \d', text, re.MULTILINE)
         assert "holter_overhead_ratio" in text
     ended = job.wait()
     assert ended.code == 0
-    assert not any(psutil.pid_exists(pid) for pid in sidecars)
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in sidecars), 20, "zombies to be reaped by init")
 
 
 def test_a_killed_job_leaves_nothing_behind(jobs, status, wait_for):

@@ -32,11 +32,6 @@ def test_every_phase_is_told_and_shown_while_it_lasts(worn):
             look("forward" if self.training else "evaluation")
             return self.linear(values)
 
-    class Slow(torch.optim.SGD):
-        def step(self, closure=None):
-            look("optimizer")
-            return super().step(closure)
-
     class File(io.BytesIO):
         def write(self, content) -> int:
             look("checkpoint")
@@ -45,7 +40,8 @@ def test_every_phase_is_told_and_shown_while_it_lasts(worn):
     model = Model()
     worn.monitor.add_model(model)
     model.linear.weight.register_hook(lambda _: look("backward"))
-    optimizer = Slow(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.register_step_pre_hook(lambda *_: look("optimizer"))
     for _ in range(2):
         for batch in DataLoader(Data(), batch_size=2):
             optimizer.zero_grad()

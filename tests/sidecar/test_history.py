@@ -1,0 +1,100 @@
+"""Tables kept beside the rank: bounded, and given out with their names."""
+
+import struct
+
+from holter.records import Census, Observation, PackedTable, Table, TensorEntry
+from holter.sidecar.history import History
+
+
+def packed(step: int, *fingerprints: int, tensor_class: str = "parameters_before") -> Observation:
+    body = PackedTable(
+        tensor_class=tensor_class,
+        root=step + 7,
+        fingerprints=struct.pack(f"<{len(fingerprints)}Q", *fingerprints),
+        norms=struct.pack(f"<{len(fingerprints)}f", *(1.5 for _ in fingerprints)),
+    )
+    return Observation(rank=3, step=step, at_ns=10, body=body)
+
+
+def census(*names: str, part: int = 0, parts: int = 1, buffers: tuple[str, ...] = ()) -> Census:
+    entries = [TensorEntry(name, (1,), "float32", name not in buffers, name in buffers, 0) for name in (*names, *buffers)]
+    return Census(
+        model=0,
+        wrapper="Linear",
+        is_replicated=True,
+        optimizers=[],
+        backward_order=[],
+        part=part,
+        parts=parts,
+        entries=entries,
+    )
+
+
+def test_a_table_is_unpacked_with_its_names():
+    history = History()
+    history.learn_census(census("a", "b"))
+    history.keep(packed(4, 11, 2**64 - 1))
+    found = history.table("parameters_before", 4)
+    assert (3, 4, 10) == (found.rank, found.step, found.at_ns)
+    assert (
+        Table(tensor_class="parameters_before", root=11, names=["a", "b"], fingerprints=[11, 2**64 - 1], norms=[1.5, 1.5])
+        == found.body
+    )
+
+
+def test_what_was_not_kept_is_not_there():
+    history = History()
+    history.learn_census(census("a"))
+    history.keep(packed(4, 11))
+    assert history.table("parameters_before", 5) is None
+    assert history.table("gradients", 4) is None
+
+
+def test_without_names_there_is_no_table():
+    history = History()
+    history.keep(packed(4, 11))
+    assert history.table("parameters_before", 4) is None
+    history.learn_census(census("a", part=0, parts=2))
+    assert history.table("parameters_before", 4) is None
+
+
+def test_names_that_do_not_fit_are_not_believed():
+    history = History()
+    history.learn_census(census("a", "b", "c"))
+    history.keep(packed(4, 11, 12))
+    assert history.table("parameters_before", 4) is None
+
+
+def test_a_census_in_parts_is_put_together():
+    history = History()
+    history.learn_census(census("a", "b", part=0, parts=2))
+    history.learn_census(census("c", part=1, parts=2))
+    history.keep(packed(1, 1, 2, 3))
+    assert ["a", "b", "c"] == history.table("parameters_before", 1).body.names
+
+
+def test_the_oldest_are_forgotten_first_and_the_bound_holds():
+    history = History(max_bytes=10 * 12)
+    history.learn_census(census("a"))
+    for step in range(100):
+        history.keep(packed(step, step))
+    kept = [step for step in range(100) if history.table("parameters_before", step) is not None]
+    assert list(range(90, 100)) == kept
+
+
+def test_one_table_larger_than_the_bound_is_kept():
+    history = History(max_bytes=1)
+    history.learn_census(census("a"))
+    history.keep(packed(0, 1))
+    history.keep(packed(1, 1))
+    assert history.table("parameters_before", 0) is None
+    assert history.table("parameters_before", 1) is not None
+
+
+def test_a_table_told_twice_is_counted_once():
+    history = History(max_bytes=3 * 12)
+    history.learn_census(census("a"))
+    history.keep(packed(0, 1))
+    for _ in range(50):
+        history.keep(packed(1, 1))
+    assert history.table("parameters_before", 0) is not None
