@@ -65,7 +65,11 @@ def test_the_fingerprint_depends_on_values_and_their_places():
 
 
 def test_kinds_that_no_kernel_reads_are_passed_over():
-    tensors = [("mask", torch.ones(2, dtype=torch.bool)), ("sparse", torch.eye(2).to_sparse()), ("none", torch.empty(0))]
+    tensors = [
+        ("mask", torch.ones(2, dtype=torch.bool)),
+        ("sparse", torch.eye(2).to_sparse()),
+        ("none", torch.empty(0)),
+    ]
     assert [] == batches.read(tensors)[1]
 
 

@@ -19,7 +19,7 @@ def census(worn) -> list[Census]:
 
 def test_every_tensor_is_told_as_it_is(worn):
     model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 1).double())
-    model[0].bias.requires_grad_(False)  # noqa: FBT003
+    model[0].bias.requires_grad_(False)
     model[2].float()
     worn.monitor.add_model(model)
     one, other = torch.optim.Adam(model[0].parameters()), torch.optim.SGD(model[1].parameters(), lr=0.1)
@@ -52,12 +52,12 @@ def test_the_order_of_gradients_is_told_from_the_loss_down(worn):
 
 def test_a_layer_that_thaws_makes_a_new_census(worn):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
-    model[0].requires_grad_(False)  # noqa: FBT003
+    model[0].requires_grad_(False)
     worn.monitor.add_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         step(model, optimizer)
-    model[0].requires_grad_(True)  # noqa: FBT003
+    model[0].requires_grad_(True)
     for _ in range(16):
         step(model, optimizer)
     frozen = [[entry.name for entry in told.entries if not entry.requires_grad] for told in census(worn)]

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -78,14 +79,13 @@ def test_an_exception_in_forward_ends_the_phase(worn):
             self.linear = nn.Linear(4, 1)
 
         def forward(self, values: torch.Tensor) -> torch.Tensor:
-            raise LookupError
+            raise LookupError(values.shape)
 
     model = Model()
     worn.monitor.add_model(model)
-    try:
+    with pytest.raises(LookupError):
         model(torch.ones(1, 4))
-    except LookupError:
-        assert Phase.OTHER is worn.reader.heartbeat().phase
+    assert Phase.OTHER is worn.reader.heartbeat().phase
 
 
 def test_workers_of_a_loader_write_nothing(worn):

@@ -1,11 +1,11 @@
 """A device answers late: nothing is waited for, and a step is told when its readings are in."""
 
 import torch
-from holter_kernels import Pass
 from torch import nn
 
 from holter.probes.readings import Readings
 from holter.records import StepDone
+from holter_kernels import Pass
 
 
 class LatePass(Pass):

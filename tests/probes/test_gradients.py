@@ -1,6 +1,5 @@
 """The gradients of a step, as they are."""
 
-
 import math
 
 import pytest

@@ -67,7 +67,7 @@ def test_what_the_scripts_signal_handler_raises_passes():
     class PreemptedError(Exception):
         pass
 
-    def handler(number: int, frame: object) -> None:
+    def handler(*_: object) -> None:
         raise PreemptedError
 
     def hook() -> None:

@@ -162,7 +162,9 @@ def test_a_backward_that_raises_leaves_the_probe_ready(worn):
     assert bodies(worn)[0].gradient_norm > 0
 
 
-@pytest.mark.xfail(strict=True, reason="an interrupt at the wrong moment makes every later backward look like an inner one")
+@pytest.mark.xfail(
+    strict=True, reason="an interrupt at the wrong moment makes every later backward look like an inner one"
+)
 def test_an_interrupt_at_the_start_of_backward_blinds_nothing(worn):
     model = nn.Linear(4, 1)
     worn.monitor.add_model(model)

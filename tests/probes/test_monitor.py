@@ -138,12 +138,13 @@ THREADS = """
 
     def train(model):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(150):
+        for _ in range(400):
             optimizer.zero_grad()
             model(torch.ones(2, 4)).sum().backward()
             optimizer.step()
 
-    threads = [threading.Thread(target=train, args=(torch.nn.Linear(4, 4),)) for _ in range(3)]
+    model = lambda: torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(6)])
+    threads = [threading.Thread(target=train, args=(model(),)) for _ in range(4)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()
     print("trained")
@@ -175,7 +176,9 @@ def test_a_thread_that_does_not_train_disturbs_nothing(worn):
     assert list(range(20)) == [observation.step for observation in worn.said(StepDone)]
 
 
-def test_nothing_grows_with_the_number_of_steps(worn):
+def test_nothing_grows_with_the_number_of_steps(wear):
+    # A budget that is never reached: the dials stay where they are, and so does what is read.
+    worn = wear(budget=1e9)
     model = nn.Linear(4, 1)
     worn.monitor.add_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)

@@ -19,7 +19,7 @@ class Model(nn.Module):
         self.linear, self.norm, self.drop = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5)
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
-        return self.drop(self.norm(self.linear(values))) * random.random()
+        return self.drop(self.norm(self.linear(values))) * random.random()  # noqa: S311  a script that draws is what is tested
 
 
 def spoil(model: nn.Module) -> torch.optim.Optimizer:

@@ -9,7 +9,9 @@ from holter.probes.schedule import MAX_INTERVAL, MAX_STRIDE, Costs, Plan, Schedu
 
 seconds = st.floats(min_value=1e-6, max_value=10.0)
 dials = st.builds(
-    Plan, gradient_stride=st.sampled_from([1, 2, 4, 8, 16, 32]), check_interval=st.sampled_from([1, 2, 4, 8, 16, 32, 64])
+    Plan,
+    gradient_stride=st.sampled_from([1, 2, 4, 8, 16, 32]),
+    check_interval=st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
 )
 
 
@@ -19,7 +21,10 @@ def test_what_is_planned_fits_unless_the_dials_are_at_their_end(costs, current):
     allowed = max(0.01 * costs.step_s - costs.fixed_s, 1e-4)
     gradients = costs.gradients_s / chosen.gradient_stride
     assert gradients <= allowed or chosen.gradient_stride == MAX_STRIDE
-    assert gradients + costs.check_s * 4 / 3 / chosen.check_interval <= allowed * (1 + 1e-9) or chosen.check_interval == MAX_INTERVAL
+    assert (
+        gradients + costs.check_s * 4 / 3 / chosen.check_interval <= allowed * (1 + 1e-9)
+        or chosen.check_interval == MAX_INTERVAL
+    )
 
 
 @given(dials, dials)
@@ -62,7 +67,11 @@ def test_the_dials_do_not_flutter():
     for step in range(200):
         is_check = schedule.plan.is_check(step)
         schedule.observe(
-            step_s=0.5, own_s=6e-3, reading_s=5e-3, gradients_s=2e-3, check_s=(2.8e-3 if step % 2 else 3.1e-3) * is_check
+            step_s=0.5,
+            own_s=6e-3,
+            reading_s=5e-3,
+            gradients_s=2e-3,
+            check_s=(2.8e-3 if step % 2 else 3.1e-3) * is_check,
         )
         seen.append(schedule.plan)
     assert len(set(seen[50:])) == 1

@@ -79,14 +79,14 @@ def test_it_ends_with_its_rank_and_leaves_no_zombie(page, rank):
 def test_it_keeps_nothing_open_that_is_not_meant_for_it(page, tmp_path):
     kept = (tmp_path / "mine").open("w")
     read_end, write_end = os.pipe()
-    os.set_inheritable(write_end, True)  # noqa: FBT003
+    os.set_inheritable(write_end, True)
     start(page)
     sidecar = sidecar_of(page)
     os.close(write_end)
     assert b"" == os.read(read_end, 1), "the other end is closed: nobody else holds it"
-    targets = [os.readlink(entry) for entry in Path(f"/proc/{sidecar.pid}/fd").iterdir() if entry.exists()]
+    targets = [str(entry.readlink()) for entry in Path(f"/proc/{sidecar.pid}/fd").iterdir() if entry.exists()]
     assert str(tmp_path / "mine") not in targets
-    assert ["/dev/null"] * 3 == [os.readlink(f"/proc/{sidecar.pid}/fd/{number}") for number in range(3)]
+    assert ["/dev/null"] * 3 == [str(Path(f"/proc/{sidecar.pid}/fd/{number}").readlink()) for number in range(3)]
     os.close(read_end)
     kept.close()
 

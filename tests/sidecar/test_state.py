@@ -7,7 +7,9 @@ from holter.records import Nonfinite, Observation, Phase, SightLost, StepDone
 from holter.sidecar.state import RankState
 
 
-def done(step: int, *, loss: float | None = 1.0, seconds: float = 0.25, nonfinite: tuple[Nonfinite, ...] = ()) -> Observation:
+def done(
+    step: int, *, loss: float | None = 1.0, seconds: float = 0.25, nonfinite: tuple[Nonfinite, ...] = ()
+) -> Observation:
     body = StepDone(
         seconds=seconds,
         phase_seconds={},

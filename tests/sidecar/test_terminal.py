@@ -19,7 +19,7 @@ class Terminal:
     def __init__(self, rows: int = 24, columns: int = 80) -> None:
         self.outer, self.inner = pty.openpty()
         self.resize(rows, columns)
-        os.set_blocking(self.outer, False)  # noqa: FBT003
+        os.set_blocking(self.outer, False)
 
     @property
     def device(self) -> str:
