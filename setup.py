@@ -16,7 +16,7 @@ setup(
             "holter_kernels._native",
             sources=sorted(str(path) for path in SOURCES.glob("*.c")),
             depends=sorted(str(path) for path in [*SOURCES.glob("*.h"), *SOURCES.glob("*.inc")]),
-            extra_compile_args=["-O3", "-std=gnu11", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"],
+            extra_compile_args=["-O3", "-g0", "-std=gnu11", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"],
             extra_link_args=["-pthread"],
             libraries=["m"],
             py_limited_api=True,

@@ -5,12 +5,14 @@ script sets up for torch still counts.
 """
 
 import argparse
+import functools
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
+from types import TracebackType
 
 import holter
 from holter import config
@@ -50,6 +52,8 @@ def _split(argv: list[str]) -> tuple[list[str], list[str]]:
     """Own options end at the first word that is neither an option nor an option's value."""
     index = 0
     while index < len(argv) and argv[index].startswith("-"):
+        if argv[index] == "--":
+            return argv[:index], argv[index + 1 :]
         is_flag = argv[index] in ("-h", "--help", "--version") or "=" in argv[index]
         index += 1 if is_flag else 2
     return argv[:index], argv[index:]
@@ -94,14 +98,27 @@ def _expect_torch() -> None:
 
 def _become(path: Path, argv: list[str]) -> None:
     module = types.ModuleType("__main__")
-    module.__file__ = str(path)
+    # Absolute, as Python itself has it: the script may change its directory.
+    name = str(path.absolute())
+    module.__file__ = name
     module.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = module
     sys.argv = argv
     if not sys.flags.safe_path:
         sys.path[0] = str(path.resolve().parent)
-    code = compile(path.read_bytes(), str(path), "exec")
+    sys.excepthook = functools.partial(_show, sys.excepthook, name)
+    code = compile(path.read_bytes(), name, "exec")
     exec(code, module.__dict__)  # noqa: S102  what the user asked to run
+
+
+def _show(
+    show: Callable[..., None], script: str, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """A traceback begins at the script, as it would without us."""
+    own = trace
+    while own is not None and own.tb_frame.f_code.co_filename != script:
+        own = own.tb_next
+    show(kind, error, own or trace)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ SECOND = 1_000_000_000
 LOST = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5120"
 
 
-def ended(  # noqa: PLR0913 - an exit's fields
+def ended(
     rank: int,
     at_s: float,
     *,

@@ -8,7 +8,7 @@ from holter.records import Finding, Nonfinite, Origin, Where
 SECOND = 1_000_000_000
 
 
-def tensor(  # noqa: PLR0913 - a record's fields
+def tensor(
     where: Where, name: str, *, nans: int = 1, infs: int = 0, order: int = 0, healthy_steps: int = 0
 ) -> Nonfinite:
     return Nonfinite(where=where, name=name, nans=nans, infs=infs, numel=512, order=order, healthy_steps=healthy_steps)

@@ -60,7 +60,7 @@ def tables(tensor_class: str, step: int, *of_rank: Table) -> dict[TableKey, Tabl
     return {(tensor_class, step, rank): one for rank, one in enumerate(of_rank)}
 
 
-def judge(  # noqa: PLR0913 - the parts of a window
+def judge(
     *views: StepView,
     classes: dict[str, ClassHistory],
     tables: dict[TableKey, Table] | None = None,

@@ -104,13 +104,11 @@ def test_torchscript_takes_the_model(worn, script):
     assert torch.equal(script(model)(inputs), model(inputs))
 
 
-@pytest.mark.xfail(strict=True, reason="a copy keeps a hook without a name, which TorchScript cannot compile")
 def test_torchscript_takes_a_copy(worn):
     model, _ = trained(worn)
     torch.jit.script(copy.deepcopy(model))
 
 
-@pytest.mark.xfail(strict=True, reason="a frame of ours lies between the class and its names")
 def test_torchscript_finds_the_names_of_a_class(worn, tmp_path, monkeypatch):  # noqa: ARG001
     lines = [
         "import torch",
@@ -128,7 +126,6 @@ def test_torchscript_finds_the_names_of_a_class(worn, tmp_path, monkeypatch):  #
     assert 2.0 == scripted_box.Box(torch.ones(())).x.item()
 
 
-@pytest.mark.xfail(strict=True, reason="hooks are given up for good, whatever is scripted")
 def test_scripting_something_else_does_not_blind(worn):
     model, _ = trained(worn)
     assert "forward" in worn.said(StepDone)[-1].body.phase_seconds
@@ -140,7 +137,6 @@ def test_scripting_something_else_does_not_blind(worn):
     assert model._forward_hooks
 
 
-@pytest.mark.xfail(strict=True, reason="a scripted model has no dictionary of parts; the search for models stops at it")
 def test_a_scripted_model_blinds_nobody(wear):
     worn = wear()
     worn.monitor.add_model(torch.jit.script(nn.Sequential(nn.Linear(4, 1))))
@@ -148,7 +144,6 @@ def test_a_scripted_model_blinds_nobody(wear):
     assert not worn.monitor.context.guard.failures
 
 
-@pytest.mark.xfail(strict=True, reason="torch.save is replaced in one of the two places that it is known by")
 def test_torch_save_can_be_pickled(worn):  # noqa: ARG001
     assert pickle.loads(pickle.dumps(torch.save)) is torch.save  # noqa: S301
 

@@ -39,7 +39,6 @@ def test_equal_weights_have_equal_fingerprints_and_others_do_not(wear):
 
 
 @pytest.mark.usefixtures("gloo")
-@pytest.mark.xfail(strict=True, reason="a model without buffers: a reading of no tensors is owed and never answered")
 def test_roots_are_told_with_the_step(wear):
     worn = wear(world_size=2)
     model = DistributedDataParallel(nn.Linear(4, 2))
@@ -77,9 +76,6 @@ def test_parameters_that_ddp_ignores_are_not_replicas(wear):
 
 
 @pytest.mark.usefixtures("gloo")
-@pytest.mark.xfail(
-    strict=True, reason="a model that only one rank has changes the length of the table, and so the root"
-)
 def test_a_model_that_is_no_replica_does_not_change_the_root(wear):
     worn = wear(world_size=2)
     model = DistributedDataParallel(nn.Linear(4, 2))

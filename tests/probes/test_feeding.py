@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from torch import nn
 
@@ -179,7 +178,6 @@ def test_of_several_micro_batches_the_one_with_the_nan_is_questioned(worn):
     assert {"input"} <= bad(worn)[0][1]
 
 
-@pytest.mark.xfail(strict=True, reason="gradients that the script computes itself are never read")
 def test_a_nan_in_gradients_that_the_script_made_itself_is_seen(worn):
     model = nn.Linear(4, 1)
     worn.monitor.add_model(model)
@@ -193,7 +191,6 @@ def test_a_nan_in_gradients_that_the_script_made_itself_is_seen(worn):
     assert bad(worn)
 
 
-@pytest.mark.xfail(strict=True, reason="what a closure computes is read after the optimizer was asked")
 def test_a_nan_made_in_a_closure_is_seen(worn):
     model = nn.Linear(4, 1)
     worn.monitor.add_model(model)
@@ -209,7 +206,6 @@ def test_a_nan_made_in_a_closure_is_seen(worn):
     assert bad(worn)
 
 
-@pytest.mark.xfail(strict=True, reason="suspects of a pass are dropped when the step before is closed late")
 def test_a_nan_is_told_at_its_step_with_two_optimizers_of_other_pace(worn):
     model = nn.Linear(4, 1)
     worn.monitor.add_model(model)

@@ -34,7 +34,6 @@ def test_the_norm_is_that_of_the_gradient(worn):
     assert math.isclose(expected, worn.said(StepDone)[0].body.gradient_norm, rel_tol=1e-6)
 
 
-@pytest.mark.xfail(strict=True, reason="the last model's norm stands for all")
 def test_the_norm_is_that_of_all_models(worn):
     one, other = nn.Linear(4, 4), nn.Linear(4, 1)
     worn.monitor.add_model(one)
@@ -47,7 +46,6 @@ def test_the_norm_is_that_of_all_models(worn):
     assert math.isclose(expected, worn.said(StepDone)[0].body.gradient_norm, rel_tol=1e-6)
 
 
-@pytest.mark.xfail(strict=True, reason="a reading of no tensors is owed and never answered")
 def test_a_model_without_gradients_does_not_hold_a_step_back(worn):
     model, idle = nn.Linear(4, 1), nn.Linear(4, 1)
     worn.monitor.add_model(model)
@@ -56,7 +54,6 @@ def test_a_model_without_gradients_does_not_hold_a_step_back(worn):
     assert 1 == len(worn.said(StepDone))
 
 
-@pytest.mark.xfail(strict=True, reason="hooks of a pass that failed are lost, and go on listening")
 def test_a_first_backward_that_fails_leaves_no_hook(worn):
     class Bad(torch.autograd.Function):
         @staticmethod

@@ -62,7 +62,6 @@ def test_while_paused_no_hook_hears_anything():
     assert [1] == heard
 
 
-@pytest.mark.xfail(strict=True, reason="an exception of the script's own signal handler is swallowed")
 def test_what_the_scripts_signal_handler_raises_passes():
     class PreemptedError(Exception):
         pass
@@ -81,7 +80,6 @@ def test_what_the_scripts_signal_handler_raises_passes():
         signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.xfail(strict=True, reason="only a few kinds of failure to speak are swallowed")
 def test_a_standard_error_that_raises_is_no_reason_to_raise(monkeypatch):
     class Broken:
         def write(self, _: str) -> int:

@@ -33,7 +33,6 @@ def test_the_loss_is_told_before_the_scaler_multiplied_it(worn):
     assert [4.0] == [body.loss for body in bodies(worn)]
 
 
-@pytest.mark.xfail(strict=True, reason="the norm is read while the gradient is still multiplied by the scale")
 def test_the_norm_is_told_without_the_scale(worn):
     model = nn.Linear(4, 1, bias=False)
     worn.monitor.add_model(model)
@@ -63,7 +62,6 @@ def test_steps_that_the_scaler_skips_are_no_fault(worn):
     assert all(math.isfinite(body.loss) for body in told)
 
 
-@pytest.mark.xfail(strict=True, reason="an optimizer that skips by itself is taken to apply what it was given")
 def test_steps_that_a_fused_optimizer_skips_for_the_scaler_are_no_fault(worn):
     model = nn.Linear(4, 4)
     worn.monitor.add_model(model)
@@ -85,7 +83,6 @@ def test_the_first_of_several_losses_is_told(worn):
     assert [4.0, 4.0] == weight.grad.tolist()
 
 
-@pytest.mark.xfail(strict=True, reason="the losses are used up before torch sees them")
 def test_losses_from_a_generator_reach_torch(worn):
     weight = watched(worn, torch.ones(2))
     torch.autograd.backward(factor * weight.sum() for factor in (1.0, 3.0))
@@ -162,9 +159,6 @@ def test_a_backward_that_raises_leaves_the_probe_ready(worn):
     assert bodies(worn)[0].gradient_norm > 0
 
 
-@pytest.mark.xfail(
-    strict=True, reason="an interrupt at the wrong moment makes every later backward look like an inner one"
-)
 def test_an_interrupt_at_the_start_of_backward_blinds_nothing(worn):
     model = nn.Linear(4, 1)
     worn.monitor.add_model(model)

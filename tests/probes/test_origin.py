@@ -86,7 +86,6 @@ def test_a_model_that_does_not_bear_a_second_call_is_said(worn):
     assert "LookupError: the cache is gone" in origin.reason
 
 
-@pytest.mark.xfail(strict=True, reason="numpy's generator is not put back")
 def test_numpys_random_state_is_untouched(worn):
     class Noisy(nn.Linear):
         def forward(self, values: torch.Tensor) -> torch.Tensor:
@@ -101,7 +100,6 @@ def test_numpys_random_state_is_untouched(worn):
     assert before == np.random.get_state()[2]  # noqa: NPY002
 
 
-@pytest.mark.xfail(strict=True, reason="what a module keeps in plain attributes is changed by the second call")
 def test_what_a_module_counts_itself_is_untouched(worn):
     class Counting(nn.Linear):
         num_calls = 0
@@ -117,7 +115,6 @@ def test_what_a_module_counts_itself_is_untouched(worn):
     assert 1 == model.num_calls
 
 
-@pytest.mark.xfail(strict=True, reason="hooks that were put on before one failed are never taken off, and raise")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_part_that_takes_no_hooks_does_not_leave_the_others_with_one(wear):
     worn = wear()
@@ -130,7 +127,6 @@ def test_a_part_that_takes_no_hooks_does_not_leave_the_others_with_one(wear):
     assert 0 == hooks
 
 
-@pytest.mark.xfail(strict=True, reason="a forward pass that communicates is replayed by one rank alone")
 def test_a_model_that_communicates_is_not_replayed(worn, gloo):  # noqa: ARG001
     class Gathering(nn.Linear):
         num_collectives = 0

@@ -1,6 +1,5 @@
 """The phase goes back to what it was, whoever interrupts whom."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -18,7 +17,6 @@ class Outer(torch.optim.Optimizer):
         self.inner.step()
 
 
-@pytest.mark.xfail(strict=True, reason="one place remembers the phase that was interrupted, for two optimizers")
 def test_an_optimizer_inside_an_optimizer_leaves_the_phase(worn):
     model = nn.Linear(4, 1)
     worn.monitor.add_model(model)
@@ -27,7 +25,6 @@ def test_an_optimizer_inside_an_optimizer_leaves_the_phase(worn):
     assert Phase.OTHER is worn.reader.heartbeat().phase
 
 
-@pytest.mark.xfail(strict=True, reason="a forward pass inside another phase goes back to no phase at all")
 def test_a_forward_pass_inside_backward_goes_back_to_backward(worn):
     shown = []
     model = nn.Linear(4, 1)

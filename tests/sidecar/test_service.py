@@ -80,7 +80,6 @@ async def test_garbage_on_the_page_is_counted_and_reading_goes_on(rank):
     assert (1, 1) == (sidecar.dropped, sidecar._state.step)
 
 
-@pytest.mark.xfail(strict=True, reason="one look takes a thousand payloads; the last words are behind them")
 async def test_the_last_words_of_a_rank_that_said_much_are_heard(rank):
     process, page = rank
     for step in range(3000):

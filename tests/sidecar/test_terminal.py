@@ -123,7 +123,6 @@ def test_a_file_is_no_terminal(tmp_path):
     assert "" == path.read_text()
 
 
-@pytest.mark.xfail(strict=True, reason="a sentence is written whatever the device is")
 def test_a_file_is_told_nothing(tmp_path):
     path = tmp_path / "log"
     path.touch()

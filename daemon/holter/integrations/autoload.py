@@ -3,6 +3,7 @@
 An unmodified script is attached when HOLTER=1 says so; the elastic agent, a rank's children and everything else are left alone.
 """
 
+import contextlib
 import os
 import sys
 
@@ -26,7 +27,8 @@ def autoload() -> None:
 
             loop.attach()
     except Exception as error:  # noqa: BLE001
-        sys.stderr.write(f"holter: cannot attach, training goes on unobserved: {error}\n")
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"holter: cannot attach, training goes on unobserved: {error}\n")
 
 
 def _is_rank() -> bool:

@@ -1,5 +1,6 @@
 """`holter.watch`: the explicit way on. Attaching twice is once; what is passed is watched in addition."""
 
+import numbers
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -48,7 +49,7 @@ def _numbers(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, floa
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, (int, float)):
+        elif isinstance(value, numbers.Real):
             yield prefix + name, float(value)
         elif isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.numel():
             yield prefix + name, float(value.detach().double().mean())

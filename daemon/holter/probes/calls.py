@@ -1,14 +1,15 @@
 """Forward and evaluation: calls of the watched models, with their inputs kept until the step is done.
 
-Hooks sit on the outermost module of a model only: one on every module would cost a step its speed. They leave no trace in what the
-script makes of the model: pickled or copied they become a call that does nothing, torch.compile folds them away, and TorchScript,
-which would compile them, gets the model without them.
+Hooks sit on the outermost module of a model only: one on every module would cost a step its speed. They are not to be found in what the
+script makes of its model: they are off while it is saved or given to TorchScript, a copy or a pickle of it holds a call that
+does nothing in their place, and torch.compile folds them away.
 """
 
+import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -16,8 +17,10 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from holter.probes import batches
-from holter.probes.context import Context
+from holter.probes.context import Context, in_phase
 from holter.records import Phase
+
+EVENT = "holter.detached"
 
 
 class _Hook:
@@ -32,36 +35,40 @@ class _Hook:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The standard library's, so that the copy loads where there is no holter: an audit event that nobody hears.
-        return functools.partial, (sys.audit, "holter.detached")
+        return functools.partial, (sys.audit, EVENT)
 
 
 class CallProbe:
     """Follows the calls of models."""
 
-    def __init__(self, context: Context, on_training_call: Callable[[], None]) -> None:
+    def __init__(self, context: Context, on_training_call: Callable[[torch.nn.Module], None]) -> None:
         self._context = context
         self._on_training_call = on_training_call
         self._registration: Any = None
         self._handles: list[Any] = []
         self._followed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._wrapped: list[weakref.ref[torch.nn.Module]] = []
+        self._interrupted: list[Phase] = []
 
     def install(self) -> None:
-        """See DDP take its module; step aside for TorchScript."""
-        notice = self._context.guard.wrap(self._notice)
-        self._registration = register_module_module_registration_hook(notice)
-        for name in ("script", "trace"):
-            self._context.patches.replace(torch.jit, name, self._without_hooks)
+        """See DDP take its module; step aside for what would take our hooks along."""
+        notice = self._context.guard.wrap(self._notice, "any")
+        self._registration = register_module_module_registration_hook(lambda *args: notice(*args))  # noqa: PLW0108
+        patches = self._context.patches
+        patches.replace("save", self._around_save, torch, torch.serialization)
+        patches.replace("script", self._around_script, torch.jit, torch.jit._script)  # noqa: SLF001
+        patches.replace("trace", self._around_trace, torch.jit, torch.jit._trace)  # noqa: SLF001
 
     def uninstall(self) -> None:
         """Hear nothing more."""
         if self._registration is not None:
             self._registration.remove()
-        self._let_go()
+        for handle in self._handles:
+            handle.remove()
 
     def follow(self, module: torch.nn.Module | None) -> None:
         """Watch the calls of one model's own module."""
-        if module is None or module in self._followed:
+        if module is None or module in self._followed or isinstance(module, torch.jit.ScriptModule):
             return
         self._followed.add(module)
         wrap = self._context.guard.wrap
@@ -86,23 +93,57 @@ class CallProbe:
     def _begin(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self.find_wrapped()
         is_training = module.training and torch.is_grad_enabled()
-        self._context.enter(Phase.FORWARD if is_training else Phase.EVALUATION)
+        self._interrupted.append(self._context.enter(Phase.FORWARD if is_training else Phase.EVALUATION))
         if is_training:
             self._context.inputs = batches.capture(weakref.ref(module), args, kwargs)
-            self._on_training_call()
+            self._on_training_call(module)
 
     def _end(self, *_: Any) -> None:
-        self._context.enter(Phase.OTHER)
+        if self._interrupted:
+            self._context.enter(self._interrupted.pop())
 
-    def _let_go(self) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    @contextlib.contextmanager
+    def _aside(self, *modules: Any) -> Iterator[None]:
+        """Take our hooks, and what stands for them in copies, out of these modules for a while."""
+        taken: list[tuple[dict[int, Any], int, Any]] = []
+        try:
+            for module in modules:
+                for part in module.modules():
+                    for hooks in (part._forward_pre_hooks, part._forward_hooks):  # noqa: SLF001
+                        ours = [key for key, hook in hooks.items() if _is_ours(hook)]
+                        taken += [(hooks, key, hooks.pop(key)) for key in ours]
+            yield
+        finally:
+            for hooks, key, hook in taken:
+                hooks[key] = hook
 
-    def _without_hooks(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        shown = in_phase(self._context, Phase.CHECKPOINT, original)
+
         @functools.wraps(original)
-        def plain(*args: Any, **kwargs: Any) -> Any:
-            self._let_go()
-            return original(*args, **kwargs)
+        def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._aside(*list(self._followed)):
+                return shown(obj, *args, **kwargs)
 
-        return plain
+        return save
+
+    def _around_script(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
+            # TorchScript looks names up in its caller's frame: ours, and that of the context, lie between.
+            with self._aside(*([obj] if isinstance(obj, torch.nn.Module) else [])):
+                return original(obj, optimize, _frames_up + 1, *args, **kwargs)
+
+        return script
+
+    def _around_trace(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._aside(*([func] if isinstance(func, torch.nn.Module) else [])):
+                return original(func, *args, **kwargs)
+
+        return trace
+
+
+def _is_ours(hook: Any) -> bool:
+    return isinstance(hook, _Hook) or (isinstance(hook, functools.partial) and hook.args == (EVENT,))

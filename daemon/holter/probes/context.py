@@ -1,6 +1,9 @@
 """What the probes of one rank share."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from holter.probes.batches import Inputs
 from holter.probes.guard import Guard
@@ -42,3 +45,20 @@ class Context:
         interrupted = self.phases.enter(phase)
         self.recorder.beat(self.log.step, phase, self.log.micro_step)
         return interrupted
+
+
+def in_phase(context: Context, phase: Phase, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, with the phase shown while it runs."""
+    interrupted: list[Phase] = []
+    begin = context.guard.wrap(lambda: interrupted.append(context.enter(phase)))
+    end = context.guard.wrap(lambda: context.enter(interrupted.pop()) if interrupted else None)
+
+    @functools.wraps(original)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        begin()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            end()
+
+    return within

@@ -22,52 +22,73 @@ class GradientProbe:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.ready_order: list[int] = []
-        """Ids of parameters in the order their gradients became ready, from the first backward pass."""
+        self.ready_order: dict[int, int] = {}
+        """Id of a parameter -> its place in the order in which gradients became ready, from the first backward pass."""
+        self._order_hooks: list[Any] = []
 
-    def follow_order(self) -> list[Any]:
-        """Hooks that learn in which order backward reaches the parameters; for one pass."""
-        seen = self.ready_order
-        return [
-            p.register_post_accumulate_grad_hook(lambda parameter: seen.append(id(parameter)))
-            for model in self._context.models
+    def follow_order(self) -> None:
+        """Learn in which order backward reaches the parameters; for one pass."""
+        if self.ready_order or self._order_hooks:
+            return
+        learn = self._context.guard.wrap(lambda p: self.ready_order.setdefault(id(p), len(self.ready_order)), "any")
+        self._order_hooks = [
+            p.register_post_accumulate_grad_hook(learn)
+            for model in self._context.models.active()
             for _, p in model.parameters
             if p.requires_grad
         ]
+
+    def unfollow_order(self) -> None:
+        """The pass is over, well or badly."""
+        for hook in self._order_hooks:
+            hook.remove()
+        self._order_hooks.clear()
 
     def read_local(self) -> None:
         """The rank's own gradients, where the framework still shows them."""
         context = self._context
         step = context.log.now
-        for model in context.models:
-            if not model.shows_local_gradients():
-                continue
-            named = [(name, p) for name, p in model.parameters if p.grad is not None and not p.grad.is_sparse]
-            chosen = [named[i] for i in context.schedule.plan.share(step.step, len(named))]
-            self._read_gradients(model, step, chosen, "gradient", is_whole=len(chosen) == len(named))
+        started = clock.monotonic_s()
+        # Micro-steps add up in .grad: the last reading of a step has them all.
+        step.square_sum = None
+        for model in context.models.active():
+            if model.shows_local_gradients():
+                named = _with_gradients(model)
+                chosen = [named[i] for i in context.schedule.plan.share(step.step, len(named))]
+                self._read(model, step, chosen, "gradient", is_whole=len(chosen) == len(named))
+                step.is_local_read = True
+        step.gradients_s += clock.monotonic_s() - started
 
     def read_applied(self, optimizer: torch.optim.Optimizer) -> None:
-        """What the optimizer is about to apply: read if something is suspected, or if nothing was seen before the reduction."""
+        """What the optimizer applies: read if something is suspected, or if nothing was seen before the reduction."""
         step = self._context.log.now
         # What a device still owes may turn out to be a suspect.
-        is_suspected = bool(step.suspects) or step.num_owed > 0
-        models = [model for model in self._context.models if is_suspected or not model.shows_local_gradients()]
-        if not models:
+        if step.is_local_read and not step.suspects and not step.num_owed:
+            return
+        if getattr(optimizer, "found_inf", None) is not None:
+            # A fused optimizer skips the step itself if the scaler found something.
+            step.acquit()
             return
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for model in models:
-            named = [(name, p) for name, p in model.parameters if id(p) in held and p.grad is not None]
-            named = [(name, p) for name, p in named if not p.grad.is_sparse]
-            self._read_gradients(model, step, named, "reduced_gradient", is_whole=True)
+        for model in self._context.models.active():
+            named = [(name, p) for name, p in _with_gradients(model) if id(p) in held]
+            self._read(model, step, named, "reduced_gradient", is_whole=True)
+        if step.suspects and not step.is_applied and not step.num_owed:
+            step.acquit()
+            self._context.held_inputs = None
 
-    def _read_gradients(
+    def _read(
         self, model: Model, step: OpenStep, named: list[tuple[str, Any]], where: Where, *, is_whole: bool
     ) -> None:
+        if not named:
+            return
+        counts = is_whole and (where == "gradient" or not step.is_local_read)
+
         def learn(table: Any) -> None:
             bad = table.nans + table.pos_infs + table.neg_infs
-            if is_whole and (where == "gradient" or step.gradient_norm is None):
+            if counts:
                 # The table sums what is finite.
-                step.gradient_norm = math.nan if bad.any() else math.sqrt(float(table.square_sum.sum()))
+                step.square_sum = (step.square_sum or 0.0) + (math.nan if bad.any() else float(table.square_sum.sum()))
             for row in np.flatnonzero(bad):
                 name, parameter = named[row]
                 step.is_applied |= where == "reduced_gradient"
@@ -78,11 +99,12 @@ class GradientProbe:
                         nans=int(table.nans[row]),
                         infs=int(bad[row] - table.nans[row]),
                         numel=parameter.numel(),
-                        order=self.ready_order.index(id(parameter)) if id(parameter) in self.ready_order else 0,
+                        order=self.ready_order.get(id(parameter), 0),
                     )
                 )
 
-        started = clock.monotonic_s()
         self._context.readings.read(where + model.prefix, [p.grad for _, p in named], step.owe(learn))
-        if where == "gradient":
-            step.gradients_s += clock.monotonic_s() - started
+
+
+def _with_gradients(model: Model) -> list[tuple[str, Any]]:
+    return [(name, p) for name, p in model.parameters if p.grad is not None and not p.grad.is_sparse]

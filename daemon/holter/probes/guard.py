@@ -1,16 +1,25 @@
 """Nothing of ours raises into the training loop, and every second that we take is counted.
 
-A hook is wrapped once; what it raises is counted, said once, and swallowed. KeyboardInterrupt and SystemExit are the user's and pass.
+A hook is wrapped once; what it raises is counted, said once, and swallowed. KeyboardInterrupt and SystemExit are the user's and pass, and
+so does whatever a signal handler of the script raises while a hook happens to run.
+
+One thread trains: the first that calls backward or an optimizer. Hooks are silent in every other.
 """
 
 import contextlib
 import functools
+import signal
 import sys
+import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 from holter import clock
+
+Thread = Literal["claims", "training", "any"]
+"""Whether a hook makes its thread the one that trains, runs in that one only, or (inside autograd's engine) anywhere."""
 
 
 class Guard:
@@ -23,19 +32,22 @@ class Guard:
         self.is_on = True
         """False in a forked child and after detaching: every hook is then a no-op."""
         self._depth = 0
+        self._thread: int | None = None
 
-    def wrap(self, hook: Callable[..., Any]) -> Callable[..., None]:
+    def wrap(self, hook: Callable[..., Any], thread: Thread = "training") -> Callable[..., None]:
         """The same hook, harmless and timed; it returns nothing, because torch takes a hook's result for a new value."""
 
         @functools.wraps(hook)
         def harmless(*args: Any, **kwargs: Any) -> None:
-            if not self.is_on:
+            if not self.is_on or not self._is_heard(thread):
                 return
             started = clock.monotonic_s()
             self._depth += 1
             try:
                 hook(*args, **kwargs)
-            except Exception as error:  # noqa: BLE001  the loop must go on
+            except Exception as error:
+                if _is_from_signal_handler(error):
+                    raise
                 self._count(hook.__qualname__, error)
             finally:
                 self._depth -= 1
@@ -53,6 +65,13 @@ class Guard:
         finally:
             self.is_on = before
 
+    def _is_heard(self, thread: Thread) -> bool:
+        if thread == "any":
+            return True
+        if self._thread is None and thread == "claims":
+            self._thread = threading.get_ident()
+        return self._thread is None or self._thread == threading.get_ident()
+
     def _count(self, name: str, error: Exception) -> None:
         self.failures[name] += 1
         if self.failures[name] == 1:
@@ -60,9 +79,13 @@ class Guard:
 
 
 def say(sentence: str) -> None:
-    """One line on the rank's standard error; a closed or full one is not our problem."""
-    try:
+    """One line on the rank's standard error; one that cannot take it is not our problem."""
+    with contextlib.suppress(Exception):
         sys.stderr.write(f"holter: {sentence}\n")
         sys.stderr.flush()
-    except (OSError, ValueError, AttributeError):
-        pass
+
+
+def _is_from_signal_handler(error: Exception) -> bool:
+    frames = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    handlers = (signal.getsignal(number) for number in signal.valid_signals())
+    return any(getattr(handler, "__code__", None) in frames for handler in handlers if callable(handler))

@@ -7,7 +7,7 @@ runs when the pass is over and before DDP's own callback copies the reduced grad
 import functools
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,31 +18,46 @@ from holter.records import Nonfinite, Phase
 
 
 class LossProbe:
-    """Follows `torch.autograd.backward`."""
+    """Follows `torch.autograd.backward`; calls back when a pass begins, when its gradients are there, and when it is over."""
 
-    def __init__(self, context: Context, on_begin: Callable[[], None], on_gradients: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        *,
+        on_begin: Callable[[], None],
+        on_gradients: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
         self._context = context
-        self._on_begin = on_begin
-        self._on_gradients = context.guard.wrap(on_gradients)
+        self._on_begin, self._on_end = on_begin, on_end
+        self._on_gradients = context.guard.wrap(on_gradients, "any")
         self._depth = 0
-        self._unscaled: tuple[Any, torch.Tensor] | None = None
+        self._interrupted = Phase.OTHER
+        self._unscaled: tuple[Any, torch.Tensor, float | None] | None = None
 
     def install(self) -> None:
         """Call through ours: backward, and the scaler that multiplies the loss before it."""
-        self._context.patches.replace(torch.autograd, "backward", self._around_backward)
-        self._context.patches.replace(torch.amp.GradScaler, "scale", self._around_scale)
+        patches = self._context.patches
+        patches.replace("backward", self._around_backward, torch.autograd)
+        patches.replace("scale", self._around_scale, torch.amp.GradScaler)
+        patches.replace("update", self._around_update, torch.amp.GradScaler)
 
     def _around_backward(self, original: Callable[..., None]) -> Callable[..., None]:
-        begin, end = self._context.guard.wrap(self._begin), self._context.guard.wrap(self._end)
+        begin, end = self._context.guard.wrap(self._begin, "claims"), self._context.guard.wrap(self._end)
 
         @functools.wraps(original)
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            # Reentrant checkpointing calls backward inside backward: only the outermost is the step's.
-            self._depth += 1
+            if torch.compiler.is_compiling():
+                return original(tensors, *args, **kwargs)
+            if not isinstance(tensors, (torch.Tensor, list, tuple)):
+                # A generator can be read once, and torch is to read it too.
+                tensors = tuple(tensors)
             hooks: list[Any] = []
-            if self._depth == 1:
-                begin(tensors, hooks)
             try:
+                # Reentrant checkpointing calls backward inside backward: only the outermost is the step's.
+                self._depth += 1
+                if self._depth == 1:
+                    begin(tensors, hooks)
                 return original(tensors, *args, **kwargs)
             finally:
                 self._depth -= 1
@@ -57,43 +72,60 @@ class LossProbe:
         @functools.wraps(original)
         def scale(scaler: Any, outputs: Any) -> Any:
             scaled = original(scaler, outputs)
-            remember(scaled, outputs)
+            remember(scaler, scaled, outputs)
             return scaled
 
         return scale
 
-    def _remember(self, scaled: Any, outputs: Any) -> None:
+    def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        skipped = self._context.guard.wrap(self._skipped)
+
+        @functools.wraps(original)
+        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            skipped()
+            return original(scaler, *args, **kwargs)
+
+        return update
+
+    def _remember(self, scaler: Any, scaled: Any, outputs: Any) -> None:
         if isinstance(scaled, torch.Tensor) and isinstance(outputs, torch.Tensor):
-            self._unscaled = weakref.ref(scaled), outputs.detach()
+            factor = scaler._scale  # noqa: SLF001  get_scale() would wait for a device
+            is_here = factor is not None and factor.device.type == "cpu"
+            self._unscaled = weakref.ref(scaled), outputs.detach(), float(factor) if is_here else None
+
+    def _skipped(self) -> None:
+        """The scaler's round is over; what is still open was not applied: the optimizer was not called."""
+        self._context.log.now.acquit()
+        self._context.held_inputs = None
 
     def _begin(self, tensors: Any, hooks: list[Any]) -> None:
-        context = self._context
-        self._interrupted = context.enter(Phase.BACKWARD)
         self._on_begin()
-        roots: Sequence[Any] = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        self._interrupted = self._context.enter(Phase.BACKWARD)
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         loss = next((t for t in roots if isinstance(t, torch.Tensor) and t.requires_grad), None)
         if loss is None:
             return
         if loss.numel() == 1:
             self._read(loss)
         engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
-        hooks.append(loss.register_hook(lambda _: engine.queue_callback(self._on_gradients)))
+        queue = self._context.guard.wrap(lambda _: engine.queue_callback(self._on_gradients), "any")
+        hooks.append(loss.register_hook(queue))
 
     def _end(self, hooks: list[Any]) -> None:
         for hook in hooks:
             hook.remove()
+        self._on_end()
         self._context.log.now.micro_steps += 1
         self._context.enter(self._interrupted)
 
     def _read(self, loss: torch.Tensor) -> None:
-        raw = loss.detach()
+        raw, step = loss.detach(), self._context.log.now
         if self._unscaled is not None and self._unscaled[0]() is loss:
-            raw = self._unscaled[1]
+            raw, step.loss_scale = self._unscaled[1:]
         self._unscaled = None
         if raw.device.type == "cpu":
-            self._learn(self._context.log.now, float(raw))
+            self._learn(step, float(raw))
             return
-        step = self._context.log.now
 
         def learn(table: Any) -> None:
             odd = math.nan if table.nans[0] else math.inf if table.pos_infs[0] + table.neg_infs[0] else 0.0

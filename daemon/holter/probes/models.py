@@ -1,7 +1,7 @@
 """The models that are being trained: found, not told.
 
     DDP(model)          seen when DDP takes its module, so that even the first forward pass is watched
-    anything else       top-level modules with trainable parameters, looked for once when the first backward pass begins
+    anything else       top-level modules with trainable parameters, looked for when an optimizer with unknown ones is met
     holter.watch(...)   told
 
 What the script calls says whether replicas must agree: DDP keeps them equal by construction; nothing else is assumed to.
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
 
 REDUCING_WRAPPERS = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine"})
 """Wrappers whose `.grad` is reduced, sharded or gone by the end of backward."""
@@ -27,6 +28,9 @@ class Model:
         self.prefix = prefix
         self.wrapper = type(root).__name__
         self.is_replicated = _ddp(root) is not None
+        self.is_active = False
+        """The thread that we watch has called or optimized it. Another thread's gradients must not even be looked at: autograd
+        writes them without the interpreter's lock."""
         self.parameters: list[tuple[str, torch.nn.Parameter]] = []
         self.buffers: list[tuple[str, torch.Tensor]] = []
         self.refresh()
@@ -41,7 +45,7 @@ class Model:
         """The script's own module, without its wrapper."""
         module = self._root()
         while module is not None:
-            wrapped = module._modules.get("module" if isinstance(module, DistributedDataParallel) else "_orig_mod")  # noqa: SLF001
+            wrapped = _part(module, "module" if isinstance(module, DistributedDataParallel) else "_orig_mod")
             if wrapped is None:
                 break
             module = wrapped
@@ -81,8 +85,18 @@ class Models:
         """Grows whenever the list of tensors changed."""
 
     def __iter__(self) -> Iterator[Model]:
-        self._models = [model for model in self._models if model.root is not None]
-        return iter(self._models)
+        alive = [model for model in self._models if model.root is not None]
+        self.generation += len(alive) != len(self._models)
+        self._models = alive
+        return iter(alive)
+
+    def active(self) -> list[Model]:
+        """Those that the watched thread trains."""
+        return [model for model in self if model.is_active]
+
+    def of(self, module: torch.nn.Module) -> Model | None:
+        """The model whose own module this is."""
+        return next((model for model in self if model.inner is module), None)
 
     def add(self, root: torch.nn.Module) -> Model | None:
         """Watch a model; None if it, or what it wraps, is watched already."""
@@ -104,15 +118,13 @@ class Models:
             self.generation += 1
 
     def discover(self) -> list[Model]:
-        """Look through the interpreter's objects for top-level modules that train; a fraction of a second, once."""
+        """Look through the interpreter's objects for top-level modules that train; a fraction of a second."""
         modules = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
-        children = {id(child) for module in modules for child in module._modules.values() if child is not None}  # noqa: SLF001
+        children = {id(child) for module in modules for child in _children(module)}
         known = {id(p) for model in self for _, p in model.parameters}
         found = []
         for module in modules:
-            if id(module) in children:
-                continue
-            trainable = [p for p in module.parameters() if p.requires_grad]
+            trainable = [] if id(module) in children else _trainable(module)
             if trainable and not any(id(p) in known for p in trainable):
                 model = self.add(module)
                 if model is not None:
@@ -121,12 +133,32 @@ class Models:
         return found
 
 
+def _children(module: Any) -> list[Any]:
+    # Modules that are half built, lazy or compiled are met here too, and answer in their own ways.
+    try:
+        return [child for child in module._modules.values() if child is not None]  # noqa: SLF001
+    except (AttributeError, RuntimeError, TypeError):
+        return []
+
+
+def _trainable(module: Any) -> list[Any]:
+    try:
+        return [p for p in module.parameters() if p.requires_grad and not isinstance(p, UninitializedParameter)]
+    except (AttributeError, RuntimeError, TypeError):
+        return []
+
+
+def _part(module: Any, name: str) -> Any:
+    """A submodule by name. Not by getattr, which costs 50 us for a name that is not there."""
+    parts = getattr(module, "_modules", None)
+    return parts[name] if parts is not None and name in parts else None
+
+
 def _ddp(root: Any) -> Any:
     """The DDP wrapper that the script calls, also below torch.compile's; None if there is none."""
     if isinstance(root, DistributedDataParallel):
         return root
-    # A module's own dictionary: getattr for a name that is not there costs 50 us.
-    below = root._modules.get("_orig_mod") if root is not None else None  # noqa: SLF001
+    below = _part(root, "_orig_mod")
     return below if isinstance(below, DistributedDataParallel) else None
 
 

@@ -1,14 +1,13 @@
 """All probes of a rank, put on and taken off together."""
 
 import os
-from typing import Any
 
 import torch
 
 from holter.probes.calls import CallProbe
 from holter.probes.comparison import ComparisonProbe
 from holter.probes.context import Context
-from holter.probes.data import DataProbe, in_phase
+from holter.probes.data import DataProbe
 from holter.probes.farewell import FarewellProbe
 from holter.probes.feeding import FeedingProbe
 from holter.probes.gradients import GradientProbe
@@ -28,20 +27,24 @@ class Monitor:
         self.context = Context(recorder, Schedule(budget=budget, floor_s=floor_s), world_size)
         self._gradients = GradientProbe(self.context)
         self._comparison = ComparisonProbe(self.context)
-        self._losses = LossProbe(self.context, self._on_backward, self._on_gradients)
+        self._losses = LossProbe(
+            self.context,
+            on_begin=self._on_backward,
+            on_gradients=self._on_gradients,
+            on_end=self._gradients.unfollow_order,
+        )
         self._calls = CallProbe(self.context, self._on_call)
         self._steps = StepProbe(
             self.context, self._gradients, self._comparison, FeedingProbe(self.context), self._find_models
         )
         self._data = DataProbe(self.context)
         self._farewell = FarewellProbe(self.context)
-        self._order_hooks: list[Any] = []
+        self._is_searched = False
 
     def install(self) -> None:
         """Put everything on; a forked child of the rank is not a rank and wears nothing."""
         for probe in (self._steps, self._losses, self._calls, self._data, self._farewell):
             probe.install()
-        self.context.patches.replace(torch, "save", lambda save: in_phase(self.context, Phase.CHECKPOINT, save))
         os.register_at_fork(after_in_child=self._forget)
         self.context.enter(Phase.OTHER)
 
@@ -60,31 +63,34 @@ class Monitor:
         self._calls.find_wrapped()
         model = self.context.models.add(root)
         if model is not None:
+            model.is_active = True
             self._calls.follow(model.inner)
 
     def _find_models(self) -> None:
         """Look for models that were not told and are not DDP's."""
+        self._is_searched = True
         self._calls.find_wrapped()
         for model in self.context.models.discover():
             self._calls.follow(model.inner)
 
-    def _on_call(self) -> None:
-        """A model is called in training; of several micro-steps the first is enough."""
+    def _on_call(self, module: torch.nn.Module) -> None:
+        """A model is called in training; for its buffers, the first of several micro-steps is enough."""
+        model = self.context.models.of(module)
+        if model is None:
+            return
+        model.is_active = True
         if self.context.log.micro_step == 0 and self._comparison.is_due():
-            self._comparison.buffers()
+            self._comparison.buffers(model)
 
     def _on_backward(self) -> None:
         """Backward begins: by now the models exist; learn the order of their gradients, once."""
+        self._steps.end_open_step()
         self._calls.find_wrapped()
-        if not list(self.context.models):
+        if not self._is_searched and not list(self.context.models):
             self._find_models()
-        if not self._gradients.ready_order:
-            self._order_hooks = self._gradients.follow_order()
+        self._gradients.follow_order()
 
     def _on_gradients(self) -> None:
-        for hook in self._order_hooks:
-            hook.remove()
-        self._order_hooks = []
         self._gradients.read_local()
         if self.context.log.now.suspects:
             self.context.hold_inputs()

@@ -10,13 +10,16 @@ class Patches:
     def __init__(self) -> None:
         self._undo: list[tuple[Any, str, Any]] = []
 
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """`owner.name = make(the original)`; an owner without that attribute is left alone."""
-        original = getattr(owner, name, None)
+    def replace(self, name: str, make: Callable[[Any], Any], *owners: Any) -> None:
+        """`owner.name = make(the original)`, one and the same in every place that it is known by, so that it can be pickled."""
+        original = getattr(owners[0], name, None)
         if original is None:
             return
-        setattr(owner, name, make(original))
-        self._undo.append((owner, name, original))
+        ours = make(original)
+        for owner in owners:
+            if getattr(owner, name, None) is original:
+                setattr(owner, name, ours)
+                self._undo.append((owner, name, original))
 
     def restore(self) -> None:
         """Put every original back."""

@@ -34,11 +34,10 @@ class Rendezvous:
         """Act when a group is made; at once if there is one."""
         if not dist.is_available():
             return
-        for owner in (c10d, dist):
-            self._context.patches.replace(owner, "init_process_group", self._around_init)
+        self._context.patches.replace("init_process_group", self._around_init, c10d, dist)
         atexit.register(self.stop)
         if dist.is_initialized():
-            self._context.guard.wrap(self._meet)()
+            self._context.guard.wrap(self._meet, "any")()
 
     def stop(self) -> None:
         """End the thread before the interpreter does: one caught in native code at the end would abort the process."""
@@ -47,7 +46,7 @@ class Rendezvous:
             self._thread.join(timeout=2.0)
 
     def _around_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        meet = self._context.guard.wrap(self._meet)
+        meet = self._context.guard.wrap(self._meet, "any")
 
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:

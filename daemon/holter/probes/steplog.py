@@ -22,13 +22,18 @@ class OpenStep:
     losses: list[float] = field(default_factory=list)
     batch: int = 0
     micro_steps: int = 0
-    gradient_norm: float | None = None
     learning_rate: float | None = None
     roots: dict[str, int] = field(default_factory=dict)
     suspects: list[Nonfinite] = field(default_factory=list)
     """Non-finite tensors that will matter only if what the optimizer applies is not finite either."""
     is_applied: bool = False
     """The optimizer was given a non-finite gradient: no scaler and no script held it back."""
+    is_local_read: bool = False
+    """The rank's own gradients were read before any reduction."""
+    square_sum: float | None = None
+    """Of all gradients that were read whole; not finite if one of them was not."""
+    loss_scale: float | None = 1.0
+    """What a scaler multiplied the loss by; None where only a device knows."""
     gradients_s: float = 0.0
     check_s: float = 0.0
     num_owed: int = 0
@@ -42,6 +47,11 @@ class OpenStep:
         alike = [entry for entry in self.suspects if entry.where == nonfinite.where]
         if len(alike) > MAX_SUSPECTS:
             self.suspects.remove(max(alike, key=lambda entry: entry.order))
+
+    def acquit(self) -> None:
+        """What was suspected never reached the weights."""
+        self.suspects.clear()
+        self.losses = [loss for loss in self.losses if math.isfinite(loss)]
 
     def owe(self, then: Callable[[Any], None]) -> Callable[[Any], None]:
         """Count a reading as owed until it is answered."""
@@ -60,6 +70,13 @@ class OpenStep:
         if odd or not self.losses:
             return odd[0] if odd else None
         return math.fsum(self.losses) / len(self.losses)
+
+    @property
+    def gradient_norm(self) -> float | None:
+        """L2 norm over all models, without a scaler's factor."""
+        if self.square_sum is None or self.loss_scale is None:
+            return None
+        return math.sqrt(self.square_sum) / self.loss_scale if math.isfinite(self.square_sum) else math.nan
 
 
 class StepLog:

@@ -1,7 +1,9 @@
 """The step boundary: torch's global optimizer hooks, which fire for every optimizer of every framework.
 
-A step ends when each optimizer that took part in the last one has stepped; an optimizer that comes round again begins the next. So
-a script with two optimizers, or with one that steps more often, is counted alike on every rank.
+    backward … backward   optimizer A   optimizer B   │   backward …        one step: what came before belongs to it
+
+Optimizers that step with no backward pass between them make one step together. It is told at once when all that took part in the
+last one have stepped, and at the latest when the next backward pass begins. An optimizer inside another's step is the other's matter.
 """
 
 import weakref
@@ -24,6 +26,8 @@ from holter.records import Phase, SightLost, StepDone
 REFRESH_EVERY = 16
 """Steps between two looks for parameters that were frozen, thawed or added."""
 
+Optimizers = weakref.WeakSet
+
 
 class StepProbe:
     """Follows every optimizer; tells a step when it is over."""
@@ -41,13 +45,16 @@ class StepProbe:
         self._gradients = gradients
         self._comparison = comparison
         self._feeding = feeding
-        self._optimizers: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._stepped: set[int] = set()
-        self._expected: set[int] = set()
-        self._is_step_closed = False
+        self._known: list[weakref.ref[torch.optim.Optimizer]] = []
+        """In order of their first step."""
+        self._stepped: Optimizers[torch.optim.Optimizer] = Optimizers()
+        """Took part in the open step."""
+        self._last: Optimizers[torch.optim.Optimizer] = Optimizers()
+        """Took part in the step before."""
+        self._depth = 0
+        self._is_straggler = False
         self._is_questioned = False
-        self._generation = -1
-        self._num_order = -1
+        self._told_census: Any = None
         self._began = clock.monotonic_s()
         self._own_began = 0.0
         self._read_began = 0.0
@@ -58,11 +65,18 @@ class StepProbe:
     def install(self) -> None:
         """Listen to every optimizer, those that do not exist yet included."""
         wrap = self._context.guard.wrap
-        before, after = wrap(self._before), wrap(self._after)
-        self._handles = [
-            register_optimizer_step_pre_hook(lambda o, a, k: before(o)),  # noqa: ARG005
-            register_optimizer_step_post_hook(lambda o, a, k: after(o)),  # noqa: ARG005
-        ]
+        before, after = wrap(self._before, "claims"), wrap(self._after)
+
+        def pre(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            # A compiled step is left as it is: a hook that is traced would change it.
+            if not torch.compiler.is_compiling():
+                before(optimizer)
+
+        def post(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if not torch.compiler.is_compiling():
+                after(optimizer)
+
+        self._handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
 
     def uninstall(self) -> None:
         """Hear nothing more."""
@@ -71,35 +85,68 @@ class StepProbe:
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those that have stepped, in order of their first step."""
-        return [optimizer for reference in self._optimizers if (optimizer := reference()) is not None]
+        """Those that have stepped and still exist, in order of their first step."""
+        self._known = [reference for reference in self._known if reference() is not None]
+        return [optimizer for reference in self._known if (optimizer := reference()) is not None]
+
+    def end_open_step(self) -> None:
+        """A backward pass begins: what stepped before it is a step of its own."""
+        if self._stepped and not self._depth:
+            self._close()
 
     def _before(self, optimizer: torch.optim.Optimizer) -> None:
+        self._depth += 1
+        if self._depth > 1:
+            return
         context = self._context
-        if id(optimizer) in self._stepped:
-            if not self._is_step_closed:
-                self._close()
-            self._stepped.clear()
-        self._is_step_closed = False
+        if optimizer in self._stepped:
+            self._close()
         if not any(known is optimizer for known in self.optimizers):
             self._meet(optimizer)
+        # Nothing was computed since the last step was told, and this one had no part in it: it comes late to that one.
+        self._is_straggler = (
+            not context.log.micro_step and not self._stepped and optimizer not in self._last and bool(self._last)
+        )
         if context.log.step % REFRESH_EVERY == 0:
             context.models.refresh()
         self._tell_census()
-        self._gradients.read_applied(optimizer)
-        if context.log.now.is_applied and not self._is_questioned:
-            self._is_questioned = True
-            self._feeding.question()
-        if not self._stepped:
+        self._judge(optimizer)
+        if not self._stepped and not self._is_straggler:
             self._compare_before(optimizer)
         self._interrupted = context.enter(Phase.OPTIMIZER)
 
+    def _after(self, optimizer: torch.optim.Optimizer) -> None:
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        context = self._context
+        context.enter(self._interrupted)
+        if self._is_straggler and not context.log.micro_step:
+            self._last.add(optimizer)
+            return
+        # A closure calls backward inside the step.
+        self._judge(optimizer)
+        self._stepped.add(optimizer)
+        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+        if context.log.now.learning_rate is None and isinstance(rate, (int, float)):
+            context.log.now.learning_rate = float(rate)
+        if all(other in self._stepped for other in self._last):
+            self._close()
+
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizers.append(weakref.ref(optimizer))
-        self._generation = -1
-        known = {id(p) for model in self._context.models for _, p in model.parameters}
-        if any(id(p) not in known for group in optimizer.param_groups for p in group["params"]):
+        self._known.append(weakref.ref(optimizer))
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if held - {id(p) for model in self._context.models for _, p in model.parameters}:
             self._find_models()
+        for model in self._context.models:
+            model.is_active |= any(id(p) in held for _, p in model.parameters)
+
+    def _judge(self, optimizer: torch.optim.Optimizer) -> None:
+        """Ask whether what the optimizer applies is finite, and if not, where that comes from."""
+        self._gradients.read_applied(optimizer)
+        if self._context.log.now.is_applied and not self._is_questioned:
+            self._is_questioned = True
+            self._feeding.question()
 
     def _compare_before(self, optimizer: torch.optim.Optimizer) -> None:
         context = self._context
@@ -107,45 +154,36 @@ class StepProbe:
         if not plan.is_check(step) and not plan.is_after_check(step):
             return
         if self._comparison.is_possible():
-            self._comparison.parameters("before")
+            self._comparison.parameters("before", self._taking_part(optimizer))
             if plan.is_check(step):
                 self._comparison.gradients(optimizer)
         if plan.is_check(step) and not context.log.now.suspects:
             context.log.now.batch = self._feeding.learn()
 
-    def _after(self, optimizer: torch.optim.Optimizer) -> None:
-        context = self._context
-        context.enter(self._interrupted)
-        self._stepped.add(id(optimizer))
-        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
-        if context.log.now.learning_rate is None and isinstance(rate, (int, float)):
-            context.log.now.learning_rate = float(rate)
-        if self._stepped >= self._expected & {id(alive) for alive in self.optimizers}:
-            self._close()
+    def _taking_part(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+        """Whose models are compared: those of the last round if this optimizer was in it, else its own alone."""
+        return list(self._last) if optimizer in self._last else [optimizer]
 
     def _close(self) -> None:
         context = self._context
         log = context.log
-        if self._comparison.is_due():
-            self._comparison.parameters("after")
-            for optimizer in self.optimizers[:1]:
-                self._comparison.optimizer_state(optimizer)
-        self._expected = set(self._stepped)
-        self._is_step_closed = True
+        if self._comparison.is_due() and self._stepped:
+            first = next(iter(self._stepped))
+            self._comparison.parameters("after", self._taking_part(first))
+            self._comparison.optimizer_state(first)
         now = clock.monotonic_s()
-        own_s = context.guard.own_s - self._own_began
-        reading_s = context.readings.spent_s - self._read_began
         context.schedule.observe(
             step_s=now - self._began,
-            own_s=own_s,
-            reading_s=reading_s,
+            own_s=context.guard.own_s - self._own_began,
+            reading_s=context.readings.spent_s - self._read_began,
             gradients_s=log.now.gradients_s,
             check_s=log.now.check_s if context.schedule.plan.is_check(log.step) else 0.0,
         )
         log.close({"seconds": now - self._began, "phase_seconds": context.phases.take()})
         self._began, self._own_began, self._read_began = now, context.guard.own_s, context.readings.spent_s
-        context.inputs = context.held_inputs = None
+        self._last, self._stepped = self._stepped, Optimizers()
         self._is_questioned = False
+        context.inputs = context.held_inputs = None
         context.readings.poll()
         self._tell_ready()
         self._heed_sidecar()
@@ -173,12 +211,14 @@ class StepProbe:
 
     def _tell_census(self) -> None:
         context = self._context
-        is_known = context.models.generation == self._generation and len(self._gradients.ready_order) == self._num_order
-        if is_known or not list(context.models):
+        held = tuple(
+            frozenset(id(p) for g in optimizer.param_groups for p in g["params"]) for optimizer in self.optimizers
+        )
+        census_now = context.models.generation, len(self._gradients.ready_order), set(held)
+        if census_now == self._told_census or not list(context.models):
             return
-        self._generation = context.models.generation
-        self._num_order = len(self._gradients.ready_order)
-        for part in census.take(context.models, self.optimizers, self._gradients.ready_order):
+        self._told_census = census_now
+        for part in census.take(context.models, self.optimizers, list(self._gradients.ready_order)):
             context.recorder.say(context.log.step, part)
 
     def _heed_sidecar(self) -> None:

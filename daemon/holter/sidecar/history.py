@@ -34,12 +34,10 @@ class History:
         """Remember a table."""
         table = observation.body
         assert isinstance(table, PackedTable)
+        self._num_bytes += _size(observation) - _size(self._tables.pop((table.tensor_class, observation.step), None))
         self._tables[table.tensor_class, observation.step] = observation
-        self._num_bytes += len(table.fingerprints) + len(table.norms)
         while self._num_bytes > self._max_bytes and len(self._tables) > 1:
-            _, oldest = self._tables.popitem(last=False)
-            assert isinstance(oldest.body, PackedTable)
-            self._num_bytes -= len(oldest.body.fingerprints) + len(oldest.body.norms)
+            self._num_bytes -= _size(self._tables.popitem(last=False)[1])
 
     def table(self, tensor_class: str, step: int) -> Observation | None:
         """The table with its names; None if it is forgotten, or the names are not known."""
@@ -63,3 +61,8 @@ class History:
             norms=list(norms),
         )
         return Observation(rank=kept.rank, step=kept.step, at_ns=kept.at_ns, body=body)
+
+
+def _size(observation: Observation | None) -> int:
+    body = observation.body if observation is not None else None
+    return len(body.fingerprints) + len(body.norms) if isinstance(body, PackedTable) else 0

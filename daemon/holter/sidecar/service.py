@@ -74,6 +74,7 @@ class Sidecar:
         self._farewell: Farewell | None = None
         self._uplink: Uplink | None = None
         self._run_id = ""
+        self._has_ended = False
         self._thinning, self._dropped_seen, self._thinned_at = 0, 0, 0.0
         self._line = StatusLine(settings.terminal) if settings.terminal else None
         self._metrics_address = ""
@@ -107,8 +108,8 @@ class Sidecar:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), POLL_S)
 
-    def _turn(self) -> None:
-        """One look at the page."""
+    def _turn(self) -> int:
+        """One look at the page; how many observations it gave."""
         self._page.beat(pid=os.getpid(), at_ns=clock.wall_ns())
         heartbeat = self._page.heartbeat()
         if heartbeat is not None:
@@ -117,11 +118,13 @@ class Sidecar:
                 self._uplink.beat(
                     wire.Heartbeat(heartbeat.step, Phase(heartbeat.phase), heartbeat.micro_step, heartbeat.at_ns)
                 )
-        for payload in self._page.read():
+        payloads = self._page.read()
+        for payload in payloads:
             self._take(payload)
         self._press_back()
         if self._uplink is not None:
             self._uplink.dropped_before = self.dropped
+        return len(payloads)
 
     @property
     def dropped(self) -> int:
@@ -219,12 +222,15 @@ class Sidecar:
             self._run_id = message.run_id
         if isinstance(message, wire.Notice):
             self._page.post_notice(message.text)
-            if self._line is not None:
+            if self._line is not None and self._has_ended:
+                # The rank can no longer say it in its own log.
                 self._line.say(f"holter: {message.text}")
         return None
 
     async def _say_how_it_ended(self) -> None:
-        self._turn()
+        self._has_ended = True
+        while self._turn():
+            pass
         ending = await self._ending()
         heartbeat = self._page.heartbeat()
         body: Body = Exited(

@@ -20,6 +20,9 @@ class StatusLine:
             self._fd = os.open(device, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
         except OSError:
             return
+        if not os.isatty(self._fd):
+            os.close(self._fd)
+            self._fd = -1
 
     def show(self, text: str) -> None:
         """Replace the line."""
