@@ -58,16 +58,16 @@ def test_the_ending_of_a_child_that_was_reaped_is_right_or_unknown(code, ending)
     os.close(watched.pidfd)
 
 
-def test_another_process_under_the_same_number_is_refused():
-    with pytest.raises(ProcessLookupError, match="another one by now"):
-        Process(os.getpid(), started_ticks(os.getpid()) + 1)
+def test_another_process_under_the_same_number_is_not_taken_for_it():
+    stranger = Process(os.getpid(), started_ticks(os.getpid()) + 1)
+    assert (-1, None) == (stranger.pidfd, stranger.ending())
 
 
-def test_a_process_that_is_gone_is_refused():
+def test_a_process_that_is_gone_is_known_to_be():
     process = child("pass")
     process.communicate()
-    with pytest.raises(ProcessLookupError):
-        Process(process.pid, 0)
+    gone = Process(process.pid, 0)
+    assert (-1, None) == (gone.pidfd, gone.ending())
 
 
 def test_a_name_with_spaces_and_parentheses_is_read_through(tmp_path):

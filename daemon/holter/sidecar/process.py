@@ -38,16 +38,14 @@ class Process:
 
     def __init__(self, pid: int, started_ticks: int) -> None:
         self.pid = pid
-        self.pidfd = os.pidfd_open(pid)
-        if started_ticks and _started_ticks(pid) not in (started_ticks, None):
-            os.close(self.pidfd)
-            raise ProcessLookupError(f"process {pid} is another one by now")
+        self.pidfd = _hold(pid, started_ticks)
+        """-1: it ended before we came, and what it left on the page is all there is."""
         self._oom_events = _oom_file(pid)
         self._num_oom = _oom_count(self._oom_events)
 
     def ending(self) -> Ending | None:
         """How it ended, as far as the kernel tells now; None: alive, or not yet to be known."""
-        status = self._status_of_zombie()
+        status = self._status_of_zombie() if self.pidfd >= 0 else None
         if status is None:
             status = self._status_after_reaping()
         return None if status is None else Ending.from_status(status)
@@ -61,6 +59,8 @@ class Process:
         return int(fields[_STAT_EXIT_CODE]) if fields and fields[0] in "ZX" else None
 
     def _status_after_reaping(self) -> int | None:
+        if self.pidfd < 0:
+            return None
         buffer = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
         try:
             fcntl.ioctl(self.pidfd, _GET_INFO, buffer)
@@ -68,6 +68,18 @@ class Process:
             return None
         mask, *_, exit_code = _INFO.unpack(buffer)
         return exit_code if mask & _INFO_EXIT else None
+
+
+def _hold(pid: int, started_ticks: int) -> int:
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+    if started_ticks and _started_ticks(pid) not in (started_ticks, None):
+        # The number is another process's by now.
+        os.close(descriptor)
+        return -1
+    return descriptor
 
 
 def started_ticks(pid: int) -> int:

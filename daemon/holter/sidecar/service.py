@@ -33,6 +33,7 @@ POLL_S = 0.05
 SHOW_S = 0.5
 ENDING_PATIENCE_S = 1.0
 """How long an exit code is looked for after the process is gone."""
+BOOTSTRAP_PATIENCE_S = 0.5
 GOODBYE_DEADLINE_S = 10.0
 CONTROL_NOTHING, CONTROL_THIN = 0, 1
 RELAX_S = 60.0
@@ -84,13 +85,17 @@ class Sidecar:
         self._page.beat(pid=os.getpid(), at_ns=clock.wall_ns())
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
-        loop.add_reader(self._process.pidfd, ended.set)
+        if self._process.pidfd >= 0:
+            loop.add_reader(self._process.pidfd, ended.set)
+        else:
+            ended.set()
         server = MetricsServer(self._settings.metrics_host, self._settings.metrics_port, self._scrape, self._health)
         self._metrics_address = await server.start()
         self._listen_for_bootstrap(loop)
         try:
             await self._watch(ended)
-            loop.remove_reader(self._process.pidfd)
+            if self._process.pidfd >= 0:
+                loop.remove_reader(self._process.pidfd)
             await self._say_how_it_ended()
         finally:
             if self._line is not None:
@@ -231,6 +236,9 @@ class Sidecar:
         self._has_ended = True
         while self._turn():
             pass
+        if self._uplink is None and self._settings.bootstrap_fd >= 0:
+            # It ended almost at once; where the coordinator is may still lie in the pipe.
+            await asyncio.sleep(BOOTSTRAP_PATIENCE_S)
         ending = await self._ending()
         heartbeat = self._page.heartbeat()
         body: Body = Exited(
