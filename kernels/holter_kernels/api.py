@@ -1,5 +1,6 @@
 """The calls for one use: no table kept, the result waited for."""
 
+import importlib.util
 import time
 from collections.abc import Iterable, Sequence
 
@@ -9,7 +10,7 @@ from holter_kernels import cpu
 from holter_kernels.keys import MASK64
 from holter_kernels.layout import FORMATS
 from holter_kernels.passes import Pass
-from holter_kernels.sources import check, readable, runs
+from holter_kernels.sources import check, holds_its_elements, readable, runs
 from holter_kernels.table import Table
 
 _POLL_S = 0.0002
@@ -27,11 +28,13 @@ def summarize(tensors: Sequence[torch.Tensor], histogram: str = "sampled") -> Ta
 def fingerprint(tensor: torch.Tensor, offset: int = 0) -> int:
     """64 bits that depend on every element, its position, the dtype and the number of elements.
 
-    `offset` is the index of the first element in the whole tensor, if this is a shard; a DTensor knows its own.
+    `offset` is the index of the first element in the whole tensor, if this is a shard; a DTensor knows its own. A tensor whose storage was taken away has 0, as an empty one.
     """
     if offset < 0:
         raise ValueError(f"offset must not be negative, got {offset}")
     check(0, tensor)
+    if not holds_its_elements(tensor):
+        return 0
     part = readable(tensor)
     fmt = FORMATS[part.dtype]
     host = part if part.device.type == "cpu" else part.cpu()
@@ -48,4 +51,4 @@ def backend(device_type: str = "cpu") -> str:
     """Which implementation reads this kind of device: an instruction set, "reference", "triton", or "none"."""
     if device_type == "cpu":
         return cpu.backend()
-    return "none"
+    return "triton" if device_type == "cuda" and importlib.util.find_spec("triton") else "none"

@@ -15,7 +15,6 @@ from holter_kernels import reference
 from holter_kernels.keys import fingerprint_bits
 from holter_kernels.layout import FORMATS, NUM_BINS, ROW, Format
 from holter_kernels.plan import Plan
-from holter_kernels.sources import are_plain
 
 try:
     from holter_kernels import native
@@ -63,11 +62,10 @@ class CpuPass:
         self._rows = np.zeros(len(tensors), ROW)
         wants_bins = statistics and histogram != "off"
         self._bins = np.zeros((len(tensors), NUM_BINS), np.uint64) if wants_bins else None
-        self._are_plain = are_plain(tensors)
 
     def launch(self, tensors: list[torch.Tensor], where: list[int]) -> None:
         """Compute now; `where` is `places(tensors)`."""
-        if self._plan is None or where != self._places or not self._are_plain:
+        if self._plan is None or where != self._places:
             self._plan = Plan(tensors)
             self._partials = np.empty(len(self._plan.chunks), ROW)
             self._places = where
@@ -76,16 +74,16 @@ class CpuPass:
             self._run_reference(plan)
         else:
             native.run(
-                plan.chunks,
-                self._partials,
-                plan.first_chunk,
-                plan.jobs,
+                plan,
                 self._rows,
                 self._bins,
+                self._partials,
                 statistics=self._statistics,
                 sampled=self._mode == "sampled",
                 num_threads=_settings["num_threads"],
             )
+        if plan.kept:  # copies: of no use for the next launch
+            self._plan = None
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Rows and histograms, the caller's to keep."""
@@ -99,6 +97,9 @@ class CpuPass:
             self._rows[row], bins = reference.combine(parts, self._mode)
             if self._bins is not None:
                 self._bins[row] = bins
+        if not self._statistics:
+            for name in set(ROW.names or ()) - {"numel", "fingerprint"}:
+                self._rows[name] = 0
 
 
 def _memory(chunk: np.void) -> np.ndarray:

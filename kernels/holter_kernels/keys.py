@@ -1,18 +1,22 @@
 """The fingerprint's definition: a sum over elements of bits times a key of the position, modulo 2**64.
 
-    H = sum over i of  y(x_i) * K(offset + i)  +  n * D(dtype)                     (mod 2**64)
+    H = sum over i of  y_i * K(k_i)  +  n * D(dtype)                                                (mod 2**64)
 
-    y    1-byte elements: the byte.  2-byte: the bits as int16.  4-byte: v ^ (v >> 16).  8-byte: v ^ (v >> 32), then ^ (>> 16).
-    K(i) = W(i >> 16) * R((i >> 10) % 64) * T(i % 1024), three odd numbers
-    D    an odd number of the dtype
+    bytes of x_i = v    y_i                                        k_i, with i counted from the start of the whole tensor
+    1                   (v ^ (v >> 4)) * 2**(8 * (i % 4))          i // 4
+    2                   (v ^ (v >> 8)) * 2**(16 * (i % 2))         i // 2
+    4                   v ^ (v >> 16)                              i
+    8                   v ^ (v >> 32), then ^ (>> 16)              i
 
-H is a sum over elements, so it does not depend on the order of summation, and shards at any element offset add up to the whole.
-y is one-to-one and K is odd, so a change of any single element always changes H. `kernels/README.md` derives what else is
-always seen. T is small on purpose for narrow elements: T = A + 2**32 * C with |A|, |C| < 2**11 makes y * T two 16-bit
-multiplications whose sums over 32 elements fit in 32 bits (one `pmaddwd` each).
+    K(k) = W(k >> 16) * R((k >> 10) % 64) * T(k % 1024), three odd numbers;  D, an odd number of the dtype
 
-Worked example, a uint8 tensor [1, 0, 2]:
-    H = K(0) + 2 * K(2) + 3 * D(uint8), and the shards [1] at 0 and [0, 2] at 1 give K(0) + D and 2 * K(2) + 2 * D.
+Narrow elements share a 32-bit word and its key: a word times a key is the sum of its parts times the key, so a loop may take a whole
+word with one multiplication, and a shard that begins in the middle of a word still adds up. H is a sum over elements, so it does not
+depend on the order of summation. y is one-to-one and K is odd, so a change of any one element, or of any elements
+of one word, always changes H. `kernels/README.md` derives what else is always seen.
+
+Worked example, a uint8 tensor [16, 0, 2]: the elements fold to 17, 0, 2, all in word 0, so H = (17 + 2 * 2**16) * K(0) + 3 * D(uint8);
+the shards [16] at 0 and [0, 2] at 1 give 17 * K(0) + D and 2 * 2**16 * K(0) + 2 * D.
 """
 
 import numpy as np
@@ -37,17 +41,11 @@ def _stream(name: int, count: int) -> np.ndarray:
     return mix64(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(name << 32))
 
 
-# Distinct odd numbers in [-2047, 2047], so that two keys of a block never differ by a high power of two.
-LOW = (2 * np.argsort(_stream(1, 2 * BLOCK), kind="stable")[:BLOCK] - 2047).astype(np.int16)
-HIGH = ((_stream(4, BLOCK) >> np.uint64(32)) % np.uint64(4095)).astype(np.int16) - np.int16(2047)
-NARROW = LOW.astype(np.uint64) + (HIGH.astype(np.uint64) << np.uint64(32))
-"""T for elements of 1 and 2 bytes."""
-
-WIDE = ((_stream(3, BLOCK) >> np.uint64(33)) | np.uint64(1)).astype(np.uint32)
-"""T for elements of 4 and 8 bytes, below 2**31."""
+PLACES = ((_stream(3, BLOCK) >> np.uint64(33)) | np.uint64(1)).astype(np.uint32)
+"""T, distinct and below 2**31."""
 
 ROWS = ((_stream(5, NUM_ROW_KEYS) >> np.uint64(33)) | np.uint64(1)).astype(np.uint32)
-"""R, below 2**31."""
+"""R, distinct and below 2**31."""
 
 
 def group_key(group: np.ndarray) -> np.ndarray:
@@ -60,32 +58,30 @@ def dtype_key(fmt: Format) -> int:
     return int(mix64(np.array([0xD7E0 + fmt.code], np.uint64))[0]) | 1
 
 
-def keys(fmt: Format, index: np.ndarray) -> np.ndarray:
-    """K at global element indices."""
+def keys(index: np.ndarray) -> np.ndarray:
+    """K at positions k."""
     index = np.asarray(index, np.uint64)
-    table = NARROW if fmt.bits <= 16 else WIDE.astype(np.uint64)  # noqa: PLR2004
     row = ROWS.astype(np.uint64)[(index >> np.uint64(ROW_SHIFT)) % np.uint64(NUM_ROW_KEYS)]
-    return group_key(index >> np.uint64(GROUP_SHIFT)) * row * table[index % np.uint64(BLOCK)]
+    place = PLACES.astype(np.uint64)[index % np.uint64(BLOCK)]
+    return group_key(index >> np.uint64(GROUP_SHIFT)) * row * place
 
 
-def spread(fmt: Format, bits: np.ndarray) -> np.ndarray:
-    """Y: the element's bits as a 64-bit integer, high bits folded down so that no single-bit change is a high power of two."""
-    match fmt.bits:
-        case 8:
-            return bits.astype(np.uint64)
-        case 16:
-            return bits.view(np.int16).astype(np.int64).view(np.uint64)
-        case 32:
-            return (bits ^ (bits >> np.uint32(16))).astype(np.uint64)
-    y = bits ^ (bits >> np.uint64(32))
-    return y ^ (y >> np.uint64(16))
+def spread(bits: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Y: high bits folded down, so that no change of one bit is a high power of two, and moved to its place in the word."""
+    width = bits.itemsize
+    half = bits.dtype.type(bits.itemsize * 4)
+    folded = (bits ^ (bits >> half)).astype(np.uint64)
+    if width == 8:  # noqa: PLR2004
+        return folded ^ (folded >> np.uint64(16))
+    return folded << (np.uint64(8 * width) * (index % np.uint64(4 // width)))
 
 
 def fingerprint_bits(fmt: Format, bits: np.ndarray, offset: int = 0) -> int:
     """H of raw elements, by the definition."""
     total = bits.size * dtype_key(fmt)
+    in_word = np.uint64(max(1, 4 // bits.itemsize))
     for start in range(0, bits.size, 1 << 20):
         piece = bits[start : start + (1 << 20)]
         index = np.arange(piece.size, dtype=np.uint64) + np.uint64(offset + start)
-        total += int(np.sum(spread(fmt, piece) * keys(fmt, index), dtype=np.uint64))
+        total += int(np.sum(spread(piece, index) * keys(index // in_word), dtype=np.uint64))
     return total & MASK64

@@ -1,15 +1,17 @@
 """One pass over a list of tensors, kept between steps.
 
-    p = Pass(tensors)                    # pointer table
-    …each step:
-    if not p.matches(tensors):           # the list changed, or memory moved
-        p = Pass(tensors)
-    p.launch()                           # CPU: computes now. GPU: starts on a side stream, waits for nothing
-    table = p.poll()                     # a Table, or None while the GPU still works
+p = Pass(tensors)                    # pointer table
+…each step:
+if not p.matches(tensors):           # the list changed, or memory moved
+p = Pass(tensors)
+p.launch()                           # CPU: computes now. GPU: starts on a side stream, waits for nothing
+table = p.poll()                     # a Table, or None while the GPU still works
 """
 
+import importlib.util
 import weakref
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,6 +20,9 @@ from holter_kernels.cpu import CpuPass
 from holter_kernels.layout import NUM_BINS, ROW
 from holter_kernels.sources import check, places
 from holter_kernels.table import Table
+
+if TYPE_CHECKING:
+    from holter_kernels.gpu import GpuPass
 
 _CPU = torch.device("cpu")
 _GONE = torch.empty(0)
@@ -89,7 +94,14 @@ class Pass:
         return Table(rows, bins)
 
 
-def _part(device: torch.device, tensors: list[torch.Tensor], *, histogram: str, statistics: bool) -> CpuPass:
+def _part(
+    device: torch.device, tensors: list[torch.Tensor], *, histogram: str, statistics: bool
+) -> "CpuPass | GpuPass":
     if device.type == "cpu":
         return CpuPass(tensors, histogram=histogram, statistics=statistics)
-    raise ValueError(f"no implementation reads tensors on {device}")
+    if device.type == "cuda" and importlib.util.find_spec("triton"):
+        from holter_kernels.gpu import GpuPass  # noqa: PLC0415 - triton is needed for GPU tensors only
+
+        return GpuPass(tensors, device, histogram=histogram, statistics=statistics)
+    reason = "triton is not installed" if device.type == "cuda" else "only CPU, CUDA and ROCm are"
+    raise ValueError(f"tensors on {device} cannot be read: {reason}")

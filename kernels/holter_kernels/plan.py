@@ -15,27 +15,28 @@ import torch
 
 from holter_kernels.keys import GROUP_SHIFT
 from holter_kernels.layout import FORMATS
-from holter_kernels.sources import are_plain, readable, runs
+from holter_kernels.sources import are_plain, holds_its_elements, readable, runs
 
 CHUNK = np.dtype(
     [("address", np.uint64), ("count", np.uint64), ("offset", np.uint64), ("row", np.uint32), ("code", np.uint32)]
 )
-GROUP = np.uint64(1 << GROUP_SHIFT)
 JOB_BYTES = np.uint64(1 << 18)
 # A chunk costs some hundred bytes' worth of time however small it is.
 CHUNK_COST = np.uint64(512)
 
 CODES = {dtype: fmt.code for dtype, fmt in FORMATS.items()}
+GROUPS = np.full(len(FORMATS), 1 << GROUP_SHIFT, np.uint64)
+"""By code of the dtype, the multiples of which a chunk does not cross."""
 WIDTHS = np.array([fmt.bits // 8 for fmt in sorted(FORMATS.values(), key=lambda fmt: fmt.code)], np.uint64)
 
 
 class Plan:
     """Chunks and jobs of a list of tensors; a row whose tensor has no memory has no chunks."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], grains: np.ndarray = GROUPS) -> None:
         self.kept: list[torch.Tensor] = []
         """Copies of what could not be read in place; they live as long as the plan."""
-        self.chunks = cut(describe(tensors) if are_plain(tensors) else self._describe_any(tensors))
+        self.chunks = cut(describe(tensors) if are_plain(tensors) else self._describe_any(tensors), grains)
         self.first_chunk = np.searchsorted(self.chunks["row"], np.arange(len(tensors) + 1)).astype(np.uint64)
         cost = np.cumsum(self.chunks["count"] * WIDTHS[self.chunks["code"]] + CHUNK_COST) // JOB_BYTES
         starts = np.flatnonzero(np.diff(cost, prepend=np.uint64(2**63)))
@@ -46,14 +47,18 @@ class Plan:
         for row, tensor in enumerate(tensors):
             if are_plain([tensor]):
                 table = describe([tensor])
+            elif not holds_its_elements(tensor):
+                continue
             else:
                 part = readable(tensor)
                 self.kept.append(part)
-                table = np.array([(s, n, o, 0, CODES[part.dtype]) for s, n, o in runs(tensor) if n], np.uint64).reshape(-1, 5)
+                table = np.array([(s, n, o, 0, CODES[part.dtype]) for s, n, o in runs(tensor) if n], np.uint64).reshape(
+                    -1, 5
+                )
                 table[:, 0] = table[:, 0] * np.uint64(part.element_size()) + np.uint64(part.data_ptr())
             table[:, 3] = row
             found.append(table)
-        return np.concatenate(found)
+        return np.concatenate([np.empty((0, 5), np.uint64), *found])
 
 
 def describe(tensors: Sequence[torch.Tensor]) -> np.ndarray:
@@ -72,16 +77,16 @@ def describe(tensors: Sequence[torch.Tensor]) -> np.ndarray:
     return table[(table[:, 1] > 0) & (needs <= has)]
 
 
-def cut(table: np.ndarray) -> np.ndarray:
+def cut(table: np.ndarray, grains: np.ndarray = GROUPS) -> np.ndarray:
     """Chunks of (address, count, offset, row, code) rows."""
     address, count, offset, row, code = table.T
-    one = np.uint64(1)
-    first_group = offset // GROUP
-    pieces = ((offset + count - one) // GROUP - first_group + one).astype(np.int64)
+    one, grain = np.uint64(1), grains[code]
+    first_group = offset // grain
+    pieces = ((offset + count - one) // grain - first_group + one).astype(np.int64)
     of = np.repeat(np.arange(len(table)), pieces)
     group = first_group[of] + (np.arange(of.size) - np.repeat(np.cumsum(pieces) - pieces, pieces)).astype(np.uint64)
-    begin = np.maximum(offset[of], group * GROUP)
-    end = np.minimum(offset[of] + count[of], (group + one) * GROUP)
+    begin = np.maximum(offset[of], group * grain[of])
+    end = np.minimum(offset[of] + count[of], (group + one) * grain[of])
     chunks = np.empty(of.size, CHUNK)
     chunks["address"] = address[of] + (begin - offset[of]) * WIDTHS[code[of]]
     chunks["count"] = end - begin

@@ -26,20 +26,38 @@ Run = tuple[int, int, int]
 
 def check(position: int, tensor: torch.Tensor) -> None:
     """Raise ValueError with one clear sentence for what has no elements to read."""
-    if tensor.dtype in FORMATS and tensor.layout is torch.strided and not tensor.is_meta:
+    if (
+        type(tensor) in _PLAIN_TYPES
+        and tensor.dtype in FORMATS
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+    ):
         return
     what = f"tensor {position} (shape {tuple(tensor.shape)}, {tensor.dtype})"
     if tensor.is_meta:
         raise ValueError(f"{what} is on the meta device: it has a shape but no values to summarize")
     if tensor.layout is not torch.strided:
         raise ValueError(f"{what} has layout {tensor.layout}: pass its values, for example tensor.coalesce().values()")
-    if not tensor.is_complex() or tensor.dtype == torch.complex32:
+    if tensor.dtype not in FORMATS and tensor.dtype not in (torch.complex64, torch.complex128):
         raise ValueError(f"{what} has a dtype holter_kernels cannot read; view it as uint8, int16, int32 or int64")
+    is_wrapper = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    if is_wrapper and not is_sharded(tensor) and tensor.numel() and not tensor.data_ptr():
+        raise ValueError(f"{what} is a {type(tensor).__name__} without memory of its own: pass the tensors inside it")
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:
     """Whether this is a DTensor, asked without importing torch.distributed."""
     return type(tensor) not in _PLAIN_TYPES and hasattr(tensor, "placements") and hasattr(tensor, "to_local")
+
+
+def holds_its_elements(tensor: torch.Tensor) -> bool:
+    """False for a tensor whose storage was freed or shrunk behind it, as FSDP does to unsharded parameters."""
+    if is_sharded(tensor):
+        tensor = tensor.to_local()
+    if not tensor.numel():
+        return True
+    last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().nbytes() >= (last + 1) * tensor.element_size()
 
 
 def places(tensors: list[torch.Tensor]) -> list[int]:

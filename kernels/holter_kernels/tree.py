@@ -10,12 +10,11 @@ Two replicas whose roots are equal hold equal lists; where they differ, compare 
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 import numpy as np
 
 from holter_kernels.keys import mix64
-
-_PHI = np.uint64(0x9E3779B97F4A7C15)
 
 
 def tree(fingerprints: Iterable[int], fanout: int = 32) -> list[np.ndarray]:
@@ -37,9 +36,15 @@ def root(fingerprints: Iterable[int], fanout: int = 32) -> int:
 
 
 def _parents(children: np.ndarray, fanout: int) -> np.ndarray:
-    mixed = mix64(children ^ (np.arange(1, children.size + 1, dtype=np.uint64) * _PHI))
-    starts = np.arange(0, max(children.size, 1), fanout)
-    if not children.size:
-        return mix64(np.zeros(1, np.uint64))
-    counts = np.diff(np.append(starts, children.size)).astype(np.uint64)
-    return mix64(np.add.reduceat(mixed, starts) + counts)
+    num_parents = max(1, -(-children.size // fanout))
+    mixed = np.zeros(num_parents * fanout, np.uint64)
+    mixed[: children.size] = mix64(children ^ _positions(children.size))
+    sums = mixed.reshape(num_parents, fanout).sum(axis=1)
+    sums += np.uint64(fanout)
+    sums[-1:] -= np.uint64(num_parents * fanout - children.size)  # what the last parent lacks; a slice wraps silently
+    return mix64(sums)
+
+
+@lru_cache(maxsize=64)
+def _positions(count: int) -> np.ndarray:
+    return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 import pytest
-from holter_kernels import native
 from hypothesis import HealthCheck, settings
+
+from holter_kernels import native
 
 settings.register_profile("kernels", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("kernels")

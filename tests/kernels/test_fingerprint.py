@@ -1,31 +1,40 @@
 """The fingerprint: what is always seen, what adds up, and the seven kinds of corruption."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
-from holter_kernels import fingerprint, merge, root, summarize, tree
-from holter_kernels.keys import HIGH, LOW, NARROW, ROWS, WIDE, fingerprint_bits, group_key, keys
-from holter_kernels.layout import BITS_DTYPE, FORMATS, bits_of
-from holter_kernels.testing import from_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from holter_kernels import fingerprint, merge, root, summarize, tree
+from holter_kernels.keys import PLACES, ROWS, dtype_key, fingerprint_bits, group_key, keys
+from holter_kernels.layout import BITS_DTYPE, FORMATS, bits_of
+from holter_kernels.testing import from_bytes
 
 DTYPES = list(FORMATS)
 TRIALS = 1000
 
 
 def test_the_worked_example() -> None:
-    fmt = FORMATS[torch.uint8]
-    k = [int(key) for key in keys(fmt, np.arange(3))]
-    one = fingerprint(torch.tensor([0], dtype=torch.uint8))  # D alone
-    assert (k[0] + 2 * k[2] + 3 * one) % 2**64 == fingerprint(torch.tensor([1, 0, 2], dtype=torch.uint8))
+    k, d = int(keys(np.arange(1))[0]), dtype_key(FORMATS[torch.uint8])
+    shards = [torch.tensor([16], dtype=torch.uint8), torch.tensor([0, 2], dtype=torch.uint8)]
+    assert ((17 + 2 * 2**16) * k + 3 * d) % 2**64 == fingerprint(torch.cat(shards))
+    assert (17 * k + d) % 2**64 == fingerprint(shards[0], 0)
+    assert (2 * 2**16 * k + 2 * d) % 2**64 == fingerprint(shards[1], 1)
 
 
-@given(seed=st.integers(0, 2**32 - 1), numel=st.integers(1, 200_000), dtype=st.sampled_from(DTYPES), offset=st.integers(0, 2**40))
+@pytest.mark.usefixtures("instruction_set")
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    numel=st.integers(1, 200_000),
+    dtype=st.sampled_from(DTYPES),
+    offset=st.integers(0, 2**40),
+)
 @settings(max_examples=60)
-def test_native_is_the_definition(instruction_set: str, seed: int, numel: int, dtype: torch.dtype, offset: int) -> None:
+def test_native_is_the_definition(seed: int, numel: int, dtype: torch.dtype, offset: int) -> None:
     tensor = from_bytes(np.random.default_rng(seed).bytes(numel * FORMATS[dtype].bits // 8), dtype)
     assert fingerprint_bits(FORMATS[dtype], bits_of(tensor), offset) == fingerprint(tensor, offset)
 
@@ -36,7 +45,7 @@ def test_shards_at_any_element_offset_add_up(data: st.DataObject, dtype: torch.d
     tensor = from_bytes(np.random.default_rng(numel).bytes(numel * FORMATS[dtype].bits // 8), dtype)
     cuts = sorted(data.draw(st.lists(st.integers(0, numel), max_size=5)))
     edges = [0, *cuts, numel]
-    shards = [fingerprint(tensor[a:b], offset + a) for a, b in zip(edges, edges[1:], strict=False)]
+    shards = [fingerprint(tensor[a:b], offset + a) for a, b in pairwise(edges)]
     assert fingerprint(tensor, offset) == merge(reversed(shards))
 
 
@@ -83,13 +92,13 @@ def swap_two(x: torch.Tensor, rng: np.random.Generator) -> None:
     while True:
         a, b = (int(k) for k in rng.integers(flat.numel(), size=2))
         if flat[a] != flat[b]:
-            flat[[a, b]] = flat[[b, a]]
+            flat[a], flat[b] = flat[b].item(), flat[a].item()
             return
 
 
 def permute_rows(x: torch.Tensor, rng: np.random.Generator) -> None:
-    order = torch.from_numpy(rng.permutation(x.shape[0]))
-    x.copy_(x[order if (order != torch.arange(len(order))).any() else order.roll(1)].clone())
+    bits = x.view(BITS_DTYPE[FORMATS[x.dtype].bits]).numpy()
+    bits[...] = bits[rng.permutation(len(bits))]  # 40 rows stay as they were once in 40!
 
 
 def negate(x: torch.Tensor, _: np.random.Generator) -> None:
@@ -124,7 +133,7 @@ def test_no_corruption_is_missed_in_a_thousand_trials(kind: str, dtype: torch.dt
     rng = np.random.default_rng(len(kind))
     missed = 0
     for trial in range(TRIALS):
-        side = 64 if trial % 10 else 300  # more than one block, more than one group
+        side = 40 if trial % 50 else 300  # now and then more than one group
         x = torch.from_numpy(rng.standard_normal((side, side))).to(dtype)
         before = fingerprint(x)
         CORRUPTIONS[kind](x, rng)
@@ -144,8 +153,7 @@ def test_all_pairs_of_sign_flips_in_512_elements_differ(dtype: torch.dtype) -> N
         bits[place] ^= sign
     change = np.array(single, np.uint64) - np.uint64(fingerprint_bits(FORMATS[dtype], bits))
     pairs = (change[:, None] + change[None, :])[np.triu_indices(512, 1)]
-    assert 130_816 == pairs.size == np.unique(pairs).size
-    assert not (pairs == 0).any()
+    assert 130_816 == pairs.size == np.unique(np.append(pairs, 0)).size - 1
 
 
 def trailing_zeros(x: np.ndarray) -> np.ndarray:
@@ -158,24 +166,18 @@ def differences(table: np.ndarray) -> np.ndarray:
 
 
 def test_the_tables_have_the_properties_that_the_proofs_need() -> None:
-    a, c = LOW.astype(np.int64), HIGH.astype(np.int64)
-    assert all((table % 2 == 1).all() for table in (a, WIDE, ROWS, NARROW, group_key(np.arange(1000))))
-    assert np.abs(a).max() <= 2047
-    assert np.abs(c).max() <= 2047
-    assert WIDE.max() < 2**31
+    assert all((table % 2 == 1).all() for table in (PLACES, ROWS, group_key(np.arange(1000))))
+    assert PLACES.max() < 2**31
     assert ROWS.max() < 2**31
-    # No two of a block's narrow keys are parallel: a change of two elements never cancels.
-    assert ((a[:, None] * c - a * c[:, None])[np.triu_indices(a.size, 1)] != 0).all()
-    # Distinct, and no difference is a multiple of a high power of two: equal changes at four corners of a rectangle never cancel.
-    assert trailing_zeros(differences(LOW)).max() <= 11
-    assert trailing_zeros(differences(WIDE)).max() <= 20
+    # Distinct, and no difference is a multiple of a high power of two: equal changes never cancel at two places of a block,
+    # at one place of two rows, or at the four corners of a rectangle, while 32 + 20 + 10 < 64.
+    assert trailing_zeros(differences(PLACES)).max() <= 20
     assert trailing_zeros(differences(ROWS)).max() <= 10
 
 
 def test_keys_do_not_repeat_across_groups() -> None:
     index = np.arange(0, 1 << 22, 7, dtype=np.uint64)
-    for dtype in (torch.bfloat16, torch.float32):
-        assert index.size == np.unique(keys(FORMATS[dtype], index)).size
+    assert index.size == np.unique(keys(index)).size
 
 
 def test_a_root_depends_on_every_fingerprint_its_place_and_their_number() -> None:

@@ -97,18 +97,18 @@ static PyObject *py_fingerprint(PyObject *self, PyObject *args)
 
 static PyObject *py_set_keys(PyObject *self, PyObject *args)
 {
-    Py_buffer views[6] = {{0}};
-    void *const targets[6] = {keys.low, keys.high, keys.wide, keys.narrow, keys.rows, keys.dtypes};
-    static const size_t sizes[6] = {2 * BLOCK, 2 * BLOCK, 4 * BLOCK, 8 * BLOCK, sizeof keys.rows, sizeof keys.dtypes};
+    Py_buffer views[3] = {{0}};
+    void *const targets[3] = {keys.places, keys.rows, keys.dtypes};
+    static const size_t sizes[3] = {sizeof(uint32_t) * BLOCK, sizeof keys.rows, sizeof keys.dtypes};
     (void)self;
-    if (!PyArg_ParseTuple(args, "y*y*y*y*y*y*", &views[0], &views[1], &views[2], &views[3], &views[4], &views[5]))
+    if (!PyArg_ParseTuple(args, "y*y*y*", &views[0], &views[1], &views[2]))
         return NULL;
-    for (int k = 0; k < 6; k++)
+    for (int k = 0; k < 3; k++)
         if ((size_t)views[k].len != sizes[k])
             PyErr_Format(PyExc_ValueError, "key table %d has %zd bytes instead of %zu", k, views[k].len, sizes[k]);
         else
             memcpy(targets[k], views[k].buf, sizes[k]);
-    for (int k = 0; k < 6; k++)
+    for (int k = 0; k < 3; k++)
         PyBuffer_Release(&views[k]);
     if (PyErr_Occurred())
         return NULL;
@@ -153,7 +153,7 @@ static PyObject *py_selected(PyObject *self, PyObject *unused)
 static PyMethodDef methods[] = {
     {"run", py_run, METH_VARARGS, "run(chunks, partials, first_chunk, jobs, rows, bins or None, mode, num_threads)"},
     {"fingerprint", py_fingerprint, METH_VARARGS, "fingerprint(address, count, offset, code, width)"},
-    {"set_keys", py_set_keys, METH_VARARGS, "set_keys(low, high, wide, narrow, rows, dtypes)"},
+    {"set_keys", py_set_keys, METH_VARARGS, "set_keys(places, rows, dtypes)"},
     {"available", py_available, METH_NOARGS, "Instruction sets this processor has, best first."},
     {"select", py_select, METH_VARARGS, "Use an instruction set by name."},
     {"selected", py_selected, METH_NOARGS, "The instruction set in use."},

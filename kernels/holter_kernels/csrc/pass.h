@@ -16,9 +16,8 @@
 #include <string.h>
 
 #define BLOCK 1024
-#define SAMPLE_EVERY 8
+#define SAMPLE_EVERY 16
 #define NUM_BINS 256
-#define MAX_LANE_BYTES 64
 
 /* Elements of a tensor: it may lie at any address. */
 typedef uint16_t u16 __attribute__((aligned(1), may_alias));
@@ -40,26 +39,39 @@ struct row {
     uint64_t reserved;
 };
 
-/* keys.py. The tables are one vector longer than a block: odd keys are loaded from one element further on. */
+/* keys.py. The table of places is one vector longer than a block: odd keys are loaded from one word further on. */
 struct keys {
-    int16_t low[BLOCK + 64], high[BLOCK + 64];
-    uint32_t wide[BLOCK + 64];
-    uint64_t narrow[BLOCK];
+    uint32_t places[BLOCK + 64];
     uint32_t rows[64];
     uint64_t dtypes[NUM_CODES];
 };
 extern struct keys keys;
 
-enum mode { STATISTICS = 1, HISTOGRAM = 2, SAMPLED = 4 };
+enum mode { STATISTICS = 1, HISTOGRAM = 2, SAMPLED = 4, READ_ONLY = 8 };
 
 static inline int wants_bins(unsigned mode, uint64_t index)
 {
     return (mode & HISTOGRAM) && (!(mode & SAMPLED) || (index / BLOCK) % SAMPLE_EVERY == 0);
 }
 
-static inline uint64_t row_key(uint64_t index) { return keys.rows[index / BLOCK % 64]; }
+/* R of a word */
+static inline uint64_t row_key(uint64_t word) { return keys.rows[word / BLOCK % 64]; }
 
-static inline uint32_t spread32(uint32_t v) { return v ^ (v >> 16); }
+/* T * y of single elements; index counts elements from the start of the whole tensor */
+static inline uint64_t term8(uint8_t v, uint64_t index)
+{
+    return ((uint64_t)(v ^ v >> 4) << 8 * (index % 4)) * keys.places[index / 4 % BLOCK];
+}
+static inline uint64_t term16(uint16_t v, uint64_t index)
+{
+    return ((uint64_t)(v ^ v >> 8) << 16 * (index % 2)) * keys.places[index / 2 % BLOCK];
+}
+static inline uint64_t term32(uint32_t v, uint64_t index) { return (uint64_t)(v ^ v >> 16) * keys.places[index % BLOCK]; }
+static inline uint64_t term64(uint64_t v, uint64_t index)
+{
+    v ^= v >> 32;
+    return (v ^ v >> 16) * keys.places[index % BLOCK];
+}
 
 static inline double value_float64(uint64_t bits)
 {
@@ -106,10 +118,11 @@ struct isa {
     const char *name;
     int (*is_supported)(void);
     chunk_function *float32, *bfloat16, *float16;
-    /* The sum of T * y over at most one block of elements of 1, 2 or 4 bytes, the first at place j of the block. */
-    uint64_t (*hash8)(const uint8_t *, size_t n, size_t j);
-    uint64_t (*hash16)(const u16 *, size_t n, size_t j);
-    uint64_t (*hash32)(const u32 *, size_t n, size_t j);
+    /* The sum of T * y over elements of 1, 2 or 4 bytes that lie in one block; index is the first one's. */
+    uint64_t (*hash8)(const uint8_t *, size_t n, uint64_t index);
+    uint64_t (*hash16)(const u16 *, size_t n, uint64_t index);
+    uint64_t (*hash32)(const u32 *, size_t n, uint64_t index);
+    uint64_t (*read_bytes)(const uint8_t *, size_t n);
     /* Whether its lanes want subnormals flushed: they cost some processors 100 cycles each. */
     int flushes_subnormals;
 };

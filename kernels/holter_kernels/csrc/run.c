@@ -53,38 +53,34 @@ static uint64_t mix64(uint64_t x)
     return x ^ (x >> 31);
 }
 
+static const uint8_t in_word[NUM_CODES] = {1, 1, 2, 2, 4, 4, 1, 1, 4, 4, 4, 2};
+static const uint8_t widths[NUM_CODES] = {4, 8, 2, 2, 1, 1, 4, 8, 1, 1, 1, 2};
+
 /* W of the one group a chunk lies in, and D for each element, make the sum of R * T * y a fingerprint. */
 static uint64_t seal(const struct chunk *chunk, uint64_t sum)
 {
-    uint64_t group = mix64((chunk->offset >> 16) + 0x9E3779B97F4A7C15) | 1;
+    uint64_t group = mix64((chunk->offset / in_word[chunk->code] >> 16) + 0x9E3779B97F4A7C15) | 1;
     return group * sum + chunk->count * keys.dtypes[chunk->code];
-}
-
-static uint64_t spread64(uint64_t v)
-{
-    v ^= v >> 32;
-    return v ^ (v >> 16);
 }
 
 uint64_t fingerprint(const struct chunk *chunk)
 {
-    static const uint8_t widths[NUM_CODES] = {4, 8, 2, 2, 1, 1, 4, 8, 1, 1, 1, 2};
     const uint8_t *p = (const uint8_t *)(uintptr_t)chunk->address;
     uint64_t at = chunk->offset, end = at + chunk->count, sum = 0;
     size_t width = widths[chunk->code];
     while (at < end) {
-        size_t j = at % BLOCK, n = BLOCK - j < end - at ? BLOCK - j : end - at;
+        size_t room = BLOCK - at % BLOCK, n = room < end - at ? room : end - at;
         uint64_t hash = 0;
         if (width == 1)
-            hash = active_isa->hash8(p, n, j);
+            hash = active_isa->hash8(p, n, at);
         else if (width == 2)
-            hash = active_isa->hash16((const u16 *)p, n, j);
+            hash = active_isa->hash16((const u16 *)p, n, at);
         else if (width == 4)
-            hash = active_isa->hash32((const u32 *)p, n, j);
+            hash = active_isa->hash32((const u32 *)p, n, at);
         else
             for (size_t i = 0; i < n; i++)
-                hash += spread64(((const u64 *)p)[i]) * keys.wide[j + i];
-        sum += row_key(at) * hash;
+                hash += term64(((const u64 *)p)[i], at + i);
+        sum += row_key(at / in_word[chunk->code]) * hash;
         p += n * width;
         at += n;
     }
@@ -96,6 +92,11 @@ static void run_chunk(const struct plan *plan, const struct chunk *chunk, struct
     uint32_t bins[NUM_BINS];
     memset(partial, 0, sizeof *partial);
     partial->numel = chunk->count;
+    if (plan->mode & READ_ONLY) {
+        const uint8_t *p = (const uint8_t *)(uintptr_t)chunk->address;
+        partial->fingerprint = active_isa->read_bytes(p, chunk->count * widths[chunk->code]);
+        return;
+    }
     if (!(plan->mode & STATISTICS)) {
         partial->fingerprint = fingerprint(chunk);
         return;

@@ -50,18 +50,12 @@ void few_float16(const u16 *p, size_t n, struct row *row)
         see(row, p[i] >> 15, p[i] & 0x7FFF, 0x7C00, 0x0400, 0x7F, value_float16(p[i]));
 }
 
-static inline uint64_t spread64(uint64_t v)
-{
-    v ^= v >> 32;
-    return v ^ (v >> 16);
-}
-
-/* Walks a chunk block by block: n elements from p on, the first at index `at` of the tensor and place j of its block. */
+/* Walks a chunk block by block: n elements from p on, the first with index `at`. */
 #define FOR_BLOCKS(type)                                                                                   \
     const type *p = (const type *)(uintptr_t)chunk->address;                                               \
     uint64_t at = chunk->offset, end = at + chunk->count;                                                  \
-    for (size_t j, n; at < end; p += n, at += n)                                                           \
-        if (j = at % BLOCK, n = BLOCK - j < end - at ? BLOCK - j : end - at, 1)
+    for (size_t n; at < end; p += n, at += n)                                                              \
+        if (n = BLOCK - at % BLOCK < end - at ? BLOCK - at % BLOCK : end - at, 1)
 
 void chunk_float64(const struct chunk *chunk, unsigned mode, struct row *row, uint32_t *bins)
 {
@@ -73,7 +67,7 @@ void chunk_float64(const struct chunk *chunk, unsigned mode, struct row *row, ui
         uint64_t hash = 0;
         for (size_t i = 0; i < n; i++) {
             uint64_t magnitude = p[i] & ~(1ull << 63);
-            hash += spread64(p[i]) * keys.wide[j + i];
+            hash += term64(p[i], at + i);
             see(&block, p[i] >> 63, magnitude, inf, 1ull << 52, (1ull << 29) - 1, value_float64(p[i]));
         }
         row->fingerprint += row_key(at) * hash;
@@ -109,7 +103,7 @@ static inline void see_integer(struct row *row, double x)
     add(row, x);
 }
 
-#define INTEGER_CHUNK(name, type, signed_type, term)                                                       \
+#define INTEGER_CHUNK(name, type, signed_type, in_word, term)                                                       \
     void name(const struct chunk *chunk, unsigned mode, struct row *row, uint32_t *bins)                \
     {                                                                                                      \
         (void)mode, (void)bins;                                                                            \
@@ -118,10 +112,10 @@ static inline void see_integer(struct row *row, double x)
             uint64_t hash = 0;                                                                             \
             struct row block = {.min = row->min, .max = row->max, .absmin = row->absmin};                  \
             for (size_t i = 0; i < n; i++) {                                                               \
-                hash += term;                                                                              \
+                hash += term(p[i], at + i);                                                                \
                 see_integer(&block, (double)(signed_type)p[i]);                                            \
             }                                                                                              \
-            row->fingerprint += row_key(at) * hash;                                                        \
+            row->fingerprint += row_key(at / in_word) * hash;                                              \
             row->zeros += block.zeros;                                                                     \
             row->min = block.min;                                                                          \
             row->max = block.max;                                                                          \
@@ -132,9 +126,9 @@ static inline void see_integer(struct row *row, double x)
         }                                                                                                  \
     }
 
-INTEGER_CHUNK(chunk_int16, u16, int16_t, (uint64_t)(int16_t)p[i] * keys.narrow[j + i])
-INTEGER_CHUNK(chunk_int32, u32, int32_t, (uint64_t)spread32(p[i]) * keys.wide[j + i])
-INTEGER_CHUNK(chunk_int64, u64, int64_t, spread64(p[i]) * keys.wide[j + i])
+INTEGER_CHUNK(chunk_int16, u16, int16_t, 2, term16)
+INTEGER_CHUNK(chunk_int32, u32, int32_t, 1, term32)
+INTEGER_CHUNK(chunk_int64, u64, int64_t, 1, term64)
 
 /* What a byte is worth in one of the 1-byte dtypes; not asked for NaN and infinities. */
 static double value_byte(uint32_t code, unsigned byte)
@@ -200,7 +194,7 @@ void chunk_byte(const struct chunk *chunk, unsigned mode, struct row *row, uint3
     int is_float = chunk->code == E4M3 || chunk->code == E5M2;
     FOR_BLOCKS(uint8_t)
     {
-        row->fingerprint += row_key(at) * active_isa->hash8(p, n, j);
+        row->fingerprint += row_key(at / 4) * active_isa->hash8(p, n, at);
         uint32_t (*part)[256] = table[is_float && wants_bins(mode, at)];
         for (size_t i = 0; i < n; i++)
             part[i % 4][p[i]]++;

@@ -17,7 +17,8 @@ V v_xor(vi a, vi b) { return _mm256_xor_si256(a, b); }
 V v_sub32(vi a, vi b) { return _mm256_sub_epi32(a, b); }
 V v_sub16(vi a, vi b) { return _mm256_sub_epi16(a, b); }
 V v_sub8(vi a, vi b) { return _mm256_sub_epi8(a, b); }
-V v_add32(vi a, vi b) { return _mm256_add_epi32(a, b); }
+V v_srl16_4(vi a) { return _mm256_srli_epi16(a, 4); }
+V v_srl16_8(vi a) { return _mm256_srli_epi16(a, 8); }
 V v_srl32_16(vi a) { return _mm256_srli_epi32(a, 16); }
 V v_sll32_16(vi a) { return _mm256_slli_epi32(a, 16); }
 
@@ -48,16 +49,6 @@ static inline int v_any_gt16(vi a, vi b) { return _mm256_movemask_epi8(_mm256_cm
 V v_mul_even(vi a, const uint32_t *k) { return _mm256_mul_epu32(a, v_load(k)); }
 V v_mul_odd(vi a, const uint32_t *k) { return _mm256_mul_epu32(_mm256_srli_epi64(a, 32), v_load(k + 1)); }
 V v_add64(vi a, vi b) { return _mm256_add_epi64(a, b); }
-/* products of int16 lanes, added in pairs to 32 bits */
-V v_pairs(vi a, vi b) { return _mm256_madd_epi16(a, b); }
-/* 64-bit lanes: acc + all the 32-bit lanes of a, sign-extended */
-V v_widen_add(vi acc, vi a)
-{
-    vi low = _mm256_cvtepi32_epi64(_mm256_castsi256_si128(a));
-    vi high = _mm256_cvtepi32_epi64(_mm256_extracti128_si256(a, 1));
-    return v_add64(acc, v_add64(low, high));
-}
-V v_bytes(const uint8_t *p) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p)); }
 
 static inline uint64_t v_total64(vi a)
 {

@@ -17,7 +17,8 @@ V v_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 V v_sub32(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 V v_sub16(vi a, vi b) { return _mm512_sub_epi16(a, b); }
 V v_sub8(vi a, vi b) { return _mm512_sub_epi8(a, b); }
-V v_add32(vi a, vi b) { return _mm512_add_epi32(a, b); }
+V v_srl16_4(vi a) { return _mm512_srli_epi16(a, 4); }
+V v_srl16_8(vi a) { return _mm512_srli_epi16(a, 8); }
 V v_srl32_16(vi a) { return _mm512_srli_epi32(a, 16); }
 V v_sll32_16(vi a) { return _mm512_slli_epi32(a, 16); }
 
@@ -45,13 +46,6 @@ static inline int v_any_gt16(vi a, vi b) { return _mm512_cmpgt_epi16_mask(a, b) 
 V v_mul_even(vi a, const uint32_t *k) { return _mm512_mul_epu32(a, v_load(k)); }
 V v_mul_odd(vi a, const uint32_t *k) { return _mm512_mul_epu32(_mm512_srli_epi64(a, 32), v_load(k + 1)); }
 V v_add64(vi a, vi b) { return _mm512_add_epi64(a, b); }
-V v_pairs(vi a, vi b) { return _mm512_madd_epi16(a, b); }
-V v_widen_add(vi acc, vi a)
-{
-    vi low = _mm512_cvtepi32_epi64(_mm512_castsi512_si256(a)), high = _mm512_cvtepi32_epi64(_mm512_extracti64x4_epi64(a, 1));
-    return v_add64(acc, v_add64(low, high));
-}
-V v_bytes(const uint8_t *p) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)p)); }
 static inline uint64_t v_total64(vi a) { return (uint64_t)_mm512_reduce_add_epi64(a); }
 
 static inline uint32_t v_total8(vi a) { return (uint32_t)v_total64(_mm512_sad_epu8(a, v_zero())); }

@@ -7,7 +7,6 @@ typedef uint32_t u32x4 __attribute__((vector_size(16)));
 typedef int16_t s16x8 __attribute__((vector_size(16)));
 typedef uint16_t u16x8 __attribute__((vector_size(16)));
 typedef uint64_t u64x2 __attribute__((vector_size(16)));
-typedef int64_t s64x2 __attribute__((vector_size(16)));
 
 #define V static inline vi __attribute__((always_inline, unused))
 
@@ -26,7 +25,8 @@ V v_xor(vi a, vi b) { return a ^ b; }
 V v_sub32(vi a, vi b) { return (vi)((u32x4)a - (u32x4)b); }
 V v_sub16(vi a, vi b) { return (vi)((u16x8)a - (u16x8)b); }
 V v_sub8(vi a, vi b) { return a - b; }
-V v_add32(vi a, vi b) { return (vi)((u32x4)a + (u32x4)b); }
+V v_srl16_4(vi a) { return (vi)((u16x8)a >> 4); }
+V v_srl16_8(vi a) { return (vi)((u16x8)a >> 8); }
 V v_srl32_16(vi a) { return (vi)((u32x4)a >> 16); }
 V v_sll32_16(vi a) { return (vi)((u32x4)a << 16); }
 
@@ -59,18 +59,6 @@ static inline int v_any_gt16(vi a, vi b) { return v_any((vi)((s16x8)a > (s16x8)b
 V v_mul_even(vi a, const uint32_t *k) { return (vi)((u64x2){((u32x4)a)[0], ((u32x4)a)[2]} * (u64x2){k[0], k[2]}); }
 V v_mul_odd(vi a, const uint32_t *k) { return (vi)((u64x2){((u32x4)a)[1], ((u32x4)a)[3]} * (u64x2){k[1], k[3]}); }
 V v_add64(vi a, vi b) { return (vi)((u64x2)a + (u64x2)b); }
-V v_pairs(vi a, vi b)
-{
-    s32x4 odd = ((s32x4)a >> 16) * ((s32x4)b >> 16);
-    s32x4 even = ((s32x4)v_sll32_16(a) >> 16) * ((s32x4)v_sll32_16(b) >> 16);
-    return (vi)(odd + even);
-}
-V v_widen_add(vi acc, vi a)
-{
-    s32x4 x = (s32x4)a;
-    return (vi)((s64x2)acc + (s64x2){(int64_t)x[0] + x[1], (int64_t)x[2] + x[3]});
-}
-V v_bytes(const uint8_t *p) { return (vi)(u16x8){p[0], p[1], p[2], p[3], p[4], p[5], p[6], p[7]}; }
 static inline uint64_t v_total64(vi a) { return ((u64x2)a)[0] + ((u64x2)a)[1]; }
 
 static inline uint32_t v_total8(vi a)

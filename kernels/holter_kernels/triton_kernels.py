@@ -1,0 +1,484 @@
+"""The pass for GPUs: the same definition as `reference.py` and `keys.py`, in Triton.
+
+Each program reads one job, at most 16,384 words (64 KB), and writes one partial row in the layout of `ROW`; a second kernel adds the partial
+rows of each tensor in order. Jobs come from a table (see `gpu.py`):
+
+    address, number of elements, index of the first, row, W of its group, D times the number of elements, which partial row
+
+`float_pass` reads float32, bfloat16 and float16 whose jobs begin at a block: one tile of 1024 words a turn, the block of the
+fingerprint, so that sum over blocks b and places j of R_b * T_j * y_bj is sum over j of T_j * (sum over b of R_b * y_bj): one
+multiply-add a word, T only once at the end. Its loop assumes a healthy tensor; a job that turns out to hold a zero, a subnormal, something not
+finite or extreme magnitudes is read a second time, from cache.
+`element_pass` reads every other dtype, and shards that begin anywhere, one element at a time.
+"""
+
+# A kernel is Triton's language in Python's clothes: types are the compiler's, constants are upper case, branches on them need their else.
+# ruff: noqa: ANN001, ANN201, ANN202, C901, N803, N806, PLR0912, PLR0913, PLR0915, PLR0917, PLR2004, RET505, SIM108
+
+import triton
+import triton.language as tl
+
+TILE = tl.constexpr(1024)
+JOB_FIELDS = tl.constexpr(7)
+ROW_FIELDS = tl.constexpr(16)
+SMALL = tl.constexpr(2.0**-40)
+LARGE = tl.constexpr(2.0**50)
+
+
+@triton.jit
+def _part(w, part: tl.constexpr, KIND: tl.constexpr):
+    """Element `part` of each word, as float32. KIND: 0 float32, 1 bfloat16, 2 float16."""
+    if KIND == 0:
+        return w.to(tl.float32, bitcast=True)
+    elif KIND == 1:
+        half = (w << 16) if part == 0 else (w & -65536)
+        return half.to(tl.float32, bitcast=True)
+    else:
+        half = (w & 0xFFFF) if part == 0 else ((w >> 16) & 0xFFFF)
+        return half.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _magnitude(w, part: tl.constexpr, KIND: tl.constexpr):
+    """The bits of element `part` without its sign."""
+    if KIND == 0:
+        return w & 0x7FFFFFFF
+    else:
+        return (w >> (16 * part)) & 0x7FFF
+
+
+@triton.jit
+def _fold(w, KIND: tl.constexpr):
+    """Y of the word's elements, together."""
+    v = w.to(tl.uint32, bitcast=True)
+    if KIND == 0:
+        return v ^ (v >> 16)
+    else:
+        return v ^ ((v >> 8) & 0x00FF00FF)
+
+
+@triton.jit
+def _load_words(words, k, num_words, count, KIND: tl.constexpr):
+    """Tile k of a job whose end may lie within it; what lies beyond is 0."""
+    at = k * TILE + tl.arange(0, TILE)
+    w = tl.load(words + at, mask=at < num_words, other=0)
+    if KIND != 0:
+        # An odd last element is half a word; the other half is not ours to read.
+        is_odd = count % 2 == 1
+        last = tl.load(words.to(tl.pointer_type(tl.int16)) + count - 1, mask=is_odd, other=0).to(tl.int32) & 0xFFFF
+        w = tl.where((at == num_words) & is_odd, last, w)
+    return w
+
+
+@triton.jit
+def _is_ours(k, part: tl.constexpr, count, KIND: tl.constexpr):
+    at = k * TILE + tl.arange(0, TILE)
+    if KIND == 0:
+        return at < count
+    else:
+        return 2 * at + part < count
+
+
+@triton.jit
+def _low_zero(w, KIND: tl.constexpr):
+    """Which elements have zero low mantissa bits: float32, 1 if so; halves, 16 in each half that is so."""
+    if KIND == 0:
+        # The sign bit of (low half - 1), added by one instruction where a comparison would take two.
+        return (((w & 0xFFFF) - 1).to(tl.uint32, bitcast=True) >> 31).to(tl.int32, bitcast=True)
+    elif KIND == 1:
+        return (0x00100010 - (w & 0x000F000F)) & 0x00100010
+    else:
+        return ((0x00800080 - (w & 0x007F007F)) & 0x00800080) >> 3
+
+
+@triton.jit
+def _low_zero_pair(w, v, KIND: tl.constexpr):
+    """The same of two words of halves at once: 16 in each byte that is so."""
+    both = (w & 0x00FF00FF) | ((v << 8) & -16711936)
+    if KIND == 1:
+        return (0x10101010 - (both & 0x0F0F0F0F)) & 0x10101010
+    else:
+        rest = (-2139062144 - (both & 0x7F7F7F7F)) & -2139062144
+        return (rest >> 3) & 0x10101010
+
+
+@triton.jit
+def _observe(w, low, high, least, sums, abs_sums, square_sums, KIND: tl.constexpr):
+    """A healthy tile: extremes and sums, lane by lane. NaN are passed over by minimum and maximum and show in the sums."""
+    for part in tl.static_range(1 if KIND == 0 else 2):
+        x = _part(w, part, KIND)
+        low = tl.minimum(low, x)
+        high = tl.maximum(high, x)
+        least = tl.minimum(least, tl.abs(x))
+        sums += x
+        abs_sums += tl.abs(x)
+        square_sums += x * x
+    return low, high, least, sums, abs_sums, square_sums
+
+
+@triton.jit
+def _store_row(
+    partials, slot, count, zeros, subnormals, nans, pos_infs, neg_infs, low_zero, fingerprint, low, high, least,
+    sum_, abs_sum, square_sum,
+):  # fmt: skip
+    out = partials + slot * ROW_FIELDS
+    tl.store(out + 0, count)
+    tl.store(out + 1, zeros.to(tl.int64))
+    tl.store(out + 2, subnormals.to(tl.int64))
+    tl.store(out + 3, nans.to(tl.int64))
+    tl.store(out + 4, pos_infs.to(tl.int64))
+    tl.store(out + 5, neg_infs.to(tl.int64))
+    tl.store(out + 6, low_zero.to(tl.int64))
+    tl.store(out + 7, fingerprint.to(tl.int64, bitcast=True))
+    floats = out.to(tl.pointer_type(tl.float64))
+    tl.store(floats + 8, low.to(tl.float64))
+    tl.store(floats + 9, high.to(tl.float64))
+    tl.store(floats + 10, tl.zeros((), tl.float64))  # absmax: combine_rows has it from min and max
+    tl.store(floats + 11, least.to(tl.float64))
+    tl.store(floats + 12, sum_)
+    tl.store(floats + 13, abs_sum)
+    tl.store(floats + 14, square_sum)
+    tl.store(out + 15, tl.zeros((), tl.int64))
+
+
+@triton.jit
+def float_pass(
+    jobs,
+    partials,
+    bins,
+    places,
+    rows,
+    KIND: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    HISTOGRAM: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """One job of float32, bfloat16 or float16. HISTOGRAM: 0 off, 1 sampled, 2 exact."""
+    NUM_PARTS: tl.constexpr = 1 if KIND == 0 else 2
+    INFINITY: tl.constexpr = 0x7F800000 if KIND == 0 else (0x7F80 if KIND == 1 else 0x7C00)
+    NORMAL: tl.constexpr = 0x00800000 if KIND == 0 else (0x0080 if KIND == 1 else 0x0400)
+    SMALLEST_NORMAL: tl.constexpr = 2.0**-14 if KIND == 2 else 2.0**-126
+    program = tl.program_id(0).to(tl.int64)
+    job = jobs + program * JOB_FIELDS
+    words = tl.multiple_of(tl.load(job).to(tl.pointer_type(tl.int32)), 16)
+    count = tl.load(job + 1).to(tl.int32)
+    index = tl.load(job + 2)
+    num_words = count // NUM_PARTS
+    num_full = num_words // TILE
+    num_tiles = (count + NUM_PARTS * TILE - 1) // (NUM_PARTS * TILE)
+    block = (index // (NUM_PARTS * TILE)).to(tl.int32)
+    place = tl.arange(0, TILE)
+    infinity = float("inf")
+
+    hashes = tl.zeros((TILE,), tl.uint64)
+    low_zeros = tl.zeros((TILE,), tl.int32)
+    low = tl.full((TILE,), infinity, tl.float32)
+    high = tl.full((TILE,), -infinity, tl.float32)
+    least = tl.full((TILE,), infinity, tl.float32)
+    sums = tl.zeros((TILE,), tl.float32)
+    abs_sums = tl.zeros((TILE,), tl.float32)
+    square_sums = tl.zeros((TILE,), tl.float32)
+    # Four tiles a turn at fixed distances, then one by one. The table of R goes on past 64, so that no index wraps.
+    # At most 16 tiles: 8 pairs of 16 fit in a byte.
+    low_zero_bytes = tl.zeros((TILE,), tl.int32)
+    previous = low_zero_bytes
+    tiles = words
+    row_keys = rows + block % 64
+    for _ in tl.range(0, num_full // UNROLL):
+        for step in tl.static_range(UNROLL):
+            w = tl.load(tiles + place + step * TILE)
+            r = tl.load(row_keys + step).to(tl.uint32, bitcast=True)
+            hashes += _fold(w, KIND).to(tl.uint64) * r.to(tl.uint64)
+            if STATISTICS:
+                if KIND == 0:
+                    low_zeros += _low_zero(w, KIND)
+                elif step % 2 == 1:
+                    low_zero_bytes += _low_zero_pair(previous, w, KIND)
+                previous = w
+                low, high, least, sums, abs_sums, square_sums = _observe(
+                    w, low, high, least, sums, abs_sums, square_sums, KIND
+                )
+        tiles = tl.multiple_of(tiles + UNROLL * TILE, 16)
+        row_keys += UNROLL
+    low_zeros += (low_zero_bytes & 0x00FF00FF) + ((low_zero_bytes >> 8) & 0x00FF00FF)
+    for k in tl.range(num_full // UNROLL * UNROLL, num_full):
+        w = tl.load(words + k * TILE + place)
+        r = tl.load(rows + block % 64 + k).to(tl.uint32, bitcast=True)
+        hashes += _fold(w, KIND).to(tl.uint64) * r.to(tl.uint64)
+        if STATISTICS:
+            low_zeros += _low_zero(w, KIND)
+            low, high, least, sums, abs_sums, square_sums = _observe(
+                w, low, high, least, sums, abs_sums, square_sums, KIND
+            )
+    if num_full < num_tiles:
+        w = _load_words(words, num_full, num_words, count, KIND)
+        r = tl.load(rows + block % 64 + num_full).to(tl.uint32, bitcast=True)
+        hashes += _fold(w, KIND).to(tl.uint64) * r.to(tl.uint64)
+        if STATISTICS:
+            low_zeros += _low_zero(w, KIND)
+            for part in tl.static_range(NUM_PARTS):
+                x = _part(w, part, KIND)
+                ours = _is_ours(num_full, part, count, KIND)
+                low = tl.where(ours, tl.minimum(low, x), low)
+                high = tl.where(ours, tl.maximum(high, x), high)
+                least = tl.where(ours, tl.minimum(least, tl.abs(x)), least)
+                sums += x
+                abs_sums += tl.abs(x)
+                square_sums += x * x
+
+    keys = tl.load(places + place).to(tl.uint32, bitcast=True).to(tl.uint64)
+    group = tl.load(job + 4).to(tl.uint64, bitcast=True)
+    fingerprint = tl.sum(hashes * keys, 0) * group + tl.load(job + 5).to(tl.uint64, bitcast=True)
+
+    zeros = tl.zeros((), tl.int32)
+    subnormals = tl.zeros((), tl.int32)
+    nans = tl.zeros((), tl.int32)
+    pos_infs = tl.zeros((), tl.int32)
+    neg_infs = tl.zeros((), tl.int32)
+    low_zero = tl.zeros((), tl.int32)
+    lowest = tl.min(low, 0)
+    highest = tl.max(high, 0)
+    smallest = tl.min(least, 0)
+    total = tl.sum(sums.to(tl.float64), 0)
+    abs_total = tl.sum(abs_sums.to(tl.float64), 0)
+    square_total = tl.sum(square_sums.to(tl.float64), 0)
+    if STATISTICS:
+        beyond = num_tiles * TILE * NUM_PARTS - count  # of the last tile: zeros that are not ours
+        if KIND == 0:
+            low_zero = tl.sum(low_zeros, 0) - beyond
+        else:
+            low_zero = tl.sum(((low_zeros & 0xFFFF) + (low_zeros >> 16)) >> 4, 0) - beyond
+        largest = tl.maximum(highest, -lowest)
+        is_finite = abs_total < infinity  # false for NaN too
+        is_tame = is_finite & (largest <= LARGE) & ((largest >= SMALL) | (abs_total == 0))
+        if (not is_finite) | (smallest < SMALLEST_NORMAL):
+            zero_counts = tl.zeros((TILE,), tl.int32)
+            low_counts = tl.zeros((TILE,), tl.int32)
+            nan_counts = tl.zeros((TILE,), tl.int32)
+            pos_counts = tl.zeros((TILE,), tl.int32)
+            neg_counts = tl.zeros((TILE,), tl.int32)
+            low = tl.full((TILE,), infinity, tl.float32)
+            high = tl.full((TILE,), -infinity, tl.float32)
+            least = tl.full((TILE,), infinity, tl.float32)
+            for k in tl.range(0, num_tiles):
+                w = _load_words(words, k, num_words, count, KIND)
+                for part in tl.static_range(NUM_PARTS):
+                    ours = _is_ours(k, part, count, KIND)
+                    x = _part(w, part, KIND)
+                    magnitude = _magnitude(w, part, KIND)
+                    finite = ours & (magnitude < INFINITY)
+                    zero_counts += (ours & (magnitude == 0)).to(tl.int32)
+                    low_counts += (ours & (magnitude < NORMAL)).to(tl.int32)
+                    nan_counts += (ours & (magnitude > INFINITY)).to(tl.int32)
+                    pos_counts += (ours & (magnitude == INFINITY) & (x > 0)).to(tl.int32)
+                    neg_counts += (ours & (magnitude == INFINITY) & (x < 0)).to(tl.int32)
+                    low = tl.where(finite, tl.minimum(low, x), low)
+                    high = tl.where(finite, tl.maximum(high, x), high)
+                    least = tl.where(finite & (magnitude > 0), tl.minimum(least, tl.abs(x)), least)
+            zeros = tl.sum(zero_counts, 0)
+            subnormals = tl.sum(low_counts, 0) - zeros
+            nans = tl.sum(nan_counts, 0)
+            pos_infs = tl.sum(pos_counts, 0)
+            neg_infs = tl.sum(neg_counts, 0)
+            lowest = tl.min(low, 0)
+            highest = tl.max(high, 0)
+            smallest = tl.min(least, 0)
+        if not is_tame:
+            wide_sums = tl.zeros((TILE,), tl.float64)
+            wide_abs_sums = tl.zeros((TILE,), tl.float64)
+            wide_square_sums = tl.zeros((TILE,), tl.float64)
+            for k in tl.range(0, num_tiles):
+                w = _load_words(words, k, num_words, count, KIND)
+                for part in tl.static_range(NUM_PARTS):
+                    finite = _magnitude(w, part, KIND) < INFINITY
+                    x = tl.where(finite, _part(w, part, KIND), 0.0).to(tl.float64)
+                    wide_sums += x
+                    wide_abs_sums += tl.abs(x)
+                    wide_square_sums += x * x
+            total = tl.sum(wide_sums, 0)
+            abs_total = tl.sum(wide_abs_sums, 0)
+            square_total = tl.sum(wide_square_sums, 0)
+    _store_row(
+        partials, tl.load(job + 6), count.to(tl.int64), zeros, subnormals, nans, pos_infs, neg_infs, low_zero, fingerprint,
+        lowest, highest, smallest, total, abs_total, square_total,
+    )  # fmt: skip
+
+    if HISTOGRAM != 0:
+        counts = tl.zeros((256,), tl.int32)
+        first = (index // 1024).to(tl.int32)  # blocks of 1024 elements, of which a tile holds NUM_PARTS
+        for k in tl.range(0, num_tiles):
+            tile_first = first + k * NUM_PARTS
+            if (HISTOGRAM == 2) | (tile_first % 16 == 0):
+                w = _load_words(words, k, num_words, count, KIND)
+                for part in tl.static_range(NUM_PARTS):
+                    ours = _is_ours(k, part, count, KIND)
+                    if (HISTOGRAM == 1) & (NUM_PARTS == 2):
+                        ours = ours & (place < TILE // 2)  # the tile's first block
+                    magnitude = _magnitude(w, part, KIND)
+                    if KIND == 0:
+                        bin_ = magnitude >> 23
+                    elif KIND == 1:
+                        bin_ = magnitude >> 7
+                    else:
+                        field = magnitude >> 10
+                        bin_ = tl.where(field == 0, 0, tl.where(field == 31, 255, field + 112))
+                    counts += tl.histogram(bin_, 256, mask=ours)
+        out = bins + tl.load(job + 3) * 256 + tl.arange(0, 256)
+        tl.atomic_add(out, counts.to(tl.int64), mask=counts > 0)
+
+
+@triton.jit
+def element_pass(
+    jobs,
+    partials,
+    bins,
+    places,
+    rows,
+    BITS: tl.constexpr,
+    IS_FLOAT: tl.constexpr,
+    IS_SIGNED: tl.constexpr,
+    EXPONENT_BITS: tl.constexpr,
+    MANTISSA_BITS: tl.constexpr,
+    LOW_BITS: tl.constexpr,
+    LARGEST_FINITE: tl.constexpr,
+    HAS_INFINITY: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    HISTOGRAM: tl.constexpr,
+):
+    """One job of any dtype, beginning at any element, classified element by element, summed in float64."""
+    BIAS: tl.constexpr = (1 << (EXPONENT_BITS - 1)) - 1 if IS_FLOAT else 0
+    IN_WORD: tl.constexpr = 32 // BITS if BITS < 32 else 1
+    program = tl.program_id(0).to(tl.int64)
+    job = jobs + program * JOB_FIELDS
+    if BITS == 8:
+        elements = tl.load(job).to(tl.pointer_type(tl.uint8))
+    elif BITS == 16:
+        elements = tl.load(job).to(tl.pointer_type(tl.uint16))
+    elif BITS == 32:
+        elements = tl.load(job).to(tl.pointer_type(tl.uint32))
+    else:
+        elements = tl.load(job).to(tl.pointer_type(tl.uint64))
+    count = tl.load(job + 1).to(tl.int32)
+    index = tl.load(job + 2)
+    infinity = float("inf")
+
+    hashes = tl.zeros((TILE,), tl.uint64)
+    zero_counts = tl.zeros((TILE,), tl.int32)
+    subnormal_counts = tl.zeros((TILE,), tl.int32)
+    nan_counts = tl.zeros((TILE,), tl.int32)
+    pos_counts = tl.zeros((TILE,), tl.int32)
+    neg_counts = tl.zeros((TILE,), tl.int32)
+    low_zeros = tl.zeros((TILE,), tl.int32)
+    low = tl.full((TILE,), infinity, tl.float64)
+    high = tl.full((TILE,), -infinity, tl.float64)
+    least = tl.full((TILE,), infinity, tl.float64)
+    sums = tl.zeros((TILE,), tl.float64)
+    abs_sums = tl.zeros((TILE,), tl.float64)
+    square_sums = tl.zeros((TILE,), tl.float64)
+    counts = tl.zeros((256,), tl.int32)
+    for k in tl.range(0, tl.cdiv(count, TILE)):
+        at = k * TILE + tl.arange(0, TILE)
+        ours = at < count
+        v = tl.load(elements + at, mask=ours, other=0).to(tl.uint64)
+        where = index + at
+        word = where // IN_WORD
+        y = v ^ (v >> (BITS // 2))
+        if BITS == 64:
+            y = y ^ (y >> 16)
+        else:
+            y = y << (BITS * (where % IN_WORD)).to(tl.uint64)
+        t = tl.load(places + word % 1024, mask=ours, other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
+        r = tl.load(rows + (word // 1024) % 64, mask=ours, other=0).to(tl.uint32, bitcast=True).to(tl.uint64)
+        hashes += y * t * r
+        if STATISTICS:
+            signed = v.to(tl.int64, bitcast=True)
+            if IS_FLOAT:
+                magnitude = signed & ((1 << (BITS - 1)) - 1)
+                negative = magnitude != signed
+                field = magnitude >> MANTISSA_BITS
+                mantissa = magnitude & ((1 << MANTISSA_BITS) - 1)
+                finite = ours & (magnitude <= LARGEST_FINITE)
+                bits = ((field - BIAS + 1023) << 52) | (mantissa << (52 - MANTISSA_BITS))
+                if BITS == 64:
+                    bits = magnitude
+                size = bits.to(tl.float64, bitcast=True)
+                if BITS != 64:
+                    size = tl.where(field == 0, mantissa.to(tl.float64) * 2.0 ** (1 - BIAS - MANTISSA_BITS), size)
+                size = tl.where(finite, size, 0.0)
+                x = tl.where(negative, -size, size)
+                is_zero = ours & (magnitude == 0)
+                subnormal_counts += (ours & (field == 0) & (mantissa != 0)).to(tl.int32)
+                is_infinite = ours & (magnitude == LARGEST_FINITE + 1) & HAS_INFINITY
+                pos_counts += (is_infinite & (magnitude == signed)).to(tl.int32)
+                neg_counts += (is_infinite & negative).to(tl.int32)
+                nan_counts += (ours & (magnitude > LARGEST_FINITE) & (is_infinite == 0)).to(tl.int32)
+                if LOW_BITS > 0:
+                    low_zeros += (ours & ((magnitude & ((1 << LOW_BITS) - 1)) == 0)).to(tl.int32)
+                if HISTOGRAM != 0:
+                    chosen = ours
+                    if HISTOGRAM == 1:
+                        chosen = ours & ((where // 1024) % 16 == 0)
+                    bin_ = tl.minimum(tl.maximum(field - BIAS + 127, 1), 254)
+                    bin_ = tl.where(field == 0, 0, tl.where(magnitude > LARGEST_FINITE, 255, bin_))
+                    counts += tl.histogram(bin_.to(tl.int32), 256, mask=chosen)
+            else:
+                if IS_SIGNED:
+                    signed = (signed << (64 - BITS)) >> (64 - BITS)
+                x = signed.to(tl.float64)
+                size = tl.abs(x)
+                finite = ours
+                is_zero = ours & (signed == 0)
+            zero_counts += is_zero.to(tl.int32)
+            low = tl.where(finite, tl.minimum(low, x), low)
+            high = tl.where(finite, tl.maximum(high, x), high)
+            least = tl.where(finite & (size > 0), tl.minimum(least, size), least)
+            sums += x
+            abs_sums += size
+            square_sums += size * size
+    group = tl.load(job + 4).to(tl.uint64, bitcast=True)
+    fingerprint = tl.sum(hashes, 0) * group + tl.load(job + 5).to(tl.uint64, bitcast=True)
+    _store_row(
+        partials, tl.load(job + 6), count.to(tl.int64), tl.sum(zero_counts, 0), tl.sum(subnormal_counts, 0), tl.sum(nan_counts, 0),
+        tl.sum(pos_counts, 0), tl.sum(neg_counts, 0), tl.sum(low_zeros, 0), fingerprint, tl.min(low, 0), tl.max(high, 0),
+        tl.min(least, 0), tl.sum(sums, 0), tl.sum(abs_sums, 0), tl.sum(square_sums, 0),
+    )  # fmt: skip
+    if HISTOGRAM != 0:
+        out = bins + tl.load(job + 3) * 256 + tl.arange(0, 256)
+        tl.atomic_add(out, counts.to(tl.int64), mask=counts > 0)
+
+
+@triton.jit
+def combine_rows(partials, first, out, CHUNK: tl.constexpr):
+    """The row of one tensor from its partial rows, always added in the same order."""
+    row = tl.program_id(0).to(tl.int64)
+    start = tl.load(first + row)
+    end = tl.load(first + row + 1)
+    lane = tl.arange(0, CHUNK)
+    target = out + row * ROW_FIELDS
+    for field in tl.static_range(8):
+        total = tl.zeros((), tl.int64)
+        for k in tl.range(start, end, CHUNK):
+            total += tl.sum(tl.load(partials + (k + lane) * ROW_FIELDS + field, mask=k + lane < end, other=0), 0)
+        tl.store(target + field, total)
+    floats = partials.to(tl.pointer_type(tl.float64))
+    float_target = target.to(tl.pointer_type(tl.float64))
+    infinity = float("inf")
+    low = tl.full((), infinity, tl.float64)
+    high = tl.full((), -infinity, tl.float64)
+    least = tl.full((), infinity, tl.float64)
+    for k in tl.range(start, end, CHUNK):
+        at = floats + (k + lane) * ROW_FIELDS
+        mask = k + lane < end
+        low = tl.minimum(low, tl.min(tl.load(at + 8, mask=mask, other=infinity), 0))
+        high = tl.maximum(high, tl.max(tl.load(at + 9, mask=mask, other=-infinity), 0))
+        least = tl.minimum(least, tl.min(tl.load(at + 11, mask=mask, other=infinity), 0))
+    tl.store(float_target + 8, low)
+    tl.store(float_target + 9, high)
+    tl.store(float_target + 10, tl.maximum(high, -low))
+    tl.store(float_target + 11, least)
+    for field in tl.static_range(12, 15):
+        total = tl.zeros((), tl.float64)
+        for k in tl.range(start, end, CHUNK):
+            total += tl.sum(tl.load(floats + (k + lane) * ROW_FIELDS + field, mask=k + lane < end, other=0.0), 0)
+        tl.store(float_target + field, total)
+    tl.store(target + 15, tl.zeros((), tl.int64))

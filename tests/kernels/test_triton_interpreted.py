@@ -1,0 +1,28 @@
+"""The GPU kernels' source, run by Triton's interpreter on CPU tensors; in processes of their own, since it is chosen at import."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "random_bits",
+        pytest.param("shards", marks=pytest.mark.slow),
+        pytest.param("magnitudes", marks=pytest.mark.slow),
+        pytest.param("fingerprints_alone", marks=pytest.mark.slow),
+        pytest.param("mixed_list", marks=pytest.mark.slow),
+        pytest.param("wrong_is_noticed", marks=pytest.mark.slow),
+    ],
+)
+def test_interpreted(name: str) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}
+    script = Path(__file__).with_name("triton_interpreted.py")
+    run = subprocess.run([sys.executable, script, name], capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 0, run.stderr[-3000:]

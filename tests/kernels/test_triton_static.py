@@ -1,0 +1,107 @@
+"""What can be known of the GPU kernels without a GPU.
+
+They compile for each target, load 128 bits at a time, spill nothing, and the healthy path is short enough to stay bound by memory.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+triton = pytest.importorskip("triton")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from holter_kernels import gpu, triton_kernels  # noqa: E402
+from holter_kernels.layout import FORMATS  # noqa: E402
+
+KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
+NVIDIA = {"sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32), "sm_100": GPUTarget("cuda", 100, 32)}
+AMD = GPUTarget("hip", "gfx942", 64)
+MAX_PER_WORD = {"float32": 14, "bfloat16": 22}
+POINTERS = {"jobs": "*i64", "partials": "*i64", "bins": "*i64", "places": "*i32", "rows": "*i32"}
+WORDS_PER_LOAD = 4
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def compile_float_pass(kind: str, target: GPUTarget) -> Any:
+    constants = {"KIND": KINDS[kind], "STATISTICS": True, "HISTOGRAM": 1, "UNROLL": gpu.UNROLL}
+    source = ASTSource(
+        triton_kernels.float_pass, POINTERS | dict.fromkeys(constants, "constexpr"), constexprs=constants
+    )
+    return triton.compile(source, target=target, options=gpu.launch_options(is_amd=target.backend == "hip"))
+
+
+def run_tool(name: str, *arguments: str) -> str:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    return subprocess.run([tool, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def main_loop(sass: str) -> list[str]:
+    """The instructions of the first loop that loads 128 bits at a time: the healthy path."""
+    labels: dict[str, int] = {}
+    instructions: list[str] = []
+    for line in sass.splitlines():
+        if label := re.match(r"(\.L\w+):", line):
+            labels[label[1]] = len(instructions)
+        elif re.match(r"\s+/\*[0-9a-f]{4,}\*/", line):
+            instructions.append(line)
+    for end, line in enumerate(instructions):
+        jump = re.search(r"\bBRA\b.*?(\.L\w+)", line)
+        if jump and labels.get(jump[1], end + 1) <= end:
+            body = instructions[labels[jump[1]] : end + 1]
+            if any("LDG.E.128" in one for one in body):
+                return body
+    raise AssertionError("no loop loads 128 bits at a time")
+
+
+@pytest.mark.parametrize(
+    "arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.slow), pytest.param("sm_100", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_nvidia_healthy_path(kind: str, arch: str, tmp_path: Path) -> None:
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(compile_float_pass(kind, NVIDIA[arch]).asm["cubin"])
+    usage = run_tool("cuobjdump", "-res-usage", str(cubin))
+    sass = run_tool("nvdisasm", "-c", str(cubin))
+    body = main_loop(sass)
+    loads = [line for line in body if "LDG.E.128" in line]
+    per_word = len(body) / (WORDS_PER_LOAD * len(loads))
+    registers = int(re.search(r"REG:(\d+)", usage)[1])
+    print(f"{arch} {kind}: {per_word:.2f} instructions a word, {registers} registers")
+    assert gpu.UNROLL == len(loads)
+    assert not re.search(r"\b(STL|LDL)\b", sass), "registers spill"
+    assert 96 >= registers
+    if arch != "sm_100":
+        assert MAX_PER_WORD.get(kind, 24) >= per_word
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_amd_healthy_path(kind: str) -> None:
+    assembly = compile_float_pass(kind, AMD).asm["amdgcn"]
+    assert gpu.UNROLL <= len(re.findall(r"(?:global|flat|buffer)_load_dwordx4", assembly))
+    assert "0" == re.search(r"\.vgpr_spill_count:\s+(\d+)", assembly)[1]
+    assert "0" == re.search(r"\.sgpr_spill_count:\s+(\d+)", assembly)[1]
+    assert 96 >= int(re.search(r"\.vgpr_count:\s+(\d+)", assembly)[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", [*NVIDIA.values(), AMD], ids=[*NVIDIA, "gfx942"])
+def test_the_other_kernels_compile(target: GPUTarget) -> None:
+    names = triton_kernels.element_pass.arg_names
+    for fmt in FORMATS.values():
+        constants = dict(zip(names[5:], [*gpu.element_constants(fmt), True, int(fmt.is_float)], strict=True))
+        source = ASTSource(
+            triton_kernels.element_pass, POINTERS | dict.fromkeys(constants, "constexpr"), constexprs=constants
+        )
+        assert triton.compile(source, target=target, options={"num_warps": gpu.NUM_THREADS // target.warp_size}).asm
+    signature = {"partials": "*i64", "first": "*i64", "out": "*i64", "CHUNK": "constexpr"}
+    source = ASTSource(triton_kernels.combine_rows, signature, constexprs={"CHUNK": 32})
+    assert triton.compile(source, target=target, options={"num_warps": 1}).asm
