@@ -9,6 +9,7 @@ table = p.poll()                     # a Table, or None while the GPU still work
 """
 
 import importlib.util
+import operator
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -46,6 +47,7 @@ class Pass:
         for position, tensor in enumerate(tensors):
             check(position, tensor)
         self._refs = [weakref.ref(tensor) for tensor in tensors]
+        self._kinds = _kinds(tensors)
         self._places = places(tensors)
         by_device: dict[torch.device, list[int]] = {}
         for position, tensor in enumerate(tensors):
@@ -66,13 +68,27 @@ class Pass:
             and places(list(tensors)) == self._places
         )
 
+    def aim(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Read these tensors from the next launch on; False, and nothing changed, if their number, dtypes or devices are others.
+
+        Gradients that are made anew at every step are other objects, most often in the same memory: the table need not be.
+        """
+        if len(tensors) != len(self._refs) or _kinds(tensors) != self._kinds:
+            return False
+        self._refs = [weakref.ref(tensor) for tensor in tensors]
+        self._places = []
+        return True
+
     def launch(self) -> None:
         """Start reading; on CPU this is the whole computation, on a GPU it returns at once."""
         alive = [ref() for ref in self._refs]
         tensors = [_GONE if tensor is None else tensor for tensor in alive]
         for positions, part in self._parts:
             mine = tensors if len(self._parts) == 1 else [tensors[k] for k in positions]
-            part.launch(mine, places(mine))
+            where = places(mine)
+            part.launch(mine, where)
+            if len(self._parts) == 1:
+                self._places = where
         self._launched = True
 
     def poll(self) -> Table | None:
@@ -92,6 +108,13 @@ class Pass:
             if bins is not None:
                 bins[positions] = part_bins
         return Table(rows, bins)
+
+
+_dtype, _device = operator.attrgetter("dtype"), operator.attrgetter("device")
+
+
+def _kinds(tensors: Sequence[torch.Tensor]) -> list[object]:
+    return [*map(type, tensors), *map(_dtype, tensors), *map(_device, tensors)]
 
 
 def _part(

@@ -322,3 +322,39 @@ def test_the_backend_has_a_name() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert backend("cuda") in {"triton", "none"}
+
+
+def test_a_pass_aimed_at_other_tensors_reads_those() -> None:
+    first = [torch.arange(10.0), torch.ones(3)]
+    other = [torch.arange(10.0) * 2, torch.full((3,), 5.0)]
+    p = Pass(first)
+    p.launch()
+    assert p.aim(other)
+    p.launch()
+    aimed, fresh = p.poll(), summarize(other)
+    assert aimed is not None
+    assert aimed.fingerprint.tolist() == fresh.fingerprint.tolist()
+    assert aimed.sum.tolist() == [90.0, 15.0]
+    assert p.matches(other)
+    assert not p.matches(first)
+
+
+def test_a_pass_aimed_at_another_size_reads_that() -> None:
+    first, other = [torch.ones(100_000)], [torch.ones(7)]
+    p = Pass(first)
+    assert p.aim(other)
+    p.launch()
+    table = p.poll()
+    assert table is not None
+    assert table.numel.tolist() == [7]
+
+
+@pytest.mark.parametrize(
+    "other", [[torch.ones(3)], [torch.ones(3), torch.ones(3, dtype=torch.float64)]], ids=["number", "dtype"]
+)
+def test_a_pass_is_not_aimed_at_what_does_not_fit(other: list[torch.Tensor]) -> None:
+    p = Pass([torch.ones(3), torch.ones(3)])
+    assert not p.aim(other)
+    p.launch()
+    table = p.poll()
+    assert table is not None

@@ -40,7 +40,7 @@ class Readings:
             # The device has not answered the last reading of this list yet: its buffers are in use.
             self._passes.pop(name)
         reading = self._passes.get(name)
-        if reading is None or not reading.matches(tensors):
+        if reading is None or not reading.aim(tensors):
             reading = self._make_pass(tensors, histogram="off", statistics=statistics)
             self._passes[name] = reading
         reading.launch()
