@@ -23,7 +23,17 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-ACCELERATE = "--multi_gpu --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0".split()
+ACCELERATE = [
+    "--multi_gpu",
+    "--num_machines",
+    "1",
+    "--mixed_precision",
+    "no",
+    "--dynamo_backend",
+    "no",
+    "--main_process_port",
+    "0",
+]
 DEADLINE_S = 240.0
 
 
