@@ -118,7 +118,8 @@ def _show(
     own = trace
     while own is not None and own.tb_frame.f_code.co_filename != script:
         own = own.tb_next
-    show(kind, error, own or trace)
+    # What is shown is the exception's own traceback, whatever is passed beside it.
+    show(kind, error.with_traceback(own or trace), own or trace)
 
 
 if __name__ == "__main__":
