@@ -144,12 +144,13 @@ class Launcher:
         options: Sequence[str] = (),
         env: dict[str, str] | None = None,
     ) -> Running:
-        """Launch; `by` is torchrun, accelerate or python, `attached` puts `-m holter` before the script."""
+        """Launch; `by` is torchrun, accelerate, scheduler (no launcher but the environment) or python."""
         self.number += 1
         run_dir = self.directory / f"run-{self.number}"
         launcher = {
             "torchrun": [BIN / "torchrun", "--standalone", "--nproc-per-node", ranks],
             "accelerate": [BIN / "accelerate", "launch", *ACCELERATE, "--num_processes", ranks],
+            "scheduler": [sys.executable, ROOT / "tests" / "start_ranks.py", ranks],
             "python": [sys.executable],
         }[by]
         command = [*launcher, *(["-m", "holter", *options] if attached else []), script, *arguments]

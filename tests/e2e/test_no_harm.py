@@ -27,7 +27,7 @@ def bare(tmp_path_factory, request):
     def digest(*arguments) -> list[str]:
         if arguments not in made:
             launcher = launcher_type(tmp_path_factory.mktemp("bare"))
-            made[arguments] = digests(launcher.run(SCRIPT, *arguments, attached=False))
+            made[arguments] = digests(launcher.run(SCRIPT, *arguments, attached=False, by="scheduler"))
         return made[arguments]
 
     return digest
@@ -35,7 +35,7 @@ def bare(tmp_path_factory, request):
 
 @pytest.mark.parametrize("mode", ["plain", "accumulate", "bf16", "bucket_view"])
 def test_weights_and_random_states_are_bit_identical(jobs, bare, mode):
-    ended = jobs.run(SCRIPT, "--mode", mode)
+    ended = jobs.run(SCRIPT, "--mode", mode, by="scheduler")
     assert ended.code == 0
     assert digests(ended) == bare("--mode", mode)
     assert ended.diagnoses == []
@@ -43,7 +43,7 @@ def test_weights_and_random_states_are_bit_identical(jobs, bare, mode):
 
 def test_a_run_that_meets_a_nan_goes_on_with_the_same_bits(jobs, bare):
     """The replay that looks for the NaN's origin leaves no trace, although the model has batch statistics and dropout."""
-    ended = jobs.run(SCRIPT, "--nan-step", 50, "--steps", 60)
+    ended = jobs.run(SCRIPT, "--nan-step", 50, "--steps", 60, by="scheduler")
     assert digests(ended) == bare("--nan-step", 50, "--steps", 60)
     assert ended.top["cause"] == "nonfinite_input"
 
@@ -59,7 +59,7 @@ def kill(pids: list[int]) -> None:
 
 
 def test_killing_a_sidecar_changes_no_bit_and_is_shown(jobs, bare, status, wait_for):
-    job = jobs.start(SCRIPT, "--steps", 3000)
+    job = jobs.start(SCRIPT, "--steps", 3000, by="scheduler")
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
     kill(job.pids("sidecar", rank=1))
     wait_for(lambda: states(status(job)) == ["connected", "gone"], 30, "the loss to be shown")
@@ -70,7 +70,7 @@ def test_killing_a_sidecar_changes_no_bit_and_is_shown(jobs, bare, status, wait_
 
 
 def test_killing_the_coordinator_changes_no_bit_and_another_takes_its_place(jobs, bare, status, wait_for):
-    job = jobs.start(SCRIPT, "--steps", 3000)
+    job = jobs.start(SCRIPT, "--steps", 3000, by="scheduler")
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
     first = job.pids("coordinator")
     kill(first)
@@ -82,7 +82,7 @@ def test_killing_the_coordinator_changes_no_bit_and_another_takes_its_place(jobs
 
 
 def test_killing_all_of_us_changes_no_bit_and_every_rank_says_so(jobs, bare, status, wait_for):
-    job = jobs.start(SCRIPT, "--steps", 3000)
+    job = jobs.start(SCRIPT, "--steps", 3000, by="scheduler")
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
     kill(job.pids("sidecar"))
     kill(job.pids("coordinator"))
@@ -102,7 +102,7 @@ def test_a_full_run_directory_changes_no_bit(jobs, bare, tmp_path):
         pytest.skip("this machine does not let us mount a tmpfs")
     try:
         (small / "filler").write_bytes(bytes(40 << 10))
-        ended = jobs.run(SCRIPT, env={"HOLTER_RUN_DIR": str(small / "run")})
+        ended = jobs.run(SCRIPT, env={"HOLTER_RUN_DIR": str(small / "run")}, by="scheduler")
     finally:
         subprocess.run(["umount", "-l", small], check=True)
     assert ended.code == 0
@@ -111,28 +111,28 @@ def test_a_full_run_directory_changes_no_bit(jobs, bare, tmp_path):
 
 def test_an_unwritable_run_directory_is_said_and_changes_no_bit(jobs, bare, tmp_path):
     (tmp_path / "file").write_text("")
-    ended = jobs.run(SCRIPT, env={"HOLTER_RUN_DIR": str(tmp_path / "file" / "run")})
+    ended = jobs.run(SCRIPT, env={"HOLTER_RUN_DIR": str(tmp_path / "file" / "run")}, by="scheduler")
     assert ended.code == 0
     assert digests(ended) == bare("--mode", "plain")
     assert any("cannot write to" in line for line in ended.holter_lines)
 
 
 def test_a_page_that_cannot_be_made_is_said_and_changes_no_bit(jobs, bare):
-    ended = jobs.run(SCRIPT, env={"HOLTER_RING_BYTES": str(1 << 60)})
+    ended = jobs.run(SCRIPT, env={"HOLTER_RING_BYTES": str(1 << 60)}, by="scheduler")
     assert ended.code == 0
     assert digests(ended) == bare("--mode", "plain")
     assert sum("trains unobserved" in line for line in ended.holter_lines) == 2
 
 
 def test_a_wrong_setting_in_a_job_is_said_and_training_goes_on(jobs, bare):
-    ended = jobs.run(SCRIPT, attached=False, env={"HOLTER": "1", "HOLTER_OVERHEAD_BUDGET": "fast"})
+    ended = jobs.run(SCRIPT, attached=False, env={"HOLTER": "1", "HOLTER_OVERHEAD_BUDGET": "fast"}, by="scheduler")
     assert ended.code == 0
     assert digests(ended) == bare("--mode", "plain")
     assert any("HOLTER_OVERHEAD_BUDGET must be a number, got 'fast'" in line for line in ended.holter_lines)
 
 
 def test_a_hostile_coordinator_changes_no_bit(jobs, bare, hostile_server):
-    ended = jobs.run(SCRIPT, env={"HOLTER_COORDINATOR": hostile_server, "HOLTER_TOKEN": "secret"})
+    ended = jobs.run(SCRIPT, env={"HOLTER_COORDINATOR": hostile_server, "HOLTER_TOKEN": "secret"}, by="scheduler")
     assert ended.code == 0
     assert digests(ended) == bare("--mode", "plain")
 
@@ -140,7 +140,7 @@ def test_a_hostile_coordinator_changes_no_bit(jobs, bare, hostile_server):
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_worker_of_the_data_loader_is_not_a_rank(jobs, bare, method):
     arguments = ("--workers", 2, "--start-method", method, "--steps", 40)
-    ended = jobs.run(SCRIPT, *arguments)
+    ended = jobs.run(SCRIPT, *arguments, by="scheduler")
     assert ended.code == 0
     assert digests(ended) == bare(*arguments)
     assert ended.diagnoses == []

@@ -86,3 +86,13 @@ def test_a_model_that_is_no_replica_does_not_change_the_root(wear):
     step(model, optimizer, torch.ones(1, 4))
     first, second = tables(worn, "parameters_before")
     assert first.root == second.root
+
+
+@pytest.mark.usefixtures("gloo")
+def test_a_module_that_was_wrapped_before_anybody_watched_is_known_as_a_replica(wear):
+    module = nn.Linear(4, 2)
+    model = DistributedDataParallel(module)
+    worn = wear(world_size=2)
+    worn.monitor.add_model(module)
+    step(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(1, 4))
+    assert "parameters_before" in worn.said(StepDone)[0].body.roots

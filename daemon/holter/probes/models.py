@@ -133,6 +133,14 @@ class Models:
         return found
 
 
+def wrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The DDP wrapper that was put around this module before anybody watched; the module itself if there is none."""
+    for thing in gc.get_objects():
+        if type(thing) is DistributedDataParallel and _part(thing, "module") is module:
+            return thing
+    return module
+
+
 def _children(module: Any) -> list[Any]:
     # Modules that are half built, lazy or compiled are met here too, and answer in their own ways.
     try:

@@ -12,6 +12,7 @@ from holter.probes.farewell import FarewellProbe
 from holter.probes.feeding import FeedingProbe
 from holter.probes.gradients import GradientProbe
 from holter.probes.losses import LossProbe
+from holter.probes.models import wrapped
 from holter.probes.recorder import Recorder
 from holter.probes.schedule import Schedule
 from holter.probes.steps import StepProbe
@@ -61,7 +62,7 @@ class Monitor:
 
     def _add(self, root: torch.nn.Module) -> None:
         self._calls.find_wrapped()
-        model = self.context.models.add(root)
+        model = self.context.models.add(wrapped(root) if self.context.world_size > 1 else root)
         if model is not None:
             model.is_active = True
             self._calls.follow(model.inner)
