@@ -27,10 +27,12 @@ def main() -> int:
         ranks.append(subprocess.Popen([sys.executable, *command], env=environ))
     while any(rank.poll() is None for rank in ranks) and not any(rank.poll() for rank in ranks):
         time.sleep(0.02)
+    failed = next((code for rank in ranks if (code := rank.poll())), 0)
     for rank in ranks:
         if rank.poll() is None:
             rank.terminate()
-    return next((code for rank in ranks if (code := rank.wait()) > 0), 0)
+        rank.wait()
+    return failed if failed >= 0 else 128 - failed
 
 
 if __name__ == "__main__":

@@ -37,3 +37,5 @@ arguments = TrainingArguments(
     save_strategy="no", disable_tqdm=True,
 )  # fmt: skip
 Trainer(Model(), arguments, train_dataset=Numbers(), callbacks=[holter.HolterCallback()]).train()
+# The Trainer leaves the group to the interpreter's end, where torch now and then aborts, with or without us.
+torch.distributed.destroy_process_group()
