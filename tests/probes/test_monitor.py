@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import weakref
 
 import pytest
 import torch
@@ -110,7 +111,9 @@ def test_what_is_watched_is_not_kept_alive(worn):
     worn.monitor.add_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, 2)
+    weight = weakref.ref(model.weight)
     del model, optimizer
+    assert weight() is None, "its memory is the script's to use again, before any hook runs"
     assert [] == list(worn.monitor.context.models)
     assert [] == worn.monitor._steps.optimizers
 

@@ -24,16 +24,21 @@ class Model:
     """One model of the script, with its tensors by name, in a fixed order."""
 
     def __init__(self, root: torch.nn.Module, prefix: str) -> None:
-        self._root = weakref.ref(root)
+        self._root = weakref.ref(root, self._forget)
         self.prefix = prefix
         self.wrapper = type(root).__name__
         self.is_replicated = _ddp(root) is not None
         self.is_active = False
         """The thread that we watch has called or optimized it. Another thread's gradients must not even be looked at: autograd
         writes them without the interpreter's lock."""
+        self._signature: list[Any] = []
         self.parameters: list[tuple[str, torch.nn.Parameter]] = []
         self.buffers: list[tuple[str, torch.Tensor]] = []
         self.refresh()
+
+    def _forget(self, _: Any) -> None:
+        # The script let go of its model, perhaps to make room for another: its memory is not ours to hold.
+        self.parameters, self.buffers, self._signature = [], [], []
 
     @property
     def root(self) -> torch.nn.Module | None:
@@ -59,7 +64,7 @@ class Model:
         ignored = set(getattr(_ddp(self.root), "parameters_to_ignore", ()))
         parameters = [(self.prefix + name, p) for name, p in inner.named_parameters() if name not in ignored]
         signature = [(name, id(p), p.requires_grad, p.dtype) for name, p in parameters]
-        changed = signature != getattr(self, "_signature", None)
+        changed = signature != self._signature
         self._signature = signature
         self.parameters = parameters
         self.buffers = [(self.prefix + name, b) for name, b in inner.named_buffers()]
