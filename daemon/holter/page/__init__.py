@@ -6,8 +6,8 @@
 It outlives the rank: what a killed process last said can still be read. `layout` says what lies where.
 """
 
-from holter.page.layout import PageIdentity
+from holter.page.layout import CONTROL_NOTHING, CONTROL_THIN, PageIdentity
 from holter.page.reader import PageHeartbeat, PageReader
 from holter.page.writer import PageWriter
 
-__all__ = ["PageHeartbeat", "PageIdentity", "PageReader", "PageWriter"]
+__all__ = ["CONTROL_NOTHING", "CONTROL_THIN", "PageHeartbeat", "PageIdentity", "PageReader", "PageWriter"]

@@ -87,6 +87,10 @@ _IDENTITY = struct.Struct("<8s6Q")
 _IDENTITY_CHECK = struct.Struct("<Q")
 _IDENTITY_BYTES = _IDENTITY.size + _IDENTITY_CHECK.size
 
+CONTROL_NOTHING = 0
+CONTROL_THIN = 1
+"""Control word of the sidecar: compare 2**argument times less often, the ring overflows."""
+
 
 class PageIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Whose page it is, and what shape it has."""

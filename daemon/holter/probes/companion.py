@@ -4,12 +4,10 @@ import os
 import select
 
 from holter import clock
-from holter.page import PageWriter
+from holter.page import CONTROL_THIN, PageWriter
 
 SILENT_S = 10.0
 STARTUP_S = 30.0
-CONTROL_THIN = 1
-"""Control word: compare 2**argument times less often, the ring overflows."""
 
 
 class Companion:

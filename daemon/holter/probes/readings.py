@@ -29,19 +29,16 @@ class Readings:
         self._passes: dict[str, Pass] = {}
         self._open: list[_Open] = []
 
-    def read(
-        self, name: str, tensors: list[torch.Tensor], then: Callable[[Any], None], *, statistics: bool = True
-    ) -> None:
-        """Read these tensors; `then` gets the table, now or from a later `poll`."""
-        if not tensors:
-            return
+    def read(self, name: str, tensors: list[torch.Tensor], then: Callable[[Any], None]) -> None:
+        """Read these tensors, at least one; `then` gets the table, now or from a later `poll`."""
+        assert tensors, "a reading of nothing would be owed for ever"
         started = clock.monotonic_s()
         if any(entry.reading is self._passes.get(name) for entry in self._open):
             # The device has not answered the last reading of this list yet: its buffers are in use.
             self._passes.pop(name)
         reading = self._passes.get(name)
         if reading is None or not reading.aim(tensors):
-            reading = self._make_pass(tensors, histogram="off", statistics=statistics)
+            reading = self._make_pass(tensors, histogram="off")
             self._passes[name] = reading
         reading.launch()
         self._open.append(_Open(reading, then))

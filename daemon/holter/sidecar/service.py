@@ -17,7 +17,7 @@ import msgspec
 
 from holter import clock
 from holter.exporters import expose, families
-from holter.page import PageReader
+from holter.page import CONTROL_NOTHING, CONTROL_THIN, PageReader
 from holter.records import Body, Census, Exited, Farewell, Observation, PackedTable, Phase, StepDone
 from holter.sidecar import bootstrap
 from holter.sidecar.history import History
@@ -35,7 +35,6 @@ ENDING_PATIENCE_S = 1.0
 """How long an exit code is looked for after the process is gone."""
 BOOTSTRAP_PATIENCE_S = 0.5
 GOODBYE_DEADLINE_S = 10.0
-CONTROL_NOTHING, CONTROL_THIN = 0, 1
 RELAX_S = 60.0
 MAX_UNSENT = 5000
 """Observations kept while no coordinator is known yet."""

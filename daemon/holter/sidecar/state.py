@@ -3,6 +3,7 @@
 import math
 
 from holter.exporters import RankSnapshot, StepHistogram
+from holter.exporters.snapshot import add_nonfinite
 from holter.page import PageHeartbeat
 from holter.records import Observation, Phase, StepDone, Where
 
@@ -33,8 +34,7 @@ class RankState:
         self._norm = done.gradient_norm if done.gradient_norm is not None else self._norm
         self._overhead = done.overhead_ratio
         self._steps = self._steps.add(done.seconds)
-        for entry in done.nonfinite:
-            self._nonfinite[entry.where] = self._nonfinite.get(entry.where, 0) + 1
+        self._nonfinite = dict(add_nonfinite(self._nonfinite, done))
 
     def feel(self, heartbeat: PageHeartbeat) -> None:
         """Take in where the main thread is."""
@@ -53,7 +53,7 @@ class RankState:
             gradient_norm=self._norm,
             overhead_ratio=self._overhead,
             dropped=dropped,
-            nonfinite=dict(self._nonfinite),
+            nonfinite=self._nonfinite,
             steps=self._steps,
             is_sidecar_up=True,
         )
