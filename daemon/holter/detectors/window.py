@@ -1,16 +1,69 @@
 """What a detector looks at: the ranks' observations, assembled, as of one moment.
 
-A window is frozen and holds no per-rank record of a healthy step, only what was found to differ: roots grouped by value, the sparse
-list of non-finite tensors. So judging costs what is wrong, not ranks x tensors.
+A window is frozen and holds no per-rank record of a healthy step, only what was found to differ (roots grouped by value, the sparse
+list of non-finite tensors), each number as its spread over the ranks, and what is said rarely. So judging costs what is wrong, not
+ranks x tensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from holter.records import Census, Exited, Nonfinite, Origin, Table
+from holter.records import Census, Exited, Nonfinite, Origin, Rare, Table
+
+T = TypeVar("T", bound=Rare)
 
 TableKey = tuple[str, int, int]
 """(tensor class, step, rank)"""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One number as all ranks had it at one step."""
+
+    mean: float
+    """Over the ranks whose number was finite; NaN if none was."""
+    low: float
+    high: float
+    low_rank: int
+    high_rank: int
+    num: int
+    """Ranks that said it."""
+    num_nonfinite: int = 0
+
+
+@dataclass(frozen=True)
+class StepNumbers:
+    """The numbers of one step: small, so that far more of them are remembered than of steps."""
+
+    step: int
+    at_ns: int
+    """When the first rank's report of this step reached the coordinator."""
+    numbers: Mapping[str, Spread]
+    """`loss`, `gradient_norm`, `learning_rate`, `micro_steps`, `seconds`, and the names of `records.NUMBERS`."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that a rank says rarely."""
+
+    rank: int
+    step: int
+    at_ns: int
+    body: Rare
+
+
+@dataclass(frozen=True)
+class CensusChange:
+    """A tensor that is not what it was in the same rank's census before."""
+
+    rank: int
+    step: int
+    name: str
+    what: str
+    """`dtype`, `requires_grad`, `shape`, `gone`, `new`"""
+    before: str
+    after: str
 
 
 @dataclass(frozen=True)
@@ -31,6 +84,8 @@ class StepView:
     """Ranks whose parameters before this step were not what the step before left."""
     kept_history: tuple[int, ...] = ()
     """Ranks whose parameters before this step were looked at and were what the step before left."""
+    batches: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Signature of the step's batches -> ranks that were fed them; ranks without a signature are not listed."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +128,24 @@ class Window:
     exits: tuple[RankExit, ...] = ()
     """In order of time."""
     census: Mapping[int, Census] = field(default_factory=dict)
-    """Rank -> its first model's census, parts joined."""
+    """Rank -> its census, parts joined; equal ones are one object."""
+    census_changes: tuple[CensusChange, ...] = ()
+    """In order of arrival; bounded."""
+    series: tuple[StepNumbers, ...] = ()
+    """Ascending; complete steps only, so that a mean is over all ranks; bounded, oldest first forgotten."""
+    notes: tuple[Note, ...] = ()
+    """In order of arrival; bounded for each kind."""
 
     def step(self, step: int) -> StepView | None:
         """The view of one step, if it is still remembered."""
         return next((view for view in reversed(self.steps) if view.step == step), None)
+
+    def notes_of(self, kind: type[T]) -> Iterator[tuple[Note, T]]:
+        """What was said of one kind, in order of arrival."""
+        for note in self.notes:
+            if isinstance(note.body, kind):
+                yield note, note.body
+
+    def values(self, name: str) -> list[tuple[int, Spread]]:
+        """One number over time: (step, what the ranks had), where it was said."""
+        return [(entry.step, entry.numbers[name]) for entry in self.series if name in entry.numbers]

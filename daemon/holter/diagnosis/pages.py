@@ -8,7 +8,7 @@ from typing import Any, cast
 from holter import detectors
 from holter.diagnosis.causes import ALL as CAUSES
 from holter.diagnosis.causes import CauseEntry
-from holter.diagnosis.differential import ROWS
+from holter.diagnosis.rows import ALL as ROWS
 
 WIDTH = 100
 FIX_PARTS = (

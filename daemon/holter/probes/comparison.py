@@ -56,6 +56,15 @@ class ComparisonProbe:
         ]
         self._read("gradients", entries)
 
+    def reduced_gradients(self) -> None:
+        """Gradients as a backward pass that reduces left them, before any clipping."""
+
+    def frozen(self) -> None:
+        """Parameters that do not train."""
+
+    def hyperparameters(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """Learning rates and other settings, and step counts."""
+
     def buffers(self, model: Model) -> None:
         """Normalisation statistics and tables of a model that is being called."""
         if model.is_replicated:

@@ -43,6 +43,11 @@ class FeedingProbe:
             self._num_replays += 1
             self._replay(inputs)
 
+    def observe(self, *, is_check: bool) -> None:
+        """A step is about to be applied: remember what it was fed."""
+        if is_check and not self._context.log.now.suspects:
+            self._context.log.now.batch = self.learn()
+
     def learn(self) -> int:
         """The step is healthy: its batch's fingerprint."""
         fingerprint, bad = batches.read(_tensors(self._context.inputs))

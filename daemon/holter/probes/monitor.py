@@ -15,7 +15,8 @@ from holter.probes.losses import LossProbe
 from holter.probes.models import wrapped
 from holter.probes.recorder import Recorder
 from holter.probes.schedule import Schedule
-from holter.probes.steps import StepProbe
+from holter.probes.steps import Looks, StepProbe
+from holter.probes.vitals import VitalsProbe
 from holter.records import Phase
 from holter_kernels import set_num_threads
 
@@ -32,12 +33,12 @@ class Monitor:
             self.context,
             on_begin=self._on_backward,
             on_gradients=self._on_gradients,
-            on_end=self._gradients.unfollow_order,
+            on_end=self._on_backward_end,
         )
         self._calls = CallProbe(self.context, self._on_call)
-        self._steps = StepProbe(
-            self.context, self._gradients, self._comparison, FeedingProbe(self.context), self._find_models
-        )
+        self._vitals = VitalsProbe(self.context)
+        looks = Looks(self._gradients, self._comparison, FeedingProbe(self.context), self._vitals)
+        self._steps = StepProbe(self.context, looks, self._find_models)
         self._data = DataProbe(self.context)
         self._farewell = FarewellProbe(self.context)
         self._is_searched = False
@@ -90,6 +91,13 @@ class Monitor:
         if not self._is_searched and not list(self.context.models):
             self._find_models()
         self._gradients.follow_order()
+        if self.context.log.micro_step == 0:
+            self._vitals.begin_backward()
+
+    def _on_backward_end(self) -> None:
+        self._gradients.unfollow_order()
+        if self._comparison.is_due():
+            self._comparison.reduced_gradients()
 
     def _on_gradients(self) -> None:
         self._gradients.read_local()

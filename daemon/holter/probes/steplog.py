@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holter.records import Nonfinite
+from holter.records import Nonfinite, View
 
 MAX_UNTOLD = 8
 """A step whose readings a device has not answered after this many further steps is told without them."""
@@ -34,6 +34,10 @@ class OpenStep:
     """Of all gradients that were read whole; not finite if one of them was not."""
     loss_scale: float | None = 1.0
     """What a scaler multiplied the loss by; None where only a device knows."""
+    view: View = "local"
+    """Of the gradient norm."""
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Other figures, by the names of `records.NUMBERS`."""
     gradients_s: float = 0.0
     check_s: float = 0.0
     num_owed: int = 0

@@ -8,6 +8,7 @@ last one have stepped, and at the latest when the next backward pass begins. An 
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from holter.probes.context import Context
 from holter.probes.feeding import FeedingProbe
 from holter.probes.gradients import GradientProbe
 from holter.probes.guard import say
+from holter.probes.vitals import VitalsProbe
 from holter.records import Phase, SightLost, StepDone
 
 REFRESH_EVERY = 16
@@ -29,22 +31,31 @@ REFRESH_EVERY = 16
 Optimizers = weakref.WeakSet
 
 
+@dataclass
+class Looks:
+    """What looks at a step while it is taken."""
+
+    gradients: GradientProbe
+    comparison: ComparisonProbe
+    feeding: FeedingProbe
+    vitals: VitalsProbe
+
+
 class StepProbe:
     """Follows every optimizer; tells a step when it is over."""
 
     def __init__(
         self,
         context: Context,
-        gradients: GradientProbe,
-        comparison: ComparisonProbe,
-        feeding: FeedingProbe,
+        looks: Looks,
         find_models: Callable[[], None],
     ) -> None:
         self._context = context
         self._find_models = find_models
-        self._gradients = gradients
-        self._comparison = comparison
-        self._feeding = feeding
+        self._gradients = looks.gradients
+        self._comparison = looks.comparison
+        self._feeding = looks.feeding
+        self._vitals = looks.vitals
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
         """In order of their first step."""
         self._stepped: Optimizers[torch.optim.Optimizer] = Optimizers()
@@ -151,14 +162,17 @@ class StepProbe:
     def _compare_before(self, optimizer: torch.optim.Optimizer) -> None:
         context = self._context
         step, plan = context.log.step, context.schedule.plan
+        self._feeding.observe(is_check=plan.is_check(step))
+        self._comparison.hyperparameters(self._taking_part(optimizer))
         if not plan.is_check(step) and not plan.is_after_check(step):
             return
         if self._comparison.is_possible():
             self._comparison.parameters("before", self._taking_part(optimizer))
             if plan.is_check(step):
                 self._comparison.gradients(optimizer)
-        if plan.is_check(step) and not context.log.now.suspects:
-            context.log.now.batch = self._feeding.learn()
+        if plan.is_check(step):
+            self._comparison.frozen()
+            self._vitals.before_step(self._taking_part(optimizer))
 
     def _taking_part(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
         """Whose models are compared: those of the last round if this optimizer was in it, else its own alone."""
@@ -167,6 +181,8 @@ class StepProbe:
     def _close(self) -> None:
         context = self._context
         log = context.log
+        if context.schedule.plan.is_check(log.step) and self._stepped:
+            self._vitals.after_step(list(self._stepped))
         if self._comparison.is_due() and self._stepped:
             first = next(iter(self._stepped))
             self._comparison.parameters("after", self._taking_part(first))
@@ -206,6 +222,8 @@ class StepProbe:
                     nonfinite=step.suspects if step.is_applied else [],
                     overhead_ratio=context.schedule.overhead_ratio,
                     check_interval=context.schedule.plan.check_interval,
+                    view=step.view,
+                    numbers=step.numbers,
                 ),
             )
 

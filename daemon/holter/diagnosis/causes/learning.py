@@ -1,0 +1,5 @@
+"""Nothing, or the wrong thing, is learning."""
+
+from holter.diagnosis.causes.entry import CauseEntry
+
+CAUSES: tuple[CauseEntry, ...] = ()

@@ -1,0 +1,5 @@
+"""The model itself."""
+
+from holter.diagnosis.causes.entry import CauseEntry
+
+CAUSES: tuple[CauseEntry, ...] = ()

@@ -1,0 +1,5 @@
+"""What the model itself says."""
+
+from holter.diagnosis.rows.row import Row
+
+ROWS: tuple[Row, ...] = ()

@@ -1,0 +1,5 @@
+"""What the dtypes did."""
+
+from holter.diagnosis.rows.row import Row
+
+ROWS: tuple[Row, ...] = ()
