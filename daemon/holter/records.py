@@ -99,6 +99,12 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """Class of the module that owns it: `Embedding`, `BatchNorm2d`."""
     is_persistent: bool = True
     """False for a buffer that no state dict holds."""
+    marks: int = 0
+    """`Mark`s as of this census, or-ed; 0 where nobody looked."""
+    pattern: str = ""
+    """Of a small buffer: `geometric` or `arithmetic` where its values are such a progression, as frequencies and positions are."""
+    num_distinct: int = -1
+    """Of a small buffer: different values; -1: not counted."""
 
 
 class Component(msgspec.Struct, frozen=True, array_like=True):
