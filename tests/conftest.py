@@ -174,20 +174,24 @@ class Launcher:
         """Launch and wait for the end."""
         return self.start(script, *arguments, **how).wait()
 
+    def stop(self) -> None:
+        """Kill whatever is left."""
+        for process in self.running:
+            if process.poll() is None:
+                for child in psutil.Process(process.pid).children(recursive=True):
+                    child.kill()
+                process.kill()
+        for number in range(1, self.number + 1):
+            for process in processes_of(self.directory / f"run-{number}"):
+                process.kill()
+
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Launcher]:
     """Launch real jobs; whatever of them is left at the end of the test is killed."""
     launcher = Launcher(tmp_path)
     yield launcher
-    for process in launcher.running:
-        if process.poll() is None:
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
-            process.kill()
-    for number in range(1, launcher.number + 1):
-        for process in processes_of(tmp_path / f"run-{number}"):
-            process.kill()
+    launcher.stop()
 
 
 @pytest.fixture(name="wait_for")

@@ -68,3 +68,17 @@ def test_a_setting_without_effect_warns():
 @pytest.mark.parametrize(("value", "expected"), [("1", True), ("true", True), ("0", False), ("", False)])
 def test_the_switch(value, expected):
     assert is_enabled({"HOLTER": value}) is expected
+
+
+def test_names_are_given_by_commas_or_as_a_list(tmp_path):
+    (tmp_path / "holter.toml").write_text('local_buffers = ["*.running_mean", "queue"]\n')
+    settings = load({"HOLTER_FROZEN": "encoder.*, vae.*,"}, directory=tmp_path)
+    assert ("*.running_mean", "queue") == settings.local_buffers
+    assert ("encoder.*", "vae.*") == settings.frozen
+
+
+@pytest.mark.parametrize("written", ["3", "[1, 2]", "true"])
+def test_names_that_are_none_are_refused(tmp_path, written):
+    (tmp_path / "holter.toml").write_text(f"frozen = {written}\n")
+    with pytest.raises(ConfigError, match="frozen must be names separated by commas"):
+        load({}, directory=tmp_path)

@@ -38,7 +38,7 @@ class Settings:
     overhead_budget: float = 0.01
     """Share of step time that holter may take in the rank; it reads fewer tensors, less often, to stay below."""
     overhead_floor_s: float = 0.0005
-    """Reading may take this much of a step even where the budget is less: steps of a few milliseconds are watched too."""
+    """Reading may take a small multiple of this of a step even where the budget is less: short steps are watched too."""
     port: int = 0
     """Port of the coordinator; 0: a free one."""
     metrics_port: int = 0
@@ -49,6 +49,10 @@ class Settings:
     """Size of the ring between a rank and its sidecar; what does not fit is dropped and counted."""
     threads: int = 1
     """Threads that the statistics may use in the rank, beside the training's own."""
+    local_buffers: tuple[str, ...] = ()
+    """Names (globs, separated by commas, or a list in the file) of buffers that are each rank's own by intention."""
+    frozen: tuple[str, ...] = ()
+    """Names (likewise) of parameters that are not meant to train."""
     nats: str = ""
     """Address of a NATS server; takes no effect in this version."""
 
@@ -84,10 +88,18 @@ def _require(is_fine: bool, name: str, must_be: str, value: object) -> None:  # 
         raise _BadValueError(name, must_be, value)
 
 
+def _globs(value: Any) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, (list, tuple)) or not all(isinstance(part, str) for part in parts):
+        raise ValueError
+    return tuple(part.strip() for part in parts if part.strip())
+
+
 _PARSERS: dict[type, tuple[Callable[[Any], Any], str]] = {
     int: (int, "a whole number"),
     float: (float, "a number"),
     str: (str, "a text"),
+    tuple: (_globs, "names separated by commas"),
 }
 _FIELDS = {field.name: _PARSERS.get(type(field.default), _PARSERS[str]) for field in dataclasses.fields(Settings)}
 
@@ -150,7 +162,8 @@ def _from_file(environ: Mapping[str, str], directory: Path) -> Source:
 
 def _parse(name: str, value: Any, written: str) -> Any:
     parse, kind = _FIELDS[name]
-    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+    kinds = (str, list, tuple) if parse is _globs else (str, int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
         raise ConfigError(f"{written} must be {kind}, got {value!r}")
     try:
         return parse(value)

@@ -440,9 +440,25 @@ class SightLost(msgspec.Struct, frozen=True, tag="sight_lost", kw_only=True):
     dropped: int
 
 
+class Unavailable(msgspec.Struct, frozen=True, tag="unavailable", kw_only=True):
+    """A table was asked for and cannot be had; written by the coordinator into its own journal."""
+
+    tensor_class: str
+
+
+class Judged(msgspec.Struct, frozen=True, tag="judged", kw_only=True):
+    """The coordinator looked at all it had heard; in its own journal, so that a replay looks at the same moments."""
+
+    is_final: bool = False
+    is_news: bool = True
+    """Incidents were made or better understood. A coordinator that is started again looks at these moments only."""
+
+
 Rare = Vitals | Inspection | Feed | Skipped | Swapped | Warned
 """What a window keeps as it was said, bounded in number."""
-Body = Attached | Census | StepDone | Table | PackedTable | Logged | Origin | Farewell | Exited | SightLost | Rare
+Own = Unavailable | Judged
+"""What only the coordinator itself says, of its own doings."""
+Body = Attached | Census | StepDone | Table | PackedTable | Logged | Origin | Farewell | Exited | SightLost | Rare | Own
 
 
 class Observation(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,8 +66,9 @@ class CpuPass:
     def launch(self, tensors: list[torch.Tensor], where: list[int]) -> None:
         """Compute now; `where` is `places(tensors)`."""
         if self._plan is None or where != self._places:
-            self._plan = Plan(tensors)
-            self._partials = np.empty(len(self._plan.chunks), ROW)
+            if self._plan is None or not self._has_moved(tensors, where):
+                self._plan = Plan(tensors)
+                self._partials = np.empty(len(self._plan.chunks), ROW)
             self._places = where
         plan = self._plan
         if native is None:
@@ -84,6 +85,13 @@ class CpuPass:
             )
         if plan.kept:  # copies: of no use for the next launch
             self._plan = None
+
+    def _has_moved(self, tensors: list[torch.Tensor], where: list[int]) -> bool:
+        """Whether only the addresses are others, and the plan now has them."""
+        count = len(tensors)
+        return (
+            where[count:] == self._places[count:] and self._plan is not None and self._plan.move(tensors, where[:count])
+        )
 
     def result(self) -> tuple[np.ndarray, np.ndarray | None]:
         """Rows and histograms, the caller's to keep."""

@@ -31,7 +31,20 @@ IMPURE = {"torch", "asyncio", "socket", "os", "time", "threading", "logging"}
 PURE = ["records.py", "detectors", "diagnosis", "halting/policy.py", "halting/protocol.py"]
 TORCH_FREE = ["sidecar", "coordinator", "transport", "exporters", "page", "config.py", "__init__.py", "cli"]
 FRAMEWORKS = {"accelerate", "deepspeed", "transformers"}
-SHARED_BY_DETECTORS = {"window", "wording", "parting"}
+SHARED_BY_DETECTORS = {
+    "window",
+    "wording",
+    "parting",
+    "feeds",
+    "logged",
+    "robust",
+    "streaks",
+    "plausibility",
+    "replica_case",
+    "replica_evidence",
+    "structure",
+    "tie_breaks",
+}
 """Files below detectors/ that are no detectors."""
 
 

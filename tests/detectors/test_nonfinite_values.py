@@ -163,3 +163,67 @@ def test_many_tensors_are_counted() -> None:
 def test_a_wrong_threshold_is_named() -> None:
     with pytest.raises(ValueError, match=r"nonfinite_values\.patience_s must not be negative, got -1"):
         NonfiniteValues(patience_s=-1)
+
+
+def born(**figures: float | str) -> Origin:
+    known = {
+        "module": "layers.1",
+        "module_class": "Block",
+        "dtype": "float16",
+        "dtype_max": 65504.0,
+        "output_infs": 8,
+        "output_nans": 0,
+        "output_absmax": 30000.0,
+        "input_absmax": 900.0,
+        "weight_absmax": 0.5,
+        "reason": "",
+    }
+    return Origin(is_input_finite=True, replayed=True, **known | figures)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {},
+        {"output_absmax": 5000.0},
+        {"output_absmax": 0.0, "input_absmax": 900.0, "weight_absmax": 100.0},
+        {"output_absmax": 0.0, "module_class": "Linear"},
+        {"output_infs": 0, "output_nans": 3},
+        {"dtype": "float32", "dtype_max": 3.4e38, "output_absmax": 1e38},
+    ],
+    ids=["near the limit", "within a sixteenth", "product", "a sum of products", "Inf - Inf inside", "float32"],
+)
+def test_an_output_that_passed_its_dtype_is_an_overflow_on_every_rank_that_has_it(figures: dict[str, float]) -> None:
+    loss = tensor("loss", "loss")
+    (finding,) = judge(view(5, (0, loss), (1, loss)), origins={(0, 5): born(**figures), (1, 5): born(**figures)})
+    assert finding.facts["is_overflow"] is True
+    assert (finding.ranks, finding.modules) == ((0, 1), ("layers.1",))
+    assert any(e.kind == "range" and "layers.1: its output held" in e.summary for e in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"dtype": "float32", "dtype_max": 3.4e38, "output_absmax": 3.2, "module_class": "Log", "weight_absmax": 0.0},
+        {"output_absmax": 40.0, "input_absmax": 3.0, "module_class": "LayerNorm"},
+        {"reason": "first module; its own weights are not finite", "module_class": "Linear"},
+    ],
+    ids=["log of zero", "small numbers", "weights that are NaN already"],
+)
+def test_an_undefined_operation_is_no_overflow(figures: dict[str, float]) -> None:
+    (finding,) = judge(view(5, (1, tensor("loss", "loss"))), origins={(1, 5): born(**figures)})
+    assert finding.facts["is_overflow"] is False
+    assert finding.modules == ("layers.1",)
+
+
+def test_without_magnitudes_nobody_knows_whether_it_overflowed() -> None:
+    (finding,) = judge(view(5, (1, tensor("loss", "loss"))), origins={(1, 5): born(dtype_max=0.0)})
+    assert finding.facts["is_overflow"] is None
+
+
+def test_an_overflow_that_a_finite_loss_hid_is_still_the_cause_of_its_gradients() -> None:
+    gradient = tensor("gradient", "layers.0.weight")
+    (finding,) = judge(view(5, (1, gradient)), origins={(1, 5): born()})
+    assert (finding.facts["is_overflow"], finding.modules) == (True, ("layers.1",))
+    (masked,) = judge(view(5, (1, gradient)), origins={(1, 5): born(output_absmax=3.0, input_absmax=1.0)})
+    assert (masked.facts["is_overflow"], masked.modules) == (None, ("layers.0",))

@@ -3,10 +3,12 @@
 import math
 from collections.abc import Mapping
 
+import msgspec
 import pytest
 
 from holter.detectors import ClassHistory, ReplicaDivergence, StepView, TableKey, Window
-from holter.records import Census, Finding, Table, TableRequest
+from holter.diagnosis import rank_causes
+from holter.records import Census, Component, Finding, Mark, Table, TableRequest, TensorEntry
 
 SECOND = 1_000_000_000
 NAMES = ["a.weight", "a.bias", "b.weight", "b.bias"]
@@ -292,3 +294,320 @@ def test_weights_that_part_within_a_step_are_told_apart() -> None:
         view(30, {"parameters_before": {5: (0, 1)}, "parameters_after": TWO}), classes=classes, tables=given
     )
     assert finding.facts["parameters_parted_within_a_step"] is True
+
+
+# Gradients: at the reduction or after it, all or a few, once or ever since.
+
+HISTORIES = {"parameters_before": parted(25, now=40), "parameters_after": parted(24, now=40)}
+OTHER = dict.fromkeys(NAMES, 8)
+SAME = {5: (0, 1)}
+
+
+def given(tensor_class: str, step: int, changed: dict[str, int], **columns: dict[str, float]) -> dict[TableKey, Table]:
+    """Tables of ranks 0 and 1; a column names what rank 1 has otherwise."""
+    one, two = table(tensor_class, 11, {}), table(tensor_class, 22, changed, columns.get("norms"))
+    sums = columns.get("sums")
+    if sums is not None:
+        one = msgspec.structs.replace(one, sums=[1.0] * len(NAMES))
+        two = msgspec.structs.replace(two, sums=[sums.get(name, 1.0) for name in NAMES])
+    return tables(tensor_class, step, one, two)
+
+
+def top(finding: Finding) -> str:
+    return rank_causes(finding)[0].cause
+
+
+def test_hooks_that_are_lost_in_the_middle_are_a_bypass_once_gradients_differ_ever_since() -> None:
+    roots: Roots = {"gradients_reduced": TWO, "gradients": TWO, "parameters_after": TWO}
+    classes = HISTORIES | {"gradients_reduced": parted(24, now=32), "gradients": parted(24, now=32)}
+    known = given("gradients_reduced", 24, OTHER) | given("parameters_after", 24, OTHER)
+    (finding,) = judge(view(24, roots), view(32, roots), classes=classes, tables=known)
+    assert finding.facts["gradients_differ_ever_since"] is True
+    assert finding.facts["gradients_differ_once"] is False
+    assert top(finding) == "gradient_sync_bypassed"
+    assert (finding.first_step, finding.tensors) == (24, tuple(NAMES))
+
+
+def test_gradients_that_differ_at_one_step_and_agree_again_are_one_bad_delivery() -> None:
+    roots: Roots = {"gradients_reduced": TWO, "gradients": TWO, "parameters_after": TWO}
+    classes = HISTORIES | {"gradients_reduced": parted(24, now=24), "gradients": parted(24, now=24)}
+    known = given("gradients_reduced", 24, OTHER) | given("parameters_after", 24, OTHER)
+    later = view(32, {"gradients_reduced": SAME, "gradients": SAME, "parameters_after": TWO})
+    (finding,) = judge(view(24, roots), later, classes=classes, tables=known)
+    assert finding.facts["gradients_differ_once"] is True
+    assert top(finding) == "corrupted_collective"
+
+
+def test_a_step_that_one_rank_alone_checked_is_no_agreement() -> None:
+    roots: Roots = {"gradients_reduced": TWO, "parameters_after": TWO}
+    classes = HISTORIES | {"gradients_reduced": parted(24, now=26)}
+    known = given("gradients_reduced", 24, OTHER) | given("parameters_after", 24, OTHER)
+    alone = view(30, {"gradients_reduced": {7: (0,)}})
+    (finding,) = judge(view(24, roots), alone, view(32, roots), classes=classes, tables=known)
+    assert finding.facts["gradients_differ_ever_since"] is True
+
+
+def test_gradients_of_a_few_tensors_that_nobody_reduces() -> None:
+    roots: Roots = {"gradients_reduced": TWO, "gradients": TWO, "parameters_after": TWO}
+    classes = {
+        "gradients_reduced": parted(0, now=8),
+        "gradients": parted(0, now=8),
+        "parameters_after": parted(0, now=8),
+    }
+    a = {"a.weight": 8, "a.bias": 8}
+    known = given("gradients_reduced", 0, a) | given("parameters_after", 0, a)
+    (finding,) = judge(view(0, roots), view(8, roots), classes=classes, tables=known)
+    assert finding.tensors == ("a.weight", "a.bias")
+    assert top(finding) == "unreduced_parameters"
+    assert rank_causes(finding)[0].ranks == (0, 1)
+
+
+def entry(name: str, **more: bool) -> TensorEntry:
+    facts = {"is_replicated": True, "requires_grad": True} | more
+    shape = (4, 4) if name.endswith("weight") else (4,)
+    return TensorEntry(name, shape, "float32", facts["requires_grad"], False, 0, facts["is_replicated"])
+
+
+def census(*names: str, is_find_unused: bool = False) -> Census:
+    return Census(
+        model=0,
+        wrapper="DistributedDataParallel",
+        is_replicated=True,
+        optimizers=["SGD"],
+        components=[Component("", "Net", "DistributedDataParallel", True, 2, is_find_unused)],
+        backward_order=[],
+        part=0,
+        parts=1,
+        entries=[entry(name) for name in names],
+    )
+
+
+@pytest.mark.parametrize(
+    ("is_find_unused", "cause"), [(False, "unreduced_parameters"), (True, "gradient_sync_bypassed")]
+)
+def test_a_parameter_without_gradient_explains_why_its_bucket_is_never_reduced(
+    is_find_unused: object, cause: str
+) -> None:
+    roots: Roots = {"gradients_reduced": TWO}
+    everyone = [*NAMES, "spare.weight"]
+    known = {
+        key: msgspec.structs.replace(t, names=everyone, fingerprints=[*t.fingerprints, 0], norms=[*t.norms, 0.0])
+        for key, t in given("gradients_reduced", 0, OTHER).items()
+    }
+    told = census(*everyone, is_find_unused=bool(is_find_unused))
+    (finding,) = judge(
+        view(0, roots), classes={"gradients_reduced": parted(0)}, tables=known, census={0: told, 1: told}
+    )
+    assert finding.facts["gradients_differ_in_all_tensors"] is True
+    assert finding.tensors == tuple(NAMES)
+    assert top(finding) == cause
+    assert is_find_unused or any("spare.weight is trained" in e.summary for e in finding.evidence)
+
+
+def test_a_matrix_that_agrees_shows_that_the_rest_is_left_out_of_a_working_reduction() -> None:
+    names = [f"layer{number}.bias" for number in range(19)] + ["head.weight"]
+    known = {
+        ("gradients", 0, rank): Table(
+            tensor_class="gradients",
+            root=11 + rank,
+            names=names,
+            fingerprints=[7 + rank] * 19 + [7],
+            norms=[1.0] * 20,
+        )
+        for rank in (0, 1)
+    }
+    told = census(*names)
+    (finding,) = judge(
+        view(0, {"gradients": TWO}), classes={"gradients": parted(0)}, tables=known, census={0: told, 1: told}
+    )
+    assert finding.facts["gradients_differ_in_all_tensors"] is False
+
+
+# Between the reduction and the optimizer.
+
+
+def clipped(*scaled: dict[str, float], ranks: int = 2) -> list[Finding]:
+    """Each rank's factors by tensor; ranks with the same factors have the same root."""
+    distinct = [tuple(factors.get(name, 1.0) for name in NAMES) for factors in scaled]
+    known = {}
+    for rank, factors in enumerate(distinct):
+        known["gradients_reduced", 8, rank] = table("gradients_reduced", 5, {}, dict.fromkeys(NAMES, 2.0))
+        known["gradients", 8, rank] = Table(
+            tensor_class="gradients",
+            root=hash(factors),
+            names=NAMES,
+            fingerprints=[1 + int(1000 * factor) for factor in factors],
+            norms=[2.0 * factor for factor in factors],
+        )
+    roots = {hash(f): tuple(r for r, other in enumerate(distinct) if other == f) for f in distinct}
+    shown = view(8, {"gradients_reduced": {5: tuple(range(ranks))}, "gradients": roots})
+    return judge(shown, classes={"gradients_reduced": equal(8), "gradients": parted(8)}, tables=known, ranks=ranks)
+
+
+ALL_BY = dict.fromkeys(NAMES, 0.31)
+BUT_LN = ALL_BY | {"b.weight": 1.0, "b.bias": 1.0}
+
+
+def test_the_rank_that_skips_tensors_in_its_clip_is_named_with_two_ranks() -> None:
+    (finding,) = clipped(ALL_BY, BUT_LN)
+    assert (finding.ranks, finding.tensors, finding.modules) == ((1,), ("b.weight", "b.bias"), ("b",))
+    assert top(finding) == "uneven_clipping"
+    assert rank_causes(finding)[0].confidence == 0.95
+    assert any(
+        e.kind == "clipping" and "rank 1 multiplied the tensors that differ by 1" in e.summary for e in finding.evidence
+    )
+
+
+def test_all_ranks_that_skip_are_named_although_they_are_the_majority() -> None:
+    (finding,) = clipped(ALL_BY, BUT_LN, BUT_LN, BUT_LN, ranks=4)
+    assert finding.ranks == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("zero", "one", "culprits"),
+    [
+        (ALL_BY, {}, (1,)),  # one of two does not clip at all
+        ({}, dict.fromkeys(NAMES, 0.5), (1,)),  # no clip arrives at a round factor
+        ({}, dict.fromkeys(NAMES, 3.17), (1,)),  # nor does it enlarge
+        (ALL_BY, dict.fromkeys(NAMES, 0.62), (0, 1)),  # two limits: nobody knows whose is right
+    ],
+)
+def test_who_is_named_where_all_tensors_are_treated_otherwise(
+    zero: dict[str, float], one: dict[str, float], culprits: tuple[int, ...]
+) -> None:
+    (finding,) = clipped(zero, one)
+    assert finding.ranks == culprits
+    assert top(finding) == "uneven_clipping"
+
+
+def test_a_clip_that_all_ranks_apply_raises_nothing() -> None:
+    assert clipped(ALL_BY, ALL_BY) == []
+
+
+def test_it_asks_for_both_views_of_the_gradients() -> None:
+    shown = view(8, {"gradients_reduced": SAME, "gradients": TWO})
+    (asking,) = judge(shown, classes={"gradients_reduced": equal(8), "gradients": parted(8)})
+    assert {request.tensor_class for request in asking.needs} == {"gradients", "gradients_reduced"}
+
+
+# The optimizer.
+
+
+def settings(step: int, *rates: float) -> dict[TableKey, Table]:
+    names = ["optimizer0.group0.lr", "optimizer0.group0.weight_decay"]
+    return {
+        ("hyperparameters", step, rank): Table(
+            tensor_class="hyperparameters",
+            root=int(rate * 1e6),
+            names=names,
+            fingerprints=[int(rate * 1e6), 3],
+            norms=[rate, 0.1],
+        )
+        for rank, rate in enumerate(rates)
+    }
+
+
+def test_a_learning_rate_that_changed_on_one_rank_is_laid_to_it_with_both_values() -> None:
+    known = settings(19, 0.001, 0.001) | settings(20, 0.001, 0.01) | given("parameters_after", 24, OTHER)
+    shown = view(20, {"hyperparameters": {1000: (0,), 10000: (1,)}}), view(24, {"parameters_after": TWO})
+    classes = {"hyperparameters": parted(20), "gradients_reduced": equal(24), "parameters_after": parted(24)}
+    (finding,) = judge(*shown, classes=classes, tables=known)
+    assert (finding.ranks, finding.first_step) == ((1,), 20)
+    assert top(finding) == "optimizer_state_mismatch"
+    assert any("optimizer0.group0.lr is 0.001 on rank 0 and 0.01 on rank 1" in e.summary for e in finding.evidence)
+
+
+def test_rates_that_differ_from_the_start_name_both_of_two_and_the_minority_of_three() -> None:
+    classes = {"hyperparameters": parted(0), "gradients_reduced": equal(4)}
+    two = view(0, {"hyperparameters": {1000: (0,), 10000: (1,)}})
+    (finding,) = judge(two, classes=classes, tables=settings(0, 0.001, 0.01))
+    assert finding.ranks == (0, 1)
+    three = view(0, {"hyperparameters": {1000: (0, 2), 10000: (1,)}})
+    (finding,) = judge(three, classes=classes, tables=settings(0, 0.001, 0.01, 0.001), ranks=3)
+    assert finding.ranks == (1,)
+
+
+def test_settings_of_ranks_that_train_parts_of_their_own_are_not_compared() -> None:
+    told = census("a.weight")
+    own = msgspec.structs.replace(told, entries=[*told.entries, entry("expert.weight", is_replicated=False)])
+    shown = view(0, {"hyperparameters": {1000: (0,), 10000: (1,)}})
+    assert judge(shown, classes={"hyperparameters": parted(0)}, census={0: own, 1: own}) == []
+
+
+def test_moments_that_differ_alone_are_the_optimizers() -> None:
+    known = given("optimizer_state", 0, {"b.weight": 8}) | given("parameters_after", 0, {"b.weight": 8})
+    shown = view(0, {"parameters_before": SAME, "optimizer_state": TWO, "parameters_after": TWO})
+    classes = {
+        "parameters_before": parted(1),
+        "gradients_reduced": equal(0),
+        "parameters_after": parted(0),
+        "optimizer_state": parted(0),
+    }
+    (finding,) = judge(shown, classes=classes, tables=known)
+    assert top(finding) == "optimizer_state_mismatch"
+
+
+# Rounding.
+
+
+def test_replicas_that_part_by_rounding_drift() -> None:
+    near = dict.fromkeys(NAMES, 1.0 + 3e-07)
+    roots: Roots = {"gradients_reduced": TWO, "parameters_after": TWO}
+    classes = {
+        "parameters_before": parted(1),
+        "gradients_reduced": parted(0, now=8),
+        "parameters_after": parted(0, now=8),
+    }
+    known = given("gradients_reduced", 0, OTHER, sums=near, norms=near)
+    known |= given("parameters_after", 0, OTHER, sums=near, norms=near)
+    (finding,) = judge(view(0, roots), view(8, roots), classes=classes, tables=known)
+    assert finding.facts["is_distance_tiny"] is True
+    assert top(finding) == "nondeterministic_drift"
+
+
+def test_weights_that_are_near_while_gradients_are_not_are_no_drift() -> None:
+    near = dict.fromkeys(NAMES, 1.0 + 3e-07)
+    roots: Roots = {"gradients_reduced": TWO, "parameters_after": TWO}
+    classes = {
+        "parameters_before": parted(1),
+        "gradients_reduced": parted(0, now=8),
+        "parameters_after": parted(0, now=8),
+    }
+    known = given("gradients_reduced", 0, OTHER, sums=dict.fromkeys(NAMES, 0.4))
+    known |= given("parameters_after", 0, OTHER, sums=near, norms=near)
+    (finding,) = judge(view(0, roots), view(8, roots), classes=classes, tables=known)
+    assert top(finding) == "gradient_sync_bypassed"
+
+
+def test_weights_without_low_bits_on_one_side_have_passed_through_a_narrower_dtype() -> None:
+    known = given("parameters_before", 0, OTHER)
+    known = {
+        key: msgspec.structs.replace(t, marks=[Mark.ROUNDED * key[2]] * 3 + [Mark.CONSTANT]) for key, t in known.items()
+    }
+    classes = {"parameters_before": parted(0), "gradients_reduced": equal(4)}
+    (finding,) = judge(view(0, {"parameters_before": TWO}), classes=classes, tables=known)
+    assert finding.ranks == (1,)
+    assert top(finding) == "precision_round_trip"
+
+
+def test_a_sum_that_jumped_on_one_rank_breaks_the_tie_between_two_checks() -> None:
+    classes = {"parameters_after": parted(24), "gradients_reduced": equal(24)}
+    shown = view(24, {"parameters_after": TWO, "gradients_reduced": SAME})
+    now = given("parameters_after", 24, {"b.weight": 8}, sums={"b.weight": 3.0})
+    (asking,) = judge(shown, classes=classes, tables=now)
+    assert asking.needs == (TableRequest("parameters_after", 23, (0, 1)),)
+    then = {
+        ("parameters_after", 23, rank): msgspec.structs.replace(
+            table("parameters_after", 9, {}), sums=[0.99] * len(NAMES)
+        )
+        for rank in (0, 1)
+    }
+    (finding,) = judge(shown, classes=classes, tables=now | then)
+    assert finding.ranks == (1,)
+    assert top(finding) == "silent_data_corruption"
+
+
+def test_ranks_whose_models_differ_in_structure_are_left_to_another_detector() -> None:
+    one = census("a.weight", "b.weight")
+    two = msgspec.structs.replace(one, entries=[entry("a.weight"), entry("b.weight", requires_grad=False)])
+    assert judge(flipped(), classes=FLIPPED, tables=FLIPPED_TABLES, census={0: one, 1: two}) == []

@@ -6,7 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from holter.detectors import ALL
 from holter.diagnosis import Incident, correlate
+from holter.diagnosis.consequences import BRINGS_ABOUT, JUDGES_THE_WHOLE_RUN, ORDER_IN_STEP, SPEAKS_OF_EVENTS
 from holter.records import Finding, TableRequest
 
 
@@ -128,3 +130,28 @@ def test_a_closed_incident_takes_no_more_findings() -> None:
     (incident,) = run([BAD_BATCH])
     closed = msgspec.structs.replace(incident, is_closed=True)
     assert [new.id for new in correlate((closed,), [BAD_BATCH], stamp="T")] == ["T-2"]
+
+
+def test_the_tables_speak_of_detectors_that_exist() -> None:
+    known = {detector.name for detector in ALL}
+    named = {line.leader for line in BRINGS_ABOUT} | {name for line in BRINGS_ABOUT for name in line.after}
+    assert named | JUDGES_THE_WHOLE_RUN | SPEAKS_OF_EVENTS <= known
+
+
+def test_every_detector_has_its_place_in_a_step() -> None:
+    by_class = {"replica_divergence"}
+    assert {detector.name for detector in ALL} - by_class <= set(ORDER_IN_STEP)
+
+
+def test_a_curve_that_follows_from_a_learning_rate_is_listed_under_it() -> None:
+    jump = finding("learning_rate", 40, (0, 1), has_jump=True, has_consequence=True)
+    spike, rise = finding("gradient_explosion", 41, (0, 1)), finding("loss_trend", 43, (0, 1))
+    for order in itertools.permutations([jump, spike, rise]):
+        (incident,) = open_ones(*([one] for one in order))
+        assert incident.leading.detector == "learning_rate"
+
+
+def test_what_was_set_up_wrongly_explains_what_was_dated_before_it() -> None:
+    stale, grown = finding("optimizer_identity", 1, (0, 1)), finding("uncleared_gradients", 0, (0, 1))
+    (incident,) = open_ones([grown], [stale])
+    assert incident.leading == stale

@@ -156,8 +156,8 @@ BYPASS = {
             finding("replica_divergence", gradients_differ=True, gradients_differ_always=True),
         ),
         (
-            "gradient_sync_bypassed",
-            0.40,
+            "unreduced_parameters",
+            0.85,
             finding(
                 "replica_divergence",
                 gradients_differ=True,
@@ -166,9 +166,14 @@ BYPASS = {
             ),
         ),
         (
-            "silent_data_corruption",
-            0.45,
-            finding("replica_divergence", gradients_differ=True, gradients_differ_always=False),
+            "corrupted_collective",
+            0.50,
+            finding(
+                "replica_divergence",
+                gradients_differ=True,
+                gradients_differ_always=False,
+                gradients_differ_ever_since=False,
+            ),
         ),
         (
             "silent_data_corruption",

@@ -358,3 +358,28 @@ def test_a_pass_is_not_aimed_at_what_does_not_fit(other: list[torch.Tensor]) -> 
     p.launch()
     table = p.poll()
     assert table is not None
+
+
+def test_a_pass_follows_tensors_that_are_made_anew_at_every_step() -> None:
+    p = Pass([torch.rand(70_000), torch.rand(3), torch.empty(0)], "off")
+    for _ in range(3):
+        made = [torch.rand(70_000), torch.rand(3), torch.empty(0)]
+        assert p.aim(made)
+        p.launch()
+        table = p.poll()
+        assert table is not None
+        assert table.fingerprint.tolist() == summarize(made, histogram="off").fingerprint.tolist()
+
+
+def test_a_pass_reads_a_tensor_again_that_had_lost_its_memory() -> None:
+    kept, lost = torch.rand(10), torch.rand(10)
+    p = Pass([kept, lost], "off")
+    lost.untyped_storage().resize_(0)
+    p.launch()
+    made = [torch.rand(10), torch.rand(10)]
+    assert p.aim(made)
+    p.launch()
+    table = p.poll()
+    assert table is not None
+    assert table.numel.tolist() == [10, 10]
+    assert table.fingerprint.tolist() == summarize(made, histogram="off").fingerprint.tolist()

@@ -15,10 +15,10 @@ from holter.records import Observation
 class Worn:
     """A monitor and what it has said so far."""
 
-    def __init__(self, *, world_size: int = 1, budget: float = 1e9) -> None:
+    def __init__(self, *, world_size: int = 1, budget: float = 1e9, **settings: object) -> None:
         self.page = PageWriter.create(rank=0, world_size=world_size, pid=1, started_ticks=1, ring_bytes=4 << 20)
         self.reader = PageReader.open(self.page.fd)
-        self.monitor = Monitor(Recorder(self.page, 0), world_size=world_size, budget=budget, floor_s=0.0)
+        self.monitor = Monitor(Recorder(self.page, 0), world_size=world_size, budget=budget, floor_s=0.0, **settings)
         self.monitor.install()
         self._decoder = msgspec.msgpack.Decoder(Observation)
         self._said: list[Observation] = []

@@ -174,3 +174,59 @@ def test_an_interrupt_at_the_start_of_backward_blinds_nothing(worn):
     model(torch.ones(1, 4)).sum().backward()
     optimizer.step()
     assert bodies(worn)[0].loss is not None
+
+
+def test_a_loss_that_is_not_finite_is_told_although_the_gradients_are(worn):
+    model = nn.Linear(4, 1)
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for offset in (0.0, math.nan, 0.0):
+        optimizer.zero_grad()
+        (model(torch.ones(1, 4)).sum() + offset).backward()
+        optimizer.step()
+    told = bodies(worn)
+    assert [False, True, False] == [math.isnan(body.loss) for body in told]
+    assert [[], [], []] == [body.nonfinite for body in told]
+
+
+def test_a_loss_whose_gradients_the_script_threw_away_is_not_told(worn):
+    model = nn.Linear(4, 1)
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for factor in (1.0, math.nan, 1.0):
+        optimizer.zero_grad()
+        (model(torch.ones(1, 4)).sum() * factor).backward()
+        if math.isfinite(factor):
+            optimizer.step()
+    assert all(math.isfinite(body.loss) for body in bodies(worn))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda loss: loss, 0.0),
+        (lambda loss: loss / 4, 1.0),
+        (lambda loss: 0.25 * loss, 1.0),
+        (lambda loss: loss + loss.detach(), 0.0),
+        (lambda loss: loss + 0.1 * loss.sqrt(), 1.0),
+        (lambda loss: loss * loss, 0.0),
+        (lambda loss: (loss / torch.tensor(4.0)).double(), 1.0),
+    ],
+)
+def test_whether_the_loss_is_divided_is_told(worn, make, expected):
+    model = nn.Linear(4, 1)
+    worn.monitor.add_model(model)
+    make(model(torch.ones(2, 4)).pow(2).mean()).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    assert [expected] == [body.numbers["loss.is_divided"] for body in bodies(worn)]
+
+
+def test_the_scalers_own_factor_is_no_division(worn):
+    model = nn.Linear(4, 1)
+    worn.monitor.add_model(model)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.0), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale(model(torch.ones(1, 4)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    (body,) = bodies(worn)
+    assert (0.0, 1024.0) == (body.numbers["loss.is_divided"], body.numbers["loss_scale"])

@@ -22,6 +22,9 @@ PATCHED = [
     (torch.jit, "trace"),
     (torch.autograd, "backward"),
     (torch.amp.GradScaler, "scale"),
+    (torch.amp.GradScaler, "update"),
+    (torch, "clear_autocast_cache"),
+    (torch.nn.utils, "clip_grad_norm_"),
     (_BaseDataLoaderIter, "__next__"),
     (sys, "excepthook"),
 ]

@@ -143,3 +143,94 @@ def test_a_model_that_communicates_is_not_replayed(worn, gloo):  # noqa: ARG001
     (origin,) = (observation.body for observation in worn.said(Origin))
     assert 1 == Gathering.num_collectives
     assert not origin.replayed
+
+
+def found(worn) -> Origin:
+    (origin,) = (observation.body for observation in worn.said(Origin))
+    return origin
+
+
+def train(worn, model: nn.Module, *inputs: torch.Tensor) -> Origin:
+    """One step on these inputs, which spoil it."""
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    model(*inputs).float().sum().backward()
+    optimizer.step()
+    return found(worn)
+
+
+def test_a_half_precision_layer_that_overflows_is_named_with_its_limit(worn):
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(600.0)
+    origin = train(worn, model.half(), torch.full((8, 16), 2.0).half())
+    assert ("1", "Linear", "float16", 65504.0) == (
+        origin.module,
+        origin.module_class,
+        origin.dtype,
+        origin.dtype_max,
+    )
+    assert origin.is_input_finite
+    assert origin.input_absmax > 100.0
+    assert 0 < origin.output_infs <= 128
+    assert 0 == origin.output_nans
+    assert 0.0 < origin.output_absmax <= 65504.0
+    assert 50.0 < origin.weight_absmax <= 150.0 + 0.1
+
+
+def test_code_between_modules_is_their_parents(worn):
+    class Parent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return self.second(torch.log(-self.first(values).abs() - 1.0))
+
+    origin = train(worn, nn.Sequential(nn.Linear(4, 4), Parent(), nn.Linear(4, 1)), torch.ones(2, 4))
+    assert ("1", "Parent") == (origin.module, origin.module_class)
+    assert origin.output_nans > 0
+
+
+def test_integers_alone_are_finite_inputs(worn):
+    model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 1))
+    with torch.no_grad():
+        model[0].weight[2, 1] = math.nan
+    origin = train(worn, model, torch.tensor([[0, 2]]))
+    assert ("0", "Embedding", True) == (origin.module, origin.module_class, origin.is_input_finite)
+    assert "its own weights are not finite" in origin.reason
+
+
+class Masked(nn.Module):
+    """Attends to nothing where the mask says so."""
+
+    def forward(self, values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (values + mask).softmax(-1)
+
+
+def test_a_mask_is_not_where_the_nan_was_born(worn):
+    class Mask(nn.Module):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return torch.zeros_like(values).masked_fill(torch.ones_like(values, dtype=torch.bool), -math.inf)
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.mask, self.masked = nn.Linear(4, 4), Mask(), Masked()
+
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return self.masked(self.linear(values), self.mask(values))
+
+    origin = train(worn, Attention(), torch.ones(2, 4))
+    assert ("masked", "Masked", False) == (origin.module, origin.module_class, origin.is_input_finite)
+    assert "mask of -inf" in origin.reason
+
+
+def test_the_logarithm_of_zero_is_blamed_before_what_follows_it(worn):
+    class Log(nn.Module):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return torch.log(values.abs() * torch.tensor([0.0, 1.0, 2.0, 3.0]))
+
+    origin = train(worn, nn.Sequential(nn.Linear(4, 4), Log(), nn.Linear(4, 4)), torch.ones(2, 4))
+    assert ("1", "Log") == (origin.module, origin.module_class)

@@ -5,7 +5,17 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holter.probes.schedule import MAX_INTERVAL, MAX_STRIDE, Costs, Plan, Schedule, plan
+from holter.probes.schedule import (
+    CHECK_FLOORS,
+    GRADIENT_FLOORS,
+    MAX_INTERVAL,
+    MAX_STRIDE,
+    USUAL_INTERVAL,
+    Costs,
+    Plan,
+    Schedule,
+    plan,
+)
 
 seconds = st.floats(min_value=1e-6, max_value=10.0)
 dials = st.builds(
@@ -18,13 +28,24 @@ dials = st.builds(
 @given(st.builds(Costs, step_s=seconds, fixed_s=seconds, gradients_s=seconds, check_s=seconds), dials)
 def test_what_is_planned_fits_unless_the_dials_are_at_their_end(costs, current):
     chosen = plan(costs, budget=0.01, floor_s=1e-4, current=current)
-    allowed = max(0.01 * costs.step_s - costs.fixed_s, 1e-4)
+    room, floor = 0.01 * costs.step_s - costs.fixed_s, 1e-4
     gradients = costs.gradients_s / chosen.gradient_stride
-    assert gradients <= allowed or chosen.gradient_stride == MAX_STRIDE
-    assert (
-        gradients + costs.check_s * 4 / 3 / chosen.check_interval <= allowed * (1 + 1e-9)
-        or chosen.check_interval == MAX_INTERVAL
-    )
+    checks = costs.check_s * 4 / 3 / chosen.check_interval
+    assert gradients <= max(room, GRADIENT_FLOORS * floor) or chosen.gradient_stride == MAX_STRIDE
+    is_usual = chosen.check_interval == USUAL_INTERVAL and checks <= CHECK_FLOORS * floor
+    assert checks <= max(room - gradients, floor) * (1 + 1e-9) or is_usual or chosen.check_interval == MAX_INTERVAL
+
+
+def test_short_steps_are_compared_every_eighth_time_as_long_as_that_is_small():
+    demo = Costs(step_s=0.06, fixed_s=7e-4, gradients_s=6e-4, check_s=2.5e-3)
+    assert plan(demo, budget=0.01, floor_s=5e-4, current=Plan()) == Plan(1, USUAL_INTERVAL)
+    large = Costs(step_s=0.06, fixed_s=7e-4, gradients_s=6e-4, check_s=25e-3)
+    assert plan(large, budget=0.01, floor_s=5e-4, current=Plan()).check_interval > USUAL_INTERVAL
+
+
+def test_a_rank_is_held_against_its_own_history_right_after_a_comparison():
+    assert [0, 1, 9, 17] == [step for step in range(20) if Plan(check_interval=8).reads_before(step)]
+    assert all(Plan(check_interval=1).reads_before(step) for step in range(20))
 
 
 @given(dials, dials)

@@ -102,3 +102,48 @@ def test_a_table_told_twice_is_counted_once():
     for _ in range(50):
         history.keep(packed(1, 1))
     assert history.table("parameters_before", 0) is not None
+
+
+def test_sums_and_marks_are_unpacked_beside_the_fingerprints():
+    history = History()
+    history.learn_census(census("a", "b"))
+    body = PackedTable(
+        tensor_class="gradients",
+        root=1,
+        fingerprints=struct.pack("<2Q", 5, 6),
+        norms=struct.pack("<2f", 1.0, 2.0),
+        sums=struct.pack("<2d", 0.5, -0.25),
+        marks=bytes([0, 3]),
+    )
+    history.keep(Observation(rank=3, step=4, at_ns=10, body=body))
+    found = history.table("gradients", 4).body
+    assert ([0.5, -0.25], [0, 3]) == (found.sums, found.marks)
+
+
+def hyperparameters(step: int, rate: float) -> Observation:
+    body = PackedTable(
+        tensor_class="hyperparameters", root=step, fingerprints=struct.pack("<d", rate), norms=b"", names=["group0.lr"]
+    )
+    return Observation(rank=3, step=step, at_ns=10, body=body)
+
+
+def test_hyperparameters_have_names_of_their_own_and_hold_until_they_change():
+    history = History()
+    history.keep(hyperparameters(2, 0.5))
+    history.keep(hyperparameters(7, 0.25))
+    (bits,) = struct.unpack("<Q", struct.pack("<d", 0.5))
+    for step in (2, 3, 6):
+        found = history.table("hyperparameters", step)
+        assert (step, ["group0.lr"], [bits]) == (found.step, found.body.names, found.body.fingerprints)
+    assert history.table("hyperparameters", 1) is None
+    assert history.table("hyperparameters", 9).body.fingerprints != [bits]
+
+
+def test_a_table_keeps_the_names_of_its_own_time():
+    history = History()
+    history.learn_census(census("a", "b"))
+    history.keep(packed(4, 11, 12))
+    history.learn_census(census("c", "d"))
+    assert ["a", "b"] == history.table("parameters_before", 4).body.names
+    history.learn_census(census("a", "b", "c"))
+    assert ["a", "b"] == history.table("parameters_before", 4).body.names

@@ -11,6 +11,7 @@ from holter.errors import ConfigError, UsageError
 COMMANDS = {
     "status": "live table of ranks, steps, phases and findings",
     "report": "the incidents' diagnoses, for a person",
+    "replay": "judge a recorded run again, with other thresholds if given",
     "explain": "the page of a detector or a cause",
     "coordinator": "run a coordinator by itself",
     "sidecar": "run a sidecar by itself",

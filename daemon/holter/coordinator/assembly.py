@@ -4,14 +4,20 @@
     rank 1  step 40  41                step 41: complete, so its classes are compared
 
 Any interleaving of the ranks' observations gives the same window, as long as each rank's own order is kept. A step is complete
-when every attached, living rank has reported it or a later one. Only the newest steps are kept, fewer the more ranks there are.
+when every attached, living rank has reported it or a later one. Only the newest steps are kept, fewer the more ranks there are;
+their numbers stay longer.
 """
+
+from typing import get_args
 
 from holter.coordinator.agreement import extend
 from holter.coordinator.census import CensusBook
+from holter.coordinator.notes import NoteBook
+from holter.coordinator.numbers import MAX_STEPS as MAX_NUMBERED
+from holter.coordinator.numbers import NumberBook
 from holter.coordinator.steps import StepLedger
-from holter.detectors.window import ClassHistory, RankExit, StepView, TableKey, Window
-from holter.records import Attached, Census, Exited, Observation, Origin, StepDone, Table
+from holter.detectors.window import ClassHistory, Note, RankExit, StepNumbers, StepView, TableKey, Window
+from holter.records import Attached, Census, Exited, Logged, Observation, Origin, Rare, StepDone, Table, Unavailable
 
 MAX_RECORDS = 200_000
 """Step records remembered in all: steps x ranks."""
@@ -22,6 +28,9 @@ MAX_UNAVAILABLE = 65_536
 MAX_ORIGINS = 1024
 MAX_NONFINITE = 20_000
 """Tensors kept of one step, shared among the ranks."""
+
+_RARE = get_args(Rare)
+_Judged = tuple[tuple[StepView, ...], dict[str, ClassHistory], tuple[StepNumbers, ...]]
 
 
 class Assembly:
@@ -44,7 +53,9 @@ class Assembly:
         self._unavailable: set[TableKey] = set()
         self._origins: dict[tuple[int, int], Origin] = {}
         self._census = CensusBook()
-        self._judged: tuple[tuple[StepView, ...], dict[str, ClassHistory]] | None = None
+        self._numbers = NumberBook()
+        self._notes = NoteBook()
+        self._judged: _Judged | None = None
 
     def add(self, observation: Observation, received_ns: int) -> None:
         """Take one observation in, received at this moment of the coordinator's clock."""
@@ -58,11 +69,17 @@ class Assembly:
                 self._exits[rank] = RankExit(rank, observation.at_ns, body)
                 self._judged = None
             case Census():
-                self._census.add(rank, body)
+                self._census.add(rank, observation.step, body)
+            case Logged():
+                self._log(rank, observation.step, body)
             case Table():
                 self._add_table((body.tensor_class, observation.step, rank), body)
             case Origin() if len(self._origins) < MAX_ORIGINS:
                 self._origins[rank, observation.step] = body
+            case Unavailable():
+                self.mark_unavailable((body.tensor_class, observation.step, rank))
+            case _ if isinstance(body, _RARE):
+                self._notes.add(Note(rank, observation.step, received_ns, body))
 
     def mark_unavailable(self, key: TableKey) -> None:
         """This table was asked for and cannot be had."""
@@ -74,7 +91,7 @@ class Assembly:
         """Everything as of now, frozen; costs what changed since the last call."""
         if self._judged is None:
             self._judged = self._judge_steps()
-        steps, classes = self._judged
+        steps, classes, series = self._judged
         return Window(
             now_ns=now_ns,
             world_size=self._world_size,
@@ -86,6 +103,9 @@ class Assembly:
             origins=dict(self._origins),
             exits=tuple(sorted(self._exits.values(), key=lambda ended: (ended.at_ns, ended.rank))),
             census=dict(self._census.joined),
+            census_changes=self._census.changes(),
+            series=series,
+            notes=self._notes.notes(),
         )
 
     @property
@@ -111,6 +131,9 @@ class Assembly:
         self._last.pop(rank, None)
         for later in [known for known in self._ledgers if known >= step]:
             del self._ledgers[later]
+        self._numbers.take_back(step)
+        self._notes.take_back(rank, step)
+        self._census.take_back(rank, step)
         self._floor = min(self._floor, step)
         self._forgotten.clear()
 
@@ -122,6 +145,9 @@ class Assembly:
         ledger = self._ledgers.get(step)
         if ledger is None:
             ledger = self._ledgers[step] = StepLedger(step, received_ns)
+        # A second record of a rank takes the place of the first; its numbers are the same or not to be believed.
+        if rank not in ledger.reported:
+            self._numbers.add(step, rank, done)
         num_ranks = max(1, self._world_size, len(self._attached))
         ledger.add(rank, done, received_ns, tensor_limit=max(4, MAX_NONFINITE // num_ranks))
         self._compare_history(rank, ledger, done)
@@ -139,8 +165,18 @@ class Assembly:
         while len(self._ledgers) > self.num_steps_kept:
             oldest = min(self._ledgers)
             ledger = self._ledgers.pop(oldest)
-            extend(self._forgotten, oldest, ledger.verdicts(is_complete=not self._missing(oldest, self._lagging())))
+            is_complete = not self._missing(oldest, self._lagging())
+            extend(self._forgotten, oldest, ledger.verdicts(is_complete=is_complete))
+            if is_complete:
+                self._numbers.keep(oldest, ledger.first_seen_ns)
+            self._numbers.forget_until(oldest)
             self._floor = oldest + 1
+
+    def _log(self, rank: int, step: int, body: Logged) -> None:
+        """A log of a step that is still open, or comes later, waits for it."""
+        self._judged = None
+        if step >= self._floor or self._numbers.has(step):
+            self._numbers.log(step, rank, body.values)
 
     def _add_table(self, key: TableKey, table: Table) -> None:
         if key not in self._tables and len(self._tables) >= MAX_TABLES:
@@ -149,13 +185,16 @@ class Assembly:
         self._tables[key] = table
         self._unavailable.discard(key)
 
-    def _judge_steps(self) -> tuple[tuple[StepView, ...], dict[str, ClassHistory]]:
+    def _judge_steps(self) -> _Judged:
         views, classes, lagging = [], dict(self._forgotten), self._lagging()
+        series = list(self._numbers.kept())
         for step, ledger in sorted(self._ledgers.items()):
             missing = self._missing(step, lagging)
             extend(classes, step, ledger.verdicts(is_complete=not missing))
             views.append(ledger.view(missing))
-        return tuple(views), classes
+            if not missing:
+                series.append(self._numbers.entry(step, ledger.first_seen_ns))
+        return tuple(views), classes, tuple(series[-MAX_NUMBERED:])
 
     def _lagging(self) -> list[tuple[int, int, int]]:
         """(last reported step, step of attaching, rank) of the living ranks that are behind, the last one first."""

@@ -14,8 +14,9 @@ from holter.detectors import Window
 from holter.diagnosis.correlate import Incident, correlate
 from holter.diagnosis.differential import rank_causes
 from holter.diagnosis.explain import explain
+from holter.diagnosis.plots import plots
 from holter.halting.policy import decide
-from holter.records import Action, Diagnosis, Finding
+from holter.records import Action, Diagnosis, Evidence, Finding
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,27 @@ class Casebook:
         self._run_id = run_id
         self._action: Action = action
         """The most that may be done."""
-        self._earlier = [cause_of(diagnosis) for diagnosis in earlier]
-        """Leading causes of a former coordinator's incidents on the same run."""
+        self.count(earlier)
         self._incidents: dict[str, Incident] = {}
         self._openings: dict[str, _Opening] = {}
 
-    def settle(self, findings: Sequence[Finding], window: Window, now_ns: int) -> Iterator[Diagnosis]:
-        """Diagnoses that are new or have changed; what cannot be explained is raised after the others, and tried again next time."""
-        errors = []
-        for incident in correlate(tuple(self._incidents.values()), findings, stamp=compact(now_ns)):
+    def count(self, earlier: Sequence[Diagnosis]) -> None:
+        """These incidents of the same run were made by another casebook: their leading causes count as strikes."""
+        self._earlier = [cause_of(diagnosis) for diagnosis in earlier]
+
+    def settle(
+        self, findings: Sequence[Finding], window: Window, now_ns: int, *, is_final: bool = False
+    ) -> Iterator[Diagnosis]:
+        """Diagnoses that are new or have changed, at the end all that are open: what came after is seen in their plots.
+
+        What cannot be explained is raised after the others, and tried again next time.
+        """
+        errors: list[Exception] = []
+        for incident in self._to_explain(findings, now_ns, is_final=is_final):
             after_s = _detected_after_s(incident.leading, window, now_ns)
             opening = self._openings.setdefault(incident.id, _Opening(now_ns, after_s))
             try:
-                diagnosis = self._explain(incident, opening, now_ns)
+                diagnosis = self._explain(incident, opening, _drawn(incident.leading, window, errors), now_ns)
             except Exception as error:  # noqa: BLE001 - raised below
                 errors.append(error)
                 continue
@@ -54,7 +63,14 @@ class Casebook:
         if errors:
             raise ExceptionGroup("findings that cannot be explained", errors)
 
-    def _explain(self, incident: Incident, opening: _Opening, now_ns: int) -> Diagnosis:
+    def _to_explain(self, findings: Sequence[Finding], now_ns: int, *, is_final: bool) -> list[Incident]:
+        changed = correlate(tuple(self._incidents.values()), findings, stamp=compact(now_ns))
+        if not is_final:
+            return list(changed)
+        known = self._incidents | {incident.id: incident for incident in changed}
+        return [incident for incident in known.values() if incident.is_open or incident in changed]
+
+    def _explain(self, incident: Incident, opening: _Opening, drawn: Sequence[Evidence], now_ns: int) -> Diagnosis:
         causes = rank_causes(incident.leading)
         diagnosis = explain(
             incident.leading,
@@ -65,6 +81,7 @@ class Casebook:
             detected_after_s=opening.detected_after_s,
             directive=decide(incident.leading.severity, causes, self._action),
             strikes=1 + self._num_earlier(incident.id, causes[0].cause),
+            plots=drawn,
         )
         is_over = not incident.is_open
         return msgspec.structs.replace(diagnosis, closed_at=rfc3339(now_ns)) if is_over else diagnosis
@@ -74,7 +91,7 @@ class Casebook:
         others = [
             rank_causes(other.leading)[0].cause
             for other in self._incidents.values()
-            if other.id < incident_id and other.merged_into is None
+            if _number(other.id) < _number(incident_id) and other.merged_into is None
         ]
         return (self._earlier + others).count(cause)
 
@@ -82,6 +99,20 @@ class Casebook:
 def cause_of(diagnosis: Diagnosis) -> str:
     """The leading cause's slug."""
     return diagnosis.causes[0].cause if diagnosis.causes else "unknown"
+
+
+def _number(incident_id: str) -> int:
+    """Incidents of a run are counted, whenever they were opened."""
+    return int(incident_id.rpartition("-")[2])
+
+
+def _drawn(finding: Finding, window: Window, errors: list[Exception]) -> tuple[Evidence, ...]:
+    """A plot that cannot be made costs no diagnosis."""
+    try:
+        return plots(window, finding)
+    except Exception as error:  # noqa: BLE001 - raised by the caller
+        errors.append(error)
+        return ()
 
 
 def _detected_after_s(finding: Finding, window: Window, now_ns: int) -> float:

@@ -43,7 +43,7 @@ class Journal:
     def __init__(self, folder: Path, limit_bytes: int = 64 * 2**20, num_segments: int = 8) -> None:
         self.dropped = 0
         """Entries that never reached the disk, at least."""
-        self._folder = folder
+        self.folder = folder
         # Half for identity, half for the stream: a census of many ranks must not push the steps out, nor grow for ever.
         self._identity_limit = limit_bytes // 2
         self._segment_limit = limit_bytes // 2 // num_segments
@@ -93,7 +93,7 @@ class Journal:
     def _write(self, full: dict[bool, list[bytes]]) -> None:
         """In the disk's thread."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             self._write_identity(full.pop(True))
             self._write_stream(full.pop(False))
         except OSError:
@@ -119,12 +119,12 @@ class Journal:
             self._segment = max(self._segment, IDENTITY + 1) + 1
             path = self._path(self._segment)
         _append(path, entries)
-        stream = [old for number, old in segments(self._folder) if number != IDENTITY]
+        stream = [old for number, old in segments(self.folder) if number != IDENTITY]
         for old in stream[: -self._num_segments]:
             old.unlink(missing_ok=True)
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"{number:04d}.msgpack"
+        return self.folder / f"{number:04d}.msgpack"
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
@@ -132,29 +132,30 @@ def segments(folder: Path) -> list[tuple[int, Path]]:
     return sorted((int(path.stem), path) for path in folder.glob("[0-9]*.msgpack") if path.stem.isdigit())
 
 
-def read(folder: Path) -> Iterator[Entry]:
-    """Everything that was kept, in order of arrival; a torn or damaged file is read up to the damage."""
+def read(folder: Path, damage: list[str] | None = None) -> Iterator[Entry]:
+    """Everything that was kept, in order of arrival; a torn or damaged file is read up to the damage, which is told to `damage`."""
+    damage = [] if damage is None else damage
     paths = [path for _, path in segments(folder)]
     identity = [path for path in paths if int(path.stem) == IDENTITY]
     stream = [path for path in paths if int(path.stem) != IDENTITY]
-    return heapq.merge(_entries(identity), _entries(stream), key=lambda entry: entry.received_ns)
+    return heapq.merge(_entries(identity, damage), _entries(stream, damage), key=lambda entry: entry.received_ns)
 
 
-def _entries(paths: Iterable[Path]) -> Iterator[Entry]:
-    return chain.from_iterable(_read_segment(path) for path in paths)
+def _entries(paths: Iterable[Path], damage: list[str]) -> Iterator[Entry]:
+    return chain.from_iterable(_read_segment(path, damage) for path in paths)
 
 
-def _read_segment(path: Path) -> Iterator[Entry]:
+def _read_segment(path: Path, damage: list[str]) -> Iterator[Entry]:
     with path.open("rb") as file:
-        while len(prefix := file.read(4)) == 4:  # noqa: PLR2004 - the length's own length
+        while prefix := file.read(4):
             length = int.from_bytes(prefix, "little")
             content = file.read(length) if length <= MAX_BUFFER_BYTES else b""
-            if len(content) < length or not length:
-                return
             try:
-                yield _DECODER.decode(content)
+                entry = _DECODER.decode(content)
             except msgspec.MsgspecError:
+                damage.append(f"{path.name} is torn or damaged after {file.tell() - len(content) - len(prefix)} bytes")
                 return
+            yield entry
 
 
 def _append(path: Path, entries: list[bytes]) -> None:

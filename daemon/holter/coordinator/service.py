@@ -71,7 +71,8 @@ class Coordinator:
         self._flushed_s = clock.monotonic_s()
 
     async def start(self, listener: socket.socket) -> None:
-        """Serve on a socket that is bound already."""
+        """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
+        self.ward.recall(clock.wall_ns())
         app = web.Application()
         app.add_routes([web.get("/ingest", self._lines.handle), *Pages(self.ward, self._settings.version).routes()])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)

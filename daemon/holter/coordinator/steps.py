@@ -27,6 +27,8 @@ class StepLedger:
     nonfinite: dict[int, tuple[Nonfinite, ...]] = field(default_factory=dict)
     broke: set[int] = field(default_factory=set)
     kept: set[int] = field(default_factory=set)
+    batches: dict[int, int | set[int]] = field(default_factory=dict)
+    """Signature -> the one rank that was fed it, or all of them: healthy ranks have one each."""
     _view: StepView | None = None
 
     def add(self, rank: int, done: StepDone, received_ns: int, *, tensor_limit: int) -> None:
@@ -41,6 +43,8 @@ class StepLedger:
         if done.nonfinite:
             earliest = sorted(done.nonfinite, key=lambda tensor: (_PLACES[tensor.where], tensor.order))
             self.nonfinite[rank] = tuple(earliest[:tensor_limit])
+        if done.batch:
+            self._add_batch(done.batch, rank)
 
     def compare_history(self, rank: int, before: int, left: int) -> None:
         """What the rank's parameters were before this step, and what the step before had left."""
@@ -71,8 +75,19 @@ class StepLedger:
                 nonfinite=tuple((rank, tensor) for rank, found in sorted(self.nonfinite.items()) for tensor in found),
                 broke_history=tuple(sorted(self.broke)),
                 kept_history=tuple(sorted(self.kept)),
+                batches={
+                    signature: (ranks,) if isinstance(ranks, int) else tuple(sorted(ranks))
+                    for signature, ranks in sorted(self.batches.items())
+                },
             )
         return self._view
+
+    def _add_batch(self, signature: int, rank: int) -> None:
+        known = self.batches.setdefault(signature, rank)
+        if isinstance(known, set):
+            known.add(rank)
+        elif known != rank:
+            self.batches[signature] = {known, rank}
 
     def _forget(self, rank: int) -> None:
         for name, groups in list(self.roots.items()):
@@ -85,3 +100,9 @@ class StepLedger:
         self.nonfinite.pop(rank, None)
         self.broke.discard(rank)
         self.kept.discard(rank)
+        for signature, known in list(self.batches.items()):
+            others = ({known} if isinstance(known, int) else known) - {rank}
+            if not others:
+                del self.batches[signature]
+            elif isinstance(known, set):
+                self.batches[signature] = others

@@ -17,16 +17,38 @@ from holter.coordinator.casebook import Casebook, cause_of
 from holter.coordinator.disk import Disk, write_atomically
 from holter.coordinator.incidents import Incidents
 from holter.coordinator.journal import Journal
-from holter.coordinator.judging import DIAGNOSIS, Bench, pending
+from holter.coordinator.judging import Bench
+from holter.coordinator.recalling import Recalled, is_interrupted, recall
 from holter.coordinator.roster import Roster
-from holter.detectors import ALL, Detector, TableKey, Window
-from holter.records import Action, Attached, Diagnosis, Exited, Finding, Observation, StepDone, Table
+from holter.coordinator.rounds import Rounds
+from holter.detectors import ALL, Detector, TableKey
+from holter.records import (
+    Action,
+    Attached,
+    Diagnosis,
+    Exited,
+    Feed,
+    Finding,
+    Inspection,
+    Judged,
+    Observation,
+    Own,
+    Skipped,
+    StepDone,
+    Swapped,
+    Table,
+    Unavailable,
+)
 from holter.transport import wire
 
 logger = logging.getLogger(__name__)
 
-FINAL_PATIENCE_NS = 60 * 10**9
-"""The last judgement is made as if so much time had passed: no one is waited for any more."""
+RECALL_DEADLINE_S = 5.0
+"""For a coordinator that is started again to read its own journal."""
+RETURN_NS = 3 * 10**9
+"""So long its sidecars are given to come back before anything is judged: what they have to say lies in between."""
+URGENT_SKIPS = 16
+"""A loss scaler that let no step happen so often in a row is judged at once."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +89,7 @@ class Ward:
         self.incidents = Incidents(settings.run_dir, self.disk)
         self.incidents.load()
         self.casebook = Casebook(settings.run_id, settings.action, self.incidents.all())
-        self.bench = Bench(detectors, clock.monotonic_s)
+        self.rounds = Rounds(self.assembly, self.casebook, detectors)
         self.findings: list[Finding] = []
         """What stands as of the last judgement."""
         self.strangers = 0
@@ -77,6 +99,14 @@ class Ward:
         )
         self._is_identity_written = False
         self._told: set[tuple[str, str]] = set()
+        self._has_news = False
+        """Something was heard since the last judgement."""
+        self._silent_until_ns = 0
+
+    @property
+    def bench(self) -> Bench:
+        """The detectors, and how each is doing."""
+        return self.rounds.bench
 
     def hear(self, rank: int, report: wire.Report, now_ns: int) -> bool:
         """Take a report in; True when it is urgent to judge."""
@@ -87,7 +117,7 @@ class Ward:
             self.roster.beat(rank, report.heartbeat, now_ns)
         is_urgent = False
         for observation in report.observations:
-            if observation.rank != rank or observation.step < -1:
+            if observation.rank != rank or observation.step < -1 or isinstance(observation.body, Own):
                 self.strangers += 1
                 continue
             self._take(observation, now_ns)
@@ -99,16 +129,48 @@ class Ward:
         if answer is not None and _is_answer(key, answer):
             self._take(answer, now_ns)
         else:
-            self.assembly.mark_unavailable(key)
+            tensor_class, step, rank = key
+            self._note(
+                Observation(rank=rank, step=step, at_ns=now_ns, body=Unavailable(tensor_class=tensor_class)), now_ns
+            )
 
     def judge(self, now_ns: int, *, is_final: bool = False) -> Judgement:
         """Look at everything; explain what can be explained, and say which tables the rest waits for."""
-        window = self.assembly.window(now_ns + FINAL_PATIENCE_NS if is_final else now_ns)
-        self.findings = self.bench.judge(window)
-        needs = {key for finding in self.findings for key in pending(finding, window)}
-        fresh: list[Diagnosis] = []
-        self.bench.guard(DIAGNOSIS, lambda: self._explain(window, now_ns, fresh))
-        return Judgement(tuple(sorted(needs)), tuple(fresh))
+        if now_ns < self._silent_until_ns and not is_final:
+            return Judgement((), ())
+        seen = self.rounds.make(now_ns, is_final=is_final)
+        if self._has_news or is_final or seen.diagnoses:
+            body = Judged(is_final=is_final, is_news=bool(seen.diagnoses))
+            self.journal.append(now_ns, Observation(rank=-1, step=-1, at_ns=now_ns, body=body))
+            self._has_news = False
+        self.findings = seen.findings
+        for diagnosis in seen.diagnoses:
+            self.incidents.put(diagnosis)
+        return Judgement(seen.needs, tuple(diagnosis for diagnosis in seen.diagnoses if self._is_news(diagnosis)))
+
+    def recall(self, now_ns: int) -> None:
+        """Know again what a coordinator of this run wrote down before it died a moment ago; raises nothing."""
+        if not is_interrupted(self.settings.run_dir, self.settings.run_id, now_ns):
+            return
+        self.casebook.count(())
+        try:
+            found = recall(self.journal.folder, self.rounds, clock.monotonic_s, RECALL_DEADLINE_S)
+        except OSError as error:
+            logger.warning("cannot read the journal of a former coordinator: %s", error)
+            found = Recalled()
+        self.casebook.count([known for known in self.incidents.all() if known.id not in found.diagnoses])
+        if not found.num_entries:
+            return
+        self._silent_until_ns = now_ns + RETURN_NS
+        for rank, attached in found.attached.items():
+            self.introductions.add(rank, attached)
+        for diagnosis in found.diagnoses.values():
+            self._is_news(diagnosis)
+            if self.incidents.get(diagnosis.id) is None:
+                self.incidents.put(diagnosis)
+        logger.info(
+            "read %d entries of a former coordinator%s", found.num_entries, "" if found.is_complete else ", not all"
+        )
 
     def write_down(self) -> None:
         """What arrived since the last time; many ranks that attach together make one write."""
@@ -143,19 +205,17 @@ class Ward:
             found.append(f"observations that cannot be: {self.strangers}")
         return found
 
-    def _explain(self, window: Window, now_ns: int, fresh: list[Diagnosis]) -> None:
-        for diagnosis in self.casebook.settle(self.findings, window, now_ns):
-            self.incidents.put(diagnosis)
-            if self._is_news(diagnosis):
-                fresh.append(diagnosis)
-
     def _take(self, observation: Observation, now_ns: int) -> None:
-        self.assembly.add(observation, now_ns)
+        self._note(observation, now_ns)
         self.roster.observe(observation, now_ns)
-        self.journal.append(now_ns, observation)
         if isinstance(observation.body, Attached):
             is_new = self.introductions.add(observation.rank, observation.body)
             self._is_identity_written = self._is_identity_written and not is_new
+
+    def _note(self, observation: Observation, now_ns: int) -> None:
+        self.assembly.add(observation, now_ns)
+        self.journal.append(now_ns, observation)
+        self._has_news = True
 
     def _write_identity(self, ended_ns: int | None) -> None:
         path, content = self.settings.run_dir / "run.json", identity.as_json(self.introductions.record(ended_ns))
@@ -177,7 +237,7 @@ def _is_answer(key: TableKey, observation: Observation) -> bool:
         isinstance(table, Table)
         and key == (table.tensor_class, observation.step, observation.rank)
         and len(table.names) == len(table.fingerprints)
-        and len(table.norms) in (0, len(table.names))
+        and all(len(beside) in (0, len(table.names)) for beside in (table.norms, table.sums, table.marks))
     )
 
 
@@ -185,7 +245,11 @@ def _is_urgent(observation: Observation) -> bool:
     match observation.body:
         case StepDone() as done:
             return bool(done.nonfinite)
-        case Exited():
+        case Skipped() as skipped:
+            return skipped.in_a_row >= URGENT_SKIPS
+        case Feed() as feed:
+            return not feed.is_end
+        case Exited() | Swapped() | Inspection():
             return True
         case _:
             return False

@@ -15,9 +15,10 @@ False positives
 
 What to do
     Stop the run: it cannot recover by itself. Resume from a checkpoint older than the first step named here, after the fix that the
-    diagnosis gives (`holter explain nonfinite_input`, `nonfinite_forward`, `nonfinite_backward`).
+    diagnosis gives (`holter explain nonfinite_input`, `nonfinite_forward`, `activation_overflow`, `nonfinite_backward`).
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -40,6 +41,20 @@ SUBJECTS: dict[Where, str] = {
     "gradient": "own gradient of",
     "reduced_gradient": "reduced gradient of",
 }
+SUMS = (
+    "Linear",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+    "Bilinear",
+    "Conv1D",
+)
+"""Modules that only multiply and add: out of finite numbers they can make Inf by overflow alone."""
+WEIGHTS_ARE_BAD = "its own weights are not finite"
+"""How the replay says so: the largest weight is that of the finite ones."""
 MAX_ENTRIES = 6
 """Evidence lines about single tensors; the rest is counted."""
 
@@ -54,10 +69,14 @@ class NonfiniteValues:
 
     patience_s: float = 2.0
     """How long to wait for ranks that have not reported a step, because one of them may be the culprit."""
+    headroom: float = 16.0
+    """What is finite in an overflown output comes within this factor of the dtype's largest number."""
 
     def __post_init__(self) -> None:
         if self.patience_s < 0:
             raise ValueError(f"nonfinite_values.patience_s must not be negative, got {self.patience_s}")
+        if self.headroom < 1:
+            raise ValueError(f"nonfinite_values.headroom must be at least 1, got {self.headroom}")
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: all later NaNs are the first one's."""
@@ -67,7 +86,7 @@ class NonfiniteValues:
         missing = sorted({rank for earlier in window.steps if earlier.step <= view.step for rank in earlier.missing})
         if missing and window.now_ns - view.first_seen_ns < self.patience_s * 1e9:
             return
-        yield _finding(window, view, missing)
+        yield _finding(window, view, missing, self.headroom)
 
 
 def _proofs(view: StepView) -> list[Entry]:
@@ -85,12 +104,16 @@ def _suspects(proofs: list[Entry]) -> tuple[Where, list[int]]:
     return earliest, sorted(ranks[earliest])
 
 
-def _finding(window: Window, view: StepView, missing: list[int]) -> Finding:
+def _finding(window: Window, view: StepView, missing: list[int], headroom: float) -> Finding:
     proofs = _proofs(view)
     where, culprits = _suspects(proofs)
     of_culprits = [entry for rank, entry in proofs if rank in culprits]
     is_local = where in LOCAL
-    origin = _origin(window, view.step, culprits) if where == "loss" else None
+    origin = _origin(window, view.step, culprits) if where != "input" else None
+    is_overflow = _is_overflow(origin, headroom)
+    # A finite loss says that what is not finite in the forward pass may be meant, a mask of -inf; an overflow is not.
+    if where != "loss" and not is_overflow:
+        origin, is_overflow = None, None
     tensors, modules = _scope(where, of_culprits, origin)
     facts: dict[str, Any] = {
         "has_nonfinite_input": where == "input",
@@ -102,7 +125,9 @@ def _finding(window: Window, view: StepView, missing: list[int]) -> Finding:
         "is_everyone_heard": not missing,
         "has_origin_module": bool(origin.module) if origin and origin.replayed else None,
         "is_origin_input_finite": origin.is_input_finite if origin and origin.module else None,
+        "is_overflow": is_overflow,
         "missing_ranks": missing,
+        "series": ["loss", "gradient_norm"],
     }
     return Finding(
         detector=NonfiniteValues.name,
@@ -118,6 +143,7 @@ def _finding(window: Window, view: StepView, missing: list[int]) -> Finding:
             *_nonfinite_evidence(view.step, where, proofs, culprits),
             *_comparison(window, view, proofs, culprits),
             *_origin_evidence(origin),
+            *_overflow_evidence(origin, is_overflow=is_overflow),
             *_missing_evidence(missing),
         ),
     )
@@ -127,9 +153,25 @@ def _origin(window: Window, step: int, culprits: list[int]) -> Origin | None:
     return next((window.origins[rank, step] for rank in culprits if (rank, step) in window.origins), None)
 
 
+def _is_overflow(origin: Origin | None, headroom: float) -> bool | None:
+    """Whether magnitudes tell that the module's output passed its dtype's range; None: nobody measured them.
+
+    log(0) is -Inf as well, but what is finite beside it is small.
+    """
+    if origin is None or not origin.module or origin.dtype_max <= 0:
+        return None
+    weight = origin.weight_absmax
+    if not origin.is_input_finite or not math.isfinite(weight) or WEIGHTS_ARE_BAD in origin.reason:
+        return False
+    is_near = math.isfinite(origin.output_absmax) and origin.output_absmax * headroom >= origin.dtype_max
+    is_beyond = origin.input_absmax * weight > origin.dtype_max
+    is_sum = origin.module_class in SUMS and weight > 0 and origin.output_infs > 0
+    return is_near or is_beyond or is_sum
+
+
 def _scope(where: Where, entries: list[Nonfinite], origin: Origin | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Tensors and modules to name: the batch's, the module of the replay, or gradients in backward order."""
-    if where == "loss":
+    if where == "loss" or origin is not None:
         return (), (origin.module,) if origin and origin.module else ()
     ordered = sorted((entry for entry in entries if entry.where == where), key=lambda entry: entry.order)
     tensors = tuple(dict.fromkeys(entry.name for entry in ordered))
@@ -240,5 +282,27 @@ def _origin_evidence(origin: Origin | None) -> Iterator[Evidence]:
             "is_input_finite": origin.is_input_finite,
             "input_absmax": origin.input_absmax,
             "replayed": origin.replayed,
+        },
+    )
+
+
+def _overflow_evidence(origin: Origin | None, *, is_overflow: bool | None) -> Iterator[Evidence]:
+    if origin is None or is_overflow is None:
+        return
+    ratio = origin.output_absmax / origin.dtype_max
+    held = f"its output held {origin.output_infs} Inf and {origin.output_nans} NaN; the rest reached {origin.output_absmax:.3g}"
+    limits = f"{ratio:.2g} of the largest {origin.dtype} ({origin.dtype_max:.4g})"
+    sizes = f"input up to {origin.input_absmax:.3g}, weights up to {origin.weight_absmax:.3g}"
+    yield Evidence(
+        kind="range",
+        summary=f"{origin.module}: {held}, {limits}; {sizes}",
+        values={
+            "dtype": origin.dtype,
+            "dtype_max": origin.dtype_max,
+            "output_absmax": origin.output_absmax,
+            "output_infs": origin.output_infs,
+            "output_nans": origin.output_nans,
+            "input_absmax": origin.input_absmax,
+            "weight_absmax": origin.weight_absmax,
         },
     )

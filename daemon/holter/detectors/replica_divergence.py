@@ -1,20 +1,24 @@
 """Replica divergence: tensors that must be equal on all ranks are not.
 
 What it detects
-    Replicas whose parameters (before or after the optimizer's step) or reduced gradients differ between ranks, compared by
-    fingerprint, bit for bit: since which step, in which tensors, on which ranks. It also says whether they were equal at first, whether
-    the reduced gradients agree, and whose weights changed between two steps although no optimizer ran.
+    Replicas whose parameters (before or after the optimizer's step), gradients (as reduced, and as the optimizer is given them), or
+    optimizer's settings and state differ between ranks, compared by fingerprint, bit for bit: since which step, in which tensors, on
+    which ranks. It also says whether they were equal at first, whether gradients part at the reduction or after it, in all tensors or a
+    few, once or ever since, and whose weights changed between two steps although no optimizer ran.
 
 Why it matters
     Replicas that part train different models while the loss curve looks ordinary. Only rank 0's weights are usually saved, so the
     others' work is lost and nobody is told.
 
 False positives
-    Only replicas known as such (from the wrapper) are compared. Local SGD and other methods that let replicas part on purpose between
-    two averagings are reported. After a NaN the bit patterns of NaN may differ between ranks: that is listed under the NaN, not apart.
+    Only replicas known as such (from the wrapper, or from a reduction that the script calls) are compared; settings only where all that
+    trains is replicated. Local SGD and other methods that let replicas part on purpose between two averagings are reported. Ranks whose
+    models differ in structure are left to `structure_mismatch`. After a NaN the bit patterns of NaN may differ between ranks: that is
+    listed under the NaN, not apart.
 
 What to do
-    Read which came first. Different from the start: initialisation. Gradients differ at every step: the reduction is bypassed. One
+    Read which came first. Different from the start: initialisation. Gradients differ at every step: the reduction is bypassed, for all
+    tensors or for those named. Gradients part after the reduction: clipping. Gradients agree and settings do not: the optimizer. One
     rank's weights changed by themselves: suspect its memory. With two ranks there is no majority; unless a rank's own history or an
     implausible norm breaks the tie, both are named.
 """
@@ -23,20 +27,32 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from holter.detectors.parting import Difference, Parting, find_difference, find_parting
-from holter.detectors.window import ClassHistory, Window
+from holter.detectors.parting import Difference, Parting, agreed_since, find_parting
+from holter.detectors.replica_case import (
+    SETTINGS,
+    Case,
+    are_settings_common,
+    is_beginning_forgotten,
+    must_agree,
+    unused_names,
+)
+from holter.detectors.replica_evidence import WORDS, cap, culprit_evidence, history_evidence, named, tensor_evidence
+from holter.detectors.structure import compare_structures
+from holter.detectors.tie_breaks import (
+    HistoryBreak,
+    changed_alone,
+    clipping_evidence,
+    factors,
+    history_break,
+    jumped_alone,
+    settings_evidence,
+    uneven_clippers,
+)
+from holter.detectors.window import Window
 from holter.detectors.wording import ranks_text
 from holter.records import Evidence, Finding, TableRequest
 
-CLASSES = ("parameters_before", "gradients", "parameters_after")
-"""In the order in which a step reads them."""
-PARAMETERS = ("parameters_before", "parameters_after")
-WORDS = {
-    "parameters_before": "parameters before the optimizer's step",
-    "gradients": "reduced gradients",
-    "parameters_after": "parameters after the optimizer's step",
-}
-MAX_TENSORS_SHOWN = 5
+MAX_SETTINGS_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -53,9 +69,10 @@ class ReplicaDivergence:
     """Of how many ranks in all."""
     implausible_ratio: float = 100.0
     """A norm so many times its peers' is the implausible side."""
-
     nearly_all: float = 0.9
     """From this share of a class's tensors on, all are taken to differ: a few gradients may be equal by chance."""
+    rounding_distance: float = 1e-4
+    """Replicas that are closer than this, relatively, may have parted by rounding alone."""
 
     def __post_init__(self) -> None:
         if self.patience_s < 0:
@@ -65,97 +82,209 @@ class ReplicaDivergence:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first parting; it asks for tables until they are there or cannot be had."""
-        partings = [parting for name in CLASSES if (parting := find_parting(window, name))]
-        first = min(partings, key=lambda parting: parting.step, default=None)
-        if first is None or _is_beginning_forgotten(window, first) or not _must_agree(window):
+        partings = {name: parting for name in WORDS if (parting := find_parting(window, name))}
+        if not partings or not must_agree(window):
+            return
+        if not are_settings_common(window):
+            partings = {name: parting for name, parting in partings.items() if name not in SETTINGS}
+        first = min(partings.values(), key=lambda parting: parting.step, default=None)
+        if first is None or is_beginning_forgotten(window, first, partings) or compare_structures(window):
             return
         if self._is_waiting(window, first):
             return
-        weights = min(
-            (parting for parting in partings if parting.tensor_class in PARAMETERS),
-            key=lambda parting: parting.step,
-            default=None,
+        case = Case(
+            window,
+            first,
+            partings,
+            nearly_all=self.nearly_all,
+            implausible_ratio=self.implausible_ratio,
+            max_ranks_asked=self.max_ranks_asked,
+            ranks_per_group=self.ranks_per_group,
         )
-        gradients = next((parting for parting in partings if parting.tensor_class == "gradients"), None)
-        needs = tuple(
-            request for parting in (weights, gradients) if parting and (request := self._request(window, parting))
-        )
+        needs = tuple(case.requests())
         if needs:
             yield _finding(
                 first,
-                summary=f"{_cap(WORDS[first.tensor_class])} differ between ranks at step {first.step}.",
+                summary=f"{cap(WORDS[first.tensor_class])} differ between ranks at step {first.step}.",
                 needs=needs,
             )
             return
-        yield _explained(window, first, weights, gradients, self)
+        yield _explained(case, self.rounding_distance)
 
     def _is_waiting(self, window: Window, parting: Parting) -> bool:
         view = window.step(parting.step)
         return bool(view and view.missing and window.now_ns - view.first_seen_ns < self.patience_s * 1e9)
 
-    def _request(self, window: Window, parting: Parting) -> TableRequest | None:
-        rounds = (group[turn] for turn in range(self.ranks_per_group) for group in parting.groups if turn < len(group))
-        asked = [rank for rank, _ in zip(rounds, range(self.max_ranks_asked), strict=False)]
-        keys = {rank: (parting.tensor_class, parting.step, rank) for rank in asked}
-        open_ranks = tuple(
-            sorted(rank for rank, key in keys.items() if key not in window.tables and key not in window.unavailable)
-        )
-        return TableRequest(parting.tensor_class, parting.step, open_ranks) if open_ranks else None
 
-
-def _is_beginning_forgotten(window: Window, first: Parting) -> bool:
-    """Then it was judged before, and better: what began later would be taken for the beginning."""
-    onsets = (history.first_unequal_step for name in CLASSES if (history := window.classes.get(name)))
-    return any(step is not None and step < first.step for step in onsets)
-
-
-def _must_agree(window: Window) -> bool:
-    return not window.census or any(census.is_replicated for census in window.census.values())
-
-
-def _explained(
-    window: Window, first: Parting, weights: Parting | None, gradients: Parting | None, limits: ReplicaDivergence
-) -> Finding:
-    in_weights = find_difference(
-        window, weights, nearly_all=limits.nearly_all, implausible_ratio=limits.implausible_ratio
+def _explained(case: Case, rounding_distance: float) -> Finding:
+    window, first = case.window, case.first
+    in_weights, in_reduced, in_given = (
+        case.difference(parting) for parting in (case.weights, case.reduced, case.given)
     )
-    in_gradients = find_difference(
-        window, gradients, nearly_all=limits.nearly_all, implausible_ratio=limits.implausible_ratio
-    )
-    broke_step, broke, is_broken_on_all = _history_break(window, weights)
-    minority = first.minority
-    ranks = broke or minority or in_weights.odd_ranks or first.ranks
-    leading = in_gradients if first.tensor_class == "gradients" else in_weights
+    in_settings = case.difference(case.settings)
+    broke = history_break(window, case.weights)
+    ranks, is_known, more = _culprits(case, broke, in_weights, in_given, in_settings)
+    gradients = in_given if case.given else in_reduced
+    leading = gradients if case.given or "gradients" in first.tensor_class else in_weights
     facts = {
         "first_class": first.tensor_class,
         "compared_ranks": list(first.ranks),
         "parameter_tensors": list(in_weights.tensors),
-        "gradient_tensors": list(in_gradients.tensors),
-        "own_history_broke_on_some": None if is_broken_on_all is None else bool(broke),
-        "own_history_broke_on_all": is_broken_on_all,
-        "has_majority": bool(minority),
+        "gradient_tensors": list(gradients.tensors),
+        "own_history_broke_on_some": None if broke.is_on_all is None else bool(broke.ranks),
+        "own_history_broke_on_all": broke.is_on_all,
+        "has_majority": bool(first.minority),
         "has_implausible_side": bool(in_weights.odd_ranks) if in_weights.has_norms else None,
-        "is_culprit_known": bool(broke or minority or in_weights.odd_ranks),
+        "is_culprit_known": is_known,
         "parameters_differ_in_all_tensors": in_weights.is_all,
-        "gradients_differ_in_all_tensors": in_gradients.is_all,
-        **_when(window.classes, weights),
+        "gradients_differ_in_all_tensors": in_reduced.is_all,
+        "is_one_side_rounded": bool(in_weights.rounded_ranks) if in_weights.num_tensors else None,
+        "is_distance_tiny": _is_tiny(case, in_weights, in_reduced, rounding_distance),
+        **_unused(case, in_reduced),
+        **_when_weights(case),
+        **_when_gradients(case),
+        **_settings(case),
     }
-    evidence = [
-        *_history_evidence(window.classes),
-        *_tensor_evidence(weights, in_weights),
-        *_tensor_evidence(gradients, in_gradients),
-        *_culprit_evidence(first, broke_step, broke, in_weights, is_broken_on_all=is_broken_on_all),
-    ]
-    step = broke_step if broke_step is not None else first.step
+    step = broke.step if broke.step is not None else first.step
+    evidence = (
+        *history_evidence(window.classes),
+        *tensor_evidence(case.weights, in_weights),
+        *tensor_evidence(case.reduced, in_reduced),
+        *tensor_evidence(case.given, in_given),
+        *more,
+        *_unused_evidence(case, in_reduced),
+        *culprit_evidence(first, broke, in_weights),
+    )
     return _finding(
         first,
         step=step,
         ranks=ranks,
         tensors=leading.tensors,
-        summary=_summary(first, step, leading, ranks),
+        summary=_summary(first, step, leading if leading.num_tensors else Difference(), ranks),
         facts=facts,
-        evidence=tuple(evidence),
+        evidence=evidence,
     )
+
+
+def _culprits(
+    case: Case, broke: HistoryBreak, in_weights: Difference, in_given: Difference, in_settings: Difference
+) -> tuple[tuple[int, ...], bool, list[Evidence]]:
+    """Who left, whether that is known, and what shows it."""
+    more: list[Evidence] = []
+    found: tuple[int, ...] = ()
+    if case.given:
+        of_rank = factors(case.window, case.given, in_given.tensors)
+        found = uneven_clippers(case.given, of_rank)
+        shown = clipping_evidence(of_rank, case.given.step)
+        more = [shown] if shown else []
+    elif case.settings:
+        before = case.agreed_before(case.settings)
+        alone = changed_alone(case.window, case.settings, before, in_settings.tensors) if before is not None else ()
+        found = case.settings.minority or alone
+        more = _settings_evidence(case.window, case.settings, in_settings, alone)
+    elif case.weights and (past := case.past_of_weights) is not None:
+        found, text = jumped_alone(case.window, case.weights, past, in_weights.tensors)
+        more = [Evidence(kind="history", summary=text, values={"ranks": list(found)})] if found else []
+    found = found or broke.ranks or case.first.minority or in_weights.rounded_ranks or in_weights.odd_ranks
+    return found or case.first.ranks, bool(found), more
+
+
+def _settings_evidence(
+    window: Window, parting: Parting, difference: Difference, alone: tuple[int, ...]
+) -> list[Evidence]:
+    if parting.tensor_class != "hyperparameters":
+        return list(tensor_evidence(parting, difference))
+    lines = settings_evidence(window, parting, difference.tensors[:MAX_SETTINGS_SHOWN])
+    if alone:
+        summary = f"since they last agreed, the settings that differ have changed on {ranks_text(alone)} and not on the others"
+        lines.append(Evidence(kind="history", summary=summary, values={"ranks": list(alone)}))
+    return lines or list(tensor_evidence(parting, difference))
+
+
+def _is_tiny(case: Case, in_weights: Difference, in_reduced: Difference, limit: float) -> bool | None:
+    """Whether all that differs is so close that rounding can have done it; None: the distance is not known."""
+    known = [
+        difference.distance
+        for parting, difference in ((case.weights, in_weights), (case.reduced, in_reduced))
+        if parting
+    ]
+    distances = [distance for distance in known if distance is not None]
+    if not known or len(distances) < len(known):
+        return None
+    return max(distances) < limit
+
+
+def _unused(case: Case, in_reduced: Difference) -> dict[str, bool | None]:
+    """Facts about why some gradients are in no reduction."""
+    differing = set(in_reduced.tensors)
+    unfrozen = {c.name for c in case.window.census_changes if c.what == "requires_grad" and c.after == "True"}
+    return {
+        "has_unused_parameter": bool(unused_names(case)) if case.reduced else None,
+        "were_frozen_before": differing <= unfrozen if differing and case.window.census_changes else None,
+    }
+
+
+def _unused_evidence(case: Case, in_reduced: Difference) -> Iterator[Evidence]:
+    names = unused_names(case) if in_reduced.num_tensors else ()
+    if names:
+        yield Evidence(
+            kind="census",
+            summary=f"{named(names)} {'is' if len(names) == 1 else 'are'} trained, replicated and got no gradient, and the wrapper was not told to "
+            "find unused parameters: it waits for them and reduces nothing that shares their bucket",
+            values={"unused": list(names[:20])},
+        )
+
+
+def _when_weights(case: Case) -> dict[str, bool | None]:
+    """Facts about time: equal at first, parted within a step or between two."""
+    classes, weights = case.window.classes, case.weights
+    before, after = classes.get("parameters_before"), classes.get("parameters_after")
+    is_within: bool | None = None
+    if weights and weights.tensor_class == "parameters_after" and before and before.last_equal_step is not None:
+        is_within = before.last_equal_step >= weights.step or None
+    if weights and weights.tensor_class == "parameters_before" and after and after.last_equal_step == weights.step - 1:
+        is_within = False
+    at_first = not before.is_equal_at_first if before else None
+    if before is None and after and after.is_equal_at_first:
+        at_first = False
+    return {
+        "parameters_differ": bool(weights) if before or after else None,
+        "parameters_differ_at_first": at_first,
+        "parameters_parted_within_a_step": is_within,
+    }
+
+
+def _when_gradients(case: Case) -> dict[str, bool | None]:
+    """Facts about gradients: at the reduction or after it, always, ever since, or once."""
+    history = case.window.classes.get(case.reduction)
+    given = case.window.classes.get("gradients")
+    has_agreed_since: bool | None = None
+    if history and history.first_unequal_step is not None:
+        has_agreed_since = agreed_since(case.window, case.reduction, history.first_unequal_step)
+    return {
+        "gradients_differ": history.num_unequal > 0 if history else None,
+        "gradients_differ_always": history.num_equal == 0 if history else None,
+        "gradients_differ_repeatedly": history.num_unequal > 1 if history else None,
+        "gradients_differ_ever_since": history.num_unequal > 1 and has_agreed_since is False if history else None,
+        "gradients_differ_once": history.num_unequal == 1 and has_agreed_since is True if history else None,
+        "is_reduction_seen": case.reduction != "gradients" if history else None,
+        "given_gradients_differ": bool(case.given) if given and case.reduction != "gradients" else None,
+    }
+
+
+def _settings(case: Case) -> dict[str, bool | None]:
+    """Facts about the optimizers."""
+    classes = case.window.classes
+    scales = [spread for _, spread in case.window.values("loss_scale") if spread.num > 1]
+    return {
+        "hyperparameters_differ": "hyperparameters" in case.partings if "hyperparameters" in classes else None,
+        "optimizer_state_differs": _is_of(case.settings, "optimizer_state") if "optimizer_state" in classes else None,
+        "loss_scales_differ": any(spread.low != spread.high for spread in scales) if scales else None,
+    }
+
+
+def _is_of(parting: Parting | None, tensor_class: str) -> bool:
+    return parting is not None and parting.tensor_class == tensor_class
 
 
 def _finding(  # noqa: PLR0913 - a record's fields
@@ -188,137 +317,8 @@ def _modules(tensors: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0])))
 
 
-def _when(classes: Mapping[str, ClassHistory], weights: Parting | None) -> dict[str, bool | None]:
-    """Facts about time: equal at first, gradients at every step, parted within a step or between two."""
-    before, after = classes.get("parameters_before"), classes.get("parameters_after")
-    gradients = classes.get("gradients")
-    is_within: bool | None = None
-    if weights and weights.tensor_class == "parameters_after" and before and before.last_equal_step is not None:
-        is_within = before.last_equal_step >= weights.step or None
-    if weights and weights.tensor_class == "parameters_before" and after and after.last_equal_step == weights.step - 1:
-        is_within = False
-    return {
-        "parameters_differ": bool(weights) if before or after else None,
-        "parameters_differ_at_first": not before.is_equal_at_first if before else None,
-        "parameters_parted_within_a_step": is_within,
-        "gradients_differ": gradients.num_unequal > 0 if gradients else None,
-        "gradients_differ_always": gradients.num_equal == 0 if gradients else None,
-        "gradients_differ_repeatedly": gradients.num_unequal > 1 if gradients else None,
-    }
-
-
-def _history_break(window: Window, weights: Parting | None) -> tuple[int | None, tuple[int, ...], bool | None]:
-    """The step before which only some ranks' weights changed by themselves, who, and whether it was all (None: nobody looked)."""
-    if weights is None:
-        return None, (), None
-    before = window.classes.get("parameters_before")
-    since = -1 if before is None or before.last_equal_step is None else before.last_equal_step
-    looked = [
-        view for view in window.steps if since < view.step <= weights.step and (view.broke_history or view.kept_history)
-    ]
-    if not looked:
-        return None, (), None
-    for view in looked:
-        if view.broke_history and view.kept_history:
-            return view.step, tuple(sorted(view.broke_history)), False
-    return None, (), any(view.broke_history for view in looked)
-
-
 def _summary(first: Parting, step: int, difference: Difference, ranks: tuple[int, ...]) -> str:
-    what = _cap(WORDS[first.tensor_class])
+    what = cap(WORDS[first.tensor_class])
     count = f" in {len(difference.tensors)} of {difference.num_tensors} tensors" if difference.num_tensors else ""
     who = "" if set(ranks) == set(first.ranks) else f"; {ranks_text(ranks)} parted from the rest"
     return f"{what} differ between {ranks_text(first.ranks)} since step {step}{count}{who}."
-
-
-def _history_evidence(classes: Mapping[str, ClassHistory]) -> Iterator[Evidence]:
-    for name in CLASSES:
-        history = classes.get(name)
-        if history is None:
-            yield Evidence(
-                kind="missing", summary=f"{WORDS[name]} were never compared between ranks", values={"class": name}
-            )
-            continue
-        compared = history.num_equal + history.num_unequal
-        if history.first_unequal_step is None:
-            text = f"agreed at all {compared} steps compared, {history.first_step} to {history.last_equal_step}"
-        elif history.last_equal_step is None:
-            text = f"differed at the first comparison, step {history.first_unequal_step}, and at {history.num_unequal} of {compared} compared steps in all"
-        else:
-            text = (
-                f"agreed from step {history.first_step} to step {history.last_equal_step}, first differed at step "
-                f"{history.first_unequal_step}, and at {history.num_unequal} of {compared} compared steps in all"
-            )
-        yield Evidence(
-            kind="fingerprint",
-            summary=f"{WORDS[name]} {text}",
-            values={
-                "class": name,
-                "last_equal_step": history.last_equal_step,
-                "first_unequal_step": history.first_unequal_step,
-                "num_equal": history.num_equal,
-                "num_unequal": history.num_unequal,
-            },
-        )
-
-
-def _tensor_evidence(parting: Parting | None, difference: Difference) -> Iterator[Evidence]:
-    if parting is None:
-        return
-    what = f"{WORDS[parting.tensor_class]}, step {parting.step}"
-    values = {"class": parting.tensor_class, "step": parting.step, "groups": [list(group) for group in parting.groups]}
-    if not difference.num_tensors:
-        summary = f"{what}: the ranks' tables could not be had, so the tensors that differ are not known"
-        yield Evidence(kind="missing", summary=summary, values=values)
-        return
-    more = len(difference.tensors) - MAX_TENSORS_SHOWN
-    names = ", ".join(difference.tensors[:MAX_TENSORS_SHOWN]) + (f" and {more} more" if more > 0 else "")
-    yield Evidence(
-        kind="fingerprint",
-        summary=f"{what}: {len(difference.tensors)} of {difference.num_tensors} tensors differ ({names})",
-        values=values | {"num_differing": len(difference.tensors), "num_tensors": difference.num_tensors},
-    )
-
-
-def _culprit_evidence(
-    first: Parting,
-    broke_step: int | None,
-    broke: tuple[int, ...],
-    in_weights: Difference,
-    *,
-    is_broken_on_all: bool | None,
-) -> Iterator[Evidence]:
-    if broke:
-        yield Evidence(
-            kind="history",
-            summary=f"the weights of {ranks_text(broke)} changed between the end of the step before and the start of step {broke_step}, "
-            "with no optimizer step between; the others' did not",
-            values={"ranks": list(broke), "step": broke_step},
-        )
-    elif is_broken_on_all:
-        yield Evidence(
-            kind="history",
-            summary="every rank's weights changed between two steps: the script itself changes them, on all ranks",
-        )
-    if first.minority:
-        yield Evidence(
-            kind="majority",
-            summary=f"{len(first.groups[0])} of {len(first.ranks)} ranks agree; {ranks_text(first.minority)} differ from them",
-            values={"minority": list(first.minority), "num_ranks": len(first.ranks)},
-        )
-    else:
-        yield Evidence(
-            kind="majority",
-            summary=f"there is no majority among {ranks_text(first.ranks)}",
-            values={"groups": [list(group) for group in first.groups]},
-        )
-    if in_weights.odd_ranks:
-        yield Evidence(
-            kind="implausible",
-            summary=f"{in_weights.odd_text}: {ranks_text(in_weights.odd_ranks)} cannot be right",
-            values={"ranks": list(in_weights.odd_ranks)},
-        )
-
-
-def _cap(text: str) -> str:
-    return text[0].upper() + text[1:]

@@ -130,11 +130,13 @@ class Window:
     census: Mapping[int, Census] = field(default_factory=dict)
     """Rank -> its census, parts joined; equal ones are one object."""
     census_changes: tuple[CensusChange, ...] = ()
-    """In order of arrival; bounded."""
+    """By step and rank; bounded."""
     series: tuple[StepNumbers, ...] = ()
     """Ascending; complete steps only, so that a mean is over all ranks; bounded, oldest first forgotten."""
     notes: tuple[Note, ...] = ()
-    """In order of arrival; bounded for each kind."""
+    """By step, rank and the rank's own order; bounded for each kind."""
+    _values: dict[str, list[tuple[int, Spread]]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What `values` found: many detectors ask for the same numbers."""
 
     def step(self, step: int) -> StepView | None:
         """The view of one step, if it is still remembered."""
@@ -148,4 +150,9 @@ class Window:
 
     def values(self, name: str) -> list[tuple[int, Spread]]:
         """One number over time: (step, what the ranks had), where it was said."""
-        return [(entry.step, entry.numbers[name]) for entry in self.series if name in entry.numbers]
+        known = self._values.get(name)
+        if known is None:
+            known = self._values[name] = [
+                (entry.step, entry.numbers[name]) for entry in self.series if name in entry.numbers
+            ]
+        return known.copy()

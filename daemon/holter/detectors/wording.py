@@ -27,3 +27,10 @@ def ranks_text(ranks: Iterable[int]) -> str:
 def was(ranks: Iterable[int]) -> str:
     """The verb that fits so many ranks."""
     return "was" if len(list(ranks)) == 1 else "were"
+
+
+def names_text(names: Iterable[str], count: int = 0) -> str:
+    """`a, b`, or the first few and how many more there are."""
+    known = list(names)
+    num_more = max(count, len(known)) - len(known[:MAX_LISTED])
+    return ", ".join(known[:MAX_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")

@@ -1,60 +1,25 @@
 """Findings become incidents: one NaN is not forty alarms.
 
-The first finding in time and in causal order leads an incident; what it brought about is listed under it. `BRINGS_ABOUT` says which
-detector's findings can follow from which. Within one step the order is that of `ORDER_IN_STEP`: weights that differ before the step
-can make a NaN in it, weights that differ after it can be made by one.
+The first finding in time and in causal order leads an incident; what it brought about is listed under it. `consequences` says which
+detector's findings can follow from which, and the order within one step: weights that differ before the step can make a NaN in it,
+weights that differ after it can be made by one.
 
 An incident keeps its id when its leading finding is understood better, or turns out to be a consequence itself.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
+from holter.diagnosis.consequences import (
+    BRINGS_ABOUT,
+    JUDGES_THE_WHOLE_RUN,
+    ORDER_IN_STEP,
+    SPEAKS_OF_EVENTS,
+    Consequence,
+)
 from holter.diagnosis.differential import top_cause
 from holter.records import Finding
-
-ORDER_IN_STEP = {
-    "parameters_before": 0,
-    "nonfinite_values": 1,
-    "gradients": 2,
-    "parameters_after": 3,
-    "dead_rank": 4,
-}
-"""By the class of tensors that parted first, else by detector."""
-
-
-@dataclass(frozen=True)
-class Consequence:
-    """One line: findings of `after`, at the same moment or later, follow from `leader`."""
-
-    leader: str
-    after: str
-    if_leader_is: tuple[str, ...] = ()
-    """Only if the leader's cause is one of these; empty: any."""
-    unless_follower_is: tuple[str, ...] = ()
-    """Not if the follower's cause is one of these."""
-    unless_follower_has: tuple[str, ...] = ()
-    """Not if one of these facts of the follower is True."""
-    on_a_shared_rank: bool = False
-
-
-BRINGS_ABOUT: tuple[Consequence, ...] = (
-    # NaN in the weights: everything computed from them is NaN, its bit patterns may differ, and a script may stop over it.
-    Consequence("nonfinite_values", "nonfinite_values"),
-    Consequence("nonfinite_values", "replica_divergence"),
-    # Nobody kills a process, and no kernel runs out of memory, over a NaN.
-    Consequence("nonfinite_values", "dead_rank", unless_follower_has=("is_killed", "is_out_of_memory")),
-    # A flipped exponent bit makes a weight huge; the next forward pass overflows. It cannot spoil a batch.
-    Consequence("replica_divergence", "nonfinite_values", if_leader_is=("silent_data_corruption",), unless_follower_is=("nonfinite_input",), on_a_shared_rank=True),
-    # Without one rank nothing that the others do is sound.
-    Consequence("dead_rank", "nonfinite_values"),
-    Consequence("dead_rank", "replica_divergence"),
-)  # fmt: skip
-
-JUDGES_THE_WHOLE_RUN = frozenset({"replica_divergence", "dead_rank"})
-"""These never speak of a second event: another finding of theirs is a better opinion on the first."""
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +39,9 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
         return not self.is_closed and self.merged_into is None
 
 
+_PLACE = {name: place for place, name in enumerate(ORDER_IN_STEP)}
+
+
 def correlate(incidents: Sequence[Incident], findings: Iterable[Finding], *, stamp: str) -> tuple[Incident, ...]:
     """The incidents that are new or changed, in order of id.
 
@@ -91,19 +59,19 @@ def correlate(incidents: Sequence[Incident], findings: Iterable[Finding], *, sta
 def moment(finding: Finding) -> tuple[int, int]:
     """Where in the run, and where in its step, a finding began."""
     key = str(finding.facts.get("first_class", finding.detector))
-    return finding.first_step, ORDER_IN_STEP.get(key, len(ORDER_IN_STEP))
+    return finding.first_step, _PLACE.get(key, _PLACE.get(finding.detector, len(_PLACE)))
 
 
 def brings_about(leader: Finding, follower: Finding) -> bool:
     """Whether a line of `BRINGS_ABOUT` explains one finding by the other."""
-    if moment(leader) > moment(follower):
-        return False
     return any(_applies(line, leader, follower) for line in BRINGS_ABOUT)
 
 
 def _applies(line: Consequence, leader: Finding, follower: Finding) -> bool:
     return (
-        (line.leader, line.after) == (leader.detector, follower.detector)
+        line.leader == leader.detector
+        and follower.detector in line.after
+        and (line.whenever or moment(leader) <= moment(follower))
         and (not line.if_leader_is or top_cause(leader) in line.if_leader_is)
         and top_cause(follower) not in line.unless_follower_is
         and not any(follower.facts.get(name) is True for name in line.unless_follower_has)
@@ -135,7 +103,9 @@ def _is_same(leading: Finding, finding: Finding) -> bool:
         return False
     if finding.detector in JUDGES_THE_WHOLE_RUN or leading.first_step == finding.first_step:
         return True
-    return leading.ranks == finding.ranks and top_cause(leading) == top_cause(finding)
+    if finding.detector in SPEAKS_OF_EVENTS and leading.ranks != finding.ranks:
+        return False
+    return top_cause(leading) == top_cause(finding)
 
 
 def _refreshed(incident: Incident, finding: Finding) -> list[Incident]:
@@ -147,8 +117,9 @@ def _refreshed(incident: Incident, finding: Finding) -> list[Incident]:
 
 
 def _substance(finding: Finding) -> tuple[object, ...]:
-    """What must differ for a finding to be news; counts in its evidence grow with every step."""
-    return finding.severity, finding.first_step, finding.ranks, finding.tensors, finding.modules, finding.facts
+    """What must differ for a finding to be news; counts in its facts and evidence grow with every step."""
+    facts = {name: value for name, value in finding.facts.items() if value is None or isinstance(value, bool | list)}
+    return finding.severity, finding.first_step, finding.ranks, finding.tensors, finding.modules, facts
 
 
 def _joined(incident: Incident, followers: list[Finding]) -> list[Incident]:

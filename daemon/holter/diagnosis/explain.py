@@ -21,14 +21,16 @@ def explain(  # noqa: PLR0913 - the parts of a public record
     detected_after_s: float,
     directive: Directive,
     strikes: int = 1,
+    plots: Sequence[Evidence] = (),
 ) -> Diagnosis:
-    """The diagnosis of what `leading` and its consequences show; the caller gives identity, times and what was decided."""
+    """The diagnosis of what `leading` and its consequences show; the caller gives identity, times, plots and what was decided."""
     causes = rank_causes(leading)
     assert causes, f"no line of the differential speaks of {leading.detector}"
     first, *others = causes
     causes = (_with(first, [_consequence(finding) for finding in consequences]), *others)
     if strikes >= MAX_STRIKES:
         causes = _in_doubt(causes, strikes)
+    causes = (_with(causes[0], plots), *causes[1:])
     return Diagnosis(
         id=incident_id,
         run_id=run_id,

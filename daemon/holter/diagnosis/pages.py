@@ -45,7 +45,7 @@ def _detector_page(detector: detectors.Detector) -> str:
             text,
             "",
             "Causes it can lead to",
-            f"    {', '.join(causes)}",
+            _indented(", ".join(causes)),
             "",
             "Settings",
             *settings,

@@ -1,7 +1,7 @@
 """A diagnosis for people: a line, a terminal, Markdown, one HTML file.
 
-All say the same in the same order: what is wrong and where, what to do now, why we think so, what speaks against it, what else it
-could be. Pure: text in, text out; the clock was read by whoever made the diagnosis.
+All say the same in the same order: what is wrong and where, what to do now, why we think so, what it looked like, what speaks
+against it, what else it could be. Pure: text in, text out; the clock was read by whoever made the diagnosis.
 """
 
 import html
@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from holter.diagnosis import drawing, plots
 from holter.records import Cause, Diagnosis, Evidence
 
 MAX_NAMES = 12
@@ -26,6 +27,7 @@ class Section:
     paragraphs: tuple[str, ...] = ()
     items: tuple[str, ...] = ()
     pairs: tuple[tuple[str, str], ...] = ()
+    plots: tuple[Evidence, ...] = ()
 
 
 def headline(diagnosis: Diagnosis) -> str:
@@ -52,6 +54,8 @@ def to_text(diagnosis: Diagnosis, width: int = 100, *, color: bool = False) -> s
         label_width = max((len(label) for label, _ in section.pairs), default=0) + 2
         for label, text in section.pairs:
             lines += _wrap(text, width, f"  {label:<{label_width}}", " " * (label_width + 2))
+        for plot in section.plots:
+            lines += [*_wrap(plot.summary, width, "  - ", "    "), f"    {drawing.sparkline(plot, width // 2)}"]
         lines.append("")
     return "\n".join(lines)
 
@@ -65,7 +69,8 @@ def to_markdown(diagnosis: Diagnosis) -> str:
             lines += [_md(paragraph), ""]
         lines += [f"- {_md(item)}" for item in section.items]
         lines += [f"- **{label}**: {_md(text)}" for label, text in section.pairs]
-        if section.items or section.pairs:
+        lines += [f"- {_md(plot.summary)} `{drawing.sparkline(plot)}`" for plot in section.plots]
+        if section.items or section.pairs or section.plots:
             lines.append("")
     return "\n".join(lines)
 
@@ -78,7 +83,7 @@ def to_html(diagnosis: Diagnosis) -> str:
         title=title,
         severity=html.escape(diagnosis.severity),
         symptom=html.escape(diagnosis.symptom),
-        style=_STYLE,
+        style=f"{_STYLE}\n{drawing.STYLE}",
         body=body,
     )
 
@@ -91,6 +96,8 @@ def _sections(diagnosis: Diagnosis) -> Iterator[Section]:
     yield Section("Where", pairs=tuple(_scope(diagnosis, cause)))
     yield Section("What to do", paragraphs=(cause.fix.do,))
     yield Section("Why we think so", items=_proofs(cause))
+    if shown := tuple(evidence for evidence in cause.evidence if evidence.kind == plots.KIND):
+        yield Section("What it looked like", plots=shown)
     if gaps := _of_kind(cause, "missing"):
         yield Section("Missing evidence", items=gaps)
     if brought := _of_kind(cause, "consequence"):
@@ -113,7 +120,7 @@ def _of_kind(cause: Cause, kind: str) -> tuple[str, ...]:
 
 def _proofs(cause: Cause) -> tuple[str, ...]:
     def is_proof(evidence: Evidence) -> bool:
-        return evidence.kind not in {"missing", "consequence", "strikes"}
+        return evidence.kind not in {"missing", "consequence", "strikes", plots.KIND}
 
     return tuple(_sentence(evidence.summary) for evidence in cause.evidence if is_proof(evidence))
 
@@ -211,6 +218,7 @@ def _html_section(section: Section) -> str:
     if section.pairs:
         rows = "".join(f"<dt>{html.escape(label)}</dt><dd>{html.escape(text)}</dd>" for label, text in section.pairs)
         parts.append(f"<dl>{rows}</dl>")
+    parts += [drawing.figure(plot, number) for number, plot in enumerate(section.plots)]
     return "".join([*parts, "</section>"])
 
 

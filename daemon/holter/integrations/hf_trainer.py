@@ -19,4 +19,4 @@ class HolterCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """What the Trainer shows, which may hide a NaN."""
         if logs:
-            watching.log({f"trainer.{name}": value for name, value in logs.items()})
+            watching.log(logs)

@@ -21,6 +21,7 @@ from holter import clock
 from holter.config import Settings, load
 from holter.errors import ConfigError, PageError
 from holter.integrations import place
+from holter.integrations.loggers import Loggers
 from holter.integrations.place import Place
 from holter.page import PageWriter
 from holter.probes.guard import say
@@ -97,8 +98,11 @@ def _attach(settings: Settings, here: Place, framework: str) -> Attachment | Non
         budget=settings.overhead_budget,
         floor_s=settings.overhead_floor_s,
         threads=settings.threads,
+        local_buffers=settings.local_buffers,
+        frozen=settings.frozen,
     )
     monitor.install()
+    Loggers(monitor).install()
     _meet(monitor, here, word, send)
     os.environ[RANK_PID] = str(os.getpid())
     if here.rank == 0 and word is not None:

@@ -1,20 +1,20 @@
 """`holter.watch`: the explicit way on. Attaching twice is once; what is passed is watched in addition."""
 
-import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from holter.integrations import loop
-from holter.records import Logged
 
 
 class Watch:
     """What `holter.watch(model, optimizer)` gives back."""
 
     def log(self, **values: Any) -> None:
-        """Tell what only the script knows: kl, entropy, loss_terms={...}; numbers and tensors on the host."""
+        """Tell what only the script knows, each a number or a tensor, or a module for ema.
+
+        kl, entropy, vocabulary, rewards and advantages ([groups, samples]), ratio, ema, loss_terms={...}, codebook_usage ([codes] counts);
+        other names are kept as plain series.
+        """
         log(values)
 
 
@@ -31,25 +31,7 @@ def watch(first: Any, optimizer: Any = None) -> Any:
 
 
 def log(values: Mapping[str, Any]) -> None:
-    """Write numbers to the page, beside the step they belong to; never raises."""
+    """Tell these numbers, tensors or modules, beside the step they belong to; never raises."""
     attachment = loop.attach()
-    if attachment is None:
-        return
-    context = attachment.monitor.context
-
-    def say() -> None:
-        numbers = dict(_numbers(values, ""))
-        if numbers:
-            context.recorder.say(context.log.step, Logged(values=numbers))
-
-    context.guard.wrap(say)()
-
-
-def _numbers(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(value, f"{prefix}{name}.")
-        elif isinstance(value, numbers.Real):
-            yield prefix + name, float(value)
-        elif isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.numel():
-            yield prefix + name, float(value.detach().double().mean())
+    if attachment is not None:
+        attachment.monitor.logs.log(values)

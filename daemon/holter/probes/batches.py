@@ -1,7 +1,7 @@
-"""What the model was fed: the last inputs, kept for the moment a NaN asks about them, and fingerprints of batches.
+"""What the model was fed: the last inputs, kept for the moment a NaN asks about them, and signatures of batches.
 
-Inputs are not read on a healthy step unless it is a step of comparison: when a loss is not finite they are still there and are
-looked at then. Kept detached: storage is shared, the graph is not held.
+Of a healthy step a few thousand elements are read, for the signature, and the rest only at a step of comparison: when a loss is not
+finite the inputs are still there and are looked at then. Kept detached: storage is shared, the graph is not held.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -12,10 +12,18 @@ import torch
 
 from holter.records import Nonfinite
 from holter_kernels import summarize
+from holter_kernels.cpu import fingerprint_memory
+from holter_kernels.layout import FORMATS
 
 MAX_LEAVES = 64
 MAX_DEPTH = 4
+MAX_SIGNED = 8
+"""Tensors of a batch that its signature takes in."""
+SIGNED_BYTES = 1 << 14
+"""Of each, in so many runs, spread over the whole: the head of a padded sequence, or the margin of an image, is the same in all."""
+NUM_RUNS = 8
 MASK = (1 << 64) - 1
+SCALARS = (int, float, str, bytes, type(None))
 
 Leaf = tuple[str, torch.Tensor]
 """Path in the batch, and the tensor there."""
@@ -42,9 +50,14 @@ def leaves(thing: Any, path: str, depth: int = 0) -> Iterator[Leaf]:
     elif depth < MAX_DEPTH and isinstance(thing, Mapping):
         for key, value in thing.items():
             yield from leaves(value, f"{path}[{key!r}]", depth + 1)
-    elif depth < MAX_DEPTH and isinstance(thing, (list, tuple)):
-        for index, value in enumerate(thing):
+    elif depth < MAX_DEPTH and isinstance(thing, (list, tuple)) and not _is_text(thing):
+        for index, value in enumerate(thing[:MAX_LEAVES]):
             yield from leaves(value, f"{path}[{index}]", depth + 1)
+
+
+def _is_text(thing: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether this is a long list of words or numbers, in which there are no tensors to be looked for."""
+    return len(thing) > MAX_SIGNED and isinstance(thing[0], SCALARS) and isinstance(thing[-1], SCALARS)
 
 
 def detached(thing: Any, depth: int = 0) -> Any:
@@ -74,17 +87,62 @@ def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], 
     )
 
 
-def read(tensors: list[Leaf]) -> tuple[int, list[Nonfinite]]:
-    """Fingerprint of a batch, and which of its tensors are not finite; host memory only, a device is never waited for."""
+def fold(signature: int, other: int) -> int:
+    """Two signatures in order; 0 stands for nothing."""
+    return (signature * 0x9E3779B97F4A7C15 + other) & MASK if other else signature
+
+
+def sign(tensors: list[torch.Tensor]) -> int:
+    """A cheap signature: equal batches have equal ones, on every rank. 0: there is no tensor of two elements in host memory."""
+    signature = 0
+    for tensor in tensors[:MAX_SIGNED]:
+        if tensor.numel() < 2 or not _is_here(tensor):  # noqa: PLR2004
+            continue
+        mark = _mark(tensor if tensor.is_contiguous() else corner(tensor).contiguous())
+        for extent in tensor.shape:
+            mark = (mark * 31 + extent) & MASK
+        signature = fold(signature, mark or 1)
+    return signature
+
+
+def _is_here(tensor: torch.Tensor) -> bool:
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and tensor.dtype in FORMATS
+    )
+
+
+def _mark(tensor: torch.Tensor) -> int:
+    """Of runs of a contiguous tensor's own memory: nothing is copied."""
+    numel, size, address, fmt = tensor.numel(), tensor.element_size(), tensor.data_ptr(), FORMATS[tensor.dtype]
+    if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + numel) * size:
+        return 0
+    if numel * size <= SIGNED_BYTES:
+        return int(fingerprint_memory(fmt, address, numel, 0))
+    length = SIGNED_BYTES // size // NUM_RUNS
+    places = [run * (numel - length) // (NUM_RUNS - 1) for run in range(NUM_RUNS)]
+    return sum(int(fingerprint_memory(fmt, address + place * size, length, place)) for place in places) & MASK
+
+
+def corner(tensor: torch.Tensor) -> torch.Tensor:
+    """A part that is small: to make the whole of it contiguous would copy it."""
+    while tensor.nbytes > SIGNED_BYTES:
+        first = tensor.shape[0]
+        tensor = tensor[0] if first == 1 else tensor[: max(1, first * SIGNED_BYTES // tensor.nbytes)]
+    return tensor
+
+
+def read(tensors: list[Leaf]) -> list[Nonfinite]:
+    """Which tensors of a batch are not finite; host memory only, a device is never waited for."""
     here = [(path, t) for path, t in tensors if t.device.type == "cpu" and t.layout == torch.strided]
     if not here:
-        return 0, []
+        return []
     table = summarize([t for _, t in here], histogram="off")
-    fingerprint = 0
     bad = []
     for row, (path, tensor) in enumerate(here):
-        fingerprint = (fingerprint * 31 + int(table.fingerprint[row])) & MASK
         nans, infs = int(table.nans[row]), int(table.pos_infs[row] + table.neg_infs[row])
         if nans or infs:
             bad.append(Nonfinite(where="input", name=path, nans=nans, infs=infs, numel=tensor.numel()))
-    return fingerprint, bad
+    return bad

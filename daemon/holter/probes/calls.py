@@ -23,13 +23,14 @@ from holter.records import Phase
 EVENT = "holter.detached"
 
 
-class _Hook:
+class Hook:
     """A module's hook that does not survive in its copies."""
 
     def __init__(self, call: Callable[..., None]) -> None:
         self._call = call
 
     def __call__(self, *args: Any) -> None:
+        """Unless torch.compile is tracing."""
         if not torch.compiler.is_compiling():
             self._call(*args)
 
@@ -41,9 +42,17 @@ class _Hook:
 class CallProbe:
     """Follows the calls of models."""
 
-    def __init__(self, context: Context, on_training_call: Callable[[torch.nn.Module], None]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        on_training_call: Callable[[torch.nn.Module], None],
+        *,
+        on_call: Callable[[torch.nn.Module, Any], None] = lambda *_: None,
+        on_return: Callable[[torch.nn.Module, Any], None] = lambda *_: None,
+    ) -> None:
         self._context = context
         self._on_training_call = on_training_call
+        self._on_call, self._on_return = on_call, on_return
         self._registration: Any = None
         self._handles: list[Any] = []
         self._followed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
@@ -73,8 +82,8 @@ class CallProbe:
         self._followed.add(module)
         wrap = self._context.guard.wrap
         self._handles += [
-            module.register_forward_pre_hook(_Hook(wrap(self._begin)), with_kwargs=True),
-            module.register_forward_hook(_Hook(wrap(self._end)), always_call=True),
+            module.register_forward_pre_hook(Hook(wrap(self._begin)), with_kwargs=True),
+            module.register_forward_hook(Hook(wrap(self._end)), always_call=True),
         ]
 
     def find_wrapped(self) -> None:
@@ -92,15 +101,21 @@ class CallProbe:
 
     def _begin(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self.find_wrapped()
+        if self._context.models.note_call(module, self._context.log.step):
+            # A frozen component's call is a part of whatever calls it.
+            self._interrupted.append(self._context.phases.phase)
+            return
         is_training = module.training and torch.is_grad_enabled()
         self._interrupted.append(self._context.enter(Phase.FORWARD if is_training else Phase.EVALUATION))
+        self._on_call(module, (args, kwargs))
         if is_training:
             self._context.inputs = batches.capture(weakref.ref(module), args, kwargs)
             self._on_training_call(module)
 
-    def _end(self, *_: Any) -> None:
+    def _end(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         if self._interrupted:
             self._context.enter(self._interrupted.pop())
+        self._on_return(module, output)
 
     @contextlib.contextmanager
     def _aside(self, *modules: Any) -> Iterator[None]:
@@ -146,4 +161,4 @@ class CallProbe:
 
 
 def _is_ours(hook: Any) -> bool:
-    return isinstance(hook, _Hook) or (isinstance(hook, functools.partial) and hook.args == (EVENT,))
+    return isinstance(hook, Hook) or (isinstance(hook, functools.partial) and hook.args == (EVENT,))

@@ -1,14 +1,18 @@
 """Tensors that must be equal on all replicas: one root fingerprint a class, at steps of comparison.
 
     the model is called     buffers                DDP has just broadcast them; after the call they are the rank's own
-    before the optimizer    parameters, gradients  as the optimizer is given them
-    after the optimizer     parameters             and, every fourth comparison, its state: twice the parameters to read
+    backward is over        gradients_reduced      before anything clips them
+    before the optimizer    gradients              as the optimizer is given them
+                            frozen                 what does not train, in slices if it is large
+                            hyperparameters        at every step
+                            parameters_before      at the first step, and right after a comparison: the rank's own history
+    after the optimizer     parameters_after       and, every fourth comparison, optimizer_state: twice the parameters to read
 
 The tables behind the roots go over all entries of the census, in its order, 0 where there is nothing to compare. Only models that the
 step's own optimizers train take part: what else a rank still holds, an average or the model of a fold that is over, is its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,122 +20,207 @@ import torch
 
 from holter import clock
 from holter.probes.context import Context
+from holter.probes.hyperparameters import Hyperparameters
+from holter.probes.marks import Kinds
 from holter.probes.models import Model
-from holter.records import PackedTable
-from holter_kernels import root
+from holter.probes.placement import is_sharded
+from holter.probes.rows import Rows
+from holter.probes.selection import Selection, Selections
+from holter.probes.steplog import OpenStep
+
+Entry: TypeAlias = "torch.Tensor | None"
+Tell = Callable[[Rows], None]
 
 STATE_EVERY = 4
 """Comparisons between two readings of the optimizer's state."""
-
-Entry: TypeAlias = "torch.Tensor | None"
+SLICE_BYTES = 64 << 20
+"""Frozen parameters read at one comparison, or as many as train if those are more."""
 
 
 class ComparisonProbe:
-    """Fingerprints what DDP keeps equal."""
+    """Fingerprints what must be equal."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._selections = Selections(context)
+        self._hyperparameters = Hyperparameters(context)
+        context.models.on_forget.append(self._selections.forget)
+        self._reduced = _Reduced(OpenStep(-1))
 
     def is_due(self) -> bool:
         """Whether this is a step of comparison, and there is somebody to compare with."""
-        return self.is_possible() and self._context.schedule.plan.is_check(self._context.log.step)
+        return self._context.schedule.plan.is_check(self._context.log.step) and self.is_possible()
 
     def is_possible(self) -> bool:
-        """Whether there are replicas: known from the wrapper, never guessed."""
-        return self._context.world_size > 1 and any(model.is_replicated for model in self._context.models)
+        """Whether there are replicas: known from wrappers, placements and reductions, never guessed."""
+        return self._context.world_size > 1 and self._selections.is_possible()
 
     def parameters(self, moment: Literal["before", "after"], optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """All parameters of the models that these optimizers train, frozen ones too."""
-        models = self._trained_by(optimizers)
-        entries = [(p, model in models) for model in self._context.models for _, p in model.parameters]
-        self._read(f"parameters_{moment}", entries)
+        """The trainable replicas of the models that these optimizers train."""
+        if moment == "before" and not self._context.schedule.plan.reads_before(self._context.log.step):
+            return
+        chosen = self._selections.parameters(optimizers, held_only=False)
+        self._read(f"parameters_{moment}", chosen, chosen.tensors)
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> None:
-        """The gradients that one optimizer is given."""
-        held, models = _held([optimizer]), self._trained_by([optimizer])
-        entries = [
-            (p.grad if id(p) in held else None, model in models)
-            for model in self._context.models
-            for _, p in model.parameters
-        ]
-        self._read("gradients", entries)
+        """The gradients that one optimizer is given; with them, what reduction had made of them."""
+        chosen = self._selections.parameters([optimizer], held_only=True)
+        step, reduced = self._context.log.now, self._reduced
+        self._reduced = _Reduced(OpenStep(-1))
+        if reduced.step is step and reduced.num_parts:
+            reduced.ask(lambda parts: self._tell(step, "gradients_reduced", chosen, Rows.joined(parts, chosen.places)))
+        self._read("gradients", chosen, [p.grad for p in chosen.tensors])
 
     def reduced_gradients(self) -> None:
         """Gradients as a backward pass that reduces left them, before any clipping."""
+        models = [
+            model for model in self._context.models if model.ddp is not None and model.ddp.require_backward_grad_sync
+        ]
+        chosen = self._selections.where(
+            ("reduced", *map(id, models)),
+            lambda model, p: (
+                model in models
+                and p.requires_grad
+                and id(p) in model.replicas
+                and all(p is not other for name, other in model.parameters if name in model.reduced_by_hand)
+            ),
+        )
+        self._hold("gradients_reduced", chosen)
+
+    def reduced_by_hand(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Gradients that the script has just reduced: all that it does, or one that is met for the first time."""
+        if self.is_due():
+            places = self._selections.places_of(parameters)
+            size = self._selections.num_parameters
+            name = "gradients_by_hand" + (f".{places[0]}" if len(places) == 1 else "")
+            self._hold(name, Selection(size, places, list(parameters)))
 
     def frozen(self) -> None:
-        """Parameters that do not train."""
+        """Parameters that do not train, of replicated models and of frozen components; in slices if they are large."""
+        if not self.is_possible():
+            return
+        chosen = self._selections.where(
+            "frozen",
+            lambda model, p: (
+                not p.requires_grad and not is_sharded(p) and (id(p) in model.replicas or not model.is_trained)
+            ),
+        )
+        part = self._selections.slice_of(chosen, self._context.log.step, SLICE_BYTES)
+        self._read("frozen", part, part.tensors)
 
     def hyperparameters(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """Learning rates and other settings, and step counts."""
+        if self.is_possible():
+            self._hyperparameters.read(optimizers)
 
     def buffers(self, model: Model) -> None:
         """Normalisation statistics and tables of a model that is being called."""
         if model.is_replicated:
-            entries = [(buffer, other is model) for other in self._context.models for _, buffer in other.buffers]
-            self._read("buffers", entries, over="buffers")
+            chosen = self._selections.buffers(model)
+            self._read("buffers", chosen, chosen.tensors, over="buffers")
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Moments and whatever else the optimizer keeps for a parameter."""
         plan = self._context.schedule.plan
-        if self._context.log.step // plan.check_interval % STATE_EVERY:
+        if self._context.log.step // plan.check_interval % STATE_EVERY or "ZeroRedundancy" in type(optimizer).__name__:
             return
-        models = self._trained_by([optimizer])
-        states = [
-            (optimizer.state.get(p, {}), model in models) for model in self._context.models for _, p in model.parameters
-        ]
-        keys = sorted({key for state, _ in states for key, value in state.items() if isinstance(value, torch.Tensor)})
-        entries = [(_tensor(state.get(key)), is_replica) for key in keys for state, is_replica in states]
-        self._read("optimizer_state", entries, keys=keys)
+        chosen = self._selections.parameters([optimizer], held_only=True)
+        states = [optimizer.state.get(p, {}) for p in chosen.tensors]
+        keys = sorted({key for state in states for key, value in state.items() if isinstance(value, torch.Tensor)})
+        if not keys:
+            return
+        places = np.concatenate([chosen.places + chosen.size * turn for turn in range(len(keys))])
+        tensors = [_tensor(state.get(key)) for key in keys for state in states]
+        every = Selection(chosen.size * len(keys), places, chosen.tensors * len(keys))
+        self._read("optimizer_state", every, tensors, keys=keys)
 
-    def _trained_by(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[Model]:
-        held = _held(optimizers)
-        return [
-            model
-            for model in self._context.models
-            if model.is_replicated and any(id(p) in held for _, p in model.parameters)
-        ]
+    def _hold(self, name: str, chosen: Selection) -> None:
+        """Read reduced gradients; which of them count is known when an optimizer is about to apply them."""
+        step = self._context.log.now
+        if self._reduced.step is not step:
+            self._reduced = _Reduced(step)
+        gradients = [p.grad for p in chosen.tensors]
+        if any(gradient is not None for gradient in gradients):
+            self._launch(name, chosen, gradients, self._reduced.part(name))
 
     def _read(
         self,
         tensor_class: str,
-        entries: Sequence[tuple[Entry, bool]],
+        chosen: Selection,
+        tensors: Sequence[Entry],
         *,
         over: Literal["parameters", "buffers"] = "parameters",
         keys: Sequence[str] = (),
     ) -> None:
-        """Entries of the census, and whether each belongs to a replica; the root goes over those that do."""
-        context, step = self._context, self._context.log.now
-        started = clock.monotonic_s()
-        replicas = np.array([is_replica for _, is_replica in entries], dtype=bool)
-        chosen = [(place, t) for place, (t, is_replica) in enumerate(entries) if is_replica and t is not None]
-        chosen = [(place, tensor) for place, tensor in chosen if not tensor.is_sparse]
-        if not chosen:
-            return
-        places = np.array([place for place, _ in chosen], dtype=np.int64)
+        """Read these tensors of the chosen entries, and tell root and table."""
+        step = self._context.log.now
+        self._launch(
+            tensor_class,
+            chosen,
+            tensors,
+            lambda rows: self._tell(step, tensor_class, chosen, rows, over=over, keys=keys),
+        )
 
-        def learn(table: Any) -> None:
-            fingerprints, norms = np.zeros(len(entries), dtype="<u8"), np.zeros(len(entries), dtype="<f4")
-            fingerprints[places] = table.fingerprint
-            with np.errstate(over="ignore", invalid="ignore"):
-                norms[places] = np.sqrt(table.square_sum)
-            step.roots[tensor_class] = int(root(fingerprints[replicas]))
-            packed = PackedTable(
-                tensor_class=tensor_class,
-                root=step.roots[tensor_class],
-                fingerprints=fingerprints.tobytes(),
-                norms=norms.tobytes(),
-                over=over,
-                keys=list(keys),
-            )
-            context.recorder.say(step.step, packed)
-
-        context.readings.read(tensor_class, [tensor for _, tensor in chosen], step.owe(learn))
+    def _launch(self, name: str, chosen: Selection, tensors: Sequence[Entry], then: Tell) -> None:
+        step, started = self._context.log.now, clock.monotonic_s()
+        kept = [tensor for tensor in tensors if tensor is not None and not tensor.is_sparse]
+        places, kinds = chosen.places, chosen.kinds
+        if len(kept) < len(tensors):
+            places = places[[tensor is not None and not tensor.is_sparse for tensor in tensors]]
+            kinds = Kinds.of([tensor.dtype for tensor in kept])
+        if kept:
+            self._context.readings.read(name, kept, step.owe(lambda table: then(Rows.of(table, places, kinds))))
         step.check_s += clock.monotonic_s() - started
 
+    def _tell(  # noqa: PLR0913 - a table's fields
+        self,
+        step: OpenStep,
+        tensor_class: str,
+        chosen: Selection,
+        rows: Rows,
+        *,
+        over: Literal["parameters", "buffers"] = "parameters",
+        keys: Sequence[str] = (),
+    ) -> None:
+        packed = rows.packed(tensor_class, chosen, over=over, keys=keys)
+        step.roots[tensor_class] = packed.root
+        step.numbers.update(rows.numbers(tensor_class))
+        self._context.recorder.say(step.step, packed)
 
-def _held(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
-    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+
+class _Reduced:
+    """Readings of reduced gradients at one step, until an optimizer says which of them it will apply."""
+
+    def __init__(self, step: OpenStep) -> None:
+        self.step = step
+        self._parts: dict[str, Rows | None] = {}
+        self._then: Callable[[list[Rows]], None] | None = None
+
+    @property
+    def num_parts(self) -> int:
+        """Readings begun."""
+        return len(self._parts)
+
+    def part(self, name: str) -> Tell:
+        """Begin a reading; a later one of the same name counts."""
+        self._parts[name] = None
+
+        def learn(rows: Rows) -> None:
+            self._parts[name] = rows
+            self._answer()
+
+        return learn
+
+    def ask(self, then: Callable[[list[Rows]], None]) -> None:
+        """Call this with all readings, once they are there."""
+        self._then = then
+        self._answer()
+
+    def _answer(self) -> None:
+        rows = [part for part in self._parts.values() if part is not None]
+        if self._then is not None and len(rows) == len(self._parts):
+            self._then(rows)
+            self._then = None
 
 
 def _tensor(value: Any) -> Entry:

@@ -30,6 +30,8 @@ class Context:
     models: Models = field(default_factory=Models)
     readings: Readings = field(default_factory=Readings)
     log: StepLog = field(default_factory=StepLog)
+    declared_frozen: tuple[str, ...] = ()
+    """Patterns of names that the user's settings declare frozen."""
     inputs: Inputs | None = None
     """The last training call of a model, until the step is done."""
     held_inputs: Inputs | None = None

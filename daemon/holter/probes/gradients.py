@@ -5,6 +5,7 @@ the optimizer is given.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,16 @@ from holter import clock
 from holter.probes.context import Context
 from holter.probes.models import Model
 from holter.probes.steplog import OpenStep
+from holter.probes.views import view
 from holter.records import Nonfinite, Where
 
 
 class GradientProbe:
     """Looks for what is not finite, and takes the norm."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, on_read: Callable[[list[tuple[str, Any]], Any], None] | None = None) -> None:
         self._context = context
+        self._on_read = on_read
         self.ready_order: dict[int, int] = {}
         """Id of a parameter -> its place in the order in which gradients became ready, from the first backward pass."""
         self._order_hooks: list[Any] = []
@@ -67,7 +70,7 @@ class GradientProbe:
             return
         if getattr(optimizer, "found_inf", None) is not None:
             # A fused optimizer skips the step itself if the scaler found something.
-            step.acquit()
+            step.acquit(is_skipped=True)
             return
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for model in self._context.models.active():
@@ -84,7 +87,12 @@ class GradientProbe:
             return
         counts = is_whole and (where == "gradient" or not step.is_local_read)
 
+        if counts and where == "reduced_gradient":
+            step.view = view([model])
+
         def learn(table: Any) -> None:
+            if self._on_read is not None and step is self._context.log.now:
+                self._on_read(named, table)
             bad = table.nans + table.pos_infs + table.neg_infs
             if counts:
                 # The table sums what is finite.

@@ -13,8 +13,20 @@ from typing import Any
 import torch
 
 from holter.probes.context import Context
+from holter.probes.skips import SkipProbe
 from holter.probes.steplog import OpenStep
 from holter.records import Nonfinite, Phase
+
+MAX_NODES = 16
+LOOKED_THROUGH = (
+    "MulBackward",
+    "DivBackward",
+    "AddBackward",
+    "SubBackward",
+    "ToCopyBackward",
+    "SqueezeBackward",
+    "ViewBackward",
+)
 
 
 class LossProbe:
@@ -29,6 +41,7 @@ class LossProbe:
         on_end: Callable[[], None],
     ) -> None:
         self._context = context
+        self._skips = SkipProbe(context)
         self._on_begin, self._on_end = on_begin, on_end
         self._on_gradients = context.guard.wrap(on_gradients, "any")
         self._depth = 0
@@ -78,24 +91,27 @@ class LossProbe:
         return scale
 
     def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        skipped = self._context.guard.wrap(self._skipped)
+        end_round = self._context.guard.wrap(self._end_round)
 
         @functools.wraps(original)
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
-            skipped()
+            end_round(scaler)
             return original(scaler, *args, **kwargs)
 
         return update
 
     def _remember(self, scaler: Any, scaled: Any, outputs: Any) -> None:
-        if isinstance(scaled, torch.Tensor) and isinstance(outputs, torch.Tensor):
+        if isinstance(scaled, torch.Tensor) and isinstance(outputs, torch.Tensor) and scaler.is_enabled():
             factor = scaler._scale  # noqa: SLF001  get_scale() would wait for a device
             is_here = factor is not None and factor.device.type == "cpu"
             self._unscaled = weakref.ref(scaled), outputs.detach(), float(factor) if is_here else None
 
-    def _skipped(self) -> None:
+    def _end_round(self, scaler: Any) -> None:
         """The scaler's round is over; what is still open was not applied: the optimizer was not called."""
-        self._context.log.now.acquit()
+        if not scaler.is_enabled():
+            return
+        self._skips.end_round(scaler)
+        self._context.log.now.acquit(is_skipped=True)
         self._context.held_inputs = None
 
     def _begin(self, tensors: Any, hooks: list[Any]) -> None:
@@ -119,10 +135,15 @@ class LossProbe:
         self._context.enter(self._interrupted)
 
     def _read(self, loss: torch.Tensor) -> None:
-        raw, step = loss.detach(), self._context.log.now
+        raw, step, node = loss.detach(), self._context.log.now, loss.grad_fn
         if self._unscaled is not None and self._unscaled[0]() is loss:
             raw, step.loss_scale = self._unscaled[1:]
+            # The scaler's own factor is the outermost product.
+            node = node.next_functions[0][0] if node is not None else None
+            if step.loss_scale is not None:
+                step.numbers["loss_scale"] = step.loss_scale
         self._unscaled = None
+        step.numbers["loss.is_divided"] = min(step.numbers.get("loss.is_divided", 1.0), float(is_divided(node)))
         if raw.device.type == "cpu":
             self._learn(step, float(raw))
             return
@@ -140,3 +161,25 @@ class LossProbe:
             is_nan = math.isnan(value)
             step.suspect(Nonfinite(where="loss", name="loss", nans=int(is_nan), infs=int(not is_nan), numel=1))
             self._context.hold_inputs()
+
+
+def is_divided(node: Any) -> bool:
+    """Whether a loss is a quotient or a product with a constant; sums and casts are looked through.
+
+    >>> import torch
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> is_divided((x.sum() / 4).grad_fn), is_divided(x.mean().grad_fn)
+    (True, False)
+    """
+    nodes = [node]
+    for _ in range(MAX_NODES):
+        if not nodes:
+            break
+        node = nodes.pop(0)
+        name = node.name() if node is not None else ""
+        inner = [function for function, _ in node.next_functions if function is not None] if name else []
+        if name.startswith(("MulBackward", "DivBackward")) and len(inner) == 1:
+            return True
+        if name.startswith(LOOKED_THROUGH):
+            nodes += inner
+    return False

@@ -10,7 +10,8 @@ import contextlib
 import io
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from holter.records import Origin
 
 COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_dtensor"})
 PLAIN = (list, dict, set)
+NEAR_LIMIT = 0.01
+"""A -Inf beside values above this share of the dtype's largest number is an overflow, and no mask."""
 
 
 def find(inputs: Inputs | None, prefix: str) -> Origin:
@@ -32,24 +35,25 @@ def find(inputs: Inputs | None, prefix: str) -> Origin:
     obstacle = _obstacle(inputs, module)
     if obstacle:
         return _unknown(obstacle)
-    births: list[Origin] = []
+    watch = _Watch(module, prefix)
     try:
-        _replay(module, inputs, prefix, births)
+        _replay(module, inputs, watch)
     except _FoundError:
-        return births[0]
+        return watch.births[0]
     except _CollectiveError as collective:
         return _unknown(f"the model communicates ({collective}): one rank cannot replay it alone")
     except Exception as error:  # noqa: BLE001  the script's module may not bear a second call
         return _unknown(f"the replay raised {type(error).__name__}: {error}")
     reason = "replayed with the same batch and random state: every module's output is finite"
-    return Origin(module="", module_class="", is_input_finite=True, input_absmax=0.0, replayed=True, reason=reason)
+    nowhere = Origin(module="", module_class="", is_input_finite=True, input_absmax=0.0, replayed=True, reason=reason)
+    return next(iter(watch.births), nowhere)
 
 
-def _replay(module: torch.nn.Module, inputs: Inputs, prefix: str, births: list[Origin]) -> None:
+def _replay(module: torch.nn.Module, inputs: Inputs, watch: "_Watch") -> None:
     is_cast, dtype = inputs.autocast
     with (
         _left_as_it_was(module),
-        _watching(module, prefix, births),
+        _hooked(module, watch),
         warnings.catch_warnings(action="ignore"),
         contextlib.redirect_stdout(io.StringIO()),
         torch.no_grad(),
@@ -91,35 +95,105 @@ def _unknown(reason: str) -> Origin:
     return Origin(module="", module_class="", is_input_finite=False, input_absmax=0.0, replayed=False, reason=reason)
 
 
-@contextlib.contextmanager
-def _watching(module: torch.nn.Module, prefix: str, births: list[Origin]) -> Iterator[None]:
-    names = {id(child): prefix + name for name, child in module.named_modules()}
+class _Watch:
+    """Judges modules as they end; children end before their parents, so that the first birth is the innermost.
 
-    def judge(child: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if all(_is_finite(t) for _, t in leaves(output, "")):
+    A NaN or a +Inf out of finite inputs is one. A -Inf alone may be a mask: zeros beside it say so; of others the first is suspected.
+    """
+
+    def __init__(self, module: torch.nn.Module, prefix: str) -> None:
+        self._names = {id(child): prefix + name for name, child in module.named_modules()}
+        self._suspects: list[torch.nn.Module] = []
+        self.births: list[Origin] = []
+
+    def judge(self, child: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """A forward hook; raises when the rest of the pass is not needed."""
+        made = _Values.of(t for _, t in leaves(output, ""))
+        if made.is_finite:
             return
-        taken = [t for _, t in leaves((args, kwargs), "") if t.is_floating_point()]
-        if not all(_is_finite(t) for t in taken):
+        taken = _Values.of(t for _, t in leaves((args, kwargs), ""))
+        if taken.nans or taken.pos_infs or (taken.neg_infs and not made.nans):
             return
-        is_sound = all(_is_finite(p) for p in child.parameters(recurse=False))
-        births.append(
-            Origin(
-                module=names.get(id(child), ""),
-                module_class=type(child).__name__,
-                is_input_finite=True,
-                input_absmax=max((float(t.abs().max()) for t in taken if t.numel()), default=0.0),
-                replayed=True,
-                reason="first module whose output is not finite while its inputs are"
-                + ("" if is_sound else "; its own weights are not finite"),
-            )
+        if taken.neg_infs and self.births:
+            raise _FoundError
+        is_mild = not made.nans and not made.pos_infs and made.absmax < NEAR_LIMIT * made.dtype_max
+        if is_mild and made.absmax == 0.0:
+            return
+        if not is_mild and any(part is suspect for suspect in self._suspects for part in child.modules()):
+            raise _FoundError
+        self._suspects.append(child)
+        self.births.append(self._birth(child, taken, made))
+        if not is_mild:
+            # What was suspected before is no part of it.
+            del self.births[:-1]
+            raise _FoundError
+
+    def _birth(self, child: torch.nn.Module, taken: "_Values", made: "_Values") -> Origin:
+        own = _Values.of(child.parameters(recurse=False))
+        return Origin(
+            module=self._names.get(id(child), ""),
+            module_class=type(child).__name__,
+            is_input_finite=taken.is_finite,
+            input_absmax=taken.absmax,
+            replayed=True,
+            reason="first module whose output is not finite while its inputs are"
+            + ("" if taken.is_finite else ", but for a mask of -inf")
+            + ("" if own.is_finite else "; its own weights are not finite"),
+            dtype=made.dtype,
+            dtype_max=made.dtype_max,
+            output_nans=made.nans,
+            output_infs=made.pos_infs + made.neg_infs,
+            output_absmax=made.absmax,
+            weight_absmax=own.absmax,
         )
-        # Children end before their parents: the first birth is the innermost.
-        raise _FoundError
 
+
+@dataclass
+class _Values:
+    """What is odd about some tensors, taken together; integers are always finite."""
+
+    nans: int = 0
+    pos_infs: int = 0
+    neg_infs: int = 0
+    absmax: float = 0.0
+    """Of what is finite."""
+    dtype: str = ""
+    """Of the first tensor that is not finite, with its largest number."""
+    dtype_max: float = 0.0
+
+    @property
+    def is_finite(self) -> bool:
+        return not (self.nans or self.pos_infs or self.neg_infs)
+
+    @classmethod
+    def of(cls, tensors: Iterable[torch.Tensor]) -> "_Values":
+        """Count."""
+        found = cls()
+        for tensor in tensors:
+            if tensor.is_floating_point() and tensor.numel():
+                found._add(tensor.detach())
+        return found
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        finite = torch.isfinite(tensor)
+        if bool(finite.all()):
+            self.absmax = max(self.absmax, float(tensor.abs().max()))
+            return
+        if not self.dtype:
+            self.dtype, self.dtype_max = str(tensor.dtype).removeprefix("torch."), torch.finfo(tensor.dtype).max
+        self.nans += int(torch.isnan(tensor).sum())
+        self.pos_infs += int(torch.isposinf(tensor).sum())
+        self.neg_infs += int(torch.isneginf(tensor).sum())
+        if bool(finite.any()):
+            self.absmax = max(self.absmax, float(tensor[finite].abs().max()))
+
+
+@contextlib.contextmanager
+def _hooked(module: torch.nn.Module, watch: _Watch) -> Iterator[None]:
     handles = []
     try:
         for child in module.modules():
-            handles.append(child.register_forward_hook(judge, with_kwargs=True))  # noqa: PERF401  some are on when one fails
+            handles.append(child.register_forward_hook(watch.judge, with_kwargs=True))  # noqa: PERF401  some are on when one fails
         yield
     finally:
         for handle in handles:
@@ -151,7 +225,3 @@ def _left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
         torch.random.set_rng_state(now[0])
         random.setstate(now[1])
         np.random.set_state(now[2])  # noqa: NPY002
-
-
-def _is_finite(tensor: torch.Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())

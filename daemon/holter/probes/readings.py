@@ -12,6 +12,8 @@ import torch
 from holter import clock
 from holter_kernels import Pass, Table
 
+KEPT = frozenset({"parameters_before", "parameters_after"})
+
 
 @dataclass
 class _Open:
@@ -28,8 +30,12 @@ class Readings:
         """Seconds of the training thread that went into reading."""
         self._passes: dict[str, Pass] = {}
         self._open: list[_Open] = []
+        self.kept: dict[str, tuple[list[int], Table]] = {}
+        """Last readings that were answered at once and may be of use to another, while the tensors are as they were: ids and table."""
 
-    def read(self, name: str, tensors: list[torch.Tensor], then: Callable[[Any], None]) -> None:
+    def read(
+        self, name: str, tensors: list[torch.Tensor], then: Callable[[Any], None], *, histogram: str = "off"
+    ) -> None:
         """Read these tensors, at least one; `then` gets the table, now or from a later `poll`."""
         assert tensors, "a reading of nothing would be owed for ever"
         started = clock.monotonic_s()
@@ -38,9 +44,11 @@ class Readings:
             self._passes.pop(name)
         reading = self._passes.get(name)
         if reading is None or not reading.aim(tensors):
-            reading = self._make_pass(tensors, histogram="off")
+            reading = self._make_pass(tensors, histogram=histogram)
             self._passes[name] = reading
         reading.launch()
+        if name in KEPT and (table := reading.poll()) is not None:
+            self.kept[name] = [id(tensor) for tensor in tensors], table
         self._open.append(_Open(reading, then))
         self.poll()
         self.spent_s += clock.monotonic_s() - started

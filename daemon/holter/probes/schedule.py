@@ -14,6 +14,10 @@ from dataclasses import dataclass
 
 MAX_STRIDE = 32
 MAX_INTERVAL = 64
+USUAL_INTERVAL = 8
+"""Where steps are short, comparisons are made this often as long as they stay small."""
+GRADIENT_FLOORS, CHECK_FLOORS = 2, 2
+"""How many times the floor a reading of gradients, and a comparison every eighth step, may take of a step beyond the budget."""
 SETTLED_STEPS = 4
 """The first steps compile, allocate and warm up; what they cost says nothing about the rest."""
 NUM_SAMPLES = 5
@@ -51,6 +55,10 @@ class Plan:
         """Whether parameters are read before this step only to be held against what the step before left."""
         return self.check_interval > 1 and step % self.check_interval == 1
 
+    def reads_before(self, step: int) -> bool:
+        """Whether parameters are read before this step: it is the first, or the step before was one of comparison."""
+        return step == 0 or (step - 1) % self.check_interval == 0
+
     def share(self, step: int, count: int) -> range:
         """Indices of the tensors whose gradients are read at this step."""
         return range(step % self.gradient_stride, count, self.gradient_stride)
@@ -58,11 +66,14 @@ class Plan:
 
 def plan(costs: Costs, *, budget: float, floor_s: float, current: Plan) -> Plan:
     """The most that fits into the budget; gradients first, because a NaN is lost if its step is not read."""
-    allowed = max(budget * costs.step_s - costs.fixed_s, floor_s)
-    stride = _fit(costs.gradients_s, allowed, current.gradient_stride, MAX_STRIDE)
-    left = allowed - costs.gradients_s / stride
+    room_s = budget * costs.step_s - costs.fixed_s
+    stride = _fit(costs.gradients_s, max(room_s, GRADIENT_FLOORS * floor_s), current.gradient_stride, MAX_STRIDE)
+    left_s = max(room_s - costs.gradients_s / stride, floor_s)
     # A check has a fourth reading, at the start of the next step.
-    interval = _fit(costs.check_s * 4 / 3, left, current.check_interval, MAX_INTERVAL)
+    check_s = costs.check_s * 4 / 3
+    interval = _fit(check_s, left_s, current.check_interval, MAX_INTERVAL)
+    if interval > USUAL_INTERVAL and check_s / USUAL_INTERVAL <= CHECK_FLOORS * floor_s:
+        interval = USUAL_INTERVAL
     return Plan(gradient_stride=stride, check_interval=interval)
 
 

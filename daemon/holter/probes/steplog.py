@@ -52,10 +52,18 @@ class OpenStep:
         if len(alike) > MAX_SUSPECTS:
             self.suspects.remove(max(alike, key=lambda entry: entry.order))
 
-    def acquit(self) -> None:
-        """What was suspected never reached the weights."""
+    def acquit(self, *, is_skipped: bool = False) -> None:
+        """What was suspected never reached the weights.
+
+        A loss that was not finite stays to be told, unless its gradients were thrown away: by a scaler that skipped the step, or by the
+        script, which then went on to another backward pass.
+        """
+        was_dropped = any(entry.where == "gradient" for entry in self.suspects) and math.isfinite(
+            (self.losses or [0.0])[-1]
+        )
         self.suspects.clear()
-        self.losses = [loss for loss in self.losses if math.isfinite(loss)]
+        if is_skipped or was_dropped:
+            self.losses = [loss for loss in self.losses if math.isfinite(loss)]
 
     def owe(self, then: Callable[[Any], None]) -> Callable[[Any], None]:
         """Count a reading as owed until it is answered."""

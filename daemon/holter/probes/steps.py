@@ -15,7 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from holter import clock
-from holter.probes import census
+from holter.probes.census import CensusTaker
 from holter.probes.companion import Companion
 from holter.probes.comparison import ComparisonProbe
 from holter.probes.context import Context
@@ -65,6 +65,7 @@ class StepProbe:
         self._depth = 0
         self._is_straggler = False
         self._is_questioned = False
+        self._census = CensusTaker(context.declared_frozen)
         self._told_census: Any = None
         self._began = clock.monotonic_s()
         self._own_began = 0.0
@@ -118,7 +119,8 @@ class StepProbe:
         self._is_straggler = (
             not context.log.micro_step and not self._stepped and optimizer not in self._last and bool(self._last)
         )
-        if context.log.step % REFRESH_EVERY == 0:
+        is_check = context.schedule.plan.is_check(context.log.step)
+        if context.log.step % REFRESH_EVERY == 0 or (is_check and context.models.has_thawed()):
             context.models.refresh()
         self._tell_census()
         self._judge(optimizer)
@@ -164,6 +166,7 @@ class StepProbe:
         step, plan = context.log.step, context.schedule.plan
         self._feeding.observe(is_check=plan.is_check(step))
         self._comparison.hyperparameters(self._taking_part(optimizer))
+        self._vitals.glance(self._taking_part(optimizer))
         if not plan.is_check(step) and not plan.is_after_check(step):
             return
         if self._comparison.is_possible():
@@ -176,17 +179,17 @@ class StepProbe:
 
     def _taking_part(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
         """Whose models are compared: those of the last round if this optimizer was in it, else its own alone."""
-        return list(self._last) if optimizer in self._last else [optimizer]
+        return [other for other in self.optimizers if other in self._last] if optimizer in self._last else [optimizer]
 
     def _close(self) -> None:
         context = self._context
         log = context.log
-        if context.schedule.plan.is_check(log.step) and self._stepped:
-            self._vitals.after_step(list(self._stepped))
         if self._comparison.is_due() and self._stepped:
-            first = next(iter(self._stepped))
+            first = next(optimizer for optimizer in self.optimizers if optimizer in self._stepped)
             self._comparison.parameters("after", self._taking_part(first))
             self._comparison.optimizer_state(first)
+        if self._stepped:
+            self._vitals.after_step()
         now = clock.monotonic_s()
         context.schedule.observe(
             step_s=now - self._began,
@@ -236,7 +239,7 @@ class StepProbe:
         if census_now == self._told_census or not list(context.models):
             return
         self._told_census = census_now
-        for part in census.take(context.models, self.optimizers, list(self._gradients.ready_order)):
+        for part in self._census.take(context.models, self.optimizers, list(self._gradients.ready_order)):
             context.recorder.say(context.log.step, part)
 
     def _heed_sidecar(self) -> None:

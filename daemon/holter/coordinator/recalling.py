@@ -1,0 +1,61 @@
+"""A coordinator that is started again reads its own journal first, so that its window goes on and an incident keeps its name.
+
+It hears everything again, and judges at those moments only at which the former one learned something. A run directory that is used
+for a second run has a past too, but another one: that is not recalled.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from holter.coordinator import journal
+from holter.coordinator.identity import RunIdentity
+from holter.coordinator.rounds import Rounds
+from holter.records import Attached, Diagnosis, Judged
+
+MAX_AWAY_NS = 60 * 10**9
+"""A coordinator that was away for longer watches another life of the job, if not another job."""
+
+
+@dataclass
+class Recalled:
+    """What a former coordinator knew."""
+
+    num_entries: int = 0
+    diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
+    attached: dict[int, Attached] = field(default_factory=dict)
+    """Rank -> how it last introduced itself."""
+    is_complete: bool = True
+    """False when there was no time for all of it."""
+
+
+def is_interrupted(run_dir: Path, run_id: str, now_ns: int) -> bool:
+    """Whether the coordinator of this very run stopped writing a moment ago, without having come to an end."""
+    try:
+        known = msgspec.json.decode((run_dir / "run.json").read_bytes(), type=RunIdentity)
+        written_ns = max((path.stat().st_mtime_ns for _, path in journal.segments(run_dir / "journal")), default=0)
+    except (OSError, msgspec.MsgspecError):
+        return False
+    return known.run_id == run_id and known.ended_at is None and now_ns - written_ns < MAX_AWAY_NS
+
+
+def recall(folder: Path, rounds: Rounds, stopwatch_s: Callable[[], float], deadline_s: float) -> Recalled:
+    """Feed a journal to the rounds; ends in time, read or not. Raises OSError."""
+    found, began_s = Recalled(), stopwatch_s()
+    for entry in journal.read(folder):
+        body = entry.observation.body
+        if isinstance(body, Judged):
+            if body.is_news:
+                seen = rounds.make(entry.received_ns, is_final=body.is_final)
+                found.diagnoses |= {diagnosis.id: diagnosis for diagnosis in seen.diagnoses}
+        else:
+            rounds.assembly.add(entry.observation, entry.received_ns)
+        if isinstance(body, Attached):
+            found.attached[entry.observation.rank] = body
+        found.num_entries += 1
+        if stopwatch_s() - began_s > deadline_s:
+            found.is_complete = False
+            break
+    return found

@@ -1,0 +1,72 @@
+"""What the script calls a model: the variable or the attribute that holds it, the same on every rank.
+
+encoder = build_encoder()        encoder         a global of the script, or a local of a function that is running
+self.text_encoder = …            text_encoder    an attribute of the script's own object
+"""
+
+import gc
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+MAX_FRAMES = 64
+OURS = "holter"
+GENERIC = frozenset({"self", "module", "mod", "m", "layer", "child", "root", "obj", "x", "instance"})
+"""Names that a loop or a wrapper has for any module."""
+
+
+def variable_of(*things: Any) -> str:
+    """The name under which the script holds one of these; empty if it has none."""
+    wanted = {id(thing) for thing in things if thing is not None}
+    for space in _spaces():
+        names = sorted(key for key, value in space.items() if id(value) in wanted and _is_name(key))
+        if names:
+            return names[0]
+    return _attribute(things, wanted)
+
+
+def unique(name: str, taken: Iterable[str]) -> str:
+    """The name, or the name with a number where it is taken."""
+    taken = set(taken)
+    number, found = 1, name
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
+
+
+def _spaces() -> Iterator[Mapping[str, Any]]:
+    """Namespaces in which the script may hold it: its globals, then the functions that are running, the innermost first."""
+    main = sys.modules.get("__main__")
+    if main is not None:
+        yield dict(vars(main))
+    frame: Any = sys._getframe(1)  # noqa: SLF001
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            return
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith((OURS, "torch")):
+            yield frame.f_locals
+        frame = frame.f_back
+
+
+def _attribute(things: Iterable[Any], wanted: set[int]) -> str:
+    names = set()
+    for thing in things:
+        for holder in gc.get_referrers(thing) if thing is not None else ():
+            space = holder if type(holder) is dict else _vars(holder)
+            names |= {key for key, value in list(space.items()) if id(value) in wanted and _is_name(key)}
+    return min(names, default="")
+
+
+def _vars(holder: Any) -> Mapping[str, Any]:
+    """Attributes of an object that need not have any: a list, a frame, a cell."""
+    try:
+        space = object.__getattribute__(holder, "__dict__")
+    except AttributeError:
+        return {}
+    return space if type(space) is dict else {}
+
+
+def _is_name(key: Any) -> bool:
+    return isinstance(key, str) and key.isidentifier() and not key.startswith("_") and key not in GENERIC

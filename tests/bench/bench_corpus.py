@@ -1,0 +1,128 @@
+"""How well the corpus of faults is told: runs every case, its twin and the healthy runs, and writes the table into README.
+
+    python tests/bench/bench_corpus.py [--write]
+
+The same cases, the same scripts and the same judge as `tests/faults`; what is printed is what was found in this run.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "faults")]
+
+from corpus import CASES, SCRIPTS, SILENT, Case, Job, fault, mistakes, silent, twin  # noqa: E402
+
+from conftest import Launcher  # noqa: E402  found by the line above
+
+README = ROOT / "README.md"
+BEGIN, END = "<!-- corpus: begin -->\n", "<!-- corpus: end -->\n"
+
+
+@dataclass(frozen=True)
+class Score:
+    """One fault, as it was told."""
+
+    case: Case
+    diagnoses: list[dict[str, Any]]
+
+    @property
+    def top(self) -> dict[str, Any] | None:
+        """The best cause of the first alarm."""
+        alarms = [diagnosis for diagnosis in self.diagnoses if diagnosis["severity"] != "info"]
+        return alarms[0]["causes"][0] if alarms else None
+
+    @property
+    def is_cause_right(self) -> bool:
+        """Whether the top cause is the expected one."""
+        return self.top is not None and self.top["cause"] in self.case.causes
+
+    @property
+    def is_rank_right(self) -> bool | None:
+        """None: the case has no culprit rank."""
+        if self.case.ranks is None:
+            return None
+        return self.top is not None and tuple(self.top["ranks"]) == self.case.ranks
+
+    @property
+    def steps_to_detection(self) -> int:
+        """From the step at which it began to the one at which it was seen."""
+        return max(0, self.diagnoses[0]["detected_step"] - self.case.step)
+
+
+def run(job: Job, folder: str) -> list[dict[str, Any]]:
+    """The job's diagnoses."""
+    directory = Path(folder) / job.name
+    directory.mkdir()
+    launcher = Launcher(directory)
+    try:
+        where = SCRIPTS / job.script
+        return launcher.run(where, *job.arguments, by="scheduler", options=job.options, env=job.env).diagnoses
+    finally:
+        launcher.stop()
+
+
+def table(scores: list[Score], false_alarms: Iterable[str], num_healthy: int) -> str:
+    """Markdown."""
+    alarms = list(false_alarms)
+    found = [score for score in scores if score.top is not None]
+    with_rank = [score for score in scores if score.is_rank_right is not None]
+    steps = statistics.median(score.steps_to_detection for score in found) if found else float("nan")
+    whole = sum(not mistakes(score.case, score.diagnoses) for score in scores)
+    return "\n".join(
+        [
+            "| | |",
+            "|---|---|",
+            f"| faults found | {len(found)} of {len(scores)} |",
+            f"| right cause first | {sum(score.is_cause_right for score in scores)} of {len(scores)} |",
+            f"| right rank, where one is to blame | {sum(bool(score.is_rank_right) for score in with_rank)} of {len(with_rank)} |",
+            f"| cause, rank, tensors and step all right | {whole} of {len(scores)} |",
+            f"| false alarms in {num_healthy} healthy runs | {len(alarms)} |",
+            f"| steps from fault to detection, median | {steps:g} |",
+            "",
+        ]
+    )
+
+
+def main() -> int:
+    """Run, print, and write into README if told to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    options = parser.parse_args()
+    healthy = [*map(twin, CASES), *map(silent, SILENT)]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(3) as pool:
+        told = pool.map(lambda job: run(job, folder), [*map(fault, CASES), *healthy])
+        diagnoses = [_progress(one, number, len(CASES) + len(healthy)) for number, one in enumerate(told, start=1)]
+    scores = [Score(case, one) for case, one in zip(CASES, diagnoses, strict=False)]
+    alarms = [
+        f"{job.name}: {diagnosis['symptom']}"
+        for job, one in zip(healthy, diagnoses[len(CASES) :], strict=True)
+        for diagnosis in one
+        if diagnosis["severity"] != "info"
+    ]
+    for score in scores:
+        if wrong := mistakes(score.case, score.diagnoses):
+            print(f"{score.case.name}: {'; '.join(wrong)}")
+    print(*alarms, sep="\n")
+    text = table(scores, alarms, len(healthy))
+    print(text)
+    if options.write:
+        before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
+        README.write_text(before + BEGIN + text + END + rest.partition(END)[2], encoding="utf-8")
+    return 0
+
+
+def _progress(diagnoses: list[dict[str, Any]], number: int, total: int) -> list[dict[str, Any]]:
+    print(f"\r{number} of {total} jobs", end="", file=sys.stderr, flush=True)
+    return diagnoses
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""What a replay finds is what the coordinator found; other thresholds are taken or refused in one sentence."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.coordinator.conftest import RUN_ID, attached, census, done, exited, healthy_roots, seen
+
+from holter.cli import main
+from holter.cli.replay import changed
+from holter.coordinator import journal
+from holter.coordinator.assembly import Assembly
+from holter.coordinator.casebook import Casebook
+from holter.coordinator.recalling import recall
+from holter.coordinator.replaying import Replay, differences, substances
+from holter.coordinator.rounds import Rounds
+from holter.coordinator.ward import Ward, WardSettings
+from holter.detectors import ALL
+from holter.detectors.window import Window
+from holter.errors import UsageError
+from holter.records import Diagnosis, Finding, Nonfinite, Observation, Table
+from holter.transport import wire
+
+SECOND_NS = 10**9
+START_NS = 1_700_000_000 * SECOND_NS
+NAN = Nonfinite(where="gradient", name="a.weight", nans=1, infs=0, numel=16)
+
+
+@dataclasses.dataclass
+class Recorded:
+    """A run that was watched, and what was said of it then."""
+
+    run_dir: Path
+    diagnoses: list[Diagnosis]
+
+
+def record(
+    run_dir: Path, rounds: list[list[Observation]], *, has_tables: bool = True, is_killed: bool = False
+) -> Recorded:
+    """As the service does it: hear, judge, fetch, judge again, twice a second."""
+    ward = Ward(WardSettings(run_dir, RUN_ID, "http://127.0.0.1:1"))
+    for rank in range(2):
+        hello = wire.Hello(
+            run_id=RUN_ID, rank=rank, world_size=2, host="h", rank_pid=1, sidecar_pid=2, metrics_address=""
+        )
+        ward.roster.connect(hello, START_NS)
+    now_ns = START_NS
+    for said in rounds:
+        now_ns += SECOND_NS // 2
+        for observation in said:
+            ward.hear(observation.rank, wire.Report(heartbeat=None, observations=[observation], dropped=0), now_ns)
+        judge(ward, now_ns + 1, has_tables=has_tables)
+    judge(ward, now_ns + SECOND_NS, has_tables=has_tables, is_final=True)
+    if is_killed:
+        ward.write_down()
+        assert ward.disk.close(5.0)
+    else:
+        ward.close(now_ns + SECOND_NS, 5.0)
+    return Recorded(run_dir, ward.incidents.all())
+
+
+def judge(ward: Ward, now_ns: int, *, has_tables: bool, is_final: bool = False) -> None:
+    for number in range(4):
+        needs = ward.judge(now_ns + number, is_final=is_final).needs
+        if not needs:
+            return
+        for tensor_class, step, rank in needs:
+            body = Table(
+                tensor_class=tensor_class,
+                root=rank,
+                names=["a.weight", "b.weight"],
+                fingerprints=[rank, 1],
+                norms=[1.0, 1.0],
+            )
+            ward.hear_table((tensor_class, step, rank), seen(rank, step, body) if has_tables else None, now_ns + number)
+
+
+def healthy(num_steps: int) -> list[list[Observation]]:
+    says = [[attached(rank) for rank in range(2)] + [census(rank) for rank in range(2)]]
+    return says + [[done(rank, step) for rank in range(2)] for step in range(num_steps)]
+
+
+def diverging(num_steps: int) -> list[list[Observation]]:
+    apart = [
+        [done(rank, step, healthy_roots(step) | {"parameters_after": rank}) for rank in range(2)]
+        for step in range(num_steps, num_steps + 5)
+    ]
+    return healthy(num_steps) + apart
+
+
+def replayed(run_dir: Path) -> list[Diagnosis]:
+    replay = Replay(RUN_ID, "halt", ALL)
+    for entry in journal.read(run_dir / "journal"):
+        replay.feed(entry)
+    return replay.finish()
+
+
+@pytest.mark.parametrize("has_tables", [True, False])
+def test_a_divergence_replays_to_the_same_diagnosis(tmp_path: Path, has_tables: bool) -> None:  # noqa: FBT001
+    live = record(tmp_path, diverging(10), has_tables=has_tables)
+    assert [] == differences(live.diagnoses, replayed(tmp_path))
+    assert 1 == len(substances(live.diagnoses))
+    assert live.diagnoses == replayed(tmp_path), "to the last word, number and time"
+
+
+def test_a_nan_that_brings_a_death_replays_to_the_same_diagnosis(tmp_path: Path) -> None:
+    bad = [[done(0, 8), done(1, 8, nonfinite=[NAN])], [exited(1, 8, 1)], [exited(0, 8, number=15)]]
+    live = record(tmp_path, healthy(8) + bad)
+    assert live.diagnoses == replayed(tmp_path)
+    assert live.diagnoses
+
+
+def test_a_healthy_run_replays_to_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path, [*healthy(20), [exited(0, 20), exited(1, 20)]])
+    assert 0 == main(["replay", str(tmp_path)])
+    said = capsys.readouterr()
+    assert "no incident" in said.out
+    assert "equals what was recorded" in said.out
+    assert "" == said.err
+
+
+def test_the_command_prints_the_diagnosis_and_that_it_is_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    live = record(tmp_path, diverging(6))
+    assert 1 == main(["replay", str(tmp_path)])
+    assert "equals what was recorded" in capsys.readouterr().out
+    assert 1 == main(["replay", str(tmp_path), "--json"])
+    assert (
+        json.loads(msgspec.json.encode(live.diagnoses))[0]["causes"] == json.loads(capsys.readouterr().out)[0]["causes"]
+    )
+    assert 0 == main(["replay", str(tmp_path), "--detector", "dead_rank"])
+    out = capsys.readouterr().out
+    assert "With these settings the replay differs" in out
+    assert "recorded but not replayed" in out
+
+
+def test_a_journal_without_marks_is_judged_all_the_same(tmp_path: Path) -> None:
+    live = record(tmp_path, diverging(6))
+    replay = Replay(RUN_ID, "halt", ALL, has_marks=False)
+    for entry in journal.read(tmp_path / "journal"):
+        if "Judged" != type(entry.observation.body).__name__:
+            replay.feed(entry)
+    assert [] == differences(live.diagnoses, replay.finish())
+
+
+def test_silence_is_judged_as_time_passes_but_not_all_night(tmp_path: Path) -> None:
+    moments: list[int] = []
+
+    @dataclasses.dataclass(frozen=True)
+    class Watcher:
+        name: str = "watcher"
+
+        def judge(self, window: Window) -> Iterator[Finding]:
+            moments.append(window.now_ns)
+            return iter(())
+
+    replay = Replay(RUN_ID, "halt", [Watcher()])
+    record(tmp_path, healthy(2))
+    entries = list(journal.read(tmp_path / "journal"))
+    late = journal.Entry(entries[-1].received_ns + 8 * 3600 * SECOND_NS, done(0, 2))
+    for entry in [*entries, late]:
+        replay.feed(entry)
+    silence = [moment for moment in moments if moment > entries[-1].received_ns]
+    assert 10 < len(silence) < 30
+
+
+def test_a_torn_or_empty_journal_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path, healthy(30))
+    path = tmp_path / "journal" / "0001.msgpack"
+    path.write_bytes(path.read_bytes()[:-7])
+    assert 0 == main(["replay", str(tmp_path)])
+    assert "0001.msgpack is torn or damaged after" in capsys.readouterr().err
+    for path in (tmp_path / "journal").iterdir():
+        path.unlink()
+    assert 0 == main(["replay", str(tmp_path)])
+    assert "is empty or missing" in capsys.readouterr().err
+
+
+@dataclasses.dataclass(frozen=True)
+class Picky:
+    """A detector with thresholds."""
+
+    limit: float = 2.0
+    num_steps: int = 3
+    names: tuple[str, ...] = ()
+    name: str = dataclasses.field(default="picky", init=False)
+
+    def __post_init__(self) -> None:
+        if self.limit <= 0:
+            raise ValueError(f"picky.limit must be positive, got {self.limit}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        del window
+        return iter(())
+
+
+def test_thresholds_are_replaced() -> None:
+    settings = ["picky.limit=0.5", "picky.num_steps=7", 'picky.names=["a"]']
+    assert [Picky(0.5, 7, ("a",))] == changed([Picky()], settings)
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("picky.limit", "write it as detector.field=value"),
+        ("limit=3", "write it as detector.field=value"),
+        ("nobody.limit=3", "there is no detector nobody; there are picky"),
+        ("picky.bound=3", "picky has no threshold bound; it has limit, num_steps, names"),
+        ("picky.name=x", "picky has no threshold name"),
+        ("picky.limit=many", "expected `float`"),
+        ("picky.num_steps=2.5", "expected `int`"),
+        ("picky.limit=-1", "picky.limit must be positive, got -1"),
+    ],
+)
+def test_a_threshold_that_cannot_be_is_one_sentence(setting: str, reason: str) -> None:
+    with pytest.raises(UsageError, match=r"^--set") as raised:
+        changed([Picky()], [setting])
+    assert reason in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_wrong_use_ends_with_2(tmp_path: Path) -> None:
+    record(tmp_path, healthy(2))
+    for options in (["--detector", "nobody"], ["--set", "x"]):
+        command = [sys.executable, "-m", "holter.cli", "replay", str(tmp_path), *options]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert (2, 1) == (ended.returncode, ended.stderr.count("\n"))
+
+
+def test_a_coordinator_that_is_started_again_knows_what_the_former_one_knew(tmp_path: Path) -> None:
+    live = record(tmp_path, diverging(6), is_killed=True)
+    again = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"))
+    now_ns = START_NS + 60 * SECOND_NS
+    again.recall(now_ns)
+    assert 11 == len(again.assembly.window(now_ns).steps)
+    assert ((), ()) == tuple(dataclasses.astuple(again.judge(now_ns))), "sidecars are given time to come back"
+    assert () == again.judge(now_ns + 5 * SECOND_NS).fresh, "the same incident is told once"
+    assert live.diagnoses == again.incidents.all()
+    assert [0, 1] == again.introductions.record().ranks
+    again.close(now_ns, 5.0)
+
+
+@pytest.mark.parametrize("case", ["none", "ended", "another run", "long ago"])
+def test_another_past_is_not_recalled(tmp_path: Path, case: str) -> None:
+    if case != "none":
+        record(tmp_path, diverging(6), is_killed=case != "ended")
+    ward = Ward(WardSettings(tmp_path, "run-2" if case == "another run" else RUN_ID, "http://127.0.0.1:1"))
+    written_ns = max((path.stat().st_mtime_ns for path in tmp_path.rglob("*.msgpack")), default=0)
+    ward.recall(written_ns + (3600 * SECOND_NS if case == "long ago" else 1))
+    assert (0, ()) == (ward._silent_until_ns, ward.assembly.window(0).steps)
+    ward.close(START_NS, 5.0)
+
+
+def test_reading_the_past_ends_in_time(tmp_path: Path) -> None:
+    record(tmp_path, healthy(50))
+    ticking = iter(range(10_000))
+    rounds = Rounds(Assembly(), Casebook(RUN_ID, "halt"), ALL)
+    found = recall(tmp_path / "journal", rounds, lambda: float(next(ticking)), deadline_s=20.0)
+    assert not found.is_complete
+    assert 21 == found.num_entries
+
+
+def test_every_threshold_of_every_detector_can_be_set_to_what_it_is() -> None:
+    for detector in ALL:
+        for field in dataclasses.fields(detector):  # type: ignore[arg-type]
+            value = getattr(detector, field.name)
+            if field.init and isinstance(value, int | float | str | bool):
+                text = json.dumps(value)
+                assert list(ALL) == changed(ALL, [f"{detector.name}.{field.name}={text}"]), (detector.name, field.name)

@@ -1,0 +1,148 @@
+"""The corpus: each fault, what must be said of it, and the healthy runs of which nothing may be said.
+
+A case passes when the top-ranked cause, the culprit ranks, the tensors or modules and the step are right, and its twin (the same
+script with `--healthy`) raises nothing of severity warning or above.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCRIPTS = Path(__file__).parent / "scripts"
+LAYERS = ("encoder", "block.0", "block.2", "head")
+NET = frozenset(f"{layer}.{kind}" for layer in LAYERS for kind in ("weight", "bias"))
+INTERVAL = 10
+"""Steps between two comparisons, at most, at the default budget."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault."""
+
+    row: int
+    """Of the public corpus; 0: not in it."""
+    script: str
+    causes: frozenset[str]
+    """The top cause is one of these."""
+    step: int
+    """At which it began."""
+    late_by: int = 0
+    """How much later it may be said to have begun: what is compared now and then is dated to the comparison that shows it."""
+    ranks: tuple[int, ...] | None = None
+    """Exactly these; None: no rank is to blame."""
+    tensors: frozenset[str] | None = None
+    """Exactly these."""
+    modules: tuple[str, ...] | None = None
+    """Exactly these."""
+    never: tuple[str, ...] = ()
+    """No tensor or module begins with one of these."""
+    says: tuple[str, ...] = ()
+    """Words of the evidence."""
+    arguments: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    has_twin: bool = True
+
+    @property
+    def name(self) -> str:
+        """For people and for test ids."""
+        return f"{self.row:02d}-{self.script}" if self.row else self.script
+
+
+def case(row: int, script: str, cause: str, step: int = 0, **more: Any) -> Case:
+    """A line of the table."""
+    tensors = more.pop("tensors", None)
+    return Case(
+        row, script, frozenset(cause.split("|")), step, tensors=None if tensors is None else frozenset(tensors), **more
+    )
+
+
+CASES = (
+    case(1, "lost_hooks", "gradient_sync_bypassed", tensors=NET),
+    case(2, "unused_layer", "unreduced_parameters", tensors=NET),
+    case(3, "uneven_clipping", "uneven_clipping", ranks=(1,), tensors=("ln.weight", "ln.bias")),
+    case(4, "seed_per_rank", "unsynced_initialisation", tensors=NET),
+    case(5, "unfrozen_after_wrapping", "unreduced_parameters", tensors=("a.weight", "a.bias")),
+    case(6, "local_statistics", "buffer_divergence", late_by=INTERVAL, tensors=("1.running_mean", "1.running_var")),
+    case(7, "stale_optimizer", "stale_optimizer_parameters", late_by=1),
+    case(8, "no_zero_grad", "gradients_never_cleared", late_by=INTERVAL),
+    case(9, "detached_checkpoint", "graph_detached", late_by=INTERVAL, never=("head", "embedding"), tensors=[f"blocks.{n}.0.{kind}" for n in (0, 1) for kind in ("weight", "bias")]),
+    case(10, "swapped_reference", "stale_autocast_cache", late_by=INTERVAL, says=("distance",)),
+    case(11, "bfloat16_adamw", "rounded_away_updates", late_by=INTERVAL),
+    case(12, "inf_in_every_batch", "every_step_skipped"),
+    case(13, "bfloat16_rotary", "buffer_precision_loss", tensors=("attention.inv_freq",), says=("641",)),
+    case(14, "half_overflow", "activation_overflow", modules=("layer1",)),
+    case(15, "hidden_nan_loss", "hidden_nonfinite_loss|nonfinite_forward", step=30),
+    case(16, "nan_in_batch", "nonfinite_input", step=30, ranks=(1,)),
+    case(17, "empty_encoder", "frozen_component_uninitialised", late_by=INTERVAL, ranks=(1,), tensors=[f"encoder.{layer}.{kind}" for layer in ("first", "second") for kind in ("weight", "bias")]),
+    case(18, "double_sharded", "double_sharded_data", late_by=40),
+    case(19, "same_batches", "duplicate_data_across_ranks", late_by=INTERVAL, ranks=(0, 1)),
+    case(20, "one_batch_more", "uneven_batches", late_by=INTERVAL, says=("41",)),
+    case(21, "equal_rewards", "zero_advantages", late_by=INTERVAL),
+    case(22, "one_code", "codebook_collapse", late_by=INTERVAL),
+    case(23, "different_freezing", "frozen_set_mismatch", tensors=("a.weight", "a.bias", "b.weight", "b.bias")),
+    case(32, "learning_rate_jump", "learning_rate_too_high", step=40),
+    case(0, "raw_module", "gradient_sync_bypassed", tensors=NET),
+    case(0, "nan_in_forward", "nonfinite_forward", step=20, ranks=(1,), modules=("body.compress",)),
+    case(0, "nan_in_backward", "nonfinite_backward", step=20, ranks=(1,)),
+    case(0, "flipped_bit", "silent_data_corruption", step=20, ranks=(1,), tensors=("block.0.weight",), options=("--overhead-budget", "1")),
+)  # fmt: skip
+
+SILENT = (
+    "thousand_steps", "evaluation", "slow_checkpoint", "slow_first_step", "accumulation", "dropout", "unused_branch", "loss_scaler",
+    "schedule", "adapter", "unfreezing", "reference_model", "weight_tying", "variable_length", "broadcast_statistics",
+    "local_statistics", "hand_sharded", "hand_reduced", "noisy_loss", "resumed", "two_models", "short_last_batch", "jitter",
+    "averaged_copy",
+)  # fmt: skip
+"""Runs of `scripts/healthy_runs.py`."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the corpus: a fault, a twin, or a healthy run."""
+
+    name: str
+    script: str
+    arguments: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict, hash=False)
+
+
+def fault(of: Case) -> Job:
+    """The case's fault."""
+    return Job(of.name, f"{of.script}.py", of.arguments, of.options)
+
+
+def twin(of: Case) -> Job:
+    """The same script without the fault."""
+    return Job(f"{of.name}-twin", f"{of.script}.py", (*of.arguments, "--healthy"), of.options)
+
+
+def silent(name: str) -> Job:
+    """A healthy run."""
+    env = {"HOLTER_LOCAL_BUFFERS": "*.running_*,*.num_batches_tracked"} if name == "local_statistics" else {}
+    return Job(f"silent-{name}", "healthy_runs.py", (name,), env=env)
+
+
+def mistakes(of: Case, diagnoses: list[dict[str, Any]]) -> list[str]:
+    """What is wrong with what was said, a sentence each; empty: the case passes."""
+    alarms = [diagnosis for diagnosis in diagnoses if diagnosis["severity"] != "info"]
+    if len(alarms) != 1:
+        return [f"{len(alarms)} incidents: {[_brief(alarm) for alarm in alarms]}"]
+    top, began = alarms[0]["causes"][0], alarms[0]["first_step"]
+    named = [*top["tensors"], *top["modules"]]
+    evidence = " ".join(str(proof) for proof in top["evidence"])
+    checks = {
+        f"the cause is {top['cause']} ({top['confidence']})": top["cause"] in of.causes,
+        f"it began at step {began}": of.step <= began <= of.step + of.late_by,
+        f"the ranks are {top['ranks']}": of.ranks is None or tuple(top["ranks"]) == of.ranks,
+        f"the tensors are {top['tensors']}": of.tensors is None or set(top["tensors"]) == of.tensors,
+        f"the modules are {top['modules']}": of.modules is None or tuple(top["modules"]) == of.modules,
+        f"{named} is named": not any(name.startswith(of.never) for name in named) if of.never else True,
+        **{f"{word!r} is not said": word in evidence for word in of.says},
+    }
+    return [text for text, is_right in checks.items() if not is_right]
+
+
+def _brief(diagnosis: dict[str, Any]) -> str:
+    top = diagnosis["causes"][0]
+    return f"{top['cause']} on {top['ranks']} at {diagnosis['first_step']}: {diagnosis['symptom']}"

@@ -1,0 +1,163 @@
+"""One pass under hooks."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from holter.records import Inspection
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    """Other tests of this process may have used torch.compile, which keeps inspections away."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is not None:
+        utils.counters.clear()
+
+
+class Net(nn.Module):
+    """Two blocks behind an embedding; the blocks may run under reentrant checkpointing, or not at all."""
+
+    def __init__(self, *, is_frozen: bool = False, is_reentrant: bool = True, is_skipping: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 8).requires_grad_(not is_frozen)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(2)])
+        self.head = nn.Linear(8, 2)
+        self.is_reentrant, self.is_skipping = is_reentrant, is_skipping
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        hidden = self.embedding(tokens)
+        for block in () if self.is_skipping else self.blocks:
+            hidden = checkpoint(block, hidden, use_reentrant=self.is_reentrant)
+        return self.head(hidden)
+
+
+def train(worn, model: nn.Module, num_steps: int, region=None) -> list[Inspection]:
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        with region or torch.autocast("cpu", enabled=False):
+            loss = model(torch.randint(10, (2, 3))).float().pow(2).mean()
+        loss.backward()
+        optimizer.step()
+    return [observation.body for observation in worn.said(Inspection)]
+
+
+def hooks(model: nn.Module) -> list[int]:
+    return [len(module._forward_hooks) for module in model.modules()]
+
+
+@pytest.mark.parametrize("is_reentrant", [True, False])
+def test_a_healthy_pass_reaches_every_module_with_gradients(worn, is_reentrant):
+    model = Net(is_reentrant=is_reentrant)
+    (inspection,) = train(worn, model, 10)
+    assert "first" == inspection.reason
+    assert {"embedding", "blocks.0.0", "blocks.0.1", "blocks.1.0", "blocks.1.1", "head"} == {
+        witness.module for witness in inspection.witnesses
+    }
+    assert all(witness.was_gradient_on and witness.has_gradient_path for witness in inspection.witnesses)
+    assert "" == inspection.autocast_dtype
+    assert 0 == inspection.uncalled.count
+    assert 0 == sum(hooks(model)[1:])
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_blocks_cut_off_by_reentrant_checkpointing_are_shown(worn):
+    inspection, *more = train(worn, Net(is_frozen=True), 12)
+    cut = {witness.module for witness in inspection.witnesses if not witness.was_gradient_on}
+    assert {"blocks.0.0", "blocks.0.1", "blocks.1.0", "blocks.1.1"} == cut
+    assert "idle" in {each.reason for each in more}
+    assert all(each.reason == "idle" for each in more)
+
+
+def test_modules_that_are_not_called_are_named(worn):
+    inspection = train(worn, Net(is_skipping=True), 5)[0]
+    assert (2, ["blocks.0.0", "blocks.1.0"]) == (inspection.uncalled.count, inspection.uncalled.names)
+
+
+def test_idleness_is_asked_about_three_times_at_most(worn):
+    said = train(worn, Net(is_skipping=True), 80)
+    assert ["first", "idle", "idle", "idle"] == [inspection.reason for inspection in said]
+
+
+def test_the_dtype_of_the_region_and_of_the_outputs_is_told(worn):
+    inspection = train(worn, Net(is_reentrant=False), 4, torch.autocast("cpu", dtype=torch.bfloat16))[0]
+    assert "bfloat16" == inspection.autocast_dtype
+    dtypes = {witness.module: witness.output_dtype for witness in inspection.witnesses}
+    assert ("float32", "bfloat16") == (dtypes["embedding"], dtypes["head"])
+
+
+def test_zeros_are_counted(worn):
+    model = Net()
+    nn.init.constant_(model.blocks[1][0].bias, -100.0)
+    inspection = train(worn, model, 3)[0]
+    zeros = {witness.module: witness.output_zeros for witness in inspection.witnesses}
+    assert 1.0 == zeros["blocks.1.1"]
+    assert zeros["blocks.0.1"] < 1.0
+    assert 0.0 == zeros["embedding"]
+
+
+def test_a_pass_that_raises_leaves_no_hook(worn):
+    class Failing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.is_failing = nn.Linear(4, 4), False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.is_failing:
+                raise RuntimeError("out of memory")
+            return self.layer(x)
+
+    model = Failing()
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(4):
+        model.is_failing = step == 2
+        if model.is_failing:
+            with pytest.raises(RuntimeError, match="out of memory"):
+                model(torch.ones(1, 4))
+            assert 0 == hooks(model)[1]
+            continue
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
+def test_a_scripted_part_keeps_the_model_unseen(worn):
+    model = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 4)))
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    assert [] == worn.said(Inspection)
+
+
+def test_a_fast_path_stays_fast(worn):
+    class Beside(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).requires_grad_(False).eval()
+            self.head, self.num_hooked = nn.Linear(8, 2), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.num_hooked += sum(len(m._forward_hooks) for m in self.encoder.modules())
+            return self.head(self.encoder(x))
+
+    model = Beside()
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=0.1)
+    for _ in range(4):
+        model(torch.ones(1, 3, 8)).sum().backward()
+        optimizer.step()
+    assert 1 == len(worn.said(Inspection))
+    assert 0 == model.num_hooked
+
+
+def test_after_something_was_compiled_nothing_is_inspected(worn):
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(1))
+    assert [] == train(worn, Net(), 4)
