@@ -16,7 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
 import pytest
@@ -154,9 +154,7 @@ class Launcher:
             "python": [sys.executable],
         }[by]
         command = [*launcher, *(["-m", "holter", *options] if attached else []), script, *arguments]
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("HOLTER")}
-        environ |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore", "TERM": "dumb"}
-        environ |= {"HOLTER_RUN_DIR": str(run_dir)} | (env or {})
+        environ = _environ({"HOLTER_RUN_DIR": str(run_dir)} | (env or {}))
         process = subprocess.Popen(
             [str(word) for word in command],
             cwd=self.directory,
@@ -184,6 +182,60 @@ class Launcher:
         for number in range(1, self.number + 1):
             for process in processes_of(self.directory / f"run-{number}"):
                 process.kill()
+
+
+class Nursery:
+    """A process that has torch imported already and forks ranks: for many small jobs."""
+
+    def __init__(self) -> None:
+        self._server: subprocess.Popen[str] | None = None
+        self._turn = threading.Lock()
+        self._run_dirs: list[Path] = []
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, str(ROOT / "tests" / "nursery.py")]
+        environ = _environ({"HF_HUB_OFFLINE": "1"})
+        self._server = subprocess.Popen(command, env=environ, stdin=subprocess.PIPE, text=True, start_new_session=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._server is not None
+        for process in psutil.Process(self._server.pid).children(recursive=True):
+            process.kill()
+        self._server.kill()
+        self._server.wait()
+        for run_dir in self._run_dirs:
+            for process in processes_of(run_dir):
+                process.kill()
+
+    def run(self, directory: Path, arguments: Sequence[str], *, ranks: int = 2, env: dict[str, str]) -> Ended:
+        """`-m holter` with these arguments, on each rank; waits for the end."""
+        run_dir = directory / "run"
+        self._run_dirs.append(run_dir)
+        environ = _environ({"HOLTER_RUN_DIR": str(run_dir)} | env)
+        job = {"ranks": ranks, "arguments": arguments, "env": environ, "cwd": str(directory), "to": str(directory)}
+        assert self._server is not None
+        assert self._server.stdin is not None
+        with self._turn:
+            self._server.stdin.write(json.dumps(job) + "\n")
+            self._server.stdin.flush()
+        wait_for((directory / "code").exists, DEADLINE_S, f"the end of {arguments}")
+        wait_for(lambda: not processes_of(run_dir), 40, "processes of holter's that linger")
+        said = {name: (directory / name).read_text(errors="replace") for name in ("stdout", "stderr")}
+        return Ended(int((directory / "code").read_text()), said["stdout"], said["stderr"], directory, run_dir)
+
+
+def _environ(more: dict[str, str]) -> dict[str, str]:
+    """The environment of a job: nothing of holter's from outside, one thread, no colours."""
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("HOLTER")}
+    environ |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore", "TERM": "dumb"}
+    return environ | more
+
+
+@pytest.fixture(scope="session")
+def nursery_type() -> type[Nursery]:
+    """For fixtures that outlive a test."""
+    return Nursery
 
 
 @pytest.fixture

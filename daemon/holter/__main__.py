@@ -86,13 +86,13 @@ def _script(rest: list[str]) -> Path:
 
 
 def _expect_torch() -> None:
-    """Attach at the script's `import torch`; now, if torch will not call us."""
+    """Attach at the script's `import torch`; now, if torch is there already or will not call us."""
     os.environ["HOLTER"] = "1"
     from holter.integrations import autoload  # noqa: PLC0415
 
     autoload.expect()
     is_registered = any(point.name == "holter" for point in metadata.entry_points(group="torch.backends"))
-    if not is_registered or os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
+    if not is_registered or "torch" in sys.modules or os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") == "0":
         autoload.autoload()
 
 

@@ -18,9 +18,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "faults")]
 
-from corpus import CASES, SCRIPTS, SILENT, Case, Job, fault, mistakes, silent, twin  # noqa: E402
+from corpus import CASES, SILENT, Case, Job, fault, mistakes, run, silent, twin  # noqa: E402
 
-from conftest import Launcher  # noqa: E402  found by the line above
+from conftest import Nursery  # noqa: E402  found by the line above
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- corpus: begin -->\n", "<!-- corpus: end -->\n"
@@ -57,18 +57,6 @@ class Score:
         return max(0, self.diagnoses[0]["detected_step"] - self.case.step)
 
 
-def run(job: Job, folder: str) -> list[dict[str, Any]]:
-    """The job's diagnoses."""
-    directory = Path(folder) / job.name
-    directory.mkdir()
-    launcher = Launcher(directory)
-    try:
-        where = SCRIPTS / job.script
-        return launcher.run(where, *job.arguments, by="scheduler", options=job.options, env=job.env).diagnoses
-    finally:
-        launcher.stop()
-
-
 def table(scores: list[Score], false_alarms: Iterable[str], num_healthy: int) -> str:
     """Markdown."""
     alarms = list(false_alarms)
@@ -97,9 +85,15 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the table into README.md")
     options = parser.parse_args()
     healthy = [*map(twin, CASES), *map(silent, SILENT)]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(3) as pool:
-        told = pool.map(lambda job: run(job, folder), [*map(fault, CASES), *healthy])
-        diagnoses = [_progress(one, number, len(CASES) + len(healthy)) for number, one in enumerate(told, start=1)]
+    jobs = [*map(fault, CASES), *healthy]
+    with tempfile.TemporaryDirectory() as folder, Nursery() as nursery, ThreadPoolExecutor(3) as pool:
+
+        def told(job: Job) -> list[dict[str, Any]]:
+            directory = Path(folder) / job.name
+            directory.mkdir()
+            return run(job, nursery, directory).diagnoses
+
+        diagnoses = [_progress(one, number, len(jobs)) for number, one in enumerate(pool.map(told, jobs), start=1)]
     scores = [Score(case, one) for case, one in zip(CASES, diagnoses, strict=False)]
     alarms = [
         f"{job.name}: {diagnosis['symptom']}"

@@ -107,6 +107,11 @@ class Job:
     env: dict[str, str] = field(default_factory=dict, hash=False)
 
 
+def run(job: Job, nursery: Any, directory: Path) -> Any:
+    """The job after its end."""
+    return nursery.run(directory, [*job.options, str(SCRIPTS / job.script), *job.arguments], env=job.env)
+
+
 def fault(of: Case) -> Job:
     """The case's fault."""
     return Job(of.name, f"{of.script}.py", of.arguments, of.options)
