@@ -53,6 +53,7 @@ bench: install  ## ratios against peers in the same run
 	$(BIN)/python tests/bench/bench_step.py --size 10
 	$(BIN)/python tests/bench/bench_step.py --size 17 --kinds holter gradients clip plain anomaly debug
 	$(BIN)/python tests/bench/bench_kernels.py
+	$(BIN)/python tests/bench/bench_corpus.py --write
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info holter-runs

@@ -6,7 +6,7 @@ from holter import detectors
 from holter.detectors import ClassHistory, RankExit, StepView, TableKey, Window
 from holter.diagnosis import correlate, explain, headline, rank_causes
 from holter.halting import decide
-from holter.records import Diagnosis, Exited, Nonfinite, Phase, Table
+from holter.records import Diagnosis, Directive, Exited, Finding, Nonfinite, Phase, Table
 
 SECOND = 1_000_000_000
 NAMES = ["a.weight", "a.bias", "b.weight", "b.bias"]
@@ -136,3 +136,16 @@ def test_sigkill_is_a_dead_rank_with_its_signal() -> None:
     (diagnosis,) = diagnose(exits=(RankExit(1, 0, killed),))
     assert headline(diagnosis) == "critical: rank_dead on rank 1 at step 20 (confidence 0.95)"
     assert "SIGKILL" in diagnosis.symptom
+
+
+def test_an_incident_is_as_grave_as_what_it_brought_about() -> None:
+    jump = Finding(
+        detector="learning_rate", severity="warning", first_step=40, detected_step=45, ranks=(0, 1), summary="a jump"
+    )
+    nan = Finding(
+        detector="nonfinite_values", severity="critical", first_step=44, detected_step=44, ranks=(0,), summary="NaN"
+    )
+    directive = Directive(directive="notify", reason="")
+    about = {"incident_id": "T-1", "run_id": "r", "opened_at": "", "detected_after_s": 0.0, "directive": directive}
+    assert explain(jump, [nan], **about).severity == "critical"
+    assert explain(jump, [], **about).severity == "warning"

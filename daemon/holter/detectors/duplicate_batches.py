@@ -41,8 +41,8 @@ class DuplicateBatches:
     """At so many steps in a row, as far as signatures were taken, the same ranks must have shared their batch."""
     min_signatures: int = 3
     """So many different batches there must have been among those steps."""
-    max_steps: int = 32
-    """How far back to look."""
+    max_steps: int = 1024
+    """How far back to look for the beginning."""
 
     def __post_init__(self) -> None:
         if self.min_steps < 2:  # noqa: PLR2004 - once is a coincidence

@@ -39,7 +39,7 @@ class GradientVanishing:
 
     floor: float = 1e-8
     """A norm below this is too small for float32."""
-    ratio: float = 1e-6
+    ratio: float = 1e-7
     """Of a module's norm to its peers'."""
     min_checks: int = 5
     """Checks in a row until now."""

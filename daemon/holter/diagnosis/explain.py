@@ -5,8 +5,10 @@ from collections.abc import Sequence
 import msgspec
 
 from holter.diagnosis.differential import rank_causes
-from holter.records import Cause, Diagnosis, Directive, Evidence, Finding
+from holter.records import Cause, Diagnosis, Directive, Evidence, Finding, Severity
 
+WORST_FIRST: tuple[Severity, ...] = ("critical", "warning", "info")
+"""An incident is as grave as the gravest of what it brought about."""
 MAX_STRIKES = 3
 """After so many returns of the same cause the assumption itself is in doubt."""
 
@@ -34,7 +36,7 @@ def explain(  # noqa: PLR0913 - the parts of a public record
     return Diagnosis(
         id=incident_id,
         run_id=run_id,
-        severity=leading.severity,
+        severity=min((leading, *consequences), key=lambda finding: WORST_FIRST.index(finding.severity)).severity,
         symptom=leading.summary,
         first_step=leading.first_step,
         detected_step=leading.detected_step,

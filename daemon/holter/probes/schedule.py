@@ -16,8 +16,10 @@ MAX_STRIDE = 32
 MAX_INTERVAL = 64
 USUAL_INTERVAL = 8
 """Where steps are short, comparisons are made this often as long as they stay small."""
-GRADIENT_FLOORS, CHECK_FLOORS = 2, 2
-"""How many times the floor a reading of gradients, and a comparison every eighth step, may take of a step beyond the budget."""
+GRADIENT_BUDGETS, GRADIENT_FLOORS = 2, 4
+"""Gradients are read whole at every step, because a NaN is lost if its step is not read, unless that alone takes so many budgets, or floors."""
+CHECK_SHARE, CHECK_FLOORS = 0.25, 2
+"""What of the budget is for comparisons in any case; how many floors one at every eighth step may take beyond the budget."""
 SETTLED_STEPS = 4
 """The first steps compile, allocate and warm up; what they cost says nothing about the rest."""
 NUM_SAMPLES = 5
@@ -65,10 +67,11 @@ class Plan:
 
 
 def plan(costs: Costs, *, budget: float, floor_s: float, current: Plan) -> Plan:
-    """The most that fits into the budget; gradients first, because a NaN is lost if its step is not read."""
-    room_s = budget * costs.step_s - costs.fixed_s
-    stride = _fit(costs.gradients_s, max(room_s, GRADIENT_FLOORS * floor_s), current.gradient_stride, MAX_STRIDE)
-    left_s = max(room_s - costs.gradients_s / stride, floor_s)
+    """The most that fits into the budget; gradients first."""
+    budget_s = budget * costs.step_s
+    most_s = max(GRADIENT_BUDGETS * budget_s, GRADIENT_FLOORS * floor_s)
+    stride = _fit(costs.gradients_s, most_s, current.gradient_stride, MAX_STRIDE)
+    left_s = max(budget_s - costs.fixed_s - costs.gradients_s / stride, CHECK_SHARE * budget_s, floor_s)
     # A check has a fourth reading, at the start of the next step.
     check_s = costs.check_s * 4 / 3
     interval = _fit(check_s, left_s, current.check_interval, MAX_INTERVAL)

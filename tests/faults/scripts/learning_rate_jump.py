@@ -6,7 +6,7 @@ from torch.nn.functional import cross_entropy
 
 arguments, rank = options(), start()
 model = DistributedDataParallel(Net(width=64))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 teacher = torch.randn(16, 4, generator=torch.Generator().manual_seed(3))
 for step in range(max(arguments.steps, 80)):
     if step == 40 and not arguments.healthy:

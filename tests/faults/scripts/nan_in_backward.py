@@ -9,7 +9,7 @@ arguments, rank = options(), start()
 
 
 class Model(nn.Module):
-    """A distance to a learnt centre is added to the logits."""
+    """A distance to a learnt centre is added to the first logit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class Model(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Logits and distance."""
         distance = self.centre(x).pow(2).sum(1, keepdim=True).sqrt()
-        return self.net(x) + distance
+        return self.net(x) + nn.functional.pad(distance, (0, 3))
 
 
 model = DistributedDataParallel(Model())
