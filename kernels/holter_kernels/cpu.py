@@ -63,7 +63,7 @@ class CpuPass:
         wants_bins = statistics and histogram != "off"
         self._bins = np.zeros((len(tensors), NUM_BINS), np.uint64) if wants_bins else None
 
-    def launch(self, tensors: list[torch.Tensor], where: list[int]) -> None:
+    def launch(self, tensors: Sequence[torch.Tensor], where: list[int]) -> None:
         """Compute now; `where` is `places(tensors)`."""
         if self._plan is None or where != self._places:
             if self._plan is None or not self._has_moved(tensors, where):
@@ -86,7 +86,7 @@ class CpuPass:
         if plan.kept:  # copies: of no use for the next launch
             self._plan = None
 
-    def _has_moved(self, tensors: list[torch.Tensor], where: list[int]) -> bool:
+    def _has_moved(self, tensors: Sequence[torch.Tensor], where: list[int]) -> bool:
         """Whether only the addresses are others, and the plan now has them."""
         count = len(tensors)
         return (
@@ -119,8 +119,8 @@ def _memory(chunk: np.void) -> np.ndarray:
 
 def fingerprint_memory(fmt: Format, address: int, count: int, offset: int) -> int:
     """The fingerprint of `count` elements at an address."""
-    warn_if_slow()
     if native is not None:
-        return native.fingerprint(address, count, offset, fmt.code)
+        return native.fingerprint(address, count, offset, fmt.code, fmt.bits // 8)
+    warn_if_slow()
     raw = (ctypes.c_char * (count * fmt.bits // 8)).from_address(address) if count else b""
     return fingerprint_bits(fmt, np.frombuffer(raw, f"u{fmt.bits // 8}"), offset)

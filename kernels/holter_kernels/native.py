@@ -8,7 +8,6 @@ from holter_kernels.layout import FORMATS, ROW
 from holter_kernels.plan import Plan
 
 _STATISTICS, _SAMPLED, _READ_ONLY = 1, 4, 8
-_WIDTHS = {fmt.code: fmt.bits // 8 for fmt in FORMATS.values()}
 _BY_CODE = sorted(FORMATS.values(), key=lambda fmt: fmt.code)
 
 _native.set_keys(PLACES, ROWS, np.array([dtype_key(fmt) for fmt in _BY_CODE], np.uint64))
@@ -16,6 +15,8 @@ _native.set_keys(PLACES, ROWS, np.array([dtype_key(fmt) for fmt in _BY_CODE], np
 available = _native.available
 select = _native.select
 instruction_set = _native.selected
+fingerprint = _native.fingerprint
+"""Of elements at an address: address, count, offset, code and bytes of the dtype."""
 
 
 def run(  # noqa: PLR0913 - the memory is the caller's
@@ -38,8 +39,3 @@ def read(plan: Plan, num_threads: int) -> None:
     rows = len(plan.first_chunk) - 1
     partials = np.empty(len(plan.chunks), ROW)
     _native.run(plan.chunks, partials, plan.first_chunk, plan.jobs, np.empty(rows, ROW), None, _READ_ONLY, num_threads)
-
-
-def fingerprint(address: int, count: int, offset: int, code: int) -> int:
-    """The fingerprint of elements at an address."""
-    return _native.fingerprint(address, count, offset, code, _WIDTHS[code])

@@ -79,17 +79,28 @@ class Pass:
         self._places = []
         return True
 
+    def launch_on(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """`aim` and `launch` for one time: what `launch` reads stays what it was."""
+        if len(tensors) != len(self._refs) or _kinds(tensors) != self._kinds:
+            return False
+        self._launch(tensors)
+        return True
+
     def launch(self) -> None:
         """Start reading; on CPU this is the whole computation, on a GPU it returns at once."""
         alive = [ref() for ref in self._refs]
-        tensors = [_GONE if tensor is None else tensor for tensor in alive]
+        where = self._launch([_GONE if tensor is None else tensor for tensor in alive])
+        if len(self._parts) == 1:
+            self._places = where
+
+    def _launch(self, tensors: Sequence[torch.Tensor]) -> list[int]:
+        where: list[int] = []
         for positions, part in self._parts:
             mine = tensors if len(self._parts) == 1 else [tensors[k] for k in positions]
             where = places(mine)
             part.launch(mine, where)
-            if len(self._parts) == 1:
-                self._places = where
         self._launched = True
+        return where
 
     def poll(self) -> Table | None:
         """The result of the last launch, the caller's to keep; None while it is under way or nothing was launched."""

@@ -60,7 +60,7 @@ def holds_its_elements(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() >= (last + 1) * tensor.element_size()
 
 
-def places(tensors: list[torch.Tensor]) -> list[int]:
+def places(tensors: Sequence[torch.Tensor]) -> list[int]:
     """What must stay the same for a pointer table to stay right: all addresses, then all sizes, then whether contiguous.
 
     One flat list of integers: a tuple for each of thousands of tensors would set off the garbage collector.

@@ -6,6 +6,8 @@ import numpy as np
 
 from holter_kernels.layout import ROW
 
+_COLUMNS = tuple(name for name in ROW.names or () if name != "reserved")
+
 
 class Table:
     """Statistics of a list of tensors, in its order.
@@ -19,14 +21,19 @@ class Table:
     NaN. After a pass without statistics only numel and fingerprint mean anything; the other columns are 0.
     """
 
-    __slots__ = ("_rows", "histogram", *(name for name in ROW.names or () if name != "reserved"))
+    __slots__ = ("_rows", "histogram", *_COLUMNS)
 
     def __init__(self, rows: np.ndarray, histogram: np.ndarray | None) -> None:
         self._rows = rows
         self.histogram = histogram
-        for name in ROW.names or ():
-            if name != "reserved":
-                setattr(self, name, rows[name])
+
+    def __getattr__(self, name: str) -> np.ndarray:
+        """A column, made when it is first asked for: most readings need three or four."""
+        if name not in _COLUMNS:
+            raise AttributeError(name)
+        column: np.ndarray = self._rows[name]
+        setattr(self, name, column)
+        return column
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -32,6 +32,7 @@ PURE = ["records.py", "detectors", "diagnosis", "halting/policy.py", "halting/pr
 TORCH_FREE = ["sidecar", "coordinator", "transport", "exporters", "page", "config.py", "__init__.py", "cli"]
 FRAMEWORKS = {"accelerate", "deepspeed", "transformers"}
 SHARED_BY_DETECTORS = {
+    "module_norms",
     "window",
     "wording",
     "parting",

@@ -379,6 +379,8 @@ def test_a_census_that_changes_says_what_did() -> None:
         ("c.weight", "new", "", "float32"),
     ] == [(one.name, one.what, one.before, one.after) for one in changes if one.rank == 1]
     built.add(census(0), 6)
+    assert changes == built.window(0).census_changes, "a sidecar that connects anew tells what was before as well"
+    built.add(msgspec.structs.replace(census(0), step=6), 6)
     assert ("c.weight", "gone") in [(one.name, one.what) for one in built.window(0).census_changes]
     assert all(one.step in {0, 5} for one in changes)
 

@@ -51,6 +51,12 @@ def test_a_norm_that_rises_over_the_run_is_no_matter() -> None:
     assert judge(counts, [1 + step / 100 for step in range(400)]) == []
 
 
+def test_closures_called_until_the_norm_is_small_are_no_sum() -> None:
+    counts = [5] * 12 + [1] * 12
+    assert judge(counts, [0.4 * 0.8**step for step in range(12)] + [0.02] * 12) == []
+    assert judge(counts, [0.0125] * 12 + [1.3e-6] * 12) == []
+
+
 def test_a_short_last_group_that_is_divided_by_the_full_number_is_information() -> None:
     counts = [4, 4, 4, 2] * 4
     (finding,) = judge(counts, [float(count) for count in counts], divided=1.0)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from holter.detectors.batch_values import BatchValues
-from holter.detectors.window import Spread, StepNumbers, Window
+from holter.detectors.window import Spread, StepNumbers, StepView, Window
 from holter.diagnosis import rank_causes
 from holter.records import Finding
 
@@ -67,6 +67,24 @@ def test_labels_that_stop_varying_on_one_rank_are_named() -> None:
     assert any("varied at 12 checks before step 60" in e.summary for e in finding.evidence)
 
 
+def test_few_checks_are_enough_where_one_rank_is_alone() -> None:
+    (finding,) = judge(
+        HEALTHY | {"y": lambda step, rank: (3, 3) if rank == 1 and step >= 15 else labels(step, rank)}, checks=9
+    )
+    assert (finding.first_step, finding.ranks, finding.tensors) == (15, (1,), ("y",))
+    (finding,) = judge(
+        HEALTHY | {"x": lambda step, rank: (-3e3, 3e3) if rank == 1 and step >= 15 else inputs(step, rank)}, checks=8
+    )
+    assert (finding.first_step, finding.ranks, finding.tensors) == (15, (1,), ("x",))
+    both = HEALTHY | {"x": lambda step, rank: (-3e3, 3e3) if step >= 15 else inputs(step, rank)}
+    assert judge(both, checks=8) == []
+
+
+def test_small_batches_of_rare_labels_on_one_rank_are_no_proof() -> None:
+    rare = {"y": lambda step, rank: (0, 0) if (rank == 1 and step >= 15) or step % 2 else (0, 1)}
+    assert judge(rare, checks=9) == []
+
+
 def test_labels_that_stop_varying_on_all_ranks_are_less_sure() -> None:
     (finding,) = judge(HEALTHY | {"y": lambda step, rank: (3, 3) if step >= 60 else labels(step, rank)})
     assert finding.ranks == (0, 1)
@@ -76,6 +94,23 @@ def test_labels_that_stop_varying_on_all_ranks_are_less_sure() -> None:
 def test_labels_that_never_vary_on_one_rank_are_named() -> None:
     (finding,) = judge({"y": lambda step, rank: (3, 3) if rank == 2 else labels(step, rank)}, ranks=4)
     assert (finding.first_step, finding.ranks) == (0, (2,))
+
+
+def test_one_batch_over_and_over_may_have_equal_labels_on_one_rank() -> None:
+    numbers = {
+        "batch.y.min": spread([0, 1]),
+        "batch.y.max": spread([1, 1]),
+        "batch.y.absmax": spread([1, 1]),
+        "batch.y.is_constant": spread([0.0, 1.0]),
+    }
+    series = tuple(StepNumbers(step, 0, numbers) for step in range(20))
+    for num_batches, num_findings in ((1, 0), (3, 0), (20, 1)):
+        steps = tuple(
+            StepView(step, 0, 2, (), batches={100 + step % num_batches: (0,), 200 + step % num_batches: (1,)})
+            for step in range(20)
+        )
+        window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, steps=steps)
+        assert len(list(BatchValues().judge(window))) == num_findings
 
 
 def test_labels_that_turn_negative_are_named() -> None:

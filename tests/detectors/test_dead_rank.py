@@ -83,6 +83,21 @@ def test_survivors_that_the_launcher_terminated_are_victims() -> None:
     assert finding.evidence[0].values["where"] == "train.py:12 in step"
 
 
+def test_a_rank_that_the_launcher_terminated_on_its_way_out_died_of_its_exception() -> None:
+    said = raised("RuntimeError: out of ideas")
+    (finding,) = judge(ended(1, 10.0, code=1, said=said), ended(0, 10.2, by=signal.SIGTERM, said=said))
+    assert finding.ranks == (0, 1)
+    assert finding.facts["is_exception"] is True
+    assert "rank 0 (pid 4000) ended with RuntimeError: out of ideas" in finding.evidence[1].summary
+
+
+def test_a_peer_that_lost_its_connection_and_was_then_terminated_is_a_victim() -> None:
+    (finding,) = judge(
+        ended(0, 10.0, by=signal.SIGTERM, said=raised(LOST)), ended(1, 10.1, code=1, said=raised("KeyError: 7"))
+    )
+    assert finding.ranks == (1,)
+
+
 def test_a_rank_without_last_words_leads_over_a_lost_connection() -> None:
     (finding,) = judge(ended(0, 10.0, code=1, said=raised(LOST)), ended(1, 10.05))
     assert finding.ranks == (1,)

@@ -39,6 +39,12 @@ def test_two_epochs_in_one_order_are_named() -> None:
     assert any("its epoch was 0 each time" in e.summary for e in finding.evidence)
 
 
+def test_it_began_with_the_first_repeat_however_late_it_is_judged() -> None:
+    (finding,) = judge(feed(0, 9), *(feed(epoch, 11) for epoch in range(1, 7)))
+    assert (finding.first_step, finding.detected_step) == (16, 56)
+    assert "Passes 1 to 6 over the data" in finding.summary
+
+
 def test_a_sampler_that_takes_no_epoch_is_named_too() -> None:
     (finding,) = judge(
         *(feed(epoch, 11, sampler="BatchSampler>RandomSampler", sampler_epoch=-1, num_shards=1) for epoch in (0, 1))

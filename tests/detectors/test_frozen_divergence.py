@@ -161,3 +161,11 @@ def test_one_frozen_matrix_of_zeros_beside_others_is_meant_so() -> None:
     ]
     told = msgspec.structs.replace(told, entries=entries)
     assert list(FrozenDivergence().judge(Window(0, 2, frozenset({0, 1}), census={0: told, 1: told}))) == []
+
+
+def test_a_frozen_component_in_another_dtype_on_one_rank_is_told_by_its_dtype() -> None:
+    (finding,) = judge(tables(), told=(census(), census(dtype="bfloat16")))
+    assert rank_causes(finding)[0].cause == "dtype_mismatch_across_ranks"
+    assert finding.tensors == tuple(NAMES)
+    said = [evidence.summary for evidence in finding.evidence]
+    assert "encoder.first.weight is float32 on rank 0 and bfloat16 on rank 1" in said

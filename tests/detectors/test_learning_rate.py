@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -114,6 +115,28 @@ def test_a_loss_that_rises_with_steps_as_large_as_the_weights_is_inferred() -> N
     assert 50 <= finding.first_step <= 55
     assert any(e.kind == "update" and "100% of the modules" in e.summary for e in finding.evidence)
     assert judge([0.1] * 100, norms, losses, tuple(vitals(i, 0.001) for i in range(0, 100, 10))) == []
+
+
+def test_a_loss_that_grows_a_thousandfold_from_the_first_step_on_is_named_before_it_is_nan() -> None:
+    losses = [2.0 * 10**step for step in range(12)]
+    series = tuple(
+        StepNumbers(step, step, {"loss": spread(loss), "learning_rate": spread(1.5)})
+        for step, loss in enumerate(losses)
+    )
+    window = Window(
+        now_ns=0,
+        world_size=2,
+        attached=frozenset({0, 1}),
+        series=series,
+        notes=tuple(vitals(step, 4.0) for step in range(12)),
+    )
+    (finding,) = LearningRate().judge(window)
+    assert finding.severity == "critical"
+    assert finding.first_step <= 4
+    calm_window = replace(window, notes=tuple(vitals(step, 0.01) for step in range(12)))
+    assert list(LearningRate().judge(calm_window)) == []
+    short = replace(window, series=series[:6])
+    assert list(LearningRate().judge(short)) == []
 
 
 def test_a_wrong_threshold_is_named() -> None:

@@ -57,6 +57,22 @@ def test_an_optimizer_that_was_built_before_sharding_is_stale() -> None:
     assert "AdamW holds 4 parameters, 4 of them in no model" in finding.evidence[0].summary
 
 
+def test_a_head_that_was_replaced_after_the_optimizer_was_built() -> None:
+    held = tuple(entry(f"trunk.{index}", held=0) for index in range(3))
+    told = census(*held, entry("head.weight"), entry("head.bias"), held=(5,), foreign=(2,))
+    (finding,) = judge(told, told)
+    assert finding.tensors == ("head.weight", "head.bias")
+    assert top_cause(finding) == "stale_optimizer_parameters"
+    assert "does not hold 2 of the model's 5" in finding.summary
+
+
+def test_a_weight_that_was_tied_or_left_out_on_purpose_is_not_stale() -> None:
+    held = tuple(entry(f"trunk.{index}", held=0) for index in range(3))
+    assert judge(census(*held, held=(4,), foreign=(1,))) == []
+    assert judge(census(*held, entry("head.weight"), held=(3,))) == []
+    assert judge(census(*held, entry("head.weight"), held=(4,), foreign=(1,), grads=(1,))) == []
+
+
 def test_it_waits_for_the_second_step() -> None:
     assert judge(census(*UNHELD, foreign=(4,)), steps=1) == []
 

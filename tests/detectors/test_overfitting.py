@@ -40,6 +40,12 @@ def test_the_best_evaluation_is_where_it_began(name: str) -> None:
     assert finding.evidence[0].values["num_evaluations"] == 10
 
 
+def test_what_rose_at_once_and_stays_up_is_named_though_it_rises_no_more() -> None:
+    (finding,) = judge(learning, lambda i: 2.4 if i < 20 else 7.6 - i / 2000)
+    assert finding.first_step == 19
+    assert judge(learning, lambda i: 2.4 if i < 20 else 2.4 + 5 * 0.9 ** (i / 20)) == []
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_healthy_evaluations_are_silent(seed: int) -> None:
     noise = random.Random(seed)  # noqa: S311 - noise, no secret

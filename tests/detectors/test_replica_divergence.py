@@ -508,13 +508,33 @@ def settings(step: int, *rates: float) -> dict[TableKey, Table]:
 
 
 def test_a_learning_rate_that_changed_on_one_rank_is_laid_to_it_with_both_values() -> None:
-    known = settings(19, 0.001, 0.001) | settings(20, 0.001, 0.01) | given("parameters_after", 24, OTHER)
+    known = (
+        settings(18, 0.001, 0.001)
+        | settings(19, 0.001, 0.001)
+        | settings(20, 0.001, 0.01)
+        | given("parameters_after", 24, OTHER)
+    )
     shown = view(20, {"hyperparameters": {1000: (0,), 10000: (1,)}}), view(24, {"parameters_after": TWO})
     classes = {"hyperparameters": parted(20), "gradients_reduced": equal(24), "parameters_after": parted(24)}
     (finding,) = judge(*shown, classes=classes, tables=known)
     assert (finding.ranks, finding.first_step) == ((1,), 20)
     assert top(finding) == "optimizer_state_mismatch"
     assert any("optimizer0.group0.lr is 0.001 on rank 0 and 0.01 on rank 1" in e.summary for e in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [
+        ((0.001, 0.001), (0.00098, 0.00098), (0.0009604, 0.00094119)),  # multiplied once on rank 0, twice on rank 1
+        ((0.001, 0.001), (0.0009, 0.0009), (0.0008, 0.0007)),
+        ((0.0001, 0.0001), (0.0002, 0.0002), (0.0003, 0.0002)),  # rank 1's schedule stands still
+    ],
+)
+def test_a_rate_that_left_its_schedule_on_one_rank_is_laid_to_it(rates: tuple[tuple[float, float], ...]) -> None:
+    known = settings(13, *rates[0]) | settings(14, *rates[1]) | settings(15, *rates[2])
+    shown = view(15, {"hyperparameters": {1: (0,), 2: (1,)}})
+    (finding,) = judge(shown, classes={"hyperparameters": parted(15), "gradients_reduced": equal(15)}, tables=known)
+    assert (finding.ranks, finding.first_step) == ((1,), 15)
 
 
 def test_rates_that_differ_from_the_start_name_both_of_two_and_the_minority_of_three() -> None:
@@ -563,6 +583,43 @@ def test_replicas_that_part_by_rounding_drift() -> None:
     (finding,) = judge(view(0, roots), view(8, roots), classes=classes, tables=known)
     assert finding.facts["is_distance_tiny"] is True
     assert top(finding) == "nondeterministic_drift"
+
+
+def test_gradients_that_part_by_rounding_after_the_reduction_drift() -> None:
+    near = dict.fromkeys(NAMES, 1.0 + 3e-07)
+    classes = {
+        "parameters_before": parted(1),
+        "gradients_reduced": equal(8),
+        "gradients": parted(0, now=8),
+        "parameters_after": parted(0, now=8),
+    }
+    roots: Roots = {"gradients_reduced": SAME, "gradients": TWO, "parameters_after": TWO}
+    known = given("gradients", 0, OTHER, sums=near, norms=near) | given("gradients_reduced", 0, {})
+    known |= given("parameters_after", 0, OTHER, sums=near, norms=near)
+    (finding,) = judge(view(0, roots), view(8, roots), classes=classes, tables=known)
+    assert top(finding) == "nondeterministic_drift"
+
+
+@pytest.mark.parametrize(
+    ("tensors", "cause"), [(("b.weight",), "corrupted_collective"), (NAMES, "optimizer_state_mismatch")]
+)
+def test_moments_that_part_with_the_weights_between_two_looks(tensors: tuple[str, ...], cause: str) -> None:
+    changed = dict.fromkeys(tensors, 8)
+    classes = {
+        "parameters_before": parted(25),
+        "gradients_reduced": equal(32),
+        "parameters_after": parted(24),
+        "optimizer_state": parted(32),
+    }
+    shown = (
+        view(24, {"parameters_after": TWO}),
+        view(25, {"parameters_before": TWO}),
+        view(32, {"optimizer_state": TWO}),
+    )
+    past = {key: one for step in (16, 17, 23, 24) for key, one in given("parameters_after", step, changed).items()}
+    (finding,) = judge(*shown, classes=classes, tables=past)
+    assert not finding.needs
+    assert top(finding) == cause
 
 
 def test_weights_that_are_near_while_gradients_are_not_are_no_drift() -> None:

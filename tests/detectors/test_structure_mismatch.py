@@ -30,7 +30,13 @@ def census(*entries: TensorEntry, num_replicas: int = 2, wrapper: str = "Distrib
     )
 
 
-def judge(*told: Census, changes: tuple[CensusChange, ...] = (), steps: int = 3, now_s: float = 1) -> list[Finding]:
+def judge(
+    *told: Census,
+    changes: tuple[CensusChange, ...] = (),
+    steps: int = 3,
+    now_s: float = 1,
+    told_at: tuple[int, ...] = (),
+) -> list[Finding]:
     views = tuple(StepView(step, 0, len(told), ()) for step in range(steps))
     window = Window(
         int(now_s * SECOND),
@@ -38,6 +44,7 @@ def judge(*told: Census, changes: tuple[CensusChange, ...] = (), steps: int = 3,
         frozenset(range(len(told))),
         steps=views,
         census=dict(enumerate(told)),
+        census_steps=dict(enumerate(told_at)),
         census_changes=changes,
     )
     return list(StructureMismatch().judge(window))
@@ -131,6 +138,12 @@ def test_layers_unfrozen_on_all_ranks_are_waited_for_until_all_have_told() -> No
     assert judge(early, early, changes=changed, steps=60) == []
     (finding,) = judge(early, late, changes=changed, steps=53)
     assert finding.first_step == 50
+
+
+def test_a_rank_that_was_first_heard_after_layers_were_unfrozen_is_not_held_against_what_others_were() -> None:
+    early, late = census(A, B), census(frozen(A), B)
+    assert judge(early, late, told_at=(24, 0), steps=25) == []
+    assert len(judge(early, late, told_at=(24, 0), steps=27)) == 1
 
 
 def test_a_mismatch_at_the_start_waits_for_the_first_steps() -> None:

@@ -383,3 +383,15 @@ def test_a_pass_reads_a_tensor_again_that_had_lost_its_memory() -> None:
     assert table is not None
     assert table.numel.tolist() == [10, 10]
     assert table.fingerprint.tolist() == summarize(made, histogram="off").fingerprint.tolist()
+
+
+def test_one_launch_on_other_tensors_reads_those_and_leaves_the_aim() -> None:
+    own, other = [torch.ones(5), torch.zeros(7)], [torch.full((5,), 2.0), torch.ones(7)]
+    p = Pass(own, histogram="off")
+    assert p.launch_on(other)
+    assert [10.0, 7.0] == p.poll().sum.tolist()
+    p.launch()
+    assert [5.0, 0.0] == p.poll().sum.tolist()
+    assert p.matches(own)
+    assert not p.launch_on([torch.ones(5, dtype=torch.float64), torch.ones(7)])
+    assert not p.launch_on(other[:1])

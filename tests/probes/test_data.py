@@ -268,3 +268,11 @@ def test_samples_are_counted_over_the_micro_steps(worn):
     (done,) = (observation.body for observation in worn.said(StepDone))
     assert 5.0 == done.numbers["batch.num_samples"]
     assert 1.0 == done.numbers["batch.input.is_constant"]
+
+
+def test_inside_ddps_join_no_length_is_told(worn, monkeypatch):
+    loop = Loop(worn)
+    monkeypatch.setattr("holter.probes.data.DataProbe._is_joined", lambda _: True)
+    for x, _ in DataLoader(pairs(), batch_size=6):
+        loop.step(x)
+    assert {feed.num_batches for feed in feeds(worn)} == {0}

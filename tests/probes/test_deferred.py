@@ -17,6 +17,10 @@ class LatePass(Pass):
         self.num_asked = 0
         super().launch()
 
+    def launch_on(self, tensors) -> bool:
+        self.num_asked = 0
+        return super().launch_on(tensors)
+
     def poll(self):
         self.num_asked += 1
         return super().poll() if self.num_asked >= 5 else None

@@ -4,6 +4,7 @@ import math
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from holter.records import Origin, StepDone
 
@@ -213,3 +214,30 @@ def test_a_nan_is_told_at_its_step_with_two_optimizers_of_other_pace(worn):
     for number, optimizer in enumerate([often, often, seldom] * 4):
         step(model, optimizer, torch.full((2, 4), math.nan if number == 10 else 1.0))
     assert 10 == bad(worn)[0][0]
+
+
+def test_a_nan_among_the_labels_that_a_loader_gave_is_found_there(worn):
+    model = nn.Linear(4, 1)
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    targets = torch.zeros(12, 1)
+    targets[9] = math.nan
+    for values, wanted in DataLoader(TensorDataset(torch.ones(12, 4), targets), batch_size=4):
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(values), wanted).backward()
+        optimizer.step()
+    told = [entry for o in worn.said(StepDone) if o.step == 2 for entry in o.body.nonfinite if entry.where == "input"]
+    assert [entry.name for entry in told] == ["batch[1]"]
+
+
+def test_labels_that_are_always_partly_missing_are_known_as_such(worn):
+    model = nn.Linear(4, 1)
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    targets = torch.full((12, 1), math.nan)
+    for number, (values, _) in enumerate(DataLoader(TensorDataset(torch.ones(12, 4), targets), batch_size=4)):
+        optimizer.zero_grad()
+        (model(values).sum() * (math.inf if number == 2 else 1.0)).backward()
+        optimizer.step()
+    told = [entry for o in worn.said(StepDone) if o.step == 2 for entry in o.body.nonfinite if entry.where == "input"]
+    assert all(entry.healthy_steps > 0 for entry in told)

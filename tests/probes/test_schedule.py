@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from holter.probes.schedule import (
     CHECK_FLOORS,
+    CHECK_SHARE,
+    GRADIENT_BUDGETS,
     GRADIENT_FLOORS,
     MAX_INTERVAL,
     MAX_STRIDE,
@@ -28,12 +30,14 @@ dials = st.builds(
 @given(st.builds(Costs, step_s=seconds, fixed_s=seconds, gradients_s=seconds, check_s=seconds), dials)
 def test_what_is_planned_fits_unless_the_dials_are_at_their_end(costs, current):
     chosen = plan(costs, budget=0.01, floor_s=1e-4, current=current)
-    room, floor = 0.01 * costs.step_s - costs.fixed_s, 1e-4
+    budget, floor = 0.01 * costs.step_s, 1e-4
     gradients = costs.gradients_s / chosen.gradient_stride
     checks = costs.check_s * 4 / 3 / chosen.check_interval
-    assert gradients <= max(room, GRADIENT_FLOORS * floor) or chosen.gradient_stride == MAX_STRIDE
+    most = max(GRADIENT_BUDGETS * budget, GRADIENT_FLOORS * floor)
+    assert gradients <= most * (1 + 1e-9) or chosen.gradient_stride == MAX_STRIDE
     is_usual = chosen.check_interval == USUAL_INTERVAL and checks <= CHECK_FLOORS * floor
-    assert checks <= max(room - gradients, floor) * (1 + 1e-9) or is_usual or chosen.check_interval == MAX_INTERVAL
+    room = max(budget - costs.fixed_s - gradients, CHECK_SHARE * budget, floor)
+    assert checks <= room * (1 + 1e-9) or is_usual or chosen.check_interval == MAX_INTERVAL
 
 
 def test_short_steps_are_compared_every_eighth_time_as_long_as_that_is_small():
@@ -80,6 +84,14 @@ def test_one_bad_measurement_does_not_blind():
         noise = 50.0 if step == 10 else 1.0
         schedule.observe(step_s=0.5, own_s=2e-3, reading_s=1.8e-3, gradients_s=1e-3 * noise, check_s=0.8e-3 * noise)
     assert schedule.plan == Plan(1, 1)
+
+
+def test_a_bad_measurement_right_after_the_first_steps_does_not_blind():
+    schedule = Schedule(budget=0.01, floor_s=5e-4)
+    for step in range(12):
+        check_s = (1.0 if step >= 4 else 1e-3) if schedule.plan.is_check(step) else 0.0
+        schedule.observe(step_s=5e-3, own_s=2e-3, reading_s=1e-3, gradients_s=1e-4, check_s=check_s)
+    assert schedule.plan.check_interval <= 8
 
 
 def test_the_dials_do_not_flutter():

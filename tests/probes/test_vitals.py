@@ -25,6 +25,10 @@ class LatePass(Pass):
         self.num_asked = 0
         super().launch()
 
+    def launch_on(self, tensors) -> bool:
+        self.num_asked = 0
+        return super().launch_on(tensors)
+
     def poll(self):
         self.num_asked += 1
         return super().poll() if self.num_asked >= 5 else None
@@ -178,6 +182,19 @@ def test_an_optimizer_that_does_nothing_is_seen(worn):
     said = Loop(worn, model, Lazy(model.parameters(), lr=0.1)).run(4)
     assert all("0.weight" in vitals.unchanged.names for vitals in said)
     assert all(module.changed == 0.0 for module in said[-1].modules)
+
+
+def test_a_step_that_is_undone_before_the_next_is_lost(worn):
+    model = mlp()
+    kept = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    class Undone(torch.optim.SGD):
+        def zero_grad(self, set_to_none: bool = True) -> None:  # noqa: FBT001, FBT002
+            model.load_state_dict(kept)
+            super().zero_grad(set_to_none)
+
+    said = Loop(worn, model, Undone(model.parameters(), lr=0.1)).run(6)
+    assert all("0.weight" in vitals.unchanged.names for vitals in said[1:])
 
 
 def test_steps_too_small_for_the_weights_precision_are_not_called_lost(worn):

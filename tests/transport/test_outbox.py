@@ -28,7 +28,7 @@ EXITED = Observation(
 )
 
 
-def census(part: int, parts: int) -> Observation:
+def census(part: int, parts: int, step: int = 0) -> Observation:
     body = Census(
         model=0,
         wrapper="",
@@ -39,7 +39,7 @@ def census(part: int, parts: int) -> Observation:
         parts=parts,
         entries=[],
     )
-    return Observation(rank=0, step=0, at_ns=0, body=body)
+    return Observation(rank=0, step=step, at_ns=0, body=body)
 
 
 def test_the_oldest_is_dropped_and_counted_and_identity_is_not() -> None:
@@ -66,6 +66,15 @@ def test_a_census_in_other_parts_takes_the_place_of_the_former() -> None:
         outbox.put(observation)
     outbox.begin()
     assert [census(0, 1)] == outbox.take(10)
+
+
+def test_a_coordinator_that_is_reached_late_hears_the_first_census_and_the_last_ones() -> None:
+    outbox = Outbox(10)
+    for step in range(0, 96, 16):
+        outbox.put(census(0, 2, step))
+        outbox.put(census(1, 2, step))
+    outbox.begin()
+    assert [0, 48, 64, 80] == [said.step for said in outbox.take(10)][::2]
 
 
 @given(st.lists(st.integers(1, 5), max_size=30), st.integers(0, 40))

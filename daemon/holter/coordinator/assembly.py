@@ -103,6 +103,7 @@ class Assembly:
             origins=dict(self._origins),
             exits=tuple(sorted(self._exits.values(), key=lambda ended: (ended.at_ns, ended.rank))),
             census=dict(self._census.joined),
+            census_steps=dict(self._census.steps),
             census_changes=self._census.changes(),
             series=series,
             notes=self._notes.notes(),

@@ -27,6 +27,8 @@ class CensusBook:
     def __init__(self) -> None:
         self.joined: dict[int, Census] = {}
         """Rank -> its first model, parts joined."""
+        self.steps: dict[int, int] = {}
+        """Rank -> the step at which it told that."""
         self._changes: list[tuple[tuple[int, int, int], CensusChange]] = []
         """Sorted by (step, rank, place among the rank's own)"""
         self._num_changes: dict[int, int] = {}
@@ -39,6 +41,8 @@ class CensusBook:
     def add(self, rank: int, step: int, part: Census) -> bool:
         """Take one part, said at this step; True when it completed a census."""
         known = self.joined.get(rank)
+        if step < self.steps.get(rank, step):
+            return False  # A sidecar that connects anew tells what was before as well.
         if not 0 <= part.part < part.parts <= MAX_PARTS or (known is not None and known.model < part.model):
             return False
         parts = self._parts.setdefault(rank, {})
@@ -50,6 +54,7 @@ class CensusBook:
         if len(parts) < part.parts:
             return False
         joined = self.joined[rank] = self._shared([parts[number] for number in range(part.parts)])
+        self.steps[rank] = step
         del self._parts[rank]
         if known is not None and known is not joined and known.model == joined.model:
             self._compare(rank, step, known, joined)
@@ -62,6 +67,7 @@ class CensusBook:
     def take_back(self, rank: int, step: int) -> None:
         """A rank began again: its new census is no change of the former one."""
         self.joined.pop(rank, None)
+        self.steps.pop(rank, None)
         self._parts.pop(rank, None)
         self._changes = [kept for kept in self._changes if kept[1].rank != rank or kept[1].step < step]
 

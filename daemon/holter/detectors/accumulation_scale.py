@@ -11,8 +11,9 @@ Why it matters
 False positives
     A mean over k times as many samples has a norm between 1/sqrt(k) and 1 of the smaller one's, a sum between sqrt(k) and k:
     nothing under nine tenths of sqrt(k) counts. Only steps next to a change of the number are compared, so that a norm that falls
-    over the run is no matter. The short last group of an epoch, divided by the full number, is told as information only, and so is
-    whatever may be divided later than where we look.
+    over the run is no matter; nor are norms that differ as much among steps of one number, or by far more than a sum explains (an
+    optimizer that calls a closure until it is content). The short last group of an epoch, divided by the full number, is told as
+    information only, and so is whatever may be divided later than where we look.
 
 What to do
     Divide each micro-batch's loss by the number of micro-batches, or by the samples of the whole step (`holter explain
@@ -25,6 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.detectors.robust import deviation
 from holter.detectors.window import Window
 from holter.records import Evidence, Finding, Vitals
 
@@ -38,6 +40,8 @@ class _Comparison:
     many: int
     norm_few: float
     norm_many: float
+    scatter: float
+    """Robust deviation of the logarithms among steps of one number."""
     source: str
     first_step: int
     last_step: int
@@ -49,7 +53,12 @@ class _Comparison:
     @property
     def limit(self) -> float:
         """Between what noise makes of a sum and what it makes of a mean."""
-        return max(0.9 * math.sqrt(self.many / self.few), 1.25)
+        return max(0.9 * math.sqrt(self.many / self.few), 1.25, math.exp(2.5 * self.scatter))
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether a sum explains it, and all of it."""
+        return self.limit < self.ratio < 2 * self.many / self.few
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class AccumulationScale:
         is_divided = any(divided.values()) if divided else None
         compared = self._compare(window, counts)
         if compared is not None:
-            if compared.ratio > compared.limit:
+            if compared.is_sum:
                 yield _scaled(window, compared, is_divided=is_divided)
         elif is_divided is False and len(set(counts.values())) == 1 and len(divided) >= self.min_constant_steps:
             yield _undivided(window, counts)
@@ -94,8 +103,10 @@ class AccumulationScale:
             enough = sorted(count for count, steps in by_count.items() if count > 0 and len(steps) >= self.min_steps)
             if len(enough) > 1 and enough[-1] >= self.min_ratio * enough[0]:
                 few, many = enough[0], enough[-1]
-                small, large = (statistics.median(norms[step] for step in by_count[count]) for count in (few, many))
-                return _Comparison(few, many, small, large, source, near[0], near[-1])
+                groups = [[norms[step] for step in by_count[count]] for count in (few, many)]
+                small, large = (statistics.median(group) for group in groups)
+                scatter = max(deviation([math.log(norm) for norm in group]) for group in groups)
+                return _Comparison(few, many, small, large, scatter, source, near[0], near[-1])
         return None
 
 

@@ -1,7 +1,7 @@
 """Architecture: one kind of parameters holds most of the model.
 
 What it detects
-    A trained model of a million parameters or more in which embeddings, or one single tensor, hold over four fifths of all
+    A trained model of a hundred thousand parameters or more in which embeddings, or one single tensor, hold over four fifths of all
     parameters. Read from the census, once.
 
 Why it matters
@@ -37,7 +37,7 @@ class Architecture:
 
     share: float = 0.8
     """Of all parameters, held by embeddings or by one tensor."""
-    min_parameters: int = 1_000_000
+    min_parameters: int = 100_000
     """Smaller models are not judged."""
 
     def __post_init__(self) -> None:

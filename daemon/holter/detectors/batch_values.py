@@ -11,9 +11,9 @@ Why it matters
 
 False positives
     Masks, positions, lengths and weights may be constant or change at will: known by their names, and by their values of 0 and 1. Small
-    batches have equal labels by chance: how often that happened before is counted in. -1 and -100 mark labels to be ignored. Outliers
-    come and go: only what stays for several checks in a row, and beyond all that was seen before, counts. A curriculum that changes
-    its data at one step on all ranks is reported, with less confidence.
+    batches have equal labels by chance: how often that happened before is counted in, and the same few batches over and over prove
+    nothing. -1 and -100 mark labels to be ignored. Outliers come and go: only what stays for several checks in a row, and beyond all
+    that was seen before, counts. A curriculum that changes its data at one step on all ranks is reported, with less confidence.
 
 What to do
     Look at the named rank's batch of that step (`holter explain corrupt_labels_or_range`).
@@ -73,7 +73,7 @@ class BatchValues:
     chance: float = 1e-3
     """How likely healthy data may look like this, by counting alone."""
     min_run: int = 3
-    """Checks in a row that must show it; five for a tensor that turns constant."""
+    """Checks in a row that must show it; five for a tensor that turns constant, and as many before, or two if its peers' go on varying."""
     min_peers: int = 8
     """Checks in a row that must show it from the start on one rank alone."""
 
@@ -84,12 +84,20 @@ class BatchValues:
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the earliest verdict, and the other tensors of the same rank since the same step."""
         verdicts = [
-            verdict for leaf, checks in _checks(window).items() for verdict in self._of_leaf(leaf, checks) if verdict
+            verdict
+            for leaf, checks in _checks(window).items()
+            for verdict in self._of_leaf(leaf, checks)
+            if verdict and not (verdict.kind == "odd_constant" and self._is_little_data(window, verdict.ranks[0]))
         ]
         if verdicts:
             first = min(verdicts, key=lambda verdict: (verdict.first_step, verdict.leaf))
             alike = [one for one in verdicts if (one.first_step, one.ranks) == (first.first_step, first.ranks)]
             yield _finding(window, first, alike)
+
+    def _is_little_data(self, window: Window, rank: int) -> bool:
+        """Whether this rank is fed the same few batches over and over: each is one piece of evidence, however often it comes."""
+        signatures = {s for view in window.steps for s, ranks in view.batches.items() if rank in ranks}
+        return 0 < len(signatures) < self.min_peers
 
     def _of_leaf(self, leaf: str, checks: Sequence[Check]) -> Iterator[Verdict | None]:
         is_exempt = bool(EXEMPT.search(leaf.lower())) and not LABELS.search(leaf.lower())
@@ -108,10 +116,10 @@ class BatchValues:
         points = [(step, found["is_constant"]) for step, found in checks if "is_constant" in found]
         run = _run(points, lambda point, newest: point.high == 1 and point.high_rank == newest.high_rank)
         before = points[: len(points) - len(run)]
-        if len(run) < max(5, self.min_run) or len(before) < 5 or _is_mask(checks):  # noqa: PLR2004 - as the settings say
+        is_alone = all(_is_alone(point) for _, point in run)
+        if len(run) < max(5, self.min_run) or len(before) < (2 if is_alone else 5) or _is_mask(checks):
             return None
-        base = (sum(point.high == 1 for _, point in before) + 1) / (len(before) + 2)
-        if base ** len(run) > self.chance / 10:
+        if _usual_constancy(run, before, is_alone=is_alone) ** len(run) > self.chance / 10:
             return None
         ranks = _ranks(run, "high_rank", is_all=all(point.low == 1 for _, point in run))
         text = f"{leaf} varied at {len(before)} checks before step {run[0][0]} and has been constant at {len(run)} checks since"
@@ -149,9 +157,11 @@ class BatchValues:
     ) -> Verdict | None:
         """Beyond `factor` times the largest of all earlier checks, since some step."""
         run, before = _jumped(points, lambda top: factor * max(top, 0.0))
-        if not self._is_proof(run, before):
+        if not before or not run:
             return None
         top = max(point.high for _, point in before)
+        if not self._is_proof(run, before) and not self._is_proof_beside_peers(run, before, factor * top):
+            return None
         ranks = _ranks(run, "high_rank", is_all=all(point.low > factor * top for _, point in run))
         text = f"largest {'value' if stat == 'max' else 'magnitude'} of {leaf}: at most {top:.3g} at {len(before)} checks, {run[-1][1].high:.3g} since step {run[0][0]}"
         return Verdict(kind, leaf, run[0][0], ranks, text, f"batch.{leaf}.{stat}")
@@ -180,6 +190,15 @@ class BatchValues:
     def _is_proof(self, run: Sequence[object], before: Sequence[object]) -> bool:
         """By counting alone: of n + r values without any trend, the last r are the largest with this chance."""
         return len(run) >= self.min_run and math.comb(len(run) + len(before), len(run)) >= 1 / self.chance
+
+    def _is_proof_beside_peers(
+        self, run: Sequence[tuple[int, Spread]], before: Sequence[tuple[int, Spread]], limit: float
+    ) -> bool:
+        """The same, where one rank alone passed the limit each time: all that it and its peers had else is counted against it."""
+        if not all(_is_alone_above(point, limit) and point.high_rank == run[0][1].high_rank for _, point in run):
+            return False
+        num_else = sum(point.num for _, point in before) + sum(point.num - 1 for _, point in run)
+        return len(run) >= self.min_run and math.comb(len(run) + num_else, len(run)) >= 1 / self.chance
 
 
 def _checks(window: Window) -> dict[str, list[Check]]:
@@ -226,6 +245,21 @@ def _is_negative(value: float) -> bool:
 
 def _is_alone(point: Spread) -> bool:
     return point.high == 1 and point.low == 0 and round(point.mean * point.num) == 1
+
+
+def _usual_constancy(
+    run: Sequence[tuple[int, Spread]], before: Sequence[tuple[int, Spread]], *, is_alone: bool
+) -> float:
+    """How often a batch is constant by chance; where one rank is alone, its peers' batches count as well."""
+    if not is_alone:
+        return (sum(point.high == 1 for _, point in before) + 1) / (len(before) + 2)
+    num_else = sum(point.num for _, point in before) + sum(point.num - 1 for _, point in run)
+    return (sum(round(point.mean * point.num) for _, point in before) + 1) / (num_else + 2)
+
+
+def _is_alone_above(point: Spread, limit: float) -> bool:
+    """Whether the peers' mean, and so no more than a negligible part of them, can be above this limit."""
+    return point.num > 1 and point.mean * point.num - point.high < limit and point.low >= 0
 
 
 def _run(points: Sequence[tuple[int, Spread]], holds: Callable[[Spread, Spread], bool]) -> Sequence[tuple[int, Spread]]:

@@ -114,12 +114,15 @@ def kind_of(end: RankExit) -> Kind:
     said, code, number = end.exited.farewell, end.exited.exit_code, _signal(end)
     if code == 0 or _is_meant(end):
         return "ordinary"
-    if number == signal.SIGTERM or code == 128 + signal.SIGTERM:
+    is_terminated = number == signal.SIGTERM or code == 128 + signal.SIGTERM
+    if (
+        said and said.kind == "exception" and (is_terminated or number is None)
+    ):  # SIGTERM came while it was on its way out
+        return "connection_lost" if any(text in said.text.lower() for text in LOST_CONNECTION) else "exception"
+    if is_terminated:
         return "terminated"
     if number is not None:
         return "signal"
-    if said and said.kind == "exception":
-        return "connection_lost" if any(text in said.text.lower() for text in LOST_CONNECTION) else "exception"
     if code is not None:
         return "exit_code"
     return "ordinary" if said else "unknown"
@@ -155,7 +158,7 @@ def _is_same_exception(one: RankExit, other: RankExit) -> bool:
 
 def _how(end: RankExit) -> str:
     number, code, said = _signal(end), end.exited.exit_code, end.exited.farewell
-    if number is not None:
+    if number is not None and kind_of(end) in {"signal", "terminated"}:
         return f"ended by {_signal_name(number)}" + (
             " (out of memory, says the kernel)" if end.exited.out_of_memory else ""
         )

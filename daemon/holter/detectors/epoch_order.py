@@ -26,6 +26,8 @@ from holter.detectors.window import Window
 from holter.detectors.wording import listed, ranks_text
 from holter.records import Evidence, Finding
 
+MAX_SHOWN = 4
+
 
 @dataclass(frozen=True)
 class EpochOrder:
@@ -69,10 +71,14 @@ class EpochOrder:
 
 
 def _repeated(of_rank: Sequence[Pass]) -> list[Pass]:
-    """The two newest passes, if they follow each other and are alike; else nothing."""
-    newest = sorted(of_rank, key=lambda one: one.begin.epoch)[-2:]
-    is_alike = len({_key(one) for one in newest}) == 1
-    return newest if is_alike and newest[-1].begin.epoch - newest[0].begin.epoch == 1 else []
+    """The newest passes that follow each other and are alike, the oldest first; nothing if there are not two."""
+    ordered = sorted(of_rank, key=lambda one: one.begin.epoch)
+    run = ordered[-1:]
+    for one in reversed(ordered[:-1]):
+        if _key(one) != _key(run[0]) or run[0].begin.epoch - one.begin.epoch != 1:
+            break
+        run.insert(0, one)
+    return run if len(run) > 1 else []
 
 
 def _is_one_batch(window: Window) -> bool:
@@ -97,6 +103,7 @@ def _finding(found: dict[int, list[Pass]]) -> Finding:
     feed = run[-1].latest
     step = min(of_rank[1].begin_step for of_rank in found.values())
     epochs = [one.begin.epoch for one in run]
+    shown = listed(map(str, epochs)) if len(epochs) <= MAX_SHOWN else f"{epochs[0]} to {epochs[-1]}"
     takes_epoch = feed.sampler_epoch >= 0
     return Finding(
         detector=EpochOrder.name,
@@ -104,13 +111,18 @@ def _finding(found: dict[int, list[Pass]]) -> Finding:
         first_step=step,
         detected_step=max(one.end_step or 0 for of_rank in found.values() for one in of_rank),
         ranks=ranks,
-        summary=f"Passes {listed(map(str, epochs[:2]))} over the data came in the same order on {ranks_text(ranks)}, although the sampler shuffles.",
+        summary=f"Passes {shown} over the data came in the same order on {ranks_text(ranks)}, although the sampler shuffles.",
         facts={"is_order_repeated": True, "takes_epoch": takes_epoch, "is_epoch_told": False},
         evidence=(
             Evidence(
                 kind="batch",
-                summary=f"rank {ranks[0]}: passes {listed(map(str, epochs))} gave {feed.num_taken} batches each, with the same fingerprints in the same order",
-                values={"rank": ranks[0], "epochs": epochs, "num_batches": feed.num_taken, "order": feed.order},
+                summary=f"rank {ranks[0]}: passes {shown} gave {feed.num_taken} batches each, with the same fingerprints in the same order",
+                values={
+                    "rank": ranks[0],
+                    "epochs": epochs[-MAX_SHOWN:],
+                    "num_batches": feed.num_taken,
+                    "order": feed.order,
+                },
             ),
             Evidence(
                 kind="loader",

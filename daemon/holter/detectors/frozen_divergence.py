@@ -157,7 +157,8 @@ def _asking(parting: Parting, needs: tuple[TableRequest, ...]) -> Finding:
 
 def _finding(window: Window, parting: Parting, difference: Difference, doubt: Doubt, alone: tuple[int, ...]) -> Finding:
     ranks = doubt.ranks or difference.rounded_ranks or alone or parting.minority or parting.ranks
-    tensors = difference.tensors
+    dtypes = _dtypes(window, difference.tensors)
+    tensors = tuple(dtypes) or difference.tensors
     severity: Severity = "critical" if doubt.ranks else "warning"
     before = _agreed_before(window, parting)
     who = "" if set(ranks) == set(parting.ranks) else f"; {ranks_text(ranks)} {doubt.word or 'parted from the rest'}"
@@ -177,6 +178,7 @@ def _finding(window: Window, parting: Parting, difference: Difference, doubt: Do
             "is_implausible": bool(doubt.ranks),
             "is_implausible_on_all": False,
             "is_one_side_rounded": bool(difference.rounded_ranks),
+            "are_dtypes_different": bool(dtypes),
             "did_agree_before": before is not None,
             "own_history_broke_on_some": bool(alone) if before is not None else None,
             "has_majority": bool(parting.minority),
@@ -186,6 +188,7 @@ def _finding(window: Window, parting: Parting, difference: Difference, doubt: Do
             *doubt.evidence,
             *_past(before, alone),
             *_rounded(difference),
+            *dtypes.values(),
             majority_evidence(parting),
         ),
     )
@@ -201,6 +204,24 @@ def _past(before: int | None, alone: tuple[int, ...]) -> Iterator[Evidence]:
             f"all ranks agreed at step {before}; since then they changed on {ranks_text(alone)} and not on the others"
         )
         yield Evidence(kind="history", summary=summary, values={"ranks": list(alone), "since": before})
+
+
+def _dtypes(window: Window, tensors: tuple[str, ...]) -> dict[str, Evidence]:
+    """Those that are held in another dtype on some rank, with what each rank holds."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for rank, census in sorted(window.census.items()):
+        for entry in census.entries:
+            if entry.name in tensors:
+                found.setdefault(entry.name, {}).setdefault(entry.dtype, []).append(rank)
+    return {
+        name: Evidence(
+            kind="census",
+            summary=f"{name} is {' and '.join(f'{dtype} on {ranks_text(ranks)}' for dtype, ranks in held.items())}",
+            values={"name": name},
+        )
+        for name, held in found.items()
+        if len(held) > 1
+    }
 
 
 def _rounded(difference: Difference) -> Iterator[Evidence]:

@@ -17,18 +17,17 @@ What to do
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar, NamedTuple
 
+from holter.detectors.module_norms import Norms, gradient_norms
 from holter.detectors.window import Window
 from holter.detectors.wording import listed
-from holter.records import Evidence, Finding, Vitals
+from holter.records import Evidence, Finding
 
 MAX_SHOWN = 5
-
-Norms = Mapping[str, float]
 
 
 class Shift(NamedTuple):
@@ -66,7 +65,7 @@ class GradientBalance:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding, with all such modules."""
-        checks = list(_checks(window).items())[self.skip_checks :]
+        checks = list(gradient_norms(window).items())[self.skip_checks :]
         if len(checks) < 3 * self.min_checks:
             return
         base = [norms for _, norms in checks[: 2 * self.min_checks]]
@@ -102,18 +101,6 @@ class GradientBalance:
         is_below = ratio < min(1 / self.ratio, before / self.growth) and norm * self.ratio < own_before
         # A middle that fell as well is a run that settles.
         return is_above or (is_below and middle * 3 > middle_before)
-
-
-def _checks(window: Window) -> dict[int, Norms]:
-    checks: dict[int, Norms] = {}
-    for note, vitals in window.notes_of(Vitals):
-        norms = {
-            module.module: module.gradient_norm
-            for module in vitals.modules
-            if module.learning_rate > 0 and math.isfinite(module.gradient_norm)
-        }
-        checks.setdefault(note.step, norms)
-    return dict(sorted(checks.items()))
 
 
 def _finding(window: Window, shifts: list[Shift], last: int) -> Finding:

@@ -15,20 +15,20 @@ What to do
     Look at what lies between the named modules and the loss: saturated activations, missing residual paths or normalisation.
 """
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
+from holter.detectors.module_norms import Norms, gradient_norms
 from holter.detectors.window import Window
 from holter.detectors.wording import listed
-from holter.records import Evidence, Finding, Vitals
+from holter.records import Evidence, Finding
 
 MAX_SHOWN = 5
 
-Checks = Mapping[int, Mapping[str, float]]
-"""Step -> module -> gradient norm, where the learning rate is above zero; the first rank's that said it."""
+Checks = Mapping[int, Norms]
+"""Step -> norms."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class GradientVanishing:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding, with all such modules."""
-        checks = _checks(window)
+        checks = gradient_norms(window)
         if len(checks) < self.min_checks:
             return
         steps = sorted(checks)
@@ -75,18 +75,6 @@ class GradientVanishing:
         part = max(1, len(norms) // 3)
         is_growing = median(norms[-part:]) > self.max_growth * median(norms[:part])
         return len(norms) >= self.min_checks and not is_growing
-
-
-def _checks(window: Window) -> Checks:
-    checks: dict[int, dict[str, float]] = {}
-    for note, vitals in window.notes_of(Vitals):
-        norms = {
-            module.module: module.gradient_norm
-            for module in vitals.modules
-            if module.learning_rate > 0 and math.isfinite(module.gradient_norm)
-        }
-        checks.setdefault(note.step, norms)
-    return checks
 
 
 def _since(name: str, steps: Sequence[int], tiny: Mapping[int, set[str]]) -> int:

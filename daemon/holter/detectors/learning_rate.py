@@ -3,7 +3,8 @@
 What it detects
     A learning rate that rises threefold or more within one step, above everything seen before, and within the next steps a loss or a
     gradient norm that leaves its history upward, while both were ordinary at the step of the jump itself: that step's forward pass
-    still used the old weights. Without a jump: a loss that rises and stays while steps change most modules by a tenth of themselves.
+    still used the old weights. Without a jump: a loss that rises and stays, or grows a thousandfold at once, while steps change most
+    modules by a tenth of themselves.
 
 Why it matters
     A wrong line in a schedule destroys in a few steps what days of training reached, and the loss shows it only afterwards.
@@ -32,6 +33,8 @@ HISTORY = 100
 NUM_CHECKS = 8
 """The last ones, over which a step's size is judged."""
 BEYOND_RETURN = 1000.0
+MIN_BLOW_UP = 8
+"""Steps of a loss that grew a thousandfold."""
 
 
 class Jump(NamedTuple):
@@ -92,8 +95,11 @@ class LearningRate:
                 return
         share, largest = _large_updates(window, self.large_update)
         # Most modules; looked at first, for it costs less than the trend.
-        if share > 0.5 and (rise := find_rise(finite(window.values("loss")))) is not None:  # noqa: PLR2004
-            yield _of_size(window, rise, share, largest)
+        if share > 0.5:  # noqa: PLR2004
+            losses = finite(window.values("loss"))
+            rise = find_rise(losses) or _blow_up(losses)
+            if rise is not None:
+                yield _of_size(window, rise, share, largest)
 
     def _jumps(self, rates: Points) -> Iterator[Jump]:
         highest, num_before, last = 0.0, 0, 0.0
@@ -207,6 +213,20 @@ def _large_updates(window: Window, limit: float) -> tuple[float, float]:
                 ratios.setdefault(module.module, []).append(module.update_ratio)
     levels = [median(values) for values in ratios.values()]
     return (sum(level > limit for level in levels) / len(levels), max(levels)) if levels else (0.0, 0.0)
+
+
+def _blow_up(losses: Points) -> Rise | None:
+    """A loss that grew a thousandfold from where it started and never came back: too fast for a trend, soon not finite."""
+    if len(losses) < MIN_BLOW_UP or losses[0][1] <= 0:
+        return None
+    start, now = median(value for _, value in losses[:3]), median(value for _, value in losses[-5:])
+    first = len(losses)
+    while first and losses[first - 1][1] > 10 * start:
+        first -= 1
+    if now <= BEYOND_RETURN * start or len(losses) - first < MIN_BLOW_UP // 2:
+        return None
+    best = min(value for _, value in losses)
+    return Rise(losses[first][0], losses[-1][0], start, best, 0.0, now, len(losses) - first)
 
 
 def _of_size(window: Window, rise: Rise, share: float, largest: float) -> Finding:

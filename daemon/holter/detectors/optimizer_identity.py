@@ -2,7 +2,8 @@
 
 What it detects
     An optimizer whose parameters are, by identity, (nearly) all strangers to every model that is watched and have no gradient,
-    while the model's own trainable parameters are held by nobody; and optimizers that hold nothing but frozen parameters.
+    while the model's own trainable parameters are held by nobody; one that holds a few such strangers and lacks as many of the
+    model's, as a head that was replaced leaves behind; and optimizers that hold nothing but frozen parameters.
 
 Why it matters
     The job steps, schedules and saves as usual, and not one weight of the model moves. A loss that is noisy by nature hides it for
@@ -75,7 +76,17 @@ class OptimizerIdentity:
         if len(unheld) < len(by_component):
             # Others are held: only the model that has as many parameters as the strangers is theirs.
             unheld = [entries for entries in unheld if len(entries) in strange]
-        return [entry.name for entries in unheld for entry in entries] if strange else []
+        names = [entry.name for entries in unheld for entry in entries] if strange else []
+        return names or _replaced(census, by_component)
+
+
+def _replaced(census: Census, by_component: dict[int, list[TensorEntry]]) -> list[str]:
+    """The few of a held model's parameters that nobody holds, if the one optimizer holds as many strangers without gradient."""
+    if len(census.num_foreign) != 1 or len(by_component) != 1 or any(census.num_foreign_with_gradient):
+        return []
+    (entries,) = by_component.values()
+    unheld = [entry.name for entry in entries if entry.optimizer < 0]
+    return unheld if len(unheld) == census.num_foreign[0] else []
 
 
 def _trainable(census: Census) -> list[TensorEntry]:
@@ -92,7 +103,13 @@ def _all_frozen(census: Census) -> list[str]:
 def _finding(window: Window, ranks: tuple[int, ...], names: list[str], *, is_stale: bool) -> Finding:
     step, census = window.steps[0].step, window.census[ranks[0]]
     optimizers = names_text(census.optimizers) or "the optimizer"
-    if is_stale:
+    num_trainable = len(_trainable(census))
+    if is_stale and len(names) < num_trainable and any(entry.optimizer >= 0 for entry in _trainable(census)):
+        summary = (
+            f"{optimizers} does not hold {len(names)} of the model's {num_trainable} trainable parameters, and as many that "
+            f"belong to no model and get no gradient: no step changes {names_text(names)}."
+        )
+    elif is_stale:
         summary = (
             f"{optimizers} holds none of the model's {len(names)} trainable parameters: those that it holds belong to "
             "no model and get no gradient, so no step changes the model."

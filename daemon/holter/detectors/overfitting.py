@@ -82,7 +82,10 @@ class Overfitting:
         )
         pairs = [b > a for a, b in combinations(series[-MAX_COMPARED:], 2)]
         is_rising = sum(pairs) >= self.rising * len(pairs)
-        return (step, lowest) if is_clear and is_rising else None
+        level = median(series[-self.min_evaluations :])
+        # Once all is memorised it rises no more, and does not come back either.
+        is_lost = level > 2 * lowest and level - lowest > 0.67 * (max(series) - lowest)
+        return (step, lowest) if is_clear and (is_rising or is_lost) else None
 
 
 def _evaluation_names(window: Window) -> list[str]:

@@ -73,8 +73,7 @@ class Case:
             wanted += [(name, self.given.step, self.given) for name in ("gradients", "gradients_reduced")]
         if self.settings:
             wanted.append((self.settings.tensor_class, self.settings.step, self.settings))
-            past = self.agreed_before(self.settings)
-            wanted += [(self.settings.tensor_class, past, self.settings)] if past is not None else []
+            wanted += [(self.settings.tensor_class, past, self.settings) for past in self.past_of_settings]
         found = [asked for part in wanted if (asked := self._request(*part))]
         yield from found
         if not found and (past := self.past_of_weights) is not None and self.weights:
@@ -93,6 +92,15 @@ class Case:
         if not all(table.sums for table in now.values()) or history_break(self.window, self.weights).ranks:
             return None
         return self.agreed_before(self.weights) if now else None
+
+    @property
+    def past_of_settings(self) -> tuple[int, ...]:
+        """Steps at which the settings still agreed, the last one first: two show where a schedule was going."""
+        last = self.agreed_before(self.settings) if self.settings else None
+        if last is None or self.settings is None:
+            return ()
+        is_alone = self.settings.minority or self.settings.tensor_class != "hyperparameters" or last == 0
+        return (last,) if is_alone else (last, last - 1)
 
     def agreed_before(self, parting: Parting) -> int | None:
         """The step at which ranks last agreed on this class."""

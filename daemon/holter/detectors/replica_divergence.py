@@ -45,6 +45,7 @@ from holter.detectors.tie_breaks import (
     factors,
     history_break,
     jumped_alone,
+    left_schedule,
     settings_evidence,
     uneven_clippers,
 )
@@ -139,7 +140,7 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
         "parameters_differ_in_all_tensors": in_weights.is_all,
         "gradients_differ_in_all_tensors": in_reduced.is_all,
         "is_one_side_rounded": bool(in_weights.rounded_ranks) if in_weights.num_tensors else None,
-        "is_distance_tiny": _is_tiny(case, in_weights, in_reduced, rounding_distance),
+        "is_distance_tiny": _is_tiny(case, in_weights, gradients, rounding_distance),
         **_unused(case, in_reduced),
         **_when_weights(case),
         **_when_gradients(case),
@@ -178,9 +179,12 @@ def _culprits(
         shown = clipping_evidence(of_rank, case.given.step)
         more = [shown] if shown else []
     elif case.settings:
-        before = case.agreed_before(case.settings)
-        alone = changed_alone(case.window, case.settings, before, in_settings.tensors) if before is not None else ()
-        found = case.settings.minority or alone
+        agreed = case.past_of_settings
+        alone = changed_alone(case.window, case.settings, agreed[0], in_settings.tensors) if agreed else ()
+        strayed = left_schedule(case.window, case.settings, agreed, in_settings.tensors)
+        # Where a schedule moves them all, the one that stood still is not the sound one.
+        alone = () if strayed and alone != strayed else alone
+        found = case.settings.minority or strayed or alone
         more = _settings_evidence(case.window, case.settings, in_settings, alone)
     elif case.weights and (past := case.past_of_weights) is not None:
         found, text = jumped_alone(case.window, case.weights, past, in_weights.tensors)
@@ -201,11 +205,11 @@ def _settings_evidence(
     return lines or list(tensor_evidence(parting, difference))
 
 
-def _is_tiny(case: Case, in_weights: Difference, in_reduced: Difference, limit: float) -> bool | None:
+def _is_tiny(case: Case, in_weights: Difference, in_gradients: Difference, limit: float) -> bool | None:
     """Whether all that differs is so close that rounding can have done it; None: the distance is not known."""
     known = [
         difference.distance
-        for parting, difference in ((case.weights, in_weights), (case.reduced, in_reduced))
+        for parting, difference in ((case.weights, in_weights), (case.given or case.reduced, in_gradients))
         if parting
     ]
     distances = [distance for distance in known if distance is not None]
@@ -276,7 +280,9 @@ def _settings(case: Case) -> dict[str, bool | None]:
     """Facts about the optimizers."""
     classes = case.window.classes
     scales = [spread for _, spread in case.window.values("loss_scale") if spread.num > 1]
+    state, parted = case.partings.get("optimizer_state"), bool(case.weights)
     return {
+        "state_parted_with_weights": (bool(state) if parted else None) if "optimizer_state" in classes else None,
         "hyperparameters_differ": "hyperparameters" in case.partings if "hyperparameters" in classes else None,
         "optimizer_state_differs": _is_of(case.settings, "optimizer_state") if "optimizer_state" in classes else None,
         "loss_scales_differ": any(spread.low != spread.high for spread in scales) if scales else None,

@@ -53,11 +53,13 @@ class StructureMismatch:
         if found is None:
             return
         began = _began(window, found)
-        if self._is_settled(window, began):
+        # A rank that was heard late tells what it is by then, and not what it was.
+        told = max((window.census_steps.get(rank, 0) for rank in window.attached), default=0)
+        if self._is_settled(window, max(began, told)):
             yield _finding(window, found, began)
 
     def _is_settled(self, window: Window, began: int) -> bool:
-        """Whether all ranks have told what they are since the step at which one of them last changed."""
+        """Whether all ranks have told what they are since the step at which one of them last changed or first told."""
         if any(exit_.rank in window.attached for exit_ in window.exits):
             return True
         later = [view for view in window.steps if view.step >= began]

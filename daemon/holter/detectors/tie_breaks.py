@@ -159,6 +159,31 @@ def changed_alone(window: Window, parting: Parting, before_step: int, tensors: I
     return parting.group_of(moved) if moved and moved != looked else ()
 
 
+def left_schedule(window: Window, parting: Parting, past: tuple[int, ...], tensors: Iterable[str]) -> tuple[int, ...]:
+    """Ranks whose setting did not go on as all ranks' did before, if others' did: a schedule adds or multiplies."""
+    tables = [tables_at(window, parting.tensor_class, step, parting.ranks) for step in (parting.step, *past)]
+    if len(tables) != 3 or past[0] != parting.step - 1:  # noqa: PLR2004 - now, the step before, and the one before that
+        return ()
+    for name in tensors:
+        off = {}
+        for rank in set.intersection(*(set(of_rank) for of_rank in tables)):
+            values = [dict(zip(of[rank].names, of[rank].norms, strict=False)).get(name) for of in tables]
+            if None not in values:
+                off[rank] = _strayed(*(value for value in values if value is not None))
+        far = [rank for rank, way in off.items() if way > SAME]
+        if far and len(far) < len(off):
+            return parting.group_of(far)
+    return ()
+
+
+def _strayed(now: float, last: float, before: float) -> float:
+    """How far a value is from where its schedule was going, over its last step; 0: right there."""
+    usual = abs(last - before)
+    expected = [2 * last - before, *([last * last / before] if before else [])]
+    # A schedule that bends a little from step to step is still one.
+    return max(0.0, min(abs(now - value) for value in expected) - usual / 4) / max(abs(last), abs(now), 1e-30)
+
+
 def jumped_alone(
     window: Window, parting: Parting, before_step: int, tensors: Iterable[str]
 ) -> tuple[tuple[int, ...], str]:

@@ -129,6 +129,8 @@ class Window:
     """In order of time."""
     census: Mapping[int, Census] = field(default_factory=dict)
     """Rank -> its census, parts joined; equal ones are one object."""
+    census_steps: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> the step at which it told that census."""
     census_changes: tuple[CensusChange, ...] = ()
     """By step and rank; bounded."""
     series: tuple[StepNumbers, ...] = ()

@@ -63,6 +63,7 @@ BRINGS_ABOUT: tuple[Consequence, ...] = (
     Consequence("initialisation", (*WEIGHTS, *CURVES), whenever=True),
     Consequence("buffer_values", ("buffer_divergence", *CURVES), whenever=True),
     Consequence("frozen_divergence", ("batch_values", "missing_gradients", *CURVES), whenever=True),
+    Consequence("frozen_divergence", ("compute_dtype",), if_leader_is=("dtype_mismatch_across_ranks",), whenever=True),
     Consequence("frozen_divergence", ("nonfinite_values",), unless_follower_is=("nonfinite_input",), whenever=True),
     # What an empty encoder puts out is what the model is fed.
     Consequence("frozen_divergence", ("nonfinite_values",), if_leader_is=("frozen_component_uninitialised",), on_a_shared_rank=True, whenever=True),

@@ -86,7 +86,7 @@ class PageWriter:
         """Beats and payloads that were not written. Two drops at the same instant may show as one until the next."""
         return self._dropped
 
-    def beat(self, *, step: int, phase: int, micro_step: int, at_ns: int) -> None:
+    def beat(self, step: int, phase: int, micro_step: int, at_ns: int) -> None:
         """Say where the rank is."""
         page = self._page
         if page is None:

@@ -46,7 +46,7 @@ class Inputs:
 def leaves(thing: Any, path: str, depth: int = 0) -> Iterator[Leaf]:
     """Tensors of a batch with the path a person would write: `batch['x'][0]`."""
     if isinstance(thing, torch.Tensor):
-        yield path, thing.detach()
+        yield path, thing.detach() if thing.requires_grad else thing
     elif depth < MAX_DEPTH and isinstance(thing, Mapping):
         for key, value in thing.items():
             yield from leaves(value, f"{path}[{key!r}]", depth + 1)
@@ -108,7 +108,7 @@ def sign(tensors: list[torch.Tensor]) -> int:
 def _is_here(tensor: torch.Tensor) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.device.type == "cpu"
+        and tensor.is_cpu
         and tensor.layout is torch.strided
         and tensor.dtype in FORMATS
     )
@@ -123,7 +123,7 @@ def _mark(tensor: torch.Tensor) -> int:
         return int(fingerprint_memory(fmt, address, numel, 0))
     length = SIGNED_BYTES // size // NUM_RUNS
     places = [run * (numel - length) // (NUM_RUNS - 1) for run in range(NUM_RUNS)]
-    return sum(int(fingerprint_memory(fmt, address + place * size, length, place)) for place in places) & MASK
+    return int(sum([fingerprint_memory(fmt, address + place * size, length, place) for place in places])) & MASK
 
 
 def corner(tensor: torch.Tensor) -> torch.Tensor:

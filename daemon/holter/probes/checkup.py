@@ -198,8 +198,8 @@ class Checkup:
         )
 
     def _unchanged(self, moves: Moves) -> list[int]:
-        """Of those given a gradient: no bit moved, although the step is too large to be lost to rounding."""
-        moved, out = set(moves.in_step), []
+        """Of those given a gradient: no bit moved, or the last step was undone, although it is too large to be lost to rounding."""
+        moved, out = set(moves.in_step) - set(moves.restored), []
         table, before = self._answers.gradients, self._answers.before
         for row, place in enumerate(self._given):
             if place in moved:

@@ -61,7 +61,7 @@ class Taken:
     signature: int
     num_samples: int
     leaves: list[Leaf] = field(default_factory=list)
-    """Kept at a step of comparison only, and of the last batch only."""
+    """Of the last batch only."""
 
 
 class DataProbe:
@@ -165,8 +165,7 @@ class DataProbe:
         if self._recent:
             # One batch is held, whatever is fetched before the next backward pass.
             self._recent[-1].leaves = []
-        is_kept = self._context.schedule.plan.is_check(self._context.log.step)
-        self._recent.append(Taken(here, signature, num_samples, leaves if is_kept else []))
+        self._recent.append(Taken(here, signature, num_samples, leaves))
 
     def _end(self, iterator: Any) -> None:
         here = self._passes.get(iterator)
@@ -191,7 +190,7 @@ class DataProbe:
             is_training=here.loader.is_training,
             dataset=said.dataset,
             dataset_size=said.dataset_size,
-            num_batches=said.num_batches,
+            num_batches=0 if self._is_joined() else said.num_batches,
             batch_size=said.batch_size,
             num_taken=here.num_taken,
             num_samples=here.num_samples,
@@ -202,3 +201,8 @@ class DataProbe:
             order=here.order if is_end and here.is_order_known else 0,
         )
         self._context.recorder.say(self._context.log.step, feed)
+
+    def _is_joined(self) -> bool:
+        """Whether DDP's `join()` lets each rank end when it likes: then no length binds the others."""
+        configs = (getattr(model.ddp, "_join_config", None) for model in self._context.models)
+        return any(config is not None and config.enable for config in configs)

@@ -32,7 +32,7 @@ class FeedingProbe:
         self._num_samples = [0, 0]
         """Of this step: by the models' inputs, by the loaders."""
         self._leaves: list[batches.Leaf] = []
-        """The last loader's batch, at a step of comparison."""
+        """The last loader's batch."""
 
     def see_call(self) -> None:
         """A model is called in training: its inputs are there."""
@@ -57,6 +57,10 @@ class FeedingProbe:
         context = self._context
         inputs = context.held_inputs or context.inputs
         bad = batches.read(_tensors(inputs))
+        if all(entry.name in self._healthy_steps for entry in bad):
+            # Labels go past the model.
+            seen = {_place(tensor) for _, tensor in _tensors(inputs)}
+            bad += batches.read([leaf for leaf in self._leaves if _place(leaf[1]) not in seen])
         for entry in bad:
             context.log.now.suspect(
                 Nonfinite(
@@ -100,6 +104,8 @@ class FeedingProbe:
             same = found.get(paths.get(_place(tensor), ""))
             if path in odd or (same is not None and (same.nans or same.infs)):
                 self._healthy_steps[path] = self._healthy_steps.get(path, 0) + 1
+        for path in {path for path, entry in found.items() if entry.nans or entry.infs} - {path for path, _ in inputs}:
+            self._healthy_steps[path] = self._healthy_steps.get(path, 0) + 1
 
     def _claim(self) -> None:
         now = self._context.log.now

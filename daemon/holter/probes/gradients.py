@@ -5,7 +5,7 @@ the optimizer is given.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,16 @@ from holter.probes.steplog import OpenStep
 from holter.probes.views import view
 from holter.records import Nonfinite, Where
 
+Found = tuple[tuple[str, Any], torch.Tensor]
+"""A parameter by its name, and its gradient."""
+
 
 class GradientProbe:
     """Looks for what is not finite, and takes the norm."""
 
-    def __init__(self, context: Context, on_read: Callable[[list[tuple[str, Any]], Any], None] | None = None) -> None:
+    def __init__(
+        self, context: Context, on_read: Callable[[Sequence[tuple[str, Any]], Any], None] | None = None
+    ) -> None:
         self._context = context
         self._on_read = on_read
         self.ready_order: dict[int, int] = {}
@@ -56,9 +61,10 @@ class GradientProbe:
         step.square_sum = None
         for model in context.models.active():
             if model.shows_local_gradients():
-                named = _with_gradients(model)
-                chosen = [named[i] for i in context.schedule.plan.share(step.step, len(named))]
-                self._read(model, step, chosen, "gradient", is_whole=len(chosen) == len(named))
+                found = _with_gradients(model)
+                share = context.schedule.plan.share(step.step, len(found))
+                chosen = found if len(share) == len(found) else [found[i] for i in share]
+                self._read(model, step, chosen, "gradient", is_whole=len(chosen) == len(found))
                 step.is_local_read = True
         step.gradients_s += clock.monotonic_s() - started
 
@@ -74,17 +80,16 @@ class GradientProbe:
             return
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for model in self._context.models.active():
-            named = [(name, p) for name, p in _with_gradients(model) if id(p) in held]
-            self._read(model, step, named, "reduced_gradient", is_whole=True)
+            found = [entry for entry in _with_gradients(model) if id(entry[0][1]) in held]
+            self._read(model, step, found, "reduced_gradient", is_whole=True)
         if step.suspects and not step.is_applied and not step.num_owed:
             step.acquit()
             self._context.held_inputs = None
 
-    def _read(
-        self, model: Model, step: OpenStep, named: list[tuple[str, Any]], where: Where, *, is_whole: bool
-    ) -> None:
-        if not named:
+    def _read(self, model: Model, step: OpenStep, found: list[Found], where: Where, *, is_whole: bool) -> None:
+        if not found:
             return
+        named, gradients = zip(*found, strict=True)
         counts = is_whole and (where == "gradient" or not step.is_local_read)
 
         if counts and where == "reduced_gradient":
@@ -94,10 +99,11 @@ class GradientProbe:
             if self._on_read is not None and step is self._context.log.now:
                 self._on_read(named, table)
             bad = table.nans + table.pos_infs + table.neg_infs
+            rows = np.flatnonzero(bad)
             if counts:
                 # The table sums what is finite.
-                step.square_sum = (step.square_sum or 0.0) + (math.nan if bad.any() else float(table.square_sum.sum()))
-            for row in np.flatnonzero(bad):
+                step.square_sum = (step.square_sum or 0.0) + (math.nan if rows.size else float(table.square_sum.sum()))
+            for row in rows:
                 name, parameter = named[row]
                 step.is_applied |= where == "reduced_gradient"
                 step.suspect(
@@ -111,8 +117,9 @@ class GradientProbe:
                     )
                 )
 
-        self._context.readings.read(where + model.prefix, [p.grad for _, p in named], step.owe(learn))
+        self._context.readings.read(where + model.prefix, gradients, step.owe(learn))
 
 
-def _with_gradients(model: Model) -> list[tuple[str, Any]]:
-    return [(name, p) for name, p in model.parameters if p.grad is not None and not p.grad.is_sparse]
+def _with_gradients(model: Model) -> list[Found]:
+    # `.grad` is asked for once: a gradient that nobody holds gets a new Python object each time.
+    return [(named, g) for named in model.parameters if (g := named[1].grad) is not None and not g.is_sparse]

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 MAX_NAMES = 32
+MANY = 16
+"""Elements that do not all come back by chance."""
 
 
 @dataclass
@@ -20,6 +22,8 @@ class _Known:
     first: int
     last: int
     last_step: int
+    before: int = 0
+    """Before the last step read."""
     num_still: int = 0
     """Readings in a row, before this one, in which it had not moved."""
 
@@ -30,6 +34,8 @@ class Moves:
 
     in_step: list[int] = field(default_factory=list)
     between: list[int] = field(default_factory=list)
+    restored: list[int] = field(default_factory=list)
+    """Moved in the last step read, and before this one again what it was before that one: the step was undone."""
     since_first: list[int] = field(default_factory=list)
     """Ever changed since it was first read."""
     still: list[int] = field(default_factory=list)
@@ -62,10 +68,13 @@ class History:
                 moves.in_step.append(place)
             if has_moved_between:
                 moves.between.append(place)
+            if was == known.before != known.last and (has_moved_between or parameter.numel() >= MANY):
+                moves.restored.append(place)
             if known.first not in (0, now):
                 moves.since_first.append(place)
             known.num_still = 0 if was != now or has_moved_between else known.num_still + 1
             known.last, known.last_step, known.first = now, step, known.first or was
+            known.before = was
         if len(self._known) > 2 * len(parameters) + 1024:
             self._known = {key: known for key, known in self._known.items() if known.parameter() is not None}
         return moves

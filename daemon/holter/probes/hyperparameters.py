@@ -31,15 +31,14 @@ class _Group:
     keys: list[tuple[str, int]]
     """(setting, place in it), -1 where it is a number itself."""
 
-    def values(self) -> Iterator[float]:
+    def add_values(self, values: list[float]) -> None:
         """The numbers as they are now."""
         optimizer = self.optimizer()
         assert optimizer is not None, "it is about to step"
         group = optimizer.param_groups[self.place]
-        for key, place in self.keys:
-            yield float(group[key] if place < 0 else group[key][place])
+        values += [float(group[key] if place < 0 else group[key][place]) for key, place in self.keys]
         if self.counter is not None:
-            yield float(optimizer.state[self.counter()]["step"])
+            values.append(float(optimizer.state[self.counter()]["step"]))
 
     def names(self, prefix: str) -> Iterator[str]:
         """What they are called."""
@@ -59,6 +58,7 @@ class Hyperparameters:
         self._known: tuple[Any, ...] = ()
         self._groups: list[_Group] = []
         self._names: list[str] = []
+        self._encoded_names = b""
         self._has_scaler = False
         self._told = b""
         self._root = 0
@@ -78,7 +78,9 @@ class Hyperparameters:
             self._learn(optimizers, has_scale=self._has_scaler and scale is not None)
         if not self._names:
             return
-        values = [value for group in self._groups for value in group.values()]
+        values: list[float] = []
+        for group in self._groups:
+            group.add_values(values)
         if len(values) < len(self._names) and scale is not None:
             values.append(scale)
         bits = struct.pack(f"<{len(values)}d", *values)
@@ -88,9 +90,11 @@ class Hyperparameters:
         log.roots[CLASS] = self._root
 
     def _tell(self, bits: bytes, values: Sequence[float]) -> None:
-        digest = hashlib.blake2b(bits + "\n".join(self._names).encode(), digest_size=8).digest()
+        digest = hashlib.blake2b(bits + self._encoded_names, digest_size=8).digest()
         self._root = int.from_bytes(digest, "little")
-        norms = struct.pack(f"<{len(values)}f", *(min(max(value, -LARGEST), LARGEST) for value in values))
+        if max(values) > LARGEST or min(values) < -LARGEST:
+            values = [min(max(value, -LARGEST), LARGEST) for value in values]
+        norms = struct.pack(f"<{len(values)}f", *values)
         table = PackedTable(tensor_class=CLASS, root=self._root, fingerprints=bits, norms=norms, names=self._names)
         self._context.recorder.say(self._context.log.step, table)
 
@@ -113,6 +117,7 @@ class Hyperparameters:
                     self._names += found.names(f"optimizer{self._numbers[optimizer]}.group{place}.")
         if self._names and has_scale:
             self._names.append("scaler.scale")
+        self._encoded_names = "\n".join(self._names).encode()
 
 
 def _keys(group: dict[str, Any]) -> Iterator[tuple[str, int]]:

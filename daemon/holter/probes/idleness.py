@@ -51,9 +51,10 @@ class IdleWatch:
 
     def see(self, step: int, named: Parameters, table: Any) -> None:
         """A reading of gradients: which are zero everywhere."""
-        is_zero = (table.zeros == table.numel) & (table.numel > 0)
+        is_zero = table.zeros == table.numel
         if not self._zero and not is_zero.any():
             return
+        is_zero &= table.numel > 0
         if self._zero:
             for row in np.flatnonzero(~is_zero):
                 self._zero.pop(id(named[int(row)][1]), None)

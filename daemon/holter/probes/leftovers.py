@@ -17,8 +17,8 @@ from holter.probes.samples import is_readable, local, spread
 NUM_WATCHED = 4
 MAX_OPTIMIZERS = 4
 MAX_NUMEL = 1 << 20
-LONG_CHECKS = 3
-"""Left for so many steps of comparison, it is worth saying at once."""
+TOLD_CHECKS = (4, 5, 16, 17)
+"""Left for so many steps of comparison, it is worth saying at once: twice, for once is believed by nobody."""
 
 
 class Leftovers:

@@ -43,7 +43,9 @@ class LossProbe:
         self._context = context
         self._skips = SkipProbe(context)
         self._on_begin, self._on_end = on_begin, on_end
-        self._on_gradients = context.guard.wrap(on_gradients, "any")
+        on_gradients = context.guard.wrap(on_gradients, "any")
+        engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
+        self._queue = context.guard.wrap(lambda _: engine.queue_callback(on_gradients), "any")
         self._depth = 0
         self._interrupted = Phase.OTHER
         self._unscaled: tuple[Any, torch.Tensor, float | None] | None = None
@@ -123,9 +125,7 @@ class LossProbe:
             return
         if loss.numel() == 1:
             self._read(loss)
-        engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
-        queue = self._context.guard.wrap(lambda _: engine.queue_callback(self._on_gradients), "any")
-        hooks.append(loss.register_hook(queue))
+        hooks.append(loss.register_hook(self._queue))
 
     def _end(self, hooks: list[Any]) -> None:
         for hook in hooks:

@@ -57,6 +57,8 @@ class Model:
         """Parameters whose gradients the script itself reduces."""
         self._local_buffers = tuple(local_buffers)
         self._signature: list[Any] = []
+        self._is_placed = False
+        """Some parameters are DTensors."""
         self._called = (-1, 0)
         self.refresh()
 
@@ -97,13 +99,15 @@ class Model:
         signature += [(name, b.dtype) for name, b in buffers]
         changed = signature != self._signature
         self._signature, self.parameters, self.buffers = signature, parameters, buffers
+        self._is_placed = any(hasattr(p, "placements") for _, p in parameters)
         self.replicas = self._find_replicas(ddp)
         return changed
 
     def has_thawed(self) -> bool:
-        """Whether a parameter froze or thawed since the last refresh: cheap to ask."""
+        """Whether a parameter froze, thawed or was cast since the last refresh: cheap to ask."""
         return any(
-            p.requires_grad is not known[2] for (_, p), known in zip(self.parameters, self._signature, strict=False)
+            p.requires_grad is not known[2] or p.dtype is not known[3]
+            for (_, p), known in zip(self.parameters, self._signature, strict=False)
         )
 
     def learn_reduced(self, name: str, parameter: torch.Tensor) -> None:
@@ -125,9 +129,7 @@ class Model:
         """
         ddp = self.ddp
         if ddp is None:
-            return self.wrapper not in REDUCING_WRAPPERS and not any(
-                hasattr(p, "placements") for _, p in self.parameters
-            )
+            return self.wrapper not in REDUCING_WRAPPERS and not self._is_placed
         return bool(ddp.require_backward_grad_sync) and not ddp.gradient_as_bucket_view
 
     def _find_replicas(self, ddp: Any) -> set[int]:
@@ -155,16 +157,16 @@ class Models:
         self._models: list[Model] = []
         self._components: list[Model] = []
         self._local_buffers = local_buffers
-        self.on_forget: list[Callable[[], None]] = []
+        self._has_lost = False
+        self.on_forget: list[Callable[[], None]] = [self._lose]
         """Called when the script has let go of a model, by those who hold its tensors."""
         self.generation = 0
         """Grows whenever the list of tensors changed."""
 
     def __iter__(self) -> Iterator[Model]:
-        alive = [model for model in self._models if model.root is not None]
-        self.generation += len(alive) != len(self._models)
-        self._models = alive
-        return iter(alive)
+        if self._has_lost:
+            self._bury()
+        return iter(self._models)
 
     def active(self) -> list[Model]:
         """Those that the watched thread trains."""
@@ -172,14 +174,25 @@ class Models:
 
     def components(self) -> list[Model]:
         """Frozen modules that training calls at every step, in the order of their names."""
-        alive = [model for model in self._components if model.root is not None]
-        self.generation += sum(model.is_active for model in self._components) != sum(model.is_active for model in alive)
-        self._components = alive
-        return [model for model in alive if model.is_active]
+        if self._has_lost:
+            self._bury()
+        return [model for model in self._components if model.is_active]
 
     def all(self) -> list[Model]:
         """What the census is taken of: trained models, then components."""
         return [*self, *self.components()]
+
+    def _lose(self) -> None:
+        # Called in any thread, at any moment: the lists are put right by those who next go through them.
+        self._has_lost = True
+
+    def _bury(self) -> None:
+        self._has_lost = False
+        models = [model for model in self._models if model.root is not None]
+        components = [model for model in self._components if model.root is not None]
+        counted = len(self._models) + sum(model.is_active for model in self._components)
+        self.generation += counted != len(models) + sum(model.is_active for model in components)
+        self._models, self._components = models, components
 
     def of(self, module: torch.nn.Module) -> Model | None:
         """The model whose own module this is."""

@@ -3,6 +3,8 @@
 from holter import clock
 from holter.records import Phase
 
+NAMES = [phase.name.lower() for phase in Phase]
+
 
 class PhaseClock:
     """Adds up the seconds of each phase between two `take`s."""
@@ -10,19 +12,18 @@ class PhaseClock:
     def __init__(self) -> None:
         self.phase = Phase.ATTACH
         self._since = clock.monotonic_s()
-        self._seconds: dict[Phase, float] = {}
+        self._seconds = [0.0] * len(NAMES)
 
     def enter(self, phase: Phase) -> Phase:
         """Begin a phase; returns the one that it interrupts, to be entered again afterwards."""
         now = clock.monotonic_s()
         interrupted = self.phase
-        self._seconds[interrupted] = self._seconds.get(interrupted, 0.0) + now - self._since
+        self._seconds[interrupted] += now - self._since
         self.phase, self._since = phase, now
         return interrupted
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call."""
         self.enter(self.phase)
-        taken = {phase.name.lower(): round(seconds, 7) for phase, seconds in self._seconds.items() if seconds > 0}
-        self._seconds.clear()
-        return taken
+        seconds, self._seconds = self._seconds, [0.0] * len(NAMES)
+        return {NAMES[phase]: round(spent, 7) for phase, spent in enumerate(seconds) if spent > 0}

@@ -3,7 +3,7 @@
 The training thread never waits: a device's answer is polled at the next hook.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,27 +34,31 @@ class Readings:
         """Last readings that were answered at once and may be of use to another, while the tensors are as they were: ids and table."""
 
     def read(
-        self, name: str, tensors: list[torch.Tensor], then: Callable[[Any], None], *, histogram: str = "off"
+        self, name: str, tensors: Sequence[torch.Tensor], then: Callable[[Any], None], *, histogram: str = "off"
     ) -> None:
         """Read these tensors, at least one; `then` gets the table, now or from a later `poll`."""
         assert tensors, "a reading of nothing would be owed for ever"
         started = clock.monotonic_s()
-        if any(entry.reading is self._passes.get(name) for entry in self._open):
-            # The device has not answered the last reading of this list yet: its buffers are in use.
-            self._passes.pop(name)
         reading = self._passes.get(name)
-        if reading is None or not reading.aim(tensors):
-            reading = self._make_pass(tensors, histogram=histogram)
-            self._passes[name] = reading
-        reading.launch()
-        if name in KEPT and (table := reading.poll()) is not None:
-            self.kept[name] = [id(tensor) for tensor in tensors], table
-        self._open.append(_Open(reading, then))
+        # While the device has not answered the last reading of this list, its buffers are in use.
+        is_free = reading is not None and not any(entry.reading is reading for entry in self._open)
+        if reading is None or not is_free or not reading.launch_on(tensors):
+            reading = self._passes[name] = self._make_pass(tensors, histogram=histogram)
+            reading.launch()
         self.poll()
+        table = reading.poll()
+        if table is None:
+            self._open.append(_Open(reading, then))
+        else:
+            if name in KEPT:
+                self.kept[name] = [id(tensor) for tensor in tensors], table
+            then(table)
         self.spent_s += clock.monotonic_s() - started
 
     def poll(self) -> None:
         """Hand out what has become ready."""
+        if not self._open:
+            return
         answered = [(entry, table) for entry in self._open if (table := entry.reading.poll()) is not None]
         self._open = [entry for entry in self._open if not any(entry is done for done, _ in answered)]
         for entry, table in answered:

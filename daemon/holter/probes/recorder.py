@@ -22,4 +22,4 @@ class Recorder:
 
     def beat(self, step: int, phase: Phase, micro_step: int) -> None:
         """Where the main thread is now."""
-        self.page.beat(step=step, phase=phase, micro_step=micro_step, at_ns=clock.wall_ns())
+        self.page.beat(step, phase, micro_step, clock.wall_ns())

@@ -25,6 +25,8 @@ SETTLED_STEPS = 4
 NUM_SAMPLES = 5
 """A cost is the least of this many measurements: what other processes take from us is not our cost."""
 WINDOW = 64
+TURN_EVERY = 4
+"""Steps between two looks at the dials, once there are so many that one more says little."""
 RETURN_MARGIN = 0.7
 """To read more again there must be room to spare, or the dial would flutter."""
 
@@ -116,15 +118,20 @@ class Schedule:
     def observe(self, *, step_s: float, own_s: float, reading_s: float, gradients_s: float, check_s: float) -> None:
         """Learn what a step took, what we took of it, what of that went into reading, and into which; 0: it was not read."""
         self._num_steps += 1
+        # The first steps count here, for the least is taken: a dial that is turned on one bad measurement has no second for long.
+        if gradients_s:
+            self._gradients_s.append(gradients_s * self.plan.gradient_stride)
+        if check_s:
+            self._check_s.append(check_s)
         if self._num_steps <= SETTLED_STEPS:
             return
         self._step_s.append(step_s)
         self._own_s.append(own_s)
         self._fixed_s.append(max(own_s - reading_s, 0.0))
-        if gradients_s:
-            self._gradients_s.append(gradients_s * self.plan.gradient_stride)
-        if check_s:
-            self._check_s.append(check_s)
+        if self._num_steps < WINDOW or self._num_steps % TURN_EVERY == 0:
+            self._turn()
+
+    def _turn(self) -> None:
         costs = Costs(
             step_s=statistics.median(self._step_s),
             fixed_s=min(self._fixed_s),

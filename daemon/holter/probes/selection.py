@@ -135,7 +135,8 @@ class Selections:
 
     def _forget_if_changed(self) -> None:
         models = self._context.models
-        watched = list(models)
+        # Going through them is what notices one that is gone.
+        watched = iter(models)
         if self._generation != models.generation:
             self._made, self._sizes = {}, {}
             self._is_possible = any(model.is_replicated for model in watched)

@@ -96,12 +96,9 @@ class StepLog:
 
     def __init__(self) -> None:
         self.now = OpenStep(0)
-        self._untold: deque[OpenStep] = deque()
-
-    @property
-    def step(self) -> int:
+        self.step = 0
         """Completed optimizer steps."""
-        return self.now.step
+        self._untold: deque[OpenStep] = deque()
 
     @property
     def micro_step(self) -> int:
@@ -112,7 +109,8 @@ class StepLog:
         """The step is done; the next one begins."""
         self.now.told = told
         self._untold.append(self.now)
-        self.now = OpenStep(self.now.step + 1)
+        self.step += 1
+        self.now = OpenStep(self.step)
 
     def ready(self) -> list[OpenStep]:
         """Steps that can be told now."""

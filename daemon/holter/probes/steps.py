@@ -27,6 +27,8 @@ from holter.records import Phase, SightLost, StepDone
 
 REFRESH_EVERY = 16
 """Steps between two looks for parameters that were frozen, thawed or added."""
+THAW_EVERY = 4
+"""Steps between two quick looks for what was frozen or thawed: the same steps on all ranks, whatever their budgets allow."""
 
 Optimizers = weakref.WeakSet
 
@@ -67,6 +69,7 @@ class StepProbe:
         self._is_questioned = False
         self._census = CensusTaker(context.declared_frozen)
         self._told_census: Any = None
+        self._outline: Any = None
         self._began = clock.monotonic_s()
         self._own_began = 0.0
         self._read_began = 0.0
@@ -98,8 +101,10 @@ class StepProbe:
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that have stepped and still exist, in order of their first step."""
-        self._known = [reference for reference in self._known if reference() is not None]
-        return [optimizer for reference in self._known if (optimizer := reference()) is not None]
+        alive = [optimizer for reference in self._known if (optimizer := reference()) is not None]
+        if len(alive) < len(self._known):
+            self._known = [reference for reference in self._known if reference() is not None]
+        return alive
 
     def end_open_step(self) -> None:
         """A backward pass begins: what stepped before it is a step of its own."""
@@ -119,10 +124,10 @@ class StepProbe:
         self._is_straggler = (
             not context.log.micro_step and not self._stepped and optimizer not in self._last and bool(self._last)
         )
-        is_check = context.schedule.plan.is_check(context.log.step)
-        if context.log.step % REFRESH_EVERY == 0 or (is_check and context.models.has_thawed()):
+        step = context.log.step
+        if step % REFRESH_EVERY == 0 or (step % THAW_EVERY == 0 and context.models.has_thawed()):
             context.models.refresh()
-        self._tell_census()
+        self._tell_census(is_thorough=step % THAW_EVERY == 0)
         self._judge(optimizer)
         if not self._stepped and not self._is_straggler:
             self._compare_before(optimizer)
@@ -164,18 +169,19 @@ class StepProbe:
     def _compare_before(self, optimizer: torch.optim.Optimizer) -> None:
         context = self._context
         step, plan = context.log.step, context.schedule.plan
-        self._feeding.observe(is_check=plan.is_check(step))
-        self._comparison.hyperparameters(self._taking_part(optimizer))
-        self._vitals.glance(self._taking_part(optimizer))
-        if not plan.is_check(step) and not plan.is_after_check(step):
+        is_check, together = plan.is_check(step), self._taking_part(optimizer)
+        self._feeding.observe(is_check=is_check)
+        self._comparison.hyperparameters(together)
+        self._vitals.glance(together)
+        if not is_check and not plan.is_after_check(step):
             return
         if self._comparison.is_possible():
-            self._comparison.parameters("before", self._taking_part(optimizer))
-            if plan.is_check(step):
+            self._comparison.parameters("before", together)
+            if is_check:
                 self._comparison.gradients(optimizer)
-        if plan.is_check(step):
+        if is_check:
             self._comparison.frozen()
-            self._vitals.before_step(self._taking_part(optimizer))
+            self._vitals.before_step(together)
 
     def _taking_part(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
         """Whose models are compared: those of the last round if this optimizer was in it, else its own alone."""
@@ -230,16 +236,19 @@ class StepProbe:
                 ),
             )
 
-    def _tell_census(self) -> None:
-        context = self._context
-        held = tuple(
-            frozenset(id(p) for g in optimizer.param_groups for p in g["params"]) for optimizer in self.optimizers
-        )
-        census_now = context.models.generation, len(self._gradients.ready_order), set(held)
-        if census_now == self._told_census or not list(context.models):
+    def _tell_census(self, *, is_thorough: bool) -> None:
+        """If it changed. A thorough look goes by identity; between two, only numbers are held against the last."""
+        context, optimizers = self._context, self.optimizers
+        known = len(list(context.models)), context.models.generation, len(self._gradients.ready_order)
+        outline = known, [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
+        if outline == self._outline and not is_thorough:
             return
-        self._told_census = census_now
-        for part in self._census.take(context.models, self.optimizers, list(self._gradients.ready_order)):
+        self._outline = outline
+        held = {frozenset([id(p) for g in optimizer.param_groups for p in g["params"]]) for optimizer in optimizers}
+        if (known, held) == self._told_census or not known[0]:
+            return
+        self._told_census = known, held
+        for part in self._census.take(context.models, optimizers, list(self._gradients.ready_order)):
             context.recorder.say(context.log.step, part)
 
     def _heed_sidecar(self) -> None:

@@ -20,7 +20,7 @@ from holter.probes.checkup import Checkup, Findings, readable, trained_by
 from holter.probes.context import Context
 from holter.probes.histories import History, prints
 from holter.probes.idleness import IdleWatch
-from holter.probes.leftovers import LONG_CHECKS, Leftovers
+from holter.probes.leftovers import TOLD_CHECKS, Leftovers
 from holter.probes.rhythm import Rhythm
 
 LEAST_FROZEN_BYTES = 16 << 20
@@ -131,8 +131,7 @@ class VitalsProbe:
         news = {"idle"} if self._idle.is_long(step) else set()
         if news:
             self._on_idle()
-        if self._leftovers.num_checks >= LONG_CHECKS:
-            news.add("uncleared")
+        news |= {f"uncleared {num}" for num in TOLD_CHECKS if self._leftovers.num_checks >= num}
         if self._findings.moved_names:
             news.add("moved")
         is_new = bool(news - self._said)

@@ -12,6 +12,9 @@ from collections import deque
 
 from holter.records import Attached, Census, Exited, Observation
 
+MAX_CENSUSES = 4
+"""Of one model that are kept: the first, because a coordinator that is reached late must hear what changed, and the last ones."""
+
 
 class Outbox:
     """A queue of observations with a limit."""
@@ -20,7 +23,8 @@ class Outbox:
         self.dropped = 0
         self._limit = limit
         self._attached: Observation | None = None
-        self._census: dict[int, dict[int, Observation]] = {}
+        self._census: dict[int, list[dict[int, Observation]]] = {}
+        """Model -> its censuses by step, each by part."""
         self._exited: Observation | None = None
         self._unsaid: deque[Observation] = deque()
         self._stream: deque[Observation] = deque()
@@ -50,8 +54,9 @@ class Outbox:
         self._unsaid.clear()
         if self._attached is not None:
             self._unsaid.append(self._attached)
-        for parts in self._census.values():
-            self._unsaid.extend(parts.values())
+        for censuses in self._census.values():
+            for parts in censuses:
+                self._unsaid.extend(parts.values())
         self._has_unsaid_exit = self._exited is not None
 
     def take(self, limit: int) -> list[Observation]:
@@ -80,7 +85,11 @@ class Outbox:
         self._drop_overflow()
 
     def _keep_census(self, observation: Observation, census: Census) -> None:
-        parts = self._census.setdefault(census.model, {})
+        censuses = self._census.setdefault(census.model, [])
+        if not censuses or any(kept.step != observation.step for kept in censuses[-1].values()):
+            censuses.append({})
+        del censuses[1 : len(censuses) - MAX_CENSUSES + 1]
+        parts = censuses[-1]
         if any(kept.body.parts != census.parts for kept in parts.values() if isinstance(kept.body, Census)):
             parts.clear()
         parts[census.part] = observation

@@ -34,10 +34,11 @@ def main() -> None:
     random.seed(4)
     np.random.seed(5)  # noqa: NPY002
     data = TensorDataset(torch.randn(512, 24), torch.randint(5, (512,)))
+    sampler = DistributedSampler(data)
     loader = DataLoader(
         data,
         batch_size=8,
-        sampler=DistributedSampler(data),
+        sampler=sampler,
         num_workers=options.workers,
         multiprocessing_context=options.start_method,
     )
@@ -46,8 +47,10 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
     every = 4 if options.mode == "accumulate" else 1
-    step = micro = 0
+    step = micro = epoch = 0
     while step < options.steps:
+        sampler.set_epoch(epoch)
+        epoch += 1
         for x, y in loader:
             if step == options.nan_step and rank == 1:
                 x[0, 0] = float("inf")

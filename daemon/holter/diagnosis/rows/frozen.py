@@ -11,13 +11,14 @@ ROWS: tuple[Row, ...] = (
     Row("frozen_set_mismatch", "structure_mismatch", 0.60, "inference", seen=("are_frozen_sets_different", "is_structure_different"), missing="a model of the same structure on all ranks, to compare what is frozen in it"),
     Row("dtype_mismatch_across_ranks", "structure_mismatch", 0.95, "observation", seen=("are_dtypes_different",), absent=("is_structure_different", "are_frozen_sets_different")),
     Row("dtype_mismatch_across_ranks", "structure_mismatch", 0.60, "inference", seen=("are_dtypes_different",), missing="whether the other difference brought this one about"),
+    Row("dtype_mismatch_across_ranks", "frozen_divergence", 0.95, "observation", seen=("are_dtypes_different",), absent=("is_implausible",)),
     # frozen_divergence: is one side implausible? did they agree before? whose past broke?
     Row("frozen_component_uninitialised", "frozen_divergence", 0.95, "observation", seen=("is_implausible",), unless=("did_agree_before",)),
     Row("frozen_component_uninitialised", "frozen_divergence", 0.75, "documented", seen=("is_implausible", "did_agree_before")),
-    Row("precision_round_trip", "frozen_divergence", 0.93, "observation", seen=("is_one_side_rounded",), absent=("is_implausible",)),
+    Row("precision_round_trip", "frozen_divergence", 0.93, "observation", seen=("is_one_side_rounded",), absent=("is_implausible",), unless=("are_dtypes_different",)),
     Row("silent_data_corruption", "frozen_divergence", 0.85, "documented", seen=("own_history_broke_on_some", "did_agree_before")),
     Row("silent_data_corruption", "frozen_divergence", 0.50, "inference", seen=("did_agree_before",), missing="the tensors' fingerprints from before, on both sides"),
-    Row("frozen_component_mismatch", "frozen_divergence", 0.90, "observation", absent=("is_implausible", "is_one_side_rounded", "did_agree_before")),
+    Row("frozen_component_mismatch", "frozen_divergence", 0.90, "observation", absent=("is_implausible", "is_one_side_rounded", "did_agree_before"), unless=("are_dtypes_different",)),
     Row("frozen_component_mismatch", "frozen_divergence", 0.60, "inference", absent=("is_implausible",), missing=_NO_SOURCE),
     Row("frozen_component_mismatch", "frozen_divergence", 0.15, "inference", missing=_NO_SOURCE),
     # frozen_movement: within a step of an optimizer, or outside?

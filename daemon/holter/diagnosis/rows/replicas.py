@@ -12,6 +12,7 @@ _NO_PARAMETERS = "a comparison of the parameters at the start"
 _NO_STATE = "the optimizers' learning rates, step counts and states, compared between ranks"
 _NO_SECOND = "a second comparison: gradients that differ once are a faulty collective, ever since they are not reduced"
 _NO_REDUCED = "the gradients as the reduction left them: parameters outside the reducer and a clip that not all ranks apply look alike here"
+_NO_MOMENT = "a comparison of gradients and moments at the very step at which the weights parted"
 _NO_DISTANCE = "how the distance between the ranks grows over the next comparisons"
 
 ROWS: tuple[Row, ...] = (
@@ -40,7 +41,7 @@ ROWS: tuple[Row, ...] = (
     Row("unreduced_parameters", "replica_divergence", 0.80, "documented", seen=("gradients_differ_ever_since",), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny",), names="everyone", tensors="gradients"),
     Row("unreduced_parameters", "replica_divergence", 0.60, "inference", seen=("gradients_differ",), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny", "gradients_differ_once"), names="everyone", tensors="gradients", missing=_NO_SECOND),
     # Gradients that agree after the reduction and not when the optimizer gets them.
-    Row("uneven_clipping", "replica_divergence", 0.95, "observation", seen=("given_gradients_differ",), absent=("gradients_differ",), unless=("loss_scales_differ",)),
+    Row("uneven_clipping", "replica_divergence", 0.95, "observation", seen=("given_gradients_differ",), absent=("gradients_differ",), unless=("loss_scales_differ", "is_distance_tiny")),
     Row("uneven_clipping", "replica_divergence", 0.60, "inference", seen=("given_gradients_differ",), missing="whether the loss scalers of the ranks agree: gradients that are unscaled by other factors differ in the same way"),
     Row("uneven_clipping", "replica_divergence", 0.40, "inference", seen=("gradients_differ",), absent=("gradients_differ_in_all_tensors",), unless=("is_reduction_seen",), missing=_NO_REDUCED),
     # Equal gradients, another optimizer.
@@ -50,6 +51,9 @@ ROWS: tuple[Row, ...] = (
     Row("optimizer_state_mismatch", "replica_divergence", 0.80, "documented", seen=("hyperparameters_differ",), unknown=("gradients_differ",)),
     Row("optimizer_state_mismatch", "replica_divergence", 0.50, "inference", seen=("hyperparameters_differ",), missing="whether gradients differed before the settings did: then the settings are not the beginning"),
     Row("optimizer_state_mismatch", "replica_divergence", 0.45, "inference", seen=("parameters_parted_within_a_step",), absent=("gradients_differ", "parameters_differ_at_first"), missing=_NO_STATE),
+    # Equal gradients whenever anyone looked, but moments that are not: a gradient that differed between two looks, or the moments themselves.
+    Row("optimizer_state_mismatch", "replica_divergence", 0.62, "inference", seen=("state_parted_with_weights", "parameters_differ_in_all_tensors"), absent=("gradients_differ", "parameters_differ_at_first"), unless=("given_gradients_differ", "is_distance_tiny", "own_history_broke_on_some"), missing=_NO_MOMENT),
+    Row("corrupted_collective", "replica_divergence", 0.70, "inference", seen=("state_parted_with_weights",), absent=("gradients_differ", "parameters_differ_at_first", "parameters_differ_in_all_tensors"), unless=("given_gradients_differ", "own_history_broke_on_some", "hyperparameters_differ", "optimizer_state_differs"), tensors="parameters", missing=_NO_MOMENT),
     # One bad delivery.
     Row("corrupted_collective", "replica_divergence", 0.90, "observation", seen=("gradients_differ_once", "parameters_differ"), absent=("parameters_differ_at_first",), unless=("own_history_broke_on_some",), tensors="gradients"),
     Row("corrupted_collective", "replica_divergence", 0.80, "documented", seen=("gradients_differ_once",), absent=("parameters_differ_at_first",), tensors="gradients"),
@@ -57,6 +61,7 @@ ROWS: tuple[Row, ...] = (
     Row("corrupted_collective", "replica_divergence", 0.30, "inference", absent=("parameters_differ_at_first", "gradients_differ"), unless=("own_history_broke_on_some", "hyperparameters_differ", "given_gradients_differ"), tensors="parameters", missing="a comparison of the gradients at the very step at which the weights parted"),
     # Rounding, and nothing else.
     Row("nondeterministic_drift", "replica_divergence", 0.85, "documented", seen=("is_distance_tiny", "gradients_differ_repeatedly"), absent=("parameters_differ_at_first",), unless=("is_one_side_rounded",), names="everyone", tensors="gradients"),
+    Row("nondeterministic_drift", "replica_divergence", 0.80, "documented", seen=("is_distance_tiny", "given_gradients_differ"), absent=("parameters_differ_at_first", "gradients_differ"), unless=("is_one_side_rounded",), names="everyone", tensors="gradients"),
     Row("nondeterministic_drift", "replica_divergence", 0.68, "inference", seen=("is_distance_tiny", "gradients_differ"), absent=("parameters_differ_at_first",), unless=("is_one_side_rounded",), names="everyone", tensors="gradients", missing=_NO_DISTANCE),
     Row("nondeterministic_drift", "replica_divergence", 0.65, "inference", seen=("is_distance_tiny", "parameters_differ_in_all_tensors"), absent=("parameters_differ_at_first", "gradients_differ"), unless=("is_one_side_rounded", "hyperparameters_differ", "optimizer_state_differs", "given_gradients_differ", "own_history_broke_on_some"), names="everyone", tensors="parameters", missing=_NO_DISTANCE),
     # Weights that changed by themselves.
