@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from holter.probes.schedule import Plan
 from holter.records import Census, StepDone
 
 
@@ -74,3 +75,16 @@ def test_a_first_backward_that_fails_leaves_no_hook(worn):
         step(model, optimizer, torch.ones(1, 4))
     assert [0, 0] == [len(p._post_accumulate_grad_hooks or ()) for p in model.parameters()]
     assert 1 == len(worn.said(Census))
+
+
+def test_where_tensors_are_read_in_turns_the_norm_is_of_all_as_last_read(worn):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    worn.monitor.context.schedule.plan = Plan(gradient_stride=2, check_interval=64)
+    for _ in range(3):
+        step(model, optimizer, torch.ones(3, 4))
+    expected = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])).item()
+    first, *others = (o.body.gradient_norm for o in worn.said(StepDone))
+    assert first is None
+    assert all(math.isclose(expected, norm, rel_tol=1e-6) for norm in others)

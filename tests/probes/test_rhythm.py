@@ -21,7 +21,7 @@ def test_often_at_first_then_every_fourth_comparison():
 
 
 def test_what_is_dear_is_rare():
-    # 40 ms against a fifth of twice the floor of 10 ms a step.
+    # 40 ms against a tenth of four floors of 10 ms a step.
     assert [*range(8), 16, 32, 48] == steps(rhythm(), 64, cost_s=0.04)
 
 

@@ -6,7 +6,7 @@ the optimizer is given.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,16 @@ Found = tuple[tuple[str, Any], torch.Tensor]
 """A parameter by its name, and its gradient."""
 
 
+class Turn(NamedTuple):
+    """Every stride-th tensor, from this one on."""
+
+    stride: int
+    number: int
+
+
+WHOLE = Turn(1, 0)
+
+
 class GradientProbe:
     """Looks for what is not finite, and takes the norm."""
 
@@ -33,6 +43,8 @@ class GradientProbe:
         self.ready_order: dict[int, int] = {}
         """Id of a parameter -> its place in the order in which gradients became ready, from the first backward pass."""
         self._order_hooks: list[Any] = []
+        self._square_sums: dict[str, dict[Turn, float]] = {}
+        """Model's prefix -> of each turn, as last read."""
 
     def follow_order(self) -> None:
         """Learn in which order backward reaches the parameters; for one pass."""
@@ -62,9 +74,9 @@ class GradientProbe:
         for model in context.models.active():
             if model.shows_local_gradients():
                 found = _with_gradients(model)
-                share = context.schedule.plan.share(step.step, len(found))
-                chosen = found if len(share) == len(found) else [found[i] for i in share]
-                self._read(model, step, chosen, "gradient", is_whole=len(chosen) == len(found))
+                stride = context.schedule.plan.gradient_stride
+                turn = Turn(stride, step.step % stride)
+                self._read(model, step, found[turn.number :: stride], "gradient", turn)
                 step.is_local_read = True
         step.gradients_s += clock.monotonic_s() - started
 
@@ -81,16 +93,16 @@ class GradientProbe:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for model in self._context.models.active():
             found = [entry for entry in _with_gradients(model) if id(entry[0][1]) in held]
-            self._read(model, step, found, "reduced_gradient", is_whole=True)
+            self._read(model, step, found, "reduced_gradient", WHOLE)
         if step.suspects and not step.is_applied and not step.num_owed:
             step.acquit()
             self._context.held_inputs = None
 
-    def _read(self, model: Model, step: OpenStep, found: list[Found], where: Where, *, is_whole: bool) -> None:
+    def _read(self, model: Model, step: OpenStep, found: list[Found], where: Where, turn: Turn) -> None:
         if not found:
             return
         named, gradients = zip(*found, strict=True)
-        counts = is_whole and (where == "gradient" or not step.is_local_read)
+        counts = where == "gradient" or not step.is_local_read
 
         if counts and where == "reduced_gradient":
             step.view = view([model])
@@ -102,7 +114,7 @@ class GradientProbe:
             rows = np.flatnonzero(bad)
             if counts:
                 # The table sums what is finite.
-                step.square_sum = (step.square_sum or 0.0) + (math.nan if rows.size else float(table.square_sum.sum()))
+                self._count(model, step, turn, math.nan if rows.size else float(table.square_sum.sum()))
             for row in rows:
                 name, parameter = named[row]
                 step.is_applied |= where == "reduced_gradient"
@@ -117,7 +129,17 @@ class GradientProbe:
                     )
                 )
 
-        self._context.readings.read(where + model.prefix, gradients, step.owe(learn))
+        # A table of addresses for each turn: the tensors are the same when it comes again.
+        self._context.readings.read(f"{where}{model.prefix}{turn.number}", gradients, step.owe(learn))
+
+    def _count(self, model: Model, step: OpenStep, turn: Turn, square_sum: float) -> None:
+        """Add to the step's norm; where tensors are read in turns, with what the others had when they were last read."""
+        sums = self._square_sums.setdefault(model.prefix, {})
+        if sums and next(iter(sums)).stride != turn.stride:
+            sums.clear()
+        sums[turn] = square_sum
+        if len(sums) == turn.stride:
+            step.square_sum = (step.square_sum or 0.0) + sum(sums.values())
 
 
 def _with_gradients(model: Model) -> list[Found]:

@@ -13,11 +13,11 @@ RARE_STEPS = 64
 MAX_STRIDE = 1024
 MAX_SPEAKERS = 64
 """Ranks that speak at one step."""
-SHARE = 0.2
+SHARE = 0.1
 """Of the budget."""
-DENSE_FACTOR = 8.0
+DENSE_FACTOR = 4.0
 """What a vital step may take at the start, in whole budgets of one step."""
-NUM_FLOORS = 2.0
+NUM_FLOORS = 4.0
 """Where a step is so short that the budget's floor counts, so many floors: a short run is to be seen too."""
 NUM_COSTS = 5
 NUM_STEPS = 32

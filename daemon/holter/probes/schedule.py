@@ -10,20 +10,21 @@ The costs are measured in the rank itself; `plan` is a pure function of them.
 
 import statistics
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass
 
 MAX_STRIDE = 32
 MAX_INTERVAL = 64
 USUAL_INTERVAL = 8
 """Where steps are short, comparisons are made this often as long as they stay small."""
-GRADIENT_BUDGETS, GRADIENT_FLOORS = 2, 4
-"""Gradients are read whole at every step, because a NaN is lost if its step is not read, unless that alone takes so many budgets, or floors."""
-CHECK_SHARE, CHECK_FLOORS = 0.25, 2
+GRADIENT_SHARE, GRADIENT_FLOORS = 0.5, 4
+"""What of the budget, and how many floors, are for reading gradients in any case."""
+CHECK_SHARE, CHECK_FLOORS = 0.1, 2
 """What of the budget is for comparisons in any case; how many floors one at every eighth step may take beyond the budget."""
 SETTLED_STEPS = 4
 """The first steps compile, allocate and warm up; what they cost says nothing about the rest."""
-NUM_SAMPLES = 5
-"""A cost is the least of this many measurements: what other processes take from us is not our cost."""
+NUM_SAMPLES = 9
+"""A cost is the median of this many measurements: one that another process spoiled does not count."""
 WINDOW = 64
 TURN_EVERY = 4
 """Steps between two looks at the dials, once there are so many that one more says little."""
@@ -63,15 +64,12 @@ class Plan:
         """Whether parameters are read before this step: it is the first, or the step before was one of comparison."""
         return step == 0 or (step - 1) % self.check_interval == 0
 
-    def share(self, step: int, count: int) -> range:
-        """Indices of the tensors whose gradients are read at this step."""
-        return range(step % self.gradient_stride, count, self.gradient_stride)
-
 
 def plan(costs: Costs, *, budget: float, floor_s: float, current: Plan) -> Plan:
     """The most that fits into the budget; gradients first."""
     budget_s = budget * costs.step_s
-    most_s = max(GRADIENT_BUDGETS * budget_s, GRADIENT_FLOORS * floor_s)
+    room_s = budget_s - costs.fixed_s - CHECK_SHARE * budget_s
+    most_s = max(room_s, GRADIENT_SHARE * budget_s, GRADIENT_FLOORS * floor_s)
     stride = _fit(costs.gradients_s, most_s, current.gradient_stride, MAX_STRIDE)
     left_s = max(budget_s - costs.fixed_s - costs.gradients_s / stride, CHECK_SHARE * budget_s, floor_s)
     # A check has a fourth reading, at the start of the next step.
@@ -118,11 +116,11 @@ class Schedule:
     def observe(self, *, step_s: float, own_s: float, reading_s: float, gradients_s: float, check_s: float) -> None:
         """Learn what a step took, what we took of it, what of that went into reading, and into which; 0: it was not read."""
         self._num_steps += 1
-        # The first steps count here, for the least is taken: a dial that is turned on one bad measurement has no second for long.
+        # The first steps count here: a dial that is turned on one bad measurement has no second for long.
         if gradients_s:
             self._gradients_s.append(gradients_s * self.plan.gradient_stride)
         if check_s:
-            self._check_s.append(check_s)
+            self._check_s.append(max(check_s, own_s - self._usual_s()) if self._fixed_s else check_s)
         if self._num_steps <= SETTLED_STEPS:
             return
         self._step_s.append(step_s)
@@ -131,18 +129,26 @@ class Schedule:
         if self._num_steps < WINDOW or self._num_steps % TURN_EVERY == 0:
             self._turn()
 
+    def _usual_s(self) -> float:
+        """What a step takes that compares nothing: all else of a step of comparison is the comparison's doing."""
+        return _usual(self._fixed_s) + _usual(self._gradients_s) / self.plan.gradient_stride
+
     def _turn(self) -> None:
         costs = Costs(
             step_s=statistics.median(self._step_s),
-            fixed_s=min(self._fixed_s),
-            gradients_s=min(self._gradients_s, default=0.0),
-            check_s=min(self._check_s, default=0.0),
+            fixed_s=_usual(self._fixed_s),
+            gradients_s=_usual(self._gradients_s),
+            check_s=_usual(self._check_s),
         )
         chosen = plan(costs, budget=self._budget, floor_s=self._floor_s, current=self.plan)
         self.plan = Plan(
             gradient_stride=_notch(self.plan.gradient_stride, chosen.gradient_stride),
             check_interval=_notch(self.plan.check_interval, min(chosen.check_interval << self._thinning, MAX_INTERVAL)),
         )
+
+
+def _usual(samples: Collection[float]) -> float:
+    return statistics.median(samples) if samples else 0.0
 
 
 def _notch(current: int, wanted: int) -> int:
