@@ -251,6 +251,7 @@ def test_boxes_of_a_tensor_add_up(whole: tuple[int, ...], parts: tuple[int, ...]
     assert fingerprint(x) == merge(prints)
 
 
+@pytest.mark.slow
 def test_shards_of_a_dtensor_add_up() -> None:
     """Four ranks by turns in one process: torch's fake process group gives each its local part."""
     program = """

@@ -10,16 +10,9 @@ import pytest
 pytest.importorskip("triton")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "name",
-    [
-        "random_bits",
-        pytest.param("shards", marks=pytest.mark.slow),
-        pytest.param("magnitudes", marks=pytest.mark.slow),
-        pytest.param("fingerprints_alone", marks=pytest.mark.slow),
-        pytest.param("mixed_list", marks=pytest.mark.slow),
-        pytest.param("wrong_is_noticed", marks=pytest.mark.slow),
-    ],
+    "name", ["random_bits", "shards", "magnitudes", "fingerprints_alone", "mixed_list", "wrong_is_noticed"]
 )
 def test_interpreted(name: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}

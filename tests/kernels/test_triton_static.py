@@ -65,7 +65,9 @@ def main_loop(sass: str) -> list[str]:
 @pytest.mark.parametrize(
     "arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.slow), pytest.param("sm_100", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind == "float32" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+)
 def test_nvidia_healthy_path(kind: str, arch: str, tmp_path: Path) -> None:
     cubin = tmp_path / "kernel.cubin"
     cubin.write_bytes(compile_float_pass(kind, NVIDIA[arch]).asm["cubin"])
@@ -83,6 +85,7 @@ def test_nvidia_healthy_path(kind: str, arch: str, tmp_path: Path) -> None:
         assert MAX_PER_WORD.get(kind, 24) >= per_word
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_amd_healthy_path(kind: str) -> None:
     assembly = compile_float_pass(kind, AMD).asm["amdgcn"]

@@ -156,6 +156,7 @@ THREADS = """
 """
 
 
+@pytest.mark.slow
 def test_training_in_several_threads_survives():
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(THREADS)], capture_output=True, text=True, timeout=120, check=False
