@@ -136,6 +136,7 @@ def feed(entries: Iterable[tuple[Observation, int]], *, look: bool = False) -> W
     return built.window(0)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(lives(), st.randoms(use_true_random=False))
 def test_any_interleaving_gives_the_same_window(ranks: list[list[tuple[Observation, int]]], random: object) -> None:
@@ -339,6 +340,7 @@ def test_what_is_logged_belongs_to_its_step_and_the_last_word_of_a_rank_counts()
     assert [(1, 3.0), (2, 5.0)] == [(step, spread.mean) for step, spread in built.window(0).values("kl")]
 
 
+@pytest.mark.slow
 def test_numbers_outlive_their_steps_and_a_late_log_finds_them() -> None:
     built = healthy(2, 5000)
     series = built.window(0).series

@@ -51,6 +51,7 @@ async def ended(process: subprocess.Popen[str]) -> int:
     return await asyncio.wait_for(asyncio.to_thread(process.wait), 10.0)
 
 
+@pytest.mark.slow
 async def test_a_run_from_start_to_report(tmp_path: Path) -> None:
     run_dir = tmp_path / "holter-runs" / RUN_ID
     listener = bound()

@@ -135,6 +135,7 @@ async def test_a_nan_is_judged_at_once(run_coordinator: Any) -> None:
     assert f'holter_nonfinite_total{{rank="1",run_id="{RUN_ID}",where="input"}} 1.0' in metrics
 
 
+@pytest.mark.slow
 async def test_a_death_in_the_last_second_is_no_lost_incident(run_coordinator: Any, tmp_path: Path) -> None:
     running = await run_coordinator()
     ranks = [running.rank(rank) for rank in range(2)]

@@ -285,6 +285,7 @@ assert prints["columns"][0] == prints["columns"][1] and fingerprint(whole) == me
     run_python(program)
 
 
+@pytest.mark.slow
 def test_works_without_native_code_and_says_so_once() -> None:
     program = """
 import sys, warnings
@@ -308,6 +309,7 @@ assert fused.poll().fingerprint.tolist() == table.fingerprint.tolist() and not f
     run_python(program)
 
 
+@pytest.mark.slow
 def test_importing_needs_no_triton_and_no_holter() -> None:
     program = """
 import sys

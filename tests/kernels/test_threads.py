@@ -33,6 +33,7 @@ def test_results_are_bit_equal_for_any_number_of_threads() -> None:
         assert expected == columns(tensors)
 
 
+@pytest.mark.slow
 def test_no_more_threads_than_asked_for() -> None:
     program = """
 import os, torch, holter_kernels

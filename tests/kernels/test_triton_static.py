@@ -62,6 +62,7 @@ def main_loop(sass: str) -> list[str]:
     raise AssertionError("no loop loads 128 bits at a time")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.slow), pytest.param("sm_100", marks=pytest.mark.slow)]
 )

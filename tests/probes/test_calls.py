@@ -41,6 +41,7 @@ def compiled(backend: str):
     return lambda model: torch.compile(model, backend=backend, fullgraph=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [lambda model: model, compiled("eager"), compiled("aot_eager")],

@@ -196,6 +196,7 @@ async def _refusing(line: web.WebSocketResponse) -> None:
     await line.close(code=wire.REFUSED, message=b"wrong run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("behaviour", [_nonsense, _huge, _silent, _curt, _refusing], ids=lambda one: one.__name__[1:])
 async def test_a_broken_coordinator_is_left_and_tried_again(peer: Peer, behaviour: Behaviour) -> None:
     peer.behaviour = behaviour
@@ -264,6 +265,7 @@ async def test_nobody_there_costs_the_deadline_and_no_more(peer: Peer) -> None:
     assert clock.monotonic_s() - began_s < 1.0
 
 
+@pytest.mark.slow
 async def test_closing_leaves_no_task_behind_whatever_moment_it_comes_at(peer: Peer) -> None:
     await peer.start()
     peer.behaviour = _curt
