@@ -8,24 +8,6 @@ from holter.records import StepDone
 from holter_kernels import Pass
 
 
-class LatePass(Pass):
-    """Answers at the fifth question, as a device that still computes."""
-
-    num_asked = 0
-
-    def launch(self) -> None:
-        self.num_asked = 0
-        super().launch()
-
-    def launch_on(self, tensors) -> bool:
-        self.num_asked = 0
-        return super().launch_on(tensors)
-
-    def poll(self):
-        self.num_asked += 1
-        return super().poll() if self.num_asked >= 5 else None
-
-
 def train(worn, num_steps: int, nan_step: int = -1) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
@@ -44,7 +26,7 @@ def test_a_late_answer_belongs_to_its_own_step(worn):
     train(worn, 20)
     at_once = [observation.body.gradient_norm for observation in worn.said(StepDone)]
     worn.forget()
-    worn.monitor.context.readings = Readings(LatePass)
+    worn.answer_late()
     train(worn, 20)
     late = [observation.body.gradient_norm for observation in worn.said(StepDone)]
     assert at_once[: len(late)] == late
@@ -52,14 +34,14 @@ def test_a_late_answer_belongs_to_its_own_step(worn):
 
 
 def test_steps_are_told_in_order(worn):
-    worn.monitor.context.readings = Readings(LatePass)
+    worn.answer_late()
     train(worn, 30)
     steps = [observation.step for observation in worn.said(StepDone)]
     assert steps == list(range(len(steps)))
 
 
 def test_a_late_nan_is_told_with_its_step(worn):
-    worn.monitor.context.readings = Readings(LatePass)
+    worn.answer_late()
     train(worn, 30, nan_step=10)
     first = next(observation for observation in worn.said(StepDone) if observation.body.nonfinite)
     assert first.step == 10

@@ -11,27 +11,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from holter.page import CONTROL_THIN
-from holter.probes.readings import Readings
 from holter.records import StepDone, Vitals
-from holter_kernels import Pass
-
-
-class LatePass(Pass):
-    """Answers at the fifth question, as a device that still computes."""
-
-    num_asked = 0
-
-    def launch(self) -> None:
-        self.num_asked = 0
-        super().launch()
-
-    def launch_on(self, tensors) -> bool:
-        self.num_asked = 0
-        return super().launch_on(tensors)
-
-    def poll(self):
-        self.num_asked += 1
-        return super().poll() if self.num_asked >= 5 else None
 
 
 def mlp() -> nn.Sequential:
@@ -387,7 +367,7 @@ def test_the_view_of_a_sharded_model_is_sharded(worn):
 def test_a_device_that_answers_late_tells_the_same(worn):
     at_once = Loop(worn, mlp()).run(12)
     worn.forget()
-    worn.monitor.context.readings = Readings(LatePass)
+    worn.answer_late()
     late = Loop(worn, mlp()).run(24)
     assert late
     assert all(named(vitals) == {} for vitals in late)
