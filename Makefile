@@ -5,40 +5,56 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO_RUN := holter-runs/demo
-CPU_JOB := ACCELERATE_USE_CPU=true OMP_NUM_THREADS=1
+CPU_JOB := ACCELERATE_USE_CPU=true DS_ACCELERATOR=cpu OMP_NUM_THREADS=1
 LAUNCH := $(BIN)/accelerate launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no --dynamo_backend no --main_process_port 0
 
-.PHONY: install system demo test test-quick check format bench clean
+TRAIN = $(LAUNCH) deploy/examples/train_gpt.py --steps 60
+
+.PHONY: install system demo test test-quick check format bench pictures clean
 
 install: $(STAMP)  ## .venv with holter and everything needed to run and test it
 
 # torch first and pinned: any range that admits a newer one would pull gigabytes of CUDA packages.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard kernels/holter_kernels/csrc/*)
-	@echo "making $(VENV): torch for the CPU, accelerate, transformers, holter (a minute or two, once)"
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard kernels/holter_kernels/csrc/* daemon/holter/probes/csrc/*)
+	@echo "making $(VENV): torch for the CPU, accelerate, transformers, deepspeed, holter (a minute or two, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@DS_BUILD_OPS=0 $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # System programs that some tests use; without them those tests are skipped, visibly.
 system:
-	@command -v promtool > /dev/null || { \
-	  echo "installing prometheus (for promtool) from the distribution's packages"; \
-	  apt-get update -qq && apt-get install -qq -y --no-install-recommends prometheus > /dev/null; } \
-	|| echo "could not install prometheus: tests that need promtool are skipped"
+	@{ command -v promtool && command -v prometheus && { command -v prometheus-alertmanager || command -v alertmanager; }; } > /dev/null || { \
+	  echo "installing prometheus and prometheus-alertmanager from the distribution's packages"; \
+	  apt-get update -qq && apt-get install -qq -y --no-install-recommends prometheus prometheus-alertmanager > /dev/null; } \
+	|| echo "could not install prometheus and prometheus-alertmanager: tests that need them are skipped"
+	@command -v chromium > /dev/null || { \
+	  echo "installing chromium from the distribution's packages"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium > /dev/null; } \
+	|| echo "could not install chromium: tests of the page are skipped"
 
-demo: install  ## train a small GPT on 2 ranks, spoil rank 1's batch at step 30, show the diagnosis
-	@rm -rf $(DEMO_RUN)
+demo: install  ## train a small GPT on 2 ranks, spoil rank 1's batch at step 30: diagnosis, halt, checkpoint, resume, the same bits
+	@rm -rf $(DEMO_RUN) $(DEMO_RUN)-weights && mkdir -p $(DEMO_RUN)-weights
 	@echo "training a small GPT on 2 CPU ranks; at step 30 rank 1's batch holds one NaN"
-	@$(CPU_JOB) $(LAUNCH) -m holter --run-dir $(DEMO_RUN) deploy/examples/train_gpt.py --steps 60 --nan-rank 1 --nan-step 30
+	@$(CPU_JOB) $(BIN)/holter launch --run-dir $(DEMO_RUN) -- $(TRAIN) --nan-rank 1 --nan-step 30; test $$? -eq 93
 	@echo && echo "\$$ holter report $(DEMO_RUN)" && echo
 	@$(BIN)/holter report $(DEMO_RUN); test $$? -eq 1
+	@echo && echo "\$$ holter checkpoint verify $(DEMO_RUN)/checkpoints/30" && echo
+	@$(BIN)/holter checkpoint verify $(DEMO_RUN)/checkpoints/30
+	@echo && echo "\$$ holter resume $(DEMO_RUN) -- accelerate launch … train_gpt.py --resume $(DEMO_RUN)/checkpoints/30/state" && echo
+	@$(CPU_JOB) $(BIN)/holter resume $(DEMO_RUN) -- $(TRAIN) --resume $(DEMO_RUN)/checkpoints/30/state --save $(DEMO_RUN)-weights/resumed
+	@echo && echo "the same training once more, without the fault and without holter" && echo
+	@$(CPU_JOB) $(TRAIN) --save $(DEMO_RUN)-weights/never-stopped
+	@echo && $(BIN)/python deploy/examples/same_bits.py $(DEMO_RUN)-weights/never-stopped $(DEMO_RUN)-weights/resumed
+	@echo && echo "\$$ holter page $(DEMO_RUN)" && if [ -n "$(KEEP)" ]; then $(BIN)/holter page $(DEMO_RUN); else echo "(make demo KEEP=1 serves the page of this run until Ctrl-C)"; fi
 
+# Jobs have the machine to themselves: their times are looked at, and two at a time on two cores are too slow for that.
 test: install system check  ## everything, as CI runs it
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 -m "not job"
+	$(BIN)/python -m pytest -m job
 
 test-quick: install  ## without real jobs
-	$(BIN)/python -m pytest -m "not job and not slow"
+	$(BIN)/python -m pytest -n 2 -m "not job and not slow"
 
 check: install  ## linters and types
 	$(BIN)/ruff check .
@@ -53,7 +69,13 @@ bench: install  ## ratios against peers in the same run
 	$(BIN)/python tests/bench/bench_step.py --size 10
 	$(BIN)/python tests/bench/bench_step.py --size 17 --kinds holter gradients clip plain anomaly debug
 	$(BIN)/python tests/bench/bench_kernels.py
+	$(BIN)/python tests/bench/bench_guard.py
+	$(BIN)/python tests/bench/bench_collectives.py
+	$(BIN)/python tests/bench/bench_scrape.py
 	$(BIN)/python tests/bench/bench_corpus.py --write
+
+pictures: install system  ## the dashboards, drawn from real jobs' data where no Grafana can run
+	$(BIN)/python tests/grafana/draw_dashboards.py grafana/pictures
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info holter-runs

@@ -1,7 +1,8 @@
-"""The native code of holter_kernels; everything else about the package is in pyproject.toml.
+"""The native code of holter and holter_kernels; everything else about the packages is in pyproject.toml.
 
 `pip install -e .` and `pip install .` build it with the C compiler at hand; `python setup.py build_ext --inplace` rebuilds it alone.
-Where there is no compiler the build goes on without it, and holter_kernels says at first use that it takes the slow path.
+Where there is no compiler the build goes on without it: holter_kernels says at first use that it takes the slow path, and a rank that
+crashes in native code leaves what its sidecar copied last, and one that gets a SIGTERM ends at once.
 """
 
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 SOURCES = Path("kernels/holter_kernels/csrc")
+FLAGS = ["-g0", "-std=gnu11", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
 setup(
     ext_modules=[
@@ -16,12 +18,26 @@ setup(
             "holter_kernels._native",
             sources=sorted(str(path) for path in SOURCES.glob("*.c")),
             depends=sorted(str(path) for path in [*SOURCES.glob("*.h"), *SOURCES.glob("*.inc")]),
-            extra_compile_args=["-O3", "-g0", "-std=gnu11", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"],
+            extra_compile_args=["-O3", *FLAGS],
             extra_link_args=["-pthread"],
             libraries=["m"],
             py_limited_api=True,
             optional=True,
-        )
+        ),
+        Extension(
+            "holter.probes._last_breath",
+            sources=["daemon/holter/probes/csrc/last_breath.c"],
+            extra_compile_args=["-O2", *FLAGS],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
+            "holter.probes._termination",
+            sources=["daemon/holter/probes/csrc/termination.c"],
+            extra_compile_args=["-O2", *FLAGS],
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

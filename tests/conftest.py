@@ -2,9 +2,13 @@
 
 import contextlib
 import fcntl
+import http.client
+import io
 import json
 import os
 import pty
+import re
+import signal
 import socket
 import struct
 import subprocess
@@ -18,8 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-import psutil
 import pytest
+
+from holter import cli
+from processes import end_children, kill, kill_family, processes_of
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
@@ -35,6 +41,14 @@ ACCELERATE = [
     "0",
 ]
 DEADLINE_S = 240.0
+_PRINTING = threading.Lock()
+"""There is one standard output."""
+
+
+def pytest_configure() -> None:
+    # Started in a shell's background we ignore Ctrl-C, and so would every job that is to be interrupted.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @dataclass
@@ -50,11 +64,9 @@ class Ended:
     @property
     def diagnoses(self) -> list[dict[str, Any]]:
         """What `holter report --json` prints."""
-        report = subprocess.run(
-            [BIN / "holter", "report", self.run_dir, "--json"], capture_output=True, text=True, timeout=60, check=False
-        )
-        assert report.returncode in (0, 1), report.stderr
-        return json.loads(report.stdout)
+        with _PRINTING, contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert cli.main(["report", str(self.run_dir), "--json"]) in (0, 1)
+        return json.loads(printed.getvalue())
 
     @property
     def alarms(self) -> list[dict[str, Any]]:
@@ -75,19 +87,11 @@ class Ended:
 
 
 @dataclass
-class Running:
+class Job:
     """A job under way."""
 
-    process: subprocess.Popen[str]
     directory: Path
     run_dir: Path
-
-    def wait(self) -> Ended:
-        """Until the launcher has ended and its pipes are closed: a process of ours that held them would be caught here."""
-        stdout, stderr = self.process.communicate(timeout=DEADLINE_S)
-        ended = Ended(self.process.returncode, stdout, stderr, self.directory, self.run_dir)
-        wait_for(lambda: not processes_of(self.run_dir), 40, "processes of holter's that linger")
-        return ended
 
     def coordinator(self) -> str:
         """The coordinator's address, once it is there."""
@@ -97,25 +101,51 @@ class Running:
 
     def pids(self, command: str, rank: int | None = None) -> list[int]:
         """Processes of holter's that belong to this job's run."""
-        return [
-            p.pid for p in processes_of(self.run_dir) if command in p.cmdline() and (rank is None or _rank(p) == rank)
-        ]
+        found = [process for process in processes_of(self.run_dir) if command in process.words]
+        return [process.pid for process in found if rank in (None, process.rank)]
 
 
-def _rank(process: psutil.Process) -> int:
-    return int(process.environ().get("RANK", "0"))
+@dataclass
+class Running(Job):
+    """One that was launched."""
+
+    process: subprocess.Popen[str]
+
+    def wait(self) -> Ended:
+        """Until the launcher has ended and its pipes are closed: a process of ours that held them would be caught here."""
+        stdout, stderr = self.process.communicate(timeout=DEADLINE_S)
+        ended = Ended(self.process.returncode, stdout, stderr, self.directory, self.run_dir)
+        wait_for(lambda: not processes_of(self.run_dir), 40, "processes of holter's that linger")
+        return ended
 
 
-def processes_of(run_dir: Path) -> list[psutil.Process]:
-    """Sidecars and coordinator of one run, known by the environment that they inherited."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if "holter.cli" in process.cmdline() and process.environ().get("HOLTER_RUN_DIR") == str(run_dir):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return [process for process in found if process.is_running()]
+@dataclass
+class Forked(Job):
+    """One of the nursery's."""
+
+    arguments: Sequence[str]
+
+    @property
+    def has_ended(self) -> bool:
+        """All ranks have."""
+        return (self.directory / "code").exists()
+
+    def end(self) -> None:
+        """As a scheduler ends a job; one that has ended stays as it is."""
+        if not self.has_ended:
+            end_children(int((self.directory / "leader").read_text()))
+
+    def wait(self, is_enough: Callable[[Path], object] = lambda _: False, deadline_s: float = DEADLINE_S) -> Ended:
+        """Until it ends, enough is seen in its run directory, or it is too late: then it is ended."""
+        until = time.monotonic() + deadline_s
+        while not self.has_ended and not is_enough(self.run_dir) and time.monotonic() < until:
+            time.sleep(0.05)
+        self.end()
+        wait_for(lambda: self.has_ended, 30, f"the end of {self.arguments}")
+        wait_for(lambda: not processes_of(self.run_dir), 40, "processes of holter's that linger")
+        said = {name: (self.directory / name).read_text(errors="replace") for name in ("stdout", "stderr")}
+        code = int((self.directory / "code").read_text())
+        return Ended(code, said["stdout"], said["stderr"], self.directory, self.run_dir)
 
 
 def wait_for(is_there: Callable[[], Any], seconds: float, what: str) -> None:
@@ -142,9 +172,10 @@ class Launcher:
         attached: bool = True,
         by: str = "torchrun",
         options: Sequence[str] = (),
+        launching: Sequence[str] = (),
         env: dict[str, str] | None = None,
     ) -> Running:
-        """Launch; `by` is torchrun, accelerate, scheduler (no launcher but the environment) or python."""
+        """Launch; `by` is torchrun, accelerate, scheduler (no launcher but the environment) or python; with its own options."""
         self.number += 1
         run_dir = self.directory / f"run-{self.number}"
         launcher = {
@@ -153,7 +184,7 @@ class Launcher:
             "scheduler": [sys.executable, ROOT / "tests" / "start_ranks.py", ranks],
             "python": [sys.executable],
         }[by]
-        command = [*launcher, *(["-m", "holter", *options] if attached else []), script, *arguments]
+        command = [*launcher, *launching, *(["-m", "holter", *options] if attached else []), script, *arguments]
         environ = _environ({"HOLTER_RUN_DIR": str(run_dir)} | (env or {}))
         process = subprocess.Popen(
             [str(word) for word in command],
@@ -166,22 +197,19 @@ class Launcher:
             start_new_session=True,
         )
         self.running.append(process)
-        return Running(process, self.directory, run_dir)
+        return Running(self.directory, run_dir, process)
 
     def run(self, script: str | Path, *arguments: object, **how: Any) -> Ended:
         """Launch and wait for the end."""
-        return self.start(script, *arguments, **how).wait()
+        return _once_more(lambda: self.start(script, *arguments, **how).wait())
 
     def stop(self) -> None:
         """Kill whatever is left."""
         for process in self.running:
             if process.poll() is None:
-                for child in psutil.Process(process.pid).children(recursive=True):
-                    child.kill()
-                process.kill()
+                kill_family(process.pid)
         for number in range(1, self.number + 1):
-            for process in processes_of(self.directory / f"run-{number}"):
-                process.kill()
+            kill(processes_of(self.directory / f"run-{number}"))
 
 
 class Nursery:
@@ -190,7 +218,7 @@ class Nursery:
     def __init__(self) -> None:
         self._server: subprocess.Popen[str] | None = None
         self._turn = threading.Lock()
-        self._run_dirs: list[Path] = []
+        self._jobs: list[Forked] = []
 
     def __enter__(self) -> Self:
         command = [sys.executable, str(ROOT / "tests" / "nursery.py")]
@@ -200,42 +228,130 @@ class Nursery:
 
     def __exit__(self, *_: object) -> None:
         assert self._server is not None
-        for process in psutil.Process(self._server.pid).children(recursive=True):
-            process.kill()
-        self._server.kill()
-        self._server.wait()
-        for run_dir in self._run_dirs:
-            for process in processes_of(run_dir):
-                process.kill()
+        kill_family(self._server.pid)
+        self._server.communicate()
+        for job in self._jobs:
+            kill(processes_of(job.run_dir))
 
-    def run(self, directory: Path, arguments: Sequence[str], *, ranks: int = 2, env: dict[str, str]) -> Ended:
-        """`-m holter` with these arguments, on each rank; waits for the end."""
-        run_dir = directory / "run"
-        self._run_dirs.append(run_dir)
-        environ = _environ({"HOLTER_RUN_DIR": str(run_dir)} | env)
-        job = {"ranks": ranks, "arguments": arguments, "env": environ, "cwd": str(directory), "to": str(directory)}
+    def start(self, directory: Path, arguments: Sequence[str], *, ranks: int = 2, env: dict[str, str]) -> Forked:
+        """`-m holter` with these arguments, on each rank; the directory is the job's own."""
         assert self._server is not None
         assert self._server.stdin is not None
+        job = Forked(directory, Path(env.get("HOLTER_RUN_DIR", directory / "run")), arguments)
+        environ = _environ({"HOLTER_RUN_DIR": str(job.run_dir)} | env)
+        order = {"ranks": ranks, "arguments": arguments, "env": environ, "cwd": str(directory), "to": str(directory)}
         with self._turn:
-            self._server.stdin.write(json.dumps(job) + "\n")
+            self._jobs.append(job)
+            self._server.stdin.write(json.dumps(order) + "\n")
             self._server.stdin.flush()
-        wait_for((directory / "code").exists, DEADLINE_S, f"the end of {arguments}")
-        wait_for(lambda: not processes_of(run_dir), 40, "processes of holter's that linger")
-        said = {name: (directory / name).read_text(errors="replace") for name in ("stdout", "stderr")}
-        return Ended(int((directory / "code").read_text()), said["stdout"], said["stderr"], directory, run_dir)
+        wait_for((directory / "leader").exists, 120, "the nursery")
+        return job
+
+    def run(
+        self,
+        directory: Path,
+        arguments: Sequence[str],
+        *,
+        ranks: int = 2,
+        env: dict[str, str],
+        is_enough: Callable[[Path], object] = lambda _: False,
+        deadline_s: float = DEADLINE_S,
+    ) -> Ended:
+        """The job after its end. One that hangs is ended when enough is seen in its run directory, or at the deadline."""
+        places = iter((directory, directory / "once-more"))
+
+        def attempt() -> Ended:
+            place = next(places)
+            place.mkdir(exist_ok=True)
+            return self.start(place, arguments, ranks=ranks, env=env).wait(is_enough, deadline_s)
+
+        return _once_more(attempt)
+
+
+@dataclass
+class Cradle:
+    """Jobs of one test that are forked from the nursery: where the way they are launched is not what is tested."""
+
+    directory: Path
+    nursery: Nursery
+    jobs: list[Forked] = field(default_factory=list)
+
+    def start(
+        self,
+        script: str | Path,
+        *arguments: object,
+        ranks: int = 2,
+        options: Sequence[str] = (),
+        env: dict[str, str] | None = None,
+    ) -> Forked:
+        """Begin one, in a directory of its own."""
+        directory = self.directory / f"job-{len(self.jobs)}"
+        directory.mkdir()
+        words = [str(word) for word in (*options, script, *arguments)]
+        self.jobs.append(self.nursery.start(directory, words, ranks=ranks, env=env or {}))
+        return self.jobs[-1]
+
+    def run(self, script: str | Path, *arguments: object, **how: Any) -> Ended:
+        """Until its end."""
+        return _once_more(lambda: self.start(script, *arguments, **how).wait())
+
+    def stop(self) -> None:
+        """Kill whatever is left."""
+        for job in self.jobs:
+            job.end()
+            kill(processes_of(job.run_dir))
+
+
+_COULD_NOT_MEET = re.compile(
+    r"in init_process_group\n.{,4000}(EADDRINUSE|Dist(Network|Store)Error|[Tt]imed out|connectFullMesh)", re.DOTALL
+)
+_started_again: list[str] = []
+
+
+def _once_more(attempt: Callable[[], Ended]) -> Ended:
+    """A job whose ranks did not meet (a port was taken, a machine too slow) is started again, once; the summary says so."""
+    ended = attempt()
+    if ended.code == 0 or not _COULD_NOT_MEET.search(ended.stderr):
+        return ended
+    _started_again.append(f"{ended.directory}: {ended.stderr.strip().splitlines()[-1]}")
+    return attempt()
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """What was started again travels with the test's report, from whatever worker it ran on."""
+    while _started_again:
+        item.user_properties.append(("started_again", _started_again.pop()))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Nothing is tried twice in silence."""
+    reports = [report for kind in ("passed", "failed", "") for report in terminalreporter.stats.get(kind, [])]
+    told = {text for report in reports for name, text in report.user_properties if name == "started_again"}
+    for text in sorted(told):
+        terminalreporter.write_line(f"started once more: {text}")
 
 
 def _environ(more: dict[str, str]) -> dict[str, str]:
-    """The environment of a job: nothing of holter's from outside, one thread, no colours."""
+    """The environment of a job: nothing of holter's from outside, one thread, no colours; a fault is looked at to its end."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HOLTER")}
     environ |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore", "TERM": "dumb"}
+    environ |= {"HOLTER_ACTION": "notify", "HOLTER_LINGER_S": "0"}
     return environ | more
 
 
 @pytest.fixture(scope="session")
-def nursery_type() -> type[Nursery]:
-    """For fixtures that outlive a test."""
-    return Nursery
+def nursery() -> Iterator[Nursery]:
+    """One for all tests of a session."""
+    with Nursery() as made:
+        yield made
+
+
+@pytest.fixture
+def forks(tmp_path: Path, nursery: Nursery) -> Iterator[Cradle]:
+    """Start real jobs whose ranks are forked; whatever of them is left at the end of the test is killed."""
+    cradle = Cradle(tmp_path, nursery)
+    yield cradle
+    cradle.stop()
 
 
 @pytest.fixture
@@ -252,14 +368,14 @@ def _wait_for() -> Callable[[Callable[[], Any], float, str], None]:
 
 
 @pytest.fixture
-def status() -> Callable[[Running], dict[str, Any]]:
+def status() -> Callable[[Job], dict[str, Any]]:
     """What the coordinator's API shows now; nothing while it does not answer."""
 
-    def ask(job: Running) -> dict[str, Any]:
+    def ask(job: Job) -> dict[str, Any]:
         try:
             with urllib.request.urlopen(f"http://{job.coordinator()}/api/v1/status", timeout=5) as answer:
                 return json.load(answer)
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return {"ranks": []}
 
     return ask

@@ -4,18 +4,19 @@
     {"ranks": 2, "arguments": ["train.py", "--steps", "40"], "env": {…}, "cwd": "…", "to": "/tmp/job"}
 
 Each rank runs `-m holter` with these arguments, told its place by the environment as a batch scheduler would. The job's output goes to
-`<to>/stdout` and `<to>/stderr`; when it has ended, `<to>/code` appears. Ends when its standard input does.
+`<to>/stdout` and `<to>/stderr`; `<to>/leader` holds the process id of the ranks' parent; when the job has ended, `<to>/code` appears.
+Ends when its standard input does.
 """
 
 import json
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+from free_port import free_port
 from holter.__main__ import main as run
 
 PRELOADED = (
@@ -51,9 +52,9 @@ def _lead(job: dict[str, Any]) -> None:
         os.dup2(os.open(name, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     os.environ.clear()
     os.environ.update(job["env"])
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     ranks = [_bear(rank, job["ranks"], port, job["arguments"]) for rank in range(job["ranks"])]
+    _write(folder / "leader", os.getpid())
     codes: dict[int, int] = {}
     while len(codes) < len(ranks) and not any(codes.values()):
         codes |= {pid: code for pid in ranks if pid not in codes and (code := _ended(pid)) is not None}
@@ -62,9 +63,15 @@ def _lead(job: dict[str, Any]) -> None:
         if pid not in codes:
             os.kill(pid, signal.SIGTERM)
             os.waitpid(pid, 0)
-    (folder / "code.part").write_text(str(next((code for code in codes.values() if code), 0)))
-    (folder / "code.part").rename(folder / "code")
+    _write(folder / "code", next((code for code in codes.values() if code), 0))
     os._exit(0)
+
+
+def _write(path: Path, number: int) -> None:
+    """Whole or not at all."""
+    part = path.with_suffix(".part")
+    part.write_text(str(number))
+    part.rename(path)
 
 
 def _ended(pid: int) -> int | None:

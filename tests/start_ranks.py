@@ -6,17 +6,17 @@ Ends with the first code that is not 0, after the other ranks were stopped.
 """
 
 import os
-import socket
 import subprocess
 import sys
 import time
+
+from free_port import free_port
 
 
 def main() -> int:
     """Start, wait, pass the code on."""
     world_size, command = int(sys.argv[1]), sys.argv[2:]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     place = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     ranks = []
     for rank in range(world_size):

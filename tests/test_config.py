@@ -2,7 +2,7 @@
 
 import pytest
 
-from holter.config import Settings, is_enabled, load
+from holter.config import Settings, is_enabled, load, usable
 from holter.errors import ConfigError
 
 
@@ -28,6 +28,10 @@ def test_the_file_may_use_the_environment_names(tmp_path):
         ({"HOLTER_OVERHEAD_BUDGET": "2"}, "HOLTER_OVERHEAD_BUDGET must be a number between 0 and 1, got 2.0"),
         ({"HOLTER_PORT": "99999"}, "HOLTER_PORT must be a port between 0 and 65535, got 99999"),
         ({"HOLTER_ACTION": "explode"}, "HOLTER_ACTION must be observe, notify or halt, got 'explode'"),
+        (
+            {"HOLTER_WEBHOOK": "pager.corp"},
+            "HOLTER_WEBHOOK must be an address that begins with http:// or https://, got 'pager.corp'",
+        ),
         ({"HOLTER_RUN_ID": "a/b"}, "HOLTER_RUN_ID must be a name without slashes or spaces, got 'a/b'"),
     ],
 )
@@ -46,7 +50,7 @@ def test_a_wrong_value_in_the_file_names_the_file(tmp_path):
 
 def test_an_unknown_setting_in_the_file_is_refused(tmp_path):
     (tmp_path / "holter.toml").write_text("prot = 1\n")
-    with pytest.raises(ConfigError, match="there is no setting 'prot'"):
+    with pytest.raises(ConfigError, match=r"holter\.toml: prot: there is no such setting"):
         load({}, directory=tmp_path)
 
 
@@ -82,3 +86,38 @@ def test_names_that_are_none_are_refused(tmp_path, written):
     (tmp_path / "holter.toml").write_text(f"frozen = {written}\n")
     with pytest.raises(ConfigError, match="frozen must be names separated by commas"):
         load({}, directory=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"HOLTER_OVERHEAD_BUDGET": "1%"}, "HOLTER_OVERHEAD_BUDGET must be a number, got '1%'"),
+        ({"HOLTER_PORT": "99999"}, "HOLTER_PORT must be a port between 0 and 65535, got 99999"),
+        ({"HOLTER_TOKEN_FILE": "/nowhere/token"}, "HOLTER_TOKEN_FILE: cannot read /nowhere/token"),
+        ({"HOLTER_CONFIG": "/nowhere/holter.toml"}, "HOLTER_CONFIG: cannot read /nowhere/holter.toml"),
+    ],
+)
+def test_what_cannot_be_used_takes_nothing_else_along(tmp_path, wrong, said):
+    right = {"HOLTER_ACTION": "observe", "HOLTER_RUN_DIR": "/runs/7", "HOLTER_RESUME": "1"}
+    settings, sentences = usable(right | wrong, directory=tmp_path)
+    assert ("observe", "/runs/7", 1) == (settings.action, settings.run_dir, settings.resume)
+    assert len(sentences) == 1
+    assert sentences[0].startswith(said)
+
+
+def test_an_unknown_setting_takes_nothing_of_its_file_along(tmp_path):
+    (tmp_path / "holter.toml").write_text('prot = 1\naction = "observe"\n')
+    settings, sentences = usable({}, directory=tmp_path)
+    assert ("observe", 1) == (settings.action, len(sentences))
+
+
+@pytest.mark.parametrize("written", ['action = "Notify"', "action = true", "action = halt"])
+def test_an_action_that_cannot_be_read_is_not_to_halt(tmp_path, written):
+    (tmp_path / "holter.toml").write_text(f"{written}\n")
+    settings, sentences = usable({}, directory=tmp_path)
+    assert ("notify", 1) == (settings.action, len(sentences))
+
+
+def test_every_value_that_cannot_be_used_is_said():
+    settings, sentences = usable({"HOLTER_ACTION": "Halt", "HOLTER_PORT": "-1", "HOLTER_RESUME": "true"})
+    assert ("notify", 0, 0, 3) == (settings.action, settings.port, settings.resume, len(sentences))

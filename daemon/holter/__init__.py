@@ -3,7 +3,7 @@
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["HolterCallback", "__version__", "watch"]
+__all__ = ["HolterCallback", "__version__", "restore", "watch"]
 
 
 def watch(*args: Any, **kwargs: Any) -> Any:
@@ -11,6 +11,23 @@ def watch(*args: Any, **kwargs: Any) -> Any:
     from holter.integrations import watching  # noqa: PLC0415  imports torch
 
     return watching.watch(*args, **kwargs)
+
+
+def restore(directory: Any, model: Any = None) -> int:
+    """Set this rank's random states as they were when the step began before which a run was halted; returns the completed steps.
+
+    `directory` is a checkpoint that holter kept (`<run>/checkpoints/30`, or its `state`), loaded already by the framework's own function;
+    `model` gets back the buffers that each rank has of its own. To be called last, with the data at the next step's batch: whatever
+    draws random numbers afterwards, an iterator of a DataLoader too, draws those of the halted run.
+
+        state = {"model": …, "optim": …}
+        torch.distributed.checkpoint.load(state, checkpoint_id=directory / "state")
+        set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+        completed = holter.restore(directory, model)
+    """
+    from holter.integrations.keeping import random_states  # noqa: PLC0415  imports torch
+
+    return random_states.restore(directory, model)
 
 
 def __getattr__(name: str) -> Any:

@@ -16,17 +16,10 @@ from types import TracebackType
 
 import holter
 from holter import config
+from holter.cli import options as command_line
 from holter.errors import ConfigError
 
 WRONG_USE = 2
-_OPTIONS = {
-    "run_dir": "this run's own directory (default: ./holter-runs/<run id>)",
-    "run_id": "name of the run",
-    "action": "what may be done about a critical cause: observe, notify or halt",
-    "overhead_budget": "share of step time that holter may take (default: 0.01)",
-    "coordinator": "address of a coordinator that already runs",
-    "port": "port of the coordinator (default: a free one)",
-}
 
 
 def main(argv: Sequence[str]) -> None:
@@ -34,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
     own, rest = _split(list(argv))
     try:
         options = _parse(own)
-        settings = {name: value for name, value in vars(options).items() if value is not None and name != "config"}
+        settings = command_line.given(options)
         if options.config:
             os.environ["HOLTER_CONFIG"] = options.config
         config.load(options=settings)
@@ -64,9 +57,7 @@ def _parse(own: list[str]) -> argparse.Namespace:
         prog="python -m holter", usage="%(prog)s [options] train.py …", description=__doc__, exit_on_error=False
     )
     parser.add_argument("--version", action="version", version=f"holter {holter.__version__}")
-    parser.add_argument("--config", help="holter.toml to read (default: ./holter.toml, if it is there)")
-    for name, phrase in _OPTIONS.items():
-        parser.add_argument("--" + name.replace("_", "-"), help=phrase)
+    command_line.add(parser)
     try:
         options, unknown = parser.parse_known_args(own)
     except argparse.ArgumentError as error:

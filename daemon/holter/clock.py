@@ -2,6 +2,9 @@
 
 import datetime as dt
 import time
+from pathlib import Path
+
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def wall_ns() -> int:
@@ -12,6 +15,14 @@ def wall_ns() -> int:
 def monotonic_s() -> float:
     """Seconds that never go back: for durations."""
     return time.perf_counter()
+
+
+def boot_id() -> str:
+    """Names the kernel whose clock this is: two processes with the same one read the same clock; empty: not known."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def rfc3339(at_ns: int) -> str:

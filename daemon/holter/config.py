@@ -53,6 +53,24 @@ class Settings:
     """Names (globs, separated by commas, or a list in the file) of buffers that are each rank's own by intention."""
     frozen: tuple[str, ...] = ()
     """Names (likewise) of parameters that are not meant to train."""
+    webhook: str = ""
+    """Address that the coordinator tells of incidents, in the form of Alertmanager's webhooks; empty: nobody."""
+    webhook_token_file: str = ""
+    """File with the secret that is shown to the webhook as a bearer token."""
+    targets_dir: str = ""
+    """Directory, on a disk that Prometheus reads, for a file with the run's scrape targets; empty: none is written."""
+    linger_s: float = 60.0
+    """So long the coordinator of a run that ended with an incident still answers, for those who scrape now and then."""
+    halt_signals: tuple[str, ...] = ()
+    """Signals (`SIGTERM`, `SIGUSR1`) on which a rank asks for a halt at an agreed step instead of ending at once."""
+    save_deadline_s: float = 300.0
+    """So long a save may take in a halt; then the run is halted without it."""
+    snapshot_every: int = 0
+    """Steps between two copies of the training state in memory, to which a poisoned or torn run can go back; 0: none."""
+    snapshot_bytes: int = 0
+    """The most that such copies may take of a host's memory for each rank; 0: two copies, whatever they take."""
+    resume: int = 0
+    """1: start although this run was halted."""
     nats: str = ""
     """Address of a NATS server; takes no effect in this version."""
 
@@ -65,6 +83,17 @@ class Settings:
         _require(self.ring_bytes >= 1 << 16, "ring_bytes", "at least 65536", self.ring_bytes)
         _require(1 <= self.threads <= 64, "threads", "between 1 and 64", self.threads)  # noqa: PLR2004
         _require(self.action in get_args(Action), "action", "observe, notify or halt", self.action)
+        _require(self.save_deadline_s > 0, "save_deadline_s", "more than zero seconds", self.save_deadline_s)
+        _require(self.linger_s >= 0, "linger_s", "zero or more seconds", self.linger_s)
+        _require(self.snapshot_every >= 0, "snapshot_every", "zero or more steps", self.snapshot_every)
+        _require(self.snapshot_bytes >= 0, "snapshot_bytes", "zero or more bytes", self.snapshot_bytes)
+        is_address = not self.webhook or self.webhook.startswith(("http://", "https://"))
+        _require(is_address, "webhook", "an address that begins with http:// or https://", self.webhook)
+        _require(self.resume in (0, 1), "resume", "0 or 1", self.resume)
+        known = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"}
+        _require(
+            set(self.halt_signals) <= known, "halt_signals", f"some of {', '.join(sorted(known))}", self.halt_signals
+        )
         _require(not set(self.run_id) & set("/\\ \n"), "run_id", "a name without slashes or spaces", self.run_id)
 
     def warnings(self) -> list[str]:
@@ -74,6 +103,13 @@ class Settings:
             said.append("HOLTER_NATS takes no effect in this version; sidecars use the WebSocket")
         if self.coordinator and self.port:
             said.append("HOLTER_PORT takes no effect: HOLTER_COORDINATOR names a coordinator that already runs")
+        said += [
+            f"HOLTER_{name.upper()} takes no effect here: it is the coordinator's, which already runs"
+            for name in ("webhook", "targets_dir")
+            if self.coordinator and getattr(self, name)
+        ]
+        if self.webhook_token_file and not self.webhook:
+            said.append("HOLTER_WEBHOOK_TOKEN_FILE takes no effect without HOLTER_WEBHOOK")
         return said
 
 
@@ -108,16 +144,49 @@ def load(
     environ: Mapping[str, str] = os.environ, options: Mapping[str, Any] | None = None, directory: Path | None = None
 ) -> Settings:
     """Settings from options of the command line, the environment and the file, strongest first."""
+    settings, wrong = usable(environ, options, directory)
+    if wrong:
+        raise ConfigError(wrong[0])
+    return settings
+
+
+def usable(
+    environ: Mapping[str, str] = os.environ, options: Mapping[str, Any] | None = None, directory: Path | None = None
+) -> tuple[Settings, list[str]]:
+    """Settings without those that cannot be used, and a sentence on each of these.
+
+    Nothing is halted by mistake: if the action is among them, or the file that may have named it, it is notify.
+    """
     origin: dict[str, str] = {}
     values: dict[str, Any] = {}
-    for source in (_from_file(environ, directory or Path()), _from_environment(environ), _from_options(options or {})):
-        for name, (value, written) in source.items():
-            values[name], origin[name] = _parse(name, value, written), written
+    wrong: list[str] = []
+    is_action_known = True
     try:
-        settings = Settings(**values)
-    except _BadValueError as bad:
-        raise ConfigError(f"{origin[bad.name]} must be {bad.must_be}, got {bad.value!r}") from None
-    return _with_token(settings, origin)
+        from_file = _from_file(environ, directory or Path())
+    except ConfigError as error:
+        wrong.append(str(error))
+        from_file, is_action_known = {}, False
+    for source in (from_file, _from_environment(environ), _from_options(options or {})):
+        for name, (value, written) in source.items():
+            try:
+                values[name], origin[name] = _parse(name, value, written), written
+            except ConfigError as error:
+                wrong.append(str(error))
+                values.pop(name, None)
+                is_action_known &= name != "action"
+    while True:
+        try:
+            settings = Settings(**({} if is_action_known else {"action": "notify"}) | values)
+            break
+        except _BadValueError as bad:
+            wrong.append(f"{origin[bad.name]} must be {bad.must_be}, got {bad.value!r}")
+            del values[bad.name]
+            is_action_known &= bad.name != "action"
+    try:
+        settings = _with_token(settings, origin)
+    except ConfigError as error:
+        wrong.append(str(error))
+    return settings, wrong
 
 
 def is_enabled(environ: Mapping[str, str] = os.environ) -> bool:
@@ -153,14 +222,13 @@ def _from_file(environ: Mapping[str, str], directory: Path) -> Source:
         raise ConfigError(f"{path} is not TOML: {error}") from None
     source: Source = {}
     for key, value in content.items():
-        name = key.lower().removeprefix(PREFIX.lower())
-        if name not in _FIELDS:
-            raise ConfigError(f"{path}: there is no setting {key!r}; there are {', '.join(sorted(_FIELDS))}")
-        source[name] = (value, f"{path}: {key}")
+        source[key.lower().removeprefix(PREFIX.lower())] = (value, f"{path}: {key}")
     return source
 
 
 def _parse(name: str, value: Any, written: str) -> Any:
+    if name not in _FIELDS:
+        raise ConfigError(f"{written}: there is no such setting; there are {', '.join(sorted(_FIELDS))}")
     parse, kind = _FIELDS[name]
     kinds = (str, list, tuple) if parse is _globs else (str, int, float)
     if isinstance(value, bool) or not isinstance(value, kinds):

@@ -3,6 +3,12 @@
     HolterError
     ├── ConfigError      a setting has a value that cannot be used; the message names it as the user wrote it
     ├── UsageError       a command was called wrongly; the shell prints the sentence and exits 2
+    ├── RecorderError    a rank's Flight Recorder could not be copied
+    ├── SaveError        a halted run's state, or part of it, could not be saved; the message says what
+    │   ├── PartlySavedError  all else was written and can be proven
+    │   └── RewindError  it is not known how the step to be saved began
+    ├── FlightError      a dump of PyTorch's Flight Recorder cannot be read
+    ├── VaultError       a checkpoint cannot be begun, sealed or read; what was named before is intact
     └── PageError        a shared page cannot be made, or is not one of ours
         └── TornPageError  it is ours, but what it holds does not add up
 
@@ -20,6 +26,30 @@ class ConfigError(HolterError, ValueError):
 
 class UsageError(HolterError):
     """A command was called wrongly."""
+
+
+class RecorderError(HolterError):
+    """A rank's Flight Recorder could not be copied."""
+
+
+class SaveError(HolterError):
+    """A halted run's state, or part of it, could not be saved."""
+
+
+class PartlySavedError(SaveError):
+    """All was written but for what the message says."""
+
+
+class RewindError(SaveError):
+    """It is not known how the step to be saved began."""
+
+
+class FlightError(HolterError, ValueError):
+    """A dump of PyTorch's Flight Recorder cannot be read."""
+
+
+class VaultError(HolterError):
+    """A checkpoint cannot be begun, sealed or read."""
 
 
 class PageError(HolterError):

@@ -3,7 +3,7 @@
     accelerate launch --multi_gpu --num_processes 2 -m holter deploy/examples/train_gpt.py --steps 60
 
 `--nan-rank 1 --nan-step 30` spoils one rank's batch at one step, so that there is something to find: the embeddings of the batch are
-mixed with a noise tensor, and that one is NaN.
+mixed with a noise tensor, and that one is NaN. `--resume DIRECTORY` goes on from what `accelerator.save_state` wrote there.
 """
 
 import argparse
@@ -61,6 +61,21 @@ class GPT(nn.Module):
         return self.head(self.norm(x))
 
 
+class Progress:
+    """How many steps were taken, kept with every checkpoint."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """For the checkpoint."""
+        return {"step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """From a checkpoint."""
+        self.step = state["step"]
+
+
 class Counting(Dataset):
     """Sequences that count upwards from a random start: learnable in a minute."""
 
@@ -91,6 +106,7 @@ def main() -> None:
     parser.add_argument("--precision", default="no", choices=["no", "bf16"])
     parser.add_argument("--nan-rank", type=int, default=-1)
     parser.add_argument("--nan-step", type=int, default=-1)
+    parser.add_argument("--resume", default="", help="directory of a checkpoint to go on from")
     parser.add_argument("--save", default="", help="write final weights and random state of each rank to FILE.<rank>")
     options = parser.parse_args()
 
@@ -104,10 +120,16 @@ def main() -> None:
     )
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-    step = 0
+    progress = Progress()
+    accelerator.register_for_checkpointing(progress)
+    if options.resume:
+        accelerator.load_state(options.resume)
+        accelerator.print(f"resumed after {progress.step} steps", flush=True)
+        loader = accelerator.skip_first_batches(loader, progress.step * options.accumulate)
+
     for batch in loader:
         tokens, noise = batch["tokens"], batch["noise"]
-        if step == options.nan_step and accelerator.process_index == options.nan_rank:
+        if progress.step == options.nan_step and accelerator.process_index == options.nan_rank:
             noise[3, 5, 7] = float("nan")
         with accelerator.accumulate(model):
             logits = model(tokens[:, :-1], noise=noise)
@@ -118,9 +140,9 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad()
         if accelerator.sync_gradients:
-            if step % 10 == 0:
-                accelerator.print(f"step {step:3d}  loss {loss.item():.4f}", flush=True)
-            step += 1
+            if progress.step % 10 == 0:
+                accelerator.print(f"step {progress.step:3d}  loss {loss.item():.4f}", flush=True)
+            progress.step += 1
     if options.save:
         state = {"model": accelerator.unwrap_model(model).state_dict(), "rng": torch.get_rng_state()}
         torch.save(state, f"{options.save}.{accelerator.process_index}")

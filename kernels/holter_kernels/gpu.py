@@ -174,7 +174,13 @@ class GpuPass:
             if self._copied is not None:
                 stream.wait_event(self._copied)  # the device waits, not this thread: the last rows may still be leaving
             run_kernels(
-                self._jobs, self._table, self._first_chunk, self._partials, self._rows, self._bins, **self._mode
+                self._jobs,
+                self._table,
+                self._first_chunk,
+                partials=self._partials,
+                rows=self._rows,
+                bins=self._bins,
+                **self._mode,
             )
             self._side.wait_event(stream.record_event())
             with torch.cuda.stream(self._side):

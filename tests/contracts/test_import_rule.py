@@ -13,7 +13,7 @@ HOLTER = ROOT / "daemon" / "holter"
 KERNELS = ROOT / "kernels" / "holter_kernels"
 
 LAYERS = [
-    {"__main__"},
+    {"__main__", "testing"},
     {"cli"},
     {"integrations"},
     {"config"},
@@ -22,27 +22,45 @@ LAYERS = [
     {"transport", "page"},
     {"diagnosis"},
     {"detectors"},
-    {"records", "errors", "clock"},
+    {"flight"},
+    {"records", "errors", "clock", "threads"},
 ]
 """Top may import below; those of one layer may not import each other. `holter/__init__.py` is the public face: it imports the
 integrations when it is asked for them, and anyone may ask it for the version."""
 
 IMPURE = {"torch", "asyncio", "socket", "os", "time", "threading", "logging"}
-PURE = ["records.py", "detectors", "diagnosis", "halting/policy.py", "halting/protocol.py"]
+PURE = ["records", "flight", "detectors", "diagnosis", "halting/policy.py", "halting/protocol.py"]
 TORCH_FREE = ["sidecar", "coordinator", "transport", "exporters", "page", "config.py", "__init__.py", "cli"]
 FRAMEWORKS = {"accelerate", "deepspeed", "transformers"}
 SHARED_BY_DETECTORS = {
+    "standstill",
+    "culprits",
+    "confirming",
+    "stall_facts",
+    "stall_evidence",
+    "stall_words",
+    "endings",
+    "death_evidence",
+    "collectives",
+    "mismatched_calls",
+    "mismatch_evidence",
+    "parted_calls",
+    "paces",
     "module_norms",
     "window",
     "wording",
     "parting",
     "feeds",
+    "lateness",
+    "persistence",
     "logged",
     "robust",
     "streaks",
     "plausibility",
     "replica_case",
     "replica_evidence",
+    "stacks",
+    "activities",
     "structure",
     "tie_breaks",
 }
@@ -140,6 +158,14 @@ def test_only_integrations_import_frameworks():
             assert not {module.split(".")[0] for module in imports(path)} & FRAMEWORKS, path
 
 
+def test_a_sidecar_starts_without_the_detectors():
+    """It must be up before a rank that dies young is gone."""
+    code = (
+        "import holter.sidecar.service, sys; sys.exit(any(name.startswith('holter.diagnosis') for name in sys.modules))"
+    )
+    assert 0 == subprocess.run([sys.executable, "-c", code], check=False).returncode
+
+
 def test_only_the_clock_reads_the_clock():
     for path in HOLTER.rglob("*.py"):
         if path.name != "clock.py":
@@ -147,14 +173,31 @@ def test_only_the_clock_reads_the_clock():
 
 
 def test_only_config_and_attaching_read_the_environment():
-    allowed = {"config.py", "__main__.py", "loop.py", "place.py", "autoload.py"}
+    # launch.py hands it on to the job.
+    allowed = {"config.py", "__main__.py", "loop.py", "place.py", "autoload.py", "launch.py"}
     for path in HOLTER.rglob("*.py"):
         if path.name not in allowed:
             assert "os.environ" not in path.read_text(encoding="utf-8"), path
 
 
+@pytest.mark.parametrize("where", ["probes", "halting", "integrations", "page"])
+def test_threads_in_the_rank_take_no_signals(where):
+    for path in files(where):
+        text = path.read_text(encoding="utf-8")
+        num_started = sum(text.count(f"threading.{kind}(") for kind in ("Thread", "Timer"))
+        assert num_started <= text.count("with without_signals():"), path
+
+
 @pytest.mark.parametrize(
-    "module", ["holter", "holter.sidecar.service", "holter.coordinator.service", "holter.cli.sidecar", "holter.cli"]
+    "module",
+    [
+        "holter",
+        "holter.sidecar.service",
+        "holter.coordinator.service",
+        "holter.cli.sidecar",
+        "holter.cli",
+        "holter.testing",
+    ],
 )
 def test_no_torch_is_loaded_in_fact(module):
     check = f"import sys, {module}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"

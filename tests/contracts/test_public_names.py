@@ -5,11 +5,18 @@ import sys
 from importlib import metadata
 
 import holter
-from holter import config
+from holter import config, testing
+from holter.exporters.catalogue import HALT_OUTCOMES, METRICS
 
 
 def test_the_public_face():
     assert {"watch", "HolterCallback", "__version__"} <= set(holter.__all__)
+
+
+def test_the_faults_to_rehearse_with():
+    names = {"suspend", "resume", "kill", "abort", "leave", "spin", "sleep_for_ever", "hold_interpreter_lock"}
+    more = {"skip_collective", "slow_forward", "slow_backward", "slow_data", "stall_loader", "stall_save"}
+    assert names | more <= set(testing.__all__)
 
 
 def test_torch_finds_the_entry_point():
@@ -41,5 +48,38 @@ def test_every_setting_is_documented_under_itself():
 
 def test_the_command_knows_its_commands():
     helped = subprocess.run([sys.executable, "-m", "holter.cli", "--help"], capture_output=True, text=True, check=True)
-    for command in ("status", "report", "explain", "coordinator", "sidecar"):
+    for command in ("status", "report", "explain", "alerts", "coordinator", "sidecar"):
         assert command in helped.stdout
+
+
+def test_metrics_that_dashboards_and_pagers_rely_on():
+    labels = {
+        "build_info": (),
+        "rank_info": ("rank", "hostname", "gpu_uuid"),
+        "step": ("rank",),
+        "last_progress_timestamp_seconds": ("rank",),
+        "step_seconds": ("rank",),
+        "phase": ("rank", "phase"),
+        "loss": ("rank",),
+        "gradient_norm": ("rank",),
+        "nonfinite_total": ("rank", "where"),
+        "collective_lag_seconds": ("rank",),
+        "overhead_ratio": ("rank",),
+        "observations_dropped_total": ("rank",),
+        "finding_active": ("detector", "severity"),
+        "incident_open": ("cause", "severity"),
+        "incident_info": ("incident", "cause", "severity", "ranks", "tensors", "collective", "step", "url"),
+        "incidents_total": ("cause",),
+        "halts_total": ("outcome",),
+        "checkpoint_last_good_step": (),
+        "detector_seconds": ("detector",),
+        "detector_failures_total": ("detector",),
+        "sidecar_up": ("rank",),
+        "device_temperature_celsius": ("rank", "gpu_uuid"),
+    }
+    for name, expected in labels.items():
+        assert set(expected) <= set(METRICS[name].labels), name
+    assert METRICS["step_seconds"].kind == "histogram"
+    assert set(HALT_OUTCOMES) == {"completed", "called_off", "incomplete", "failed"}
+    assert all((metric.kind == "counter") == name.endswith("_total") for name, metric in METRICS.items())
+    assert all(metric.unit == "" or name.endswith(f"_{metric.unit}") for name, metric in METRICS.items())

@@ -12,6 +12,7 @@ import pytest
 
 from holter import clock
 from holter.coordinator.lifetime import Limits
+from holter.coordinator.outlets import OutletSettings
 from holter.coordinator.service import Coordinator, ServiceSettings
 from holter.coordinator.ward import WardSettings
 from holter.records import (
@@ -20,15 +21,18 @@ from holter.records import (
     Census,
     Exited,
     Farewell,
+    Halting,
     Nonfinite,
     Observation,
+    Order,
     Phase,
+    RankState,
     StepDone,
     Table,
     TensorEntry,
 )
 from holter.transport import wire
-from holter.transport.websocket import Uplink
+from holter.transport.websocket import Uplink, UplinkSettings
 
 TOKEN = "a secret"
 RUN_ID = "run-1"
@@ -116,7 +120,13 @@ class SimulatedRank:
     roots: dict[int, dict[str, int]] = field(default_factory=dict)
     notices: list[wire.Notice] = field(default_factory=list)
     fetches: list[wire.Fetch] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
+    obey: Callable[["SimulatedRank", Order], None] | None = None
+    """What it does with an order in a halt; None: nothing."""
     has_tables: bool = True
+    settings: UplinkSettings | None = None
+    boot_id: str = ""
+    metrics_address: str = ""
     uplink: Uplink = field(init=False)
 
     def __post_init__(self) -> None:
@@ -127,9 +137,10 @@ class SimulatedRank:
             host="node-a",
             rank_pid=self.pid or 1000 + self.rank,
             sidecar_pid=1,
-            metrics_address="",
+            metrics_address=self.metrics_address,
+            boot_id=self.boot_id,
         )
-        self.uplink = Uplink(f"ws://127.0.0.1:{self.port}/ingest", self.token, hello, self._answer)
+        self.uplink = Uplink(f"ws://127.0.0.1:{self.port}/ingest", self.token, hello, self._answer, self.settings)
         self.uplink.start()
 
     def attach(self) -> None:
@@ -140,6 +151,10 @@ class SimulatedRank:
         self.roots[step] = healthy_roots(step) if roots is None else roots
         self.uplink.beat(wire.Heartbeat(step + 1, Phase.DATA, 0, clock.wall_ns()))
         self.uplink.send(done(self.rank, step, self.roots[step], nonfinite), urgent=bool(nonfinite))
+
+    def halting(self, state: RankState, step: int, halt: int = 0, why: str = "") -> None:
+        """Say where it is in a halt."""
+        self.uplink.send(seen(self.rank, step, Halting(state=state, halt=halt, why=why)), urgent=True)
 
     async def end(self, step: int, exit_code: int = 0, number: int | None = None) -> bool:
         self.uplink.send(exited(self.rank, step, exit_code, number), urgent=True)
@@ -153,6 +168,10 @@ class SimulatedRank:
     def _answer(self, message: wire.Downward) -> wire.Upward | None:
         if isinstance(message, wire.Notice):
             self.notices.append(message)
+        if isinstance(message, wire.Halt):
+            self.orders.append(message.order)
+            if self.obey is not None:
+                self.obey(self, message.order)
         if not isinstance(message, wire.Fetch):
             return None
         self.fetches.append(message)
@@ -210,10 +229,12 @@ async def run_coordinator(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitab
         listener = listener or bound()
         port = listener.getsockname()[1]
         limits = options.pop("limits", Limits())
-        detectors = options.pop("detectors", None)
-        ward = WardSettings(run_dir, RUN_ID, f"http://127.0.0.1:{port}", **options)
-        settings = ServiceSettings(token=TOKEN, version="test", limits=limits)
-        coordinator = Coordinator(ward, settings, **({} if detectors is None else {"detectors": detectors}))
+        outlets = options.pop("outlets", OutletSettings())
+        given = {name: options.pop(name) for name in ("detectors", "ask_halt") if name in options}
+        # Simulated ranks obey no orders; tests of halts say what they want.
+        ward = WardSettings(run_dir, RUN_ID, f"http://127.0.0.1:{port}", **({"action": "notify"} | options))
+        settings = ServiceSettings(token=TOKEN, version="test", limits=limits, outlets=outlets)
+        coordinator = Coordinator(ward, settings, **given)
         await coordinator.start(listener)
         running = Running(coordinator, port, asyncio.create_task(coordinator.run()))
         started.append(running)

@@ -24,6 +24,7 @@ from holter.records import (
     Rare,
     Skipped,
     Table,
+    Traffic,
     Vitals,
     Warned,
 )
@@ -206,6 +207,19 @@ def test_a_rank_that_exited_is_not_missing_and_one_that_joins_late_owes_no_past(
     built.add(attached(2, 3, step=3), 3)
     built.add(done(0, 3), 3)
     assert [(), (), (), (2,)] == [view.missing for view in built.window(0).steps]
+
+
+def test_deaths_are_told_in_the_coordinators_time_whatever_the_hosts_clocks_say() -> None:
+    assembly = Assembly()
+    second = 10**9
+    told = Traffic(base_ns=0, steps=[], clock_offset_ns=30 * second)
+    assembly.add(msgspec.structs.replace(seen(0, 3, told), at_ns=70 * second), 100 * second)
+    for rank, at_s, received_s in ((0, 72, 102), (1, 101, 103), (2, 500, 104)):
+        assembly.add(msgspec.structs.replace(exited(rank, 3, number=9), at_ns=at_s * second), received_s * second)
+    exits = [(end.rank, end.at_ns // second) for end in assembly.window(105 * second).exits]
+    assert [(1, 101), (0, 102), (2, 104)] == exits, (
+        "rank 0's clock is known to be behind; nothing is heard before it was"
+    )
 
 
 def test_own_history_is_kept_or_broken_by_each_rank() -> None:

@@ -1,14 +1,17 @@
 """Incidents survive the coordinator, and a cause that comes back is counted."""
 
+import dataclasses
 from pathlib import Path
 
+import msgspec
 from tests.coordinator.conftest import attached, done
 
 from holter.coordinator.assembly import Assembly
 from holter.coordinator.casebook import Casebook, cause_of
-from holter.coordinator.disk import Disk, write_atomically
-from holter.coordinator.incidents import DATABASE, Incidents
+from holter.coordinator.disk import Disk
+from holter.coordinator.incidents import DATABASE, PATIENCE_S, SETTLE_S, Incidents
 from holter.detectors import ALL, Window
+from holter.halting.files import write_whole
 from holter.records import Diagnosis, Finding, Nonfinite
 
 NAN = [Nonfinite(where="loss", name="loss", nans=1, infs=0, numel=1)]
@@ -53,7 +56,37 @@ def test_the_next_coordinator_knows_the_incidents_of_the_last(tmp_path: Path) ->
     again = Incidents(tmp_path, Disk())
     again.load()
     assert ([found], found) == (again.all(), again.get(found.id))
-    assert ([(cause_of(found), "critical")], {cause_of(found): 1}) == (again.open(), again.by_cause())
+    assert ([], {cause_of(found): 1}) == (again.open(), again.by_cause()), "a resumed run is not paged about again"
+    again.meet_again([found.id])
+    assert [(cause_of(found), "critical")] == again.open(), "one whose coordinator died is"
+
+
+def test_a_pager_waits_until_the_blame_has_settled(tmp_path: Path) -> None:
+    def passes(seconds: float) -> None:
+        known = kept._blame[found.id]
+        kept._blame[found.id] = dataclasses.replace(
+            known, first_s=known.first_s - seconds, since_s=known.since_s - seconds
+        )
+
+    def lay(confidence: float, *ranks: int) -> None:
+        cause = msgspec.structs.replace(found.causes[0], confidence=confidence, ranks=ranks)
+        kept.put(msgspec.structs.replace(found, causes=(cause,)))
+
+    kept = Incidents(tmp_path, Disk())
+    (found,) = judged(Casebook("r", "notify"), 5)
+    lay(0.93, 0)
+    assert (1, []) == (len(kept.open()), kept.settled())
+    passes(SETTLE_S - 0.5)
+    lay(0.55, 1)
+    passes(SETTLE_S)
+    assert [] == kept.settled(), "another rank, and not sure"
+    lay(0.93, 1)
+    assert [found.id] == [one.id for one in kept.settled()], "the same rank for long enough"
+    lay(0.55, 0)
+    assert [] == kept.settled()
+    passes(PATIENCE_S)
+    lay(0.55, 1)
+    assert [found.id] == [one.id for one in kept.settled()], "nobody is waited for for ever"
 
 
 def test_a_database_that_is_none_is_as_no_database(tmp_path: Path) -> None:
@@ -64,16 +97,16 @@ def test_a_database_that_is_none_is_as_no_database(tmp_path: Path) -> None:
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "a", b"first")
-    write_atomically(tmp_path / "a", b"second", 0o600)
+    write_whole(tmp_path / "a", b"first")
+    write_whole(tmp_path / "a", b"second", 0o600)
     assert (b"second", 0o600) == ((tmp_path / "a").read_bytes(), (tmp_path / "a").stat().st_mode & 0o777)
     assert ["a"] == [path.name for path in tmp_path.iterdir()]
 
 
 def test_a_disk_that_fails_is_counted_and_goes_on(tmp_path: Path) -> None:
     disk = Disk()
-    disk.submit(lambda: write_atomically(tmp_path / "none" / "a", b""))
-    disk.submit(lambda: write_atomically(tmp_path / "b", b""))
+    disk.submit(lambda: write_whole(tmp_path / "none" / "a", b""))
+    disk.submit(lambda: write_whole(tmp_path / "b", b""))
     assert disk.close(5.0)
     assert (1, True) == (disk.failures, (tmp_path / "b").exists())
     assert "No such file" in disk.last_failure

@@ -34,6 +34,7 @@ def start(run_dir: Path, listener: socket.socket) -> subprocess.Popen[str]:
         ],
         stdin=subprocess.PIPE,
         text=True,
+        env=os.environ | {"HOLTER_LINGER_S": "0"},
         pass_fds=(listener.fileno(),),
         start_new_session=True,
     )
@@ -148,7 +149,7 @@ def test_a_run_directory_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> 
         (("report", "."), ". is not a run directory: it has no run.json"),
         (("status", "127.0.0.1:1"), "no coordinator answers at 127.0.0.1:1"),
         (("coordinator", "--run-dir", "x", "--token-file", "/none"), "--token-file /none: cannot be read: "),
-        (("coordinator", "--run-dir", "x", "--fd", "99"), "cannot listen on --fd 99: Bad file descriptor"),
+        (("coordinator", "--run-dir", "x", "--fd", "987654"), "cannot listen on --fd 987654: Bad file descriptor"),
     ],
 )
 def test_wrong_use_is_one_sentence(

@@ -3,9 +3,11 @@
 import pytest
 from tests.coordinator.conftest import done, exited, seen
 
+from holter import clock
 from holter.coordinator.lifetime import Limits, end_reason
 from holter.coordinator.roster import Roster
-from holter.records import Phase, SightLost
+from holter.detectors.window import Arrival, StepArrivals
+from holter.records import OnDevice, Phase, SightLost, StepCalls, Traffic
 from holter.transport.wire import Heartbeat, Hello
 
 LIMITS = Limits(first_s=100, idle_s=30, stragglers_s=5, settle_s=1)
@@ -137,3 +139,102 @@ def test_a_rank_whose_sidecar_was_lost_is_not_waited_for_when_its_peers_have_end
     roster.disconnect(0, lines[0])
     assert end_reason(roster, 4, LIMITS) is None
     assert "every rank that was still watched has ended" == end_reason(roster, 5, LIMITS)
+
+
+S = 10**9
+
+
+def fallen(roster: Roster, *seconds: float) -> dict[float, list[int]]:
+    """Looks at these moments; who fell silent when."""
+    return {second: found for second in seconds if (found := roster.look(int(second * S)))}
+
+
+def ever(found: dict[float, list[int]]) -> list[int]:
+    return [rank for ranks in found.values() for rank in ranks]
+
+
+def quarters(first_s: float, last_s: float) -> list[float]:
+    return [first_s + number / 4 for number in range(int((last_s - first_s) * 4) + 1)]
+
+
+def test_who_says_nothing_for_five_seconds_is_silent_until_it_speaks() -> None:
+    roster, _ = both()
+    found = {}
+    for second in quarters(0, 8):
+        roster.hear(0, int(second * S))
+        found |= fallen(roster, second)
+    assert [[1]] == list(found.values())
+    assert 5 < next(iter(found)) <= 7
+    assert ("connected", "silent") == (roster.members[0].state, roster.members[1].state)
+    assert [True, False] == [rank.is_sidecar_up for rank in roster.snapshots()]
+    roster.hear(1, 8 * S)
+    assert ("connected", []) == (roster.members[1].state, roster.blind())
+
+
+def test_a_coordinator_that_was_not_scheduled_declares_nobody_silent() -> None:
+    roster, _ = both()
+    fallen(roster, *quarters(0, 3))
+    assert {} == fallen(roster, 60.0, 60.25, 60.5), "a minute in which nobody listened"
+    for rank in range(2):
+        roster.hear(rank, int(60.6 * S))
+    assert {} == fallen(roster, *quarters(60.75, 64))
+
+
+def test_a_clock_that_is_set_makes_nobody_silent() -> None:
+    roster, _ = both()
+    assert {} == fallen(roster, 0.0, 1.0, 90_000.0, 90_001.0, 5.0, 6.0)
+
+
+def test_a_slow_coordinator_is_not_blind() -> None:
+    roster, _ = both()
+    assert [0, 1] == ever(fallen(roster, *range(0, 40, 3)))
+
+
+def test_a_line_that_was_closed_or_said_goodbye_does_not_fall_silent() -> None:
+    roster, lines = both()
+    roster.disconnect(0, lines[0])
+    roster.goodbye(1)
+    assert {} == fallen(roster, *quarters(0, 20))
+    assert ("gone", "closed", "ended") == (roster.members[0].state, roster.members[0].link, roster.members[1].state)
+
+
+def test_a_line_that_was_given_up_falls_silent_if_nobody_comes_back() -> None:
+    roster, lines = both()
+    roster.disconnect(1, lines[1], is_closed=False)
+    assert ("gone", "connected") == (roster.members[1].state, roster.members[1].link)
+    roster.hear(0, 0)
+    assert 1 in ever(fallen(roster, *quarters(0, 8)))
+    roster.connect(hello(1), 9 * S)
+    assert "connected" == roster.members[1].state
+
+
+def test_a_look_at_sixteen_thousand_ranks_passes_over_them_once_a_second() -> None:
+    roster = Roster()
+    for rank in range(16_000):
+        roster.connect(hello(rank, world_size=16_000), 0)
+    began_s = clock.monotonic_s()
+    found = fallen(roster, *[number / 100 for number in range(1200)])
+    assert 16_000 == len(ever(found))
+    assert clock.monotonic_s() - began_s < 5.0, "twelve passes, not twelve hundred"
+
+
+def test_lag_is_0_for_who_took_part_and_was_not_among_the_latest() -> None:
+    roster = Roster()
+    for rank in range(3):
+        roster.connect(hello(rank, world_size=3), 0)
+    assert {None} == {snapshot.lag_s for snapshot in roster.snapshots()}
+    for rank in (0, 1):
+        roster.observe(seen(rank, 0, Traffic(base_ns=0, steps=[StepCalls(0, 0.0, [("0", 0, 0)])])), 1)
+    late = Arrival(1, 0.05, "0", 0, 0.0, 0.0)
+    early = Arrival(0, -0.05, "0", 0, 0.0, 0.0)
+    roster.compare([StepArrivals(0, 1, 2, 1, (late, early), 0.0, 0.0)])
+    assert [0.0, 0.05, None] == [snapshot.lag_s for snapshot in roster.snapshots()]
+    roster.compare([])
+    assert [0.0, 0.0, None] == [snapshot.lag_s for snapshot in roster.snapshots()]
+
+
+def test_the_device_that_a_rank_said_is_shown() -> None:
+    roster = Roster()
+    roster.connect(hello(0, world_size=1), 0)
+    roster.observe(seen(0, 0, OnDevice(uuid="GPU-1")), 1)
+    assert "GPU-1" == roster.snapshots()[0].gpu_uuid

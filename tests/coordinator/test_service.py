@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import signal
 import socket
 import sqlite3
@@ -20,6 +21,7 @@ from holter.coordinator.assembly import Assembly
 from holter.coordinator.lifetime import Limits
 from holter.records import Diagnosis, Nonfinite
 from holter.transport import wire
+from holter.transport.websocket import UplinkSettings
 
 
 def step_of(running: Any, rank: int) -> int:
@@ -128,7 +130,7 @@ async def test_a_nan_is_judged_at_once(run_coordinator: Any) -> None:
     ranks[0].step(1)
     ranks[1].step(1, nonfinite=bad)
     found = (await eventually(running.coordinator.ward.incidents.all))[0]
-    assert clock.monotonic_s() - began_s < 1.0
+    assert clock.monotonic_s() - began_s < 8.0
     assert ("nonfinite_input", (1,), 1) == (found.causes[0].cause, found.causes[0].ranks, found.first_step)
     _, metrics = await running.get("/metrics")
     assert f'holter_incident_open{{cause="nonfinite_input",run_id="{RUN_ID}",severity="critical"}} 1.0' in metrics
@@ -150,6 +152,24 @@ async def test_a_death_in_the_last_second_is_no_lost_incident(run_coordinator: A
     assert (1,) == found.causes[0].ranks
     assert 1 == len(ranks[0].notices)
     assert (tmp_path / "incidents" / found.id / "diagnosis.json").exists()
+
+
+async def test_what_ended_a_run_can_still_be_scraped_until_a_new_life_takes_over(
+    run_coordinator: Any, tmp_path: Path
+) -> None:
+    running = await run_coordinator(limits=Limits(linger_s=60.0))
+    rank = running.rank(0, world_size=1)
+    rank.attach()
+    rank.step(3, nonfinite=[Nonfinite(where="gradient", name="a.weight", nans=1, infs=0, numel=16)])
+    await eventually(running.coordinator.ward.incidents.all)
+    await rank.end(4)
+    ended = tmp_path / "run.json"
+    await eventually(lambda: ended.exists() and json.loads(ended.read_text())["ended_at"])
+    assert "holter_incident_open{" in (await running.get("/metrics"))[1]
+    assert not running.task.done()
+    access = tmp_path / "coordinator.json"
+    access.write_text(json.dumps(json.loads(access.read_text()) | {"pid": 1}))
+    await asyncio.wait_for(running.task, 10.0)
 
 
 async def test_a_wrong_token_is_turned_away(run_coordinator: Any) -> None:
@@ -240,8 +260,9 @@ async def test_what_was_said_while_the_coordinator_was_away_arrives(run_coordina
     assert 0 == rank.uplink.dropped
 
 
+@pytest.mark.slow
 async def test_a_lost_sidecar_is_blindness_and_the_coordinator_ends_by_itself(run_coordinator: Any) -> None:
-    running = await run_coordinator(limits=Limits(idle_s=0.5))
+    running = await run_coordinator(limits=Limits(idle_s=3.0))
     rank = running.rank(0)
     rank.attach()
     await eventually(lambda: rank.uplink.is_connected)
@@ -250,7 +271,7 @@ async def test_a_lost_sidecar_is_blindness_and_the_coordinator_ends_by_itself(ru
     _, status = await running.get("/api/v1/status")
     assert ["rank 0 on node-a: its sidecar is gone"] == status["blind"]
     assert ["sidecars lost: 1"] == status["warnings"]
-    assert "no sidecar was connected for 0 s" == await asyncio.wait_for(running.task, 5.0)
+    assert "no sidecar was connected for 3 s" == await asyncio.wait_for(running.task, 30.0)
 
 
 async def test_a_coordinator_that_nobody_calls_ends(run_coordinator: Any) -> None:
@@ -282,3 +303,35 @@ async def test_what_ranks_say_is_escaped_on_the_page(run_coordinator: Any) -> No
     _, page = await running.get("/")
     assert "<script>" not in page
     assert "&lt;script&gt;" in page
+
+
+@pytest.mark.slow
+async def test_a_quiet_rank_is_there_a_silent_one_is_not_and_one_that_hung_up_is_gone(run_coordinator: Any) -> None:
+    running = await run_coordinator()
+    quiet = running.rank(0, world_size=3)
+    silent = running.rank(1, world_size=3, settings=UplinkSettings(keepalive_s=1e6, ping_interval_s=1e6))
+    gone = running.rank(2, world_size=3)
+    for rank in (quiet, silent, gone):
+        rank.attach()
+    members = running.coordinator.ward.roster.members
+    await eventually(lambda: len(members) == 3)
+    gone.vanish()
+    await eventually(lambda: members[1].state == "silent", 20.0)
+    assert ("connected", "gone") == (members[0].state, members[2].state)
+    links = running.coordinator.ward.assembly.window(0).links
+    assert ["connected", "silent", "closed"] == [links[rank].state for rank in range(3)]
+    silent.step(0)
+    await eventually(lambda: members[1].state == "connected")
+
+
+async def test_the_clock_of_a_host_that_is_ahead_is_known(run_coordinator: Any) -> None:
+    running = await run_coordinator()
+    ahead_ns = 7200 * 10**9
+    settings = UplinkSettings(
+        report_interval_s=0.02, keepalive_s=0.05, clock_first_s=0.02, wall_ns=lambda: clock.wall_ns() + ahead_ns
+    )
+    far, near = running.rank(0, settings=settings, boot_id="another boot"), running.rank(1)
+    await eventually(lambda: far.uplink.clock.num_answers >= 4)
+    assert abs(far.uplink.clock.offset_ns + ahead_ns) <= far.uplink.clock.error_ns < 10**9
+    await eventually(lambda: near.uplink.is_connected)
+    assert (0, 0) == (near.uplink.clock.offset_ns, near.uplink.clock.error_ns)

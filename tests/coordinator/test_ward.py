@@ -1,14 +1,36 @@
 """What makes judging urgent, and what a sidecar may not say."""
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.coordinator.conftest import RUN_ID, done, exited, seen
+from tests.coordinator.conftest import RUN_ID, attached, done, exited, seen
 from tests.coordinator.test_assembly import feed_note
 
-from holter.coordinator import journal
+from holter import clock
+from holter.coordinator import journal, status
 from holter.coordinator.ward import Ward, WardSettings
-from holter.records import Body, Inspection, Judged, Logged, Skipped, StepDone, Swapped, Table, Unavailable, Vitals
+from holter.detectors import Window
+from holter.exporters.webhook import Pager
+from holter.records import (
+    Body,
+    ExamRequest,
+    Finding,
+    Inspection,
+    Judged,
+    Link,
+    Logged,
+    Nonfinite,
+    Overdue,
+    Phase,
+    Skipped,
+    StepDone,
+    Swapped,
+    Table,
+    Unavailable,
+    Vitals,
+)
 from holter.transport import wire
 
 HELLO = wire.Hello(run_id=RUN_ID, rank=0, world_size=1, host="h", rank_pid=1, sidecar_pid=2, metrics_address="")
@@ -17,7 +39,7 @@ HELLO = wire.Hello(run_id=RUN_ID, rank=0, world_size=1, host="h", rank_pid=1, si
 @pytest.fixture
 def ward(tmp_path: Path) -> Ward:
     made = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"))
-    made.roster.connect(HELLO, 0)
+    made.connect(HELLO, 0)
     return made
 
 
@@ -50,9 +72,78 @@ def test_what_cannot_wait_is_urgent(ward: Ward, body: Body, is_urgent: bool) -> 
 
 
 def test_a_sidecar_cannot_speak_for_the_coordinator(ward: Ward) -> None:
-    hear(ward, Judged(), Unavailable(tensor_class="gradients"))
-    assert 2 == ward.strangers
+    hear(ward, Judged(), Unavailable(tensor_class="gradients"), Link(state="silent"))
+    assert 3 == ward.strangers
+    assert "connected" == ward.assembly.window(0).links[0].state
     assert frozenset() == ward.assembly.window(0).unavailable
+
+
+def test_a_time_that_cannot_be_does_not_reach_a_judge(ward: Ward) -> None:
+    odd = Overdue(tier="suspect", phase=Phase.FORWARD, micro_step=0, waited_s=math.nan, deadline_s=3.0, because="")
+    assert not hear(ward, odd)
+    assert (1, {}) == (ward.strangers, ward.assembly.window(0).delays)
+
+
+def test_what_was_asked_long_ago_is_forgotten(tmp_path: Path) -> None:
+    class Restless:
+        """Wants another examination at every judgement."""
+
+        name = "restless"
+
+        def judge(self, window: Window) -> Iterator[Finding]:
+            needs = (ExamRequest(window.now_ns, "quick", (0,)),)
+            yield Finding(
+                detector="restless", severity="info", first_step=0, detected_step=0, ranks=(0,), summary="", needs=needs
+            )
+
+    ward = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Restless()])
+    ward.connect(HELLO, 0)
+    for second in range(1, 4000):
+        ward.hear(0, EMPTY, second * S)
+        assert 1 == len(ward.judge(second * S).exams)
+    assert len(ward._asked) < 1000
+
+
+def test_an_incident_is_in_the_journal_as_soon_as_it_is_in_the_database(tmp_path: Path) -> None:
+    class Certain:
+        name = "dead_rank"
+
+        def judge(self, _: Window) -> Iterator[Finding]:
+            yield Finding(
+                detector="dead_rank", severity="critical", first_step=0, detected_step=0, ranks=(0,), summary="it is"
+            )
+
+    ward = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Certain()])
+    ward.connect(HELLO, 0)
+    made = ward.judge(5 * S).fresh
+    assert 1 == len(made)
+    ward.disk.close(5.0)  # As SIGKILL finds it a moment later: nothing else was flushed.
+    bodies = [entry.observation.body for entry in journal.read(tmp_path / "journal")]
+    assert [True] == [body.is_news for body in bodies if isinstance(body, Judged)]
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_who_comes_after_a_crash_pages_again_and_a_resumed_run_does_not(tmp_path: Path, has_ended: bool) -> None:  # noqa: FBT001
+    settings = WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
+    former = Ward(settings)
+    former.connect(HELLO, clock.wall_ns())
+    bad = Nonfinite(where="input", name="x", nans=1, infs=0, numel=4)
+    said = [attached(0, 1), done(0, 0), done(0, 1, nonfinite=[bad])]
+    former.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), clock.wall_ns())
+    former.judge(clock.wall_ns(), is_final=True)
+    former.write_down()
+    if has_ended:
+        former.end(clock.wall_ns())
+        former.close(5.0)
+    else:
+        former.disk.close(5.0)
+    (told,) = Pager("http://127.0.0.1:1", "http://runbooks").look(former.incidents.standing(), "")
+    later = Ward(settings)
+    later.recall(clock.wall_ns())
+    assert 1 == len(later.incidents.all())
+    again = Pager("http://127.0.0.1:1", "http://runbooks").look(later.incidents.standing(), "")
+    fingerprints = [message["alerts"][0]["fingerprint"] for message in again]
+    assert ([] if has_ended else [told["alerts"][0]["fingerprint"]]) == fingerprints
 
 
 @pytest.mark.parametrize("part", ["norms", "sums", "marks"])
@@ -70,6 +161,75 @@ def test_the_journal_says_when_it_was_judged_and_what_could_not_be_had(ward: War
     ward.judge(7)
     ward.hear_table(("g", 3, 0), None, 8)
     ward.judge(9)
-    ward.close(10, 5.0)
+    ward.end(10)
+    ward.close(5.0)
     bodies = [entry.observation.body for entry in journal.read(tmp_path / "journal")]
-    assert [StepDone, Judged, Unavailable, Judged] == [type(body) for body in bodies], "nothing new, nothing written"
+    assert [Link, StepDone, Judged, Unavailable, Judged] == [type(body) for body in bodies], (
+        "nothing new, nothing written"
+    )
+
+
+S = 10**9
+EMPTY = wire.Report(heartbeat=None, observations=[], dropped=0)
+
+
+def links(tmp_path: Path) -> list[str]:
+    entries = journal.read(tmp_path / "journal")
+    return [entry.observation.body.state for entry in entries if isinstance(entry.observation.body, Link)]
+
+
+def judge_for(ward: Ward, first_s: int, last_s: int) -> None:
+    for quarter in range(first_s * 4, last_s * 4 + 1):
+        ward.judge(quarter * S // 4)
+
+
+def test_a_line_that_falls_silent_is_in_the_window_and_in_the_journal(ward: Ward, tmp_path: Path) -> None:
+    judge_for(ward, 0, 7)
+    view = ward.assembly.window(7 * S).links[0]
+    assert "silent" == view.state
+    assert 5 * S < view.since_ns <= 7 * S
+    assert "silent" == status.status(ward, 7 * S)["ranks"][0]["sidecar"]
+    assert ["rank 0 on h: its sidecar is silent, and nobody closed its line"] == ward.blind()
+    ward.hear(0, EMPTY, 8 * S)
+    assert ("connected", []) == (ward.assembly.window(8 * S).links[0].state, ward.blind())
+    ward.disconnect(0, 1, 9 * S, is_closed=True)
+    assert "closed" == ward.assembly.window(9 * S).links[0].state
+    ward.connect(HELLO, 10 * S)
+    ward.end(11 * S)
+    ward.close(5.0)
+    assert ["connected", "silent", "connected", "closed", "connected"] == links(tmp_path)
+
+
+def test_an_ordinary_end_of_a_line_is_no_news(ward: Ward, tmp_path: Path) -> None:
+    ward.roster.goodbye(0)
+    ward.disconnect(0, 1, 2 * S, is_closed=True)
+    judge_for(ward, 2, 20)
+    ward.end(21 * S)
+    ward.close(5.0)
+    assert ["connected"] == links(tmp_path)
+
+
+class Curious:
+    """A detector that wants rank 0 examined."""
+
+    name = "curious"
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        assert window.world_size <= 1
+        yield Finding(
+            detector=self.name,
+            severity="info",
+            first_step=0,
+            detected_step=0,
+            ranks=(0,),
+            summary="x",
+            needs=(ExamRequest(asked_ns=1, depth="quick", ranks=(0,)),),
+        )
+
+
+def test_a_silent_sidecar_is_not_asked(tmp_path: Path) -> None:
+    ward = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Curious()])
+    ward.connect(HELLO, 0)
+    asked = [judgement.exams for second in range(8) if (judgement := ward.judge(second * S))]
+    assert (1, 0) == (len(asked[0]), sum(map(len, asked[1:])))
+    assert {0: 1} == ward.assembly.window(0).unexamined

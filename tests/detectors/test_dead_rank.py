@@ -2,10 +2,13 @@
 
 import signal
 
+import msgspec
 import pytest
 
 from holter.detectors import DeadRank, RankExit, Window
-from holter.records import Exited, Farewell, Finding, Phase
+from holter.detectors.window import Examined
+from holter.diagnosis import rank_causes
+from holter.records import Call, Exam, Exited, Farewell, Finding, Flight, Frame, Group, Phase, ThreadStack
 
 SECOND = 1_000_000_000
 LOST = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5120"
@@ -199,3 +202,114 @@ def test_an_exit_code_is_said() -> None:
 def test_a_negative_exit_code_is_a_signal() -> None:
     (finding,) = judge(ended(1, 10, code=-signal.SIGABRT))
     assert "SIGABRT" in finding.summary
+
+
+LAST_CALL = Call(
+    group="0",
+    sequence=40,
+    operation="all_reduce",
+    sizes=((100,),),
+    dtypes=("float32",),
+    created_ns=9 * SECOND,
+    is_retired=False,
+)
+FLIGHT = Flight(groups=[Group(name="0", description="default_pg")], calls=[LAST_CALL], taken_ns=int(9.5 * SECOND))
+STACK = ThreadStack("MainThread", True, False, True, [Frame("crash", "/home/u/train.py", 12)])
+STATISTICS = {"step": 21.0, "loss": 0.5, "gradient_norm": float("inf")}
+
+
+def with_exams(*exams: Exam) -> list[Finding]:
+    seen = tuple(Examined(21, 10 * SECOND, exam, 10 * SECOND) for exam in exams)
+    window = Window(
+        now_ns=100 * SECOND,
+        world_size=2,
+        attached=frozenset({0, 1}),
+        exits=(ended(1, 10.0, by=signal.SIGKILL), ended(0, 10.5, code=1, said=raised(LOST))),
+        exams={1: seen, 0: seen},
+    )
+    return list(DeadRank().judge(window))
+
+
+def test_what_a_killed_rank_last_did_is_in_the_evidence() -> None:
+    (finding,) = with_exams(Exam(reason="death", flight=FLIGHT, statistics=STATISTICS, stacks=[STACK]))
+    said = {proof.kind: proof for proof in finding.evidence}
+    assert "all_reduce float32 [100], number 40 of group default_pg, not over" in said["last_collectives"].summary
+    assert 1 == said["last_collectives"].values["rank"]
+    assert "loss 0.5" in said["last_statistics"].summary
+    assert {"rank": 1, "step": 21.0, "loss": 0.5} == said["last_statistics"].values
+    assert "rank 1 in crash (/home/u/train.py:12)" == said["stacks"].summary
+
+
+def test_each_part_is_taken_from_the_newest_look_that_has_it() -> None:
+    older = Exam(reason="asked", stacks=[STACK], statistics={"step": 3.0})
+    (finding,) = with_exams(
+        older, Exam(reason="last_breath", flight=FLIGHT), Exam(reason="death", statistics={"step": 21.0})
+    )
+    said = {proof.kind: proof for proof in finding.evidence}
+    assert {"process_exit", "last_collectives", "last_statistics", "stacks"} == said.keys()
+    assert 21.0 == said["last_statistics"].values["step"]
+
+
+def test_the_newest_copy_counts_whoever_brought_it_and_its_age_is_said() -> None:
+    older = msgspec.structs.replace(FLIGHT, calls=[], taken_ns=2 * SECOND)
+    (finding,) = with_exams(Exam(reason="last_breath", flight=FLIGHT), Exam(reason="death", flight=older))
+    (calls,) = [proof for proof in finding.evidence if proof.kind == "last_collectives"]
+    assert "number 40 of group default_pg, not over; as of 0.5 s before its end was seen" in calls.summary
+    assert 0.5 == calls.values["age_s"]
+
+
+def test_victims_leave_no_last_doings() -> None:
+    (finding,) = with_exams(Exam(reason="death", flight=FLIGHT))
+    assert 1 == len([proof for proof in finding.evidence if proof.kind == "last_collectives"])
+
+
+def left(status: int) -> Farewell:
+    return Farewell(kind="exit", text=f"os._exit({status})", where="train.py:31 in give_up")
+
+
+@pytest.mark.parametrize("code", [3, None], ids=["status known", "reaped by its parent"])
+def test_a_rank_that_called_os_exit_says_where(code: int | None) -> None:
+    (finding,) = judge(ended(1, 10, code=code, said=left(3)), ended(0, 10.2, code=1, said=raised(LOST)))
+    assert (1,) == finding.ranks
+    assert "os._exit called at train.py:31 in give_up" in finding.summary
+    assert finding.facts["is_exception"] is False
+    assert finding.facts["is_status_known"] is True
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_a_rank_that_left_content_by_os_exit_raises_nothing(code: int | None) -> None:
+    assert [] == judge(ended(0, 10, code=code, said=left(0)), ended(1, 10.1, code=0, said=END))
+
+
+QUIET = Farewell(kind="exit", text="os._exit(0)", where="train.py:38 in leave")
+
+
+def test_a_rank_that_left_without_an_error_leads_over_the_peer_that_lost_it() -> None:
+    (finding,) = judge(
+        replaced(ended(1, 10.0, code=0, said=QUIET), last_step=20), ended(0, 10.3, code=1, said=raised(LOST))
+    )
+    assert (1,) == finding.ranks
+    assert "exit code 0, os._exit called at train.py:38" in finding.summary
+    assert "rank_dead" == rank_causes(finding)[0].cause
+    assert rank_causes(finding)[0].confidence > 0.9
+
+
+def test_a_rank_that_was_done_long_ago_or_is_further_is_not_why_a_connection_was_lost() -> None:
+    lost = ended(0, 100.0, code=1, said=raised(LOST))
+    done = replaced(ended(1, 10.0, code=0, said=END), last_step=5)
+    assert (0,) == judge(done, lost, now_s=200.0)[0].ranks
+    further = replaced(ended(1, 99.0, code=0, said=END), last_step=30)
+    assert (0,) == judge(further, lost, now_s=200.0)[0].ranks
+
+
+def test_ranks_that_are_done_at_different_times_are_no_deaths() -> None:
+    assert [] == judge(ended(1, 10.0, code=0, said=QUIET), ended(0, 40.0, code=0, said=END))
+
+
+def test_a_rank_that_failed_by_itself_is_not_excused_by_one_that_left() -> None:
+    (finding,) = judge(ended(1, 10.0, code=0, said=QUIET), ended(0, 10.3, code=1, said=raised("ValueError: bad label")))
+    assert (0,) == finding.ranks
+
+
+def replaced(end: RankExit, last_step: int) -> RankExit:
+    return RankExit(end.rank, end.at_ns, msgspec.structs.replace(end.exited, last_step=last_step))

@@ -159,6 +159,30 @@ def test_a_history_that_broke_on_every_rank_names_nobody() -> None:
     assert finding.facts["own_history_broke_on_all"] is True
 
 
+KEPT = [view(step, kept=(0, 1)) for step in range(26, 30)]
+
+
+def test_a_history_that_broke_where_the_other_was_not_read_names_its_rank() -> None:
+    (finding,) = judge(*KEPT, flipped(broke=(1,)), classes=FLIPPED, tables=FLIPPED_TABLES)
+    assert finding.ranks == (1,)
+    assert finding.facts["own_history_broke_on_all"] is False
+    assert any("rank 0 could not be read there" in e.summary for e in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    "earlier",
+    [
+        pytest.param(KEPT[:1], id="too few steps were read to know what is usual"),
+        pytest.param([*KEPT[:3], view(29, broke=(0, 1))], id="the script changes weights itself now and then"),
+    ],
+)
+def test_a_history_that_broke_where_the_other_was_not_read_may_say_nothing(earlier: list[StepView]) -> None:
+    (finding,) = judge(*earlier, flipped(broke=(1,)), classes=FLIPPED, tables=FLIPPED_TABLES)
+    assert finding.ranks == (0, 1)
+    assert finding.facts["own_history_broke_on_some"] is None
+    assert finding.facts["own_history_broke_on_all"] is None
+
+
 def test_with_two_ranks_and_no_history_both_are_named_and_the_tie_is_said() -> None:
     (finding,) = judge(flipped(), classes=FLIPPED, tables=FLIPPED_TABLES)
     assert finding.ranks == (0, 1)

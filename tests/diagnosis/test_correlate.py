@@ -155,3 +155,72 @@ def test_what_was_set_up_wrongly_explains_what_was_dated_before_it() -> None:
     stale, grown = finding("optimizer_identity", 1, (0, 1)), finding("uncleared_gradients", 0, (0, 1))
     (incident,) = open_ones([grown], [stale])
     assert incident.leading == stale
+
+
+def test_a_rank_that_died_explains_lateness_and_lateness_explains_no_death() -> None:
+    death, late = finding("dead_rank", 20, is_signal=True), finding("slow_rank", 30, (0,))
+    (incident,) = run([death], [late])
+    assert (death, (late,)) == (incident.leading, incident.consequences)
+    assert len(run([finding("slow_rank", 10, (0,))], [death])) == 2
+
+
+STUCK = finding("stalled_rank", 20, is_in_script=True, is_interpreter_locked=False, is_everyone_stuck=False)
+HELD = finding("stalled_rank", 20, is_suspended=True)
+MISMATCH = finding("collective_mismatch", 20, is_shape=True)
+
+
+@pytest.mark.parametrize(
+    "death",
+    [
+        finding("dead_rank", 20, (0,), is_exception=True),
+        finding("dead_rank", 19, (0,), is_signal=True, is_terminated=True),
+        finding("dead_rank", 20, (1,), is_signal=True, is_killed=True),
+    ],
+    ids=["timeout", "terminated", "killed"],
+)
+@pytest.mark.parametrize("hang", [STUCK, HELD], ids=["stuck", "held"])
+def test_a_job_that_hung_and_was_ended_is_one_incident_led_by_the_hang(hang: Finding, death: Finding) -> None:
+    (incident,) = open_ones([hang], [hang, death], [hang, death])
+    assert (hang, (death,)) == (incident.leading, incident.consequences)
+
+
+def test_memory_that_ran_out_on_the_rank_that_stood_still_leads() -> None:
+    death = finding("dead_rank", 20, is_signal=True, is_killed=True, is_out_of_memory=True)
+    (incident,) = open_ones([STUCK], [STUCK, death])
+    assert death == incident.leading
+
+
+@pytest.mark.parametrize("in_one_round", [True, False])
+def test_survivors_that_wait_for_the_dead_are_one_incident_led_by_the_death(in_one_round: bool) -> None:  # noqa: FBT001
+    death = finding("dead_rank", 21, is_signal=True, is_killed=True)
+    waiting = finding("stalled_rank", 20, has_ended=True, has_died=True)
+    rounds = [[waiting, death]] if in_one_round else [[death], [death, waiting]]
+    (incident,) = open_ones(*rounds, *rounds)
+    assert (death, (waiting,)) == (incident.leading, incident.consequences)
+
+
+def test_a_suspended_rank_is_not_the_doing_of_a_mismatch() -> None:
+    assert 2 == len(open_ones([MISMATCH], [HELD]))
+
+
+@pytest.mark.parametrize(
+    "leader",
+    [MISMATCH, finding("batch_lengths", 12, has_uneven_lengths=True), finding("structure_mismatch", 20)],
+    ids=lambda leader: leader.detector,
+)
+def test_what_makes_ranks_call_differently_leads_the_hang_and_the_death(leader: Finding) -> None:
+    death = finding("dead_rank", 20, (0,), is_exception=True)
+    for order in itertools.permutations([leader, STUCK, death]):
+        (incident,) = open_ones(*([one] for one in order), list(order))
+        assert leader == incident.leading
+        assert {"stalled_rank", "dead_rank"} == {one.detector for one in incident.consequences}
+
+
+def test_a_nan_explains_no_hang() -> None:
+    assert 2 == len(open_ones([BAD_BATCH], [finding("stalled_rank", 31, is_in_script=True)]))
+
+
+def test_another_rank_that_hangs_later_is_another_incident_and_the_same_one_is_not() -> None:
+    again = msgspec.structs.replace(STUCK, first_step=90)
+    assert 1 == len(open_ones([STUCK], [again]))
+    assert 2 == len(open_ones([STUCK], [msgspec.structs.replace(again, ranks=(0,))]))

@@ -231,6 +231,69 @@ def test_the_leading_cause(expected: str, confidence: float, seen: Finding) -> N
     assert (expected, confidence) == (first.cause, first.confidence)
 
 
+STALL = {
+    "is_suspended": False,
+    "is_uninterruptible": False,
+    "is_process_normal": True,
+    "is_unreachable": False,
+    "has_answered": True,
+    "has_ended": False,
+    "is_interpreter_locked": False,
+    "is_in_data": False,
+    "is_in_checkpoint": False,
+    "is_in_script": False,
+    "is_elsewhere": False,
+    "has_entered": False,
+    "has_stack": True,
+    "has_flight": True,
+    "is_culprit_clear": True,
+    "is_everyone_stuck": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("expected", "confidence", "facts"),
+    [
+        ("rank_suspended", 0.95, {"is_suspended": True, "is_in_script": True}),
+        ("rank_suspended", 0.95, {"is_suspended": True, "is_in_data": True, "is_interpreter_locked": None}),
+        ("rank_suspended", 0.88, {"is_uninterruptible": True, "is_in_script": True}),
+        ("stalled_checkpoint", 0.93, {"is_uninterruptible": True, "is_in_checkpoint": True}),
+        ("stalled_data_loader", 0.93, {"is_uninterruptible": True, "is_in_data": True}),
+        ("host_unreachable", 0.90, {"is_unreachable": True, "has_stack": False, "is_in_data": None}),
+        ("interpreter_locked", 0.95, {"is_interpreter_locked": True, "is_in_script": True}),
+        ("interpreter_locked", 0.95, {"is_interpreter_locked": True, "is_in_data": True}),
+        ("interpreter_locked", 0.85, {"is_interpreter_locked": True, "has_stack": False, "is_in_script": None}),
+        ("stalled_data_loader", 0.93, {"is_in_data": True}),
+        ("stalled_data_loader", 0.88, {"is_in_data": True, "is_everyone_stuck": True}),
+        ("stalled_checkpoint", 0.93, {"is_in_checkpoint": True, "has_stack": False}),
+        ("stalled_checkpoint", 0.88, {"is_in_checkpoint": True, "is_everyone_stuck": True}),
+        ("rank_stuck_in_python", 0.93, {"is_in_script": True}),
+        ("rank_stuck_in_python", 0.85, {"is_in_script": True, "is_interpreter_locked": None}),
+        ("rank_stuck_in_python", 0.85, {"is_in_script": True, "is_everyone_stuck": True}),
+        ("rank_missing_from_collective", 0.93, {"is_elsewhere": True}),
+        ("rank_missing_from_collective", 0.93, {"is_elsewhere": True, "is_in_script": True}),
+        ("rank_missing_from_collective", 0.90, {"has_ended": True, "has_stack": False, "is_in_data": True}),
+        ("rank_missing_from_collective", 0.80, {}),
+        ("rank_missing_from_collective", 0.65, {"is_elsewhere": True, "is_culprit_clear": False}),
+        ("rank_missing_from_collective", 0.65, {"has_stack": False, "is_in_script": None}),
+        ("rank_missing_from_collective", 0.30, {"is_everyone_stuck": True, "is_culprit_clear": False}),
+    ],
+)
+def test_why_a_rank_does_not_go_on(expected: str, confidence: float, facts: dict[str, Any]) -> None:
+    first = rank_causes(finding("stalled_rank", **STALL | facts))[0]
+    assert (expected, confidence) == (first.cause, first.confidence)
+
+
+@pytest.mark.parametrize(
+    "facts", [{"is_suspended": True}, {"is_interpreter_locked": True}, {"is_in_script": True}, {"is_in_data": True}]
+)
+def test_the_refutation_of_a_stall_was_looked_for_and_not_seen(facts: dict[str, Any]) -> None:
+    turned = {"is_suspended": {"is_process_normal": False}, "is_interpreter_locked": {"is_lock_free": False}}
+    seen = facts | turned.get(next(iter(facts)), {})
+    first = rank_causes(finding("stalled_rank", **STALL | seen))[0]
+    assert first.would_refute.endswith("This was looked for and not seen.")
+
+
 def test_both_unsynced_and_bypassed_puts_the_bypass_first_and_the_other_second() -> None:
     ranked = rank_causes(finding("replica_divergence", parameters_differ_at_first=True, **BYPASS))
     assert [cause.cause for cause in ranked[:2]] == ["gradient_sync_bypassed", "unsynced_initialisation"]

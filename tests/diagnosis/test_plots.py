@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holter.detectors.window import Note, Spread, StepNumbers, Window
+from holter.detectors.window import Arrival, Note, Spread, StepArrivals, StepNumbers, Window
 from holter.diagnosis import drawing, explain, to_html, to_markdown, to_text
 from holter.diagnosis.plots import KIND, MAX_POINTS, Point, plots, thinned, words
 from holter.records import Diagnosis, Directive, Evidence, Finding, ModuleVitals, Vitals
@@ -233,3 +233,18 @@ def test_ticks_are_round_numbers_within_the_range() -> None:
     assert [1.2, 1.4, 1.6, 1.8, 2.0] == drawing.ticks(1.17, 2.03)
     assert [5.0] == drawing.ticks(5.0, 5.0)
     assert [0.01, 1.0, 100.0] == drawing.decades(0.005, 2000.0, 3)
+
+
+def test_the_lag_of_a_late_rank_is_drawn_beside_what_the_others_are_used_to() -> None:
+    arrivals = tuple(
+        StepArrivals(step, 0, 4, 1, (Arrival(1 if step >= 20 else 0, 0.05, "0", step, 0.0, 0.0),), 0.001, 0.0, 0.002)
+        for step in range(40)
+    )
+    finding = msgspec.structs.replace(FINDING, detector="slow_rank", first_step=20, facts={"late_ranks": [1]})
+    known = msgspec.structs.replace(finding, facts={})
+    seen = Window(now_ns=0, world_size=4, attached=frozenset(range(4)), arrivals=arrivals)
+    (plot,) = plots(seen, finding)
+    late, usual = plot.values["lines"]
+    assert ("rank 1", [0.0] * 20 + [50.0] * 20) == (late["name"], late["values"])
+    assert {2.0} == set(usual["values"])
+    assert plots(seen, known) == ()

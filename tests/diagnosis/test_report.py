@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import msgspec
 import pytest
 
-from holter.diagnosis import explain, headline, to_html, to_markdown, to_text
+from holter.diagnosis import explain, headline, to_fragment, to_html, to_markdown, to_text
 from holter.records import Diagnosis, Directive, Evidence, Finding
 
 NOTIFY = Directive(directive="notify", reason="the action is set to notify")
@@ -128,6 +128,19 @@ def test_html_escapes_names_and_fetches_nothing() -> None:
     assert "&lt;script&gt;" in page
     assert "prefers-color-scheme: dark" in page
     assert "url(" not in page
+
+
+def test_a_fragment_says_the_same_without_style_script_or_frame() -> None:
+    diagnosis = diagnose(bad_batch("<script>alert(1)</script>"))
+    fragment, page = to_fragment(diagnosis), to_html(diagnosis)
+    parser = Tags()
+    parser.feed(fragment)
+    assert not {"script", "style", "html", "body", "h1"} & parser.tags
+    assert "style=" not in fragment
+    assert "style=" not in page, "what a page that forbids inline styles could not show"
+    for section in ("What to do", "Why we think so", "What would refute it"):
+        assert f"<h3>{section}</h3>" in fragment
+        assert f"<h2>{section}</h2>" in page
 
 
 def test_markdown_does_not_let_names_become_tags() -> None:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.free_port import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"
 FAULTS = Path(__file__).parents[1] / "faults" / "scripts"
@@ -78,8 +79,8 @@ def test_an_odd_script_behaves_as_without_holter(jobs, kind, code):
         assert bare.stderr.splitlines() == own
 
 
-def test_two_ranks_that_make_no_group_behave_as_without_holter(jobs):
-    ended = jobs.run(SCRIPTS / "odd.py", "no_group")
+def test_two_ranks_that_make_no_group_behave_as_without_holter(forks):
+    ended = forks.run(SCRIPTS / "odd.py", "no_group")
     assert ended.code == 0
     assert ended.stdout == "done\ndone\n"
     assert ended.diagnoses == []
@@ -95,26 +96,26 @@ def test_ctrl_c_behaves_as_without_holter(jobs):
     assert ended.diagnoses == []
 
 
-def test_two_jobs_on_one_machine_do_not_meet(jobs):
-    first = jobs.start(FAULTS / "nan_in_batch.py", "--steps", 300)
-    second = jobs.start(FAULTS / "nan_in_batch.py", "--healthy", "--steps", 300)
+def test_two_jobs_on_one_machine_do_not_meet(forks):
+    first = forks.start(FAULTS / "nan_in_batch.py", "--steps", 300)
+    second = forks.start(FAULTS / "nan_in_batch.py", "--healthy", "--steps", 300)
     first, second = first.wait(), second.wait()
     assert first.top["cause"] == "nonfinite_input"
     assert second.code == 0
     assert second.diagnoses == []
 
 
-def test_a_job_reports_to_a_coordinator_that_already_runs(jobs, tmp_path, wait_for):
+def test_a_job_reports_to_a_coordinator_that_already_runs(forks, tmp_path, wait_for):
     token, run_dir = tmp_path / "token", tmp_path / "central"
     token.write_text("a secret of this test\n")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "holter.cli", "coordinator", "--run-dir", run_dir, "--port", str(port)]
-    coordinator = subprocess.Popen([*command, "--token-file", token], stderr=subprocess.PIPE)
+    hasty = os.environ | {"HOLTER_LINGER_S": "0"}
+    coordinator = subprocess.Popen([*command, "--token-file", token], stderr=subprocess.PIPE, env=hasty)
     try:
         wait_for((run_dir / "coordinator.json").exists, 30, "the coordinator")
         env = {"HOLTER_COORDINATOR": f"127.0.0.1:{port}", "HOLTER_TOKEN_FILE": str(token)}
-        ended = jobs.run(FAULTS / "nan_in_batch.py", env=env)
+        ended = forks.run(FAULTS / "nan_in_batch.py", env=env)
         assert ended.code == 0
         coordinator.wait(timeout=60)
     finally:
@@ -144,10 +145,10 @@ def test_wrong_use_is_one_clear_sentence(tmp_path, arguments, sentence):
     assert "Traceback" not in ended.stderr
 
 
-def test_a_taken_port_is_said_and_a_free_one_taken(jobs):
+def test_a_taken_port_is_said_and_a_free_one_taken(forks):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        ended = jobs.run(FAULTS / "nan_in_batch.py", "--healthy", options=["--port", str(port)])
+        ended = forks.run(FAULTS / "nan_in_batch.py", "--healthy", options=["--port", str(port)])
     assert ended.code == 0
     assert any(f"port {port}" in line for line in ended.holter_lines)
     assert run_json(ended)["world_size"] == 2

@@ -33,17 +33,34 @@ def bare(tmp_path_factory, request):
     return digest
 
 
-@pytest.mark.parametrize("mode", ["plain", "accumulate", "bf16", "bucket_view"])
-def test_weights_and_random_states_are_bit_identical(jobs, bare, mode):
-    ended = jobs.run(SCRIPT, "--mode", mode, by="scheduler")
+def test_weights_and_random_states_are_bit_identical(jobs, bare):
+    ended = jobs.run(SCRIPT, "--mode", "plain", by="scheduler")
+    assert ended.code == 0
+    assert digests(ended) == bare("--mode", "plain")
+    assert ended.diagnoses == []
+
+
+@pytest.mark.parametrize("mode", ["accumulate", "bf16", "bucket_view"])
+def test_they_are_in_every_mode(forks, bare, mode):
+    ended = forks.run(SCRIPT, "--mode", mode)
     assert ended.code == 0
     assert digests(ended) == bare("--mode", mode)
     assert ended.diagnoses == []
 
 
-def test_a_run_that_meets_a_nan_goes_on_with_the_same_bits(jobs, bare):
+def test_snapshots_change_no_bit_and_are_said_once(forks, bare):
+    ended = forks.run(SCRIPT, "--mode", "accumulate", env={"HOLTER_SNAPSHOT_EVERY": "3"})
+    assert ended.code == 0
+    assert digests(ended) == bare("--mode", "accumulate")
+    assert ended.diagnoses == []
+    said = [line for line in ended.holter_lines if "snapshot" in line or "copied in memory" in line]
+    assert 1 == len(said)
+    assert "every 3 steps the training state is copied in memory" in said[0]
+
+
+def test_a_run_that_meets_a_nan_goes_on_with_the_same_bits(forks, bare):
     """The replay that looks for the NaN's origin leaves no trace, although the model has batch statistics and dropout."""
-    ended = jobs.run(SCRIPT, "--nan-step", 50, "--steps", 60, by="scheduler")
+    ended = forks.run(SCRIPT, "--nan-step", 50, "--steps", 60)
     assert digests(ended) == bare("--nan-step", 50, "--steps", 60)
     assert ended.top["cause"] == "nonfinite_input"
 
@@ -58,8 +75,8 @@ def kill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def test_killing_a_sidecar_changes_no_bit_and_is_shown(jobs, bare, status, wait_for):
-    job = jobs.start(SCRIPT, "--steps", 3000, by="scheduler")
+def test_killing_a_sidecar_changes_no_bit_and_is_shown(forks, bare, status, wait_for):
+    job = forks.start(SCRIPT, "--steps", 3000)
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
     kill(job.pids("sidecar", rank=1))
     wait_for(lambda: states(status(job)) == ["connected", "gone"], 30, "the loss to be shown")
@@ -69,8 +86,8 @@ def test_killing_a_sidecar_changes_no_bit_and_is_shown(jobs, bare, status, wait_
     assert ended.diagnoses == []
 
 
-def test_killing_the_coordinator_changes_no_bit_and_another_takes_its_place(jobs, bare, status, wait_for):
-    job = jobs.start(SCRIPT, "--steps", 3000, by="scheduler")
+def test_killing_the_coordinator_changes_no_bit_and_another_takes_its_place(forks, bare, status, wait_for):
+    job = forks.start(SCRIPT, "--steps", 3000)
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
     first = job.pids("coordinator")
     kill(first)
@@ -81,8 +98,8 @@ def test_killing_the_coordinator_changes_no_bit_and_another_takes_its_place(jobs
     assert ended.diagnoses == []
 
 
-def test_killing_all_of_us_changes_no_bit_and_every_rank_says_so(jobs, bare, status, wait_for):
-    job = jobs.start(SCRIPT, "--steps", 3000, by="scheduler")
+def test_killing_all_of_us_changes_no_bit_and_every_rank_says_so(forks, bare, status, wait_for):
+    job = forks.start(SCRIPT, "--steps", 3000)
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
     kill(job.pids("sidecar"))
     kill(job.pids("coordinator"))
@@ -92,7 +109,7 @@ def test_killing_all_of_us_changes_no_bit_and_every_rank_says_so(jobs, bare, sta
         assert any(f"rank {rank} trains unobserved: its sidecar" in line for line in ended.holter_lines)
 
 
-def test_a_full_run_directory_changes_no_bit(jobs, bare, tmp_path):
+def test_a_full_run_directory_changes_no_bit(forks, bare, tmp_path):
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
     small = tmp_path / "small"
@@ -102,23 +119,23 @@ def test_a_full_run_directory_changes_no_bit(jobs, bare, tmp_path):
         pytest.skip("this machine does not let us mount a tmpfs")
     try:
         (small / "filler").write_bytes(bytes(40 << 10))
-        ended = jobs.run(SCRIPT, env={"HOLTER_RUN_DIR": str(small / "run")}, by="scheduler")
+        ended = forks.run(SCRIPT, env={"HOLTER_RUN_DIR": str(small / "run")})
     finally:
         subprocess.run(["umount", "-l", small], check=True)
     assert ended.code == 0
     assert digests(ended) == bare("--mode", "plain")
 
 
-def test_an_unwritable_run_directory_is_said_and_changes_no_bit(jobs, bare, tmp_path):
+def test_an_unwritable_run_directory_is_said_and_changes_no_bit(forks, bare, tmp_path):
     (tmp_path / "file").write_text("")
-    ended = jobs.run(SCRIPT, env={"HOLTER_RUN_DIR": str(tmp_path / "file" / "run")}, by="scheduler")
+    ended = forks.run(SCRIPT, env={"HOLTER_RUN_DIR": str(tmp_path / "file" / "run")})
     assert ended.code == 0
     assert digests(ended) == bare("--mode", "plain")
     assert any("cannot write to" in line for line in ended.holter_lines)
 
 
-def test_a_page_that_cannot_be_made_is_said_and_changes_no_bit(jobs, bare):
-    ended = jobs.run(SCRIPT, env={"HOLTER_RING_BYTES": str(1 << 60)}, by="scheduler")
+def test_a_page_that_cannot_be_made_is_said_and_changes_no_bit(forks, bare):
+    ended = forks.run(SCRIPT, env={"HOLTER_RING_BYTES": str(1 << 60)})
     assert ended.code == 0
     assert digests(ended) == bare("--mode", "plain")
     assert sum("trains unobserved" in line for line in ended.holter_lines) == 2
@@ -131,8 +148,8 @@ def test_a_wrong_setting_in_a_job_is_said_and_training_goes_on(jobs, bare):
     assert any("HOLTER_OVERHEAD_BUDGET must be a number, got 'fast'" in line for line in ended.holter_lines)
 
 
-def test_a_hostile_coordinator_changes_no_bit(jobs, bare, hostile_server):
-    ended = jobs.run(SCRIPT, env={"HOLTER_COORDINATOR": hostile_server, "HOLTER_TOKEN": "secret"}, by="scheduler")
+def test_a_hostile_coordinator_changes_no_bit(forks, bare, hostile_server):
+    ended = forks.run(SCRIPT, env={"HOLTER_COORDINATOR": hostile_server, "HOLTER_TOKEN": "secret"})
     assert ended.code == 0
     assert digests(ended) == bare("--mode", "plain")
 

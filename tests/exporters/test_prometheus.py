@@ -11,11 +11,22 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from holter.exporters import CoordinatorSnapshot, RankSnapshot, StepHistogram, expose, families
-from holter.exporters.prometheus import DETAILED_RANKS
-from holter.records import Phase
+from holter.detectors.window import Spread
+from holter.exporters import (
+    CoordinatorSnapshot,
+    IncidentInfo,
+    JobFigures,
+    ModuleFigures,
+    RankSnapshot,
+    StepHistogram,
+    expose,
+    families,
+)
+from holter.exporters.catalogue import METRICS
+from holter.exporters.prometheus import DETAILED_RANKS, MAX_INFOS, MAX_MODULES
+from holter.records import Device, Phase
 
-GOLDEN = Path(__file__).parent / "golden" / "metrics.txt"
+GOLDEN = Path(__file__).parent / "golden"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 RANK = RankSnapshot(
@@ -27,10 +38,41 @@ RANK = RankSnapshot(
     phase=Phase.BACKWARD,
     loss=1.25,
     gradient_norm=float("inf"),
+    lag_s=0.05,
     overhead_ratio=0.004,
     nonfinite={"gradient": 3},
     dropped=2,
     steps=StepHistogram().add(0.2).add(0.3).add(500.0),
+    device=Device(
+        uuid="GPU-1",
+        throttled_by=["thermal"],
+        clock_mhz=1200.0,
+        clock_limit_mhz=1980.0,
+        temperature_c=91.0,
+        power_w=650.5,
+    ),
+    is_coordinator_there=True,
+)
+JOB = JobFigures(
+    world_size=2,
+    step=41,
+    sidecars={"connected": 1, "gone": 1},
+    phases={Phase.BACKWARD: 1},
+    last_progress_s=1763287200.5,
+    lag_s=0.05,
+    dropped=2,
+    spreads={
+        "loss": Spread(1.5, 1.25, 1.75, 1, 0, 2),
+        "gradient_norm": Spread(3.0, 1.0, 5.0, 0, 1, 2),
+        "learning_rate": Spread(0.001, 0.001, 0.001, 0, 0, 2),
+        "seconds": Spread(0.2, 0.2, 0.2, 0, 0, 2),
+        "loss_scale": Spread(65536.0, 65536.0, 65536.0, 0, 0, 2),
+    },
+    modules=(
+        ModuleFigures("head", 0.5, 2.0, 0.001, 0.0),
+        ModuleFigures("encoder", float("inf"), 1.0, float("nan"), 0.25),
+    ),
+    exponents=(0.25, 0.75),
 )
 COORDINATOR = CoordinatorSnapshot(
     detectors=("dead_rank", "nonfinite_values"),
@@ -39,6 +81,16 @@ COORDINATOR = CoordinatorSnapshot(
     findings=(("dead_rank", "critical"),),
     open_incidents=(("rank_dead", "critical"),),
     incidents={"rank_dead": 1},
+    infos=(
+        IncidentInfo(
+            "20261115T101500-1", "rank_dead", "critical", "1", "", "all_reduce #7 of dp", "41", "http://a:1/x"
+        ),
+    ),
+    halts={"completed": 1},
+    last_good_step=40,
+    num_blind_spots=1,
+    webhook={"delivered": 2},
+    job=JOB,
 )
 
 
@@ -51,8 +103,19 @@ def _samples(metrics: Iterable[Metric]) -> set[tuple[str, tuple[tuple[str, str],
     return {(sample.name, tuple(sorted(sample.labels.items())), sample.value) for sample in found}
 
 
-def test_the_exposition_is_what_it_was() -> None:
-    assert GOLDEN.read_text() == text()
+@pytest.mark.parametrize(("accept", "name"), [("", "metrics.txt"), (OPENMETRICS, "openmetrics.txt")])
+def test_the_exposition_is_what_it_was(accept: str, name: str) -> None:
+    assert (GOLDEN / name).read_text() == text(accept)
+
+
+def test_every_metric_of_the_table_is_in_it() -> None:
+    shown = {line.split()[2] for line in text().splitlines() if line.startswith("# TYPE")}
+    assert {f"holter_{name}" for name in METRICS} == shown
+
+
+def test_openmetrics_tells_the_units() -> None:
+    assert "# UNIT holter_device_power_watts watts\n" in text(OPENMETRICS)
+    assert "# UNIT holter_step_seconds seconds\n" in text(OPENMETRICS)
 
 
 def test_both_formats_parse_and_say_the_same() -> None:
@@ -73,6 +136,31 @@ def test_counters_begin_at_0_and_unknown_values_are_absent() -> None:
     assert 'holter_nonfinite_total{rank="0",run_id="r",where="loss"} 0.0' in lines
     assert "holter_loss" not in lines
     assert "holter_step{" not in lines
+    job = expose(families("r", "v", [], CoordinatorSnapshot(detectors=("dead_rank",))), "")[0].decode()
+    for outcome in ("completed", "called_off", "incomplete", "failed"):
+        assert f'holter_halts_total{{outcome="{outcome}",run_id="r"}} 0.0' in job
+    assert 'holter_detector_failures_total{detector="dead_rank",run_id="r"} 0.0' in job
+    assert 'holter_job_observations_dropped_total{run_id="r"} 0.0' in job
+    assert "holter_checkpoint_last_good_step" not in job
+    assert 'holter_webhook_messages_total{outcome="failed",run_id="r"} 0.0' in job
+
+
+def test_of_very_many_modules_and_incidents_the_worst_are_shown() -> None:
+    modules = tuple(ModuleFigures(f"layer.{n}", float(n), 1.0, 0.1, 0.0) for n in range(1000))
+    infos = tuple(IncidentInfo(str(n), "rank_dead", "critical", "", "", "", "", "") for n in range(100))
+    shown = families("r", "v", [], CoordinatorSnapshot(infos=infos, job=JobFigures(modules=modules)))
+    by_name = {family.name: family.samples for family in shown}
+    norms = by_name["holter_module_gradient_norm"]
+    assert MAX_MODULES == len(norms) == len(by_name["holter_module_update_ratio"])
+    assert ("layer.999", 999.0) == (norms[0].labels["module"], norms[0].value)
+    assert MAX_INFOS == len(by_name["holter_incident_info"])
+
+
+def test_names_that_a_script_chose_are_bounded_and_make_no_series_twice() -> None:
+    modules = tuple(ModuleFigures(f"{n}{'.x' * 500}", float(n), 1.0, 0.1, 0.0) for n in range(3))
+    shown = families("r", "v", [], CoordinatorSnapshot(job=JobFigures(modules=modules)))
+    norms = next(family.samples for family in shown if family.name == "holter_module_gradient_norm")
+    assert [(2.0, 120)] == [(sample.value, len(sample.labels["module"])) for sample in norms]
 
 
 def test_every_series_names_its_run_and_a_rank_has_at_most_60() -> None:

@@ -39,7 +39,7 @@ class Case:
     says: tuple[str, ...] = ()
     """Words of the evidence."""
     arguments: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict, hash=False)
     has_twin: bool = True
 
     @property
@@ -56,6 +56,8 @@ def case(row: int, script: str, cause: str, step: int = 0, **more: Any) -> Case:
     )
 
 
+EVERY_STEP = {"HOLTER_OVERHEAD_BUDGET": "1", "HOLTER_OVERHEAD_FLOOR_S": "1"}
+"""Weights are read before and after each, whatever that costs."""
 CASES = (
     case(1, "lost_hooks", "gradient_sync_bypassed", tensors=NET),
     case(2, "unused_layer", "unreduced_parameters", tensors=NET),
@@ -84,7 +86,7 @@ CASES = (
     case(0, "raw_module", "gradient_sync_bypassed", tensors=NET),
     case(0, "nan_in_forward", "nonfinite_forward", step=20, ranks=(1,), modules=("body.compress",)),
     case(0, "nan_in_backward", "nonfinite_backward", step=20, ranks=(1,)),
-    case(0, "flipped_bit", "silent_data_corruption", step=20, ranks=(1,), tensors=("block.0.weight",), options=("--overhead-budget", "1")),
+    case(0, "flipped_bit", "silent_data_corruption", step=20, ranks=(1,), tensors=("block.0.weight",), env=EVERY_STEP),
 )  # fmt: skip
 
 SILENT = (
@@ -103,23 +105,22 @@ class Job:
     name: str
     script: str
     arguments: tuple[str, ...]
-    options: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict, hash=False)
 
 
 def run(job: Job, nursery: Any, directory: Path) -> Any:
     """The job after its end."""
-    return nursery.run(directory, [*job.options, str(SCRIPTS / job.script), *job.arguments], env=job.env)
+    return nursery.run(directory, [str(SCRIPTS / job.script), *job.arguments], env=job.env)
 
 
 def fault(of: Case) -> Job:
     """The case's fault."""
-    return Job(of.name, f"{of.script}.py", of.arguments, of.options)
+    return Job(of.name, f"{of.script}.py", of.arguments, of.env)
 
 
 def twin(of: Case) -> Job:
     """The same script without the fault."""
-    return Job(f"{of.name}-twin", f"{of.script}.py", (*of.arguments, "--healthy"), of.options)
+    return Job(f"{of.name}-twin", f"{of.script}.py", (*of.arguments, "--healthy"), of.env)
 
 
 def silent(name: str) -> Job:

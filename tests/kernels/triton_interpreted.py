@@ -1,6 +1,7 @@
 """Run by test_triton_interpreted.py with TRITON_INTERPRET=1: the GPU kernels on CPU tensors, results poisoned, against the definition."""
 
 import sys
+from unittest import mock
 
 import numpy as np
 import torch
@@ -81,6 +82,39 @@ def mixed_list() -> None:
     tensors = [torch.randn(10 + 7 * k).to(dtype) for k, dtype in enumerate([*FORMATS, *FORMATS])]
     tensors.insert(5, torch.randn(50_000))
     agree(tensors)
+
+
+def launched() -> None:
+    """The whole of `GpuPass`, with streams and pinned memory that are none."""
+    zeros = torch.zeros
+
+    def unpinned(*args: object, **kwargs: object) -> torch.Tensor:
+        return zeros(*args, **{**kwargs, "pin_memory": False})
+
+    tensors = [torch.randn(3000), torch.randn(700).to(torch.bfloat16)]
+    with (
+        mock.patch.multiple(
+            torch.cuda,
+            Stream=mock.MagicMock(),
+            device=mock.MagicMock(),
+            stream=mock.MagicMock(),
+            current_stream=mock.MagicMock(),
+            is_current_stream_capturing=lambda: False,
+        ),
+        mock.patch.object(torch, "zeros", unpinned),
+        mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor),
+        mock.patch.object(torch.Tensor, "record_stream"),
+    ):
+        for histogram, statistics in (("sampled", True), ("off", True), ("off", False)):
+            gpu_pass = gpu.GpuPass(tensors, torch.device("cpu"), histogram=histogram, statistics=statistics)
+            for _ in range(2):
+                gpu_pass.launch(tensors, [tensor.data_ptr() for tensor in tensors])
+            result = gpu_pass.result()
+            assert result is not None
+            rows, bins = result
+            assert [fingerprint(tensor) for tensor in tensors] == rows["fingerprint"].tolist()
+            for k, tensor in enumerate(tensors if statistics else []):
+                check(tensor, rows[k], None if bins is None else bins[k], histogram=histogram)
 
 
 def wrong_is_noticed() -> None:

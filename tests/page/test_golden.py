@@ -10,9 +10,10 @@ from contextlib import closing
 from pathlib import Path
 
 from holter.page import PageHeartbeat, PageIdentity, PageReader, PageWriter
+from holter.page.layout import RING_OFFSET
 from holter.records import Phase
 
-GOLDEN = Path(__file__).parent / "golden" / "page_v1.bin"
+GOLDEN = Path(__file__).parent / "golden" / "page_v2.bin"
 RING_BYTES = 4096
 PAYLOADS = [bytes([number]) * 600 for number in range(9)]
 AT_NS = 1_800_000_000_000_000_000
@@ -31,8 +32,10 @@ def page_as_written_today() -> bytes:
         assert not writer.write(b"x" * RING_BYTES)
         reader.set_control(3, 40)
         reader.beat(pid=4243, at_ns=AT_NS + 1)
+        for step in (30, 31):
+            assert writer.publish_rewind(step, b"random states of %d" % step)
         reader.post_notice("rank 1: NaN in the batch, step 30 …")
-        return os.pread(writer.fd, 4096 + RING_BYTES, 0)
+        return os.pread(writer.fd, RING_OFFSET + RING_BYTES, 0)
 
 
 def test_bytes_written_today_equal_the_golden_page() -> None:
@@ -44,17 +47,18 @@ def test_golden_page_is_understood() -> None:
         Path(copy.name).write_bytes(GOLDEN.read_bytes())
         with closing(PageReader.open(copy.name)) as reader:
             assert reader.identity == PageIdentity(
-                version=1, rank=1, world_size=4, pid=4242, started_ticks=777, ring_bytes=RING_BYTES
+                version=2, rank=1, world_size=4, pid=4242, started_ticks=777, ring_bytes=RING_BYTES
             )
             assert reader.heartbeat() == PageHeartbeat(step=30, phase=Phase.BACKWARD, micro_step=2, at_ns=AT_NS + 30)
             assert PAYLOADS[4:] == reader.read()
+            assert [(30, b"random states of 30"), (31, b"random states of 31")] == reader.rewinds()
             assert (reader.dropped, reader.torn) == (1, 0)
 
 
 def test_golden_page_holds_what_the_layout_table_says() -> None:
     page = GOLDEN.read_bytes()
 
-    assert struct.unpack_from("<8s6Q", page, 0) == (b"HOLTERPG", 1, 1, 4, 4242, 777, RING_BYTES)
+    assert struct.unpack_from("<8s6Q", page, 0) == (b"HOLTERPG", 2, 1, 4, 4242, 777, RING_BYTES)
     assert struct.unpack_from("<Q", page, 64) == (3,)
     assert struct.unpack_from("<4q", page, 80) == (29, 3, 2, AT_NS + 29)
     assert struct.unpack_from("<4q", page, 120) == (30, 3, 2, AT_NS + 30)
@@ -64,8 +68,8 @@ def test_golden_page_holds_what_the_layout_table_says() -> None:
     assert struct.unpack_from("<Q32x2q", page, 384) == (1, 4243, AT_NS + 1)
     assert struct.unpack_from("<Q", page, 448) == (1,)
     assert page[1496 : 1496 + 1024].rstrip(b"\0").decode() == "rank 1: NaN in the batch, step 30 …"
-    assert struct.unpack_from("<I", page, 4096 + 4 * 608) == (600,)
-    assert PAYLOADS[4] == page[4096 + 4 * 608 + 8 :][:600]
+    assert struct.unpack_from("<I", page, 139264 + 4 * 608) == (600,)
+    assert PAYLOADS[4] == page[139264 + 4 * 608 + 8 :][:600]
 
 
 if __name__ == "__main__":

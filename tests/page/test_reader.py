@@ -35,13 +35,13 @@ def _refusal(content: bytes) -> PageError:
 
 
 def test_a_foreign_file_is_refused_by_its_magic() -> None:
-    refusal = _refusal(b"\x7fELF" + bytes(8192))
+    refusal = _refusal(b"\x7fELF" + bytes(RING_OFFSET + 4096))
 
     assert "is not a page: it begins with b'\\x7fELF" in str(refusal)
     assert not isinstance(refusal, TornPageError)
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, 63, 4096, 4159])
+@pytest.mark.parametrize("num_bytes", [0, 1, 63, 4096, RING_OFFSET + 63])
 def test_a_short_file_is_refused_by_its_size(make_page: MakePage, num_bytes: int) -> None:
     writer, _ = make_page(ring_bytes=64)
 
@@ -50,9 +50,9 @@ def test_a_short_file_is_refused_by_its_size(make_page: MakePage, num_bytes: int
 
 def test_another_version_is_refused_and_both_are_named(make_page: MakePage) -> None:
     writer, _ = make_page()
-    refusal = _refusal(_with_header(_page_bytes(writer), b"HOLTERPG", 2, 1, 4, 4242, 777, 4096))
+    refusal = _refusal(_with_header(_page_bytes(writer), b"HOLTERPG", 3, 1, 4, 4242, 777, 4096))
 
-    assert "is a page of version 2, and this holter reads version 1" in str(refusal)
+    assert "is a page of version 3, and this holter reads version 2" in str(refusal)
     assert not isinstance(refusal, TornPageError)
 
 
@@ -71,15 +71,15 @@ def test_a_header_that_changed_is_torn(make_page: MakePage, offset: int) -> None
     ("fields", "sentence"),
     [
         ((4, 4, 4242, 777, 4096), "rank must be at least 0 and below world_size, got 4 of 4"),
-        ((1, 4, 4242, 777, 4104), "its size is 8192 bytes, and its header says 8200"),
-        ((1, 4, 4242, 777, 64), "its size is 8192 bytes, and its header says 4160"),
+        ((1, 4, 4242, 777, 4104), "its size is 143360 bytes, and its header says 143368"),
+        ((1, 4, 4242, 777, 64), "its size is 143360 bytes, and its header says 139328"),
         ((1, 4, 4242, 777, 8), "got 8"),
         ((1, 4, 4242, 777, 1 << 63), "got 9223372036854775808"),
     ],
 )
 def test_a_header_that_does_not_add_up_is_torn(make_page: MakePage, fields: tuple[int, ...], sentence: str) -> None:
     writer, _ = make_page()
-    refusal = _refusal(_with_header(_page_bytes(writer), b"HOLTERPG", 1, *fields))
+    refusal = _refusal(_with_header(_page_bytes(writer), b"HOLTERPG", 2, *fields))
 
     assert isinstance(refusal, TornPageError)
     assert str(refusal).endswith(sentence)
@@ -112,7 +112,7 @@ def test_a_refused_page_leaves_no_descriptor_open(make_page: MakePage) -> None:
     make_page()
     before = os.dup(0)
     os.close(before)
-    _refusal(bytes(8192))
+    _refusal(bytes(RING_OFFSET + 4096))
     after = os.dup(0)
     os.close(after)
 
@@ -123,7 +123,7 @@ def test_open_leaves_the_descriptor_to_the_caller(make_page: MakePage) -> None:
     writer, reader = make_page()
     reader.close()
 
-    assert os.fstat(writer.fd).st_size == 8192
+    assert os.fstat(writer.fd).st_size == RING_OFFSET + 4096
 
 
 def test_a_heartbeat_is_none_until_the_first_then_the_latest(make_page: MakePage) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from holter.errors import PageError
 from holter.page import PageReader, PageWriter
-from holter.page.layout import WRITE_POSITION
+from holter.page.layout import RING_OFFSET, WRITE_POSITION
 from holter.records import Phase
 
 MakePage = Callable[..., tuple[PageWriter, PageReader]]
@@ -71,7 +71,7 @@ print(os.dup(0) - before)
 """)
     out, errors = child.communicate(timeout=30)
 
-    assert f"the shared page of {(64 << 20) + 4096} bytes cannot be made: {reason}\n0\n" == out, errors
+    assert f"the shared page of {(64 << 20) + RING_OFFSET} bytes cannot be made: {reason}\n0\n" == out, errors
 
 
 def test_a_big_endian_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_without_memfd_an_unlinked_file_serves(
 def test_memory_is_taken_in_advance(make_page: MakePage) -> None:
     writer, _ = make_page(ring_bytes=1 << 20)
 
-    assert os.fstat(writer.fd).st_blocks * 512 >= 4096 + (1 << 20)
+    assert os.fstat(writer.fd).st_blocks * 512 >= RING_OFFSET + (1 << 20)
 
 
 def test_without_memfd_a_directory_that_cannot_be_written_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

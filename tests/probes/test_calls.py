@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import threading
 
 import pytest
 import torch
@@ -81,6 +82,62 @@ def test_a_saved_model_is_loaded_again(worn):
     again = torch.load(saved, weights_only=False).eval()
     inputs = torch.randn(3, 4)
     assert torch.equal(again(inputs), model.eval()(inputs))
+
+
+class Listing(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules = [self.body]
+
+
+def test_a_model_with_a_list_called_modules_is_saved_without_hooks(wear):
+    model = Listing()
+    wear().monitor._calls.follow(model)
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    assert not torch.load(saved, weights_only=False)._forward_hooks
+    assert model._forward_hooks
+
+
+def test_what_goes_wrong_with_the_hooks_is_not_the_saves_trouble(wear, capsys):
+    class Broken(Model):
+        def named_modules(self, *_args, **_kwargs):
+            raise LookupError("not now")
+
+    worn, model = wear(), Broken()
+    worn.monitor._calls.follow(model)
+    torch.save({}, io.BytesIO())
+    assert ["CallProbe._take"] == list(worn.monitor.context.guard.failures)
+    assert "LookupError: not now" in capsys.readouterr().err
+
+
+def test_hooks_are_out_until_the_last_of_several_saves_is_done(worn):
+    model, _ = trained(worn)
+    first, second = Save(), Save()
+    first.go_on.set()
+    first.thread.join()
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+    second.go_on.set()
+    second.thread.join()
+    assert model._forward_pre_hooks
+    assert model._forward_hooks
+
+
+class Save:
+    """One that another thread is in the middle of."""
+
+    def __init__(self) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=torch.save, args=(self, io.BytesIO()))
+        self.thread.start()
+        assert self.begun.wait(30)
+
+    def __reduce__(self):
+        self.begun.set()
+        assert self.go_on.wait(30)
+        return int, ()
 
 
 def test_a_state_dict_is_byte_for_byte_that_of_a_bare_run(wear):

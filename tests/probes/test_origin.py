@@ -2,12 +2,14 @@
 
 import math
 import random
+import weakref
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from holter.probes import batches, origin
 from holter.records import Origin
 
 
@@ -103,16 +105,59 @@ def test_numpys_random_state_is_untouched(worn):
 def test_what_a_module_counts_itself_is_untouched(worn):
     class Counting(nn.Linear):
         num_calls = 0
+        _num_calls = 0
 
         def forward(self, values: torch.Tensor) -> torch.Tensor:
             self.num_calls += 1
+            self._num_calls += 1
+            self._shapes = [*getattr(self, "_shapes", []), values.shape]
             return super().forward(values)
 
     model = Counting(4, 1)
     worn.monitor.add_model(model)
     spoil(model).step()
+    assert [True] == [observation.body.replayed for observation in worn.said(Origin)]
+    assert (1, 1, 1) == (model.num_calls, model._num_calls, len(model._shapes))
+
+
+def test_a_mode_that_a_forward_pass_switches_is_put_back(worn):
+    class Switching(nn.Linear):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            self.training = not self.training
+            return super().forward(values)
+
+    model = Switching(4, 1)
+    worn.monitor.add_model(model)
+    spoil(model).step()
     assert worn.said(Origin)
-    assert 1 == model.num_calls
+    assert not model.training
+
+
+class OnDevice(nn.Module):
+    """Takes what it is given to its device; never called here."""
+
+    def __init__(self, **parts: torch.Tensor | nn.Parameter) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            (self.register_parameter if isinstance(part, nn.Parameter) else self.register_buffer)(name, part)
+
+    def forward(self, *_: object) -> torch.Tensor:
+        raise AssertionError("it is replayed")
+
+
+@pytest.mark.parametrize(
+    ("parts", "inputs", "reason"),
+    [
+        ({"weight": nn.Parameter(torch.ones(1, device="meta"))}, torch.ones(1), "on a device"),
+        ({"mean": torch.ones(1, device="meta")}, torch.ones(1), "on a device"),
+        ({"weight": nn.Parameter(torch.ones(1))}, object(), "no tensor was seen"),
+    ],
+)
+def test_what_may_be_on_a_device_is_not_replayed(parts, inputs, reason):
+    model = OnDevice(**parts)
+    found = origin.find(batches.capture(weakref.ref(model), (inputs,), {}), "")
+    assert not found.replayed
+    assert reason in found.reason
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -160,6 +205,8 @@ def train(worn, model: nn.Module, *inputs: torch.Tensor) -> Origin:
 
 
 def test_a_half_precision_layer_that_overflows_is_named_with_its_limit(worn):
+    # Of one draw in forty, every output overflows.
+    torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
     with torch.no_grad():
         for parameter in model.parameters():

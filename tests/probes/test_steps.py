@@ -3,10 +3,11 @@
 import gc
 import itertools
 
+import pytest
 import torch
 from torch import nn
 
-from holter.records import Census, StepDone
+from holter.records import Census, Phase, StepDone
 
 
 def iterate(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
@@ -158,3 +159,79 @@ def test_the_census_is_not_told_at_every_step(worn):
     for _ in range(40):
         iterate(model, optimizer)
     assert 1 == len(worn.said(Census))
+
+
+class Failing(torch.optim.SGD):
+    """Raises when it is told to."""
+
+    is_out_of_memory = False
+
+    def step(self, closure=None):
+        if self.is_out_of_memory:
+            raise MemoryError
+        return super().step(closure)
+
+
+def fail(worn, optimizer: Failing, closure=None) -> None:
+    optimizer.is_out_of_memory = True
+    with pytest.raises(MemoryError):
+        optimizer.step(closure)
+    optimizer.is_out_of_memory = False
+    assert worn.monitor.context.is_torn()
+
+
+def test_after_a_step_that_raised_and_was_given_up_the_next_is_seen(worn):
+    model = nn.Linear(4, 2)
+    worn.monitor.add_model(model)
+    optimizer = Failing(model.parameters(), lr=0.1)
+    iterate(model, optimizer)
+    iterate(model)
+    fail(worn, optimizer)
+    iterate(model)
+    assert not worn.monitor.context.is_torn()
+    assert Phase.OPTIMIZER is not worn.reader.heartbeat().phase
+    optimizer.step()
+    iterate(model, optimizer)
+    assert [(0, 1), (1, 2), (2, 1)] == counted(worn)
+
+
+@pytest.mark.parametrize("has_closure", [False, True])
+def test_a_step_that_raised_and_is_tried_again_is_one_step(worn, has_closure):
+    model = nn.Linear(4, 2)
+    worn.monitor.add_model(model)
+    optimizer = Failing(model.parameters(), lr=0.1)
+    # Both its own step and its parent's are hooked from now on.
+    torch.optim.SGD(model.parameters())
+    for _ in range(3):
+        iterate(model)
+        closure = (lambda: 0.0) if has_closure else None
+        fail(worn, optimizer, closure)
+        fail(worn, optimizer, closure)
+        optimizer.step(closure)
+        assert not worn.monitor.context.is_torn()
+    assert [(0, 1), (1, 1), (2, 1)] == counted(worn)
+
+
+def test_another_optimizer_may_follow_one_that_raised(worn):
+    model = nn.Linear(4, 2)
+    worn.monitor.add_model(model)
+    failing, other = Failing(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters(), lr=0.1)
+    iterate(model)
+    fail(worn, failing)
+    other.step()
+    iterate(model, other)
+    assert [(0, 1), (1, 1)] == counted(worn)
+    assert not worn.monitor.context.is_torn()
+
+
+def test_an_inner_step_that_raised_does_not_keep_a_frameworks_step_open(worn):
+    model = nn.Linear(4, 2)
+    worn.monitor.add_model(model)
+    optimizer, steps = Failing(model.parameters(), lr=0.1), worn.monitor._steps
+    for _ in range(2):
+        iterate(model)
+        steps.begin(optimizer)
+        fail(worn, optimizer)
+        steps.end(optimizer)
+        assert not worn.monitor.context.is_torn()
+    assert [(0, 1), (1, 1)] == counted(worn)

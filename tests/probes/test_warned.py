@@ -1,5 +1,7 @@
 """Warnings that matter are heard; the script's own filters work as without us."""
 
+import _thread
+import threading
 import warnings
 
 import pytest
@@ -63,3 +65,12 @@ def test_the_scripts_own_filters_and_its_own_showing_keep_working(worn, monkeypa
         with pytest.raises(UserWarning, match="degrees of freedom"):
             torch.ones(1).std()
     assert not worn.said(Warned)
+
+
+def test_a_warning_that_no_python_code_shows_is_shown(monkeypatch, wear):
+    seen, is_shown = [], threading.Event()
+    monkeypatch.setattr(warnings, "_showwarnmsg", lambda message: (seen.append(message), is_shown.set()))
+    wear()
+    _thread.start_new_thread(warnings._showwarnmsg, ("from C",))
+    assert is_shown.wait(10)
+    assert ["from C"] == seen

@@ -1,8 +1,12 @@
 """The sidecar's loop beside a rank that is a plain process."""
 
 import asyncio
+import os
+import signal
 import socket
+import struct
 import subprocess
+import sys
 from collections.abc import Callable
 
 import msgspec
@@ -10,9 +14,10 @@ import pytest
 from aiohttp import ClientSession
 
 from holter.page import PageWriter
-from holter.records import Farewell, Observation, Phase, StepDone
+from holter.records import Exam, Exited, Farewell, Observation, OnDevice, Overdue, Phase, StepDone
 from holter.sidecar.process import started_ticks
 from holter.sidecar.service import Sidecar, SidecarSettings
+from holter.transport import wire
 
 
 def done(step: int) -> bytes:
@@ -40,16 +45,26 @@ async def until(is_there: Callable[[], object]) -> None:
     raise AssertionError("waited ten seconds")
 
 
-@pytest.fixture
-def rank():
-    process = subprocess.Popen(["sleep", "60"])
+def worn(command: list[str]):
+    """A process and its page."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     page = PageWriter.create(
         rank=0, world_size=1, pid=process.pid, started_ticks=started_ticks(process.pid), ring_bytes=4 << 20
     )
     yield process, page
     process.kill()
-    process.wait()
+    process.communicate()
     page.close()
+
+
+@pytest.fixture
+def rank():
+    yield from worn(["sleep", "60"])
+
+
+@pytest.fixture
+def python_rank():
+    yield from worn([sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(60)"])
 
 
 async def test_metrics_and_health_are_served_and_it_ends_with_the_rank(rank):
@@ -58,12 +73,17 @@ async def test_metrics_and_health_are_served_and_it_ends_with_the_rank(rank):
     page.beat(step=1, phase=Phase.FORWARD, micro_step=0, at_ns=1)
     sidecar = Sidecar(SidecarSettings(page=page.fd), lambda _: None)
     running = asyncio.create_task(sidecar.run())
-    await until(lambda: sidecar._metrics_address and sidecar._state.step)
+    await until(lambda: sidecar._line.metrics_address and sidecar._state.step)
     async with ClientSession() as session:
-        async with session.get(f"http://{sidecar._metrics_address}/healthz") as answer:
+        async with session.get(f"http://{sidecar._line.metrics_address}/healthz") as answer:
             assert {"ok": True, "rank": 0, "coordinator": False} == await answer.json()
-        async with session.get(f"http://{sidecar._metrics_address}/metrics") as answer:
-            assert "holter_step" in await answer.text()
+        async with session.get(f"http://{sidecar._line.metrics_address}/metrics") as answer:
+            assert "holter_step" not in await answer.text(), "a run without a name yet has no series"
+        sidecar._line.run_id = "r"
+        async with session.get(f"http://{sidecar._line.metrics_address}/metrics") as answer:
+            lines = (await answer.text()).splitlines()
+            assert 'holter_step{rank="0",run_id="r"} 1.0' in lines
+            assert 'holter_coordinator_up{rank="0",run_id="r"} 0.0' in lines
     process.kill()
     process.wait()
     await asyncio.wait_for(running, 10)
@@ -98,9 +118,159 @@ async def test_a_taken_port_for_metrics_is_replaced(rank):
     taken = socket.create_server(("127.0.0.1", 0))
     sidecar = Sidecar(SidecarSettings(page=page.fd, metrics_port=taken.getsockname()[1]), lambda _: None)
     running = asyncio.create_task(sidecar.run())
-    await until(lambda: sidecar._metrics_address)
-    assert str(taken.getsockname()[1]) != sidecar._metrics_address.rpartition(":")[2]
+    await until(lambda: sidecar._line.metrics_address)
+    assert str(taken.getsockname()[1]) != sidecar._line.metrics_address.rpartition(":")[2]
     process.kill()
     process.wait()
     await asyncio.wait_for(running, 10)
     taken.close()
+
+
+def said(sidecar: Sidecar, kind: type) -> list[Observation]:
+    """What it would tell a coordinator, of one kind."""
+    return [observation for observation, _ in sidecar._line._unsent if isinstance(observation.body, kind)]
+
+
+async def test_what_a_rank_left_is_told_before_how_it_ended_always(rank):
+    process, page = rank
+    page.write(done(0))
+    page.beat(step=1, phase=Phase.BACKWARD, micro_step=3, at_ns=1)
+    sidecar = Sidecar(SidecarSettings(page=page.fd), lambda _: None)
+    running = asyncio.create_task(sidecar.run())
+    await until(lambda: sidecar._state.step)
+    process.kill()
+    process.wait()
+    await asyncio.wait_for(running, 10)
+    left, ended = (observation for observation, _ in sidecar._line._unsent[-2:])
+    assert isinstance(left.body, Exam)
+    assert isinstance(ended.body, Exited)
+    assert ("death", Phase.BACKWARD, 1, 1.0) == (
+        left.body.reason,
+        left.body.phase,
+        left.step,
+        left.body.statistics["loss"],
+    )
+
+
+@pytest.mark.slow
+async def test_a_stopped_rank_is_told_of_at_once_and_that_it_moves_too(rank):
+    process, page = rank
+    page.beat(step=1, phase=Phase.FORWARD, micro_step=0, at_ns=1)
+    sidecar = Sidecar(SidecarSettings(page=page.fd), lambda _: None)
+    running = asyncio.create_task(sidecar.run())
+    await until(lambda: sidecar._state._phase is not None)
+    process.send_signal(signal.SIGSTOP)
+    await until(lambda: len(said(sidecar, Overdue)) == 2)
+    process.send_signal(signal.SIGCONT)
+    await until(lambda: len(said(sidecar, Overdue)) == 3)
+    assert ["suspect", "overdue", "moved"] == [observation.body.tier for observation in said(sidecar, Overdue)]
+    assert all(is_urgent for observation, is_urgent in sidecar._line._unsent if isinstance(observation.body, Overdue))
+    process.kill()
+    process.wait()
+    await asyncio.wait_for(running, 10)
+
+
+@pytest.mark.slow
+async def test_a_coordinator_that_is_new_on_the_line_hears_of_a_standstill_again(rank):
+    process, page = rank
+    page.beat(step=1, phase=Phase.FORWARD, micro_step=0, at_ns=1)
+    sidecar = Sidecar(SidecarSettings(page=page.fd), lambda _: None)
+    running = asyncio.create_task(sidecar.run())
+    await until(lambda: sidecar._state._phase is not None)
+    welcome = wire.Welcome(run_id="r", run_dir="/r")
+    sidecar._answer(welcome)
+    assert [] == said(sidecar, Overdue)
+    process.send_signal(signal.SIGSTOP)
+    await until(lambda: len(said(sidecar, Overdue)) == 2)
+    sidecar._answer(welcome)
+    process.send_signal(signal.SIGCONT)
+    await until(lambda: len(said(sidecar, Overdue)) == 4)
+    sidecar._answer(welcome)
+    told = [observation.body for observation in said(sidecar, Overdue)]
+    assert ["suspect", "overdue", "overdue", "moved", "moved"] == [overdue.tier for overdue in told]
+    assert told[2].waited_s >= told[1].waited_s
+    process.kill()
+    process.wait()
+    await asyncio.wait_for(running, 10)
+
+
+async def test_every_request_to_examine_is_answered_also_after_the_end(rank):
+    process, page = rank
+    page.beat(step=1, phase=Phase.FORWARD, micro_step=0, at_ns=1)
+    sidecar = Sidecar(SidecarSettings(page=page.fd), lambda _: None)
+    running = asyncio.create_task(sidecar.run())
+    await until(lambda: sidecar._state._phase is not None)
+    assert sidecar._answer(wire.Examine(asked_ns=1, depth="native")) is None
+    assert sidecar._answer(wire.Examine(asked_ns=2, depth="quick")) is None
+    await until(lambda: len(said(sidecar, Exam)) == 2)
+    assert {1, 2} == {observation.body.asked_ns for observation in said(sidecar, Exam)}
+    assert all("no recorder" in observation.body.flight_error for observation in said(sidecar, Exam))
+    process.kill()
+    process.wait()
+    await asyncio.wait_for(running, 10)
+    report = sidecar._answer(wire.Examine(asked_ns=3, depth="quick"))
+    assert isinstance(report, wire.Report)
+    assert (3, "death") == (report.observations[0].body.asked_ns, report.observations[0].body.reason)
+
+
+async def test_a_request_under_way_when_the_rank_dies_is_answered_before_its_end_is_told(rank):
+    process, page = rank
+    page.beat(step=1, phase=Phase.FORWARD, micro_step=0, at_ns=1)
+    sidecar = Sidecar(SidecarSettings(page=page.fd), lambda _: None)
+    running = asyncio.create_task(sidecar.run())
+    await until(lambda: sidecar._state._phase is not None)
+    sidecar._answer(wire.Examine(asked_ns=1, depth="native"))
+    process.kill()
+    process.wait()
+    await asyncio.wait_for(running, 20)
+    assert [("asked", 1), ("death", 0)] == [(o.body.reason, o.body.asked_ns) for o in said(sidecar, Exam)]
+    assert isinstance(sidecar._line._unsent[-1][0].body, Exited)
+
+
+async def test_a_last_breath_is_examined_and_then_acknowledged(python_rank, monkeypatch):
+    monkeypatch.setattr("holter.sidecar.examine.LAST_BREATH_S", 20.0)
+    process, page = python_rank
+    await asyncio.to_thread(process.stdout.readline)
+    ours, theirs = socket.socketpair()
+    page.beat(step=1, phase=Phase.FORWARD, micro_step=0, at_ns=1)
+    sidecar = Sidecar(SidecarSettings(page=page.fd, breath_fd=os.dup(ours.fileno())), lambda _: None)
+    running = asyncio.create_task(sidecar.run())
+    await until(lambda: sidecar._state._phase is not None)
+    theirs.send(struct.pack("=ii", signal.SIGABRT, process.pid))
+    theirs.setblocking(False)
+    assert b"!" == await asyncio.wait_for(asyncio.get_running_loop().sock_recv(theirs, 1), 60)
+    breath = said(sidecar, Exam)[0].body
+    assert "last_breath" == breath.reason
+    assert "<module>" == breath.stacks[0].frames[-1].function, breath.stack_error
+    process.kill()
+    process.wait()
+    await asyncio.wait_for(running, 10)
+    # What the breath showed is in the obituary too.
+    left = said(sidecar, Exam)[-1].body
+    assert ("death", breath.stacks) == (left.reason, left.stacks)
+    ours.close()
+    theirs.close()
+
+
+async def test_last_words_give_the_interpreter_time_to_end(rank):
+    process, page = rank
+    for step in range(10):
+        page.write(done(step))
+    last = Farewell(kind="end", text="", where="")
+    page.write(msgspec.msgpack.encode(Observation(rank=0, step=10, at_ns=1, body=last)))
+    sidecar = Sidecar(SidecarSettings(page=page.fd), lambda _: None)
+    process.kill()
+    process.wait()
+    await asyncio.wait_for(sidecar.run(), 10)
+    assert 120.0 == sidecar._attention._deadlines.allowed(Phase.OTHER, 0.0).deadline_s
+
+
+async def test_the_device_that_the_rank_names_is_the_one_that_is_read(rank):
+    process, page = rank
+    named = Observation(rank=0, step=0, at_ns=1, body=OnDevice(uuid="GPU-1"))
+    page.write(msgspec.msgpack.encode(named))
+    sidecar = Sidecar(SidecarSettings(page=page.fd), lambda _: None)
+    process.kill()
+    process.wait()
+    await asyncio.wait_for(sidecar.run(), 10)
+    assert "GPU-1" == sidecar._attention._devices._uuid

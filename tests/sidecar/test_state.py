@@ -3,7 +3,7 @@
 import math
 
 from holter.page import PageHeartbeat
-from holter.records import Nonfinite, Observation, Phase, SightLost, StepDone
+from holter.records import Nonfinite, Observation, OnDevice, Phase, SightLost, StepDone
 from holter.sidecar.state import RankState
 
 
@@ -69,3 +69,20 @@ def test_the_line_is_one_line_for_a_person():
     assert " holter  step 42 · forward · loss 0.1235 · 250 ms a step · overhead 0.4%" == state.line()
     state.learn(done(42, loss=math.nan, seconds=2.0))
     assert "loss is not finite · 2.0 s a step" in state.line()
+
+
+def test_the_device_is_shown_once_the_rank_has_said_it():
+    state = RankState(1, "host")
+    assert "" == state.snapshot(0).gpu_uuid
+    state.learn(Observation(rank=1, step=0, at_ns=5, body=OnDevice(uuid="GPU-1")))
+    assert ("GPU-1", 0) == (state.snapshot(0).gpu_uuid, state.snapshot(0).step)
+
+
+def test_the_last_statistics_are_of_the_last_step_and_none_are_made_up():
+    state = RankState(1, "host")
+    assert {} == state.statistics()
+    state.learn(done(41, loss=0.5))
+    state.learn(done(42, loss=None))
+    said = state.statistics()
+    assert (42.0, 0.5) == (said["step"], said["loss"])
+    assert set(said) <= {"step", "loss", "gradient_norm", "seconds", "learning_rate"}

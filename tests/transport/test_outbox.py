@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holter.records import Attached, Census, Exited, Observation, Phase, SightLost
+from holter.records import Attached, Census, Exam, Exited, Observation, Phase, SightLost
 from holter.transport.backoff import Backoff
 from holter.transport.outbox import Outbox
 
@@ -26,6 +26,10 @@ EXITED = Observation(
         pid=1, exit_code=0, signal=None, out_of_memory=False, last_step=9, last_phase=Phase.DATA, farewell=None
     ),
 )
+
+
+def exam(reason: str, asked_ns: int = 0) -> Observation:
+    return Observation(rank=0, step=9, at_ns=0, body=Exam(reason=reason, asked_ns=asked_ns))
 
 
 def census(part: int, parts: int, step: int = 0) -> Observation:
@@ -58,6 +62,35 @@ def test_a_new_connection_hears_identity_again_and_the_stream_once() -> None:
     outbox.take(10)
     outbox.begin()
     assert [ATTACHED, census(0, 2), census(1, 2), EXITED] == outbox.take(10)
+
+
+def test_what_a_dying_rank_left_is_never_dropped_and_comes_before_its_end_at_every_connection() -> None:
+    outbox = Outbox(3)
+    for observation in (exam("last_breath"), EXITED, exam("death"), *map(record, range(5))):
+        outbox.put(observation)
+    last = [exam("last_breath"), exam("death"), EXITED]
+    assert (2, 6) == (outbox.dropped, len(outbox))
+    assert [record(2), record(3), record(4), *last] == outbox.take(10)
+    outbox.begin()
+    assert last == outbox.take(10)
+    assert not outbox
+
+
+def test_what_was_said_last_comes_again_in_order_where_it_could_not_be_said() -> None:
+    outbox = Outbox(3)
+    for observation in (exam("death"), EXITED):
+        outbox.put(observation)
+    outbox.put_back(outbox.take(1))
+    assert [exam("death"), EXITED] == outbox.take(2)
+
+
+def test_an_examination_that_was_asked_for_is_one_record_among_many() -> None:
+    outbox = Outbox(2)
+    for number in range(4):
+        outbox.put(exam("asked", number))
+    assert [exam("asked", 2), exam("asked", 3)] == outbox.take(10)
+    outbox.begin()
+    assert not outbox
 
 
 def test_a_census_in_other_parts_takes_the_place_of_the_former() -> None:

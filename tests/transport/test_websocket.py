@@ -1,20 +1,29 @@
 """An uplink bears every coordinator: absent, silent, talking nonsense, never letting go."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
 from aiohttp import web
+from tests.free_port import free_port
 
 from holter import clock
 from holter.records import Observation, Phase, SightLost
 from holter.transport import wire
+from holter.transport.limits import settings_for
 from holter.transport.websocket import Uplink, UplinkSettings
 
 HELLO = wire.Hello(run_id="r", rank=0, world_size=1, host="h", rank_pid=1, sidecar_pid=2, metrics_address="")
 WELCOME = wire.encode(wire.Welcome(run_id="r", run_dir="d"))
+
+
+def test_the_reports_of_all_ranks_together_are_bounded() -> None:
+    assert UplinkSettings() == settings_for(2) == settings_for(4000)
+    assert 1.0 == settings_for(16_000).report_interval_s
+    assert settings_for(64_000).keepalive_s < 5.0, "a coordinator takes a sidecar for lost after so long"
+
+
 FAST = UplinkSettings(report_interval_s=0.05, connect_timeout_s=0.5, send_timeout_s=0.5, outbox_limit=100)
 
 Behaviour = Callable[[web.WebSocketResponse], Awaitable[None]]
@@ -71,9 +80,7 @@ class Peer:
 
 @pytest.fixture
 async def peer() -> AsyncIterator[Peer]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    made = Peer(port)
+    made = Peer(free_port())
     yield made
     await made.stop()
 
@@ -285,3 +292,64 @@ async def test_a_record_too_large_for_any_frame_is_dropped_and_counted(peer: Pee
         uplink.send(observation)
     assert await uplink.close(5.0)
     assert ([0, 2], 1) == (peer.steps, uplink.dropped)
+
+
+async def test_a_sidecar_with_nothing_to_say_still_speaks(peer: Peer) -> None:
+    await peer.start()
+    uplink = uplink_to(peer, settings=UplinkSettings(report_interval_s=0.05, keepalive_s=0.1))
+    await eventually(lambda: len(peer.heard) >= 3)
+    assert peer.heard == [wire.Report(heartbeat=None, observations=[], dropped=0)] * len(peer.heard)
+    assert await uplink.close(3.0)
+    num_said = len(peer.heard)
+    await asyncio.sleep(0.3)
+    assert num_said == len(peer.heard), "after Goodbye there is nothing to be kept alive"
+
+
+def telling(peer: Peer, boot_id: str, ahead_ns: int = 0) -> Behaviour:
+    """A coordinator whose clock is ahead."""
+
+    async def tell(line: web.WebSocketResponse) -> None:
+        await line.send_bytes(wire.encode(wire.Welcome(run_id="r", run_dir="d", boot_id=boot_id)))
+        async for frame in line:
+            message = wire.decode_upward(frame.data)
+            peer.heard.append(message)
+            if isinstance(message, wire.ClockAsked):
+                now_ns = clock.wall_ns() + ahead_ns
+                told = wire.ClockTold(sent_ns=message.sent_ns, received_ns=now_ns, replied_ns=now_ns)
+                await line.send_bytes(wire.encode(told))
+
+    return tell
+
+
+CURIOUS = UplinkSettings(report_interval_s=0.02, keepalive_s=0.05, clock_first_s=0.05)
+
+
+async def test_the_clock_of_another_host_is_asked_for(peer: Peer) -> None:
+    ahead_ns = 90 * 10**9
+    peer.behaviour = telling(peer, "another boot", ahead_ns)
+    await peer.start()
+    seen: list[wire.Downward] = []
+    uplink = uplink_to(peer, seen.append, settings=CURIOUS)
+    await eventually(lambda: uplink.clock.num_answers >= 4)
+    assert abs(uplink.clock.offset_ns - ahead_ns) <= uplink.clock.error_ns < 5 * 10**9
+    assert [wire.Welcome] == [type(message) for message in seen], "the owner is not bothered"
+    await uplink.close(0.2)
+
+
+async def test_the_own_hosts_clock_needs_no_question(peer: Peer) -> None:
+    peer.behaviour = telling(peer, clock.boot_id())
+    await peer.start()
+    uplink = uplink_to(peer, settings=CURIOUS)
+    await eventually(lambda: len(peer.heard) >= 5)
+    assert (0, 0) == (uplink.clock.offset_ns, uplink.clock.error_ns)
+    assert not [said for said in peer.heard if isinstance(said, wire.ClockAsked)]
+    await uplink.close(0.2)
+
+
+async def test_a_coordinator_that_does_not_know_the_question_is_not_asked(peer: Peer) -> None:
+    await peer.start()
+    uplink = uplink_to(peer, settings=CURIOUS)
+    await eventually(lambda: len(peer.heard) >= 5)
+    assert not [said for said in peer.heard if isinstance(said, wire.ClockAsked)]
+    assert uplink.clock.error_ns > 10**15, "and nothing is claimed"
+    await uplink.close(1.0)

@@ -16,12 +16,15 @@ UPWARD: list[wire.Upward] = [
         dropped=5,
     ),
     wire.Fetched(request=1, observation=None),
+    wire.ClockAsked(sent_ns=1),
     wire.Goodbye(),
 ]
 DOWNWARD: list[wire.Downward] = [
     wire.Welcome(run_id="r", run_dir="d"),
     wire.Fetch(request=1, tensor_class="gradients", step=3),
     wire.Notice(severity="critical", text="t"),
+    wire.Examine(asked_ns=5, depth="native"),
+    wire.ClockTold(sent_ns=1, received_ns=2, replied_ns=3),
 ]
 
 

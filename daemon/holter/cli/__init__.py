@@ -11,8 +11,16 @@ from holter.errors import ConfigError, UsageError
 COMMANDS = {
     "status": "live table of ranks, steps, phases and findings",
     "report": "the incidents' diagnoses, for a person",
+    "page": "the page of a run that is over, in a browser",
     "replay": "judge a recorded run again, with other thresholds if given",
+    "diagnose": "judge the Flight Recorder dumps of a job that ran without holter",
     "explain": "the page of a detector or a cause",
+    "halt": "stop a run at an agreed step, with a checkpoint",
+    "resume": "let a run that was halted start again",
+    "launch": "run a job's own launcher so that a halt is obeyed",
+    "checkpoint": "verify a checkpoint, or list those of a run",
+    "alerts": "print the alert rules for Prometheus",
+    "dashboards": "print or write Grafana's dashboards",
     "coordinator": "run a coordinator by itself",
     "sidecar": "run a sidecar by itself",
 }
@@ -52,7 +60,10 @@ def _run(arguments: list[str]) -> int:
             importlib.import_module(f"holter.cli.{name}").add_parser(subparsers)
         else:
             subparsers.add_parser(name, help=phrase)
-    args = parser.parse_args(arguments)
+    # What follows `--` is somebody else's command.
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    args = parser.parse_args(arguments[:split])
+    args.words = arguments[split + 1 :]
     if args.command is None:
         parser.print_help()
         return WRONG_USE

@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import os
 import secrets
 import socket
@@ -11,8 +12,11 @@ from typing import Any, get_args
 
 import holter
 from holter.cli.logs import log_to
+from holter.config import Settings, load, usable
 from holter.errors import UsageError
 from holter.records import Action
+
+logger = logging.getLogger(__name__)
 
 
 def add_parser(subparsers: Any) -> None:
@@ -30,11 +34,22 @@ def add_parser(subparsers: Any) -> None:
         "--token-file", default="", help="file with the token; - reads standard input; default: a new token"
     )
     parser.add_argument(
-        "--action", choices=get_args(Action), default="halt", help="the most that may be done (default: %(default)s)"
+        "--action",
+        choices=get_args(Action),
+        default=None,
+        help="the most that may be done (default: HOLTER_ACTION, else halt)",
+    )
+    parser.add_argument(
+        "--save-deadline-s", type=float, default=300.0, help="so long a save may take in a halt (default: %(default)s)"
     )
     parser.add_argument(
         "--idle-s", type=float, default=30.0, help="end when no sidecar was connected so long (default: %(default)s)"
     )
+    parser.add_argument(
+        "--webhook", help="address to tell of incidents (default: HOLTER_WEBHOOK, or the settings file)"
+    )
+    parser.add_argument("--webhook-token-file", help="file with the webhook's secret (default: likewise)")
+    parser.add_argument("--targets-dir", help="directory for a file with Prometheus' targets (default: likewise)")
     parser.add_argument("--first-s", type=float, default=120.0, help="end when none came at all (default: %(default)s)")
 
 
@@ -46,17 +61,31 @@ def run(args: argparse.Namespace) -> int:
     _prepare(run_dir, is_by_hand=args.fd < 0)
     log_to(run_dir / "logs" / "coordinator.log", is_by_hand=args.fd < 0)
     address = _address(listener)
+    settings = _settings(args)
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
+    from holter.coordinator.courier import WebhookSettings  # noqa: PLC0415
     from holter.coordinator.lifetime import Limits  # noqa: PLC0415
+    from holter.coordinator.outlets import OutletSettings  # noqa: PLC0415
     from holter.coordinator.service import ServiceSettings, serve  # noqa: PLC0415
     from holter.coordinator.ward import WardSettings  # noqa: PLC0415
 
     try:
-        limits = Limits(first_s=args.first_s, idle_s=args.idle_s)
+        limits = Limits(first_s=args.first_s, idle_s=args.idle_s, linger_s=settings.linger_s)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    ward = WardSettings(run_dir, args.run_id or run_dir.name, address, args.world_size, args.action)
-    service = ServiceSettings(token=token, version=holter.__version__, limits=limits)
+    ward = WardSettings(
+        run_dir,
+        args.run_id or run_dir.name,
+        address,
+        args.world_size,
+        args.action or settings.action,
+        args.save_deadline_s,
+    )
+    outlets = OutletSettings(
+        webhook=WebhookSettings(settings.webhook, settings.webhook_token_file) if settings.webhook else None,
+        targets_dir=Path(settings.targets_dir).absolute() if settings.targets_dir else None,
+    )
+    service = ServiceSettings(token=token, version=holter.__version__, limits=limits, outlets=outlets)
     if args.fd < 0:
         sys.stderr.write(
             f"holter: coordinator of {ward.run_id} at {address}; the token is in {run_dir}/coordinator.json\n"
@@ -78,6 +107,17 @@ def _token(source: str) -> str:
     if not text.strip():
         raise UsageError(f"--token-file {source}: holds no token")
     return text.strip()
+
+
+def _settings(args: argparse.Namespace) -> Settings:
+    """Inside a job wrong settings are no reason to stop; rank 0 has said so already, as far as it is its settings that are wrong."""
+    options = {name: getattr(args, name) for name in ("webhook", "webhook_token_file", "targets_dir")}
+    if args.fd < 0:
+        return load(options=options)
+    settings, wrong = usable(options=options)
+    for sentence in wrong:
+        logger.warning("%s; the rest is used", sentence)
+    return settings
 
 
 def _listener(args: argparse.Namespace) -> socket.socket:

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     folder, damage = found.directory / "journal", list[str]()
     has_marks = any(isinstance(entry.observation.body, Judged) for entry in journal.read(folder))
     replay = Replay(found.name, "halt", detectors, has_marks=has_marks)
-    for entry in _with_progress(journal.read(folder, damage)):
+    for entry in with_progress(journal.read(folder, damage)):
         replay.feed(entry)
     diagnoses = replay.finish() if replay.num_entries else []
     sys.stderr.write("".join(f"holter: {line}\n" for line in _remarks(found, replay, damage)))
@@ -103,7 +103,8 @@ def _parsed(text: str) -> Any:
         return text
 
 
-def _with_progress(entries: Iterator[journal.Entry]) -> Iterator[journal.Entry]:
+def with_progress(entries: Iterator[journal.Entry]) -> Iterator[journal.Entry]:
+    """The same, and standard error says how far it is if it takes long."""
     began_s = told_s = clock.monotonic_s()
     number = 0
     for number, entry in enumerate(entries, start=1):

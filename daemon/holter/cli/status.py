@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from holter.cli.runs import Run, has_open_critical, locate
+from holter.cli.tables import printable, table
 from holter.diagnosis.report import headline
 from holter.errors import UsageError
 from holter.records import Diagnosis
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 def _live(state: dict[str, Any]) -> Iterator[str]:
     ranks = state["ranks"]
     yield f"run {printable(state['run_id'])}: {len(ranks)} of {state['world_size']} ranks, {state['coordinator']}"
-    yield from _table(COLUMNS, [_row(rank) for rank in ranks])
+    yield from table(COLUMNS, [_row(rank) for rank in ranks])
     yield from (f"blind: {printable(what)}" for what in state["blind"])
     yield from (f"warning: {printable(what)}" for what in state["warnings"])
 
@@ -89,14 +90,3 @@ def _row(rank: dict[str, Any]) -> tuple[str, ...]:
         state,
     )
     return tuple(printable(str(cell)) for cell in cells)
-
-
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
-    for row in (columns, *rows):
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def printable(text: str) -> str:
-    """Names come from the training script: none of them may move the cursor."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)

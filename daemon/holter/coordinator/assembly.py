@@ -11,13 +11,34 @@ their numbers stay longer.
 from typing import get_args
 
 from holter.coordinator.agreement import extend
+from holter.coordinator.arrivals import ArrivalBook
+from holter.coordinator.blocks import BlockBook
 from holter.coordinator.census import CensusBook
 from holter.coordinator.notes import NoteBook
 from holter.coordinator.numbers import MAX_STEPS as MAX_NUMBERED
 from holter.coordinator.numbers import NumberBook
+from holter.coordinator.paces import PaceBook
+from holter.coordinator.progress import ProgressBook
 from holter.coordinator.steps import StepLedger
-from holter.detectors.window import ClassHistory, Note, RankExit, StepNumbers, StepView, TableKey, Window
-from holter.records import Attached, Census, Exited, Logged, Observation, Origin, Rare, StepDone, Table, Unavailable
+from holter.detectors.window import ClassHistory, Note, RankExit, StepArrivals, StepNumbers, StepView, TableKey, Window
+from holter.records import (
+    Attached,
+    Census,
+    Exam,
+    Exited,
+    Link,
+    Logged,
+    Observation,
+    Origin,
+    Overdue,
+    Rare,
+    StepDone,
+    Table,
+    Traffic,
+    Unavailable,
+    Unexamined,
+    Vitals,
+)
 
 MAX_RECORDS = 200_000
 """Step records remembered in all: steps x ranks."""
@@ -55,6 +76,13 @@ class Assembly:
         self._census = CensusBook()
         self._numbers = NumberBook()
         self._notes = NoteBook()
+        self._hosts: dict[int, str] = {}
+        self._offsets: dict[int, int] = {}
+        """Rank -> what is to be added to its host's clock to have ours, nanoseconds."""
+        self._progress = ProgressBook()
+        self._arrivals = ArrivalBook()
+        self._blocks = BlockBook()
+        self._paces = PaceBook()
         self._judged: _Judged | None = None
 
     def add(self, observation: Observation, received_ns: int) -> None:
@@ -66,7 +94,9 @@ class Assembly:
             case Attached():
                 self._attach(rank, observation.step, body)
             case Exited():
-                self._exits[rank] = RankExit(rank, observation.at_ns, body)
+                # Nothing happens after it was heard of; and clocks of hosts differ.
+                at_ns = min(observation.at_ns + self._offsets.get(rank, 0), received_ns)
+                self._exits[rank] = RankExit(rank, at_ns, body)
                 self._judged = None
             case Census():
                 self._census.add(rank, observation.step, body)
@@ -78,6 +108,19 @@ class Assembly:
                 self._origins[rank, observation.step] = body
             case Unavailable():
                 self.mark_unavailable((body.tensor_class, observation.step, rank))
+            case _:
+                self._add_watched(observation, received_ns)
+
+    def _add_watched(self, observation: Observation, received_ns: int) -> None:
+        rank, body = observation.rank, observation.body
+        match body:
+            case Overdue() | Exam() | Unexamined() | Link():
+                self._progress.add(observation, received_ns)
+            case Traffic():
+                self._offsets[rank] = body.clock_offset_ns
+                self._arrivals.add(rank, body, received_ns)
+                self._blocks.add(rank, body.blocks, received_ns)
+                self._paces.add(rank, body.steps)
             case _ if isinstance(body, _RARE):
                 self._notes.add(Note(rank, observation.step, received_ns, body))
 
@@ -107,7 +150,29 @@ class Assembly:
             census_changes=self._census.changes(),
             series=series,
             notes=self._notes.notes(),
+            hosts=dict(self._hosts),
+            delays=dict(self._progress.delays),
+            exams=dict(self._progress.exams),
+            unexamined=dict(self._progress.unexamined),
+            links=dict(self._progress.links),
+            arrivals=self._arrivals.arrivals(),
+            parted=self._blocks.parted(),
+            paces=self._paces.paces(),
         )
+
+    def arrivals(self) -> tuple[StepArrivals, ...]:
+        """How ranks came to the collectives of each step; the same object as long as nothing changed."""
+        return self._arrivals.arrivals()
+
+    def series(self) -> tuple[StepNumbers, ...]:
+        """The numbers of each complete step; the same object as long as nothing changed."""
+        if self._judged is None:
+            self._judged = self._judge_steps()
+        return self._judged[2]
+
+    def newest_vitals(self) -> list[Vitals]:
+        """What ranks said at the last step at which any did."""
+        return self._notes.newest_vitals()
 
     @property
     def num_steps_kept(self) -> int:
@@ -123,6 +188,7 @@ class Assembly:
         if known is not None:
             self._begin_again(rank, step)
         self._attached[rank] = (body.pid, step)
+        self._hosts[rank] = body.host
         self._judged = None
 
     def _begin_again(self, rank: int, step: int) -> None:
@@ -134,6 +200,10 @@ class Assembly:
             del self._ledgers[later]
         self._numbers.take_back(step)
         self._notes.take_back(rank, step)
+        self._progress.forget(rank)
+        self._arrivals.take_back(rank, step)
+        self._blocks.forget(rank)
+        self._paces.clear()
         self._census.take_back(rank, step)
         self._floor = min(self._floor, step)
         self._forgotten.clear()

@@ -79,7 +79,7 @@ class Casebook:
             run_id=self._run_id,
             opened_at=rfc3339(opening.at_ns),
             detected_after_s=opening.detected_after_s,
-            directive=decide(incident.leading.severity, causes, self._action),
+            directive=decide(incident.leading.severity, causes, self._action, detector=incident.leading.detector),
             strikes=1 + self._num_earlier(incident.id, causes[0].cause),
             plots=drawn,
         )
@@ -101,6 +101,11 @@ def cause_of(diagnosis: Diagnosis) -> str:
     return diagnosis.causes[0].cause if diagnosis.causes else "unknown"
 
 
+def confidence_of(diagnosis: Diagnosis) -> float:
+    """In the leading cause."""
+    return diagnosis.causes[0].confidence if diagnosis.causes else 0.0
+
+
 def _number(incident_id: str) -> int:
     """Incidents of a run are counted, whenever they were opened."""
     return int(incident_id.rpartition("-")[2])
@@ -116,7 +121,10 @@ def _drawn(finding: Finding, window: Window, errors: list[Exception]) -> tuple[E
 
 
 def _detected_after_s(finding: Finding, window: Window, now_ns: int) -> float:
-    """Since the death, or since the first report of the step at which it began."""
+    """Since the death, since a deadline passed, or since the first report of the step at which it began."""
+    overdue_ns = finding.facts.get("overdue_at_ns")
+    if isinstance(overdue_ns, int):
+        return max(0.0, round((now_ns - overdue_ns) / 1e9, 3))
     deaths = [end.at_ns for end in window.exits if end.rank in finding.ranks and finding.detector == "dead_rank"]
     view = window.step(finding.first_step)
     began_ns = min(deaths, default=view.first_seen_ns if view else now_ns)

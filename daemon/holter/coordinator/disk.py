@@ -4,11 +4,9 @@ A failed write is counted and logged once; it is never an error for the caller a
 """
 
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
@@ -56,18 +54,3 @@ class Disk:
             logger.warning("cannot write to the run directory, incidents are kept in memory only: %s", reason)
         self.failures += 1
         self.last_failure = reason
-
-
-def write_atomically(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """All of it or nothing: beside, fsync, rename."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise

@@ -1,5 +1,7 @@
 """run.json, what this run is, and coordinator.json, how to reach who watches it."""
 
+from pathlib import Path
+
 import msgspec
 
 from holter.clock import rfc3339
@@ -71,6 +73,14 @@ class Introductions:
             ranks=sorted(self._ranks),
             ended_at=None if ended_ns is None else rfc3339(ended_ns),
         )
+
+
+def read_access(run_dir: Path) -> Access | None:
+    """Who watches this run now, as far as can be read."""
+    try:
+        return msgspec.json.decode((run_dir / "coordinator.json").read_bytes(), type=Access)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def as_json(record: msgspec.Struct) -> bytes:

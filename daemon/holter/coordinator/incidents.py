@@ -9,22 +9,44 @@ Memory comes first: a disk that is full or gone loses no incident while the coor
 import contextlib
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from holter.coordinator.casebook import cause_of
-from holter.coordinator.disk import Disk, write_atomically
+from holter import clock
+from holter.coordinator.casebook import cause_of, confidence_of
+from holter.coordinator.disk import Disk
 from holter.diagnosis import report
+from holter.diagnosis.differential import SURE
+from holter.halting.files import write_whole
 from holter.records import Diagnosis, Severity
 
+SETTLE_S, UNSURE_S, PATIENCE_S = 2.0, 5.0, 10.0
+"""So long cause and ranks must have stayed the same before a pager is told, longer if they are not sure; and so long it waits at most."""
 DATABASE = "incidents.sqlite"
 FOLDER = "incidents"
 
 _SCHEMA = "CREATE TABLE IF NOT EXISTS incidents (id TEXT PRIMARY KEY, diagnosis BLOB NOT NULL)"
 _UPSERT = "INSERT INTO incidents VALUES (?, ?) ON CONFLICT(id) DO UPDATE SET diagnosis = excluded.diagnosis"
+
+
+@dataclass(frozen=True)
+class _Blame:
+    """What an incident is laid to, and since when."""
+
+    on: tuple[str, tuple[int, ...]]
+    is_sure: bool
+    first_s: float
+    """When the incident was first known here."""
+    since_s: float
+    """When it was first laid to this."""
+
+    def is_settled(self, now_s: float) -> bool:
+        stayed_s = SETTLE_S if self.is_sure else UNSURE_S
+        return now_s - self.since_s >= stayed_s or now_s - self.first_s >= PATIENCE_S
 
 
 class Incidents:
@@ -34,16 +56,27 @@ class Incidents:
         self._run_dir = run_dir
         self._disk = disk
         self._by_id: dict[str, Diagnosis] = {}
+        self._former: set[str] = set()
+        """Ids of those that another life of this run left, which this one has not met again."""
+        self._blame: dict[str, _Blame] = {}
 
     def load(self) -> None:
         """Read what an earlier coordinator left; raises nothing: a database that cannot be read is as none."""
         with contextlib.suppress(sqlite3.Error, OSError, msgspec.MsgspecError):
             for diagnosis in _stored(self._run_dir / DATABASE):
                 self._by_id[diagnosis.id] = diagnosis
+                self._former.add(diagnosis.id)
+                self._lay(diagnosis)
+
+    def recall(self, diagnoses: Iterable[Diagnosis]) -> None:
+        """These are written down already."""
+        self._by_id |= {diagnosis.id: diagnosis for diagnosis in diagnoses}
 
     def put(self, diagnosis: Diagnosis) -> None:
         """A new incident, or a better explanation of a known one."""
         self._by_id[diagnosis.id] = diagnosis
+        self._former.discard(diagnosis.id)
+        self._lay(diagnosis)
         self._disk.submit(partial(_store, self._run_dir / DATABASE, diagnosis))
         self._disk.submit(partial(write_files, self._run_dir / FOLDER / diagnosis.id, diagnosis))
 
@@ -55,9 +88,32 @@ class Incidents:
         """Oldest first."""
         return list(self._by_id.values())
 
+    def meet_again(self, ids: Iterable[str]) -> None:
+        """These are of this life: a coordinator that died a moment ago had found them."""
+        self._former.difference_update(ids)
+
+    def standing(self) -> list[Diagnosis]:
+        """Those of this life that are not closed: a run that was halted and resumed is not paged about again."""
+        return [found for found in self._by_id.values() if found.closed_at is None and found.id not in self._former]
+
+    def settled(self) -> list[Diagnosis]:
+        """Of those, what a pager is told: the first diagnosis may name another rank a moment later, when all was heard."""
+        now_s = clock.monotonic_s()
+        return [found for found in self.standing() if self._blame[found.id].is_settled(now_s)]
+
     def open(self) -> list[tuple[str, Severity]]:
-        """(cause, severity) of those that are not closed."""
-        return [(cause_of(found), found.severity) for found in self._by_id.values() if found.closed_at is None]
+        """(cause, severity) of those."""
+        return [(cause_of(found), found.severity) for found in self.standing()]
+
+    def _lay(self, diagnosis: Diagnosis) -> None:
+        now_s, known = clock.monotonic_s(), self._blame.get(diagnosis.id)
+        on = (cause_of(diagnosis), diagnosis.causes[0].ranks if diagnosis.causes else ())
+        self._blame[diagnosis.id] = _Blame(
+            on=on,
+            is_sure=confidence_of(diagnosis) >= SURE,
+            first_s=now_s if known is None else known.first_s,
+            since_s=now_s if known is None or known.on != on else known.since_s,
+        )
 
     def by_cause(self) -> Counter[str]:
         """How many there were, by leading cause."""
@@ -70,11 +126,11 @@ def write_files(folder: Path, diagnosis: Diagnosis) -> None:
     evidence.mkdir(parents=True, exist_ok=True)
     for cause in diagnosis.causes:
         for number, proof in enumerate(cause.evidence, start=1):
-            write_atomically(evidence / f"{cause.cause}-{number}.json", _pretty(proof))
-    write_atomically(folder / "diagnosis.md", report.to_markdown(diagnosis).encode())
-    write_atomically(folder / "report.html", report.to_html(diagnosis).encode())
+            write_whole(evidence / f"{cause.cause}-{number}.json", _pretty(proof))
+    write_whole(folder / "diagnosis.md", report.to_markdown(diagnosis).encode())
+    write_whole(folder / "report.html", report.to_html(diagnosis).encode())
     # Last: whoever sees it finds the others.
-    write_atomically(folder / "diagnosis.json", _pretty(diagnosis))
+    write_whole(folder / "diagnosis.json", _pretty(diagnosis))
 
 
 def _pretty(record: msgspec.Struct) -> bytes:

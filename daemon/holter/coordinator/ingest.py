@@ -16,8 +16,8 @@ from aiohttp import WSCloseCode, WSMsgType, web
 
 from holter import clock
 from holter.coordinator.ward import Ward
-from holter.detectors import TableKey
-from holter.records import Observation
+from holter.detectors import ExamKey, TableKey
+from holter.records import Observation, Order
 from holter.transport import wire
 
 HELLO_DEADLINE_S = 5.0
@@ -45,6 +45,9 @@ class Lines:
         self._questions: dict[int, tuple[int, asyncio.Future[Observation | None]]] = {}
         """Number -> (rank that was asked, its answer)"""
         self._num_questions = 0
+        self._boot_id = clock.boot_id()
+        self._is_over = False
+        """We hang up ourselves."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """GET /ingest."""
@@ -74,6 +77,18 @@ class Lines:
         for key, answer in zip(keys, answers, strict=True):
             self._ward.hear_table(key, answer, clock.wall_ns())
 
+    async def examine(self, keys: Sequence[ExamKey]) -> None:
+        """Ask for examinations; the answers come as observations, whenever they come."""
+        asked = (wire.Examine(asked_ns=key.asked_ns, depth=key.depth) for key in keys)
+        sockets = (self._sockets.get(key.rank) for key in keys)
+        sent = [_send(socket, message) for socket, message in zip(sockets, asked, strict=True) if socket is not None]
+        await asyncio.gather(*sent)
+
+    async def order(self, order: Order, ranks: Sequence[int]) -> None:
+        """Tell these ranks' sidecars; whoever cannot be told is told again by who repeats it."""
+        sockets = [socket for rank in ranks if (socket := self._sockets.get(rank)) is not None]
+        await asyncio.gather(*(_send(socket, wire.Halt(order=order)) for socket in sockets))
+
     async def notify(self, rank: int, notice: wire.Notice) -> bool:
         """Tell one rank's sidecar; False when it could not be told."""
         socket = self._sockets.get(rank)
@@ -81,6 +96,7 @@ class Lines:
 
     async def hang_up(self) -> None:
         """Close every line: the coordinator ends."""
+        self._is_over = True
         sockets = list(self._sockets.values())
         await asyncio.gather(*(_close(socket, WSCloseCode.GOING_AWAY, "the coordinator ends") for socket in sockets))
 
@@ -92,17 +108,17 @@ class Lines:
         if reason is not None:
             return reason
         self._replace(self._sockets.pop(hello.rank, None))
-        connection = self._ward.roster.connect(hello, clock.wall_ns())
+        connection = self._ward.connect(hello, clock.wall_ns())
         self._sockets[hello.rank] = socket
+        about = self._ward.settings
         try:
-            await _send(
-                socket, wire.Welcome(run_id=self._ward.settings.run_id, run_dir=str(self._ward.settings.run_dir))
-            )
+            await _send(socket, wire.Welcome(run_id=about.run_id, run_dir=str(about.run_dir), boot_id=self._boot_id))
             await self._listen(socket, hello.rank)
         finally:
             if self._sockets.get(hello.rank) is socket:
                 del self._sockets[hello.rank]
-            self._ward.roster.disconnect(hello.rank, connection)
+            is_closed = not self._is_over and not isinstance(socket.exception(), TimeoutError)
+            self._ward.disconnect(hello.rank, connection, clock.wall_ns(), is_closed=is_closed)
             self._on_urgent()
         return ""
 
@@ -122,7 +138,10 @@ class Lines:
                         if self._ward.hear(rank, message, clock.wall_ns()):
                             self._on_urgent()
                     case wire.Fetched():
+                        self._ward.hear_sign(rank, clock.wall_ns())
                         self._answer(rank, message)
+                    case wire.ClockAsked():
+                        await self._tell_clock(socket, rank, message)
                     case wire.Goodbye():
                         self._ward.roster.goodbye(rank)
                         self._on_urgent()
@@ -132,6 +151,11 @@ class Lines:
                 if not socket.closed:
                     held.cancel()
                 await asyncio.gather(held, return_exceptions=True)
+
+    async def _tell_clock(self, socket: web.WebSocketResponse, rank: int, asked: wire.ClockAsked) -> None:
+        received_ns = clock.wall_ns()
+        self._ward.hear_sign(rank, received_ns)
+        await _send(socket, wire.ClockTold(sent_ns=asked.sent_ns, received_ns=received_ns, replied_ns=clock.wall_ns()))
 
     async def _release(self, socket: web.WebSocketResponse) -> None:
         await self._hold()

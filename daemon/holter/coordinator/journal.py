@@ -71,9 +71,9 @@ class Journal:
         """Better flushed now than when its time comes."""
         return self._buffered_bytes > MAX_BUFFER_BYTES // 16
 
-    def flush(self, disk: Disk, *, is_last: bool = False) -> None:
-        """Hand what is buffered to the disk, unless it is still busy with what it was given before."""
-        if (self._is_writing and not is_last) or not self._buffered_bytes:
+    def flush(self, disk: Disk, *, is_now: bool = False) -> None:
+        """Hand what is buffered to the disk, unless it is still busy with what it was given before and it need not be now."""
+        if (self._is_writing and not is_now) or not self._buffered_bytes:
             return
         full, self._buffers = self._buffers, {True: [], False: []}
         self._buffered_bytes = 0

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from holter.detectors import Detector, TableKey, Window
-from holter.records import Finding, TableRequest
+from holter.detectors import Detector, ExamKey, TableKey, Window
+from holter.records import ExamRequest, Finding, TableRequest
 
 T = TypeVar("T")
 
@@ -55,14 +55,21 @@ class Bench:
         return self.guard(detector.name, lambda: list(detector.judge(window))) or []
 
 
-def pending(finding: Finding, window: Window) -> list[TableKey]:
-    """The tables that this finding still waits for."""
+def pending(finding: Finding, window: Window) -> list[TableKey | ExamKey]:
+    """What this finding still waits for."""
     return [key for request in finding.needs for key in _keys(request) if _is_open(key, window)]
 
 
-def _keys(request: TableRequest) -> Iterator[TableKey]:
-    return ((request.tensor_class, request.step, rank) for rank in request.ranks)
+def _keys(request: TableRequest | ExamRequest) -> Iterator[TableKey | ExamKey]:
+    for rank in request.ranks:
+        if isinstance(request, ExamRequest):
+            yield ExamKey(request.asked_ns, request.depth, rank)
+        else:
+            yield request.tensor_class, request.step, rank
 
 
-def _is_open(key: TableKey, window: Window) -> bool:
-    return key not in window.tables and key not in window.unavailable
+def _is_open(key: TableKey | ExamKey, window: Window) -> bool:
+    if not isinstance(key, ExamKey):
+        return key not in window.tables and key not in window.unavailable
+    answers = (seen.exam.asked_ns for seen in window.exams.get(key.rank, ()))
+    return key.asked_ns > max(answers, default=0) and key.asked_ns > window.unexamined.get(key.rank, 0)

@@ -19,11 +19,13 @@ class Limits:
     """For ranks that never came, or whose sidecar was lost, when all others have ended."""
     settle_s: float = 1.2
     """After an abnormal end, so that deaths are in order and the last judgement sees them all."""
-    hold_s: float = 3.0
+    linger_s: float = 0.0
+    """After the end of a run with an incident, so that whoever scrapes sees it."""
+    hold_s: float = 5.0
     """How long a sidecar that said Goodbye is kept on the line, to be asked for tables and told the news."""
 
     def __post_init__(self) -> None:
-        for name in ("first_s", "idle_s", "stragglers_s", "settle_s", "hold_s"):
+        for name in ("first_s", "idle_s", "stragglers_s", "settle_s", "linger_s", "hold_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 

@@ -1,6 +1,6 @@
 """What ranks say rarely, kept as it was said, so much of each kind. Pure.
 
-    Vitals, Inspection, Skipped, Swapped   the newest
+    Vitals, Inspection, Skipped, Swapped, Device   the newest
     Warned                                 of each text the first few ranks that were shown it
     Feed                                   of each rank and loader: the first beginning, the latest one, the latest two ends
 
@@ -11,9 +11,9 @@ import heapq
 from collections.abc import Iterator
 
 from holter.detectors.window import Note
-from holter.records import Feed, Inspection, Rare, Skipped, Swapped, Vitals, Warned
+from holter.records import Device, Feed, Inspection, Rare, Skipped, Swapped, Vitals, Warned
 
-NEWEST: dict[type[Rare], int] = {Vitals: 2048, Inspection: 128, Skipped: 1024, Swapped: 256}
+NEWEST: dict[type[Rare], int] = {Vitals: 2048, Inspection: 128, Skipped: 1024, Swapped: 256, Device: 4096}
 """How many of a kind are kept."""
 MAX_TEXTS, MAX_TELLERS = 256, 8
 """Different warnings, and ranks kept of each."""
@@ -73,6 +73,12 @@ class NoteBook:
         if self._notes is None:
             self._notes = tuple(note for _, note in sorted(self._all(), key=lambda placed: placed[0]))
         return self._notes
+
+    def newest_vitals(self) -> list[Vitals]:
+        """Of the last step at which any rank said some."""
+        told = [note for _, note in self._newest[Vitals]]
+        newest = max((note.step for note in told), default=0)
+        return [note.body for note in told if note.step == newest and isinstance(note.body, Vitals)]
 
     def _all(self) -> Iterator[Placed]:
         for heap in (*self._newest.values(), *self._warned.values()):

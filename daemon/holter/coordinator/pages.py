@@ -7,37 +7,61 @@ import msgspec
 from aiohttp import hdrs, web
 
 from holter import clock
-from holter.coordinator.status import snapshot, status
+from holter.coordinator import assets, requests
+from holter.coordinator.assets import HEADERS
+from holter.coordinator.easel import Easel
+from holter.coordinator.feed import Feed
+from holter.coordinator.requests import AskHalt
+from holter.coordinator.status import beginning, rank_details, snapshot, status
+from holter.coordinator.targets import sidecar_targets
 from holter.coordinator.ward import Ward
+from holter.diagnosis import report
 from holter.exporters import expose, families
 
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "X-Content-Type-Options": "nosniff",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
-}
+MAX_PLAIN = 128
+"""Ranks in the table of the page itself; `/plain` has all."""
 
 
 class Pages:
-    """The readable half of the one port."""
+    """The readable half of the one port, and the one request."""
 
-    def __init__(self, ward: Ward, version: str) -> None:
+    def __init__(
+        self,
+        ward: Ward,
+        version: str,
+        *,
+        token: str = "",
+        ask_halt: AskHalt | None = None,
+        easel: Easel | None = None,
+    ) -> None:
+        self.easel = easel or Easel(ward, clock.wall_ns)
+        self.feed = Feed(self.easel.paint)
         self._ward = ward
         self._version = version
+        self._token = token
+        self._ask_halt = ask_halt
+        self._assets = assets.load()
 
     def routes(self) -> list[web.RouteDef]:
         """Every path but /ingest."""
         return [
             web.get("/", self._index),
+            web.get("/plain", self._plain),
+            web.get("/web/{name}", self._asset),
             web.get("/healthz", self._healthz),
             web.get("/metrics", self._metrics),
+            web.get("/sd", self._sd),
             web.get("/api/v1/status", self._status),
+            web.get("/api/v1/events", self.feed.handle),
+            web.get("/api/v1/ranks/{rank}", self._rank),
             web.get("/api/v1/incidents", self._incidents),
             web.get("/api/v1/incidents/{id}", self._incident),
+            web.get("/api/v1/incidents/{id}/report", self._report),
+            web.post("/api/v1/halt", self._halt),
         ]
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n", headers=_HEADERS)
+        return web.Response(text="ok\n", headers=HEADERS)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         metrics = families(
@@ -46,8 +70,18 @@ class Pages:
         body, content_type = expose(metrics, request.headers.get(hdrs.ACCEPT, ""))
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
+    async def _sd(self, _: web.Request) -> web.Response:
+        return _json(sidecar_targets(self._ward.roster, self._ward.settings.run_id))
+
     async def _status(self, _: web.Request) -> web.Response:
-        return _json(status(self._ward, clock.wall_ns()))
+        return _json(status(self._ward, self.easel.now_ns()))
+
+    async def _rank(self, request: web.Request) -> web.Response:
+        name = request.match_info["rank"]
+        member = self._ward.roster.members.get(int(name)) if name.isascii() and name.isdigit() else None
+        if member is None:
+            return _json({"error": "no such rank"}, status=404)
+        return _json(rank_details(member, self.easel.now_ns()))
 
     async def _incidents(self, _: web.Request) -> web.Response:
         return _json(self._ward.incidents.all())
@@ -56,30 +90,58 @@ class Pages:
         found = self._ward.incidents.get(request.match_info["id"])
         return _json({"error": "no such incident"}, status=404) if found is None else _json(found)
 
+    async def _report(self, request: web.Request) -> web.Response:
+        """For the page to show within itself."""
+        found = self._ward.incidents.get(request.match_info["id"])
+        if found is None:
+            return web.Response(status=404, text="no such incident\n", headers=HEADERS)
+        return web.Response(text=report.to_fragment(found), content_type="text/html", headers=HEADERS)
+
+    async def _halt(self, request: web.Request) -> web.Response:
+        code, content = await requests.answer(request, self._token, None if self._ask_halt is None else self._ask)
+        return _json(content, status=code)
+
+    def _ask(self, reason: str, by: str) -> str | None:
+        assert self._ask_halt is not None
+        why = self._ask_halt(reason, by)
+        if why is None:
+            self.easel.timeline.note("halt", f"asked for by {by}: {reason}", self.easel.now_ns(), "warning")
+        return why
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        return assets.serve(self._assets, request)
+
     async def _index(self, _: web.Request) -> web.Response:
-        page = _render(status(self._ward, clock.wall_ns()))
-        return web.Response(text=page, content_type="text/html", headers=_HEADERS)
+        state = beginning(self._ward, self.easel.now_ns(), MAX_PLAIN)
+        plain = _render(state, len(self._ward.roster.members) - MAX_PLAIN)
+        page = assets.index(self._assets, self._ward.settings.run_id, plain)
+        return web.Response(text=page, content_type="text/html", headers=HEADERS)
+
+    async def _plain(self, _: web.Request) -> web.Response:
+        state = status(self._ward, self.easel.now_ns())
+        page = (
+            f"<!doctype html><html lang=en><meta charset=utf-8><title>holter {html.escape(state['run_id'])}</title>"
+            f"<link rel=stylesheet href=web/page.css><body class=plain>{_render(state)}"
+        )
+        return web.Response(text=page, content_type="text/html", headers=HEADERS)
 
 
 def _json(content: Any, status: int = 200) -> web.Response:
     # msgspec writes NaN and Inf as null: JSON has no word for them.
     return web.Response(
-        body=msgspec.json.encode(content), status=status, content_type="application/json", headers=_HEADERS
+        body=msgspec.json.encode(content), status=status, content_type="application/json", headers=HEADERS
     )
 
 
-def _render(state: dict[str, Any]) -> str:
+def _render(state: dict[str, Any], num_left_out: int = 0) -> str:
     """The plainest page that tells how the run is."""
     columns = ("rank", "host", "step", "phase", "last_progress_age_s", "loss", "sidecar")
     ranks = _table(columns, state["ranks"])
     incidents = _table(("id", "severity", "cause", "symptom"), state["incidents"])
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in [*state["blind"], *state["warnings"]])
+    rest = f"<p><a href=plain>{num_left_out} more ranks</a></p>" if num_left_out > 0 else ""
     run_id = html.escape(state["run_id"])
-    return (
-        f"<!doctype html><meta charset=utf-8><title>holter {run_id}</title>"
-        "<style>body{font:14px sans-serif}td,th{padding:2px 12px;text-align:left}</style>"
-        f"<h1>{run_id}</h1><h2>Incidents</h2>{incidents}<h2>Ranks</h2>{ranks}<ul>{notes}</ul>"
-    )
+    return f"<h1>{run_id}</h1><h2>Incidents</h2>{incidents}<h2>Ranks</h2>{ranks}{rest}<ul>{notes}</ul>"
 
 
 def _table(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> str:

@@ -13,7 +13,7 @@ import msgspec
 from holter.coordinator import journal
 from holter.coordinator.identity import RunIdentity
 from holter.coordinator.rounds import Rounds
-from holter.records import Attached, Diagnosis, Judged
+from holter.records import Attached, Diagnosis, Halting, Judged, Observation, Ordered
 
 MAX_AWAY_NS = 60 * 10**9
 """A coordinator that was away for longer watches another life of the job, if not another job."""
@@ -27,6 +27,9 @@ class Recalled:
     diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
     attached: dict[int, Attached] = field(default_factory=dict)
     """Rank -> how it last introduced itself."""
+    halting: list[Observation] = field(default_factory=list)
+    """What ranks said of a halt."""
+    orders: list[Ordered] = field(default_factory=list)
     is_complete: bool = True
     """False when there was no time for all of it."""
 
@@ -50,9 +53,18 @@ def recall(folder: Path, rounds: Rounds, stopwatch_s: Callable[[], float], deadl
             if body.is_news:
                 seen = rounds.make(entry.received_ns, is_final=body.is_final)
                 found.diagnoses |= {diagnosis.id: diagnosis for diagnosis in seen.diagnoses}
+        elif isinstance(body, Ordered):
+            found.orders.append(body)
         else:
             rounds.assembly.add(entry.observation, entry.received_ns)
+        if isinstance(body, Halting):
+            found.halting.append(entry.observation)
         if isinstance(body, Attached):
+            known = found.attached.get(entry.observation.rank)
+            if known is not None and known.pid != body.pid:
+                # Another life of the job: what was ordered before is over.
+                found.orders.clear()
+                found.halting.clear()
             found.attached[entry.observation.rank] = body
         found.num_entries += 1
         if stopwatch_s() - began_s > deadline_s:

@@ -1,20 +1,29 @@
 """Who is there: ranks, their processes and sidecars, and where each was last seen. Pure: time is an argument.
 
 hello -> connected --goodbye--> ended
-            |  ^
-      lost  v  | hello again: the same rank
-           gone
+            |  ^  ^_____________________
+    closed  v  | hello again            | heard again
+           gone                       silent: nothing comes, and nobody closed the line
+
+Silence is measured in the coordinator's attention: time in which it was itself not scheduled is nobody's silence.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from holter.detectors.window import StepArrivals
 from holter.exporters.snapshot import RankSnapshot, StepHistogram, add_nonfinite
-from holter.records import Exited, Observation, Phase, SightLost, StepDone, Where
+from holter.records import Exited, Observation, OnDevice, Phase, SightLost, Snapped, StepDone, Traffic, Where
 from holter.transport.wire import Heartbeat, Hello
 
-State = Literal["connected", "gone", "ended"]
+State = Literal["connected", "gone", "silent", "ended"]
+
+SILENT_NS = 5 * 10**9
+"""A sidecar speaks once a second: one that says nothing for so long is lost, or the way to it is."""
+KEPT_SNAPSHOTS = 2
+LOOK_NS = 10**9
+"""Between two looks at most so much counts; all ranks are passed over no more often than this."""
 
 
 @dataclass
@@ -25,6 +34,11 @@ class Member:
     connection: int
     """Number of its newest connection; an older one that ends says nothing."""
     is_connected: bool = True
+    has_hung_up: bool = False
+    """Its line was closed from its side."""
+    is_silent: bool = False
+    heard_at_ns: int = 0
+    """In the coordinator's attention."""
     has_said_goodbye: bool = False
     exited: Exited | None = None
     heartbeat: Heartbeat | None = None
@@ -34,11 +48,20 @@ class Member:
     phase: Phase | None = None
     loss: float | None = None
     gradient_norm: float | None = None
+    gpu_uuid: str = ""
+    lag_s: float | None = None
+    """None until it told when it entered a collective."""
     overhead_ratio: float | None = None
     dropped: int = 0
+    is_sharded: bool = False
+    """What its optimizer applies is a part that no other rank has."""
+    snapshots: tuple[int, ...] = ()
+    """Completed steps of the copies that it has in memory, oldest first."""
     sight_lost: dict[str, int] = field(default_factory=dict)
     """What this rank's holter cannot see, and how much was lost."""
     step_times: StepHistogram = field(default_factory=StepHistogram)
+    step_s: float | None = None
+    """What its last step took."""
     nonfinite: Mapping[Where, int] = field(default_factory=dict)
 
     @property
@@ -46,7 +69,16 @@ class Member:
         """Of the sidecar: an exited rank's sidecar is not lost, it has nothing more to do."""
         if self.has_said_goodbye or (self.exited is not None and not self.is_connected):
             return "ended"
+        if self.is_silent:
+            return "silent"
         return "connected" if self.is_connected else "gone"
+
+    @property
+    def link(self) -> Literal["connected", "closed", "silent"]:
+        """Of the line; one that we gave up ourselves is not closed: it may be found again, or fall silent."""
+        if self.is_silent:
+            return "silent"
+        return "closed" if not self.is_connected and self.has_hung_up else "connected"
 
 
 class Roster:
@@ -57,9 +89,15 @@ class Roster:
         self.members: dict[int, Member] = {}
         self.sidecars_lost = 0
         """Connections that ended without Goodbye."""
+        self.serial = 0
+        """Changes with whoever comes or goes."""
         self.duplicates = 0
         """Times that a rank came from a second process while the first still lived."""
         self._connections = 0
+        self._attention_ns = 0
+        """Time in which the coordinator looked and would have heard."""
+        self._looked_ns: int | None = None
+        self._passed_ns = 0
 
     def refusal(self, hello: Hello) -> str | None:
         """Why this sidecar cannot be taken in, if it cannot."""
@@ -73,27 +111,50 @@ class Roster:
         """A sidecar is there, perhaps again; returns the number of its connection."""
         self.world_size = hello.world_size
         self._connections += 1
+        self.serial += 1
         known = self.members.get(hello.rank)
         if known is None or known.hello.rank_pid != hello.rank_pid or known.hello.host != hello.host:
             if known is not None and known.state == "connected":
                 self.duplicates += 1
-            self.members[hello.rank] = Member(hello, self._connections, last_heard_ns=now_ns)
+            self.members[hello.rank] = Member(hello, self._connections)
         else:
             known.hello, known.connection = hello, self._connections
-            known.is_connected, known.has_said_goodbye = True, False
+            known.is_connected, known.has_said_goodbye, known.has_hung_up = True, False, False
+        self.hear(hello.rank, now_ns)
         return self._connections
 
-    def disconnect(self, rank: int, connection: int) -> None:
-        """A connection ended; without Goodbye its sidecar is lost."""
+    def hear(self, rank: int, now_ns: int) -> None:
+        """Something came from a rank's sidecar."""
+        member = self.members[rank]
+        member.last_heard_ns, member.heard_at_ns, member.is_silent = now_ns, self._attention_ns, False
+
+    def look(self, now_ns: int) -> list[int]:
+        """Ranks that have fallen silent; to be called often, passes over all ranks once a second."""
+        if self._looked_ns is not None:
+            self._attention_ns += min(max(0, now_ns - self._looked_ns), LOOK_NS)
+        self._looked_ns = now_ns
+        if self._attention_ns - self._passed_ns < LOOK_NS:
+            return []
+        self._passed_ns = self._attention_ns
+        oldest_ns = self._attention_ns - SILENT_NS
+        fallen = [rank for rank, member in self.members.items() if member.heard_at_ns < oldest_ns and _may_fall(member)]
+        for rank in fallen:
+            self.members[rank].is_silent = True
+        return fallen
+
+    def disconnect(self, rank: int, connection: int, *, is_closed: bool = True) -> None:
+        """A connection ended, closed by the other side or given up; without Goodbye its sidecar is lost."""
         member = self.members[rank]
         if member.connection != connection:
             return
-        member.is_connected = False
+        self.serial += 1
+        member.is_connected, member.has_hung_up = False, is_closed and not member.is_silent
         if not member.has_said_goodbye:
             self.sidecars_lost += 1
 
     def goodbye(self, rank: int) -> None:
         """A sidecar has said everything."""
+        self.serial += 1
         self.members[rank].has_said_goodbye = True
 
     def beat(self, rank: int, heartbeat: Heartbeat, now_ns: int) -> None:
@@ -116,12 +177,27 @@ class Roster:
                 member.loss = member.loss if done.loss is None else done.loss
                 member.gradient_norm = member.gradient_norm if done.gradient_norm is None else done.gradient_norm
                 member.overhead_ratio = done.overhead_ratio
+                member.is_sharded = member.is_sharded or done.view == "sharded"
                 member.step_times = member.step_times.add(done.seconds)
+                member.step_s = done.seconds
                 member.nonfinite = add_nonfinite(member.nonfinite, done)
             case Exited() as exited:
                 member.exited = exited
+            case Snapped():
+                member.snapshots = (*member.snapshots, observation.step)[-KEPT_SNAPSHOTS:]
+            case OnDevice() as found:
+                member.gpu_uuid = found.uuid
+            case Traffic(steps=[_, *_]) if member.lag_s is None:
+                member.lag_s = 0.0
             case SightLost() as lost:
                 member.sight_lost[lost.what] = lost.dropped
+
+    def compare(self, arrivals: Sequence[StepArrivals]) -> None:
+        """Keep how late each rank came in the newest step that was compared."""
+        late = {arrival.rank: arrival.lag_s for one in arrivals[-1:] for arrival in one.latest}
+        for rank, member in self.members.items():
+            if member.lag_s is not None:
+                member.lag_s = max(0.0, late.get(rank, 0.0))
 
     @property
     def num_connected(self) -> int:
@@ -146,9 +222,17 @@ class Roster:
     def blind(self) -> list[str]:
         """What cannot be seen, a sentence each: never to be taken for health."""
         found = []
-        for rank, member in sorted(self.members.items()):
+        # Asked for often, and of thousands of ranks nearly all are well.
+        ill = [
+            (rank, member)
+            for rank, member in self.members.items()
+            if member.sight_lost or member.is_silent or not member.is_connected
+        ]
+        for rank, member in sorted(ill, key=lambda one: one[0]):
             if member.state == "gone":
                 found.append(f"rank {rank} on {member.hello.host}: its sidecar is gone")
+            elif member.state == "silent":
+                found.append(f"rank {rank} on {member.hello.host}: its sidecar is silent, and nobody closed its line")
             found += [f"rank {rank}: {what} ({lost} lost)" for what, lost in sorted(member.sight_lost.items())]
         return found
 
@@ -157,18 +241,24 @@ class Roster:
         return [_snapshot(member) for _, member in sorted(self.members.items()) if member.state != "ended"]
 
 
+def _may_fall(member: Member) -> bool:
+    return not member.is_silent and not member.has_hung_up and member.state != "ended"
+
+
 def _snapshot(member: Member) -> RankSnapshot:
     return RankSnapshot(
         rank=member.hello.rank,
         hostname=member.hello.host,
+        gpu_uuid=member.gpu_uuid,
         step=member.step,
         last_progress_s=None if member.last_progress_ns is None else member.last_progress_ns / 1e9,
         phase=member.phase,
         loss=member.loss,
         gradient_norm=member.gradient_norm,
+        lag_s=member.lag_s,
         overhead_ratio=member.overhead_ratio,
         nonfinite=member.nonfinite,
         dropped=member.dropped,
-        is_sidecar_up=member.is_connected,
+        is_sidecar_up=member.is_connected and not member.is_silent,
         steps=member.step_times,
     )

@@ -4,13 +4,13 @@ The coordinator makes rounds while a run lives, `holter replay` makes them again
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from holter import clock
 from holter.coordinator.assembly import Assembly
 from holter.coordinator.casebook import Casebook
 from holter.coordinator.judging import DIAGNOSIS, Bench, pending
-from holter.detectors import Detector, TableKey
+from holter.detectors import Detector, ExamKey, TableKey
 from holter.records import Diagnosis, Finding
 
 FINAL_PATIENCE_NS = 60 * 10**9
@@ -24,6 +24,8 @@ class Seen:
     findings: list[Finding]
     needs: tuple[TableKey, ...]
     """Tables without which some of it cannot be explained."""
+    exams: tuple[ExamKey, ...]
+    """Examinations, likewise."""
     diagnoses: tuple[Diagnosis, ...]
     """New, or better understood than before."""
 
@@ -38,13 +40,16 @@ class Rounds:
 
     def make(self, now_ns: int, *, is_final: bool = False) -> Seen:
         """One round, as of this moment."""
-        window = self.assembly.window(now_ns + FINAL_PATIENCE_NS if is_final else now_ns)
+        ahead_ns = FINAL_PATIENCE_NS if is_final else 0
+        window = replace(self.assembly.window(now_ns + ahead_ns), real_ns=now_ns)
         findings = self.bench.judge(window)
         needs = {key for finding in findings for key in pending(finding, window)}
+        exams = tuple(sorted(key for key in needs if isinstance(key, ExamKey)))
+        tables = tuple(sorted(key for key in needs if not isinstance(key, ExamKey)))
         diagnoses: list[Diagnosis] = []
         settled = self._casebook.settle(findings, window, now_ns, is_final=is_final)
         self.bench.guard(DIAGNOSIS, lambda: _collect(settled, diagnoses))
-        return Seen(findings, tuple(sorted(needs)), tuple(diagnoses))
+        return Seen(findings, tables, exams, tuple(diagnoses))
 
 
 def _collect(settled: Iterator[Diagnosis], found: list[Diagnosis]) -> None:

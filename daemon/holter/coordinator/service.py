@@ -12,27 +12,45 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, TypeVar
 
 from aiohttp import web
 
 from holter import clock
-from holter.coordinator import identity
-from holter.coordinator.disk import write_atomically
+from holter.coordinator import identity, sealing
+from holter.coordinator.attempts import Act, Open, Outcome
 from holter.coordinator.ingest import Lines
 from holter.coordinator.lifetime import Limits, end_reason
+from holter.coordinator.outlets import Outlets, OutletSettings
 from holter.coordinator.pages import Pages
+from holter.coordinator.requests import AskHalt
 from holter.coordinator.ward import Judgement, Ward, WardSettings
 from holter.detectors import ALL, Detector
 from holter.diagnosis import report
+from holter.halting.files import write_whole
+from holter.halting.protocol import Tell
+from holter.halting.vault import Vault
+from holter.records import Order
 from holter.transport import wire
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MAX_FETCH_ROUNDS = 4
 """A detector may ask for more after it has seen what it asked for; then the next judgement goes on."""
+
+OPEN_DEADLINE_S = 5.0
+"""For a directory to be made; ranks stand and wait for it."""
+
+LINGER_LOOK_S = 0.5
+
+MAX_PAUSE_S = 1.0
+"""Between two judgements."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +71,32 @@ class ServiceSettings:
     """How long what is to be written may stay in memory."""
     disk_deadline_s: float = 5.0
     """At the end, for what is still to be written."""
+    seal_s: float = 600.0
+    """So long a halt whose ranks are gone is still sealed."""
     limits: Limits = field(default_factory=Limits)
+    outlets: OutletSettings = field(default_factory=OutletSettings)
 
 
 class Coordinator:
     """Watches one run: `start`, then `run` until there is nothing left to do."""
 
-    def __init__(self, ward: WardSettings, settings: ServiceSettings, detectors: Sequence[Detector] = ALL) -> None:
+    def __init__(
+        self,
+        ward: WardSettings,
+        settings: ServiceSettings,
+        detectors: Sequence[Detector] = ALL,
+        ask_halt: AskHalt | None = None,
+    ) -> None:
         self.ward = Ward(ward, detectors)
         self._settings = settings
         self._lines = Lines(self.ward, settings.token, self._hurry, self._hold)
+        self._pages = Pages(self.ward, settings.version, token=settings.token, ask_halt=ask_halt or self._ask_halt)
+        self._outlets = Outlets(self.ward, settings.outlets)
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         self._is_over = asyncio.Event()
         self._runner: web.AppRunner | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._quiet_since_s = clock.monotonic_s()
         self._flushed_s = clock.monotonic_s()
 
@@ -74,12 +104,13 @@ class Coordinator:
         """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
         self.ward.recall(clock.wall_ns())
         app = web.Application()
-        app.add_routes([web.get("/ingest", self._lines.handle), *Pages(self.ward, self._settings.version).routes()])
+        app.add_routes([web.get("/ingest", self._lines.handle), *self._pages.routes()])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=1024).start()
         self._write_access()
         self.ward.write_down()
+        self._outlets.start()
 
     def stop(self) -> None:
         """End soon, after a last judgement."""
@@ -94,13 +125,19 @@ class Coordinator:
                 async with asyncio.timeout(self._settings.judge_interval_s):
                     await self._wake.wait()
             self._wake.clear()
+            began_s = clock.monotonic_s()
             await self._judge()
+            judging_s = clock.monotonic_s() - began_s
+            self.ward.bench.guard("the page", self._pages.easel.look)
             self._flush()
             reason = self._end_reason()
-            await asyncio.sleep(self._settings.urgent_interval_s)
+            # Judging a job of many ranks takes long; at least half of the time is for hearing them.
+            await asyncio.sleep(min(max(self._settings.urgent_interval_s, judging_s), MAX_PAUSE_S))
         logger.info("ending: %s", reason)
         await self._judge(is_final=True)
+        self.ward.bench.guard("the page", self._pages.easel.look)
         self._is_over.set()
+        await self._pages.feed.close(reason)
         await self._close()
         return reason
 
@@ -109,6 +146,7 @@ class Coordinator:
         for _ in range(MAX_FETCH_ROUNDS):
             judgement = self.ward.judge(clock.wall_ns(), is_final=is_final)
             await self._tell(judgement)
+            await self._lines.examine(judgement.exams)
             if not judgement.needs:
                 return
             await self._lines.fetch(judgement.needs, self._settings.fetch_deadline_s)
@@ -119,6 +157,47 @@ class Coordinator:
             text = report.headline(diagnosis)
             logger.warning("incident %s: %s", diagnosis.id, text)
             await self._lines.notify(0, wire.Notice(severity=diagnosis.severity, text=text))
+        self._outlets.tell()
+        for text in (*judgement.alarms, *judgement.told):
+            logger.warning("%s", text)
+            await self._lines.notify(0, wire.Notice(severity="critical", text=text))
+        for act in judgement.acts:
+            await self._carry_out(act)
+
+    async def _carry_out(self, act: Act) -> None:
+        """What a halt asks for; a disk may take its time, and the ranks are heard meanwhile."""
+        if isinstance(act, Tell):
+            await self._lines.order(act.order, act.ranks)
+            return
+        task = asyncio.create_task(self._open(act.step) if isinstance(act, Open) else self._seal(act.order))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _open(self, step: int) -> None:
+        run_dir, completed, stamp = self.ward.settings.run_dir, self.ward.saves.base_step + step, clock.wall_ns()
+        waiting = _in_thread(partial(sealing.open_directory, run_dir, completed, stamp))
+        done, _ = await asyncio.wait({waiting}, timeout=OPEN_DEADLINE_S)
+        where, why_not = Vault(run_dir).partial(completed, stamp), f"{run_dir} does not answer"
+        if done:
+            error = waiting.exception()
+            where, why_not = waiting.result() if error is None else (where, f"{type(error).__name__}: {error}")
+        self.ward.halts.opened(where, why_not, clock.wall_ns())
+        self._hurry()
+
+    async def _seal(self, order: Order) -> None:
+        try:
+            kept = await _in_thread(partial(sealing.seal, self.ward.ending(order)))
+        except Exception as error:
+            logger.exception("what was saved could not be sealed")
+            text = f"halted, and what was saved could not be sealed: {type(error).__name__}: {error}"
+            kept = sealing.Kept(Outcome("failed", text), None)
+        self.ward.sealed(kept)
+        self._hurry()
+
+    def _ask_halt(self, reason: str, by: str) -> str | None:
+        why = self.ward.halts.ask(by, reason, clock.wall_ns())
+        self._hurry()
+        return why
 
     def _hurry(self) -> None:
         self._wake.set()
@@ -128,6 +207,9 @@ class Coordinator:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.limits.hold_s):
                 await self._is_over.wait()
+        while self.ward.halts.is_busy and not self._is_over.is_set():  # noqa: ASYNC110 - it is looked at once in a while anyway
+            # It may have to write down how the step began for a rank that is dead.
+            await asyncio.sleep(self._settings.urgent_interval_s)
 
     def _end_reason(self) -> str | None:
         if self._stop.is_set():
@@ -136,24 +218,63 @@ class Coordinator:
         roster = self.ward.roster
         if roster.members and not roster.has_everyone_ended and roster.num_connected:
             self._quiet_since_s = now_s
-        return end_reason(roster, now_s - self._quiet_since_s, self._settings.limits)
+        reason = end_reason(roster, now_s - self._quiet_since_s, self._settings.limits)
+        return None if self.ward.halts.is_busy and now_s - self._quiet_since_s < self._settings.seal_s else reason
 
     def _flush(self) -> None:
         now_s = clock.monotonic_s()
         if now_s - self._flushed_s >= self._settings.flush_interval_s or self.ward.journal.is_filling:
             self._flushed_s = now_s
             self.ward.write_down()
+            self._outlets.write_targets()
 
     async def _close(self) -> None:
         await self._lines.hang_up()
+        self.ward.end(clock.wall_ns())
+        if self.ward.incidents.standing():
+            await self._linger()
+        await self._outlets.close()
         if self._runner is not None:
             await self._runner.cleanup()
-        await asyncio.to_thread(self.ward.close, clock.wall_ns(), self._settings.disk_deadline_s)
+        await asyncio.to_thread(self.ward.close, self._settings.disk_deadline_s)
+
+    async def _linger(self) -> None:
+        """Nothing is written any more; but whoever scrapes now and then must find what ended the run. A new life of it takes over at once."""
+        self._outlets.tell(is_final=True)
+        until_s = clock.monotonic_s() + self._settings.limits.linger_s
+        while clock.monotonic_s() < until_s and not self._stop.is_set():
+            known = await asyncio.to_thread(identity.read_access, self.ward.settings.run_dir)
+            if known is not None and known.pid != os.getpid():
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_LOOK_S):
+                    await self._stop.wait()
 
     def _write_access(self) -> None:
         access = identity.Access(address=self.ward.settings.address, token=self._settings.token, pid=os.getpid())
         path = self.ward.settings.run_dir / "coordinator.json"
-        self.ward.disk.submit(partial(write_atomically, path, identity.as_json(access), 0o600))
+        self.ward.disk.submit(partial(write_whole, path, identity.as_json(access), 0o600))
+
+
+def _in_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
+    """In a thread that nobody waits for at the end: a disk may hang for ever."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_it: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            set_it(value)
+
+    def work() -> None:
+        try:
+            done, value = future.set_result, call()
+        except Exception as error:  # noqa: BLE001 - raised where it is awaited
+            done, value = future.set_exception, error  # type: ignore[assignment]
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, done, value)
+
+    threading.Thread(target=work, name="holter-disk", daemon=True).start()
+    return future
 
 
 async def serve(ward: WardSettings, settings: ServiceSettings, listener: socket.socket) -> str:

@@ -1,43 +1,53 @@
 """Everything the coordinator knows and concludes, without a socket: told what arrives and what time it is, it answers what to do.
 
-hear   ->  roster, assembly, journal
-judge  ->  findings -> tables to fetch | diagnoses to store and tell
+hear   ->  roster, assembly, journal, halts
+judge  ->  findings -> tables to fetch | diagnoses to store and tell | a halt to carry on with
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from holter import clock
-from holter.coordinator import identity
+from holter.coordinator import identity, whereabouts
 from holter.coordinator.assembly import Assembly
+from holter.coordinator.attempts import Act, Attempt, View
 from holter.coordinator.casebook import Casebook, cause_of
-from holter.coordinator.disk import Disk, write_atomically
+from holter.coordinator.disk import Disk
+from holter.coordinator.halts import Halts
+from holter.coordinator.hearing import is_answer, is_sound, is_urgent
 from holter.coordinator.incidents import Incidents
 from holter.coordinator.journal import Journal
 from holter.coordinator.judging import Bench
 from holter.coordinator.recalling import Recalled, is_interrupted, recall
 from holter.coordinator.roster import Roster
 from holter.coordinator.rounds import Rounds
-from holter.detectors import ALL, Detector, TableKey
+from holter.coordinator.saves import SaveBook, reported_until
+from holter.coordinator.sealing import Ending, Kept
+from holter.detectors import ALL, Detector, ExamKey, TableKey
+from holter.exporters.webhook import Deliveries
+from holter.halting.completeness import Circumstances
+from holter.halting.files import write_whole
+from holter.halting.protocol import SETTLED
+from holter.halting.verdicts import Sight
 from holter.records import (
     Action,
     Attached,
+    Body,
     Diagnosis,
-    Exited,
-    Feed,
     Finding,
-    Inspection,
+    Groups,
+    Halting,
     Judged,
+    Link,
     Observation,
+    Order,
     Own,
-    Skipped,
-    StepDone,
-    Swapped,
-    Table,
     Unavailable,
+    Unexamined,
 )
 from holter.transport import wire
 
@@ -47,8 +57,11 @@ RECALL_DEADLINE_S = 5.0
 """For a coordinator that is started again to read its own journal."""
 RETURN_NS = 3 * 10**9
 """So long its sidecars are given to come back before anything is judged: what they have to say lies in between."""
-URGENT_SKIPS = 16
-"""A loss scaler that let no step happen so often in a row is judged at once."""
+JOURNAL_BYTES_OF_RANK = 16 * 2**10
+EXAM_PATIENCE_NS = 6 * 10**9
+"""So long a sidecar may take to examine its rank."""
+ASKED_NS = 600 * 10**9
+"""So long it is remembered that it was asked: by then it has answered, or it is noted that it has not."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +76,10 @@ class WardSettings:
     """0: what the first sidecar says."""
     action: Action = "halt"
     """The most that may be done about a diagnosis."""
+    save_deadline_s: float = 300.0
+    """So long a save may take in a halt."""
     journal_bytes: int = 64 * 2**20
-    """Size of the journal in all."""
+    """Size of the journal in all; more for thousands of ranks, so that it holds a look at each of them."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +88,16 @@ class Judgement:
 
     needs: tuple[TableKey, ...]
     """Tables to fetch before some of it can be explained."""
+    exams: tuple[ExamKey, ...]
+    """Ranks to examine, likewise; each is asked once."""
     fresh: tuple[Diagnosis, ...]
     """Incidents that nobody has been told of."""
+    alarms: tuple[str, ...] = ()
+    """Sentences that cannot wait: the latest checkpoint is poisoned."""
+    acts: tuple[Act, ...] = ()
+    """What a halt asks for, in order."""
+    told: tuple[str, ...] = ()
+    """How it goes with the halt, for the job's own log."""
 
 
 class Ward:
@@ -85,13 +108,18 @@ class Ward:
         self.disk = Disk()
         self.roster = Roster(settings.world_size)
         self.assembly = Assembly(settings.world_size)
-        self.journal = Journal(settings.run_dir / "journal", settings.journal_bytes)
+        journal_bytes = max(settings.journal_bytes, settings.world_size * JOURNAL_BYTES_OF_RANK)
+        self.journal = Journal(settings.run_dir / "journal", journal_bytes)
         self.incidents = Incidents(settings.run_dir, self.disk)
         self.incidents.load()
         self.casebook = Casebook(settings.run_id, settings.action, self.incidents.all())
         self.rounds = Rounds(self.assembly, self.casebook, detectors)
+        self.saves = SaveBook(settings.run_dir, self.disk)
+        self.halts = Halts(self._write_own, settings.save_deadline_s)
         self.findings: list[Finding] = []
         """What stands as of the last judgement."""
+        self.deliveries = Deliveries()
+        """What became of messages to the webhook; nothing, if there is none."""
         self.strangers = 0
         """Observations that spoke for another rank than their sender's."""
         self.introductions = identity.Introductions(
@@ -102,31 +130,57 @@ class Ward:
         self._has_news = False
         """Something was heard since the last judgement."""
         self._silent_until_ns = 0
+        self._links: dict[int, str] = {}
+        """Rank -> what was last written down of its line."""
+        self._mesh: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
+        """Description of process groups -> the ranks of each."""
+        self._asked: dict[ExamKey, int] = {}
+        """Examinations -> when they were first asked for."""
 
     @property
     def bench(self) -> Bench:
         """The detectors, and how each is doing."""
         return self.rounds.bench
 
+    def connect(self, hello: wire.Hello, now_ns: int) -> int:
+        """A sidecar is on the line; returns the number of its connection."""
+        known = self.roster.members.get(hello.rank)
+        if known is not None and known.hello.rank_pid != hello.rank_pid:
+            self.halts.forget(hello.rank)
+        connection = self.roster.connect(hello, now_ns)
+        self._note_link(hello.rank, now_ns)
+        return connection
+
+    def disconnect(self, rank: int, connection: int, now_ns: int, *, is_closed: bool) -> None:
+        """A line ended, closed by the other side or given up."""
+        self.roster.disconnect(rank, connection, is_closed=is_closed)
+        self._note_link(rank, now_ns)
+
+    def hear_sign(self, rank: int, now_ns: int) -> None:
+        """A sidecar spoke, whatever it said."""
+        self.roster.hear(rank, now_ns)
+        self._note_link(rank, now_ns)
+
     def hear(self, rank: int, report: wire.Report, now_ns: int) -> bool:
         """Take a report in; True when it is urgent to judge."""
+        self.hear_sign(rank, now_ns)
         member = self.roster.members[rank]
-        member.last_heard_ns = now_ns
         member.dropped = max(member.dropped, report.dropped)
         if report.heartbeat is not None:
             self.roster.beat(rank, report.heartbeat, now_ns)
-        is_urgent = False
+        has_urgent = False
         for observation in report.observations:
-            if observation.rank != rank or observation.step < -1 or isinstance(observation.body, Own):
+            body = observation.body
+            if observation.rank != rank or observation.step < -1 or isinstance(body, Own) or not is_sound(body):
                 self.strangers += 1
                 continue
             self._take(observation, now_ns)
-            is_urgent = is_urgent or _is_urgent(observation)
-        return is_urgent
+            has_urgent = has_urgent or is_urgent(observation)
+        return has_urgent
 
     def hear_table(self, key: TableKey, answer: Observation | None, now_ns: int) -> None:
         """The answer to a Fetch: the table that was asked for, or the news that it is not to be had."""
-        if answer is not None and _is_answer(key, answer):
+        if answer is not None and is_answer(key, answer):
             self._take(answer, now_ns)
         else:
             tensor_class, step, rank = key
@@ -137,16 +191,70 @@ class Ward:
     def judge(self, now_ns: int, *, is_final: bool = False) -> Judgement:
         """Look at everything; explain what can be explained, and say which tables the rest waits for."""
         if now_ns < self._silent_until_ns and not is_final:
-            return Judgement((), ())
+            return Judgement((), (), ())
+        for rank in self.roster.look(now_ns):
+            self._note_link(rank, now_ns)
         seen = self.rounds.make(now_ns, is_final=is_final)
+        self.roster.compare(self.assembly.arrivals())
         if self._has_news or is_final or seen.diagnoses:
             body = Judged(is_final=is_final, is_news=bool(seen.diagnoses))
             self.journal.append(now_ns, Observation(rank=-1, step=-1, at_ns=now_ns, body=body))
             self._has_news = False
+        if seen.diagnoses:
+            # Before the incident itself: a coordinator that dies now knows it again by this.
+            self.journal.flush(self.disk, is_now=True)
         self.findings = seen.findings
+        alarms = self.saves.judge(seen.findings, seen.diagnoses, lambda: self._sight(now_ns))
         for diagnosis in seen.diagnoses:
-            self.incidents.put(diagnosis)
-        return Judgement(seen.needs, tuple(diagnosis for diagnosis in seen.diagnoses if self._is_news(diagnosis)))
+            self._put(diagnosis)
+        exams = tuple(key for key in seen.exams if self._is_to_ask(key, now_ns))
+        self._forget_asked(now_ns)
+        fresh = tuple(diagnosis for diagnosis in seen.diagnoses if self._is_news(diagnosis))
+        acts = () if is_final else tuple(self.halts.look(now_ns, self._view(now_ns)))
+        told, self.halts.sentences = tuple(self.halts.sentences), []
+        return Judgement(seen.needs, exams, fresh, tuple(alarms), acts, told)
+
+    def ending(self, order: Order) -> Ending:
+        """What a halt's checkpoint is sealed with."""
+        attempt = self.halts.attempt
+        assert attempt is not None
+        verdict = self.saves.verdict_of(attempt.plan.kept)
+        about = Circumstances(
+            run_id=self.settings.run_id,
+            step=self.saves.base_step + attempt.plan.kept,
+            world_size=self.roster.world_size,
+            savers=order.savers,
+            lost=order.lost,
+            failures=dict(attempt.failures),
+            cause=attempt.wish.cause,
+            verdict=verdict.verdict,
+            why=verdict.why,
+            mesh={name: [list(ranks) for ranks in sorted(found)] for name, found in self._mesh.items()},
+        )
+        return Ending(
+            run_dir=self.settings.run_dir,
+            partial=Path(order.directory),
+            about=about,
+            ranks=attempt.wish.ranks,
+            incident=attempt.wish.incident,
+            last_healthy=self.saves.last_healthy(),
+            unheard=tuple(rank for rank in order.savers if self._is_unheard(rank, attempt)),
+        )
+
+    def _is_unheard(self, rank: int, attempt: Attempt) -> bool:
+        member = self.roster.members.get(rank)
+        has_answered = attempt.halt is not None and attempt.halt.heard.get(rank) in SETTLED
+        return not has_answered and member is not None and member.exited is None
+
+    def sealed(self, kept: Kept) -> None:
+        """A halt has kept what could be kept."""
+        if kept.sealed is not None:
+            self.saves.note_sealed(kept.sealed)
+        self.halts.sealed(kept.outcome)
+        attempt = self.halts.attempt
+        known = self.incidents.get(attempt.wish.incident) if attempt is not None and attempt.wish.incident else None
+        if known is not None:
+            self._put(known)
 
     def recall(self, now_ns: int) -> None:
         """Know again what a coordinator of this run wrote down before it died a moment ago; raises nothing."""
@@ -162,8 +270,13 @@ class Ward:
         if not found.num_entries:
             return
         self._silent_until_ns = now_ns + RETURN_NS
+        self.saves.recall(found.diagnoses.values())
+        for observation in found.halting:
+            self.halts.hear(observation, now_ns)
+        self.halts.recall(found.orders, frozenset(range(self.settings.world_size or self.roster.world_size)), now_ns)
         for rank, attached in found.attached.items():
             self.introductions.add(rank, attached)
+        self.incidents.meet_again(found.diagnoses)
         for diagnosis in found.diagnoses.values():
             self._is_news(diagnosis)
             if self.incidents.get(diagnosis.id) is None:
@@ -179,10 +292,13 @@ class Ward:
             self._write_identity(None)
         self.journal.flush(self.disk)
 
-    def close(self, now_ns: int, deadline_s: float) -> None:
-        """Write the end down."""
+    def end(self, now_ns: int) -> None:
+        """Write the end down; nothing is written afterwards, for a new life of the run may have begun."""
         self._write_identity(now_ns)
-        self.journal.flush(self.disk, is_last=True)
+        self.journal.flush(self.disk, is_now=True)
+
+    def close(self, deadline_s: float) -> None:
+        """Wait for the disk."""
         if not self.disk.close(deadline_s):
             logger.warning("gave up waiting for the disk of %s after %.0f s", self.settings.run_dir, deadline_s)
 
@@ -203,23 +319,72 @@ class Ward:
             found.append(f"ranks that came twice: {self.roster.duplicates}")
         if self.strangers:
             found.append(f"observations that cannot be: {self.strangers}")
-        return found
+        return found + self.deliveries.warnings()
+
+    def _sight(self, now_ns: int) -> Sight:
+        return Sight(until_step=reported_until(self.assembly.window(now_ns).steps), blind=tuple(self.blind()))
 
     def _take(self, observation: Observation, now_ns: int) -> None:
         self._note(observation, now_ns)
         self.roster.observe(observation, now_ns)
-        if isinstance(observation.body, Attached):
+        self.saves.hear(observation)
+        if isinstance(observation.body, Halting):
+            self.halts.hear(observation, now_ns)
+        elif isinstance(observation.body, Groups):
+            for group in observation.body.groups:
+                self._mesh[group.description or group.name].add(group.ranks)
+        elif isinstance(observation.body, Attached):
             is_new = self.introductions.add(observation.rank, observation.body)
             self._is_identity_written = self._is_identity_written and not is_new
+
+    def _put(self, diagnosis: Diagnosis) -> None:
+        self.incidents.put(self.halts.named(self.saves.named(diagnosis)))
+
+    def _view(self, now_ns: int) -> View:
+        window = cache(lambda: self.assembly.window(now_ns))
+        return View(
+            whereabouts=lambda: whereabouts.whereabouts(self.roster, window(), self.halts),
+            wish=lambda: whereabouts.wish(self.saves.diagnoses, self.findings, window),
+            suspicion=lambda: whereabouts.suspicion(self.saves.diagnoses),
+            job=lambda: whereabouts.job(window(), self.roster),
+        )
+
+    def _write_own(self, body: Body, now_ns: int) -> None:
+        """What the coordinator itself does in a halt: on its way to the disk before anybody is told."""
+        self.journal.append(now_ns, Observation(rank=-1, step=-1, at_ns=now_ns, body=body))
+        self.journal.flush(self.disk, is_now=True)
 
     def _note(self, observation: Observation, now_ns: int) -> None:
         self.assembly.add(observation, now_ns)
         self.journal.append(now_ns, observation)
         self._has_news = True
 
+    def _note_link(self, rank: int, now_ns: int) -> None:
+        """Write down how a line is, if that is new; the end of one that said Goodbye is not."""
+        member = self.roster.members[rank]
+        if self._links.get(rank) != member.link and not member.has_said_goodbye:
+            self._links[rank] = member.link
+            self._note(Observation(rank=rank, step=-1, at_ns=now_ns, body=Link(state=member.link)), now_ns)
+
+    def _is_to_ask(self, key: ExamKey, now_ns: int) -> bool:
+        """Once; a sidecar that does not answer in time, or is not there, is noted."""
+        asked_ns = self._asked.setdefault(key, now_ns)
+        member = self.roster.members.get(key.rank)
+        is_there = member is not None and member.is_connected and not member.is_silent
+        if not is_there or now_ns - asked_ns > EXAM_PATIENCE_NS:
+            missed = Observation(rank=key.rank, step=-1, at_ns=now_ns, body=Unexamined(asked_ns=key.asked_ns))
+            self._note(missed, now_ns)
+            return False
+        return asked_ns == now_ns
+
+    def _forget_asked(self, now_ns: int) -> None:
+        """What was asked long ago; in order of asking."""
+        while self._asked and now_ns - next(iter(self._asked.values())) > ASKED_NS:
+            del self._asked[next(iter(self._asked))]
+
     def _write_identity(self, ended_ns: int | None) -> None:
         path, content = self.settings.run_dir / "run.json", identity.as_json(self.introductions.record(ended_ns))
-        self.disk.submit(partial(write_atomically, path, content))
+        self.disk.submit(partial(write_whole, path, content))
 
     def _is_news(self, diagnosis: Diagnosis) -> bool:
         """Told once for each incident and leading cause: a better explanation of the same cause is not news."""
@@ -228,28 +393,3 @@ class Ward:
             return False
         self._told.add(news)
         return True
-
-
-def _is_answer(key: TableKey, observation: Observation) -> bool:
-    """Is this the table that was asked for, and does it add up."""
-    table = observation.body
-    return (
-        isinstance(table, Table)
-        and key == (table.tensor_class, observation.step, observation.rank)
-        and len(table.names) == len(table.fingerprints)
-        and all(len(beside) in (0, len(table.names)) for beside in (table.norms, table.sums, table.marks))
-    )
-
-
-def _is_urgent(observation: Observation) -> bool:
-    match observation.body:
-        case StepDone() as done:
-            return bool(done.nonfinite)
-        case Skipped() as skipped:
-            return skipped.in_a_row >= URGENT_SKIPS
-        case Feed() as feed:
-            return not feed.is_end
-        case Exited() | Swapped() | Inspection():
-            return True
-        case _:
-            return False

@@ -16,6 +16,7 @@ from holter.detectors.batch_values import BatchValues
 from holter.detectors.buffer_divergence import BufferDivergence
 from holter.detectors.buffer_values import BufferValues
 from holter.detectors.codebook_usage import CodebookUsage
+from holter.detectors.collective_mismatch import CollectiveMismatch
 from holter.detectors.compute_dtype import ComputeDtype
 from holter.detectors.data_coverage import DataCoverage
 from holter.detectors.dead_rank import DeadRank
@@ -47,12 +48,14 @@ from holter.detectors.reward_spread import RewardSpread
 from holter.detectors.reward_trend import RewardTrend
 from holter.detectors.shard_clipping import ShardClipping
 from holter.detectors.skipped_steps import SkippedSteps
+from holter.detectors.slow_rank import SlowRank
 from holter.detectors.stale_casts import StaleCasts
+from holter.detectors.stalled_rank import StalledRank
 from holter.detectors.still_weights import StillWeights
 from holter.detectors.structure_mismatch import StructureMismatch
 from holter.detectors.uncleared_gradients import UnclearedGradients
 from holter.detectors.variance_of_nothing import VarianceOfNothing
-from holter.detectors.window import ClassHistory, RankExit, StepView, TableKey, Window
+from holter.detectors.window import ClassHistory, ExamKey, RankExit, StepView, TableKey, Window
 from holter.records import Finding
 
 
@@ -70,7 +73,9 @@ class Detector(Protocol):
 ALL: tuple[Detector, ...] = (
     NonfiniteValues(),
     ReplicaDivergence(),
+    CollectiveMismatch(),
     DeadRank(),
+    StalledRank(),
     DuplicateBatches(),
     DataCoverage(),
     EpochOrder(),
@@ -113,6 +118,7 @@ ALL: tuple[Detector, ...] = (
     ImportanceRatio(),
     AdapterNorm(),
     OutputVariety(),
+    SlowRank(),
 )
 
 __all__ = [
@@ -127,6 +133,7 @@ __all__ = [
     "BufferValues",
     "ClassHistory",
     "CodebookUsage",
+    "CollectiveMismatch",
     "ComputeDtype",
     "DataCoverage",
     "DeadRank",
@@ -135,6 +142,7 @@ __all__ = [
     "DtypeDrift",
     "DuplicateBatches",
     "EpochOrder",
+    "ExamKey",
     "FrozenDivergence",
     "FrozenMovement",
     "GradientBalance",
@@ -160,7 +168,9 @@ __all__ = [
     "RewardTrend",
     "ShardClipping",
     "SkippedSteps",
+    "SlowRank",
     "StaleCasts",
+    "StalledRank",
     "StepView",
     "StillWeights",
     "StructureMismatch",

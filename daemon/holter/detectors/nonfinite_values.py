@@ -1,7 +1,7 @@
-"""Non-finite values: a step was applied to the weights while its gradients held NaN or Inf.
+"""Non-finite values: an optimizer was given gradients that held NaN or Inf.
 
 What it detects
-    The first step at which an optimizer applied gradients that held NaN or Inf, and the rank that made them. After a reduction every
+    The first step at which an optimizer was given gradients that held NaN or Inf, and the rank that made them. After a reduction every
     rank holds the same NaN, so only what a rank had before the reduction counts against it: its batch, its loss, its own gradients, in
     this order. Where no such view exists every rank is named, and the finding says so.
 
@@ -14,8 +14,10 @@ False positives
     well (an attention mask of -inf) is not held against its rank. A script that steps with NaN gradients on purpose would be reported.
 
 What to do
-    Stop the run: it cannot recover by itself. Resume from a checkpoint older than the first step named here, after the fix that the
-    diagnosis gives (`holter explain nonfinite_input`, `nonfinite_forward`, `activation_overflow`, `nonfinite_backward`).
+    Where the action is halt the step is held before it is applied and the run is stopped with a checkpoint from before it: resume
+    from that. Else stop the run, which cannot recover by itself, and resume from a checkpoint older than the first step named here.
+    In both cases after the fix that the diagnosis gives (`holter explain nonfinite_input`, `nonfinite_forward`,
+    `activation_overflow`, `nonfinite_backward`).
 """
 
 import math
@@ -182,7 +184,7 @@ def _scope(where: Where, entries: list[Nonfinite], origin: Origin | None) -> tup
 
 
 def _summary(step: int, where: Where, culprits: list[int], origin: Origin | None) -> str:
-    applied = f"Step {step} was applied to the weights with NaN or Inf in its gradients"
+    applied = f"The optimizer was given NaN or Inf in the gradients of step {step}"
     if where == "reduced_gradient":
         return f"{applied}; there was no view from before the reduction, so {ranks_text(culprits)} are all named."
     whom = f"{WORDS[where]} of {ranks_text(culprits)}"

@@ -94,10 +94,15 @@ def tensor_evidence(parting: Parting | None, difference: Difference) -> Iterator
 def culprit_evidence(first: Parting, broke: HistoryBreak, difference: Difference) -> Iterator[Evidence]:
     """How it is known who left, or that it is not."""
     if broke.ranks:
+        others = "the others' did not"
+        if broke.unseen:
+            others = (
+                f"{ranks_text(broke.unseen)} could not be read there, and at no step before had anybody's changed so"
+            )
         yield Evidence(
             kind="history",
             summary=f"the weights of {ranks_text(broke.ranks)} changed between the end of the step before and the start of step "
-            f"{broke.step}, with no optimizer step between; the others' did not",
+            f"{broke.step}, with no optimizer step between; {others}",
             values={"ranks": list(broke.ranks), "step": broke.step},
         )
     elif broke.is_on_all:

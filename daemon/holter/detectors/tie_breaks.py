@@ -13,6 +13,8 @@ SAME = 1e-3
 """Two factors this close, relatively, are the same: norms travel as float32."""
 FAR = 20.0
 """So many times the way that a peer's tensor went is no training."""
+KEPT = 3
+"""Steps at which weights were seen to stay between steps, before one at which they did not says something."""
 ROUND = 1e-5
 """A factor this close to a multiple of a twentieth was written by hand; no clip arrives at one."""
 
@@ -24,12 +26,18 @@ class HistoryBreak:
     step: int | None = None
     ranks: tuple[int, ...] = ()
     """Some, not all."""
+    unseen: tuple[int, ...] = ()
+    """Of whom that step was not read: that theirs did not is inferred from all the steps before, at which nobody's did."""
     is_on_all: bool | None = None
-    """None: nobody looked."""
+    """None: nobody looked, or not at enough ranks."""
 
 
 def history_break(window: Window, weights: Parting | None) -> HistoryBreak:
-    """Between the last comparison at which the weights agreed and the first at which they did not."""
+    """Between the last comparison at which the weights agreed and the first at which they did not.
+
+    A busy rank leaves readings out, so that a break may be seen on one rank where the others were not looked at. A script that changes weights
+    between steps does so again and again, on every rank.
+    """
     if weights is None:
         return HistoryBreak()
     before = window.classes.get("parameters_before")
@@ -40,7 +48,16 @@ def history_break(window: Window, weights: Parting | None) -> HistoryBreak:
     for view in looked:
         if view.broke_history and view.kept_history:
             return HistoryBreak(view.step, tuple(sorted(view.broke_history)), is_on_all=False)
-    return HistoryBreak(is_on_all=any(view.broke_history for view in looked) if looked else None)
+    broken = [view for view in looked if view.broke_history]
+    broke = {rank for view in broken for rank in view.broke_history}
+    if not broke or broke.issuperset(weights.ranks):
+        return HistoryBreak(is_on_all=bool(broke) if looked else None)
+    earlier = [view for view in window.steps if view.step <= since]
+    num_kept = sum(bool(view.kept_history) for view in earlier)
+    if len(broken) > 1 or num_kept < KEPT or any(view.broke_history for view in earlier):
+        return HistoryBreak()
+    unseen = tuple(rank for rank in weights.ranks if rank not in broke)
+    return HistoryBreak(broken[0].step, tuple(sorted(broke)), unseen, is_on_all=False)
 
 
 @dataclass(frozen=True)

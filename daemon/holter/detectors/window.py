@@ -9,12 +9,21 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from holter.records import Census, Exited, Nonfinite, Origin, Rare, Table
+from holter.records import Census, Exam, ExamDepth, Exited, Nonfinite, Origin, Overdue, Rare, Table
 
 T = TypeVar("T", bound=Rare)
 
 TableKey = tuple[str, int, int]
 """(tensor class, step, rank)"""
+
+
+@dataclass(frozen=True, order=True)
+class ExamKey:
+    """One examination that is asked for."""
+
+    asked_ns: int
+    depth: ExamDepth
+    rank: int
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,96 @@ class RankExit:
 
 
 @dataclass(frozen=True)
+class Delay:
+    """A rank that does not move on, as its sidecar last said."""
+
+    step: int
+    at_ns: int
+    """When that reached the coordinator."""
+    overdue: Overdue
+
+    def waited_s(self, now_ns: int) -> float:
+        """Since the rank last moved, as of now."""
+        return self.overdue.waited_s + (now_ns - self.at_ns) / 1e9
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What an examination of a rank showed."""
+
+    step: int
+    at_ns: int
+    """When it reached the coordinator."""
+    exam: Exam
+    observed_ns: int = 0
+    """By the clock of the rank's own host; 0: unknown."""
+
+
+@dataclass(frozen=True)
+class LinkView:
+    """The line to a rank's sidecar."""
+
+    state: str
+    """`connected`, `closed`, `silent`"""
+    since_ns: int
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A rank that came late to a collective."""
+
+    rank: int
+    lag_s: float
+    """Behind the median of the others, at the collective of the step where it was latest."""
+    group: str
+    sequence: int
+    data_s: float
+    """What it spent in its data loader in this step."""
+    others_data_s: float
+    """Median of the others."""
+    pressure: float = 0.0
+    """On the processors of its host, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class StepArrivals:
+    """How the ranks came to the collectives of one step."""
+
+    step: int
+    at_ns: int
+    num_ranks: int
+    num_calls: int
+    latest: tuple[Arrival, ...]
+    """The few latest ranks, the latest first."""
+    spread_s: float
+    """Median distance of the other ranks from their median: what is usual."""
+    error_s: float
+    """How well the hosts' clocks are known against each other."""
+    usual_s: float = 0.0
+    """Median over the others of how late each was at its own worst collective: where there are many, everyone is late somewhere."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How far the ranks of a group had come at the end of a step."""
+
+    step: int
+    lasts: Mapping[int, tuple[int, ...]]
+    """Last number -> ranks; some of them, where many agree."""
+
+
+@dataclass(frozen=True)
+class PartedBlock:
+    """A run of collectives of one group in which ranks did not call the same."""
+
+    group: str
+    block: int
+    at_ns: int
+    digests: Mapping[int, tuple[int, ...]]
+    """Digest -> ranks."""
+
+
+@dataclass(frozen=True)
 class Window:
     """Everything a detector may look at."""
 
@@ -137,6 +236,23 @@ class Window:
     """Ascending; complete steps only, so that a mean is over all ranks; bounded, oldest first forgotten."""
     notes: tuple[Note, ...] = ()
     """By step, rank and the rank's own order; bounded for each kind."""
+    real_ns: int = 0
+    """When it is, where that is not `now_ns`: the last judgement looks ahead, so that no report is waited for, but no wait grows by it."""
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    """Rank -> host."""
+    delays: Mapping[int, Delay] = field(default_factory=dict)
+    """Rank -> that it does not move on. Ranks that do are not listed."""
+    exams: Mapping[int, tuple[Examined, ...]] = field(default_factory=dict)
+    """Rank -> its newest examinations, oldest first; bounded."""
+    unexamined: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> the newest `asked_ns` that was not answered in time."""
+    links: Mapping[int, LinkView] = field(default_factory=dict)
+    arrivals: tuple[StepArrivals, ...] = ()
+    """Ascending; bounded, oldest first forgotten."""
+    parted: tuple[PartedBlock, ...] = ()
+    """Oldest first; bounded."""
+    paces: Mapping[str, tuple[Pace, ...]] = field(default_factory=dict)
+    """Group -> its steps, ascending; bounded, oldest first forgotten."""
     _values: dict[str, list[tuple[int, Spread]]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What `values` found: many detectors ask for the same numbers."""
 

@@ -12,7 +12,7 @@ from holter.diagnosis.correlate import Incident, correlate
 from holter.diagnosis.differential import rank_causes, top_cause
 from holter.diagnosis.explain import explain
 from holter.diagnosis.pages import names, page
-from holter.diagnosis.report import headline, to_html, to_markdown, to_text
+from holter.diagnosis.report import headline, to_fragment, to_html, to_markdown, to_text
 
 __all__ = [
     "ALL",
@@ -24,6 +24,7 @@ __all__ = [
     "names",
     "page",
     "rank_causes",
+    "to_fragment",
     "to_html",
     "to_markdown",
     "to_text",

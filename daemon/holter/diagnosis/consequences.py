@@ -20,13 +20,14 @@ ORDER_IN_STEP = (
     "batch_lengths", "data_coverage", "epoch_order", "duplicate_batches", "batch_values",
     # One step, from its beginning to its end.
     "learning_rate", "parameters_before", "buffer_divergence", "stale_casts", "variance_of_nothing", "uncleared_gradients",
-    "skipped_steps", "nonfinite_values", "nonfinite_loss", "missing_gradients", "gradients_reduced", "shard_clipping", "gradients",
+    "skipped_steps", "nonfinite_values", "nonfinite_loss", "missing_gradients", "collective_mismatch", "gradients_reduced", "shard_clipping", "gradients",
     "hyperparameters", "accumulation_scale", "gradient_range", "parameters_after", "optimizer_state", "frozen_movement",
     "still_weights", "average_tracking",
     # What a script says of itself, and what a curve shows.
     *SCRIPTED, "gradient_vanishing", "gradient_balance", "gradient_explosion", "overfitting",
-    "loss_trend",
-    "dead_rank",
+    "loss_trend", "slow_rank",
+    # A rank that does not go on, or is no more.
+    "stalled_rank", "dead_rank",
 )  # fmt: skip
 """By the class of tensors that parted first, else by detector."""
 
@@ -35,6 +36,8 @@ CURVES = ("gradient_explosion", "gradient_vanishing", "gradient_balance", "loss_
 WEIGHTS = ("still_weights", "missing_gradients", "average_tracking")
 KILLED = ("is_killed", "is_out_of_memory")
 """Nobody kills a process, and no kernel runs out of memory, over a number."""
+HELD = ("rank_suspended", "host_unreachable")
+"""Nothing that a script calls, or is fed, stops a process or a host."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class Consequence:
     after: tuple[str, ...]
     if_leader_is: tuple[str, ...] = ()
     """Only if the leader's cause is one of these; empty: any."""
+    unless_leader_has: tuple[str, ...] = ()
+    """Not if one of these facts of the leader is True."""
     unless_follower_is: tuple[str, ...] = ()
     """Not if the follower's cause is one of these."""
     unless_follower_has: tuple[str, ...] = ()
@@ -101,6 +106,10 @@ BRINGS_ABOUT: tuple[Consequence, ...] = (
     Consequence("nonfinite_values", ("nonfinite_values", "replica_divergence", "buffer_divergence", "batch_values", "gradient_range", "skipped_steps", "learning_rate", *SCRIPTED, *WEIGHTS, *CURVES)),
     Consequence("nonfinite_values", ("dead_rank",), unless_follower_has=KILLED),
     Consequence("nonfinite_loss", ("loss_trend", "overfitting", "loss_terms")),
+    # Calls that do not match: what they returned is garbage, on all ranks or on some.
+    Consequence("collective_mismatch", ("replica_divergence", "buffer_divergence", *CURVES)),
+    Consequence("structure_mismatch", ("collective_mismatch",), whenever=True),
+    Consequence("batch_lengths", ("collective_mismatch",)),
     # Replicas that part.
     Consequence("replica_divergence", ("buffer_divergence", *CURVES)),
     # A flipped exponent bit makes a weight huge; the next forward pass overflows. It cannot spoil a batch.
@@ -110,6 +119,18 @@ BRINGS_ABOUT: tuple[Consequence, ...] = (
     Consequence("shard_clipping", ("replica_divergence", *CURVES), whenever=True),
     Consequence("frozen_movement", ("frozen_divergence", "replica_divergence")),
     Consequence("buffer_divergence", ("loss_trend", "overfitting")),
+    # Peers of a rank that hangs or dies come late to whatever they do about it; lateness itself breaks nothing.
+    Consequence("stalled_rank", ("slow_rank",)),
+    Consequence("dead_rank", ("slow_rank",)),
+    # Ranks that do not call the same, or run out of data, wait for each other until somebody gives up.
+    Consequence("structure_mismatch", ("stalled_rank",), unless_follower_is=HELD, whenever=True),
+    Consequence("batch_lengths", ("stalled_rank",), unless_follower_is=HELD),
+    Consequence("collective_mismatch", ("stalled_rank",), unless_follower_is=HELD, whenever=True),
+    Consequence("collective_mismatch", ("dead_rank",), unless_follower_has=KILLED, whenever=True),
+    # Timeouts and people end a job that hangs, whichever of its ranks falls first; memory that ran out is a cause of its own.
+    Consequence("stalled_rank", ("dead_rank",), unless_leader_has=("has_died",), unless_follower_has=("is_out_of_memory",), whenever=True),
+    # Survivors wait for the dead.
+    Consequence("dead_rank", ("stalled_rank",), unless_follower_is=HELD, whenever=True),
     # Without one rank nothing that the others do is sound.
     Consequence("dead_rank", ("nonfinite_values", "replica_divergence", "buffer_divergence", "batch_lengths", *WEIGHTS, *CURVES)),
 )  # fmt: skip
@@ -119,5 +140,5 @@ JUDGES_THE_WHOLE_RUN = frozenset(
 )
 """These never speak of a second event: another finding of theirs is a better opinion on the first."""
 
-SPEAKS_OF_EVENTS = frozenset({"nonfinite_values"})
+SPEAKS_OF_EVENTS = frozenset({"nonfinite_values", "stalled_rank"})
 """Findings of these that have one cause but other ranks are other events; of all else one cause is one incident."""

@@ -73,6 +73,7 @@ def _applies(line: Consequence, leader: Finding, follower: Finding) -> bool:
         and follower.detector in line.after
         and (line.whenever or moment(leader) <= moment(follower))
         and (not line.if_leader_is or top_cause(leader) in line.if_leader_is)
+        and not any(leader.facts.get(name) is True for name in line.unless_leader_has)
         and top_cause(follower) not in line.unless_follower_is
         and not any(follower.facts.get(name) is True for name in line.unless_follower_has)
         and (not line.on_a_shared_rank or bool(set(leader.ranks) & set(follower.ranks)))

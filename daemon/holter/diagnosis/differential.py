@@ -52,6 +52,7 @@ def _cause(row: Row, finding: Finding) -> Cause:
         ranks=tuple(finding.facts.get("compared_ranks", finding.ranks)) if row.names == "everyone" else finding.ranks,
         tensors=tensors,
         modules=finding.modules if row.tensors == "finding" else _modules(tensors),
+        collective=finding.collective,
         mechanism=entry.mechanism,
         evidence=(*finding.evidence, *gap),
         would_refute=f"{entry.would_refute} {_looked(entry, finding)}",

@@ -27,7 +27,10 @@ figure { margin: 1rem 0 1.6rem; } figcaption { font-weight: 600; } svg { display
 svg text { font: 12px system-ui, sans-serif; fill: var(--faint); } svg .grid { stroke: var(--line); stroke-width: 1; }
 svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; } svg .mark { stroke: var(--mark); stroke-width: 1.5; stroke-dasharray: 4 3; }
 svg .side { stroke-width: 1.2; stroke-dasharray: 5 3; } svg .cross { stroke: var(--mark); stroke-width: 2; fill: none; } svg text.marked { fill: var(--mark); font-weight: 600; }
-svg .bar { fill: var(--s0); } .legend { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; color: var(--faint); font-size: .85rem; }
+svg .bar { fill: var(--s0); } .c0 { --c: var(--s0); } .c1 { --c: var(--s1); } .c2 { --c: var(--s2); } .c3 { --c: var(--s3); }
+.c4 { --c: var(--s4); } .c5 { --c: var(--s5); } .c6 { --c: var(--s6); } .c7 { --c: var(--s7); } .side { --c: var(--faint); }
+svg .line { stroke: var(--c); } svg .dot { fill: var(--c); } .legend i { background: var(--c); } .legend .gap { color: var(--mark); }
+.legend { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; color: var(--faint); font-size: .85rem; }
 .legend i { display: inline-block; width: 1.1em; height: .25em; margin-right: .4em; vertical-align: middle; }
 """.strip()
 """Beside the page's own `--ink`, `--faint` and `--line`."""
@@ -120,7 +123,7 @@ def _lines(values: dict[str, Any]) -> str:
     parts = [*_axes(across, upwards), *_marked(across, values["mark"])]
     # The first line is drawn last, over the others.
     for number, points in reversed(list(enumerate(drawn))):
-        parts += _line(points, _color(number, values["lines"][number]), across, upwards)
+        parts += _line(points, _look(number, values["lines"][number]), across, upwards)
     return "".join(parts)
 
 
@@ -144,11 +147,12 @@ def _marked(across: Scale, step: int) -> Iterator[str]:
     yield f'<text class="marked" x="{x + (-6 if side == "end" else 6)}" y="{TOP - 8}" text-anchor="{side}">step {int(step)}</text>'
 
 
-def _color(number: int, line: dict[str, Any]) -> str:
-    return "var(--faint)" if line["name"] in SIDES else f"var(--s{number % 8})"
+def _look(number: int, line: dict[str, Any]) -> str:
+    """A class: a page that forbids styles in its markup can show it too."""
+    return "side" if line["name"] in SIDES else f"c{number % 8}"
 
 
-def _line(points: Sequence[Point], color: str, across: Scale, upwards: Scale) -> Iterator[str]:
+def _line(points: Sequence[Point], look: str, across: Scale, upwards: Scale) -> Iterator[str]:
     runs: list[list[tuple[float, float]]] = [[]]
     for step, value in points:
         if value is None:
@@ -157,12 +161,11 @@ def _line(points: Sequence[Point], color: str, across: Scale, upwards: Scale) ->
             yield f'<path class="cross" d="M{x - 4},{y - 4}l8,8m0,-8l-8,8"/>'
         else:
             runs[-1].append((across.at(step), upwards.at(value)))
-    look = f'class="line{" side" if "faint" in color else ""}" style="stroke:{color}"'
     for run in runs:
         if len(run) == 1:
-            yield f'<circle cx="{run[0][0]}" cy="{run[0][1]}" r="3" style="fill:{color}"/>'
+            yield f'<circle class="dot {look}" cx="{run[0][0]}" cy="{run[0][1]}" r="3"/>'
         elif run:
-            yield f'<polyline {look} points="{" ".join(f"{x},{y}" for x, y in run)}"/>'
+            yield f'<polyline class="line {look}" points="{" ".join(f"{x},{y}" for x, y in run)}"/>'
 
 
 def _bars(values: dict[str, Any]) -> str:
@@ -199,12 +202,12 @@ def _edge(x: float, label: str) -> Iterator[str]:
 def _legend(lines: Sequence[dict[str, Any]]) -> str:
     has_gaps = any(None in line["values"] for line in lines)
     entries = [
-        f'<span><i style="background:{_color(number, line)}"></i>{html.escape(_name(line))}</span>'
+        f'<span><i class="{_look(number, line)}"></i>{html.escape(_name(line))}</span>'
         for number, line in enumerate(lines)
         if len(lines) > 1 and line["name"] not in SIDES[1:]
     ]
     if has_gaps:
-        entries.append('<span style="color:var(--mark)">&times; NaN or Inf</span>')
+        entries.append('<span class="gap">&times; NaN or Inf</span>')
     return f'<div class="legend">{"".join(entries)}</div>' if entries else ""
 
 

@@ -27,11 +27,10 @@ def names() -> tuple[str, ...]:
 
 
 def page(name: str) -> str | None:
-    """The page of a detector or a cause; None if there is none of that name."""
-    for detector in detectors.ALL:
-        if detector.name == name:
-            return _detector_page(detector)
-    return next((_cause_page(entry) for entry in CAUSES if entry.cause == name), None)
+    """The page of a detector or a cause, both where a name is both; None if there is none of that name."""
+    found = [_detector_page(detector) for detector in detectors.ALL if detector.name == name]
+    found += [_cause_page(entry) for entry in CAUSES if entry.cause == name]
+    return "\n".join(found) or None
 
 
 def _detector_page(detector: detectors.Detector) -> str:
@@ -45,7 +44,7 @@ def _detector_page(detector: detectors.Detector) -> str:
             text,
             "",
             "Causes it can lead to",
-            _indented(", ".join(causes)),
+            indented(", ".join(causes)),
             "",
             "Settings",
             *settings,
@@ -68,11 +67,12 @@ def _cause_page(entry: CauseEntry) -> str:
         ("Seen by", ", ".join(seen_by)),
     ]
     return "\n".join(
-        [f"{entry.cause} (cause)", "", *("\n".join([title, _indented(text), ""]) for title, text in sections)]
+        [f"{entry.cause} (cause)", "", *("\n".join([title, indented(text), ""]) for title, text in sections)]
     )
 
 
-def _indented(text: str) -> str:
+def indented(text: str) -> str:
+    """A paragraph of a page."""
     return textwrap.fill(
         text, WIDTH, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
     )

@@ -35,6 +35,7 @@ def plots(window: Window, finding: Finding) -> tuple[Evidence, ...]:
     named = [str(name) for name in _list(finding.facts.get("series")) if name not in {"loss", "gradient_norm"}]
     found = [
         *(_plot(_title(name), _over_ranks(window, name), mark) for name in dict.fromkeys(named)),
+        _plot("lag at collectives, ms", _lags(window, finding), mark),
         _plot("loss", _over_ranks(window, "loss"), mark),
         _plot("gradient norm", [*_over_ranks(window, "gradient_norm"), *_clipping(window)], mark),
         _plot("distance between ranks, relative", _distances(window), mark),
@@ -100,6 +101,19 @@ def _over_ranks(window: Window, name: str) -> list[Line]:
         lines.append(("lowest rank", [(step, _finite(spread.low)) for step, spread in said]))
         lines.append(("highest rank", [(step, _finite(spread.high)) for step, spread in said]))
     return lines
+
+
+def _lags(window: Window, finding: Finding) -> Iterator[Line]:
+    """Of ranks that come late, and what the others are used to; a rank that was not among the few latest was not late."""
+    ranks = _list(finding.facts.get("late_ranks"))[: MAX_LINES - 1]
+    for rank in ranks:
+        late = [
+            (one.step, next((arrival.lag_s for arrival in one.latest if arrival.rank == rank), 0.0))
+            for one in window.arrivals
+        ]
+        yield f"rank {rank}", [(step, lag * 1e3) for step, lag in late]
+    if ranks:
+        yield "others, at their worst", [(one.step, one.usual_s * 1e3) for one in window.arrivals]
 
 
 def _points(said: Iterable[tuple[int, Spread]], of: Callable[[Spread], float]) -> list[Point]:

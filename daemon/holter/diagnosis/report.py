@@ -6,35 +6,22 @@ against it, what else it could be. Pure: text in, text out; the clock was read b
 
 import html
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
 
-from holter.diagnosis import drawing, plots
-from holter.records import Cause, Diagnosis, Evidence
-
-MAX_NAMES = 12
-"""Tensors and ranks listed before the rest is counted; the JSON has all."""
+from holter.diagnosis import blocks, drawing
+from holter.diagnosis.blocks import printable
+from holter.diagnosis.sections import Section, ranks_text, sections
+from holter.records import Diagnosis
 
 COLORS = {"critical": "\x1b[1;31m", "warning": "\x1b[1;33m", "info": "\x1b[1;36m"}
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
-@dataclass(frozen=True)
-class Section:
-    """A heading and what stands under it, before any format."""
-
-    title: str
-    paragraphs: tuple[str, ...] = ()
-    items: tuple[str, ...] = ()
-    pairs: tuple[tuple[str, str], ...] = ()
-    plots: tuple[Evidence, ...] = ()
-
-
 def headline(diagnosis: Diagnosis) -> str:
     """One line: `critical: nonfinite_input on rank 1 at step 30 (confidence 0.93)`."""
     cause = diagnosis.causes[0]
-    on = f" on {_ranks(cause.ranks)}" if cause.ranks else ""
-    return f"{diagnosis.severity}: {cause.cause}{on} at step {diagnosis.first_step} (confidence {cause.confidence:.2f})"
+    on = f" on {ranks_text(cause.ranks)}" if cause.ranks else ""
+    at = f" at step {diagnosis.first_step}" if diagnosis.first_step >= 0 else ""
+    return f"{diagnosis.severity}: {cause.cause}{on}{at} (confidence {cause.confidence:.2f})"
 
 
 def to_text(diagnosis: Diagnosis, width: int = 100, *, color: bool = False) -> str:
@@ -45,7 +32,7 @@ def to_text(diagnosis: Diagnosis, width: int = 100, *, color: bool = False) -> s
         *_wrap(diagnosis.symptom, width),
         "",
     ]
-    for section in _sections(diagnosis):
+    for section in sections(diagnosis):
         lines.append(_paint(section.title, BOLD, color=color))
         for paragraph in section.paragraphs:
             lines += _wrap(paragraph, width, "  ")
@@ -56,6 +43,8 @@ def to_text(diagnosis: Diagnosis, width: int = 100, *, color: bool = False) -> s
             lines += _wrap(text, width, f"  {label:<{label_width}}", " " * (label_width + 2))
         for plot in section.plots:
             lines += [*_wrap(plot.summary, width, "  - ", "    "), f"    {drawing.sparkline(plot, width // 2)}"]
+        for block in section.blocks:
+            lines += [*_wrap(block.caption, width, "  - ", "    "), *blocks.to_text(block, width, "    ")]
         lines.append("")
     return "\n".join(lines)
 
@@ -63,7 +52,7 @@ def to_text(diagnosis: Diagnosis, width: int = 100, *, color: bool = False) -> s
 def to_markdown(diagnosis: Diagnosis) -> str:
     """For the run directory and for a ticket."""
     lines = [f"# {_md(headline(diagnosis))}", "", _md(diagnosis.symptom), ""]
-    for section in _sections(diagnosis):
+    for section in sections(diagnosis):
         lines += [f"## {section.title}", ""]
         for paragraph in section.paragraphs:
             lines += [_md(paragraph), ""]
@@ -72,121 +61,35 @@ def to_markdown(diagnosis: Diagnosis) -> str:
         lines += [f"- {_md(plot.summary)} `{drawing.sparkline(plot)}`" for plot in section.plots]
         if section.items or section.pairs or section.plots:
             lines.append("")
+        for block in section.blocks:
+            lines += [_md(block.caption), "", *blocks.to_markdown(block), ""]
     return "\n".join(lines)
 
 
 def to_html(diagnosis: Diagnosis) -> str:
     """One self-contained file: no script, nothing fetched, light or dark as the reader's system is."""
     title = html.escape(headline(diagnosis))
-    body = "\n".join(_html_section(section) for section in _sections(diagnosis))
+    body = "\n".join(_html_section(section) for section in sections(diagnosis))
     return _HTML.format(
         title=title,
         severity=html.escape(diagnosis.severity),
         symptom=html.escape(diagnosis.symptom),
-        style=f"{_STYLE}\n{drawing.STYLE}",
+        style=f"{_STYLE}\n{drawing.STYLE}\n{blocks.STYLE}",
         body=body,
     )
 
 
-def _sections(diagnosis: Diagnosis) -> Iterator[Section]:
-    cause, *others = diagnosis.causes
-    doubts = _of_kind(cause, "strikes")
-    if doubts:
-        yield Section("Seen before", paragraphs=doubts)
-    yield Section("Where", pairs=tuple(_scope(diagnosis, cause)))
-    yield Section("What to do", paragraphs=(cause.fix.do,))
-    yield Section("Why we think so", items=_proofs(cause))
-    if shown := tuple(evidence for evidence in cause.evidence if evidence.kind == plots.KIND):
-        yield Section("What it looked like", plots=shown)
-    if gaps := _of_kind(cause, "missing"):
-        yield Section("Missing evidence", items=gaps)
-    if brought := _of_kind(cause, "consequence"):
-        yield Section("What it brought about", items=brought)
-    yield Section("How it comes about", paragraphs=(cause.mechanism,))
-    yield Section("What would refute it", paragraphs=(cause.would_refute,))
-    yield Section("About the fix", pairs=_fix(cause))
-    if others:
-        yield Section("What else it could be", items=tuple(_alternative(other) for other in others))
-    yield Section(
-        "What holter did",
-        paragraphs=(f"{diagnosis.action.directive}: {diagnosis.action.reason}.",),
-        pairs=tuple(_record(diagnosis)),
-    )
-
-
-def _of_kind(cause: Cause, kind: str) -> tuple[str, ...]:
-    return tuple(_sentence(evidence.summary) for evidence in cause.evidence if evidence.kind == kind)
-
-
-def _proofs(cause: Cause) -> tuple[str, ...]:
-    def is_proof(evidence: Evidence) -> bool:
-        return evidence.kind not in {"missing", "consequence", "strikes", plots.KIND}
-
-    return tuple(_sentence(evidence.summary) for evidence in cause.evidence if is_proof(evidence))
-
-
-def _scope(diagnosis: Diagnosis, cause: Cause) -> Iterator[tuple[str, str]]:
-    if cause.ranks:
-        yield "Ranks", ", ".join(_shortened(tuple(map(str, cause.ranks))))
-    yield "Since step", str(diagnosis.first_step)
-    if cause.modules:
-        yield "Modules", ", ".join(_shortened(cause.modules))
-    if cause.tensors:
-        yield "Tensors", ", ".join(_shortened(cause.tensors))
-    if cause.collective:
-        yield (
-            "Collective",
-            f"{cause.collective.operation} number {cause.collective.sequence} of group {cause.collective.group}",
-        )
-    yield "Confidence", f"{cause.confidence:.2f}, by {cause.basis}"
-
-
-def _fix(cause: Cause) -> tuple[tuple[str, str], ...]:
-    fix = cause.fix
-    return (
-        ("It changes", fix.changes),
-        ("Does not fix", fix.does_not_fix),
-        ("Expect", fix.expect),
-        ("Verify", fix.verify),
-        ("Otherwise", fix.otherwise),
-    )
-
-
-def _alternative(cause: Cause) -> str:
-    gap = next((evidence.summary for evidence in reversed(cause.evidence) if evidence.kind == "missing"), "")
-    text = (
-        f"{cause.cause} ({cause.confidence:.2f}, by {cause.basis}). It would be refuted by this: {cause.would_refute}"
-    )
-    return f"{text} Missing: {gap}." if gap and cause.confidence < 0.70 else text  # noqa: PLR2004 - the public bound of INTERFACE
-
-
-def _record(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
-    if diagnosis.action.checkpoint:
-        yield "Checkpoint", diagnosis.action.checkpoint
-    yield "Incident", f"{diagnosis.id} of run {diagnosis.run_id}"
-    yield "Opened", f"{diagnosis.opened_at}, {diagnosis.detected_after_s:.1f} s after it happened"
-    if diagnosis.closed_at:
-        yield "Closed", diagnosis.closed_at
-
-
-def _ranks(ranks: tuple[int, ...]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(_shortened(tuple(map(str, ranks))))
-
-
-def _shortened(names: tuple[str, ...]) -> list[str]:
-    more = len(names) - MAX_NAMES
-    return [*names[:MAX_NAMES], f"and {more} more"] if more > 0 else list(names)
-
-
-def _sentence(text: str) -> str:
-    text = text[:1].upper() + text[1:]
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+def to_fragment(diagnosis: Diagnosis) -> str:
+    """The same as a piece of another page, which has the styles: no style and no script in it."""
+    title, symptom = html.escape(headline(diagnosis)), html.escape(diagnosis.symptom)
+    body = "\n".join(_html_section(section, 3) for section in sections(diagnosis))
+    return f'<h2 class="{html.escape(diagnosis.severity)}">{title}</h2>\n<p class="symptom">{symptom}</p>\n{body}'
 
 
 def _wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
     rest = first if rest is None else rest
     wrapped = textwrap.wrap(
-        _printable(text),
+        printable(text),
         width,
         initial_indent=first,
         subsequent_indent=rest,
@@ -196,13 +99,8 @@ def _wrap(text: str, width: int, first: str = "", rest: str | None = None) -> li
     return wrapped or [first.rstrip()]
 
 
-def _printable(text: str) -> str:
-    """Names come from the training script: none of them may move the cursor."""
-    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
-
-
 def _paint(text: str, code: str, *, color: bool) -> str:
-    return f"{code}{_printable(text)}{PLAIN}" if color else _printable(text)
+    return f"{code}{printable(text)}{PLAIN}" if color else printable(text)
 
 
 def _md(text: str) -> str:
@@ -210,8 +108,8 @@ def _md(text: str) -> str:
     return "".join(f"\\{char}" if char in "\\*<" else char for char in " ".join(text.split()))
 
 
-def _html_section(section: Section) -> str:
-    parts = [f"<section><h2>{html.escape(section.title)}</h2>"]
+def _html_section(section: Section, level: int = 2) -> str:
+    parts = [f"<section><h{level}>{html.escape(section.title)}</h{level}>"]
     parts += [f"<p>{html.escape(paragraph)}</p>" for paragraph in section.paragraphs]
     if section.items:
         parts.append("<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in section.items) + "</ul>")
@@ -219,6 +117,7 @@ def _html_section(section: Section) -> str:
         rows = "".join(f"<dt>{html.escape(label)}</dt><dd>{html.escape(text)}</dd>" for label, text in section.pairs)
         parts.append(f"<dl>{rows}</dl>")
     parts += [drawing.figure(plot, number) for number, plot in enumerate(section.plots)]
+    parts += [blocks.to_html(block) for block in section.blocks]
     return "".join([*parts, "</section>"])
 
 
@@ -236,6 +135,9 @@ dt { color: var(--faint); } dd { margin: 0; }
 li { margin: .3rem 0; }
 @media (max-width: 32rem) { dl { grid-template-columns: 1fr; } }
 """.strip()
+
+FRAGMENT_STYLE = f"{drawing.STYLE}\n{blocks.STYLE}\n"
+"""What a page needs that shows fragments, beside its own `--ink`, `--paper`, `--faint` and `--line`."""
 
 _HTML = """<!doctype html>
 <html lang="en">

@@ -1,6 +1,24 @@
-"""What others scrape: the last state, rendered on request."""
+"""What others scrape or are told: the last state, rendered on request, and incidents as alerts."""
 
+from holter.exporters.naming import incident_info
 from holter.exporters.prometheus import expose, families
-from holter.exporters.snapshot import CoordinatorSnapshot, RankSnapshot, StepHistogram
+from holter.exporters.snapshot import (
+    CoordinatorSnapshot,
+    IncidentInfo,
+    JobFigures,
+    ModuleFigures,
+    RankSnapshot,
+    StepHistogram,
+)
 
-__all__ = ["CoordinatorSnapshot", "RankSnapshot", "StepHistogram", "expose", "families"]
+__all__ = [
+    "CoordinatorSnapshot",
+    "IncidentInfo",
+    "JobFigures",
+    "ModuleFigures",
+    "RankSnapshot",
+    "StepHistogram",
+    "expose",
+    "families",
+    "incident_info",
+]

@@ -1,11 +1,11 @@
 """Snapshots -> Prometheus metric families. A scrape touches no rank, no driver, no lock: it renders the last state.
 
-Names, help and labels stand in one table; a metric that is not in it cannot be made. Ranks that are not in the list have no
-series, so that one which exited disappears instead of standing still; of one whose sidecar is gone only that is shown.
+Names, help and labels stand in `catalogue`. Ranks that are not in the list have no series, so that one which exited disappears instead of
+standing still; of one whose sidecar is gone only that is shown.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import get_args
 
@@ -14,42 +14,32 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from holter.exporters.snapshot import STEP_BUCKETS_S, CoordinatorSnapshot, RankSnapshot
-from holter.records import Phase, Where
+from holter.exporters import catalogue
+from holter.exporters.naming import clipped
+from holter.exporters.snapshot import STEP_BUCKETS_S, CoordinatorSnapshot, JobFigures, ModuleFigures, RankSnapshot
+from holter.records import Device, Phase, Where
 
 DETAILED_RANKS = 256
 """Above this many ranks one scrape carries only step and sidecar_up; the sidecars' own /metrics have the rest."""
+MAX_MODULES = 20
+"""Modules shown of each figure: those where it is largest."""
+MAX_INFOS = 32
+"""Open incidents that are described one by one."""
+THROTTLES = ("thermal", "power", "hardware")
 
-
-@dataclass(frozen=True)
-class _Spec:
-    help: str
-    labels: tuple[str, ...]
-    kind: type[GaugeMetricFamily | CounterMetricFamily] = GaugeMetricFamily
-
-
-_RANK = ("run_id", "rank")
-_TABLE: dict[str, _Spec] = {
-    "build_info": _Spec("Version of holter.", ("run_id", "version")),
-    "rank_info": _Spec("Where a rank runs.", (*_RANK, "hostname", "gpu_uuid")),
-    "step": _Spec("Optimizer steps completed.", _RANK),
-    "last_progress_timestamp_seconds": _Spec("When the rank last moved, since the epoch.", _RANK),
-    "phase": _Spec("1 for what the rank is doing.", (*_RANK, "phase")),
-    "loss": _Spec("Loss at the last step that read one.", _RANK),
-    "gradient_norm": _Spec("L2 norm of the gradient at the last step that read one.", _RANK),
-    "nonfinite_total": _Spec("Tensors that held NaN or Inf.", (*_RANK, "where"), CounterMetricFamily),
-    "overhead_ratio": _Spec("Share of step time that holter takes.", _RANK),
-    "observations_dropped_total": _Spec("Observations lost on the way.", _RANK, CounterMetricFamily),
-    "sidecar_up": _Spec("1 while the rank's sidecar is connected.", _RANK),
-    "finding_active": _Spec("1 while a detector's finding stands.", ("run_id", "detector", "severity")),
-    "incident_open": _Spec("Open incidents.", ("run_id", "cause", "severity")),
-    "incidents_total": _Spec("Incidents since the start.", ("run_id", "cause"), CounterMetricFamily),
-    "detector_seconds": _Spec("How long a detector took when it last judged.", ("run_id", "detector")),
-    "detector_failures_total": _Spec(
-        "How often a detector failed to judge.", ("run_id", "detector"), CounterMetricFamily
-    ),
+_SPREADS = {
+    "loss": "job_loss",
+    "gradient_norm": "job_gradient_norm",
+    "learning_rate": "job_learning_rate",
+    "loss_scale": "job_loss_scale",
+    "seconds": "job_step_duration_seconds",
 }
-_STEPS = _Spec("Duration of optimizer steps.", _RANK)
+_FIGURES: dict[str, Callable[[ModuleFigures], float]] = {
+    "module_gradient_norm": lambda module: module.gradient_norm,
+    "module_weight_norm": lambda module: module.weight_norm,
+    "module_update_ratio": lambda module: module.update_ratio,
+    "module_gradient_zeros_ratio": lambda module: module.gradient_zeros,
+}
 
 
 class _Page:
@@ -57,26 +47,37 @@ class _Page:
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._steps = HistogramMetricFamily("holter_step_seconds", _STEPS.help, labels=_STEPS.labels)
-        self._families = {
-            name: spec.kind(f"holter_{name.removesuffix('_total')}", spec.help, labels=spec.labels)
-            for name, spec in _TABLE.items()
-        }
+        self._families = {name: _family(name, metric) for name, metric in catalogue.METRICS.items()}
 
     def set(self, name: str, value: float | None, *labels: str) -> None:
         """One series; none for a value that is not known."""
+        family = self._families[name]
+        assert not isinstance(family, HistogramMetricFamily)
         if value is not None:
-            self._families[name].add_metric([self._run_id, *labels], value)
+            family.add_metric([self._run_id, *labels], value)
 
     def set_steps(self, rank: RankSnapshot) -> None:
         """The step time histogram of a rank."""
         bounds = [*(str(bound) for bound in STEP_BUCKETS_S), "+Inf"]
         buckets = list(zip(bounds, accumulate(rank.steps.counts), strict=True))
-        self._steps.add_metric([self._run_id, str(rank.rank)], buckets, rank.steps.total_s)
+        family = self._families["step_seconds"]
+        assert isinstance(family, HistogramMetricFamily)
+        family.add_metric([self._run_id, str(rank.rank)], buckets, rank.steps.total_s)
 
     def families(self) -> Iterator[Metric]:
         """Those that have a series."""
-        return (family for family in (*self._families.values(), self._steps) if family.samples)
+        return (family for family in self._families.values() if family.samples)
+
+
+_Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
+
+
+def _family(name: str, metric: catalogue.Metric) -> _Family:
+    kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
+    made: _Family = kinds[metric.kind](
+        f"holter_{name.removesuffix('_total')}", metric.help, labels=("run_id", *metric.labels), unit=metric.unit
+    )
+    return made
 
 
 def families(
@@ -93,6 +94,7 @@ def families(
             _show_rank(page, rank)
     if coordinator is not None:
         _show_coordinator(page, coordinator)
+        _show_job(page, coordinator.job)
     return list(page.families())
 
 
@@ -120,6 +122,7 @@ def _show_rank(page: _Page, rank: RankSnapshot) -> None:
     page.set("last_progress_timestamp_seconds", rank.last_progress_s, label)
     page.set("loss", rank.loss, label)
     page.set("gradient_norm", rank.gradient_norm, label)
+    page.set("collective_lag_seconds", rank.lag_s, label)
     page.set("overhead_ratio", rank.overhead_ratio, label)
     page.set("observations_dropped_total", rank.dropped, label)
     page.set_steps(rank)
@@ -127,6 +130,19 @@ def _show_rank(page: _Page, rank: RankSnapshot) -> None:
         page.set("phase", int(phase is rank.phase), label, phase.name.lower())
     for where in get_args(Where):
         page.set("nonfinite_total", rank.nonfinite.get(where, 0), label, where)
+    if rank.is_coordinator_there is not None:
+        page.set("coordinator_up", int(rank.is_coordinator_there), label)
+    if rank.device is not None:
+        _show_device(page, label, rank.device)
+
+
+def _show_device(page: _Page, rank: str, device: Device) -> None:
+    for reason in THROTTLES:
+        page.set("device_throttled", int(reason in device.throttled_by), rank, device.uuid, reason)
+    page.set("device_clock_hertz", device.clock_mhz * 1e6, rank, device.uuid)
+    page.set("device_clock_limit_hertz", device.clock_limit_mhz * 1e6, rank, device.uuid)
+    page.set("device_temperature_celsius", device.temperature_c, rank, device.uuid)
+    page.set("device_power_watts", device.power_w, rank, device.uuid)
 
 
 def _show_coordinator(page: _Page, state: CoordinatorSnapshot) -> None:
@@ -137,5 +153,44 @@ def _show_coordinator(page: _Page, state: CoordinatorSnapshot) -> None:
         page.set("finding_active", 1, detector, severity)
     for cause, severity in sorted(set(state.open_incidents)):
         page.set("incident_open", state.open_incidents.count((cause, severity)), cause, severity)
+    for info in state.infos[:MAX_INFOS]:
+        where = (info.ranks, info.tensors, info.collective, info.step, info.url)
+        page.set("incident_info", 1, info.incident, info.cause, info.severity, *where)
     for cause, number in sorted(state.incidents.items()):
         page.set("incidents_total", number, cause)
+    for outcome in catalogue.HALT_OUTCOMES:
+        page.set("halts_total", state.halts.get(outcome, 0), outcome)
+    page.set("checkpoint_last_good_step", state.last_good_step)
+    page.set("blind_spots", state.num_blind_spots)
+    for outcome in catalogue.WEBHOOK_OUTCOMES:
+        page.set("webhook_messages_total", state.webhook.get(outcome, 0), outcome)
+
+
+def _show_job(page: _Page, job: JobFigures) -> None:
+    page.set("job_ranks", job.world_size)
+    for state, number in sorted(job.sidecars.items()):
+        page.set("job_sidecars", number, state)
+    for phase in Phase:
+        page.set("job_phase_ranks", job.phases.get(phase, 0), phase.name.lower())
+    page.set("job_step", job.step)
+    page.set("job_last_progress_timestamp_seconds", job.last_progress_s)
+    page.set("job_collective_lag_seconds", job.lag_s)
+    page.set("job_observations_dropped_total", job.dropped)
+    for name, spread in job.spreads.items():
+        for aggregate, value in zip(catalogue.AGGREGATES, (spread.mean, spread.low, spread.high), strict=True):
+            page.set(_SPREADS[name], value, aggregate)
+    for name, figure in _FIGURES.items():
+        for label, value in _largest(job.modules, figure):
+            page.set(name, value, label)
+    # Brings the detectors, for which a sidecar must not wait: it never comes here.
+    from holter.diagnosis.plots import EXPONENTS_OF_BUCKET, LOWEST_EXPONENT  # noqa: PLC0415
+
+    for bucket, share in enumerate(job.exponents):
+        page.set("gradient_exponent_ratio", share, str(bucket * EXPONENTS_OF_BUCKET + LOWEST_EXPONENT))
+
+
+def _largest(modules: Sequence[ModuleFigures], figure: Callable[[ModuleFigures], float]) -> list[tuple[str, float]]:
+    """Infinite first; NaN is what nobody looked at. Long names that end alike are one series, of the largest."""
+    told = [(clipped(module.module), figure(module)) for module in modules if not math.isnan(figure(module))]
+    largest = dict(sorted(told, key=lambda pair: pair[1]))
+    return sorted(largest.items(), key=lambda pair: (-pair[1], pair[0]))[:MAX_MODULES]

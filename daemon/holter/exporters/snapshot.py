@@ -3,8 +3,13 @@
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from holter.records import Phase, Severity, StepDone, Where
+from holter.records import Device, Phase, Severity, StepDone, Where
+
+if TYPE_CHECKING:
+    # A sidecar exports too, and is to be up before its rank may die: it does not wait for fifty detectors.
+    from holter.detectors.window import Spread
 
 STEP_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Upper bounds of the step time histogram: a step lasts from milliseconds (a test) to minutes (a large model)."""
@@ -38,12 +43,70 @@ class RankSnapshot:
     phase: Phase | None = None
     loss: float | None = None
     gradient_norm: float | None = None
+    lag_s: float | None = None
+    """Behind the median of the others at the collectives of the last step that was compared; 0 unless it was among the latest."""
     overhead_ratio: float | None = None
     nonfinite: Mapping[Where, int] = field(default_factory=dict)
     """Tensors that held NaN or Inf so far, by where they were met."""
     dropped: int = 0
     is_sidecar_up: bool = True
     steps: StepHistogram = field(default_factory=StepHistogram)
+    device: Device | None = None
+    """As a thread of the sidecar last read it; a scrape opens no driver."""
+    is_coordinator_there: bool | None = None
+    """Whether the sidecar hears the coordinator; None: it is the coordinator who tells this."""
+
+
+@dataclass(frozen=True)
+class IncidentInfo:
+    """An open incident in words that fit into labels; empty: nothing of the kind is to blame."""
+
+    incident: str
+    cause: str
+    severity: Severity
+    ranks: str
+    """`1`, or the first few `and 15,990 more`."""
+    tensors: str
+    """Tensors, else modules."""
+    collective: str
+    """`all_reduce #31 of default_pg`"""
+    step: str
+    url: str
+    """Where the diagnosis can be read."""
+
+
+@dataclass(frozen=True)
+class ModuleFigures:
+    """One module at the last look, the largest of the ranks that told; NaN where nobody looked."""
+
+    module: str
+    gradient_norm: float
+    weight_norm: float
+    update_ratio: float
+    gradient_zeros: float
+
+
+@dataclass(frozen=True)
+class JobFigures:
+    """The whole job in a few numbers, however many ranks it has."""
+
+    world_size: int = 0
+    step: int | None = None
+    """Steps that every living rank has completed."""
+    sidecars: Mapping[str, int] = field(default_factory=dict)
+    """State of the sidecar -> ranks."""
+    phases: Mapping[Phase, int] = field(default_factory=dict)
+    """Ranks in each; ranks that ended are in none."""
+    last_progress_s: float | None = None
+    """When any living rank last moved, seconds since the epoch."""
+    lag_s: float | None = None
+    """Of the latest rank, at the last step that was compared."""
+    dropped: int = 0
+    spreads: "Mapping[str, Spread]" = field(default_factory=dict)
+    """`loss`, `gradient_norm`, `learning_rate`, `seconds`, `loss_scale`: the newest of each."""
+    modules: tuple[ModuleFigures, ...] = ()
+    exponents: tuple[float, ...] = ()
+    """Share of gradient values in each bucket of exponents, the smallest first."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +124,17 @@ class CoordinatorSnapshot:
     """(cause, severity)"""
     incidents: Mapping[str, int] = field(default_factory=dict)
     """Cause -> incidents since the start."""
+    infos: tuple[IncidentInfo, ...] = ()
+    """Of the open ones, those to be told first at the front."""
+    halts: Mapping[str, int] = field(default_factory=dict)
+    """Outcome -> halts since the start."""
+    last_good_step: int | None = None
+    """Completed steps in the newest checkpoint whose numbers are good."""
+    num_blind_spots: int = 0
+    """Sentences about what cannot be seen."""
+    webhook: Mapping[str, int] = field(default_factory=dict)
+    """Outcome -> messages to the webhook."""
+    job: JobFigures = field(default_factory=JobFigures)
 
 
 def add_nonfinite(counts: Mapping[Where, int], step: StepDone) -> Mapping[Where, int]:

@@ -1,4 +1,4 @@
-"""Halting decides what to do about a diagnosis; carrying it out comes later, in files of its own."""
+"""Halting decides what to do about a diagnosis (policy, plan), agrees on it (protocol, rank_protocol), and keeps what is saved (vault)."""
 
 from holter.halting.policy import decide
 

@@ -3,46 +3,75 @@
     action asked for   what is directed
     observe            observe: recorded, nobody is called
     notify             notify; observe for what is only information
-    halt               halt, for a critical cause that was observed directly; else as notify
+    halt               halt, for a critical cause that was observed directly by a detector that is trusted so far; else as notify
 
-A halt is decided here and carried out elsewhere. That other part does not exist yet, so a halt is directed as `notify`, and says so.
+Where the action is less than halt, the reason says what would have been done.
 """
 
 from collections.abc import Sequence
 
 from holter.records import Action, Cause, Directive, Severity
 
-ALREADY_OVER = frozenset({"rank_dead"})
-"""Causes after which nobody trains on."""
+EXIT_CODE = 93
+TRIAL = frozenset(
+    {
+        "adapter_norm",
+        "average_tracking",
+        "gradient_balance",
+        "gradient_vanishing",
+        "importance_ratio",
+        "kl_term",
+        "loss_terms",
+        "output_variety",
+        "policy_entropy",
+        "reward_trend",
+        "shard_clipping",
+    }
+)
+"""Detectors that were tried on made-up windows only, not on jobs: they report, and halt nothing."""
 
 
-def decide(severity: Severity, causes: Sequence[Cause], action: Action) -> Directive:
+def decide(severity: Severity, causes: Sequence[Cause], action: Action, *, detector: str = "") -> Directive:
     """What is directed for a diagnosis of this severity and these causes, where the operator asked for `action`."""
+    why_not = _why_no_halt(severity, causes, detector)
     if action == "observe":
+        would = f"with halt it would be halted: {_why_halt(causes[0])}" if not why_not else f"with halt, too: {why_not}"
         return Directive(
-            directive="observe", reason="the action is set to observe: recorded, nobody is called, training goes on"
+            directive="observe",
+            reason=f"the action is set to observe: recorded, nobody is called, training goes on ({would})",
         )
     if severity == "info":
         return Directive(directive="observe", reason="this is information, not a fault: training goes on")
     if action == "notify":
-        return Directive(directive="notify", reason="the action is set to notify: reported, training goes on")
-    return _instead_of_halt(severity, causes)
+        would = f" (with halt it would be halted: {_why_halt(causes[0])})" if not why_not else ""
+        return Directive(directive="notify", reason=f"the action is set to notify: reported, training goes on{would}")
+    if why_not:
+        return Directive(directive="notify", reason=why_not)
+    return Directive(directive="halt", reason=_why_halt(causes[0]), exit_code=EXIT_CODE)
 
 
-def _instead_of_halt(severity: Severity, causes: Sequence[Cause]) -> Directive:
+def _why_halt(cause: Cause) -> str:
+    return f"{cause.cause} is critical and was observed directly"
+
+
+def _why_no_halt(severity: Severity, causes: Sequence[Cause], detector: str) -> str:
+    """Empty: nothing speaks against it."""
     if severity != "critical":
-        return Directive(directive="notify", reason=f"a {severity} does not halt a run: reported, training goes on")
+        return f"a {severity} does not halt a run: reported, training goes on"
     if not causes:
-        return Directive(
-            directive="notify",
-            reason="no cause is known, and only a cause that was observed halts a run: training goes on",
-        )
+        return "no cause is known, and only a cause that was observed halts a run: training goes on"
     first = causes[0]
     if first.basis != "observation":
-        reason = f"{first.cause} rests on {first.basis}, and only what was observed directly halts a run: reported, training goes on"
-        return Directive(directive="notify", reason=reason)
-    if first.cause in ALREADY_OVER:
-        reason = f"{first.cause} was observed directly; a halt would save what the survivors hold, which this version cannot carry out"
-        return Directive(directive="notify", reason=reason)
-    reason = f"{first.cause} was observed directly and calls for a halt, which this version cannot carry out: training goes on, stop it yourself"
-    return Directive(directive="notify", reason=reason)
+        return f"{first.cause} rests on {first.basis}, and only what was observed directly halts a run: reported, training goes on"
+    if detector in TRIAL:
+        return f"{detector} is on trial, and only what is trusted halts a run: reported, training goes on"
+    if first.cause == "rank_dead" and _is_own_error(first):
+        return "the script ended itself with an error of its own: it ends as it would have, reported"
+    return ""
+
+
+def _is_own_error(cause: Cause) -> bool:
+    """An exception of the script's, not a signal and not `os._exit`: ending with it is what the script does about it."""
+    ends = [proof.values for proof in cause.evidence if proof.kind == "process_exit"]
+    said = str(ends[0].get("farewell") or "") if ends else ""
+    return bool(said) and not ends[0].get("signal") and not said.startswith("os._exit")

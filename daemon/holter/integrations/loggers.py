@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holter.probes.awaited import Awaited
 from holter.probes.monitor import Monitor
 
 Read = Callable[..., Any]
@@ -75,8 +76,7 @@ class Loggers:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
-        self._waiting = list(LOGGERS)
-        self._num_modules = 0
+        self._awaited = Awaited(LOGGERS)
         self._depth = 0
         self._has_wandb = False
 
@@ -86,16 +86,8 @@ class Loggers:
 
     def look(self) -> None:
         """Follow what has come since the last look."""
-        if len(sys.modules) == self._num_modules:
-            return
-        self._num_modules = len(sys.modules)
-        for logger in list(self._waiting):
-            module = sys.modules.get(logger.module)
-            owner = getattr(module, logger.owner, None) if logger.owner else module
-            if owner is not None and hasattr(owner, logger.name):
-                self._waiting.remove(logger)
-                owners = [owner, *([sys.modules[logger.also]] if logger.also in sys.modules else [])]
-                self._follow(logger.name, logger.read, *owners)
+        for logger, owners in self._awaited.come():
+            self._follow(logger.name, logger.read, *owners)
         self._follow_wandb()
 
     def _follow_wandb(self) -> None:

@@ -6,6 +6,7 @@ Any step that fails leaves training as it was and says one sentence.
 """
 
 import contextlib
+import dataclasses
 import os
 import secrets
 import socket
@@ -18,13 +19,17 @@ import torch
 
 import holter
 from holter import clock
-from holter.config import Settings, load
-from holter.errors import ConfigError, PageError
-from holter.integrations import place
+from holter.config import Settings, usable
+from holter.errors import PageError
+from holter.halting.desk import Desk
+from holter.integrations import halts, place, restarts
 from holter.integrations.loggers import Loggers
 from holter.integrations.place import Place
 from holter.page import PageWriter
+from holter.probes.flight import FlightServer
 from holter.probes.guard import say
+from holter.probes.interactive import is_interactive
+from holter.probes.last_breath import LastBreath, allow_stacks
 from holter.probes.monitor import Monitor
 from holter.probes.recorder import Recorder
 from holter.probes.rendezvous import Rendezvous
@@ -55,22 +60,28 @@ def attach(framework: str = "loop") -> Attachment | None:
     global _attachment, _has_failed  # noqa: PLW0603  a process wears one
     if _attachment is not None or _has_failed:
         return _attachment
+    # Before the try: whatever ends it, even the end of the process, it is not made again in the middle of training.
+    _has_failed = True
     try:
-        _attachment = _attach(_settings(), place.find(), framework)
+        settings, here = _settings(), place.find()
+        restarts.settle(settings, here, os.environ)
+        _attachment = _attach(settings, here, framework)
     except Exception as error:  # noqa: BLE001  the loop must go on
-        _has_failed = True
         say(f"cannot watch this process, training goes on unobserved: {type(error).__name__}: {error}")
+    _has_failed = _attachment is None
     return _attachment
 
 
 def _settings() -> Settings:
-    try:
-        settings = load()
-    except ConfigError as error:
-        say(f"{error}; defaults are used")
-        settings = Settings()
+    settings, wrong = usable()
+    for sentence in wrong:
+        say(f"{sentence}; the rest is used, the action is {settings.action}")
     for warning in settings.warnings():
         say(warning)
+    if settings.action == "halt" and is_interactive():
+        # A halt ends the process, and with it everything that the person has in it.
+        say("this is an interactive session, which a halt would end: the action is notify")
+        settings = dataclasses.replace(settings, action="notify")
     return settings
 
 
@@ -87,7 +98,18 @@ def _attach(settings: Settings, here: Place, framework: str) -> Attachment | Non
         say(f"rank {here.rank} trains unobserved: {error}")
         return None
     word, listener = _word(settings, here)
-    send = _start_sidecar(settings, here, page, listener)
+    recorder_path, breath = _serve_recorder(), LastBreath()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    send = _start_sidecar(
+        settings,
+        here,
+        page=page,
+        listener=listener,
+        recorder_path=recorder_path,
+        breath=breath,
+        orders=theirs,
+    )
+    breath.install()
     if word is not None:
         send(bootstrap.encode(word))
     recorder = Recorder(page, here.rank)
@@ -100,16 +122,37 @@ def _attach(settings: Settings, here: Place, framework: str) -> Attachment | Non
         threads=settings.threads,
         local_buffers=settings.local_buffers,
         frozen=settings.frozen,
+        snapshot_every=settings.snapshot_every,
+        snapshot_bytes=settings.snapshot_bytes,
     )
-    monitor.install()
-    Loggers(monitor).install()
-    _meet(monitor, here, word, send)
+    if monitor.context.snapshots is not None:
+        from holter.integrations.keeping import counters  # noqa: PLC0415  not for those who want no snapshots
+
+        monitor.context.snapshots.also.append(counters.find)
+    try:
+        desk = halts.open_desk(settings, here, monitor, ours, _own_run_dir(settings, word))
+        monitor.install()
+        Loggers(monitor).install()
+        _meet(monitor, here, word, send, desk)
+    except Exception:
+        _take_off(monitor, ours)
+        raise
     os.environ[RANK_PID] = str(os.getpid())
     if here.rank == 0 and word is not None:
         say(
             f"watching {here.world_size} rank{'s' * (here.world_size > 1)} · http://{word.address} · {_short(word.run_dir)}"
         )
     return Attachment(monitor, word.run_dir if word else "")
+
+
+def _take_off(monitor: Monitor, orders: socket.socket) -> None:
+    """What was put on in part is taken off: no step is held, no order is heard."""
+    monitor.context.halts = None
+    with contextlib.suppress(Exception):
+        monitor.uninstall()
+    with contextlib.suppress(OSError):
+        # Not closed: the desk's thread may be listening.
+        orders.shutdown(socket.SHUT_RDWR)
 
 
 def _word(settings: Settings, here: Place) -> tuple[Bootstrap | None, socket.socket | None]:
@@ -127,19 +170,25 @@ def _word(settings: Settings, here: Place) -> tuple[Bootstrap | None, socket.soc
         ), None
     if here.rank != 0:
         return None, None
-    host = settings.listen_host or ("127.0.0.1" if here.is_one_host else "0.0.0.0")  # noqa: S104  ranks of other hosts come in
-    listener, warning = place.listen(host, settings.port)
+    listener, warning = place.listen(_listen_host(settings, here), settings.port)
     if warning:
         say(warning)
     _check_writable(run_dir)
+    restarts.introduce(run_dir, os.environ)
     return Bootstrap(
         address=f"{here.address}:{listener.getsockname()[1]}",
         token=settings.token or secrets.token_hex(16),
         run_id=run_id,
         run_dir=run_dir,
         action=settings.action,
+        save_deadline_s=settings.save_deadline_s,
         starts_coordinator=True,
     ), listener
+
+
+def _listen_host(settings: Settings, here: Place) -> str:
+    """Of the coordinator, which ranks of other hosts come to, and of every sidecar, which Prometheus comes to."""
+    return settings.listen_host or ("127.0.0.1" if here.is_one_host else "0.0.0.0")  # noqa: S104
 
 
 def _check_writable(run_dir: str) -> None:
@@ -152,23 +201,45 @@ def _check_writable(run_dir: str) -> None:
         say(f"cannot write to {run_dir} ({error.strerror}): incidents are shown live but not kept")
 
 
-def _start_sidecar(settings: Settings, here: Place, page: PageWriter, listener: socket.socket | None) -> "Pipe":
+def _serve_recorder() -> str:
+    """Where the Flight Recorder can be copied; empty: nowhere."""
+    server = FlightServer()
+    try:
+        server.start()
+    except (OSError, RuntimeError) as error:
+        say(f"the Flight Recorder cannot be copied, a hang is explained without it: {error}")
+    return server.path
+
+
+def _start_sidecar(  # noqa: PLR0913 - what is handed down
+    settings: Settings,
+    here: Place,
+    *,
+    page: PageWriter,
+    listener: socket.socket | None,
+    recorder_path: str,
+    breath: LastBreath,
+    orders: socket.socket,
+) -> "Pipe":
     read_end, write_end = os.pipe()
     arguments = ["sidecar", "--page", str(page.fd), "--bootstrap-fd", str(read_end)]
-    pass_fds = [page.fd, read_end]
+    arguments += ["--breath-fd", str(breath.sidecar_fd), "--orders-fd", str(orders.fileno())]
+    pass_fds = [page.fd, read_end, breath.sidecar_fd, orders.fileno()]
+    if recorder_path:
+        arguments += ["--recorder", recorder_path]
     if listener is not None:
         arguments += ["--listen-fd", str(listener.fileno())]
         pass_fds.append(listener.fileno())
     if settings.metrics_port:
         arguments += ["--metrics-port", str(settings.metrics_port + here.local_rank)]
-    if settings.listen_host:
-        arguments += ["--metrics-host", settings.listen_host]
+    arguments += ["--metrics-host", _listen_host(settings, here)]
     if here.rank == 0 and (terminal := _terminal()):
         arguments += ["--terminal", terminal]
     try:
-        spawn.start(arguments, pass_fds=pass_fds, environ=os.environ)
+        allow_stacks(spawn.start(arguments, pass_fds=pass_fds, environ=os.environ))
     finally:
         os.close(read_end)
+        orders.close()
         if listener is not None:
             listener.close()
     return Pipe(write_end)
@@ -190,13 +261,23 @@ class Pipe:
             os.close(descriptor)
 
 
-def _meet(monitor: Monitor, here: Place, word: Bootstrap | None, send: Pipe) -> None:
+def _own_run_dir(settings: Settings, word: Bootstrap | None) -> str:
+    """Empty: not known yet, or another's, who was there before the job."""
+    return word.run_dir if word is not None and not settings.coordinator else ""
+
+
+def _meet(monitor: Monitor, here: Place, word: Bootstrap | None, send: Pipe, desk: Desk) -> None:
     if here.world_size == 1 or (word is not None and not word.starts_coordinator):
         return
     published = None
     if word is not None:
         published = bootstrap.encode(msgspec.structs.replace(word, starts_coordinator=False))
-    Rendezvous(monitor.context, word=published, found=send).install()
+
+    def found(line: bytes) -> None:
+        send(line)
+        desk.run_dir = bootstrap.decode(line).run_dir
+
+    Rendezvous(monitor.context, word=published, found=found).install()
 
 
 def _introduce(here: Place, framework: str) -> Attached:
@@ -226,5 +307,6 @@ def _terminal() -> str:
 def _short(path: str) -> str:
     try:
         return str(Path(path).relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, OSError):
+        # Elsewhere, or from a directory that has been deleted.
         return path

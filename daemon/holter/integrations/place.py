@@ -18,12 +18,19 @@ class Place:
     is_one_host: bool
     address: str
     """By which the other ranks reach rank 0's host."""
+    neighbours: frozenset[int] = frozenset()
+    """Ranks that the same launcher started, this one too."""
+    restarts: int = 0
+    """How often an elastic agent has started this rank again."""
+    is_restarted: bool = False
+    """An elastic agent would start it again."""
 
 
 def find(environ: Mapping[str, str] = os.environ) -> Place:
     """This process's place."""
     rank, world_size = _group() or (_number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1))
     master = environ.get("MASTER_ADDR", "") or "127.0.0.1"
+    restarts = _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
     is_one_host = world_size == 1 or master in LOOPBACK or _number(environ, "LOCAL_WORLD_SIZE", 0) == world_size
     return Place(
         rank=rank,
@@ -31,6 +38,9 @@ def find(environ: Mapping[str, str] = os.environ) -> Place:
         local_rank=_number(environ, "LOCAL_RANK", rank),
         is_one_host=is_one_host,
         address="127.0.0.1" if is_one_host else master,
+        neighbours=_neighbours(environ, rank),
+        restarts=restarts,
+        is_restarted=restarts < _number(environ, "TORCHELASTIC_MAX_RESTARTS", 0),
     )
 
 
@@ -66,6 +76,12 @@ def _group() -> tuple[int, int] | None:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return None
+
+
+def _neighbours(environ: Mapping[str, str], rank: int) -> frozenset[int]:
+    """Launchers number the ranks of a host one after the other."""
+    first = rank - _number(environ, "LOCAL_RANK", 0)
+    return frozenset(range(first, first + _number(environ, "LOCAL_WORLD_SIZE", 1)))
 
 
 def _number(environ: Mapping[str, str], name: str, default: int) -> int:

@@ -1,4 +1,4 @@
-"""What lies where in a page, version 1. Little-endian, 64-bit words; whoever changes a line of this table raises `VERSION`.
+"""What lies where in a page, version 2. Little-endian, 64-bit words; whoever changes a line of this table raises `VERSION`.
 
     offset  bytes  field                          written by
          0      8  magic, "HOLTERPG"              rank, once
@@ -36,7 +36,15 @@
        464   1024    slot 0: UTF-8, padded with zeros
       1488      8    slot 1: check                sidecar
       1496   1024    slot 1: as slot 0
-      4096      …  ring, ring_bytes long          rank
+      4096      8  rewind, even steps: sequence   rank
+      4104      8    slot 0: check                rank
+      4112      8    slot 0: length
+      4120  32768    slot 0: step, and how it began
+     36888      8    slot 1: check                rank
+     36896      8    slot 1: length
+     36904  32768    slot 1: as slot 0
+     69696      …  rewind, odd steps: as for even ones
+    139264      …  ring, ring_bytes long          rank
 
 Gaps are zero; what the two sides write never shares a cache line. Numbers in slots are signed, all others, and positions, unsigned.
 
@@ -54,10 +62,11 @@ from zlib import crc32
 import msgspec
 
 from holter.errors import PageError, TornPageError
+from holter.page.blob import BlobLatch
 from holter.page.latch import WORD_BYTES, Latch
 
 MAGIC = b"HOLTERPG"
-VERSION = 1
+VERSION = 2
 
 HEARTBEAT_OFFSET = 64
 WRITE_POSITION_OFFSET = 192
@@ -66,7 +75,8 @@ READ_POSITION_OFFSET = 256
 CONTROL_OFFSET = 320
 SIDECAR_OFFSET = 384
 NOTICE_OFFSET = 448
-RING_OFFSET = 4096
+REWIND_OFFSETS = (4096, 69696)
+RING_OFFSET = 139264
 
 READ_POSITION = struct.Struct("<Q")
 HEARTBEAT = struct.Struct("<4q")
@@ -74,6 +84,8 @@ CONTROL = struct.Struct("<2q")
 SIDECAR = struct.Struct("<2q")
 NOTICE_BYTES = 1024
 NOTICE = struct.Struct(f"<{NOTICE_BYTES}s")
+REWIND_BYTES = 1 << 15
+REWIND_STEP = struct.Struct("<q")
 
 MIN_RING_BYTES = 64
 MAX_RING_BYTES = 1 << 30
@@ -116,7 +128,7 @@ class Page:
     goes byte by byte. There is no `close`: the mapping goes when the last thread that still holds the page lets go.
     """
 
-    __slots__ = ("control", "heartbeat", "notice", "read_position", "ring", "sidecar", "words")
+    __slots__ = ("control", "heartbeat", "notice", "read_position", "rewinds", "ring", "sidecar", "words")
 
     def __init__(self, mapped: mmap.mmap, ring_bytes: int) -> None:
         data = memoryview(mapped)
@@ -127,6 +139,7 @@ class Page:
         self.control = Latch(data, self.words, CONTROL_OFFSET, CONTROL)
         self.sidecar = Latch(data, self.words, SIDECAR_OFFSET, SIDECAR)
         self.notice = Latch(data, self.words, NOTICE_OFFSET, NOTICE)
+        self.rewinds = [BlobLatch(data, self.words, offset, REWIND_BYTES) for offset in REWIND_OFFSETS]
 
 
 def record_bytes(length: int) -> int:

@@ -18,6 +18,7 @@ from holter.page.latch import ATTEMPTS, WORD_BYTES
 from holter.page.layout import (
     DROPPED,
     NOTICE_BYTES,
+    REWIND_STEP,
     RING_OFFSET,
     WRITE_POSITION,
     Page,
@@ -113,6 +114,13 @@ class PageReader:
         # Also where it did not move: should the one in the page be damaged, the writer waits for this to find room.
         page.read_position.publish(self._position)
         return payloads
+
+    def rewinds(self) -> list[tuple[int, bytes]]:
+        """How the rank's last two steps began, the older one first; less where nothing, or something torn, is there."""
+        bodies = [latch.read() for latch in self._opened().rewinds]
+        self.torn += bodies.count(None)
+        whole = [body for body in bodies if body and len(body) >= REWIND_STEP.size]
+        return sorted((*REWIND_STEP.unpack_from(body), body[REWIND_STEP.size :]) for body in whole)
 
     def set_control(self, code: int, argument: int) -> None:
         """Tell the rank something that it looks at every step; both are signed 64-bit integers."""

@@ -23,6 +23,7 @@ from holter.errors import PageError
 from holter.page.latch import WORD_BYTES
 from holter.page.layout import (
     DROPPED,
+    REWIND_STEP,
     RING_OFFSET,
     WRITE_POSITION,
     Page,
@@ -123,6 +124,14 @@ class PageWriter:
             return True
         finally:
             self._ring_lock.release()
+
+    def publish_rewind(self, step: int, blob: bytes) -> bool:
+        """Show how this step began, in place of what was shown of the last but one; False: it is too long, the page is gone.
+
+        For one thread, the one that trains.
+        """
+        page = self._page
+        return page is not None and page.rewinds[step & 1].publish(REWIND_STEP.pack(step) + blob)
 
     def control(self) -> tuple[int, int]:
         """The (code, argument) that the sidecar set last; (0, 0): none."""

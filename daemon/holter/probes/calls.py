@@ -8,8 +8,9 @@ does nothing in their place, and torch.compile folds them away.
 import contextlib
 import functools
 import sys
+import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holter.probes import batches
 from holter.probes.context import Context, in_phase
+from holter.probes.guard import is_from_signal_handler
 from holter.records import Phase
 
 EVENT = "holter.detached"
@@ -58,6 +60,10 @@ class CallProbe:
         self._followed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._wrapped: list[weakref.ref[torch.nn.Module]] = []
         self._interrupted: list[Phase] = []
+        self._taken: list[tuple[dict[int, Any], int, Any]] = []
+        self._num_aside = 0
+        # A signal handler of the script may save while the same thread does.
+        self._turn = threading.RLock()
 
     def install(self) -> None:
         """See DDP take its module; step aside for what would take our hooks along."""
@@ -74,6 +80,10 @@ class CallProbe:
             self._registration.remove()
         for handle in self._handles:
             handle.remove()
+
+    def forget(self) -> None:
+        """This is a forked child: no thread is left that could hold the lock."""
+        self._turn = threading.RLock()
 
     def follow(self, module: torch.nn.Module | None) -> None:
         """Watch the calls of one model's own module."""
@@ -118,26 +128,41 @@ class CallProbe:
         self._on_return(module, output)
 
     @contextlib.contextmanager
-    def _aside(self, *modules: Any) -> Iterator[None]:
-        """Take our hooks, and what stands for them in copies, out of these modules for a while."""
-        taken: list[tuple[dict[int, Any], int, Any]] = []
+    def _aside(self, modules: Iterable[Any]) -> Iterator[None]:
+        """Take our hooks, and what stands for them in copies, out of these modules until nobody needs them out."""
+        with self._turn:
+            self._num_aside += 1
         try:
-            for module in modules:
-                for part in module.modules():
-                    for hooks in (part._forward_pre_hooks, part._forward_hooks):  # noqa: SLF001
-                        ours = [key for key, hook in hooks.items() if _is_ours(hook)]
-                        taken += [(hooks, key, hooks.pop(key)) for key in ours]
+            try:
+                self._take(modules)
+            except Exception as error:
+                if is_from_signal_handler(error):
+                    raise
+                # Hooks that stay are pickled as calls that do nothing.
+                self._context.guard.count("CallProbe._take", error)
             yield
         finally:
-            for hooks, key, hook in taken:
-                hooks[key] = hook
+            with self._turn:
+                self._num_aside -= 1
+                while self._taken and not self._num_aside:
+                    hooks, key, hook = self._taken.pop(0)
+                    hooks[key] = hook
+
+    def _take(self, modules: Iterable[Any]) -> None:
+        with self._turn:
+            for module in list(modules):
+                # A script may have an attribute of its own called `modules`.
+                for part in torch.nn.Module.modules(module) if isinstance(module, torch.nn.Module) else ():
+                    for hooks in (part._forward_pre_hooks, part._forward_hooks):  # noqa: SLF001
+                        ours = [(key, hook) for key, hook in list(hooks.items()) if _is_ours(hook)]
+                        self._taken += [(hooks, key, hook) for key, hook in ours if hooks.pop(key, None) is not None]
 
     def _around_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         shown = in_phase(self._context, Phase.CHECKPOINT, original)
 
         @functools.wraps(original)
         def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._aside(*list(self._followed)):
+            with self._aside(self._followed):
                 return shown(obj, *args, **kwargs)
 
         return save
@@ -146,7 +171,7 @@ class CallProbe:
         @functools.wraps(original)
         def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
             # TorchScript looks names up in its caller's frame: ours, and that of the context, lie between.
-            with self._aside(*([obj] if isinstance(obj, torch.nn.Module) else [])):
+            with self._aside([obj]):
                 return original(obj, optimize, _frames_up + 1, *args, **kwargs)
 
         return script
@@ -154,7 +179,7 @@ class CallProbe:
     def _around_trace(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._aside(*([func] if isinstance(func, torch.nn.Module) else [])):
+            with self._aside([func]):
                 return original(func, *args, **kwargs)
 
         return trace

@@ -36,12 +36,12 @@ class ClipProbe:
                 # A generator can be read once, and torch is to read it too.
                 parameters = list(parameters)
             norm = original(parameters, max_norm, *args, **kwargs)
-            learn(parameters, max_norm, norm)
+            learn(parameters, max_norm, norm, args[0] if args else kwargs.get("norm_type", 2.0))
             return norm
 
         return clip_grad_norm_
 
-    def _clipped(self, parameters: Any, limit: Any, norm: Any) -> None:
+    def _clipped(self, parameters: Any, limit: Any, norm: Any, kind: Any) -> None:
         if not isinstance(norm, torch.Tensor) or isinstance(limit, torch.Tensor):
             return
         if any(not placement.is_replicate() for placement in getattr(norm, "placements", ())):
@@ -50,7 +50,11 @@ class ClipProbe:
         held = [parameters] if isinstance(parameters, torch.Tensor) else parameters
         step, here, is_sharded = self._context.log.now, local(norm), self._is_sharded(held)
         if here.is_cpu:
-            _note(step, float(here), float(limit), is_sharded=is_sharded)
+            found = float(here)
+            _note(step, found, float(limit), is_sharded=is_sharded)
+            # The norm of order 0 counts elements, NaN among them.
+            if math.isfinite(found) and float(kind) > 0:
+                self._context.shown.note(held)
             return
 
         def learn(table: Any) -> None:

@@ -1,20 +1,28 @@
 """What the probes of one rank share."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holter.probes.batches import Inputs
+from holter.probes.circle import Circle
 from holter.probes.guard import Guard
+from holter.probes.holding import Halts
 from holter.probes.models import Models
 from holter.probes.patches import Patches
 from holter.probes.phases import PhaseClock
 from holter.probes.readings import Readings
 from holter.probes.recorder import Recorder
 from holter.probes.schedule import Schedule
+from holter.probes.shown import Shown
 from holter.probes.steplog import StepLog
 from holter.records import Phase
+
+if TYPE_CHECKING:
+    from holter.probes.rewind import Rewind
+    from holter.probes.snapshots import Snapshots
 
 
 @dataclass
@@ -36,6 +44,26 @@ class Context:
     """The last training call of a model, until the step is done."""
     held_inputs: Inputs | None = None
     """The call after which the first non-finite value of this step was seen."""
+    lent: "weakref.WeakKeyDictionary[Any, list[tuple[tuple[str, Any], Any]]]" = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    """By optimizer: gradients that it will apply and does not hold yet, by the names of their parameters (`zero`)."""
+    partitioned: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
+    """Optimizers of which each rank applies a part, whether it is finite or not (`zero`)."""
+    shown: Shown = field(default_factory=Shown)
+    """Gradients of this step that are known to be finite."""
+    halts: Halts | None = None
+    """The rank's desk for halts; None: steps are never held."""
+    peers: Circle | None = None
+    """The ranks with which to agree that all shards are finite; None: there are none."""
+    is_torn: Callable[[], bool] = lambda: False
+    """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
+    rewind: "Rewind" = field(init=False)
+    """How the step under way began."""
+    snapshots: "Snapshots | None" = None
+    """Copies of the training state in memory; None: the user wants none."""
+    poisoned_step: int | None = None
+    """The first step whose gradients were applied although they were not finite; None: none that is known of."""
 
     def hold_inputs(self) -> None:
         """Something is not finite: of several micro-batches, this one is to be questioned."""

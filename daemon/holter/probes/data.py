@@ -100,10 +100,11 @@ class DataProbe:
         return [taken for taken in recent if taken.origin.loader.is_training]
 
     def _around_iterator(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        begin = self._context.guard.wrap(self._begin)
+        begin, ask = self._context.guard.wrap(self._begin), self._context.guard.wrap(self._ask)
 
         @functools.wraps(original)
         def get_iterator(loader: Any) -> Any:
+            ask(loader)
             iterator = original(loader)
             begin(iterator, loader, feeds.caller_frame())
             return iterator
@@ -111,10 +112,12 @@ class DataProbe:
         return get_iterator
 
     def _around_reset(self, original: Callable[..., None]) -> Callable[..., None]:
-        begin = self._context.guard.wrap(self._begin)
+        begin, ask = self._context.guard.wrap(self._begin), self._context.guard.wrap(self._ask)
 
         @functools.wraps(original)
         def reset(iterator: Any, loader: Any, first_iter: bool = False, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, FBT002
+            if not first_iter:
+                ask(loader)
             original(iterator, loader, first_iter, *args, **kwargs)
             if not first_iter:
                 # Workers that persist: the same iterator, a new pass.
@@ -124,10 +127,12 @@ class DataProbe:
 
     def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         fetch = in_phase(self._context, Phase.DATA, original)
+        ask = self._context.guard.wrap(self._ask_next)
         take, end = self._context.guard.wrap(self._take), self._context.guard.wrap(self._end)
 
         @functools.wraps(original)
         def following(iterator: Any) -> Any:
+            ask(iterator)
             try:
                 batch = fetch(iterator)
             except StopIteration:
@@ -138,11 +143,26 @@ class DataProbe:
 
         return following
 
-    def _begin(self, iterator: Any, loader: Any, frame: Any) -> None:
+    def _known(self, loader: Any) -> _Loader:
         known = self._loaders.get(loader)
         if known is None:
             known = self._loaders[loader] = _Loader(self._num_loaders)
             self._num_loaders += 1
+        return known
+
+    def _ask(self, loader: Any) -> None:
+        """Before an iterator is made: it draws its seed."""
+        known = self._known(loader)
+        self._context.rewind.asking(known.number, is_beginning=True, is_training=known.is_training)
+
+    def _ask_next(self, iterator: Any) -> None:
+        here = self._passes.get(iterator)
+        if here is not None:
+            known = here.loader
+            self._context.rewind.asking(known.number, is_beginning=False, is_training=known.is_training)
+
+    def _begin(self, iterator: Any, loader: Any, frame: Any) -> None:
+        known = self._known(loader)
         epoch = known.num_passes
         known.num_passes += 1
         is_heard = known.number < MAX_LOADERS and (epoch <= MAX_PASSES or epoch & (epoch - 1) == 0)
@@ -171,6 +191,7 @@ class DataProbe:
         here = self._passes.get(iterator)
         if here is not None and not here.is_over:
             here.is_over = True
+            self._context.rewind.ended(here.loader.number)
             self._tell_beginning(here)
             self._tell(here, is_end=True)
 

@@ -77,7 +77,7 @@ def wrapper_of(loader: Any, frame: FrameType | None) -> Any:
 
 def caller_frame() -> FrameType | None:
     """Of the function that called ours."""
-    return sys._getframe(2)  # noqa: SLF001  the only way to a frame
+    return sys._getframe(1).f_back  # noqa: SLF001  the only way to a frame
 
 
 def _chain(loader: Any) -> list[Any]:

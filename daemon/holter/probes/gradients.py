@@ -71,6 +71,7 @@ class GradientProbe:
         started = clock.monotonic_s()
         # Micro-steps add up in .grad: the last reading of a step has them all.
         step.square_sum = None
+        step.is_local_whole = context.schedule.plan.gradient_stride == 1
         for model in context.models.active():
             if model.shows_local_gradients():
                 found = _with_gradients(model)
@@ -78,21 +79,25 @@ class GradientProbe:
                 turn = Turn(stride, step.step % stride)
                 self._read(model, step, found[turn.number :: stride], "gradient", turn)
                 step.is_local_read = True
+            else:
+                step.is_local_whole = False
         step.gradients_s += clock.monotonic_s() - started
 
-    def read_applied(self, optimizer: torch.optim.Optimizer) -> None:
+    def read_applied(self, optimizer: torch.optim.Optimizer, *, is_known_bad: bool = False) -> None:
         """What the optimizer applies: read if something is suspected, or if nothing was seen before the reduction."""
         step = self._context.log.now
         # What a device still owes may turn out to be a suspect.
-        if step.is_local_read and not step.suspects and not step.num_owed:
+        if step.is_local_read and not step.suspects and not step.num_owed and not is_known_bad:
             return
         if getattr(optimizer, "found_inf", None) is not None:
             # A fused optimizer skips the step itself if the scaler found something.
             step.acquit(is_skipped=True)
             return
+        lent = self._context.lent.get(optimizer)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for model in self._context.models.active():
-            found = [entry for entry in _with_gradients(model) if id(entry[0][1]) in held]
+        for model in self._context.models.active()[: None if lent is None else 1]:
+            own = (entry for entry in _with_gradients(model) if id(entry[0][1]) in held)
+            found = list(own) if lent is None else lent
             self._read(model, step, found, "reduced_gradient", WHOLE)
         if step.suspects and not step.is_applied and not step.num_owed:
             step.acquit()
@@ -112,6 +117,8 @@ class GradientProbe:
                 self._on_read(named, table)
             bad = table.nans + table.pos_infs + table.neg_infs
             rows = np.flatnonzero(bad)
+            if not rows.size and is_at_once and (where == "reduced_gradient" or self._context.world_size == 1):
+                self._context.shown.note([parameter for _, parameter in named], gradients)
             if counts:
                 # The table sums what is finite.
                 self._count(model, step, turn, math.nan if rows.size else float(table.square_sum.sum()))
@@ -124,13 +131,15 @@ class GradientProbe:
                         name=name,
                         nans=int(table.nans[row]),
                         infs=int(bad[row] - table.nans[row]),
-                        numel=parameter.numel(),
+                        numel=gradients[row].numel(),
                         order=self.ready_order.get(id(parameter), 0),
                     )
                 )
 
+        is_at_once = True
         # A table of addresses for each turn: the tensors are the same when it comes again.
         self._context.readings.read(f"{where}{model.prefix}{turn.number}", gradients, step.owe(learn))
+        is_at_once = False
 
     def _count(self, model: Model, step: OpenStep, turn: Turn, square_sum: float) -> None:
         """Add to the step's norm; where tensors are read in turns, with what the others had when they were last read."""

@@ -46,9 +46,9 @@ class Guard:
             try:
                 hook(*args, **kwargs)
             except Exception as error:
-                if _is_from_signal_handler(error):
+                if is_from_signal_handler(error):
                     raise
-                self._count(hook.__qualname__, error)
+                self.count(hook.__qualname__, error)
             finally:
                 self._depth -= 1
                 if self._depth == 0:
@@ -65,17 +65,18 @@ class Guard:
         finally:
             self.is_on = before
 
+    def count(self, name: str, error: Exception) -> None:
+        """A failure; the first of each kind is said."""
+        self.failures[name] += 1
+        if self.failures[name] == 1:
+            say(f"{name} failed and is now blind to part of the run: {type(error).__name__}: {error}")
+
     def _is_heard(self, thread: Thread) -> bool:
         if thread == "any":
             return True
         if self._thread is None and thread == "claims":
             self._thread = threading.get_ident()
         return self._thread is None or self._thread == threading.get_ident()
-
-    def _count(self, name: str, error: Exception) -> None:
-        self.failures[name] += 1
-        if self.failures[name] == 1:
-            say(f"{name} failed and is now blind to part of the run: {type(error).__name__}: {error}")
 
 
 def say(sentence: str) -> None:
@@ -85,7 +86,8 @@ def say(sentence: str) -> None:
         sys.stderr.flush()
 
 
-def _is_from_signal_handler(error: Exception) -> bool:
+def is_from_signal_handler(error: Exception) -> bool:
+    """Whether a handler of the script raised it: then it is the script's."""
     frames = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     return any(getattr(handler, "__code__", None) in frames for handler in handlers if callable(handler))

@@ -288,7 +288,8 @@ def _part(module: Any, name: str) -> Any:
 
 def _inner(module: Any) -> torch.nn.Module | None:
     while module is not None:
-        below = _part(module, "module" if isinstance(module, DistributedDataParallel) else "_orig_mod")
+        is_wrapper = isinstance(module, DistributedDataParallel) or type(module).__name__ == "DeepSpeedEngine"
+        below = _part(module, "module" if is_wrapper else "_orig_mod")
         if below is None:
             break
         module = below

@@ -11,9 +11,13 @@ from holter.probes.comparison import ComparisonProbe
 from holter.probes.components import ComponentProbe
 from holter.probes.context import Context
 from holter.probes.data import DataProbe
+from holter.probes.devices import DeviceProbe
+from holter.probes.exits import ExitProbe
 from holter.probes.farewell import FarewellProbe
 from holter.probes.feeding import FeedingProbe
+from holter.probes.finite import FiniteGuard
 from holter.probes.gradients import GradientProbe
+from holter.probes.groups_told import GroupProbe
 from holter.probes.inspection import InspectionProbe
 from holter.probes.logs import LogProbe
 from holter.probes.losses import LossProbe
@@ -21,10 +25,13 @@ from holter.probes.models import Models, wrapped
 from holter.probes.recorder import Recorder
 from holter.probes.regions import RegionProbe
 from holter.probes.replication import ReplicationProbe
+from holter.probes.rewind import Rewind
+from holter.probes.saves import SaveProbe
 from holter.probes.schedule import Schedule
 from holter.probes.steps import Looks, StepProbe
 from holter.probes.vitals import VitalsProbe
 from holter.probes.warned import WarningProbe
+from holter.probes.zero import ZeroProbe
 from holter.records import Phase
 from holter_kernels import set_num_threads
 
@@ -42,6 +49,8 @@ class Monitor:
         threads: int = 1,
         local_buffers: Sequence[str] = (),
         frozen: Sequence[str] = (),
+        snapshot_every: int = 0,
+        snapshot_bytes: int = 0,
     ) -> None:
         set_num_threads(threads)
         self.context = Context(
@@ -51,6 +60,7 @@ class Monitor:
             models=Models(local_buffers),
             declared_frozen=tuple(frozen),
         )
+        self.context.rewind = Rewind(self.context)
         self._inspection = InspectionProbe(self.context)
         self._regions = RegionProbe(self.context)
         self._vitals = VitalsProbe(self.context, budget=budget, floor_s=floor_s, on_idle=self._inspection.ask)
@@ -67,14 +77,27 @@ class Monitor:
         self._components = ComponentProbe(self.context, self._calls)
         self._replication = ReplicationProbe(self.context, self._comparison.reduced_by_hand)
         self._feeding = FeedingProbe(self.context)
-        looks = Looks(self._gradients, self._comparison, self._feeding, self._vitals)
+        self._finite = FiniteGuard(self.context)
+        looks = Looks(self._gradients, self._comparison, self._feeding, self._vitals, self._finite)
         self._steps = StepProbe(self.context, looks, self._find_models)
+        if snapshot_every:
+            from holter.probes.snapshots import Snapshots  # noqa: PLC0415  imports what most scripts do not
+
+            self.context.snapshots = Snapshots(
+                self.context, lambda: self.optimizers, every=snapshot_every, max_bytes=snapshot_bytes
+            )
         self._data = DataProbe(self.context)
         self._farewell = FarewellProbe(self.context)
+        self._exits = ExitProbe(self.context, self._farewell)
         self._warnings = WarningProbe(self.context)
+        self._saves = SaveProbe(self.context)
         self.logs = LogProbe(self.context)
-        self.before_backward: list[Callable[[], None]] = []
+        self.before_backward: list[Callable[[], None]] = [self.context.guard.wrap(self._saves.look)]
         """Called at every backward pass, by those who wait for the script to import something."""
+        self.before_backward.append(self.context.guard.wrap(DeviceProbe(self.context).look))
+        self.before_backward.append(self.context.guard.wrap(ZeroProbe(self.context, self._steps).look))
+        self._groups = GroupProbe(self.context)
+        self.before_backward.append(self.context.guard.wrap(self._groups.look))
         self._is_searched = False
 
     def install(self) -> None:
@@ -84,6 +107,10 @@ class Monitor:
         self._replication.install()
         self._regions.install()
         self._clips.install()
+        self._finite.install()
+        self._exits.install()
+        self._saves.install()
+        self._groups.install()
         os.register_at_fork(after_in_child=self._forget)
         self.context.enter(Phase.OTHER)
 
@@ -94,6 +121,13 @@ class Monitor:
         self.context.patches.restore()
         for probe in (self._steps, self._calls, self._farewell):
             probe.uninstall()
+        if self.context.snapshots is not None:
+            self.context.snapshots.forget()
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that have stepped and still exist, in order of their first step."""
+        return self._steps.optimizers
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Watch a model that the script names."""
@@ -115,6 +149,9 @@ class Monitor:
 
     def _on_call(self, module: torch.nn.Module) -> None:
         """A model is called in training; for its buffers, the first of several micro-steps is enough."""
+        step, snapshots = self._steps.next_step, self.context.snapshots
+        if self.context.rewind.forward_begins(step) and snapshots is not None:
+            snapshots.begin(step)
         self._feeding.see_call()
         model = self.context.models.of(module)
         if model is None:
@@ -131,6 +168,7 @@ class Monitor:
     def _on_backward(self) -> None:
         """Backward begins: by now the models exist; learn the order of their gradients, once."""
         self._steps.end_open_step()
+        self.context.shown.clear()
         self._feeding.begin_backward(self._data.trained())
         for call in self.before_backward:
             call()
@@ -155,4 +193,5 @@ class Monitor:
 
     def _forget(self) -> None:
         self.context.guard.is_on = False
+        self._calls.forget()
         self.context.recorder.page.close()

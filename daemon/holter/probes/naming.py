@@ -5,12 +5,16 @@ self.text_encoder = …            text_encoder    an attribute of the script's 
 """
 
 import gc
+import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 MAX_FRAMES = 64
 OURS = "holter"
+OWN_REFERENCES = 3
+"""To the mapping of a frame's variables that nobody else has: the frame's, ours, and that of the call that counts them."""
 GENERIC = frozenset({"self", "module", "mod", "m", "layer", "child", "root", "obj", "x", "instance"})
 """Names that a loop or a wrapper has for any module."""
 
@@ -46,8 +50,23 @@ def _spaces() -> Iterator[Mapping[str, Any]]:
             return
         module = frame.f_globals.get("__name__", "")
         if not module.startswith((OURS, "torch")):
-            yield frame.f_locals
+            yield _variables(frame)
         frame = frame.f_back
+
+
+def _variables(frame: FrameType) -> dict[str, Any]:
+    """What a frame's variables hold now.
+
+    Before Python 3.13 a function's frame keeps the mapping that it shows, and with it a batch that the script has let go of: its
+    variables are taken out again, unless the script has that mapping too (`locals()`) or a debugger writes it back.
+    """
+    shown, code = frame.f_locals, frame.f_code
+    found = dict(shown)
+    is_kept = sys.version_info < (3, 13) and bool(code.co_flags & inspect.CO_OPTIMIZED)
+    if is_kept and sys.gettrace() is None and sys.getrefcount(shown) <= OWN_REFERENCES:
+        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+            shown.pop(name, None)
+    return found
 
 
 def _attribute(things: Iterable[Any], wanted: set[int]) -> str:

@@ -12,6 +12,7 @@ import random
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from holter.records import Origin
 
 COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_dtensor"})
 PLAIN = (list, dict, set)
+TORCHS_OWN = frozenset(name for name in vars(torch.nn.Module()) if name.startswith("_"))
+"""Attributes of every module in which torch keeps its parts and hooks: what a forward pass writes is in the others."""
 NEAR_LIMIT = 0.01
 """A -Inf beside values above this share of the dtype's largest number is an overflow, and no mask."""
 
@@ -65,10 +68,15 @@ def _replay(module: torch.nn.Module, inputs: Inputs, watch: "_Watch") -> None:
 
 
 def _obstacle(inputs: Inputs, module: torch.nn.Module) -> str:
-    if any(t.device.type != "cpu" for _, t, _ in inputs.leaves):
+    if not inputs.leaves:
+        return "no tensor was seen among the inputs: it is not known where they are, nor whether they have changed"
+    held = chain(module.parameters(), module.buffers(), (t for _, t, _ in inputs.leaves))
+    if any(t.device.type != "cpu" for t in held):
         return "the model is on a device: a replay would have to wait for it"
     if any(t._version != version for _, t, version in inputs.leaves):  # noqa: SLF001
         return "an input was changed in place since: the replay would not see what the model saw"
+    if any(hasattr(p, "ds_tensor") for p in module.parameters()):
+        return "ZeRO-3 gathers the model's parameters: one rank cannot replay it alone"
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         return "a part of the model is compiled by TorchScript and takes no hooks"
     return ""
@@ -206,7 +214,7 @@ def _left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
     now = torch.random.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     parts = list(module.modules())
     buffers = [(part, dict(part._buffers)) for part in parts]  # noqa: SLF001
-    attributes = [(part, {k: v for k, v in part.__dict__.items() if not k.startswith("_")}) for part in parts]
+    attributes = [(part, {k: v for k, v in part.__dict__.items() if k not in TORCHS_OWN}) for part in parts]
     contents = [(v, v.copy()) for _, kept in attributes for v in kept.values() if type(v) in PLAIN]
     try:
         for part, kept in buffers:
@@ -217,7 +225,7 @@ def _left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
             part._buffers.update(kept)  # noqa: SLF001
         for part, kept in attributes:
             part.__dict__.update(kept)
-            for name in [k for k in part.__dict__ if not k.startswith("_") and k not in kept]:
+            for name in [k for k in part.__dict__ if k not in TORCHS_OWN and k not in kept]:
                 del part.__dict__[name]
         for container, before in contents:
             container.clear()

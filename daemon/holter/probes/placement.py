@@ -23,6 +23,15 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return hasattr(tensor, "ds_id") or type(tensor).__name__ == "FlatParameter"
 
 
+def is_split(tensor: torch.Tensor) -> bool:
+    """Whether several ranks hold different parts of it, and so may find different things in its gradient."""
+    placements: Any = getattr(tensor, "placements", None)
+    if not placements:
+        return is_sharded(tensor)
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    return any(not placement.is_replicate() and mesh.size(axis) > 1 for axis, placement in enumerate(placements))
+
+
 def spans_world(group: Any) -> bool:
     """Whether a process group (None: the default one) holds all ranks of the job."""
     return group is None or num_replicas(group) == world_size()

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from holter.probes.context import Context
+from holter.threads import without_signals
 
 KEY = "holter/bootstrap/1"
 PATIENCE_S = 120.0
@@ -62,7 +63,8 @@ class Rendezvous:
             store.set(KEY, self._word)
         elif self._thread is None:
             self._thread = threading.Thread(target=self._look, args=(store,), name="holter-rendezvous", daemon=True)
-            self._thread.start()
+            with without_signals():
+                self._thread.start()
 
     def _look(self, store: Any) -> None:
         for _ in range(int(PATIENCE_S / INTERVAL_S)):

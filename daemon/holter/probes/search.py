@@ -1,10 +1,16 @@
-"""Modules among all objects of the interpreter: a fraction of a second, so only now and then."""
+"""Modules, and other things, among all objects of the interpreter: a fraction of a second, so only now and then."""
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedParameter
+
+
+def living(kind: type) -> Iterator[Any]:
+    """All living objects of a class. By `type`, not `isinstance`: lazy proxies would be asked what they are and wake up."""
+    return (each for each in gc.get_objects() if issubclass(type(each), kind))
 
 
 def top_level() -> list[Any]:

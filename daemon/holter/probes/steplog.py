@@ -30,6 +30,8 @@ class OpenStep:
     """The optimizer was given a non-finite gradient: no scaler and no script held it back."""
     is_local_read: bool = False
     """The rank's own gradients were read before any reduction."""
+    is_local_whole: bool = False
+    """All of them were: a rank that found nothing is not to blame."""
     square_sum: float | None = None
     """Of all gradients that were read whole; not finite if one of them was not."""
     loss_scale: float | None = 1.0
@@ -44,6 +46,7 @@ class OpenStep:
     """Readings not answered yet."""
     told: dict[str, Any] = field(default_factory=dict)
     """Times and ratios, fixed when the step ended."""
+    is_told: bool = False
 
     def suspect(self, nonfinite: Nonfinite) -> None:
         """Remember a non-finite tensor, up to a number that still fits a message; of gradients those nearest to the loss."""

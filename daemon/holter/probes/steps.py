@@ -4,8 +4,14 @@
 
 Optimizers that step with no backward pass between them make one step together. It is told at once when all that took part in the
 last one have stepped, and at the latest when the next backward pass begins. An optimizer inside another's step is the other's matter.
+
+Before the first optimizer of a step nothing of it is applied: here the rank may be held (`holding`), for as long as it takes to decide
+what becomes of the step.
+
+torch calls no hook where `step()` raises: such a step is over when no call of it is running any more. Tried again it is the same step.
 """
 
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,8 +26,12 @@ from holter.probes.companion import Companion
 from holter.probes.comparison import ComparisonProbe
 from holter.probes.context import Context
 from holter.probes.feeding import FeedingProbe
+from holter.probes.finite import FiniteGuard
 from holter.probes.gradients import GradientProbe
 from holter.probes.guard import say
+from holter.probes.holding import HoldReason
+from holter.probes.shards import Shards
+from holter.probes.steplog import OpenStep
 from holter.probes.vitals import VitalsProbe
 from holter.records import Phase, SightLost, StepDone
 
@@ -41,6 +51,7 @@ class Looks:
     comparison: ComparisonProbe
     feeding: FeedingProbe
     vitals: VitalsProbe
+    finite: FiniteGuard
 
 
 class StepProbe:
@@ -58,6 +69,8 @@ class StepProbe:
         self._comparison = looks.comparison
         self._feeding = looks.feeding
         self._vitals = looks.vitals
+        self._finite = looks.finite
+        self._shards = Shards(context)
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
         """In order of their first step."""
         self._stepped: Optimizers[torch.optim.Optimizer] = Optimizers()
@@ -65,6 +78,13 @@ class StepProbe:
         self._last: Optimizers[torch.optim.Optimizer] = Optimizers()
         """Took part in the step before."""
         self._depth = 0
+        """Steps that have begun, each inside the one before, and have not said their end."""
+        self._num_around = 0
+        """Of these, a framework's own."""
+        self._caller: Any = None
+        """The code of torch that calls our hooks, and runs for as long as a step does."""
+        self._current: Callable[[], torch.optim.Optimizer | None] = lambda: None
+        self._is_applying = False
         self._is_straggler = False
         self._is_questioned = False
         self._census = CensusTaker(context.declared_frozen)
@@ -76,16 +96,18 @@ class StepProbe:
         self._interrupted = Phase.OTHER
         self._companion = Companion(context.recorder.page)
         self._handles: list[Any] = []
+        context.is_torn = self._is_torn
 
     def install(self) -> None:
         """Listen to every optimizer, those that do not exist yet included."""
         wrap = self._context.guard.wrap
         before, after = wrap(self._before, "claims"), wrap(self._after)
 
-        def pre(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+        def pre(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             # A compiled step is left as it is: a hook that is traced would change it.
             if not torch.compiler.is_compiling():
-                before(optimizer)
+                self._caller = getattr(sys._getframe().f_back, "f_code", None)  # noqa: SLF001
+                before(optimizer, has_closure=any(c is not None for c in (*args[1:], kwargs.get("closure"))))
 
         def post(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             if not torch.compiler.is_compiling():
@@ -97,6 +119,7 @@ class StepProbe:
         """Hear nothing more."""
         for handle in self._handles:
             handle.remove()
+        self._shards.leave()
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
@@ -106,16 +129,44 @@ class StepProbe:
             self._known = [reference for reference in self._known if reference() is not None]
         return alive
 
+    @property
+    def next_step(self) -> int:
+        """The step that a forward pass belongs to if it begins now: where an optimizer has stepped, the open step had its own."""
+        return self._context.log.step + bool(self._stepped)
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """A framework's own step begins, around those of this optimizer."""
+        self._num_around += 1
+        self._before(optimizer)
+
+    def end(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is over."""
+        try:
+            self._after(optimizer)
+        finally:
+            self._num_around -= 1
+
     def end_open_step(self) -> None:
         """A backward pass begins: what stepped before it is a step of its own."""
+        if self._drop_raised():
+            self._is_applying = self._is_straggler = False
+            self._context.enter(self._interrupted)
         if self._stepped and not self._depth:
             self._close()
 
-    def _before(self, optimizer: torch.optim.Optimizer) -> None:
+    def _before(self, optimizer: torch.optim.Optimizer, *, has_closure: bool = False) -> None:
+        context = self._context
+        is_after_raised = self._drop_raised(is_beginning=True)
         self._depth += 1
         if self._depth > 1:
             return
-        context = self._context
+        if is_after_raised:
+            if self._current() is optimizer:
+                # It is tried again: all was looked at, and other ranks are not asked twice.
+                return
+            self._is_applying = False
+            context.enter(self._interrupted)
+        self._current = weakref.ref(optimizer)
         if optimizer in self._stepped:
             self._close()
         if not any(known is optimizer for known in self.optimizers):
@@ -129,18 +180,27 @@ class StepProbe:
             context.models.refresh()
         self._tell_census(is_thorough=step % THAW_EVERY == 0)
         self._judge(optimizer)
+        if context.halts is not None:
+            self._hold_if_need_be(optimizer, has_closure=has_closure)
         if not self._stepped and not self._is_straggler:
             self._compare_before(optimizer)
+        if context.snapshots is not None:
+            context.snapshots.settle()
+        self._is_applying = True
         self._interrupted = context.enter(Phase.OPTIMIZER)
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
-        self._depth -= 1
+        if self._depth > 1:
+            self._drop_raised()
+        self._depth = max(0, self._depth - 1)
         if self._depth > 0:
             return
         context = self._context
+        self._is_applying = False
         context.enter(self._interrupted)
         if self._is_straggler and not context.log.micro_step:
             self._last.add(optimizer)
+            self._is_straggler = False
             return
         # A closure calls backward inside the step.
         self._judge(optimizer)
@@ -150,6 +210,19 @@ class StepProbe:
             context.log.now.learning_rate = float(rate)
         if all(other in self._stepped for other in self._last):
             self._close()
+
+    def _drop_raised(self, *, is_beginning: bool = False) -> bool:
+        """Forget steps that have begun and run no more; whether the outermost is among them."""
+        if not self._depth:
+            return False
+        num_running, frame = self._num_around - is_beginning, sys._getframe().f_back  # noqa: SLF001
+        while frame is not None:
+            num_running += frame.f_code is self._caller
+            frame = frame.f_back
+        if num_running >= self._depth:
+            return False
+        self._depth = num_running
+        return num_running == 0
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         self._known.append(weakref.ref(optimizer))
@@ -162,9 +235,75 @@ class StepProbe:
     def _judge(self, optimizer: torch.optim.Optimizer) -> None:
         """Ask whether what the optimizer applies is finite, and if not, where that comes from."""
         self._gradients.read_applied(optimizer)
-        if self._context.log.now.is_applied and not self._is_questioned:
+        if self._context.log.now.is_applied:
+            self._question()
+
+    def _question(self) -> None:
+        if not self._is_questioned:
             self._is_questioned = True
             self._feeding.question()
+
+    def _is_torn(self) -> bool:
+        return self._is_applying or bool(self._stepped) or self._is_straggler
+
+    def _hold_if_need_be(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
+        """Nothing of this optimizer's step is applied yet; once one of several has stepped, only a NaN is worth a torn state."""
+        context = self._context
+        halts = context.halts
+        assert halts is not None
+        if halts.is_wanted():
+            self._hold_if_bad(optimizer, has_closure=has_closure)
+        was_torn = self._is_torn()
+        # Set before it is asked: a rescue that begins from now on must not take what is about to change.
+        self._is_applying = True
+        if halts.is_due(context.log.step) and not was_torn:
+            self._is_applying = False
+            self._hold("agreed")
+
+    def _hold_if_bad(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
+        """This rank's gradients are not finite, or another's shards are not."""
+        context = self._context
+        step, late = context.log.step, self._finite.late()
+        own = step if late is None and not has_closure and self._finds(optimizer) else late
+        first = own if self._finite.is_scaled(optimizer) else self._shards.agree(optimizer, own)
+        if first is None:
+            return
+        if late is not None or first < step:
+            self._note_poisoned(first)
+        self._hold("peer" if own is None else "nonfinite")
+        # Released: the script goes on with what it has.
+        self._note_poisoned(first)
+        if context.halts is not None and not context.halts.is_wanted():
+            self._shards.leave()
+
+    def _note_poisoned(self, step: int) -> None:
+        context = self._context
+        context.poisoned_step = step if context.poisoned_step is None else min(step, context.poisoned_step)
+
+    def _finds(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether what is about to be applied is not finite; then the step says all it knows of that."""
+        step = self._context.log.now
+        if not step.is_applied and not self._finite.finds(optimizer):
+            return False
+        if not step.is_applied and not step.is_local_whole:
+            # Nobody has seen all of this rank's own gradients: it cannot be said that another one made the NaN.
+            self._gradients.read_applied(optimizer, is_known_bad=True)
+            self._question()
+        return True
+
+    def _hold(self, why: HoldReason) -> None:
+        """Stand still until it is decided; the time is neither the step's nor ours."""
+        context = self._context
+        log, halts, began = context.log, context.halts, clock.monotonic_s()
+        if why != "agreed" and not log.now.is_told:
+            log.now.told = {"seconds": began - self._began, "phase_seconds": context.phases.take()}
+            self._tell(log.now)
+        assert halts is not None
+        context.guard.wrap(halts.hold)(log.step, why)
+        held_s = clock.monotonic_s() - began
+        self._began += held_s
+        context.guard.own_s -= held_s
+        context.phases.take()
 
     def _compare_before(self, optimizer: torch.optim.Optimizer) -> None:
         context = self._context
@@ -207,34 +346,40 @@ class StepProbe:
         log.close({"seconds": now - self._began, "phase_seconds": context.phases.take()})
         self._began, self._own_began, self._read_began = now, context.guard.own_s, context.readings.spent_s
         self._last, self._stepped = self._stepped, Optimizers()
-        self._is_questioned = False
+        self._is_questioned = self._is_straggler = False
         context.inputs = context.held_inputs = None
+        context.shown.clear()
+        context.rewind.step_closed(log.step)
         context.readings.poll()
         self._tell_ready()
         self._heed_sidecar()
         context.recorder.beat(log.step, context.phases.phase, 0)
 
     def _tell_ready(self) -> None:
-        context = self._context
-        for step in context.log.ready():
-            context.recorder.say(
-                step.step,
-                StepDone(
-                    seconds=step.told["seconds"],
-                    phase_seconds=step.told["phase_seconds"],
-                    micro_steps=step.micro_steps,
-                    loss=step.loss,
-                    gradient_norm=step.gradient_norm,
-                    learning_rate=step.learning_rate,
-                    batch=step.batch,
-                    roots=step.roots,
-                    nonfinite=step.suspects if step.is_applied else [],
-                    overhead_ratio=context.schedule.overhead_ratio,
-                    check_interval=context.schedule.plan.check_interval,
-                    view=step.view,
-                    numbers=step.numbers,
-                ),
-            )
+        for step in self._context.log.ready():
+            if not step.is_told:
+                self._tell(step)
+
+    def _tell(self, step: OpenStep) -> None:
+        context, step.is_told = self._context, True
+        context.recorder.say(
+            step.step,
+            StepDone(
+                seconds=step.told["seconds"],
+                phase_seconds=step.told["phase_seconds"],
+                micro_steps=step.micro_steps,
+                loss=step.loss,
+                gradient_norm=step.gradient_norm,
+                learning_rate=step.learning_rate,
+                batch=step.batch,
+                roots=step.roots,
+                nonfinite=step.suspects if step.is_applied else [],
+                overhead_ratio=context.schedule.overhead_ratio,
+                check_interval=context.schedule.plan.check_interval,
+                view=step.view,
+                numbers=step.numbers,
+            ),
+        )
 
     def _tell_census(self, *, is_thorough: bool) -> None:
         """If it changed. A thorough look goes by identity; between two, only numbers are held against the last."""

@@ -40,7 +40,7 @@ class WarningProbe:
         hear = self._context.guard.wrap(self._hear)
 
         def show(message: Any) -> None:
-            hear(message, sys._getframe(1))  # noqa: SLF001  the only way to a frame
+            hear(message, sys._getframe().f_back)  # noqa: SLF001  the only way to a frame
             original(message)
 
         return show

@@ -15,6 +15,8 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     run_id: str
     run_dir: str
     action: str
+    save_deadline_s: float = 300.0
+    """So long a save may take in a halt."""
     starts_coordinator: bool = False
     """Only in rank 0's own copy, when no running coordinator was named."""
 

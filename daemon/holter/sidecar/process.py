@@ -1,22 +1,46 @@
-"""The rank's process from outside: alive, and if not, how it ended.
+"""The rank's process from outside: what it does while it lives, and how it ended.
+
+A look costs some tens of microseconds: files of /proc that are held open, and read again.
 
 An exit code belongs to the parent. We read it where the kernel shows it to others: from the zombie in /proc until the parent reaps
 it, and from the pidfd afterwards (Linux 6.15 and newer).
 """
 
 import fcntl
+import math
 import os
 import re
 import struct
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
+
+from holter.records import ProcessState
+from holter.sidecar.surroundings import Kept, Pressure, cgroup_files, is_frozen
 
 _INFO = struct.Struct("=QQ11Ii")  # struct pidfd_info, first version: mask, cgroup id, eleven ids, exit code
 _INFO_EXIT = 1 << 3
 _GET_INFO = (3 << 30) | (_INFO.size << 16) | (0xFF << 8) | 11
+_STAT_USER, _STAT_SYSTEM = 11, 12
 _STAT_STARTED = 19
 _STAT_EXIT_CODE = 49
 """Fields of /proc/PID/stat counted from the one after the command's name."""
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_SHARE_OVER_S = 0.9
+"""The share of a processor is taken over at least so long."""
+_MAX_LOOKS = 16
+State = Literal["running", "sleeping", "uninterruptible", "stopped", "traced", "frozen", "zombie", "gone", "unknown"]
+_STATES: dict[str, State] = {
+    "R": "running",
+    "S": "sleeping",
+    "I": "sleeping",
+    "D": "uninterruptible",
+    "T": "stopped",
+    "t": "traced",
+    "Z": "zombie",
+    "X": "gone",
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +66,51 @@ class Process:
         """-1: it ended before we came, and what it left on the page is all there is."""
         self._oom_events = _oom_file(pid)
         self._num_oom = _oom_count(self._oom_events)
+        self._files = {name: Kept(f"/proc/{pid}/{name}") for name in ("stat", "wchan", "schedstat", "cgroup")}
+        self._pressure = Pressure()
+        self._cpu: deque[tuple[float, float]] = deque(maxlen=_MAX_LOOKS)
+        self._still: tuple[str, str] | None = None
+        """What makes the present standstill of the main thread one and the same."""
+        self._still_since_s = 0.0
+
+    def look(self, now_s: float) -> ProcessState:
+        """What the main thread does now, and what all threads have used so far."""
+        fields = _fields(self._files["stat"].read()) if self.pidfd >= 0 else None
+        if fields is None:
+            return ProcessState(state="gone", cpu_s=self._cpu[-1][1] if self._cpu else 0.0, cpu_share=math.nan)
+        state = _STATES.get(fields[0], "unknown")
+        if state in ("sleeping", "uninterruptible") and is_frozen(self._files["cgroup"].read()):
+            state = "frozen"
+        channel = self._files["wchan"].read().strip() if state in ("sleeping", "uninterruptible") else ""
+        cpu_s = (int(fields[_STAT_USER]) + int(fields[_STAT_SYSTEM])) / _TICKS_PER_S
+        return ProcessState(
+            state=state,
+            cpu_s=cpu_s,
+            cpu_share=self._share(now_s, cpu_s),
+            wait_channel="" if channel == "0" else channel,
+            stopped_s=self._stopped_s(state, now_s),
+            pressure=self._pressure.read(),
+        )
+
+    def _share(self, now_s: float, cpu_s: float) -> float:
+        """Against the newest look that is old enough."""
+        before = next(((at_s, then_s) for at_s, then_s in reversed(self._cpu) if now_s - at_s >= _SHARE_OVER_S), None)
+        self._cpu.append((now_s, cpu_s))
+        return (cpu_s - before[1]) / (now_s - before[0]) if before is not None else math.nan
+
+    def _stopped_s(self, state: State, now_s: float) -> float:
+        match state:
+            case "stopped" | "traced" | "frozen":
+                still = ("halted", "")
+            case "uninterruptible":
+                # A thread that reads a slow disk is asleep at every look; in one sleep it is if it has not run in between.
+                still = ("asleep", self._files["schedstat"].read())
+            case _:
+                self._still = None
+                return 0.0
+        if still != self._still:
+            self._still, self._still_since_s = still, now_s
+        return now_s - self._still_since_s
 
     def ending(self) -> Ending | None:
         """How it ended, as far as the kernel tells now; None: alive, or not yet to be known."""
@@ -94,11 +163,14 @@ def _started_ticks(pid: int) -> int | None:
 
 def _stat(pid: int) -> list[str] | None:
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return _fields(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return None
+
+
+def _fields(stat: str) -> list[str] | None:
     # The command's name is in parentheses and may hold spaces and parentheses itself.
-    return text[text.rindex(")") + 2 :].split()
+    return stat[stat.rindex(")") + 2 :].split() if ")" in stat else None
 
 
 def _oom_file(pid: int) -> Path | None:
@@ -106,8 +178,7 @@ def _oom_file(pid: int) -> Path | None:
         text = Path(f"/proc/{pid}/cgroup").read_text(encoding="utf-8")
     except OSError:
         return None
-    found = re.search(r"^0::(/.*)$", text, re.MULTILINE)
-    return Path("/sys/fs/cgroup") / found[1].lstrip("/") / "memory.events" if found else None
+    return next((path for path in cgroup_files(text, "memory.events") if path.exists()), None)
 
 
 def _oom_count(events: Path | None) -> int:

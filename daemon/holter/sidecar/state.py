@@ -5,7 +5,7 @@ import math
 from holter.exporters import RankSnapshot, StepHistogram
 from holter.exporters.snapshot import add_nonfinite
 from holter.page import PageHeartbeat
-from holter.records import Observation, Phase, StepDone, Where
+from holter.records import Device, Observation, OnDevice, Phase, StepDone, Where
 
 
 class RankState:
@@ -16,22 +16,27 @@ class RankState:
         self.loss: float | None = None
         self.seconds = 0.0
         self._rank, self._hostname = rank, hostname
+        self._gpu_uuid = ""
         self._phase: Phase | None = None
         self._last_progress_s: float | None = None
         self._norm: float | None = None
+        self._learning_rate: float | None = None
         self._overhead: float | None = None
         self._nonfinite: dict[Where, int] = {}
         self._steps = StepHistogram()
 
     def learn(self, observation: Observation) -> None:
-        """Take in one step."""
+        """Take in one step, or which device it computes on."""
         done = observation.body
+        if isinstance(done, OnDevice):
+            self._gpu_uuid = done.uuid
         if not isinstance(done, StepDone):
             return
         self.step = observation.step + 1
         self.seconds = done.seconds
         self.loss = done.loss if done.loss is not None else self.loss
         self._norm = done.gradient_norm if done.gradient_norm is not None else self._norm
+        self._learning_rate = done.learning_rate if done.learning_rate is not None else self._learning_rate
         self._overhead = done.overhead_ratio
         self._steps = self._steps.add(done.seconds)
         self._nonfinite = dict(add_nonfinite(self._nonfinite, done))
@@ -41,11 +46,14 @@ class RankState:
         self._phase = Phase(heartbeat.phase)
         self._last_progress_s = heartbeat.at_ns / 1e9
 
-    def snapshot(self, dropped: int) -> RankSnapshot:
+    def snapshot(
+        self, dropped: int, device: Device | None = None, *, is_coordinator_there: bool | None = None
+    ) -> RankSnapshot:
         """For a scrape."""
         return RankSnapshot(
             rank=self._rank,
             hostname=self._hostname,
+            gpu_uuid=self._gpu_uuid,
             step=self.step,
             phase=self._phase,
             last_progress_s=self._last_progress_s,
@@ -56,7 +64,22 @@ class RankState:
             nonfinite=self._nonfinite,
             steps=self._steps,
             is_sidecar_up=True,
+            device=device,
+            is_coordinator_there=is_coordinator_there,
         )
+
+    def statistics(self) -> dict[str, float]:
+        """The last that the rank said of itself, of a whole step; empty before the first."""
+        if not self.step:
+            return {}
+        said = {
+            "step": self.step - 1,
+            "loss": self.loss,
+            "gradient_norm": self._norm,
+            "seconds": self.seconds,
+            "learning_rate": self._learning_rate,
+        }
+        return {name: float(value) for name, value in said.items() if value is not None}
 
     def line(self) -> str:
         """For the terminal."""

@@ -2,7 +2,8 @@
 
     standing   Attached, Census    said at the start of every connection: a coordinator that restarted must hear them again
     stream     everything else     said once, in order; the oldest is dropped and counted when there is no room
-    last       Exited              said after the stream, at every connection from then on
+    last       Exam of a dying     said after the stream, in this order, at every connection from then on
+               rank, Exited
 
 Nothing acknowledges a frame, so what lay in a broken connection's buffers may be lost; whoever receives must bear hearing a
 record twice.
@@ -10,8 +11,10 @@ record twice.
 
 from collections import deque
 
-from holter.records import Attached, Census, Exited, Observation
+from holter.records import Attached, Census, Exam, Exited, Observation
 
+LAST = ("last_breath", "death", "exited")
+"""What is said last, the newest of each, in this order."""
 MAX_CENSUSES = 4
 """Of one model that are kept: the first, because a coordinator that is reached late must hear what changed, and the last ones."""
 
@@ -25,13 +28,13 @@ class Outbox:
         self._attached: Observation | None = None
         self._census: dict[int, list[dict[int, Observation]]] = {}
         """Model -> its censuses by step, each by part."""
-        self._exited: Observation | None = None
+        self._last: dict[str, Observation] = {}
+        self._unsaid_last: set[str] = set()
         self._unsaid: deque[Observation] = deque()
         self._stream: deque[Observation] = deque()
-        self._has_unsaid_exit = False
 
     def __len__(self) -> int:
-        return len(self._unsaid) + len(self._stream) + self._has_unsaid_exit
+        return len(self._unsaid) + len(self._stream) + len(self._unsaid_last)
 
     def put(self, observation: Observation) -> None:
         """Add one; never refuses, never grows beyond the limit."""
@@ -42,9 +45,9 @@ class Outbox:
             case Census():
                 self._keep_census(observation, observation.body)
                 self._unsaid.append(observation)
-            case Exited():
-                self._exited = observation
-                self._has_unsaid_exit = True
+            case Exited() | Exam(reason="death" | "last_breath"):
+                self._last[_last_of(observation)] = observation
+                self._unsaid_last.add(_last_of(observation))
             case _:
                 self._stream.append(observation)
                 self._drop_overflow()
@@ -57,7 +60,7 @@ class Outbox:
         for censuses in self._census.values():
             for parts in censuses:
                 self._unsaid.extend(parts.values())
-        self._has_unsaid_exit = self._exited is not None
+        self._unsaid_last = set(self._last)
 
     def take(self, limit: int) -> list[Observation]:
         """The next records to say, at most `limit`; they are gone from here."""
@@ -65,9 +68,10 @@ class Outbox:
         for queue in (self._unsaid, self._stream):
             while queue and len(batch) < limit:
                 batch.append(queue.popleft())
-        if self._exited is not None and self._has_unsaid_exit and len(batch) < limit:
-            batch.append(self._exited)
-            self._has_unsaid_exit = False
+        for name in LAST:
+            if name in self._unsaid_last and len(batch) < limit:
+                batch.append(self._last[name])
+                self._unsaid_last.remove(name)
         return batch
 
     def put_back(self, batch: list[Observation]) -> None:
@@ -77,8 +81,8 @@ class Outbox:
             match observation.body:
                 case Attached() | Census():
                     self._unsaid.append(observation)
-                case Exited():
-                    self._has_unsaid_exit = True
+                case Exited() | Exam(reason="death" | "last_breath"):
+                    self._unsaid_last.add(_last_of(observation))
                 case _:
                     stream.append(observation)
         self._stream.extendleft(reversed(stream))
@@ -98,3 +102,7 @@ class Outbox:
         while len(self._stream) > self._limit:
             self._stream.popleft()
             self.dropped += 1
+
+
+def _last_of(observation: Observation) -> str:
+    return observation.body.reason if isinstance(observation.body, Exam) else "exited"

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import aiohttp
 import msgspec
@@ -20,39 +19,17 @@ from holter import clock
 from holter.records import Observation
 from holter.transport import wire
 from holter.transport.backoff import Backoff
+from holter.transport.clock_offset import ClockOffset
+from holter.transport.limits import UplinkSettings
 from holter.transport.outbox import Outbox
 
+__all__ = ["Uplink", "UplinkSettings"]
+
+CLOCK_FIRST = 4
+"""Questions for the clock that are asked soon one after the other."""
 _ORDERLY = (aiohttp.WSCloseCode.OK, aiohttp.WSCloseCode.GOING_AWAY)
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class UplinkSettings:
-    """Limits and deadlines of an Uplink."""
-
-    outbox_limit: int = 20_000
-    """Records kept while the coordinator is away."""
-    report_interval_s: float = 0.25
-    """The shortest time between two reports, unless one is urgent."""
-    batch_limit: int = 256
-    """The most records in one report."""
-    connect_timeout_s: float = 5.0
-    """For the connection, and again for the coordinator's Welcome."""
-    send_timeout_s: float = 10.0
-    """For one frame to leave: a stopped coordinator fills the socket's buffer."""
-    ping_interval_s: float = 10.0
-    """Half of it without an answer is taken for a lost connection."""
-    close_timeout_s: float = 2.0
-    """For the coordinator to answer the end of a connection."""
-    garbage_limit: int = 16
-    """Frames that cannot be read before the connection is given up."""
-    steady_after_s: float = 5.0
-    """A connection that lasted so long begins again with the shortest wait."""
-    replaced_pause_s: float = 60.0
-    """Before trying again when another process speaks for this rank: the newest wins, and two must not take turns."""
-    closing_pause_s: float = 0.2
-    """The longest wait between attempts once it is closing: the deadline is near."""
 
 
 class _ConnectionEndedError(Exception):
@@ -85,9 +62,13 @@ class Uplink:
         """Records already lost between rank and sidecar; the owner keeps it up to date, reports carry the sum."""
         self.refusal = ""
         """Why the coordinator last turned us away."""
+        self.clock = ClockOffset()
+        """How far this host's clock is from the coordinator's."""
         self._url = url
         self._token = token
-        self._hello = hello
+        self._hello = hello if hello.boot_id else msgspec.structs.replace(hello, boot_id=clock.boot_id())
+        self._asks_clock = False
+        self._clock_asked_s = 0.0
         self._on_message = on_message
         self._settings = settings or UplinkSettings()
         self._outbox = Outbox(self._settings.outbox_limit)
@@ -167,9 +148,7 @@ class Uplink:
         if self._closing.is_set():
             await asyncio.sleep(min(seconds, self._settings.closing_pause_s))
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._closing.wait()
+        await _signalled(self._closing, seconds)
 
     async def _converse(self) -> bool:
         """One connection, from Hello to its end; True once Goodbye was said on it and the coordinator hung up."""
@@ -212,6 +191,10 @@ class Uplink:
         self._heartbeat = self._last_heartbeat
         self._wake.set()
         self.is_connected = True
+        # A coordinator without a boot id does not know the question.
+        self._asks_clock = message.boot_id not in ("", self._hello.boot_id)
+        if message.boot_id == self._hello.boot_id:
+            self.clock.be_same()
         self._tell(message)
 
     async def _exchange(self, socket: aiohttp.ClientWebSocketResponse) -> bool:
@@ -234,20 +217,32 @@ class Uplink:
             await asyncio.gather(talk, listen, return_exceptions=True)
 
     async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Report at most every interval, at once if urgent; returns when Goodbye is said."""
+        """Report at most every interval, at once if urgent, and now and then in any case; returns when Goodbye is said."""
         while True:
-            await self._wake.wait()
-            if not self._closing.is_set():
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._settings.report_interval_s):
-                        await self._urgent.wait()
+            await _signalled(self._wake, self._settings.keepalive_s)
+            is_quiet = not self._wake.is_set()
+            if not is_quiet and not self._closing.is_set():
+                await _signalled(self._urgent, self._settings.report_interval_s)
             self._wake.clear()
             self._urgent.clear()
+            if is_quiet:
+                await self._report(socket)
             while self._outbox or self._heartbeat is not None:
                 await self._report(socket)
             if self._closing.is_set():
                 await self._send(socket, wire.encode(wire.Goodbye()))
                 return
+            await self._ask_clock(socket)
+
+    async def _ask_clock(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        limits, now_s = self._settings, clock.monotonic_s()
+        self.clock.settle(self._settings.wall_ns())
+        is_first = self.clock.num_answers < CLOCK_FIRST
+        if self._asks_clock and now_s - self._clock_asked_s > (
+            limits.clock_first_s if is_first else limits.clock_interval_s
+        ):
+            self._clock_asked_s = now_s
+            await self._send(socket, wire.encode(wire.ClockAsked(sent_ns=self._settings.wall_ns())))
 
     async def _report(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         heartbeat, self._heartbeat = self._heartbeat, None
@@ -276,6 +271,9 @@ class Uplink:
     async def _listen(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Hand every message to the owner; returns when the coordinator hangs up."""
         while (message := await self._receive(socket)) is not None:
+            if isinstance(message, wire.ClockTold):
+                self.clock.learn(message.sent_ns, message.received_ns, message.replied_ns, self._settings.wall_ns())
+                continue
             answer = self._tell(message)
             if answer is not None:
                 await self._send(socket, wire.encode(answer))
@@ -318,3 +316,10 @@ class Uplink:
         if reason != self.refusal:
             logger.warning("the coordinator at %s turned rank %d away: %s", self._url, self._hello.rank, reason)
         self.refusal = reason
+
+
+async def _signalled(event: asyncio.Event, deadline_s: float) -> None:
+    """Wait for it, but not for longer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(deadline_s):
+            await event.wait()

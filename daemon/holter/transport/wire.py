@@ -1,7 +1,7 @@
 """Messages between a sidecar and the coordinator, as msgpack, one a WebSocket frame.
 
-    sidecar -> coordinator   Hello, Report, Fetched, Goodbye
-    coordinator -> sidecar   Welcome, Fetch, Notice
+    sidecar -> coordinator   Hello, Report, Fetched, ClockAsked, Goodbye
+    coordinator -> sidecar   Welcome, Fetch, Examine, ClockTold, Notice, Halt
 
 The tag of a message is its name in lower case; unknown fields are ignored, so that a newer side can talk to an older one.
 """
@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from holter.records import Observation, Phase, Severity
+from holter.records import ExamDepth, Observation, Order, Phase, Severity
 
 PROTOCOL = 1
 
@@ -34,6 +34,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     sidecar_pid: int
     metrics_address: str
     """`host:port` of the sidecar's own /metrics; empty if it has none."""
+    boot_id: str = ""
+    """Equal where the coordinator's is: both read the same clock."""
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +63,13 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched"):
     observation: Observation | None
 
 
+class ClockAsked(msgspec.Struct, frozen=True, kw_only=True, tag="clockasked"):
+    """What time is it there."""
+
+    sent_ns: int
+    """By the sidecar's clock."""
+
+
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The rank has ended and everything was said."""
 
@@ -70,6 +79,8 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
 
     run_id: str
     run_dir: str
+    boot_id: str = ""
+    """Of the coordinator's host; a coordinator that has none here does not know the question for the clock."""
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
@@ -80,6 +91,23 @@ class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):
     step: int
 
 
+class Examine(msgspec.Struct, frozen=True, kw_only=True, tag="examine"):
+    """Look at the rank from outside and report an Exam with this `asked_ns`, whatever can be had."""
+
+    asked_ns: int
+    depth: ExamDepth
+
+
+class ClockTold(msgspec.Struct, frozen=True, kw_only=True, tag="clocktold"):
+    """The answer to ClockAsked."""
+
+    sent_ns: int
+    """As it was asked."""
+    received_ns: int
+    """By the coordinator's clock."""
+    replied_ns: int
+
+
 class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
     """A sentence for the person at the job's terminal and for its log."""
 
@@ -88,8 +116,14 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
     kind: Literal["incident", "message"] = "incident"
 
 
-Upward = Hello | Report | Fetched | Goodbye
-Downward = Welcome | Fetch | Notice
+class Halt(msgspec.Struct, frozen=True, kw_only=True, tag="halt"):
+    """An order for the rank; its answers come as observations (`Halting`)."""
+
+    order: Order
+
+
+Upward = Hello | Report | Fetched | ClockAsked | Goodbye
+Downward = Welcome | Fetch | Examine | ClockTold | Notice | Halt
 
 _ENCODER = msgspec.msgpack.Encoder()
 _UPWARD: msgspec.msgpack.Decoder[Upward] = msgspec.msgpack.Decoder(Upward)

@@ -46,7 +46,12 @@ static inline int v_any_gt16(vi a, vi b) { return _mm512_cmpgt_epi16_mask(a, b) 
 V v_mul_even(vi a, const uint32_t *k) { return _mm512_mul_epu32(a, v_load(k)); }
 V v_mul_odd(vi a, const uint32_t *k) { return _mm512_mul_epu32(_mm512_srli_epi64(a, 32), v_load(k + 1)); }
 V v_add64(vi a, vi b) { return _mm512_add_epi64(a, b); }
-static inline uint64_t v_total64(vi a) { return (uint64_t)_mm512_reduce_add_epi64(a); }
+static inline uint64_t v_total64(vi a) {
+    /* Not _mm512_reduce_add_epi64: the compiler's own header adds signed numbers there, and ours wrap. */
+    uint64_t part[8];
+    _mm512_storeu_si512(part, a);
+    return ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+}
 
 static inline uint32_t v_total8(vi a) { return (uint32_t)v_total64(_mm512_sad_epu8(a, v_zero())); }
 

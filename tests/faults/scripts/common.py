@@ -1,6 +1,7 @@
 """What the fault scripts share: a small model under DDP on gloo, trained on made-up numbers. No script here imports holter."""
 
 import argparse
+import time
 
 import torch
 import torch.distributed as dist
@@ -8,11 +9,18 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
-def options() -> argparse.Namespace:
-    """`--healthy` makes the twin: the same script without the fault."""
+def options(*hows: str, steps: int = 40) -> argparse.Namespace:
+    """`--healthy` makes the twin: the same script without the fault. `hows` are the kinds of it, if there are several."""
     parser = argparse.ArgumentParser()
+    if hows:
+        parser.add_argument("how", choices=hows)
     parser.add_argument("--healthy", action="store_true")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=steps)
+    parser.add_argument("--culprit", type=int, default=1, help="rank with the fault, where one has it")
+    parser.add_argument("--at", type=int, default=25, help="step of the fault, where it has one")
+    parser.add_argument(
+        "--pause", type=float, default=0.0, help="seconds of other work in each step, where it is asked for"
+    )
     return parser.parse_args()
 
 
@@ -43,10 +51,15 @@ def batch(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(8, 16, generator=generator), torch.randint(4, (8,), generator=generator)
 
 
+def work(seconds: float = 0.03) -> None:
+    """The rest of a step of tens of milliseconds: what a larger model would compute."""
+    time.sleep(seconds)
+
+
 def finish() -> None:
     """Leave the group."""
     dist.barrier()
     dist.destroy_process_group()
 
 
-__all__ = ["DistributedDataParallel", "Net", "batch", "finish", "options", "start"]
+__all__ = ["DistributedDataParallel", "Net", "batch", "finish", "options", "start", "work"]

@@ -4,7 +4,19 @@ The slugs are public. Each entry is also a page (`holter explain nonfinite_input
 just woken, without the code at hand. A file is a family.
 """
 
-from holter.diagnosis.causes import data, frozen, learning, model, numbers, precision, processes, replicas, scripted
+from holter.diagnosis.causes import (
+    collectives,
+    data,
+    frozen,
+    learning,
+    model,
+    numbers,
+    precision,
+    processes,
+    replicas,
+    scripted,
+    slowness,
+)
 from holter.diagnosis.causes.entry import CauseEntry
 
 ALL: tuple[CauseEntry, ...] = (
@@ -16,7 +28,9 @@ ALL: tuple[CauseEntry, ...] = (
     *data.CAUSES,
     *model.CAUSES,
     *scripted.CAUSES,
+    *collectives.CAUSES,
     *processes.CAUSES,
+    *slowness.CAUSES,
 )
 
 BY_NAME = {entry.cause: entry for entry in ALL}

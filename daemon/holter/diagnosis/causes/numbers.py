@@ -5,10 +5,10 @@ from holter.records import Fix
 
 NONFINITE_INPUT = CauseEntry(
     cause="nonfinite_input",
-    happened="A batch held NaN or Inf, and the step made from it was applied to the weights.",
+    happened="A batch held NaN or Inf, and the optimizer was given the gradients made from it.",
     mechanism=(
         "NaN in a batch passes through the forward pass into that rank's loss and gradients. The reduction then adds that rank's "
-        "gradients to everyone's, and the optimizer writes NaN into the weights of every rank in the same step."
+        "gradients to everyone's, and the optimizer, unless it is held, writes NaN into the weights of every rank in the same step."
     ),
     would_refute="The named rank's own gradients were finite in spite of its batch.",
     refuting_fact="has_nonfinite_gradient",
@@ -21,7 +21,7 @@ NONFINITE_INPUT = CauseEntry(
         ),
         changes="One sample, or the code that makes it. Model, optimizer and schedule stay as they are.",
         does_not_fix=(
-            "The weights: they have been NaN on every rank since this step. Clipping, a lower learning rate or skipping the next "
+            "The weights, where the step was applied: they are NaN on every rank then. (A halt holds the step before.) Clipping, a lower learning rate or skipping the next "
             "batches bring nothing back, and checkpoints written after this step are lost."
         ),
         expect="The resumed run passes this step with a finite loss and continues the old curve.",
@@ -35,7 +35,7 @@ NONFINITE_INPUT = CauseEntry(
 
 NONFINITE_FORWARD = CauseEntry(
     cause="nonfinite_forward",
-    happened="The forward pass made NaN or Inf out of a finite batch, and the step was applied to the weights.",
+    happened="The forward pass made NaN or Inf out of a finite batch, and the optimizer was given the gradients made from it.",
     mechanism=(
         "A module overflowed its dtype, divided by zero, took the log or root of a value outside its domain, or normalised something "
         "without spread. The loss became NaN on that rank; the reduction carried it to all."
@@ -50,7 +50,7 @@ NONFINITE_FORWARD = CauseEntry(
             "module, a clamp on its input) and resume from a checkpoint that is older than this step."
         ),
         changes="The arithmetic of one module. A clamp or an epsilon changes results slightly; fp32 costs memory there.",
-        does_not_fix="The weights, NaN on every rank since this step; nor growth that led here, if the values had been rising for many steps.",
+        does_not_fix="The weights, NaN on every rank where the step was applied; nor growth that led here, if the values had been rising for many steps.",
         expect="The replayed step has a finite loss, and the module's largest output stays well under its dtype's limit.",
         verify="Replay the batch of this step from the older checkpoint: every module's output is finite.",
         otherwise=(
@@ -62,7 +62,7 @@ NONFINITE_FORWARD = CauseEntry(
 
 NONFINITE_BACKWARD = CauseEntry(
     cause="nonfinite_backward",
-    happened="Batch and loss were finite, a gradient was not, and the step was applied to the weights.",
+    happened="Batch and loss were finite, a gradient was not, and the optimizer was given it.",
     mechanism=(
         "The derivative of an operation is infinite or undefined where its value is not: a root or a norm at zero, `where` around a "
         "branch that holds NaN, a division by a tiny number, an overflow of fp16 gradients without a loss scaler."
@@ -77,7 +77,7 @@ NONFINITE_BACKWARD = CauseEntry(
             "operation (`sqrt(x + eps)`), not around its result. Resume from a checkpoint that is older than this step."
         ),
         changes="The derivative of one operation near its singular point; forward results change by at most the epsilon.",
-        does_not_fix="The weights, NaN on every rank since this step. `nan_to_num` on gradients would hide the next one, not prevent it.",
+        does_not_fix="The weights, NaN on every rank where the step was applied. `nan_to_num` on gradients would hide the next one, not prevent it.",
         expect="All gradients of this step are finite when its batch is replayed.",
         verify="Run this step's batch under `torch.autograd.set_detect_anomaly(True)`: it raises no error.",
         otherwise=(
@@ -89,7 +89,7 @@ NONFINITE_BACKWARD = CauseEntry(
 
 ACTIVATION_OVERFLOW = CauseEntry(
     cause="activation_overflow",
-    happened="A module's output passed the largest number of its dtype, and the step made from it was applied to the weights.",
+    happened="A module's output passed the largest number of its dtype, and the optimizer was given the gradients made from it.",
     mechanism=(
         "Values grew from layer to layer, or from step to step, until a product or a sum no longer fitted the output's dtype: 65504 for "
         "fp16, 3.4e38 for bf16 and fp32. It became Inf, the next subtraction or normalisation made NaN of it, and the loss with it. Ranks "
@@ -106,7 +106,7 @@ ACTIVATION_OVERFLOW = CauseEntry(
         ),
         changes="The dtype of one module: more memory there. bf16 has the range of fp32 and fewer digits than fp16.",
         does_not_fix=(
-            "The weights, NaN on every rank since this step. Nor a loss scaler: it protects gradients from underflow and skips overflown "
+            "The weights, NaN on every rank where the step was applied. Nor a loss scaler: it protects gradients from underflow and skips overflown "
             "steps, but every forward pass will overflow again. Clipping gradients comes too late for this step."
         ),
         expect="The module's largest output on this batch is finite and stays under a quarter of its dtype's limit.",

@@ -4,7 +4,19 @@ Read a line as: this cause, from this detector, so sure, on this basis, if these
 for, unless those.
 """
 
-from holter.diagnosis.rows import data, frozen, learning, model, numbers, precision, processes, replicas, scripted
+from holter.diagnosis.rows import (
+    collectives,
+    data,
+    frozen,
+    learning,
+    model,
+    numbers,
+    precision,
+    processes,
+    replicas,
+    scripted,
+    slowness,
+)
 from holter.diagnosis.rows.row import Row
 
 ALL: tuple[Row, ...] = (
@@ -16,7 +28,9 @@ ALL: tuple[Row, ...] = (
     *data.ROWS,
     *model.ROWS,
     *scripted.ROWS,
+    *collectives.ROWS,
     *processes.ROWS,
+    *slowness.ROWS,
 )
 
 __all__ = ["ALL", "Row"]

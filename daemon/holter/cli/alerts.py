@@ -1,0 +1,56 @@
+"""`holter alerts`: the alert rules for Prometheus and the pages behind them, generated from detectors and causes."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from holter.errors import UsageError
+from holter.exporters import alerts
+
+
+def add_parser(subparsers: Any) -> None:
+    """Options of the command."""
+    parser = subparsers.add_parser("alerts", help="print the alert rules for Prometheus", description=__doc__)
+    parser.add_argument(
+        "--write", metavar="DIR", help="write DIR/alerts/*.yml and DIR/runbooks/*.md instead of printing"
+    )
+    parser.add_argument(
+        "--runbooks", metavar="URL", default=alerts.RUNBOOKS, help="where the pages are served (default: %(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="names of the alerts and their pages")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print or write."""
+    if not args.runbooks.startswith(("http://", "https://")):
+        raise UsageError(f"--runbooks {args.runbooks}: must begin with http:// or https://")
+    base = args.runbooks.rstrip("/")
+    if args.write:
+        _write(Path(args.write), base)
+    elif args.json:
+        named = {rule.alert: rule.page for rules in alerts.groups().values() for rule in rules}
+        sys.stdout.write(json.dumps(named, indent=2) + "\n")
+    else:
+        sys.stdout.write(alerts.rule_file(base))
+    return 0
+
+
+def _write(folder: Path, base: str) -> None:
+    """What is no alert any more loses its page."""
+    rules, pages = alerts.rule_files(base), alerts.runbook_files()
+    try:
+        _fill(folder / "alerts", rules)
+        _fill(folder / "runbooks", pages)
+        for stale in {path.name for path in (folder / "runbooks").glob("*.md")} - set(pages):
+            (folder / "runbooks" / stale).unlink()
+    except OSError as error:
+        raise UsageError(f"--write {folder}: {error.strerror}") from None
+    sys.stderr.write(f"holter: {len(rules)} rule files and {len(pages)} pages in {folder}\n")
+
+
+def _fill(folder: Path, files: dict[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")

@@ -1,0 +1,187 @@
+"""`holter checkpoint`: is this checkpoint whole, healthy, and whose step; and which ones a run has.
+
+verify DIR    reads back everything and compares it with what was sealed: DIR is checkpoints/<step>, its state/, or a checkpoint of your own
+list RUN      those that halts have kept, and those that the script saved itself, with the verdict on each
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from holter.cli.meter import Meter, size_text
+from holter.cli.runs import locate
+from holter.cli.tables import printable, table
+from holter.errors import UsageError
+from holter.halting import verification, watched
+from holter.halting.vault import Sealed, Vault
+from holter.halting.verification import Examined
+
+
+def add_parser(subparsers: Any) -> None:
+    """Options of the command."""
+    parser = subparsers.add_parser(
+        "checkpoint",
+        help="is this checkpoint whole, healthy, and whose step",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    verify = actions.add_parser("verify", help="read a checkpoint back and compare it with what was sealed")
+    verify.add_argument("directory", metavar="DIR", help="checkpoints/<step>, its state/, or a checkpoint of your own")
+    verify.add_argument("--json", action="store_true", help="as JSON")
+    listing = actions.add_parser("list", help="the checkpoints of a run, with the verdict on each")
+    listing.add_argument("run", nargs="?", metavar="RUN", help="run directory or address (default: the newest run)")
+    listing.add_argument("--json", action="store_true", help="as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify: 0 good, 1 not good. List: 0."""
+    return _verify(Path(args.directory), is_json=args.json) if args.action == "verify" else _list(args)
+
+
+def _verify(path: Path, *, is_json: bool) -> int:
+    if not path.exists():
+        raise UsageError(f"there is no checkpoint {path}")
+    directory = verification.home(path)
+    meter = Meter()
+    try:
+        found = _sealed(directory, meter) if directory is not None else _own(path, meter)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    finally:
+        meter.end()
+    sys.stdout.write(json.dumps(_facts(found), indent=2) + "\n" if is_json else "\n".join(_told(found)) + "\n")
+    return 0 if found.is_good else 1
+
+
+def _sealed(directory: Path, meter: Meter) -> Examined:
+    found = verification.examine(directory, meter.of("digests"))
+    if found.manifest is not None and found.manifest.tensors:
+        try:
+            from holter.integrations.keeping import comparing  # noqa: PLC0415 - brings torch
+        except ImportError as error:
+            found.notes.append(f"the tensors were not read one by one, their files' digests cover them: {error}")
+        else:
+            found.problems += comparing.compare(directory, found.manifest, meter.per_file(found.num_bytes))
+    return found
+
+
+def _own(path: Path, meter: Meter) -> Examined:
+    """One that holter did not make."""
+    try:
+        from holter.integrations.keeping import comparing  # noqa: PLC0415 - brings torch
+    except ImportError as error:
+        raise UsageError(f"{path} has no manifest.json, and without torch nothing can be said of it: {error}") from None
+    total = sum(each.stat().st_size for each in path.rglob("*") if each.is_file()) if path.is_dir() else 0
+    seen = comparing.survey(path, meter.per_file(total))
+    found = Examined(path, None, seen.problems, seen.notes, seen.num_files, seen.num_bytes)
+    found.notes.append("no manifest: it is not one that holter sealed, so that there is nothing to compare it with")
+    if not seen.num_tensors and not seen.problems:
+        raise UsageError(f"{path} is no checkpoint: there is no manifest.json, and no tensor in it")
+    found.notes.append(f"{seen.num_tensors} tensors were read")
+    return found
+
+
+def _told(found: Examined) -> Iterator[str]:
+    manifest = found.manifest
+    yield printable(f"{found.directory}: {'good' if found.is_good else 'not good'}")
+    if manifest is not None:
+        halted = f", halted for {manifest.cause}" if manifest.cause else ""
+        ranks = f"{manifest.world_size} rank{'s' * (manifest.world_size != 1)}"
+        yield printable(f"  step {manifest.step} of run {manifest.run_id}, {manifest.framework}, {ranks}{halted}")
+        yield printable(f"  {manifest.verdict}" + (f": {manifest.why}" if manifest.why else ""))
+    content = f"{found.num_files} files, {size_text(found.num_bytes)}"
+    tensors = f", {len(manifest.tensors)} tensors" if manifest is not None else ""
+    as_sealed = ", all as they were sealed" if manifest is not None and not found.problems else ""
+    yield f"  {content}{tensors}{as_sealed}"
+    yield from (printable(f"  - {problem.text}") for problem in found.problems)
+    yield from (printable(f"  ({note})") for note in found.notes)
+
+
+def _facts(found: Examined) -> dict[str, Any]:
+    manifest = found.manifest
+    is_poisoned = any(problem.kind == "nonfinite_tensor" for problem in found.problems)
+    return {
+        "directory": str(found.directory),
+        "is_good": found.is_good,
+        "has_manifest": manifest is not None,
+        "run_id": manifest.run_id if manifest else None,
+        "step": manifest.step if manifest else None,
+        "framework": manifest.framework if manifest else None,
+        "world_size": manifest.world_size if manifest else None,
+        "verdict": manifest.verdict if manifest else "poisoned" if is_poisoned else "unknown",
+        "why": manifest.why if manifest else "",
+        "num_files": found.num_files,
+        "num_bytes": found.num_bytes,
+        "num_tensors": len(manifest.tensors) if manifest else None,
+        "problems": [asdict(problem) for problem in found.problems],
+        "notes": found.notes,
+    }
+
+
+def _list(args: argparse.Namespace) -> int:
+    found = locate(args.run)
+    run_dir = found.directory
+    if run_dir is None:
+        state = found.ask("/api/v1/status")
+        if state is None:
+            raise UsageError(f"no coordinator answers at {found.address}")
+        run_dir = Path(str(state["run_dir"]))
+    vault = Vault(run_dir)
+    entries = [_kept(one) for one in vault.all()] + [_watched(save) for save in watched.read(run_dir)]
+    entries += [_damaged(path) for path in vault.damaged()]
+    entries.sort(key=lambda entry: (entry["step"], entry["saved_at"]))
+    if args.json:
+        sys.stdout.write(json.dumps(entries, indent=2) + "\n")
+    elif not entries:
+        sys.stdout.write(printable(f"run {found.name}: no checkpoint is known") + "\n")
+    else:
+        columns = ("step", "verdict", "by", "saved", "path", "why")
+        keys = ("step", "verdict", "by", "saved_at", "path", "why")
+        rows = [tuple(printable(str(entry[key])) for key in keys) for entry in entries]
+        sys.stdout.write("\n".join(table(columns, rows)) + "\n")
+    return 0
+
+
+def _kept(one: Sealed) -> dict[str, Any]:
+    return {
+        "step": one.manifest.step,
+        "verdict": one.verdict,
+        "by": "holter",
+        "framework": one.manifest.framework,
+        "saved_at": one.manifest.sealed_at,
+        "path": str(one.state),
+        "why": one.why,
+        "is_there": True,
+    }
+
+
+def _watched(save: watched.Save) -> dict[str, Any]:
+    is_there = "://" in save.path or Path(save.path).exists()
+    return {
+        "step": save.step,
+        "verdict": save.verdict,
+        "by": "script",
+        "framework": save.framework,
+        "saved_at": save.saved_at,
+        "path": save.path,
+        "why": save.why if is_there else f"{save.why}; it is no longer there".removeprefix("; "),
+        "is_there": is_there,
+    }
+
+
+def _damaged(path: Path) -> dict[str, Any]:
+    return {
+        "step": int(path.name.partition("-")[0]),
+        "verdict": "unknown",
+        "by": "holter",
+        "framework": "",
+        "saved_at": "",
+        "path": str(path / "state"),
+        "why": "its manifest is missing or damaged: `holter checkpoint verify` says more",
+        "is_there": True,
+    }

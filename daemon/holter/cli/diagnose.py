@@ -1,0 +1,89 @@
+"""`holter diagnose`: what a job that never ran holter left behind, judged as if it had: Flight Recorder dumps, a file a rank.
+
+A dump holds the collectives that a rank called last. Give the dumps of all ranks that are to be had, made when the job hung. Exit code 0:
+nothing found; 1: something is wrong; 2: wrong use, or nothing found and some dumps could not be used.
+"""
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holter.coordinator.assembly import Assembly
+from holter.coordinator.casebook import Casebook
+from holter.coordinator.rounds import Rounds
+from holter.detectors import ALL, StalledRank
+from holter.detectors.wording import ranks_text
+from holter.diagnosis import report
+from holter.errors import UsageError
+from holter.offline import dumps
+from holter.offline.afterwards import afterwards
+from holter.offline.dumps import Dumps
+from holter.records import Diagnosis
+
+LONG_AFTER_NS = 60 * 10**9
+"""The last look is as of a moment by which every answer that can come has come."""
+MAX_ROUNDS = 6
+"""A detector may want a rank examined more than once: the dump is all there is, each time."""
+A_DAY_S = 86_400.0
+DETECTORS = tuple(
+    # Whoever made the dumps has waited long enough; but where nobody waits in any call, nothing hangs.
+    dataclasses.replace(detector, unseen_s=0.0, everyone_s=A_DAY_S, everyone_in_script_s=A_DAY_S)
+    if isinstance(detector, StalledRank)
+    else detector
+    for detector in ALL
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Options of the command."""
+    parser = subparsers.add_parser(
+        "diagnose", help="judge the Flight Recorder dumps of a job that ran without holter", description=__doc__
+    )
+    parser.add_argument(
+        "paths", nargs="+", metavar="PATH", help="dumps (JSON or pickle, rank_3.json, nccl_trace_rank_3), or directories of them"
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="a list of diagnoses")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what is found; 1 when it is anything."""
+    found = dumps.read([Path(path) for path in args.paths])
+    diagnoses, failing = judged(found, str(args.paths[0]))
+    unjudged = (*found.failures, *failing)
+    sys.stderr.write("".join(f"holter: {line}\n" for line in (*found.remarks, *unjudged)))
+    sys.stdout.write(_rendered(found, diagnoses, is_json=args.json))
+    if not diagnoses and unjudged:
+        raise UsageError(f"nothing was found, but not everything could be judged: {unjudged[0]}")
+    return int(bool(diagnoses))
+
+
+def judged(found: Dumps, run_id: str) -> tuple[list[Diagnosis], list[str]]:
+    """What the detectors find in these dumps, explained; and a sentence for each detector that failed."""
+    assembly, now_ns = Assembly(len(found.ranks)), found.taken_ns
+    rounds = Rounds(assembly, Casebook(run_id, "observe"), DETECTORS)
+    diagnoses: dict[str, Diagnosis] = {}
+    for observation in found.observations():
+        assembly.add(observation, now_ns)
+    for number in range(MAX_ROUNDS):
+        is_last = number == MAX_ROUNDS - 1
+        seen = rounds.make(now_ns + LONG_AFTER_NS * is_last, is_final=is_last)
+        diagnoses |= {diagnosis.id: diagnosis for diagnosis in seen.diagnoses}
+        for key in seen.exams:
+            assembly.add(found.examined(key.rank, key.asked_ns, key.depth), now_ns)
+    return [afterwards(one, found.flights) for one in diagnoses.values() if one.closed_at is None], rounds.bench.blind()
+
+
+def _rendered(found: Dumps, diagnoses: list[Diagnosis], *, is_json: bool) -> str:
+    if is_json:
+        return msgspec.json.format(msgspec.json.encode(diagnoses), indent=2).decode() + "\n"
+    known = f"{len(found.flights)} dumps of {len(found.ranks)} ranks"
+    absent = [rank for rank in found.ranks if rank not in found.flights]
+    gap = f"; there is none of {ranks_text(absent)}" if absent else ""
+    if not diagnoses:
+        return f"{known}{gap}: all calls match, and nobody is waited for, as far as the recorders reach back\n"
+    shown = [report.to_text(one, color=sys.stdout.isatty()) for one in diagnoses]
+    return "\n".join([*shown, f"Judged from {known}{gap}. A dump has no stacks and no steps.\n"])

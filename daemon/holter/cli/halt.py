@@ -1,0 +1,112 @@
+"""`holter halt RUN`: stop a run at an agreed step, with a checkpoint that is verified, and wait until it is.
+
+The token is the one in the run directory, or HOLTER_TOKEN or HOLTER_TOKEN_FILE where RUN is an address.
+"""
+
+import argparse
+import getpass
+import http.client
+import json
+import socket
+import sys
+import threading
+from typing import Any
+
+from holter import clock, config
+from holter.cli.runs import Run, locate
+from holter.errors import UsageError
+
+DEADLINE_S = 10.0
+"""For the coordinator to take the request."""
+LOOK_S = 0.2
+REFUSED = 1
+
+
+def add_parser(subparsers: Any) -> None:
+    """Options of the command."""
+    parser = subparsers.add_parser(
+        "halt", help="stop a run at an agreed step, with a checkpoint", description=__doc__, add_help=True
+    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="run directory or address (default: the newest run)")
+    parser.add_argument("--reason", default="", help="why, for the log, the report and halt.json")
+    parser.add_argument("--no-wait", action="store_true", help="return when it is asked for")
+    parser.add_argument("--wait-s", type=float, default=900.0, help="wait so long at most (default: %(default)s)")
+    parser.add_argument("--json", action="store_true", help="what became of it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: halted, or asked for; 1: the run goes on, and why."""
+    found = locate(args.run)
+    if found.ask("/api/v1/status") is None:
+        where = found.directory or found.address
+        raise UsageError(f"no coordinator answers for {where}: the run has ended, or cannot be reached from here")
+    who = f"{getpass.getuser()}@{socket.gethostname()}"
+    code, answer = _post(found, {"reason": args.reason or "no reason given", "by": who})
+    if code != http.client.ACCEPTED:
+        return _told(args, REFUSED, {"outcome": "refused", "text": str(answer.get("error", code))})
+    if args.no_wait:
+        return _told(args, 0, {"outcome": "asked", "text": "asked for; `holter status` shows how it goes"})
+    return _told(args, *_wait(found, args.wait_s, is_quiet=args.json))
+
+
+def _wait(found: Run, wait_s: float, *, is_quiet: bool) -> tuple[int, dict[str, Any]]:
+    until_s, shown = clock.monotonic_s() + wait_s, ""
+    last: dict[str, Any] = {}
+    while clock.monotonic_s() < until_s:
+        state = found.ask("/api/v1/status")
+        halt = state.get("halt") if isinstance(state, dict) else None
+        if state is None:
+            # It ends when the last rank has left.
+            return _from_files(found, last)
+        if isinstance(halt, dict):
+            last = halt
+            text = f"{halt['course']}" + (f", step {halt['step']}" if "step" in halt else "")
+            if text != shown and not is_quiet:
+                shown = text
+                sys.stderr.write(f"holter: {text}\n")
+            if halt.get("outcome"):
+                return int(halt["course"] != "done"), halt
+        threading.Event().wait(LOOK_S)
+    return REFUSED, {"outcome": "late", "text": f"not halted within {wait_s:.0f} s; it may still be"}
+
+
+def _from_files(found: Run, last: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    if found.directory is not None and (found.directory / "halt.json").exists():
+        stone = json.loads((found.directory / "halt.json").read_text(encoding="utf-8"))
+        kept = stone.get("checkpoint") or "no checkpoint"
+        text = f"halted after {stone['step']} steps; {kept}, {stone['verdict']}"
+        outcome = "completed" if stone.get("checkpoint") else "incomplete"
+        return 0, {**last, "outcome": outcome, "text": text, "checkpoint": stone.get("checkpoint")}
+    return REFUSED, {"outcome": "ended", "text": "the run ended before it was halted"}
+
+
+def _told(args: argparse.Namespace, code: int, facts: dict[str, Any]) -> int:
+    sys.stdout.write(json.dumps(facts, indent=2) + "\n" if args.json else f"{facts['text']}\n")
+    return code
+
+
+def _post(found: Run, body: dict[str, str]) -> tuple[int, dict[str, Any]]:
+    host, _, port = found.address.rpartition(":")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=DEADLINE_S)
+    headers = {"Authorization": f"Bearer {_token(found)}", "Content-Type": "application/json"}
+    try:
+        connection.request("POST", "/api/v1/halt", json.dumps(body), headers)
+        response = connection.getresponse()
+        content = json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise UsageError(f"the coordinator at {found.address} did not answer: {error}") from None
+    finally:
+        connection.close()
+    return response.status, content if isinstance(content, dict) else {}
+
+
+def _token(found: Run) -> str:
+    if token := config.load().token:
+        return token
+    if found.directory is None:
+        raise UsageError("which token? Name the run's directory, or set HOLTER_TOKEN or HOLTER_TOKEN_FILE")
+    path = found.directory / "coordinator.json"
+    try:
+        return str(json.loads(path.read_text(encoding="utf-8"))["token"])
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"the token cannot be read from {path}: {error}") from None

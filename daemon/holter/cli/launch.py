@@ -1,0 +1,126 @@
+"""`holter launch [options] -- accelerate launch … train.py …`: the same command, watched, whose end and restarts obey a halt.
+
+A launcher turns every failure of a rank into its own exit code and starts the ranks again while it may. Here the halt has the last word: 93 is
+passed on, a launcher that starts the job again all the same is ended, and a run that stands halted is not begun without --resume.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from holter import clock, config
+from holter.cli import options
+from holter.errors import UsageError
+from holter.halting import tombstone
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+LOOK_S = 0.2
+GRACE_S = 20.0
+"""For the launcher to end by itself after the halt, and again after it was asked to."""
+NOT_FOUND = 127
+
+
+def add_parser(subparsers: Any) -> None:
+    """Options of the command."""
+    parser = subparsers.add_parser(
+        "launch",
+        help="run a job's own launcher so that a halt is obeyed",
+        description=__doc__,
+        usage="holter launch [options] -- accelerate launch … train.py …",
+    )
+    options.add(parser)
+    parser.add_argument("--resume", action="store_true", help="start although this run was halted")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The job's exit code; 93 when it was halted."""
+    command = args.words
+    if not command:
+        raise UsageError("name the job's own command: holter launch [options] -- accelerate launch … train.py …")
+    given = options.given(args)
+    if args.config:
+        os.environ["HOLTER_CONFIG"] = args.config
+    settings = config.load(options=given)
+    run_id = settings.run_id or clock.compact(clock.wall_ns())
+    run_dir = Path(settings.run_dir or Path("holter-runs") / run_id).absolute()
+    halt = tombstone.read(run_dir)
+    if halt is not None and not (args.resume or settings.resume):
+        for sentence in tombstone.sentences(run_dir, halt):
+            sys.stderr.write(f"holter: {sentence}\n")
+        return tombstone.EXIT_CODE
+    settings_too = {config.PREFIX + name.upper(): str(value) for name, value in given.items()}
+    return supervise(command, run_dir, settings_too | ({"HOLTER_RESUME": "1"} if args.resume else {}))
+
+
+def supervise(command: list[str], run_dir: Path, variables: Mapping[str, str]) -> int:
+    """Run it to its end, with these variables too; whether it was halted is what its run directory says."""
+    if halt := tombstone.read(run_dir):
+        # Told to resume: it is lifted here, not by the rank, so that whatever stands later is a new one.
+        tombstone.lift(run_dir)
+        sys.stderr.write(f"holter: resuming after the halt at step {halt.step}\n")
+    forward = _Forward()
+    # Before there is a child: a signal that comes while it starts would end us and leave it behind.
+    kept = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        try:
+            child = subprocess.Popen(command, env=_environ(run_dir, variables))  # noqa: S603  what the user asked to run
+        except OSError as error:
+            sys.stderr.write(f"holter: cannot start {command[0]}: {error.strerror}\n")
+            return NOT_FOUND
+        forward.to(child)
+        code = _wait(child, run_dir)
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    return tombstone.EXIT_CODE if tombstone.read(run_dir) is not None else code
+
+
+class _Forward:
+    """Passes a signal on. Ctrl-C reaches the job by itself: the terminal sends it to everyone."""
+
+    def __init__(self) -> None:
+        self._child: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+
+    def to(self, child: "subprocess.Popen[bytes]") -> None:
+        """From now on; and those that came before it was there."""
+        self._child = child
+        for number in self._early:
+            child.send_signal(number)
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        if self._child is None:
+            self._early.append(number)
+        elif not (number == signal.SIGINT and sys.stdin.isatty()):
+            self._child.send_signal(number)
+
+
+def _environ(run_dir: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    environ = {**os.environ, **variables, "HOLTER": "1", "HOLTER_RUN_DIR": str(run_dir)}
+    # Else a SIGUSR1 kills the elastic agent and leaves its ranks behind.
+    environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2")
+    return environ
+
+
+def _wait(child: "subprocess.Popen[bytes]", run_dir: Path) -> int:
+    halted_at: float | None = None
+    is_asked = False
+    while True:
+        try:
+            code = child.wait(LOOK_S)
+        except subprocess.TimeoutExpired:
+            pass
+        else:
+            return code if code >= 0 else 128 - code
+        if halted_at is None and (run_dir / "halt.json").exists():
+            halted_at = clock.monotonic_s()
+        if halted_at is not None and clock.monotonic_s() - halted_at > GRACE_S * (2 if is_asked else 1):
+            # Its ranks have left, and it starts them again, or waits for one that cannot leave.
+            child.kill() if is_asked else child.terminate()
+            is_asked = True

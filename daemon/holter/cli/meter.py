@@ -1,0 +1,57 @@
+"""How far a long reading is, for whoever waits for it at a terminal."""
+
+import sys
+from collections.abc import Callable
+
+from holter import clock
+
+UNITS = ("bytes", "KB", "MB", "GB", "TB")
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes are done, of how many."""
+
+
+def size_text(num_bytes: float) -> str:
+    """`3.2 GB`."""
+    for unit in UNITS[:-1]:
+        if num_bytes < 1000:  # noqa: PLR2004 - the units'
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} {UNITS[-1]}"
+
+
+class Meter:
+    """Progress on standard error, of work that takes long enough to be wondered about."""
+
+    PATIENCE_S, INTERVAL_S = 2.0, 0.5
+
+    def __init__(self) -> None:
+        self._said_s = clock.monotonic_s() + self.PATIENCE_S
+        self._is_shown = False
+
+    def of(self, what: str) -> Progress:
+        """For work that is told how far it is."""
+        return lambda done, total: self._show(f"{what}: {size_text(done)} of {size_text(total)}")
+
+    def per_file(self, total: int) -> Callable[[str, int], None]:
+        """For work that is told of each file before it is read."""
+        done = 0
+
+        def on_file(_name: str, num_bytes: int) -> None:
+            nonlocal done
+            self._show(f"tensors: {size_text(done)} of {size_text(total)}")
+            done += num_bytes
+
+        return on_file
+
+    def end(self) -> None:
+        """The line is for something else again."""
+        if self._is_shown:
+            sys.stderr.write("\r\x1b[K")
+
+    def _show(self, text: str) -> None:
+        now_s = clock.monotonic_s()
+        if sys.stderr.isatty() and now_s >= self._said_s + self.INTERVAL_S * self._is_shown:
+            self._said_s, self._is_shown = now_s, True
+            sys.stderr.write(f"\r\x1b[Kholter: {text}")
+            sys.stderr.flush()

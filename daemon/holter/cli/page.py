@@ -1,0 +1,61 @@
+"""`holter page`: the page of a run that is over, served from its directory until Ctrl-C. Of one that lives, its coordinator's own."""
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+from typing import Any
+
+import holter
+from holter.cli.replay import with_progress
+from holter.cli.runs import Run, locate
+from holter.errors import UsageError
+
+
+def add_parser(subparsers: Any) -> None:
+    """Options of the command."""
+    parser = subparsers.add_parser("page", help="the page of a run that is over, in a browser", description=__doc__)
+    parser.add_argument("run", nargs="?", metavar="RUN", help="run directory (default: the newest run)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: a free one")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until Ctrl-C; a coordinator that answers needs no help."""
+    found = locate(args.run)
+    if found.ask("/api/v1/status") is not None:
+        sys.stdout.write(f"run {found.name} lives; its page is http://{found.address}/\n")
+        return 0
+    if found.directory is None:
+        raise UsageError(f"no coordinator answers at {found.address}")
+    listener = _listener(args.host, args.port)
+    _serve(found, listener)
+    return 0
+
+
+def _serve(found: Run, listener: socket.socket) -> None:
+    from holter.coordinator import journal, past  # noqa: PLC0415 - wrong use is told at once
+    from holter.coordinator.ward import WardSettings  # noqa: PLC0415
+
+    assert found.directory is not None
+    host, port = listener.getsockname()[:2]
+    address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    run_dir, damage = found.directory.absolute(), list[str]()
+    settings = WardSettings(run_dir, found.name, address, int(found.identity.get("world_size") or 0))
+    told = past.Past(settings, found.identity)
+    for entry in with_progress(journal.read(run_dir / "journal", damage)):
+        told.feed(entry)
+    told.finish(found.diagnoses())
+    sys.stderr.write("".join(f"holter: journal: {line}; what follows in that file is not shown\n" for line in damage))
+    sys.stdout.write(f"the page of {found.name}: {address}/   (Ctrl-C ends it)\n")
+    sys.stdout.flush()
+    asyncio.run(past.serve(told, holter.__version__, listener))
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else "ports end at 65535"
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}") from None

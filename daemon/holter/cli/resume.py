@@ -1,0 +1,80 @@
+"""`holter resume RUN [-- COMMAND …]`: lift the halt, so that the run can be started again, and say from where it goes on.
+
+With a command it is run at once as `holter launch` would, with the path of the checkpoint in HOLTER_RESUME_FROM.
+"""
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holter.cli import launch
+from holter.cli.runs import Run, locate
+from holter.errors import UsageError
+from holter.halting import tombstone
+from holter.halting.tombstone import Halt
+
+HOW = {
+    "accelerate": "accelerator.load_state({path!r})",
+    "hf_trainer": "trainer.train(resume_from_checkpoint={path!r})",
+    "deepspeed": "engine.load_checkpoint({path!r})",
+    "dcp": "torch.distributed.checkpoint.load(state, checkpoint_id={path!r}); holter.restore({path!r})",
+}
+
+
+def add_parser(subparsers: Any) -> None:
+    """Options of the command."""
+    parser = subparsers.add_parser(
+        "resume",
+        help="let a run that was halted start again",
+        description=__doc__,
+        usage="holter resume [-h] [--json] [RUN] [-- COMMAND …]",
+    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="run directory (default: the newest run)")
+    parser.add_argument("--json", action="store_true", help="the halt that was lifted, and where the checkpoint is")
+
+
+def run(args: argparse.Namespace) -> int:
+    """0: it may be started, or was and ended well; else what the command ended with."""
+    command = args.words
+    found = locate(args.run)
+    if found.directory is None:
+        raise UsageError(f"{found.address} is a coordinator's address; name the run's directory")
+    halt = tombstone.read(found.directory)
+    if halt is None:
+        raise UsageError(f"{found.directory} does not stand halted: it has no halt.json, and can be started as it is")
+    path = str((found.directory / halt.checkpoint).absolute()) if halt.checkpoint else None
+    try:
+        tombstone.lift(found.directory)
+    except OSError as error:
+        raise UsageError(f"{found.directory / 'halt.json'} cannot be lifted: {error.strerror}") from None
+    sys.stdout.write(_as_json(halt, path) if args.json else _as_text(found, halt, path))
+    sys.stdout.flush()
+    if not command:
+        return 0
+    return launch.supervise(command, found.directory.absolute(), {"HOLTER_RESUME_FROM": path or ""})
+
+
+def _as_json(halt: Halt, path: str | None) -> str:
+    return json.dumps({**msgspec.to_builtins(halt), "path": path}, indent=2) + "\n"
+
+
+def _as_text(found: Run, halt: Halt, path: str | None) -> str:
+    where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else ""
+    lines = [f"lifted: halted by {halt.cause}{where} after {halt.step} steps" + (f", {halt.at}" if halt.at else "")]
+    if path is None:
+        lines.append("no checkpoint was kept: " + (halt.why or "see `holter report`"))
+    else:
+        lines.append(f"checkpoint   {path} ({halt.verdict})")
+        if halt.verdict != "healthy":
+            lines.append(f"             {halt.why}")
+        lines.append(f"check it     holter checkpoint verify {shlex.quote(str(Path(path).parent))}")
+        if how := HOW.get(halt.framework):
+            lines.append(f"go on with   {how.format(path=path)}")
+    if words := found.identity.get("command"):
+        lines.append(f"it ran as    {shlex.join(map(str, words))}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,139 @@
+"""Takes messages to a webhook: one after another, tried again with growing pauses, never in the way of judging.
+
+What cannot be delivered is counted and shown in the status, and the room for what waits is bounded: the oldest goes first.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+
+from holter import clock
+from holter.exporters.webhook import Deliveries, Message
+from holter.transport.backoff import Backoff
+
+MAX_WAITING = 64
+"""Messages; an incident makes one, seldom two."""
+TOO_OLD_S = 3600.0
+"""A message that could not be delivered for so long is given up."""
+ATTEMPT_S = 10.0
+_OK, _WRONG, _BROKEN = 200, 400, 500
+_PATIENCE = (408, 425, 429)
+"""Of the answers that blame us, those that ask to come again."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WebhookSettings:
+    """Where to, and how to prove who we are."""
+
+    url: str
+    token_file: str = ""
+    """Read at each attempt, so that a secret can be changed; sent as a bearer token."""
+
+
+class RefusedError(Exception):
+    """The other side will not take this message, however often it is sent."""
+
+
+class Courier:
+    """`start`, `send`, `close`; what became of it is in `deliveries`."""
+
+    def __init__(self, settings: WebhookSettings, deliveries: Deliveries, backoff: Backoff | None = None) -> None:
+        self._settings, self._deliveries = settings, deliveries
+        self._backoff = backoff or Backoff(first_s=0.5, cap_s=60.0)
+        self._waiting: deque[tuple[float, Message]] = deque()
+        self._news = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, in the background."""
+        self._task = asyncio.create_task(self._run(), name="webhook")
+
+    def send(self, message: Message) -> None:
+        """Soon; returns at once."""
+        if len(self._waiting) >= MAX_WAITING:
+            self._waiting.popleft()
+            self._deliveries.count("dropped", "too many messages wait")
+        self._waiting.append((clock.monotonic_s(), message))
+        self._idle.clear()
+        self._news.set()
+
+    async def close(self, deadline_s: float) -> None:
+        """Deliver what waits, as far as the time allows."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(deadline_s):
+                await self._idle.wait()
+        for _ in self._waiting:
+            self._deliveries.count("dropped", self._deliveries.failure or "no time was left")
+        if self._waiting:
+            logger.error("gave up %d messages to the webhook: %s", len(self._waiting), self._deliveries.failure)
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _run(self) -> None:
+        timeout = aiohttp.ClientTimeout(total=ATTEMPT_S)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                while self._waiting:
+                    await self._deliver(session)
+                self._idle.set()
+
+    async def _deliver(self, session: aiohttp.ClientSession) -> None:
+        """The first that waits: it stays in its place until it is delivered or given up."""
+        since_s, message = self._waiting[0]
+        try:
+            await self._post(session, message)
+        except RefusedError as error:
+            self._fail(str(error))
+            self._give_up(message, str(error))
+        except Exception as error:  # noqa: BLE001 - a network fails in any way; counted and shown
+            reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+            self._fail(reason)
+            if clock.monotonic_s() - since_s > TOO_OLD_S:
+                self._give_up(message, reason)
+            await asyncio.sleep(self._backoff.next_s())
+        else:
+            self._backoff.reset()
+            self._deliveries.count("delivered")
+            self._take_off(message)
+
+    async def _post(self, session: aiohttp.ClientSession, message: Message) -> None:
+        headers = {}
+        if self._settings.token_file:
+            token = await asyncio.to_thread(Path(self._settings.token_file).read_text, encoding="utf-8")
+            headers["Authorization"] = f"Bearer {token.strip()}"
+        # A redirect would carry the token to somebody else.
+        asked = session.post(self._settings.url, json=message, headers=headers, allow_redirects=False)
+        async with asked as answer:
+            if _OK <= answer.status < 300:  # noqa: PLR2004
+                return
+            said = f"HTTP {answer.status} {answer.reason}"
+            if _WRONG <= answer.status < _BROKEN and answer.status not in _PATIENCE:
+                raise RefusedError(said)
+            raise aiohttp.ClientError(said)
+
+    def _fail(self, reason: str) -> None:
+        if not self._deliveries.failure:
+            logger.warning("the webhook does not take messages: %s", reason)
+        self._deliveries.count("failed", reason)
+
+    def _give_up(self, message: Message, reason: str) -> None:
+        self._deliveries.count("dropped", reason)
+        self._take_off(message)
+
+    def _take_off(self, message: Message) -> None:
+        """Unless it was pushed out meanwhile."""
+        if self._waiting and self._waiting[0][1] is message:
+            self._waiting.popleft()

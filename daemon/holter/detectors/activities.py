@@ -1,0 +1,125 @@
+"""What a thread is doing, read from its stack.
+
+A stack is read from the inside out, and every frame is looked up in the tables below:
+
+    context      compile, checkpoint, evaluation, data: holds for all that runs beneath it, whoever's code that is
+    collective   only where nothing of the script's own runs beneath it: a hook of the script's that spins is the script
+    library      code that is neither torch's, nor a training framework's, nor the script's; input and output of the standard library,
+                 a person at its debugger too
+    script       all other code
+    plumbing     torch, frameworks, locks and queues of the standard library: says nothing, its caller does
+
+The innermost context wins, then the innermost of the rest. holter's own frames are skipped.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+from holter.records import Frame
+
+Kind = Literal["collective", "compile", "checkpoint", "evaluation", "data", "library", "script", "plumbing", "own"]
+
+CONTEXTS = {"compile", "checkpoint", "evaluation", "data"}
+
+OWN = re.compile(
+    r"(^|/)holter/(probes|integrations|halting|page|sidecar|cli)/|(^|/)holter/__main__\.py$|/holter_kernels/"
+)
+RUNNERS = re.compile(r"^<frozen runpy>$|(^|/)runpy\.py$")
+INSTALLED = re.compile(r"(^|/)(site|dist)-packages/")
+STANDARD = re.compile(r"(^|/)lib(64)?/python3(\.\d+)?t?/|^<frozen ")
+TORCH = re.compile(r"(^|/)(torch|functorch|torchgen)/")
+FRAMEWORKS = re.compile(
+    r"(^|/)(accelerate|deepspeed|transformers|lightning|pytorch_lightning|lightning_fabric|peft|trl|diffusers|timm|"
+    r"torchvision|torchaudio|torchtune|torchtitan|megatron|fairscale|xformers|flash_attn|apex|composer|ignite|fastai)/"
+)
+
+FILES: tuple[tuple[Kind, re.Pattern[str], re.Pattern[str] | None], ...] = (
+    # A compiled model passes through these whenever it runs.
+    ("plumbing", re.compile(r"(^|/)torch/_dynamo/(eval_frame|external_utils|utils)\.py$"), None),
+    ("plumbing", re.compile(r"(^|/)torch/_inductor/(output_code|utils|cudagraph_\w+|runtime/\w+)\.py$"), None),
+    ("compile", re.compile(r"(^|/)torch/(_dynamo|_inductor|_functorch/_aot_autograd/\w*(graph|frontend)\w*)(/|\.py$)"), None),
+    ("compile", re.compile(r"(^|/)torch/utils/(cpp_extension|file_baton|_cpp_extension_versioner)\.py$"), None),
+    ("compile", re.compile(r"(^|/)triton/(compiler|backends)/|(^|/)triton/runtime/build\.py$"), None),
+    ("checkpoint", re.compile(r"(^|/)torch/serialization\.py$|(^|/)torch/distributed/checkpoint/"), None),
+    ("checkpoint", re.compile(r"(^|/)safetensors/|(^|/)accelerate/checkpointing\.py$|/checkpoint_engine/"), None),
+    ("data", re.compile(r"(^|/)torch/utils/data/|(^|/)site-packages/(datasets|webdataset|streaming|torchdata)/"), None),
+    ("collective", re.compile(r"(^|/)torch/distributed/(distributed_c10d|rendezvous|_functional_collectives\w*)\.py$"), None),
+    ("collective", re.compile(r"(^|/)torch/distributed/(utils|nn/functional)\.py$"), re.compile(r"^_?(sync|verify|all|forward)")),
+    (
+        "collective",
+        re.compile(r"(^|/)torch/nn/parallel/distributed\.py$"),
+        re.compile(r"broadcast_coalesced|^_sync|^_verify|^_pre_forward$|^_ddp_init_helper$|^_check_global"),
+    ),
+)  # fmt: skip
+"""What a file says, perhaps only in some of its functions; the first match counts."""
+
+NATIVE: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    ("collective", re.compile(r"\bgloo::|\bc10d::|\bnccl[A-Z]\w+|\bucc_|\bMPI_")),
+    ("checkpoint", re.compile(r"\bcaffe2::serialize::")),
+)
+
+TRAINS = re.compile(r"(^|_)(train|fit)|forward|activation|gradient|recompute", re.IGNORECASE)
+NAMES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+    ("checkpoint", re.compile(r"^_*(maybe_|do_|async_)?save(_.*|d?)$|checkpoint|^(dump|write|load)_(ckpt|state|model)", re.IGNORECASE)),
+    (
+        "evaluation",
+        re.compile(
+            r"^_*((run|do|maybe|model|inner)_)*(eval|evaluate|evaluation|validate|validation|prediction)"
+            r"(_(model|epoch|one_epoch|loop|step|loss|set|dataset|all|metrics|perplexity|ppl|policy|generation)\w*)?$"
+            r"|_(eval|evaluate|evaluation|validation)$",
+            re.IGNORECASE,
+        ),
+    ),
+)  # fmt: skip
+"""What the script, or a training framework, calls a function; none that also trains."""
+
+INPUT_OUTPUT = re.compile(
+    r"(^|/)(pdb|bdb|cmd|code|socket|ssl|subprocess|shutil|ftplib|smtplib|tarfile|zipfile|gzip|bz2|lzma|pickle|_compression)\.py$"
+    r"|(^|/)python3[^/]*/(http|urllib|asyncio|json|sqlite3|xml)/"
+)
+
+
+def activity(frames: Sequence[Frame]) -> str:
+    """What a thread with these frames, innermost first, is doing: a context, `collective`, `library`, `script` or `unknown`."""
+    nearest = "unknown"
+    for frame in frames:
+        kind = kind_of(frame)
+        if kind in CONTEXTS or (kind == "collective" and nearest == "unknown"):
+            return kind
+        if nearest == "unknown" and kind in {"library", "script"}:
+            nearest = kind
+    return nearest
+
+
+@lru_cache(maxsize=4096)
+def kind_of(frame: Frame) -> Kind:
+    """What one frame says, by itself."""
+    if frame.is_native:
+        return next((kind for kind, pattern in NATIVE if pattern.search(frame.function)), "plumbing")
+    file = frame.file.replace("\\", "/")
+    if OWN.search(file) or RUNNERS.search(file):
+        return "own"
+    function = frame.function.rpartition(".")[2]
+    for kind, pattern, functions in FILES:
+        if pattern.search(file) and (functions is None or functions.search(function)):
+            return kind
+    return _of_owner(file, function)
+
+
+def _of_owner(file: str, function: str) -> Kind:
+    """By whose code it is."""
+    if INSTALLED.search(file):
+        if TORCH.search(file):
+            return "plumbing"
+        return _named(function) or ("plumbing" if FRAMEWORKS.search(file) else "library")
+    if STANDARD.search(file):
+        return "library" if INPUT_OUTPUT.search(file) else "plumbing"
+    return _named(function) or "script"
+
+
+def _named(name: str) -> Kind | None:
+    if TRAINS.search(name):
+        return None
+    return next((kind for kind, pattern in NAMES if pattern.search(name)), None)

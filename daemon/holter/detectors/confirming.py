@@ -1,0 +1,139 @@
+"""When a suspicion becomes certain: the culprit's own time is up, and a second look shows that it has not moved.
+
+    suspended               3 s after the kernel stopped it
+    ended, unreachable      when those who wait for it are overdue
+    a deadlock              when those who are in it are overdue
+    without a sidecar       when those who wait for it have been overdue for a minute
+    anybody else            when its own deadline has passed, and the patience that its stack asks for
+    nobody waits for it     much later
+
+How long something may take is the culprit's to say: a rank that waits for a peer which is saving is no news.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from holter.detectors.culprits import Blame
+from holter.detectors.standstill import Look, Standstill
+from holter.detectors.window import Delay
+from holter.records import Phase
+
+SECOND = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long is waited for what; the detector says it."""
+
+    suspended_s: float
+    unreachable_s: float
+    compile_s: float
+    library_s: float
+    unseen_s: float
+    everyone_s: float
+    everyone_in_script_s: float
+
+    def needed_s(self, look: Look | None, delay: Delay) -> tuple[float, str]:
+        """For a rank that others wait for, and why."""
+        deadline_s, phase = delay.overdue.deadline_s, delay.overdue.phase
+        stands = delay.overdue.because
+        if look is None or not look.stacked.stacks:
+            return max(deadline_s, self.unseen_s), f"{stands}; its stack could not be seen"
+        if look.activity == "compile":
+            return max(deadline_s, self.compile_s), f"{stands}; it compiles"
+        is_known = phase.name.lower() == look.activity or (phase, look.activity) == (Phase.CHECKPOINT, "library")
+        if look.activity in {"checkpoint", "evaluation", "library"} and not is_known:
+            return max(deadline_s, self.library_s), f"{stands}; its stack shows {_ACTIVITIES[look.activity]}"
+        return deadline_s, stands
+
+    def alone_s(self, look: Look | None, delay: Delay) -> tuple[float, str]:
+        """For a rank that nobody waits for."""
+        needed_s, why = self.needed_s(look, delay)
+        is_common = delay.overdue.phase in {Phase.DATA, Phase.CHECKPOINT, Phase.EVALUATION} or (
+            look is not None and look.activity == "collective"
+        )
+        return max(needed_s, self.everyone_s if is_common else self.everyone_in_script_s), f"{why}; nobody waits for it"
+
+
+_ACTIVITIES = {"checkpoint": "a save", "evaluation": "an evaluation", "library": "a library's code"}
+
+
+@dataclass(frozen=True)
+class Due:
+    """When a culprit's time is up."""
+
+    ready_ns: int
+    """From then on it may be named; what a second look is asked for."""
+    overdue_ns: int
+    """When the deadline passed by the ranks' own clock."""
+    why: str
+
+
+def due(scene: Standstill, blamed: Blame, rank: int, patience: Patience) -> Due | None:
+    """None: it still has time, for all that is known."""
+    look = scene.looks.get(rank)
+    if blamed.by == "suspended":
+        return _due_suspended(look, patience) if look else None
+    if blamed.by in {"ended", "unreachable"} or blamed.is_deadlock:
+        return _due_with_victims(scene, blamed, rank, patience)
+    delay = scene.overdue(rank)
+    if delay is None:
+        return _due_unseen(scene, blamed, rank, patience) if blamed.victims else None
+    needed_s, why = patience.needed_s(look, delay) if blamed.victims else patience.alone_s(look, delay)
+    more_ns = max(0, round((needed_s - delay.overdue.waited_s) * SECOND))
+    moved_ns = delay.at_ns - round(delay.overdue.waited_s * SECOND)
+    return Due(delay.at_ns + more_ns, moved_ns + round(needed_s * SECOND), why)
+
+
+def has_stayed(scene: Standstill, rank: int) -> bool:
+    """Neither its looks nor its sidecar's word show that it moved."""
+    look, delay = scene.looks.get(rank), scene.delay(rank)
+    if look is None or delay is None:
+        return look is None or not look.has_moved
+    place = (delay.step, delay.overdue.phase, delay.overdue.micro_step)
+    return not look.has_moved and place == (look.seen.step, look.exam.phase, look.exam.micro_step)
+
+
+def is_answered(scene: Standstill, rank: int, asked_ns: int) -> bool:
+    """A look of this moment or later was had, or is known not to be had."""
+    look = scene.looks.get(rank)
+    return (look is not None and look.exam.asked_ns >= asked_ns) or scene.window.unexamined.get(rank, 0) >= asked_ns
+
+
+def _due_suspended(look: Look, patience: Patience) -> Due:
+    held = [seen for seen in (*look.earlier, look.seen) if Look(look.rank, seen).is_suspended]
+    first = held[0]
+    since_ns = first.at_ns - round(Look(look.rank, first).suspended_s * SECOND)
+    at_ns = since_ns + round(patience.suspended_s * SECOND)
+    return Due(at_ns, at_ns, f"a process that is held does not go on by itself: {patience.suspended_s:g} s are enough")
+
+
+def _due_with_victims(scene: Standstill, blamed: Blame, rank: int, patience: Patience) -> Due | None:
+    delay = _first_overdue(scene, (*blamed.waiting, *blamed.culprits))
+    if delay is None:
+        return None
+    over_ns = delay.at_ns - round((delay.overdue.waited_s - delay.overdue.deadline_s) * SECOND)
+    ready_ns = delay.at_ns
+    if blamed.by == "unreachable":
+        silent_ns = scene.window.links[rank].since_ns + round(patience.unreachable_s * SECOND)
+        ready_ns, over_ns = max(ready_ns, silent_ns), max(over_ns, silent_ns)
+    why = f"its time is up when that of those who wait is: {delay.overdue.because}"
+    return Due(ready_ns, over_ns, why)
+
+
+def _due_unseen(scene: Standstill, blamed: Blame, rank: int, patience: Patience) -> Due | None:
+    """Its sidecar is gone, so that nobody tells whether it moves; those who wait for it do not."""
+    delay = _first_overdue(scene, blamed.victims)
+    link = scene.window.links.get(rank)
+    is_unseen = rank not in scene.looks and scene.window.unexamined.get(rank, 0) >= scene.asked_ns
+    is_lost = is_unseen or (link is not None and link.state == "closed")
+    if delay is None or not is_lost or scene.delay(rank) is not None:
+        return None
+    at_ns = delay.at_ns + round(patience.unseen_s * SECOND)
+    return Due(
+        at_ns, at_ns, f"nobody can look at it, and those who wait for it have been overdue for {patience.unseen_s:g} s"
+    )
+
+
+def _first_overdue(scene: Standstill, ranks: Iterable[int]) -> Delay | None:
+    return min((delay for rank in ranks if (delay := scene.overdue(rank))), key=lambda delay: delay.at_ns, default=None)

@@ -1,0 +1,84 @@
+"""holter itself: what it costs, what it loses, whether its detectors work, what it cannot see."""
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from holter.exporters.dashboards.board import Frame, board
+from holter.exporters.dashboards.card import CRITICAL, FINE, WARNING, Card, Panel, Query
+from holter.exporters.dashboards.panels import bars, lines, number, states
+from holter.exporters.dashboards.promql import RANK, RUN, by_rank, each, increase, rate, series
+from holter.exporters.dashboards.tables import Column, rows
+
+BUDGET = 0.01
+"""HOLTER_OVERHEAD_BUDGET, unless it was set otherwise."""
+
+
+def build() -> Dashboard:
+    """Holter itself."""
+    text = (
+        "What holter costs, what it loses, whether its detectors work. A watcher that is blind must not look healthy."
+    )
+    return board(Frame("holter-self", "holter / holter itself", text), [*_now(), *_cost(), *_detectors(), _version()])
+
+
+def _now() -> list[Panel]:
+    failures = each("detector", increase("detector_failures_total", of=RUN))
+    return [
+        number(
+            Card(1, "Overhead", "Share of step time that holter takes, on the rank where it takes most. The default budget is 1 %.", "percentunit", 6, 5, ((BUDGET, WARNING),), FINE),
+            Query(f"max({by_rank('overhead_ratio')})"),
+        ),
+        number(
+            Card(2, "Observations lost", "In a second, over the chosen ranks. More than 0: the ring is full, or the line too slow.", "cps", 6, 5, ((0.001, CRITICAL),), FINE),
+            Query(f"sum({each('rank', rate('observations_dropped_total'))})"),
+        ),
+        number(
+            Card(3, "Detectors failing", "Detectors that raised instead of judging. Their silence says nothing.", "none", 6, 5, ((1, CRITICAL),), FINE),
+            Query(f"count({failures} > 0) or 0 * sum({failures})"),
+        ),
+        number(
+            Card(4, "Blind spots", "Things that holter cannot see, each a sentence in /api/v1/status.", "none", 6, 5, ((1, WARNING),), FINE),
+            Query(each("run_id", series("blind_spots"))),
+        ),
+    ]  # fmt: skip
+
+
+def _cost() -> list[Panel]:
+    return [
+        lines(
+            Card(5, "Overhead by rank", "Share of step time; the dashed line is the default budget.", "percentunit", 12, limits=((BUDGET, WARNING),)),
+            Query(by_rank("overhead_ratio"), "rank {{rank}}"),
+        ),
+        lines(
+            Card(6, "Observations lost by rank", "In a second.", "cps", 12),
+            Query(each("rank", rate("observations_dropped_total")), "rank {{rank}}"),
+        ),
+        states(
+            Card(7, "Sidecars", "Whether the coordinator hears the rank's sidecar.", "none", 12),
+            Query(f"min by (rank) ({series('sidecar_up', of=RANK)})", "rank {{rank}}"),
+            {"0": ("lost", CRITICAL), "1": ("connected", FINE)},
+        ),
+        lines(
+            Card(8, "Time of one judgement", "All detectors together, as long as each took when it last judged.", "s", 12),
+            Query(f"sum({each('detector', series('detector_seconds'))})", "all detectors"),
+        ),
+    ]  # fmt: skip
+
+
+def _detectors() -> list[Panel]:
+    return [
+        bars(
+            Card(9, "Slowest detectors", "How long each took when it last judged.", "s", 12, 9),
+            Query(f"topk(10, {each('detector', series('detector_seconds'))})", "{{detector}}"),
+        ),
+        bars(
+            Card(10, "Failures by detector", "In the last while, the ten that failed most.", "none", 12, 9, ((1, CRITICAL),), FINE),
+            Query(f"topk(10, {each('detector', increase('detector_failures_total', of=RUN))})", "{{detector}}"),
+        ),
+    ]  # fmt: skip
+
+
+def _version() -> Panel:
+    query = Query(f"count by (run_id, version) ({series('build_info')})")
+    columns = {"run_id": Column("Run"), "version": Column("Version"), "Value": Column("Processes scraped", "none")}
+    text = "Version of holter, and how many of its processes Prometheus reaches: the coordinator, and sidecars if they are scraped too."
+    return rows(Card(11, "Version", text, "none", 24, 5), (query,), columns)

@@ -1,0 +1,74 @@
+"""The numbers of the training: loss, norms, what is not finite, how the exponents are used, how much a step changes."""
+
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+from holter.exporters.dashboards.board import TO_INCIDENTS, Frame, board
+from holter.exporters.dashboards.card import Card, Panel, Query
+from holter.exporters.dashboards.panels import FROM_ZERO, LOG, heat, lines
+from holter.exporters.dashboards.promql import by_rank, each, increase, series
+
+
+def build() -> Dashboard:
+    """Numerics."""
+    text = (
+        "Loss, norms, what is not finite, how the exponents are used, how much a step changes. Modules: the twenty largest, over all ranks; "
+        "the rank variable is for what a rank has of its own."
+    )
+    return board(Frame("holter-numerics", "holter / Numerics", text), [*_ranks(), *_modules()])
+
+
+def _ranks() -> list[Panel]:
+    nonfinite = each("rank, where", increase("nonfinite_total"))
+    return [
+        lines(
+            Card(1, "Loss", "What each rank read at its last backward pass, before any filter of the framework.", "short", 12),
+            Query(by_rank("loss"), "rank {{rank}}"),
+        ),
+        lines(
+            Card(2, "Gradient norm", "L2 norm of each rank's gradient.", "short", 12),
+            Query(by_rank("gradient_norm"), "rank {{rank}}"),
+            scale=LOG,
+        ),
+        lines(
+            Card(3, "Non-finite tensors by place", "Tensors that held NaN or Inf, by where they were met first: input, loss, the rank's own gradient, the reduced one.", "none", 12, link=TO_INCIDENTS),
+            Query(f"sum by (where) ({nonfinite})", "{{where}}"),
+            scale=FROM_ZERO,
+        ),
+        heat(
+            Card(4, "Non-finite tensors by rank", "The rank that lights up alone, or first, made them: after an all-reduce every rank has them.", "none", 12, link=TO_INCIDENTS),
+            Query(f"sum by (rank) ({nonfinite})", "{{rank}}"),
+            scheme="Reds",
+        ),
+    ]  # fmt: skip
+
+
+def _modules() -> list[Panel]:
+    return [
+        lines(
+            Card(5, "Gradient norm by module", "L2 norm as the optimizer is given it, largest over the ranks.", "short", 12, 9),
+            _module("gradient_norm"),
+            scale=LOG,
+        ),
+        heat(
+            Card(6, "Exponent occupancy", "Share of gradient values by exponent (base 2, eight to a row). What falls below the format's smallest exponent is lost.", "percentunit", 12, 9),
+            Query(each("exponent", series("gradient_exponent_ratio")), "{{exponent}}"),
+            scheme="Purples",
+        ),
+        lines(
+            Card(7, "Update ratio by module", "Norm of what a step changed over the norm of the weights. Around 0.001 is usual; 0 does not learn.", "sci", 12, 9),
+            _module("update_ratio"),
+            scale=LOG,
+        ),
+        lines(
+            Card(8, "Weight norm by module", "L2 norm of the weights.", "short", 12, 9),
+            _module("weight_norm"),
+        ),
+        lines(
+            Card(9, "Zeros in gradients by module", "Share of gradient values that are exactly zero.", "percentunit", 24),
+            _module("gradient_zeros_ratio"),
+        ),
+    ]  # fmt: skip
+
+
+def _module(name: str) -> Query:
+    return Query(each("module", series(f"module_{name}")), "{{module}}")

@@ -1,0 +1,149 @@
+"""Rules written by hand, for what holter cannot say of itself: absent, blind, dropping, failing. Each has a page as causes have.
+
+A number in here is about the watching, never about the training: what is wrong with a job is a detector's to say.
+"""
+
+from dataclasses import dataclass
+
+from holter.exporters.naming import alert_name
+from holter.exporters.rule import Rule
+
+_LATEST = '{__name__=~"holter_(job_)?last_progress_timestamp_seconds"}'
+_LOST_RANKS = 'printf "topk(5, holter_sidecar_up{run_id=%q} == 0)" $labels.run_id | query | sortByLabel "rank"'
+
+
+def _sent(outcome: str) -> str:
+    return f'sum by (run_id) (increase(holter_webhook_messages_total{{outcome="{outcome}"}}[10m]))'
+
+
+@dataclass(frozen=True)
+class Watch:
+    """A rule and its page."""
+
+    name: str
+    expr: str
+    severity: str
+    happened: str
+    says: str
+    """The description, a template."""
+    why: str
+    quiet: str
+    """When it is not meant to fire."""
+    do: str
+    wait: str = ""
+    keep: str = ""
+
+    @property
+    def rule(self) -> Rule:
+        """For Prometheus."""
+        return Rule(
+            alert=alert_name(self.name),
+            page=self.name,
+            expr=self.expr,
+            layer="watcher",
+            severity=self.severity,
+            summary=self.happened,
+            description=f"Run {{{{ $labels.run_id }}}}: {self.says}",
+            wait=self.wait,
+            keep=self.keep,
+        )
+
+
+ALL: tuple[Watch, ...] = (
+    Watch(
+        name="coordinator_absent",
+        expr="(max by (run_id) (holter_coordinator_up) == 0) or (count by (run_id) (holter_coordinator_up) unless on (run_id) holter_detector_failures_total)",
+        severity="critical",
+        wait="2m",
+        happened="Ranks are training and their coordinator is not there, or cannot be scraped.",
+        says="no coordinator judges this run, or Prometheus does not reach it; training goes on unobserved and no incident can reach you.",
+        why="The coordinator compares the ranks, explains and decides. Without it no fault of this run becomes an incident.",
+        quiet="A run that has ended: its sidecars are gone with it.",
+        do="`holter status RUN` on rank 0's host. Its log is logs/coordinator.log in the run directory. Rank 0's sidecar starts it again three times at most; `holter coordinator --run-dir RUN --port PORT` starts it by hand on the same address. If it runs, Prometheus does not reach it: look at its target's error.",
+    ),
+    Watch(
+        name="sidecar_absent",
+        expr="count by (run_id) (holter_sidecar_up == 0)",
+        severity="warning",
+        wait="2m",
+        happened="Ranks are training without a sidecar.",
+        says=f"{{{{ $value }}}} ranks have no sidecar on the line{{{{ with {_LOST_RANKS} }}}}, among them rank{{{{ range . }}}} {{{{ .Labels.rank }}}}{{{{ end }}}}{{{{ end }}}}.",
+        why="Nobody sees these ranks hang or die, and what they compute is not compared.",
+        quiet="A rank that ended: its sidecar said goodbye and has no series any more.",
+        do="`holter status RUN` names ranks and hosts. On the host: is the sidecar's process there (`pgrep -af 'holter.cli sidecar'`), and does it reach the coordinator's port? Its log is logs/sidecar-RANK.log in the run directory. The rank itself is not harmed; a sidecar that died comes back with the next start of the rank.",
+    ),
+    Watch(
+        name="detector_failing",
+        expr="sum by (run_id, detector) (increase(holter_detector_failures_total[5m])) > 0",
+        severity="warning",
+        happened="A detector fails to judge.",
+        says="the detector {{ $labels.detector }} fails; what it would find is not found.",
+        why="A fault of its kind would be taken for health.",
+        quiet="A failure that is more than five minutes old.",
+        do="`blind` in /api/v1/status says how it fails, and the traceback is in logs/coordinator.log of the run directory. It is a defect of holter: report it with the journal of the run, on which `holter replay` shows it again.",
+    ),
+    Watch(
+        name="observations_dropped",
+        expr="(sum by (run_id) (max by (run_id, rank) (increase(holter_observations_dropped_total[10m]))) > 0) or (max by (run_id) (increase(holter_job_observations_dropped_total[10m])) > 0)",
+        severity="warning",
+        happened="Observations are lost on their way from the ranks.",
+        says='about {{ $value | printf "%.0f" }} observations were lost in ten minutes.',
+        why="A fault may be in what was lost; verdicts rest on fewer steps.",
+        quiet="Losses that are more than ten minutes old.",
+        do="`holter status RUN` shows which ranks drop. One rank: its host is too busy to let the sidecar run. All: the line to the coordinator is too slow, or the ring is too small for the model (`HOLTER_RING_BYTES`).",
+    ),
+    Watch(
+        name="no_progress",
+        expr=f'(time() - max by (run_id) ({_LATEST}) > 1800) unless on (run_id) holter_incident_open{{severity="critical"}}',
+        severity="critical",
+        wait="1m",
+        happened="No rank has moved for half an hour, and there is no critical incident.",
+        says="no rank has moved for {{ $value | humanizeDuration }}, and holter has found nothing that explains it: it may be blind.",
+        why="A hang that holter does not recognise costs as much as one that it does.",
+        quiet="A critical incident is open: then that is the news. Saves and evaluations of more than half an hour that report no step are met by a silence in Alertmanager.",
+        do="`holter status RUN`: which phase are the ranks in? `py-spy dump --native --pid PID` on a rank shows what it waits for. If the job only works long (evaluation, a first compile), silence this alert for the run; if it hangs, keep the run directory: its journal shows what holter missed.",
+    ),
+    Watch(
+        name="blind_spots",
+        expr="max by (run_id) (holter_blind_spots) > 0",
+        severity="warning",
+        wait="10m",
+        happened="There is something about this run that holter cannot see.",
+        says="{{ $value }} things cannot be seen; `blind` in /api/v1/status names them.",
+        why="What cannot be seen must not be taken for healthy.",
+        quiet="What could not be seen for less than ten minutes.",
+        do="`holter status RUN --json` and read `blind`: lost sidecars, detectors that fail, probes that a rank switched off to protect itself. Each sentence says what is missing.",
+    ),
+    Watch(
+        name="incidents_not_listed",
+        expr="sum by (run_id) (holter_incident_open) > on (run_id) count by (run_id) (holter_incident_info)",
+        severity="warning",
+        wait="1m",
+        happened="More incidents are open than are described one by one.",
+        says="{{ $value }} incidents are open; those that have no alert of their own are in `holter report`.",
+        why="Alerts are made of the described ones.",
+        quiet="Every open incident has a series of its own.",
+        do="`holter report RUN` prints all of them.",
+    ),
+    Watch(
+        name="webhook_failing",
+        expr=f"({_sent('dropped')} > 0) or ({_sent('failed')} > 0 unless on (run_id) {_sent('delivered')} > 0)",
+        severity="warning",
+        happened="Messages to the webhook are not delivered.",
+        says="incidents could not be told to the webhook of `HOLTER_WEBHOOK`.",
+        why="Where a pager hangs on the webhook alone, nobody is woken.",
+        quiet="An attempt that failed and was made up for by a later one.",
+        do="`warnings` in /api/v1/status has the last error. Check address, token file (`HOLTER_WEBHOOK_TOKEN_FILE`), and the way out of the cluster from rank 0's host.",
+    ),
+    Watch(
+        name="halt_failed",
+        expr='max by (run_id, outcome) (holter_halts_total{outcome=~"failed|incomplete"}) > 0',
+        severity="critical",
+        keep="15m",
+        happened="A halt did not end as it should: the checkpoint may be missing or not whole.",
+        says="a halt ended as {{ $labels.outcome }}.",
+        why="The state that was to be preserved may not be there.",
+        quiet="Halts that completed, and those that were called off.",
+        do="`holter checkpoint list RUN` shows what there is and what it is worth; `holter report RUN` says why the run was halted. Do not start it again before a good checkpoint is chosen.",
+    ),
+)  # fmt: skip

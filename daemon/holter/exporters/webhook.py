@@ -1,0 +1,136 @@
+"""Incidents as messages that Alertmanager would send (webhook version 4): what takes those takes ours, and a pager needs no Prometheus.
+
+    incident opens                firing
+    its cause or severity changes resolved, firing
+    its ranks change              firing again, the same alert: nobody shall go after the wrong rank
+    it closes                     resolved
+
+Pure: the coordinator sends them.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from holter.diagnosis.causes import BY_NAME
+from holter.exporters import places
+from holter.exporters.naming import alert_name, describe, incident_info
+from holter.records import Diagnosis
+
+Status = Literal["firing", "resolved"]
+Message = dict[str, Any]
+
+RECEIVER = "holter"
+NEVER = "0001-01-01T00:00:00Z"
+"""How Alertmanager writes that an alert has not ended."""
+
+
+@dataclass
+class Deliveries:
+    """What became of the messages so far."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    """`delivered`; `failed`: attempts, each tried again; `dropped`: given up, or no room."""
+    failure: str = ""
+    """Of the last attempt; empty when it succeeded."""
+
+    def count(self, outcome: str, failure: str = "") -> None:
+        """One more."""
+        self.counts[outcome] = self.counts.get(outcome, 0) + 1
+        self.failure = failure
+
+    def warnings(self) -> list[str]:
+        """A sentence while something is not delivered, or was lost."""
+        failed, dropped = self.counts.get("failed", 0), self.counts.get("dropped", 0)
+        if not self.failure and not dropped:
+            return []
+        last = f", last {self.failure}" if self.failure else ""
+        return [f"webhook: {failed} attempts failed, {dropped} messages lost{last}"]
+
+
+@dataclass(frozen=True)
+class _Told:
+    labels: Mapping[str, str]
+    diagnosis: Diagnosis
+
+    def is_of(self, other: "_Told") -> bool:
+        """The same alert, laid to the same ranks."""
+        return self.labels == other.labels and self.ranks == other.ranks
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Who is to blame."""
+        return self.diagnosis.causes[0].ranks if self.diagnosis.causes else ()
+
+
+class Pager:
+    """Knows what was told of each incident, and so what is to be told now."""
+
+    def __init__(self, address: str, runbooks: str) -> None:
+        self._address, self._runbooks = address, runbooks
+        self._told: dict[str, _Told] = {}
+
+    def look(self, standing: Sequence[Diagnosis], now: str) -> list[Message]:
+        """Messages for what changed since the last look; `standing` are the open incidents, `now` is RFC 3339."""
+        wanted = {diagnosis.id: _Told(self._labels(diagnosis), diagnosis) for diagnosis in standing}
+        messages = []
+        for incident, told in list(self._told.items()):
+            if incident not in wanted or wanted[incident].labels != told.labels:
+                del self._told[incident]
+                messages.append(self._message(told, "resolved", now))
+        for incident, told in wanted.items():
+            if incident not in self._told or not told.is_of(self._told[incident]):
+                self._told[incident] = told
+                messages.append(self._message(told, "firing", NEVER))
+        return messages
+
+    def _labels(self, diagnosis: Diagnosis) -> dict[str, str]:
+        info = incident_info(diagnosis, self._address)
+        return {
+            "alertname": alert_name(info.cause),
+            "run_id": diagnosis.run_id,
+            "incident": info.incident,
+            "cause": info.cause,
+            "severity": info.severity,
+            "layer": "incident",
+        }
+
+    def _message(self, told: _Told, status: Status, ends_at: str) -> Message:
+        info = incident_info(told.diagnosis, self._address)
+        entry = BY_NAME.get(info.cause)
+        group = {name: told.labels[name] for name in ("alertname", "run_id")}
+        annotations = {
+            "summary": entry.happened if entry is not None else told.diagnosis.symptom,
+            "description": describe(info, told.diagnosis.run_id),
+            "symptom": told.diagnosis.symptom,
+            "runbook_url": f"{self._runbooks}/{info.cause}.md",
+            **places.annotations(places.place_of("incident", info.cause), told.diagnosis.run_id),
+        }
+        alert = {
+            "status": status,
+            "labels": dict(told.labels),
+            "annotations": annotations,
+            "startsAt": told.diagnosis.opened_at,
+            "endsAt": ends_at,
+            "generatorURL": info.url,
+            "fingerprint": _fingerprint(told.labels),
+        }
+        return {
+            "version": "4",
+            "groupKey": "{}:{" + ", ".join(f'{name}="{value}"' for name, value in group.items()) + "}",
+            "truncatedAlerts": 0,
+            "status": status,
+            "receiver": RECEIVER,
+            "groupLabels": group,
+            "commonLabels": dict(told.labels),
+            "commonAnnotations": annotations,
+            "externalURL": self._address,
+            "alerts": [alert],
+        }
+
+
+def _fingerprint(labels: Mapping[str, str]) -> str:
+    """The same for the same alert, whoever sends it again."""
+    text = "\xff".join(f"{name}\xff{value}" for name, value in sorted(labels.items()))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

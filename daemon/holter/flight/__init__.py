@@ -1,0 +1,29 @@
+"""What PyTorch's Flight Recorder holds: reading it from any of its formats, and finding out whose calls do not match. Pure.
+
+- reading: a dump, JSON or pickle, gloo or NCCL  -> Flight
+- digests: a call as its signature, a run of calls as one number
+- matching: all ranks' flights -> who waits for whom, who called something else
+"""
+
+from holter.errors import FlightError
+from holter.flight.digests import BLOCK_CALLS, blocks, signature
+from holter.flight.matching import analyse
+from holter.flight.reading import from_bytes, from_json, from_pickle, trimmed, with_members
+from holter.flight.verdicts import Analysis, Deviation, Kind, Wait
+
+__all__ = [
+    "BLOCK_CALLS",
+    "Analysis",
+    "Deviation",
+    "FlightError",
+    "Kind",
+    "Wait",
+    "analyse",
+    "blocks",
+    "from_bytes",
+    "from_json",
+    "from_pickle",
+    "signature",
+    "trimmed",
+    "with_members",
+]

@@ -1,0 +1,239 @@
+"""A dump of PyTorch's Flight Recorder, whatever wrote it, as a `Flight`.
+
+    gloo   JSON; every state is `scheduled`, times are 0 or null, counts are strings, the default group has no name in `pg_config` and
+           the other groups are not there at all: their members are who calls in them
+    NCCL   JSON of the same shape, or a pickle (what torch writes by itself after a timeout), members of groups as a string "[0, 1]"
+
+Operations are named as `torch.distributed` names them, without the backend: `gloo:all_reduce` and `nccl:all_reduce` are `all_reduce`,
+`nccl:_all_gather_base` is `all_gather`, `nccl:ALLTOALL_coalesced` is `alltoall_coalesced`. Messages keep whom they go to, by rank in
+their group: `send 0->1`, `recv 1<-0`. Dtypes are torch's: `Float` is `float32`.
+"""
+
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import msgspec
+
+from holter.errors import FlightError
+from holter.flight import pickles
+from holter.records import Call, Flight, Group
+
+DEFAULT_GROUP = "0"
+DEFAULT_DESCRIPTION = "default_pg"
+
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "UInt16": "uint16",
+    "UInt32": "uint32",
+    "UInt64": "uint64",
+    "Bool": "bool",
+    "ComplexHalf": "complex32",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+    "Float8_e4m3fn": "float8_e4m3fn",
+    "Float8_e5m2": "float8_e5m2",
+}
+
+_State = Literal["scheduled", "started", "completed"]
+_Sizes = tuple[tuple[int, ...], ...]
+
+
+class _Entry(msgspec.Struct, gc=False):
+    profiling_name: str = ""
+    process_group: tuple[str, ...] = ()
+    pg_id: int | str = -1
+    collective_seq_id: int = 0
+    p2p_seq_id: int = 0
+    is_p2p: bool = False
+    record_id: int = 0
+    input_sizes: _Sizes | None = None
+    input_dtypes: tuple[str, ...] | None = None
+    output_sizes: _Sizes | None = None
+    output_dtypes: tuple[str, ...] | None = None
+    state: str | None = None
+    retired: bool | None = None
+    time_created_ns: int | None = None
+    time_discovered_started_ns: int | None = None
+    time_discovered_completed_ns: int | None = None
+
+
+class _Config(msgspec.Struct):
+    name: str | None = None
+    desc: str | None = None
+    ranks: str | tuple[int, ...] | None = None
+
+
+class _Status(msgspec.Struct):
+    last_enqueued_collective: int = -1
+    last_completed_collective: int = -1
+
+
+class _Dump(msgspec.Struct):
+    entries: list[_Entry] | None = None
+    pg_config: dict[str, _Config] | None = None
+    pg_status: dict[str, _Status] | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Dump, strict=False)
+_RANKS = msgspec.json.Decoder(tuple[int, ...])
+
+
+def from_json(data: bytes, taken_ns: int) -> Flight:
+    """What `_dump_fr_trace_json` and the worker server's `fr_trace_json` give."""
+    try:
+        dump = _DECODER.decode(data)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise FlightError(f"this is no Flight Recorder dump in JSON: {error}") from None
+    return _flight(dump, taken_ns)
+
+
+def from_pickle(data: bytes, taken_ns: int) -> Flight:
+    """What torch writes for NCCL after a timeout. Read with a reader that knows containers and scalars only."""
+    read = pickles.read(data)
+    try:
+        dump = msgspec.convert(read, _Dump, strict=False)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise FlightError(f"this is no Flight Recorder dump in pickle's format: {error}") from None
+    return _flight(dump, taken_ns)
+
+
+def from_bytes(data: bytes, taken_ns: int) -> Flight:
+    """Either format, told by its first byte."""
+    if data[:1] == pickles.FIRST_BYTE:
+        return from_pickle(data, taken_ns)
+    if data[:64].lstrip()[:1] == b"{":
+        return from_json(data, taken_ns)
+    raise FlightError("this is no Flight Recorder dump: it begins neither as JSON nor as a pickle")
+
+
+def trimmed(flight: Flight, rank: int, limit: int = 256) -> Flight:
+    """For travel: the newest calls and all that are not over; members of a group only from its three lowest ranks, and never everyone."""
+    cut = max(len(flight.calls) - limit, 0)
+    calls = [call for call in flight.calls[:cut] if not is_over(call)] + flight.calls[cut:]
+    everyone = next((group.ranks for group in flight.groups if group.description == DEFAULT_DESCRIPTION), ())
+    groups = [
+        group
+        if group.ranks != everyone and rank in sorted(group.ranks)[:3]
+        else msgspec.structs.replace(group, ranks=())
+        for group in flight.groups
+    ]
+    return Flight(groups=groups, calls=calls, taken_ns=flight.taken_ns)
+
+
+def with_members(flight: Flight, told: Mapping[str, Group]) -> Flight:
+    """The same, with what its rank says of its groups: gloo's recorder knows no members, and no group before its first call."""
+    known = [
+        msgspec.structs.replace(group, ranks=told[group.name].ranks)
+        if group.name in told and not group.ranks
+        else group
+        for group in flight.groups
+    ]
+    new = [group for name, group in told.items() if name not in {one.name for one in flight.groups}]
+    return msgspec.structs.replace(flight, groups=known + new) if told else flight
+
+
+def is_over(call: Call) -> bool:
+    """The rank is done with it: gloo says so by letting go of it, NCCL by its state, too."""
+    return call.is_retired or call.state == "completed"
+
+
+def _flight(dump: _Dump, taken_ns: int) -> Flight:
+    entries = dump.entries or []
+    is_gloo = any(entry.profiling_name.startswith("gloo:") for entry in entries)
+    calls = [_call(entry) for entry in entries]
+    calls.sort(key=lambda call: call.record)
+    return Flight(groups=_groups(dump, calls, is_gloo=is_gloo), calls=calls, taken_ns=taken_ns)
+
+
+def _call(entry: _Entry) -> Call:
+    name = entry.process_group[0] if entry.process_group else ""
+    state = cast("_State", entry.state) if entry.state in {"started", "completed"} else "scheduled"
+    return Call(
+        name or DEFAULT_GROUP,
+        entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id,
+        operation(entry.profiling_name),
+        entry.input_sizes or (),
+        _dtypes(entry.input_dtypes or ()),
+        entry.time_created_ns or 0,
+        bool(entry.retired),
+        state,
+        entry.is_p2p,
+        entry.time_discovered_started_ns or 0,
+        entry.time_discovered_completed_ns or 0,
+        entry.output_sizes or (),
+        _dtypes(entry.output_dtypes or ()),
+        entry.record_id,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def operation(profiling_name: str) -> str:
+    """`nccl:_all_gather_base` -> `all_gather`, `nccl:send 0->1` -> `send 0->1`."""
+    return profiling_name.rpartition(":")[2].strip().lstrip("_").removesuffix("_base").lower()
+
+
+@functools.lru_cache(maxsize=1024)
+def _dtypes(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_DTYPES.get(name, name.lower()) for name in names)
+
+
+def _groups(dump: _Dump, calls: list[Call], *, is_gloo: bool) -> list[Group]:
+    """The groups that the dump knows, by its configuration or by the calls in them."""
+    entered: dict[str, int] = {}
+    completed: dict[str, int] = {}
+    for call in calls:
+        if not call.is_p2p:
+            entered[call.group] = max(call.sequence, entered.get(call.group, -1))
+            if is_over(call):
+                completed[call.group] = max(call.sequence, completed.get(call.group, -1))
+    # gloo's own count includes messages and barriers that it does not record.
+    for number, status in {} if is_gloo else (_named_status(dump).items()):
+        entered[number] = max(status.last_enqueued_collective, entered.get(number, -1))
+        completed[number] = max(status.last_completed_collective, completed.get(number, -1))
+    known: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for entry in dump.entries or []:
+        if entry.process_group:
+            known.setdefault(entry.process_group[0] or DEFAULT_GROUP, (entry.process_group[-1], ()))
+    for key, config in (dump.pg_config or {}).items():
+        name = config.name or key or DEFAULT_GROUP
+        description = config.desc or (DEFAULT_DESCRIPTION if name == DEFAULT_GROUP else "")
+        known[name] = (description, _members(config.ranks))
+    return [
+        Group(name, description, ranks, entered.get(name, -1), completed.get(name, -1))
+        for name, (description, ranks) in known.items()
+    ]
+
+
+def _named_status(dump: _Dump) -> dict[str, _Status]:
+    """`pg_status` by name of group. It is kept by the process's own number of the group, which only calls connect with a name.
+
+    Both numbers count groups as they are made, so that they run in the same order; where all names are numbers and no call
+    contradicts, that names the groups without calls as well.
+    """
+    status = dump.pg_status or {}
+    names = {str(e.pg_id): e.process_group[0] or DEFAULT_GROUP for e in dump.entries or [] if e.process_group}
+    configured = [config.name or key or DEFAULT_GROUP for key, config in (dump.pg_config or {}).items()]
+    if len(configured) == len(status) and all(map(str.isdecimal, [*configured, *status])):
+        in_order = dict(zip(sorted(status, key=int), sorted(configured, key=int), strict=True))
+        if all(in_order.get(number) == name for number, name in names.items()):
+            names = in_order
+    return {names[number]: value for number, value in status.items() if number in names}
+
+
+def _members(ranks: Any) -> tuple[int, ...]:
+    """`"[0, 1]"` or a list."""
+    if not isinstance(ranks, str):
+        return tuple(ranks or ())
+    try:
+        return _RANKS.decode(ranks)
+    except msgspec.MsgspecError:
+        return ()

@@ -1,0 +1,19 @@
+"""A file that is there whole or not at all, and on the disk when it is."""
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+    """Beside it first, then by name. Raises OSError; then what was there before is there still."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,172 @@
+"""How to halt a run, from where its ranks are: which order begins it, who saves, for which step. Pure.
+
+    every rank stands before the same step      commit    main threads save, together
+    ranks are blocked, dead, or about to be     rescue    threads of those that can save what is consistent
+    everybody trains                            prepare   at a step that nobody has reached
+
+A rank that is inside an optimizer's step has weights that are partly new, and one that is stopped can do nothing: both save nothing. Of ranks at
+several steps those of the commonest are chosen, the latest of several; replicas need only one.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from holter.records import RankState
+
+STAND_S = 6.0
+"""So long ranks that stand wait for the others to come to the same step; less than their own patience."""
+MIN_AHEAD = 2
+AHEAD_S = 0.5
+"""A step that is agreed on is so far away: an order must have reached every rank by then."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Whereabouts:
+    """One rank, as last seen."""
+
+    rank: int
+    step: int | None
+    """Completed optimizer steps; None: not known."""
+    state: RankState | None = None
+    """What it said last of a halt of its own: held, dying or terminated."""
+    is_torn: bool = False
+    is_there: bool = True
+    """Its process lives, and somebody hears it."""
+    has_ended: bool = False
+    """Its process was seen to end."""
+    is_able: bool = True
+    """A thread of it can run: it is not stopped, and its interpreter answers."""
+    snapshots: tuple[int, ...] = ()
+    """Steps of which it has a copy in memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """That the run be halted, and why."""
+
+    cause: str
+    reason: str
+    ranks: tuple[int, ...] = ()
+    """Culprits: others save first."""
+    incident: str | None = None
+    is_blocked: bool = False
+    """Ranks do not go on by themselves."""
+    is_operator: bool = False
+    """Somebody asked: where nothing can be saved, nothing is halted."""
+    first_bad: int | None = None
+    """Completed steps of the first state that the fault is in; None: it spoiled none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is known of the job as a whole."""
+
+    step_s: float
+    """How long a step takes."""
+    is_sharded: bool = False
+    """No rank has all of the state: each one's part is needed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to order."""
+
+    kind: Literal["prepare", "commit", "rescue"]
+    step: int
+    savers: tuple[int, ...]
+    lost: tuple[int, ...] = ()
+    snapshot: int = -1
+    """Of this many completed steps, instead of the live state; -1: the live state."""
+
+    wait_s: float = 0.0
+    """Until every rank has come to the step, with some to spare."""
+
+    @property
+    def kept(self) -> int:
+        """Completed steps of what is kept."""
+        return self.step if self.snapshot < 0 else self.snapshot
+
+
+@dataclass(frozen=True)
+class NotYet:
+    """Why nothing is ordered at this moment."""
+
+    why: str
+
+
+def choose(wish: Wish, ranks: Sequence[Whereabouts], job: Job, *, waited_s: float, attempt: int = 0) -> Plan | NotYet:  # noqa: PLR0911 - one return for each situation
+    """`waited_s`: since a rank first stood, or the wish came; `attempt`: how many prepares came too late so far."""
+    able = [one for one in ranks if one.is_there and one.is_able]
+    if not able:
+        return NotYet("no rank is left that could save")
+    lost = tuple(sorted({one.rank for one in ranks} - {one.rank for one in able}))
+    standing = [one for one in able if one.state == "held"]
+    if standing:
+        steps = {one.step for one in standing}
+        if len(standing) == len(ranks) and len(steps) == 1 and standing[0].step is not None:
+            return _commit(wish, ranks, standing[0].step)
+        if len(standing) < len(able) and not lost and waited_s < STAND_S:
+            return NotYet(f"{len(standing)} of {len(ranks)} ranks stand, the others are waited for")
+        return _rescue(wish, able, lost, job)
+    is_ending = any(one.has_ended for one in ranks) or any(one.state in ("dying", "terminated") for one in able)
+    if wish.is_blocked or is_ending:
+        return _rescue(wish, able, lost, job)
+    if lost:
+        # They may well train on, with the others: a state that moves cannot be rescued, and they cannot be asked.
+        return NotYet(f"rank {', '.join(map(str, lost[:4]))} cannot be reached, though it was not seen to end")
+    return _prepare(able, job.step_s, attempt)
+
+
+def _commit(wish: Wish, ranks: Sequence[Whereabouts], step: int) -> Plan:
+    savers = _ordered((one.rank for one in ranks), wish.ranks)
+    snapshot = _snapshot(ranks, before=wish.first_bad) if _is_spoiled(wish, step) else -1
+    return Plan(kind="commit", step=step, savers=savers, snapshot=snapshot)
+
+
+def _rescue(wish: Wish, able: Sequence[Whereabouts], lost: tuple[int, ...], job: Job) -> Plan:
+    whole = [one for one in able if not one.is_torn and one.step is not None]
+    step = _commonest(one.step for one in whole if one.step is not None)
+    is_apart = len(whole) < len(able) or len({one.step for one in whole}) > 1
+    if step is None or _is_spoiled(wish, step) or (job.is_sharded and is_apart):
+        snapshot = _snapshot(able, before=wish.first_bad)
+        if snapshot >= 0:
+            at = max(one.step for one in able if one.step is not None)
+            everyone = _ordered((one.rank for one in able), wish.ranks)
+            return Plan(kind="rescue", step=at, savers=everyone, lost=lost, snapshot=snapshot)
+    if step is None:
+        # Nobody has anything that is whole: who is asked says so, and the run ends all the same.
+        known = [one for one in able if one.step is not None] or list(able)
+        return Plan(kind="rescue", step=known[0].step or 0, savers=(known[0].rank,), lost=lost)
+    savers = _ordered((one.rank for one in whole if one.step == step), wish.ranks)
+    return Plan(kind="rescue", step=step, savers=savers, lost=lost)
+
+
+def _prepare(able: Sequence[Whereabouts], step_s: float, attempt: int) -> Plan | NotYet:
+    steps = [one.step for one in able if one.step is not None]
+    if len(steps) < len(able):
+        return NotYet("not every rank has said where it is")
+    ahead = MIN_AHEAD + int(AHEAD_S / max(step_s, 1e-3)) * 4**attempt
+    savers = tuple(sorted(one.rank for one in able))
+    return Plan(kind="prepare", step=max(steps) + ahead, savers=savers, wait_s=2 * (ahead + 1) * step_s)
+
+
+def _is_spoiled(wish: Wish, step: int) -> bool:
+    return wish.first_bad is not None and wish.first_bad <= step
+
+
+def _snapshot(ranks: Iterable[Whereabouts], *, before: int | None) -> int:
+    """The newest that all of them have and that the fault is not in; -1: there is none."""
+    common = set.intersection(*(set(one.snapshots) for one in ranks))
+    return max((step for step in common if before is None or step < before), default=-1)
+
+
+def _commonest(steps: Iterable[int]) -> int | None:
+    counted = Counter(steps)
+    return max(counted, key=lambda step: (counted[step], step), default=None)
+
+
+def _ordered(ranks: Iterable[int], culprits: Sequence[int]) -> tuple[int, ...]:
+    """Who is not to blame first."""
+    return tuple(sorted(ranks, key=lambda rank: (rank in culprits, rank)))

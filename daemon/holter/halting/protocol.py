@@ -1,0 +1,321 @@
+"""The coordinator's side of a halt, as one table: its course, what happens -> its course then, and what is done.
+
+    prepare -> PREPARING --all held--> COMMITTED --all settled--> SEALING --sealed--> DONE (leave)
+                   |                       |
+                   +--somebody cannot------+--the cell said abort--> CALLED_OFF (abort)
+    commit  -> COMMITTED        every rank stands before the same step by itself: numbers that are not finite
+    rescue  -> RESCUING --savers settled--> SEALING
+
+`halting.rank_protocol` has the other side, and says why ranks do not part. Here it follows: `leave` is ordered only when a rank has
+said that it saves, or could not, for then the cell, if ranks stood before a step, has decided; and after a commit `abort` is ordered
+only when a rank has said that it went on, for then the cell has decided, too.
+An order is repeated until it is answered, and told twice is once, so a lost message costs time. Every attempt has a number of its own.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import msgspec
+
+from holter.records import Order, OrderKind, RankState
+
+SETTLED: tuple[RankState, ...] = ("saved", "failed")
+KEEPING: tuple[RankState, ...] = ("saving", *SETTLED)
+"""A rank that says so, and stood before a step, has obeyed the cell."""
+REFUSING: tuple[RankState, ...] = ("unwilling", "released", "dying", "terminated")
+
+
+class Course(StrEnum):
+    """How far a halt has come."""
+
+    PREPARING = "preparing"
+    COMMITTED = "committed"
+    RESCUING = "rescuing"
+    SEALING = "sealing"
+    DONE = "done"
+    CALLED_OFF = "called off"
+    LAPSED = "lapsed"
+    """Nobody is left who could say what the cell decided: nothing more is ordered."""
+
+
+@dataclass(frozen=True)
+class Halt:
+    """One attempt to halt, as the coordinator has it."""
+
+    order: Order
+    """What was ordered: `prepare`, `commit` or `rescue`."""
+    ranks: frozenset[int]
+    """All ranks of the job."""
+    standing: frozenset[int]
+    """Ranks that stood before a step when it was ordered: they obey the cell."""
+    course: Course
+    answers: tuple[tuple[int, RankState], ...] = ()
+    """What each rank said last of this halt, by rank."""
+    gone: frozenset[int] = frozenset()
+    """Ranks that ended, or whose sidecar did: nothing more is heard of them."""
+
+    @property
+    def heard(self) -> dict[int, RankState]:
+        """Rank -> what it said last."""
+        return dict(self.answers)
+
+    @property
+    def awaited(self) -> frozenset[int]:
+        """Ranks that are to save."""
+        return frozenset(self.order.savers) if self.order.kind == "rescue" else self.ranks
+
+    @property
+    def is_decided(self) -> bool:
+        """A rank has said that it keeps its state: where ranks stood, the cell has spoken."""
+        heard = self.heard
+        return any(heard.get(rank) in KEEPING for rank in (self.standing or self.awaited))
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing more comes of it."""
+        return self.course in {Course.DONE, Course.CALLED_OFF, Course.LAPSED}
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A rank said where it is (`Halting`)."""
+
+    rank: int
+    state: RankState
+    halt: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A rank's process, or its sidecar, is no more."""
+
+    rank: int
+
+
+class Happening(StrEnum):
+    """Events without a word of their own."""
+
+    OVER = "over"
+    """The time for this course."""
+    SEALED = "sealed"
+    """What was kept has its name, or it is known that nothing could be kept."""
+    AGAIN = "again"
+    """Time to repeat what was not answered."""
+
+
+Event = Heard | Gone | Happening
+
+
+@dataclass(frozen=True)
+class Tell:
+    """An order for these ranks."""
+
+    order: Order
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Seal:
+    """Make a checkpoint of the parts that there are."""
+
+    order: Order
+
+
+Action = Tell | Seal
+
+
+class Cue(StrEnum):
+    """An event as the table knows it."""
+
+    ALL_HELD = "all held"
+    REFUSED = "somebody cannot, or went on"
+    SETTLED = "all who save have said how it went"
+    LOST = "all who know what was decided are gone"
+    FOUND = "one of them is back"
+    OVER = "over"
+    UNDECIDED_OVER = "over, and nobody has said that it saves"
+    SEALED = "sealed"
+    AGAIN = "again"
+
+
+class Act(StrEnum):
+    """What a row does."""
+
+    COMMIT = "commit"
+    ABORT = "abort"
+    LEAVE = "leave"
+    SEAL = "seal"
+    REPEAT = "repeat"
+
+
+Row = tuple[Course, tuple[Act, ...]]
+
+TABLE: dict[tuple[Course, Cue], Row] = {
+    (Course.PREPARING, Cue.ALL_HELD): (Course.COMMITTED, (Act.COMMIT,)),
+    (Course.PREPARING, Cue.REFUSED): (Course.CALLED_OFF, (Act.ABORT,)),
+    (Course.PREPARING, Cue.OVER): (Course.CALLED_OFF, (Act.ABORT,)),
+    (Course.PREPARING, Cue.UNDECIDED_OVER): (Course.CALLED_OFF, (Act.ABORT,)),
+    (Course.PREPARING, Cue.AGAIN): (Course.PREPARING, (Act.REPEAT,)),
+    # Without a word of the cell's decision nothing may be ordered against it: the ranks' own patience ends it.
+    (Course.COMMITTED, Cue.REFUSED): (Course.CALLED_OFF, (Act.ABORT,)),
+    (Course.COMMITTED, Cue.SETTLED): (Course.SEALING, (Act.SEAL,)),
+    (Course.COMMITTED, Cue.OVER): (Course.SEALING, (Act.SEAL,)),
+    (Course.COMMITTED, Cue.AGAIN): (Course.COMMITTED, (Act.REPEAT,)),
+    (Course.RESCUING, Cue.REFUSED): (Course.CALLED_OFF, (Act.ABORT,)),
+    (Course.RESCUING, Cue.SETTLED): (Course.SEALING, (Act.SEAL,)),
+    (Course.RESCUING, Cue.OVER): (Course.SEALING, (Act.SEAL,)),
+    (Course.RESCUING, Cue.UNDECIDED_OVER): (Course.CALLED_OFF, (Act.ABORT,)),
+    (Course.RESCUING, Cue.AGAIN): (Course.RESCUING, (Act.REPEAT,)),
+    (Course.SEALING, Cue.SEALED): (Course.DONE, (Act.LEAVE,)),
+    (Course.DONE, Cue.AGAIN): (Course.DONE, (Act.LEAVE,)),
+    (Course.CALLED_OFF, Cue.AGAIN): (Course.CALLED_OFF, (Act.REPEAT,)),
+    (Course.COMMITTED, Cue.LOST): (Course.LAPSED, ()),
+    (Course.RESCUING, Cue.LOST): (Course.LAPSED, ()),
+    (Course.LAPSED, Cue.FOUND): (Course.COMMITTED, (Act.REPEAT,)),
+}
+"""What has no row here changes nothing."""
+
+_BEGINS: dict[OrderKind, Course] = {
+    "prepare": Course.PREPARING,
+    "commit": Course.COMMITTED,
+    "rescue": Course.RESCUING,
+}
+
+
+def begin(order: Order, ranks: Iterable[int], standing: Iterable[int] = ()) -> tuple[Halt, tuple[Action, ...]]:
+    """A halt that starts with this order, and whom to tell."""
+    everyone = frozenset(ranks)
+    halt = Halt(order, everyone, frozenset(standing), _BEGINS[order.kind])
+    return halt, (Tell(order, tuple(sorted(everyone))),)
+
+
+def recalled(orders: Sequence[Order], ranks: Iterable[int], standing: Iterable[int] = ()) -> Halt | None:
+    """The halt that stands after these orders, as a coordinator that is started again finds them in its journal."""
+    everyone = frozenset(ranks)
+    begun = next((order for order in reversed(orders) if order.kind in _BEGINS), None)
+    if begun is None:
+        return None
+    after = {order.kind for order in orders if order.halt == begun.halt}
+    course = Course.DONE if "leave" in after else Course.CALLED_OFF if "abort" in after else _BEGINS[begun.kind]
+    return Halt(begun, everyone, everyone if begun.kind == "commit" else frozenset(standing), course)
+
+
+def advance(halt: Halt, event: Event, table: dict[tuple[Course, Cue], Row] = TABLE) -> tuple[Halt, tuple[Action, ...]]:
+    """The halt after this event, and what is to be done."""
+    noted = _note(halt, event)
+    cue = _read(noted, event)
+    row = table.get((halt.course, cue)) if cue is not None else None
+    if row is None:
+        return noted, ()
+    after = replace(noted, course=row[0])
+    actions: list[Action] = []
+    for act in row[1]:
+        after, done = _perform(after, act)
+        actions.append(done)
+    return after, tuple(action for action in actions if not isinstance(action, Tell) or action.ranks)
+
+
+def _note(halt: Halt, event: Event) -> Halt:
+    match event:
+        case Gone(rank=rank):
+            return replace(halt, gone=halt.gone | {rank})
+        case Heard() if _is_about(halt, event):
+            answers = tuple(sorted({**halt.heard, event.rank: event.state}.items()))
+            standing = halt.standing | {event.rank} if event.state == "held" else halt.standing
+            return replace(halt, answers=answers, standing=standing, gone=halt.gone - {event.rank})
+    return halt
+
+
+def _is_about(halt: Halt, heard: Heard) -> bool:
+    """Of this halt; a rank that stands by itself does not know its number."""
+    if heard.rank not in halt.ranks:
+        return False
+    is_standing = heard.state == "held" and heard.step == halt.order.step and not halt.is_over
+    is_ending = heard.state in {"dying", "terminated"} and heard.halt == 0
+    return heard.halt == halt.order.halt or (heard.halt == 0 and (is_standing or is_ending))
+
+
+def _read(halt: Halt, event: Event) -> Cue | None:
+    match event:
+        case Happening.OVER if halt.is_decided:
+            return Cue.OVER
+        case Happening.OVER:
+            is_cell_asked = bool(halt.standing) and halt.course is not Course.PREPARING
+            return None if is_cell_asked else Cue.UNDECIDED_OVER
+        case Happening.SEALED | Happening.AGAIN:
+            return Cue[event.name]
+        case Heard() if not _is_about(halt, event):
+            is_elsewhere = event.state == "held" and event.rank in halt.ranks and halt.course is Course.PREPARING
+            return Cue.REFUSED if is_elsewhere else None
+    readers = {
+        Course.PREPARING: _read_preparing,
+        Course.COMMITTED: _read_keeping,
+        Course.RESCUING: _read_keeping,
+        Course.LAPSED: _read_lapsed,
+    }
+    reader = readers.get(halt.course)
+    return reader(halt) if reader is not None else None
+
+
+def _read_preparing(halt: Halt) -> Cue | None:
+    heard = halt.heard
+    if halt.gone or any(state in REFUSING for state in heard.values()):
+        return Cue.REFUSED
+    return Cue.ALL_HELD if all(heard.get(rank) == "held" for rank in halt.ranks) else None
+
+
+def _read_keeping(halt: Halt) -> Cue | None:
+    heard = halt.heard
+    if not halt.is_decided:
+        asked = halt.standing or halt.awaited
+        if any(heard.get(rank) in {"unwilling", "released"} for rank in asked):
+            return Cue.REFUSED
+        return None if not asked <= halt.gone else Cue.LOST if halt.standing else Cue.REFUSED
+    if not halt.standing and any(heard.get(rank) == "released" for rank in halt.awaited):
+        # Nobody stood: the job goes on by itself.
+        return Cue.REFUSED
+    is_settled = all(
+        heard.get(rank) in SETTLED or heard.get(rank) in REFUSING or rank in halt.gone for rank in halt.awaited
+    )
+    return Cue.SETTLED if is_settled else None
+
+
+def _read_lapsed(halt: Halt) -> Cue | None:
+    return None if halt.standing <= halt.gone else Cue.FOUND
+
+
+def _perform(halt: Halt, act: Act) -> tuple[Halt, Action]:
+    order = halt.order
+    if act is Act.SEAL:
+        return halt, Seal(order)
+    if act is Act.COMMIT:
+        halt = replace(halt, order=msgspec.structs.replace(order, kind="commit"))
+        return halt, Tell(halt.order, tuple(sorted(halt.ranks)))
+    if act is Act.LEAVE:
+        leave = msgspec.structs.replace(order, kind="leave")
+        return halt, Tell(leave, tuple(sorted(halt.ranks - halt.gone)))
+    if act is Act.ABORT:
+        return halt, Tell(_abort(order), tuple(sorted(halt.ranks - halt.gone)))
+    return halt, _repeated(halt)
+
+
+def _abort(order: Order) -> Order:
+    return msgspec.structs.replace(order, kind="abort", savers=(), lost=())
+
+
+_ANSWERS: dict[Course, tuple[RankState, ...]] = {
+    Course.PREPARING: ("willing", "held"),
+    Course.COMMITTED: KEEPING,
+    Course.RESCUING: KEEPING,
+    Course.CALLED_OFF: ("released", "unwilling"),
+}
+
+
+def _repeated(halt: Halt) -> Tell:
+    """The order that stands, for those who have not answered it."""
+    heard, answers = halt.heard, _ANSWERS[halt.course]
+    whom = halt.ranks if halt.course is Course.CALLED_OFF else halt.awaited | halt.standing
+    silent = tuple(sorted(rank for rank in whom - halt.gone if heard.get(rank) not in answers))
+    return Tell(_abort(halt.order) if halt.course is Course.CALLED_OFF else halt.order, silent)

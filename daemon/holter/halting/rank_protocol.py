@@ -1,0 +1,447 @@
+r"""A rank's side of a halt, as one table: where it stands, what happens -> where it stands then, and what is done.
+
+    TRAINING --prepare--> WILLING --reaches the step--> HELD --commit | abort | patience over--> DECIDING (asks the cell)
+        \--a number that is not finite------------------/          cell: abort  -> TRAINING, the main thread goes on
+        \--rescue: a thread saves, the main thread is blocked-\     cell: commit -> SAVING -> SAVED --leave--> LEAVING (93)
+        \--exception -> DYING, signal -> TERMINATED ------------> SAVING -> SAVED --leave--> LEAVING; else it dies as it would have
+
+Ranks that stand at one step must part neither by a lost message nor by a dead coordinator. So no rank obeys a `commit`, or its own
+patience, at once: it offers the order to the cell, one register in the job's own store, where the first word stands, and obeys
+what is there. A rank that has obeyed the cell is *bound*: whatever happens, it ends with 93. So is one that saves while its main thread is
+blocked: random states and buffers were set back for that, and it must not train on with them. A rank that others save for while its main
+thread is blocked is *free*: as long as nobody says `leave`, nothing has happened to its training.
+
+`advance` is pure. The desk (`halting.desk`) does what it returns, and tells it when `patience_s` of the new standing is over.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Literal
+
+from holter.records import Order, RankState
+
+HOLD_PATIENCE_S = 20.0
+"""So long a rank stands before a step while nobody decides."""
+DYING_PATIENCE_S = 10.0
+"""So long a process that is about to end waits whether it is to save first."""
+LEAVE_PATIENCE_S = 30.0
+"""Beyond the deadline of the save, a rank that has saved waits so long for the word to leave."""
+
+
+class Stand(StrEnum):
+    """Where a rank stands in a halt."""
+
+    TRAINING = "training"
+    WILLING = "willing"
+    """It will hold before the step that was ordered."""
+    HELD = "held"
+    """The main thread stands before the optimizer's step."""
+    DECIDING = "deciding"
+    """The cell has been asked."""
+    SAVING = "saving"
+    SAVED = "saved"
+    """It has saved, or could not, or had nothing to save; it waits for the word to leave."""
+    DYING = "dying"
+    TERMINATED = "terminated"
+    LEAVING = "leaving"
+    """Ends with 93."""
+    DEAD = "dead"
+    """Ends as it would have without us."""
+
+
+ENDS = frozenset({Stand.LEAVING, Stand.DEAD})
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank's side of a halt."""
+
+    number: int
+    """Global rank."""
+    stand: Stand = Stand.TRAINING
+    order: Order | None = None
+    """The order that is being obeyed, or was last."""
+    step: int = -1
+    """Before which the main thread stands, or is to stand."""
+    past: int = 0
+    """Halts up to this one are over here: their orders come too late."""
+    went_on: int = -1
+    """The last step before which it stood and went on: it does not stand there again."""
+    is_bound: bool = False
+    """The cell has spoken: it ends with 93, whatever comes."""
+    is_standing: bool = False
+    """The main thread stands in `hold`; else it trains, is blocked elsewhere, or waits to die."""
+    ending: Literal["", "exception", "signal"] = ""
+    """Its process is about to end for a reason of its own."""
+    result: Literal["", "saved", "failed"] = ""
+    why: str = ""
+    """Of a failure."""
+    has_sidecar: bool = True
+
+
+@dataclass(frozen=True)
+class Told:
+    """An order arrived."""
+
+    order: Order
+    reached: int = -1
+    """The last step before which the main thread has asked whether it is to stand: a `prepare` for it comes too late."""
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The main thread is in `hold` before this step."""
+
+    step: int
+    is_agreed: bool = False
+    """Because a `prepare` said so; else because of numbers that are not finite."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What the cell says: the order that came first, kind `commit`, `rescue` or `abort`."""
+
+    order: Order
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The save is over."""
+
+    halt: int
+    """Whose: a save that was given up may end late."""
+    failure: str = ""
+    """Empty: it was proven."""
+
+
+class Happening(StrEnum):
+    """Events without a word of their own."""
+
+    PATIENCE_OVER = "patience over"
+    """`patience_s` of this standing is over."""
+    THROWN = "thrown"
+    """An exception has left the script's main thread."""
+    SIGNALLED = "signalled"
+    """A signal asks the process to end."""
+    ASKED = "asked"
+    """A signal that the user mapped to a halt."""
+    INTERRUPTED = "interrupted"
+    """Ctrl-C: it ends now, whatever we were doing."""
+    SIDECAR_LOST = "sidecar lost"
+
+
+Event = Told | Reached | Answered | Saved | Happening
+
+
+@dataclass(frozen=True)
+class Say:
+    """Tell the coordinator (`Halting`, with the step that is completed and whether a step is torn)."""
+
+    state: RankState
+    halt: int = 0
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Offer this order to the cell of `step`; the answer comes as Answered. A cell that cannot be reached answers with the offer."""
+
+    step: int
+    order: Order
+
+
+@dataclass(frozen=True)
+class Save:
+    """Save now: in the main thread, which stands in `hold`, if every rank does so; else in a thread, without collectives."""
+
+    order: Order
+    is_main_thread: bool
+
+
+class Do(StrEnum):
+    """What else is done."""
+
+    RELEASE = "release"
+    """The main thread returns from `hold` and trains on."""
+    LEAVE = "leave"
+    """End with 93: by SystemExit where the main thread stands in `hold`, else by os._exit."""
+    DIE = "die"
+    """Let the exception, or the signal, take its course."""
+
+
+Action = Say | Ask | Save | Do
+
+
+class Cue(StrEnum):
+    """An event as the table knows it: with what it means to this rank, at this moment."""
+
+    PREPARE = "prepare"
+    LATE_PREPARE = "prepare for a step already reached"
+    COMMIT = "commit"
+    STRAY_COMMIT = "commit for another step"
+    RESCUE = "rescue, by this rank, or asked of a rank that stands"
+    STAND_BY = "rescue, by others"
+    REPEAT = "the order that is being obeyed"
+    ABORT = "abort"
+    STRAY_ABORT = "abort of something else"
+    LEAVE = "leave"
+    REACHED = "reached"
+    REACHED_AGAIN = "reached a step where it went on, or which nobody wants held"
+    CELL_COMMIT = "cell: commit"
+    CELL_SAVE = "cell: rescue, by this rank"
+    CELL_WAIT = "cell: rescue, by others"
+    CELL_ABORT = "cell: abort"
+    SAVED = "save is over"
+    BOUND_OVER = "patience over, bound"
+    OVER = "patience over"
+    THROWN = "thrown"
+    SIGNALLED = "signalled"
+    BOUND_SIGNALLED = "signalled, bound"
+    ASKED = "asked"
+    INTERRUPTED = "interrupted"
+    SIDECAR_LOST = "sidecar lost"
+
+
+class Act(StrEnum):
+    """What a row does; `_perform` puts the rank's own words into it."""
+
+    SAY_WILLING = "say willing"
+    SAY_UNWILLING = "say unwilling"
+    SAY_HELD = "say held"
+    SAY_SAVING = "say saving"
+    SAY_RESULT = "say result"
+    SAY_RELEASED = "say released"
+    SAY_DYING = "say dying"
+    SAY_TERMINATED = "say terminated"
+    SAY_ASKING = "say asking"
+    ASK_ORDER = "ask the cell for the order"
+    ASK_ABORT = "ask the cell for an abort"
+    SAVE = "save"
+    SAVE_IN_MAIN = "save in the main thread"
+    RELEASE = "release"
+    LEAVE = "leave"
+    DIE = "die"
+
+
+BACK = Stand.TRAINING
+"""As a row's goal: whatever the rank would do without us. Where its process is about to end, that is DEAD."""
+
+_BEFORE = (Stand.TRAINING, Stand.WILLING)
+_ENDING = (Stand.DYING, Stand.TERMINATED)
+_STANDING = (Stand.HELD, Stand.DECIDING)
+_KEEPING = (Stand.SAVING, Stand.SAVED)
+_ALL = tuple(stand for stand in Stand if stand not in ENDS)
+
+Row = tuple[Stand, tuple[Act, ...]]
+
+
+def _rows(stands: tuple[Stand, ...], cue: Cue, goal: Stand | None, *acts: Act) -> dict[tuple[Stand, Cue], Row]:
+    """The same row for several standings; without a goal they stay."""
+    return {(stand, cue): (stand if goal is None else goal, acts) for stand in stands}
+
+
+TABLE: dict[tuple[Stand, Cue], Row] = {
+    # An agreed step.
+    **_rows(_BEFORE, Cue.PREPARE, Stand.WILLING, Act.SAY_WILLING),
+    **_rows(_BEFORE, Cue.LATE_PREPARE, BACK, Act.SAY_UNWILLING),
+    **_rows((Stand.WILLING,), Cue.REPEAT, None, Act.SAY_WILLING),
+    **_rows((Stand.WILLING,), Cue.OVER, BACK, Act.SAY_RELEASED),
+    **_rows((Stand.WILLING,), Cue.SIDECAR_LOST, BACK),
+    **_rows((Stand.HELD,), Cue.PREPARE, None, Act.SAY_HELD),
+    **_rows((Stand.HELD,), Cue.LATE_PREPARE, None, Act.SAY_HELD),
+    **_rows((Stand.HELD,), Cue.REPEAT, None, Act.SAY_HELD),
+    **_rows(_ENDING, Cue.PREPARE, None, Act.SAY_UNWILLING),
+    **_rows(_ENDING, Cue.LATE_PREPARE, None, Act.SAY_UNWILLING),
+    # Standing before a step.
+    **_rows((*_BEFORE, Stand.TERMINATED), Cue.REACHED, Stand.HELD, Act.SAY_HELD),
+    **_rows(_KEEPING, Cue.REACHED, None),
+    **_rows(_ALL, Cue.REACHED_AGAIN, None, Act.RELEASE),
+    **_rows((Stand.HELD,), Cue.COMMIT, Stand.DECIDING, Act.ASK_ORDER),
+    **_rows((Stand.HELD,), Cue.ABORT, Stand.DECIDING, Act.ASK_ABORT),
+    **_rows((Stand.HELD,), Cue.OVER, Stand.DECIDING, Act.ASK_ABORT),
+    **_rows((Stand.HELD,), Cue.SIDECAR_LOST, Stand.DECIDING, Act.ASK_ABORT),
+    **_rows((*_BEFORE, *_ENDING, Stand.HELD), Cue.STRAY_COMMIT, None, Act.SAY_RELEASED),
+    **_rows(_STANDING, Cue.CELL_COMMIT, Stand.SAVING, Act.SAY_SAVING, Act.SAVE_IN_MAIN),
+    **_rows(_STANDING, Cue.CELL_SAVE, Stand.SAVING, Act.SAY_SAVING, Act.SAVE),
+    **_rows(_STANDING, Cue.CELL_WAIT, Stand.SAVED, Act.SAY_RESULT),
+    **_rows(_STANDING, Cue.CELL_ABORT, BACK, Act.SAY_RELEASED),
+    # The main thread is blocked, or about to die: a thread saves.
+    **_rows((*_BEFORE, *_ENDING), Cue.RESCUE, Stand.SAVING, Act.SAY_SAVING, Act.SAVE),
+    **_rows((*_BEFORE, *_ENDING), Cue.STAND_BY, Stand.SAVED),
+    **_rows((Stand.HELD,), Cue.RESCUE, Stand.DECIDING, Act.ASK_ORDER),
+    **_rows((Stand.SAVED,), Cue.RESCUE, Stand.SAVING, Act.SAY_SAVING, Act.SAVE),
+    **_rows((Stand.SAVING,), Cue.REPEAT, None, Act.SAY_SAVING),
+    **_rows((Stand.SAVED,), Cue.REPEAT, None, Act.SAY_RESULT),
+    **_rows((Stand.SAVING,), Cue.SAVED, Stand.SAVED, Act.SAY_RESULT),
+    **_rows((Stand.SAVING,), Cue.OVER, Stand.SAVED, Act.SAY_RESULT),
+    **_rows((Stand.SAVING,), Cue.BOUND_OVER, Stand.SAVED, Act.SAY_RESULT),
+    **_rows(_KEEPING, Cue.ABORT, BACK, Act.SAY_RELEASED),
+    **_rows((Stand.SAVED,), Cue.OVER, BACK, Act.SAY_RELEASED),
+    **_rows((Stand.SAVED,), Cue.BOUND_OVER, Stand.LEAVING, Act.LEAVE),
+    # The end.
+    **_rows(_ALL, Cue.LEAVE, Stand.LEAVING, Act.LEAVE),
+    **_rows(_BEFORE, Cue.THROWN, Stand.DYING, Act.SAY_DYING),
+    **_rows((Stand.TERMINATED,), Cue.THROWN, Stand.DYING, Act.SAY_DYING),
+    **_rows(_BEFORE, Cue.SIGNALLED, Stand.TERMINATED, Act.SAY_TERMINATED),
+    **_rows(_STANDING, Cue.SIGNALLED, None, Act.SAY_TERMINATED),
+    **_rows((*_KEEPING, Stand.DYING), Cue.SIGNALLED, None),
+    **_rows(_KEEPING, Cue.THROWN, None),
+    **_rows((Stand.SAVED,), Cue.BOUND_SIGNALLED, Stand.LEAVING, Act.LEAVE),
+    **_rows(_ENDING, Cue.ABORT, Stand.DEAD, Act.DIE),
+    **_rows(_ENDING, Cue.OVER, Stand.DEAD, Act.DIE),
+    **_rows(_ENDING, Cue.SIDECAR_LOST, Stand.DEAD, Act.DIE),
+    **_rows(_BEFORE, Cue.ASKED, None, Act.SAY_ASKING),
+    **_rows(_ALL, Cue.INTERRUPTED, Stand.DEAD, Act.DIE),
+    **_rows((Stand.WILLING,), Cue.ABORT, BACK, Act.SAY_RELEASED),
+}
+"""What has no row here changes nothing."""
+
+
+def advance(rank: Rank, event: Event, table: dict[tuple[Stand, Cue], Row] = TABLE) -> tuple[Rank, tuple[Action, ...]]:
+    """The rank after this event, and what is to be done, in order."""
+    cue = read(rank, event)
+    if rank.stand in ENDS or cue is None:
+        return rank, ()
+    row = table.get((rank.stand, cue))
+    noted = _note(rank, event, cue, has_row=row is not None)
+    if row is None:
+        return noted, ()
+    goal, acts = row
+    halt = event.order.halt if isinstance(event, Told) else noted.order.halt if noted.order is not None else 0
+    if goal is BACK and rank.stand is not BACK:
+        after, dos = _go_back(noted)
+    else:
+        after, dos = replace(noted, stand=goal), ()
+    return after, (*(_word(noted, act, halt) for act in acts), *dos)
+
+
+def patience_s(rank: Rank) -> float | None:
+    """How long it may stay where it stands before `PATIENCE_OVER`; None: for ever. Counted anew when this, or the stand, changes."""
+    deadline_s = rank.order.deadline_s if rank.order is not None else 0.0
+    patience: dict[Stand, float] = {
+        Stand.WILLING: deadline_s,
+        # Nobody will tell it anything: what peers have heard is in the cell.
+        Stand.HELD: HOLD_PATIENCE_S if rank.has_sidecar else 0.0,
+        Stand.SAVING: deadline_s,
+        Stand.SAVED: LEAVE_PATIENCE_S + (deadline_s if rank.has_sidecar else 0.0),
+        Stand.DYING: DYING_PATIENCE_S,
+        Stand.TERMINATED: DYING_PATIENCE_S,
+    }
+    return patience.get(rank.stand)
+
+
+def read(rank: Rank, event: Event) -> Cue | None:  # noqa: PLR0911 - one return for each kind of event
+    """What an event means to this rank now; None: nothing."""
+    match event:
+        case Told(order=order):
+            return _read_order(rank, order, event.reached)
+        case Reached(step=step):
+            is_unwanted = event.is_agreed and not (rank.stand is Stand.WILLING and step == rank.step)
+            return Cue.REACHED_AGAIN if is_unwanted or step == rank.went_on else Cue.REACHED
+        case Answered(order=order):
+            if order.kind == "rescue":
+                return Cue.CELL_SAVE if rank.number in order.savers else Cue.CELL_WAIT
+            return Cue.CELL_COMMIT if order.kind == "commit" else Cue.CELL_ABORT
+        case Saved(halt=halt):
+            return Cue.SAVED if rank.order is not None and halt == rank.order.halt else None
+        case Happening.PATIENCE_OVER:
+            return Cue.BOUND_OVER if rank.is_bound else Cue.OVER
+        case Happening.SIGNALLED if rank.is_bound:
+            return Cue.BOUND_SIGNALLED
+    return Cue[event.name]
+
+
+def _read_order(rank: Rank, order: Order, reached: int) -> Cue | None:  # noqa: PLR0911 - one for each kind of order
+    if order.halt <= rank.past:
+        # It went on from that halt; the coordinator may not know.
+        return Cue.STRAY_COMMIT if order.kind in {"prepare", "commit", "rescue"} else None
+    if order.kind == "leave":
+        return Cue.LEAVE
+    if order == rank.order and rank.stand is not Stand.DECIDING:
+        return Cue.REPEAT
+    if order.kind == "prepare":
+        return Cue.PREPARE if order.step > reached else Cue.LATE_PREPARE
+    if order.kind == "commit":
+        return Cue.COMMIT if rank.stand is Stand.HELD and order.step == rank.step else Cue.STRAY_COMMIT
+    if order.kind == "rescue":
+        if rank.stand is Stand.HELD or rank.number in order.savers:
+            return Cue.RESCUE
+        return Cue.STAND_BY
+    is_other = rank.is_bound or (rank.stand is Stand.HELD and order.step != rank.step)
+    return Cue.STRAY_ABORT if is_other else Cue.ABORT
+
+
+_IS_PAST = {Cue.ABORT, Cue.STRAY_ABORT, Cue.STRAY_COMMIT, Cue.LATE_PREPARE, Cue.CELL_ABORT}
+"""After these the rank is done with the halt that was named."""
+
+
+def _note(rank: Rank, event: Event, cue: Cue, *, has_row: bool) -> Rank:  # noqa: C901 - one case an event
+    """What the rank remembers of an event, wherever it goes from here."""
+    noted = rank
+    own = rank.order.halt if rank.order is not None else 0
+    match event:
+        case Told(order=order) | Answered(order=order) if cue in _IS_PAST:
+            if not rank.is_bound:
+                noted = replace(noted, past=max(rank.past, order.halt, own if cue is Cue.CELL_ABORT else 0))
+        case Told(order=order) if has_row and cue is Cue.PREPARE and rank.stand in _BEFORE:
+            noted = replace(noted, order=order, step=order.step)
+        case Told(order=order) if has_row and cue in {Cue.COMMIT, Cue.RESCUE, Cue.STAND_BY}:
+            is_saver = cue is Cue.RESCUE and rank.stand is not Stand.HELD
+            noted = replace(noted, order=order, result="", why="", is_bound=rank.is_bound or is_saver)
+        case Answered(order=order):
+            noted = replace(noted, order=order, is_bound=True, result="", why="")
+        case Reached(step=step) if cue is Cue.REACHED:
+            is_self = rank.stand in _BEFORE and step != rank.step
+            order_kept = None if is_self else rank.order
+            noted = replace(noted, step=step, order=order_kept, is_standing=True)
+        case Saved(failure=failure):
+            noted = replace(noted, result="failed" if failure else "saved", why=failure)
+        case Happening.PATIENCE_OVER if rank.stand is Stand.SAVING and rank.order is not None:
+            why = f"the save was not over after {rank.order.deadline_s:.0f} s"
+            noted = replace(noted, result="failed", why=why)
+        case Happening.SIDECAR_LOST:
+            noted = replace(noted, has_sidecar=False)
+        case Happening.THROWN:
+            noted = replace(noted, ending="exception")
+        case Happening.SIGNALLED:
+            noted = replace(noted, ending=rank.ending or "signal")
+    if rank.stand is Stand.WILLING and cue in {Cue.OVER, Cue.THROWN, Cue.SIGNALLED}:
+        noted = replace(noted, past=max(noted.past, own))
+    return noted
+
+
+def _go_back(rank: Rank) -> tuple[Rank, tuple[Action, ...]]:
+    """To what it would do without us."""
+    if rank.ending:
+        return replace(rank, stand=Stand.DEAD), (Do.DIE,)
+    after = replace(rank, stand=Stand.TRAINING, order=None, step=-1, is_standing=False, result="", why="")
+    if rank.is_standing:
+        return replace(after, went_on=rank.step), (Do.RELEASE,)
+    return after, ()
+
+
+def _word(rank: Rank, act: Act, halt: int) -> Action:
+    """An act, with the rank's own words in it."""
+    abort = Order(halt=halt, kind="abort", step=rank.step)
+    if act is Act.ASK_ABORT:
+        return Ask(rank.step, abort)
+    if act in {Act.ASK_ORDER, Act.SAVE, Act.SAVE_IN_MAIN}:
+        assert rank.order is not None
+        return Ask(rank.step, rank.order) if act is Act.ASK_ORDER else Save(rank.order, act is Act.SAVE_IN_MAIN)
+    if act is Act.SAY_RESULT:
+        # Others save for it: its own part is none.
+        return Say(rank.result or "saved", halt, rank.why)
+    said = _SAID.get(act)
+    return Say(said, halt) if said is not None else Do(act.value)
+
+
+_SAID: dict[Act, RankState] = {
+    Act.SAY_WILLING: "willing",
+    Act.SAY_UNWILLING: "unwilling",
+    Act.SAY_HELD: "held",
+    Act.SAY_SAVING: "saving",
+    Act.SAY_RELEASED: "released",
+    Act.SAY_DYING: "dying",
+    Act.SAY_TERMINATED: "terminated",
+    Act.SAY_ASKING: "asking",
+}

@@ -1,0 +1,168 @@
+"""halt.json in a run directory: this run was stopped on purpose, and whoever starts it again must know that.
+
+    halt.json      present: do not restart blindly
+    halts/<n>.json those that somebody lifted, oldest first
+    resumed.json   which of them this life of the run goes on from
+    job.json       by which names the job goes: a restart that was given no run directory is known by them
+
+A restarted rank looks before it attaches. `holter resume RUN` or HOLTER_RESUME=1 lifts the stone; nothing is lost by that.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from holter.clock import rfc3339, wall_ns
+from holter.halting.files import write_whole
+
+EXIT_CODE = 93
+
+
+class Halt(msgspec.Struct, frozen=True, kw_only=True):
+    """`halt.json`: public; fields are added, never changed."""
+
+    cause: str
+    ranks: list[int]
+    step: int
+    """Completed optimizer steps in the checkpoint."""
+    checkpoint: str | None
+    """What to give to the framework, relative to the run directory; None: nothing good could be kept."""
+    verdict: str
+    incident: str | None = None
+    exit_code: int = EXIT_CODE
+    at: str
+    why: str = ""
+    """What was saved and what was not, for a person."""
+    framework: str = ""
+    run_id: str = ""
+
+
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
+    """`resumed.json`."""
+
+    step: int
+    checkpoint: str | None
+    at: str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """`job.json`."""
+
+    names: list[str]
+
+
+def read(run_dir: Path) -> Halt | None:
+    """The halt that stands in this run directory; one that is there and cannot be read stands too."""
+    stone = run_dir / "halt.json"
+    try:
+        content = stone.read_bytes()
+    except OSError:
+        if not os.path.lexists(stone):
+            # Nor is a directory that nobody can look into a reason to end a training.
+            return None
+        content = b""
+    try:
+        return msgspec.json.decode(content, type=Halt)
+    except msgspec.MsgspecError:
+        why = "halt.json cannot be read"
+        return Halt(cause="unknown", ranks=[], step=0, checkpoint=None, verdict="unknown", at="", why=why)
+
+
+def write(run_dir: Path, halt: Halt) -> None:
+    """Set the stone, whole or not at all. Raises OSError."""
+    _write(run_dir / "halt.json", halt)
+
+
+def lift(run_dir: Path) -> Halt | None:
+    """Take the stone away and remember it; gives it. None: there was none. Raises OSError."""
+    halt = read(run_dir)
+    if halt is None:
+        return None
+    past = run_dir / "halts"
+    past.mkdir(exist_ok=True)
+    _write(run_dir / "resumed.json", Resumed(step=halt.step, checkpoint=halt.checkpoint, at=rfc3339(wall_ns())))
+    (run_dir / "halt.json").rename(past / f"{len(list(past.glob('*.json'))) + 1}.json")
+    return halt
+
+
+def base_step(run_dir: Path) -> int:
+    """Completed steps of the checkpoint that this life of the run goes on from; 0: it began at the beginning."""
+    try:
+        return msgspec.json.decode((run_dir / "resumed.json").read_bytes(), type=Resumed).step
+    except (OSError, msgspec.MsgspecError):
+        return 0
+
+
+def introduce(run_dir: Path, names: Iterable[str]) -> None:
+    """Leave word by which names this job goes; a directory that cannot be written to is somebody else's sentence."""
+    try:
+        _write(run_dir / "job.json", Job(names=sorted(names)))
+    except OSError:
+        return
+
+
+def find(run_dir: str, runs: Path, names: Iterable[str]) -> tuple[Path, Halt] | None:
+    """The stone that stands for this job: in its own directory if that was named, else in one of `runs` that is of the same job."""
+    if run_dir:
+        halt = read(Path(run_dir))
+        return (Path(run_dir), halt) if halt is not None else None
+    ours = set(names)
+    for stone in sorted(runs.glob("*/halt.json"), reverse=True):
+        halt = read(stone.parent)
+        if halt is not None and ours & set(_names(stone.parent)):
+            return stone.parent, halt
+    return None
+
+
+def job_names(environ: Mapping[str, str], parent: int, *, is_start: bool = False) -> list[str]:
+    """Names of this job that a blind restart still has: the scheduler's, the rendezvous's, and the launcher's process.
+
+    At a start they count only where the scheduler or the elastic agent says that it is a restart: one allocation, one rendezvous that
+    the user named and one launcher may run many trainings.
+    """
+    is_requeued = environ.get("SLURM_RESTART_COUNT", "0") not in {"", "0"}
+    is_restarted = environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in {"", "0"}
+    if is_start and not (is_requeued or is_restarted):
+        return []
+    found = []
+    if environ.get("SLURM_JOB_ID") and (is_requeued or not is_start):
+        found.append(f"slurm:{environ['SLURM_JOB_ID']}")
+    rendezvous = environ.get("TORCHELASTIC_RUN_ID", "none")
+    if rendezvous != "none":
+        found.append(f"rendezvous:{rendezvous}")
+    if "TORCHELASTIC_RESTART_COUNT" in environ and (started := _started(parent)):
+        found.append(f"launcher:{os.uname().nodename}:{parent}:{started}")
+    return found
+
+
+def sentences(run_dir: Path, halt: Halt) -> list[str]:
+    """Why nothing is started, and what to do."""
+    where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else ""
+    kept = (
+        f"checkpoint of step {halt.step}: {run_dir / halt.checkpoint}" if halt.checkpoint else "no checkpoint was kept"
+    )
+    return [
+        f"this run was halted ({halt.cause}{where}) and is not started again blindly; {kept} ({halt.verdict})",
+        f"once its cause is dealt with: `holter resume {run_dir}`, or start with HOLTER_RESUME=1",
+        f"what happened: `holter report {run_dir}`",
+    ]
+
+
+def _names(run_dir: Path) -> list[str]:
+    try:
+        return msgspec.json.decode((run_dir / "job.json").read_bytes(), type=Job).names
+    except (OSError, msgspec.MsgspecError):
+        return []
+
+
+def _started(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+def _write(path: Path, record: msgspec.Struct) -> None:
+    write_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")

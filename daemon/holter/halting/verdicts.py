@@ -1,0 +1,112 @@
+"""Whether the numbers in a checkpoint are good, from what the detectors found. Pure.
+
+    steps      … 38   39   40   41        a state of 40 completed steps holds steps 0 to 39
+    NaN applied            ^40            it came after: healthy; applied at 39 or before: poisoned
+    corruption         ^39 found          the weights were bad before step 39 began: a state of 39 steps is poisoned already
+
+A verdict is about a fault that reaches weights or optimizer. A slow rank, a plateau or a dead peer spoils no number.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from holter.records import Diagnosis, Finding, Verdict
+
+SPOILED_BY_STEP = {
+    "nonfinite_input": "NaN or Inf of a batch was applied to the weights",
+    "nonfinite_forward": "NaN or Inf of the forward pass was applied to the weights",
+    "nonfinite_backward": "NaN or Inf in gradients was applied to the weights",
+    "activation_overflow": "an overflow was applied to the weights",
+}
+"""Causes that spoil what the step makes: the state before it is good."""
+SPOILED_BEFORE = {
+    "silent_data_corruption": "bits of the weights changed with no step that could have changed them, and every gradient since has them in it",
+    "corrupted_collective": "a collective delivered wrong data, which the weights took",
+    "frozen_component_uninitialised": "a frozen component holds what was never initialised",
+}
+"""Causes seen in the weights themselves: the step at which they were seen began with bad ones."""
+DOUBTED = {
+    "unsynced_initialisation": "replicas hold different weights, and the files hold one rank's",
+    "gradient_sync_bypassed": "replicas hold different weights, and the files hold one rank's",
+    "unreduced_parameters": "replicas hold different weights, and the files hold one rank's",
+    "uneven_clipping": "replicas hold different weights, and the files hold one rank's",
+    "optimizer_state_mismatch": "replicas hold different states, and the files hold one rank's",
+    "frozen_set_mismatch": "ranks train different parameters, and the files hold one rank's",
+    "frozen_component_mismatch": "ranks hold different frozen weights, and the files hold one rank's",
+    "frozen_component_changed": "frozen weights changed",
+}
+"""Causes after which nobody knows which rank's numbers are the right ones."""
+APPLIED = "nonfinite_values"
+"""The detector of what was applied: whatever led to it, and whatever leads the incident, the weights are gone."""
+
+
+class Spoil(NamedTuple):
+    """From which state on the numbers are bad, or doubtful."""
+
+    verdict: Verdict
+    first_bad: int
+    """Completed steps of the first state that it is in."""
+    why: str
+    incident: str = ""
+
+
+class Judgement(NamedTuple):
+    """A verdict, and the sentence that goes with it."""
+
+    verdict: Verdict
+    why: str
+    incident: str = ""
+    """Where the fault is explained; empty: nowhere."""
+
+
+@dataclass(frozen=True)
+class Sight:
+    """How much of the steps in a state was seen."""
+
+    until_step: int = 0
+    """All steps below this were reported by every rank that lived."""
+    blind: tuple[str, ...] = ()
+    """Why what was reported may not be all."""
+
+
+def spoils(findings: Iterable[Finding], diagnoses: Iterable[Diagnosis]) -> list[Spoil]:
+    """What reached weights or optimizer, the worst and earliest first."""
+    found = [_of_diagnosis(diagnosis) for diagnosis in diagnoses]
+    known = {spoil.first_bad for spoil in found if spoil is not None}
+    for finding in findings:
+        if finding.detector == APPLIED and finding.first_step + 1 not in known:
+            why = f"NaN or Inf was applied to the weights at step {finding.first_step}"
+            found.append(Spoil("poisoned", finding.first_step + 1, why))
+    return sorted(filter(None, found), key=lambda spoil: (spoil.verdict != "poisoned", spoil.first_bad))
+
+
+def of_state(step: int, spoiled: Sequence[Spoil], sight: Sight) -> Judgement:
+    """Of a state of `step` completed steps, counted as findings count them; `spoiled` in the order of `spoils`."""
+    for spoil in spoiled:
+        if spoil.first_bad <= step:
+            return Judgement(spoil.verdict, spoil.why, spoil.incident)
+    if sight.blind:
+        return Judgement("unknown", f"not all was seen: {sight.blind[0]}")
+    if sight.until_step < step:
+        return Judgement("unknown", f"step {sight.until_step} has not been reported by every rank")
+    return Judgement("healthy", "every step in it was seen, and none spoiled it")
+
+
+def of_halt(step: int, spoiled: Sequence[Spoil]) -> Judgement:
+    """Of what a halt saves: a rank that holds or hangs reports no more, and its last step was finished by all before."""
+    found = of_state(step, spoiled, Sight(until_step=step))
+    return Judgement("healthy", f"nothing had spoiled it by step {step}") if found.verdict == "healthy" else found
+
+
+def _of_diagnosis(diagnosis: Diagnosis) -> Spoil | None:
+    if diagnosis.severity == "info" or not diagnosis.causes:
+        return None
+    cause, first = diagnosis.causes[0].cause, diagnosis.first_step
+    if cause in SPOILED_BY_STEP:
+        return Spoil("poisoned", first + 1, f"{SPOILED_BY_STEP[cause]} at step {first} ({cause})", diagnosis.id)
+    if cause in SPOILED_BEFORE:
+        return Spoil("poisoned", first, f"{SPOILED_BEFORE[cause]}, since step {first} ({cause})", diagnosis.id)
+    if cause in DOUBTED:
+        return Spoil("unknown", first, f"{DOUBTED[cause]}, since step {first} ({cause})", diagnosis.id)
+    return None

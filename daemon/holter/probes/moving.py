@@ -1,0 +1,185 @@
+"""Buffers as they were before the step's first forward pass, which may move them: running means, counters, perhaps to NaN.
+
+    forward k begins     copy what may have moved since the last copy
+    forward k … k        moves them
+    restore              puts the copies back, in place
+
+A small buffer is copied at every step: what native code writes, as batch normalisation does, torch does not count as a change. A large
+one, a mask or a table of positions, is copied once, and again only if torch counted a change or another tensor stands in its place.
+So a step costs one grouped copy of the small ones.
+
+Copies lie on the buffers' own device; those of large ones take at most 256 MB in all, the smallest first, and once memory was short there
+are none. Of a buffer without a copy (quantised weights, a replay memory) it is known whether torch counted a change: then `restore` refuses.
+Under every action: an operator may ask for a halt.
+"""
+
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from holter.errors import RewindError
+from holter.probes.context import Context
+from holter.probes.samples import is_plain_moment, local
+
+SMALL_BYTES = 1 << 14
+"""Running statistics of 4096 channels."""
+MAX_BYTES = 256 << 20
+"""Of all copies of large ones."""
+
+
+@dataclass
+class _Kept:
+    module: "weakref.ref[torch.nn.Module]"
+    name: str
+    path: str
+    """Its full name."""
+    copy: torch.Tensor | None = None
+    seen: "weakref.ref[torch.Tensor] | None" = None
+    """The tensor that stood there; None: none did. Another may have its place in memory later."""
+    place: int = 0
+    version: int = -1
+
+    def now(self) -> torch.Tensor | None:
+        """The buffer that stands there; None: none, or none with memory of its own."""
+        found = self._standing()
+        return local(found) if found is not None else None
+
+    def see(self) -> tuple[torch.Tensor | None, bool]:
+        """What stands there, and whether it has changed since it was last seen, as far as torch counts changes."""
+        standing = self._standing()
+        if standing is None:
+            self.seen = None
+            return None, True
+        found = local(standing)
+        is_same = self._is_as_seen(standing, found)
+        if not is_same:
+            self.seen, self.place, self.version = weakref.ref(standing), found.data_ptr(), found._version  # noqa: SLF001
+        return found, not is_same
+
+    def may_have_moved(self) -> bool:
+        """Whether it may be another than was last seen; of a small one, torch's count says nothing."""
+        if self.seen is None or self.module() is None:
+            return False
+        standing = self._standing()
+        return standing is None or _is_small(local(standing)) or not self._is_as_seen(standing, local(standing))
+
+    def _is_as_seen(self, standing: torch.Tensor, found: torch.Tensor) -> bool:
+        is_same = self.seen is not None and self.seen() is standing
+        return is_same and (self.place, self.version) == (found.data_ptr(), found._version)  # noqa: SLF001
+
+    def _standing(self) -> torch.Tensor | None:
+        module = self.module()
+        found = module._buffers.get(self.name) if module is not None else None  # noqa: SLF001
+        return None if found is None or found.is_meta or found.layout is not torch.strided else found
+
+
+class MovingBuffers:
+    """Keeps the copies of one moment."""
+
+    def __init__(self, context: Context, max_bytes: int = MAX_BYTES) -> None:
+        self._context = context
+        self._kept: list[_Kept] = []
+        self._state: tuple[int, int] = (-1, -1)
+        self._has_kept = False
+        self._max_bytes = max_bytes
+        """0: memory was short once."""
+        context.models.on_forget.append(self._forget)
+
+    def keep(self) -> None:
+        """A step's first forward pass begins."""
+        self._has_kept = is_plain_moment()
+        if not self._has_kept:
+            return
+        models = self._context.models.all()
+        state = self._context.models.generation, len(models)
+        if state != self._state:
+            self._state, self._kept = state, list(self._find())
+        try:
+            self._copy()
+        except BaseException:
+            # Most likely memory is short: the training needs it more than we do.
+            self._max_bytes = 0
+            for entry in self._kept:
+                entry.copy = None
+            raise
+
+    def _copy(self) -> None:
+        fresh: list[tuple[_Kept, torch.Tensor]] = []
+        targets, sources = [], []
+        for entry in self._kept:
+            found, has_changed = entry.see()
+            if entry.copy is not None and (found is None or not _fits(entry.copy, found)):
+                entry.copy, has_changed = None, True
+            if found is None or not (has_changed or _is_small(found)):
+                continue
+            if entry.copy is None:
+                fresh.append((entry, found))
+            else:
+                targets.append(entry.copy)
+                sources.append(found)
+        with torch.no_grad():
+            if targets:
+                torch._foreach_copy_(targets, sources)
+            if fresh:
+                self._copy_first(fresh)
+
+    def _copy_first(self, fresh: "list[tuple[_Kept, torch.Tensor]]") -> None:
+        large = [entry.copy for entry in self._kept if entry.copy is not None and not _is_small(entry.copy)]
+        room_bytes = self._max_bytes - sum(copy.nbytes for copy in large)
+        for entry, found in sorted(fresh, key=lambda each: each[1].nbytes):
+            if not _is_small(found):
+                room_bytes -= found.nbytes
+                if room_bytes < 0:
+                    return
+            entry.copy = found.clone()
+
+    def found(self) -> "Iterator[tuple[weakref.ref[torch.nn.Module], str, torch.Tensor, bool]]":
+        """What the forward pass finds, by module and name; True: the buffer itself, which may move. If the moment was not plain, nothing."""
+        for entry in self._kept if self._has_kept else ():
+            tensor = entry.copy if entry.copy is not None else entry.now()
+            if tensor is not None:
+                yield entry.module, entry.name, tensor, entry.copy is None
+
+    def restore(self) -> None:
+        """Put back what the forward pass found; buffers that it replaced get the values of those that stood there.
+
+        Raises RewindError, with nothing put back, if one that has no copy may have changed.
+        """
+        if not self._has_kept:
+            return
+        for entry in self._kept:
+            if entry.copy is None and entry.may_have_moved():
+                why = f"copies take at most {self._max_bytes >> 20} MB" if self._max_bytes else "memory was short"
+                raise RewindError(f"the buffer {entry.path} has changed since the step began and was not copied: {why}")
+        with torch.no_grad():
+            for entry in self._kept:
+                found = entry.now()
+                if found is None or entry.copy is None:
+                    continue
+                if _fits(entry.copy, found):
+                    found.copy_(entry.copy)
+                elif (module := entry.module()) is not None:
+                    module._buffers[entry.name] = entry.copy.clone()  # noqa: SLF001
+
+    def _find(self) -> Iterator[_Kept]:
+        seen: set[tuple[int, str]] = set()
+        for model in self._context.models.all():
+            for path, part in model.root.named_modules() if model.root is not None else ():
+                for name, buffer in part._buffers.items():  # noqa: SLF001
+                    if buffer is not None and (id(part), name) not in seen:
+                        seen.add((id(part), name))
+                        yield _Kept(weakref.ref(part), name, f"{path}.{name}".lstrip("."))
+
+    def _forget(self) -> None:
+        """The script let go of a model: its memory is not ours to hold."""
+        self._kept, self._state, self._has_kept = [], (-1, -1), False
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    return bool(tensor.nbytes <= SMALL_BYTES)
+
+
+def _fits(copy: torch.Tensor, found: torch.Tensor) -> bool:
+    return (copy.shape, copy.dtype, copy.device) == (found.shape, found.dtype, found.device)

@@ -1,0 +1,92 @@
+"""A halt as it travels: what the coordinator orders, what a rank answers, and which saves were finished."""
+
+from typing import Literal
+
+import msgspec
+
+Verdict = Literal["healthy", "poisoned", "unknown", "incomplete"]
+"""Of a checkpoint: its numbers are good, are not, nobody knows, or parts of it are missing."""
+
+OrderKind = Literal["prepare", "commit", "rescue", "abort", "leave"]
+"""`prepare`: stop before step `step` is applied and wait there.
+`commit`: all stand at `step`; each rank's main thread rewinds and saves, collectives are allowed.
+`rescue`: main threads are blocked; a thread of each of `savers` saves without any collective, for those in `lost` too.
+`abort`: go on as if nothing had been said.
+`leave`: everything is kept that can be; end with 93."""
+
+RankState = Literal[
+    "willing", "unwilling", "held", "dying", "terminated", "asking", "saving", "saved", "failed", "released"
+]
+"""`willing`, `unwilling`: answers to a prepare, in time or too late.
+`held`: the main thread stands before the optimizer's step, nothing of it applied.
+`dying`: the main thread was thrown out of the script by an exception and waits whether to save first.
+`terminated`: a signal asks the process to end, and it waits likewise.
+`asking`: a signal came that the user mapped to a halt (`halt_signals`); it trains on meanwhile.
+`released`: it goes on training, by an abort or because nobody said anything."""
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """What the coordinator wants of a rank; the same order twice is once."""
+
+    halt: int
+    """Number of the halt in this run, from 1."""
+    kind: OrderKind
+    step: int = 0
+    """Completed optimizer steps of the state that is to be kept, counted since this process attached, as all steps are."""
+    snapshot: int = -1
+    """Keep the snapshot of this many completed steps instead of the live state; -1: the live state."""
+    directory: str = ""
+    """Where the checkpoint is written, absolute: `state/`, `parts/` and `ranks/` in it."""
+    savers: tuple[int, ...] = ()
+    """Ranks that save; the first writes what all ranks share."""
+    lost: tuple[int, ...] = ()
+    """Ranks that cannot save: stopped, dead, or holding the interpreter lock."""
+    deadline_s: float = 0.0
+    """So long a save may take."""
+    reason: str = ""
+    is_requested: bool = False
+    """Somebody asked for this halt: it is obeyed whatever the job's own action is."""
+
+
+class Halting(msgspec.Struct, frozen=True, tag="halting", kw_only=True):
+    """Where a rank is in a halt. The observation's step is the number of completed optimizer steps."""
+
+    state: RankState
+    halt: int = 0
+    """0: the rank held by itself, nobody has numbered it yet."""
+    why: str = ""
+    is_torn: bool = False
+    """The main thread is inside an optimizer's step: weights are partly new."""
+
+
+class Kept(msgspec.Struct, frozen=True, tag="kept", kw_only=True):
+    """The script, or its framework, finished a save of its own; the observation's step is the completed steps in it."""
+
+    path: str
+    framework: str
+    """accelerate, hf_trainer, deepspeed, dcp, torch."""
+    seconds: float
+
+
+class Snapped(msgspec.Struct, frozen=True, tag="snapped", kw_only=True):
+    """A rank has a whole copy of its training state in memory; the observation's step is the completed steps in it."""
+
+    num_bytes: int
+    seconds: float
+    """From the beginning of the step's first forward pass until it was copied."""
+
+
+class HaltAsked(msgspec.Struct, frozen=True, tag="halt_asked", kw_only=True):
+    """An operator or a scheduler asked for a halt; in the coordinator's own journal."""
+
+    by: str
+    reason: str = ""
+
+
+class Ordered(msgspec.Struct, frozen=True, tag="ordered", kw_only=True):
+    """What the coordinator ordered, and for what; in its own journal, so that one that is started again goes on where it was."""
+
+    order: Order
+    cause: str = ""
+    ranks: tuple[int, ...] = ()
+    incident: str | None = None

@@ -1,0 +1,124 @@
+"""What is said of it: findings, and the diagnosis that people and pagers read."""
+
+from typing import Any
+
+import msgspec
+
+from holter.records.vocabulary import Action, Basis, ExamDepth, Severity
+
+
+class TableRequest(msgspec.Struct, frozen=True):
+    """Evidence that a finding lacks: these ranks' tables of a class at a step."""
+
+    tensor_class: str
+    step: int
+    ranks: tuple[int, ...]
+
+
+class ExamRequest(msgspec.Struct, frozen=True):
+    """Evidence that a finding lacks: a look at these ranks, not before this moment."""
+
+    asked_ns: int
+    depth: ExamDepth
+    ranks: tuple[int, ...]
+
+
+class Collective(msgspec.Struct, frozen=True, kw_only=True):
+    """The collective that a diagnosis names."""
+
+    group: str
+    sequence: int
+    operation: str
+
+
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """One proof, with its numbers."""
+
+    kind: str
+    summary: str
+    values: dict[str, Any] = {}
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """A detector's verdict: what is wrong, where, since when, with the numbers that prove it."""
+
+    detector: str
+    severity: Severity
+    first_step: int
+    detected_step: int
+    ranks: tuple[int, ...]
+    """Culprits as far as the detector can tell; every rank that shows it where it cannot."""
+    tensors: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    summary: str
+    facts: dict[str, Any] = {}
+    """What was seen, and what was looked for and not seen: the differential diagnosis reads these."""
+    evidence: tuple[Evidence, ...] = ()
+    collective: Collective | None = None
+    needs: tuple[TableRequest | ExamRequest, ...] = ()
+    """Not enough evidence yet: ask for these, and judge again."""
+
+
+class Fix(msgspec.Struct, frozen=True, kw_only=True):
+    """What to do, in six parts."""
+
+    do: str
+    changes: str
+    does_not_fix: str
+    expect: str
+    verify: str
+    otherwise: str
+
+
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
+    """One candidate root cause; the slug is from the public catalogue."""
+
+    cause: str
+    confidence: float
+    basis: Basis
+    ranks: tuple[int, ...]
+    tensors: tuple[str, ...]
+    modules: tuple[str, ...]
+    collective: Collective | None = None
+    mechanism: str
+    evidence: tuple[Evidence, ...]
+    would_refute: str
+    fix: Fix
+
+
+class Healthy(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint whose numbers are good, as far as anybody knows."""
+
+    step: int
+    """Completed optimizer steps in it."""
+    path: str
+    """What to give to the framework; relative to the run directory if it is a halt's."""
+
+
+class Directive(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be done about a diagnosis, and why."""
+
+    directive: Action
+    reason: str
+    checkpoint: str | None = None
+    exit_code: int | None = None
+    last_healthy: Healthy | None = None
+    """Of all checkpoints that are known when the diagnosis is made, the script's own too."""
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """An incident, explained: ranked causes, best first. Public JSON; fields are added, never changed."""
+
+    schema: int = 1
+    id: str
+    run_id: str
+    severity: Severity
+    symptom: str
+    first_step: int
+    detected_step: int
+    detected_after_s: float
+    opened_at: str
+    closed_at: str | None = None
+    strikes: int = 1
+    causes: tuple[Cause, ...]
+    action: Directive

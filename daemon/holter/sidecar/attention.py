@@ -1,0 +1,213 @@
+"""The sidecar's attention to its rank's progress: watch, examine, copy the recorder, and tell what is new.
+
+every turn      heartbeat ─▶ watch ─▶ Overdue, at once
+twice a second  /proc ─▶ process state, for the watch; the device's readings
+now and then    recorder ─▶ copy ─▶ Traffic
+when asked      Examine ─▶ Exam; a last breath and the end of the rank ask by themselves
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+
+from holter import clock
+from holter.flight import FlightError, from_json
+from holter.page import PageHeartbeat, PageIdentity
+from holter.records import (
+    Body,
+    Census,
+    Device,
+    Exam,
+    ExamDepth,
+    Farewell,
+    Flight,
+    Groups,
+    Observation,
+    OnDevice,
+    ProcessState,
+    StepDone,
+)
+from holter.sidecar.breath import Breath, Dying
+from holter.sidecar.copies import Copies
+from holter.sidecar.deadlines import Deadlines
+from holter.sidecar.devices import Devices
+from holter.sidecar.examine import Examiner, Reason
+from holter.sidecar.process import Process
+from holter.sidecar.recorder import Recorder
+from holter.sidecar.state import RankState
+from holter.sidecar.traffic import TrafficLog
+from holter.sidecar.watch import Watch
+
+LOOK_S = 0.5
+MAX_EXAMS = 8
+"""Under way at the same time."""
+PEERS_S = 0.6
+"""So long a crashing rank is kept for its peers' sake; it waits 1.5 s at most."""
+EXAM_PATIENCE_S = 2.0
+"""For those under way when the rank ends."""
+
+logger = logging.getLogger(__name__)
+
+
+class Attention:
+    """Follows one rank; `tell` gets what is new, and whether it is urgent."""
+
+    def __init__(
+        self,
+        who: PageIdentity,
+        process: Process,
+        state: RankState,
+        tell: Callable[[Body, bool], None],
+        clock_error: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._process = process
+        self._tell = tell
+        self._clock_error = clock_error
+        """(offset, error) of this host's clock against the coordinator's, nanoseconds."""
+        self._deadlines = Deadlines()
+        self._watch = Watch(self._deadlines)
+        self._examiner = Examiner(who.rank, who.world_size, process, self._watch, state)
+        self._traffic = TrafficLog()
+        self._devices = Devices()
+        self._seen: ProcessState | None = None
+        self._looked_s = -LOOK_S
+        self._recorder: Recorder | None = None
+        self._copies: Copies | None = None
+        self._has_stepped = False
+        self._breath: Breath | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._exams: set[asyncio.Task[None]] = set()
+
+    def start(self, recorder: str, breath_fd: int) -> None:
+        """Begin to copy the recorder that listens at this path, and to listen for a last breath; in a running event loop."""
+        if recorder:
+            self._recorder = Recorder(recorder)
+            self._copies = Copies(self._recorder, self._on_copy)
+            self._examiner.use(self._recorder, self._copies)
+            self._spawn(self._copies.run(), "recorder copies", self._tasks)
+        if breath_fd >= 0:
+            self._breath = Breath(breath_fd)
+            self._breath.listen(asyncio.get_running_loop(), self._on_breath)
+
+    @property
+    def is_standing(self) -> bool:
+        """The rank does not move on, as far as the watch can tell."""
+        return self._watch.is_standing
+
+    @property
+    def device(self) -> Device | None:
+        """Its last reading."""
+        return self._devices.latest
+
+    def learn(self, observation: Observation) -> None:
+        """What the rank says of itself."""
+        match observation.body:
+            case StepDone() as done:
+                self._deadlines.learn_step(observation.step, done, clock.monotonic_s())
+                if self._copies is not None and not self._has_stepped:
+                    # The first copy was of calls that set the job up; a rank that is killed young has no other.
+                    self._has_stepped = True
+                    self._spawn(self._copies.now(), "copy after the first step", self._tasks)
+            case Census() as census:
+                self._deadlines.learn_census(census)
+            case Farewell():
+                self._deadlines.learn_farewell()
+            case OnDevice() as on:
+                self._devices.learn(on.uuid)
+            case Groups() as told:
+                self._examiner.learn(told.groups)
+        self._traffic.learn(observation)
+
+    def look(self, beat: PageHeartbeat | None, *, is_excused: bool = False) -> None:
+        """One turn; a rank that stands because it was told to is not overdue."""
+        now_s = clock.monotonic_s()
+        if now_s - self._looked_s >= LOOK_S:
+            self._looked_s, self._seen = now_s, self._examiner.look(now_s) or self._seen
+            for device in self._devices.poll(now_s):
+                self._tell(device, True)
+        overdue = None if is_excused else self._watch.look(beat, self._seen, now_s)
+        if overdue is not None:
+            logger.info("%s in %s: %s", overdue.tier, overdue.phase.name.lower(), overdue.because)
+            self._tell(overdue, True)
+            if self._copies is not None and overdue.tier == "suspect":
+                self._spawn(self._copies.now(), "copy on suspicion", self._tasks)
+
+    def repeat(self) -> None:
+        """Somebody is new on the line, or was away: what lay in the broken line may be lost."""
+        standing = self._watch.again(clock.monotonic_s())
+        if standing is not None:
+            self._tell(standing, True)
+
+    def examine(self, asked_ns: int, depth: ExamDepth) -> None:
+        """Look at the rank in the background, and tell."""
+        if len(self._exams) < MAX_EXAMS:
+            self._spawn(self._answer(asked_ns, depth, "asked"), "exam", self._exams)
+        else:
+            logger.warning("%d examinations are under way: another one is not made", MAX_EXAMS)
+
+    async def last_words(self, *, is_orderly: bool) -> None:
+        """The rank has ended: what is known of it is told, and nothing is asked any more."""
+        if self._exams:
+            # What is asked of a dead process fails at once.
+            await asyncio.wait(self._exams, timeout=EXAM_PATIENCE_S)
+        left = self._exams | self._tasks
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left)
+        if self._copies is not None and self._recorder is not None:
+            await self._copies.close()
+            await self._recorder.close()
+        if self._breath is not None:
+            self._breath.close()
+        self._tell(self.of_the_dead(0, is_orderly=is_orderly), True)
+
+    def hear_last_calls(self, dump: bytes, at_ns: int) -> None:
+        """The rank is about to end, knows it, and has left what its recorder held."""
+        try:
+            flight = from_json(dump, at_ns)
+        except FlightError as error:
+            logger.warning("what the rank left of its recorder cannot be read: %s", error)
+            return
+        self._tell(self._examiner.of_last_calls(flight), True)
+
+    def of_the_dead(self, asked_ns: int, *, is_orderly: bool = False) -> Exam:
+        """What is left of a rank that has ended."""
+        return self._examiner.of_the_dead(asked_ns, is_orderly=is_orderly)
+
+    def _on_copy(self, flight: Flight) -> None:
+        offset_ns, error_ns = self._clock_error()
+        traffic = self._traffic.take(flight, offset_ns, error_ns)
+        if traffic is not None:
+            pressure = self._seen.pressure.get("cpu", 0.0) if self._seen is not None else 0.0
+            self._tell(msgspec.structs.replace(traffic, pressure=pressure), False)
+
+    def _on_breath(self, dying: Dying) -> None:
+        logger.warning("a thread of the rank (%d) dies of signal %d", dying.thread, dying.signal)
+        self._spawn(self._attend(), "last breath", self._exams)
+
+    async def _attend(self) -> None:
+        """The rank waits for us to have looked."""
+        try:
+            await self._answer(0, "quick", "last_breath")
+            # Its peers are looked at meanwhile: when it is gone, they fall too, and what they called falls with them.
+            await asyncio.sleep(PEERS_S)
+        finally:
+            if self._breath is not None:
+                self._breath.acknowledge()
+
+    async def _answer(self, asked_ns: int, depth: ExamDepth, reason: Reason) -> None:
+        self._tell(await self._examiner.exam(asked_ns, depth, reason), True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str, among: set[asyncio.Task[None]]) -> None:
+        def done(task: asyncio.Task[None]) -> None:
+            among.discard(task)
+            if not task.cancelled() and (error := task.exception()) is not None:
+                logger.error("%s failed: %s: %s", name, type(error).__name__, error)
+
+        task = asyncio.create_task(work, name=name)
+        among.add(task)
+        task.add_done_callback(done)

@@ -1,0 +1,233 @@
+"""How long a rank may stay where it is before that is news: learned for each phase from the waits that ended well.
+
+    before the first step     half an hour: data sets are prepared, models are loaded, often by one rank while the others wait
+    first steps               600 s: compiling, caches, the first contact with every library
+    a phase not seen yet      patient: as long as its like may take, a checkpoint by the bytes it has to write
+    afterwards                3 x the longest wait + 1 s, not below a floor, not above a ceiling
+    a longer wait was healthy then half as much again, ceiling or not: what went well once is no alarm the second time
+
+The longest wait is forgotten slowly, so that one odd wait blinds nobody for ever. Every wait that ended in progress is learned, a
+suspicion that was wrong above all. Time is an argument: seconds of any clock that never goes back.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+from holter.records import Census, Phase, StepDone
+
+FIRST_STEPS = 3
+SETUP_S = 1800.0
+FIRST_S = 600.0
+ENDING_S = 120.0
+"""For an interpreter that is ending: it frees memory, joins threads, and shows no phase."""
+FACTOR, EXTRA_S = 3.0, 1.0
+BEYOND = 1.5
+"""Times a healthy wait that lies above the ceiling."""
+LONGEST_S = 3600.0
+"""What is learned of a longer wait: a job that stood still for a night is not to be allowed another one."""
+HALF_LIFE_S, HALF_LIVES = 7200.0, 400.0
+"""The longest wait counts half after two hours, or after 400 times itself: what is long is rare."""
+CHECKPOINT_BYTES_PER_S = 50e6
+CHECKPOINT_S = 20.0
+CHECKPOINT_COPIES = 3
+"""Parameters, and an optimizer's two moments of each."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How one phase is allowed its time."""
+
+    floor_s: float = 6.0
+    ceiling_s: float = 600.0
+    unseen_s: float = 60.0
+    """Until `num_enough` waits were seen; a checkpoint's depends on its bytes."""
+    num_enough: int = 4
+    has_one_off: bool = False
+    """What the first steps needed here is not needed again: compiling, building the model."""
+
+
+RULES = {
+    Phase.ATTACH: Rule(unseen_s=600.0, ceiling_s=1800.0),
+    Phase.DATA: Rule(unseen_s=20.0, num_enough=16),
+    Phase.FORWARD: Rule(has_one_off=True),
+    Phase.BACKWARD: Rule(has_one_off=True),
+    Phase.OPTIMIZER: Rule(has_one_off=True),
+    Phase.CHECKPOINT: Rule(floor_s=10.0, ceiling_s=1800.0, num_enough=1),
+    Phase.EVALUATION: Rule(num_enough=1),
+    Phase.OTHER: Rule(has_one_off=True),
+}
+
+
+SETUP = (Phase.ATTACH, Phase.OTHER)
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a phase is allowed now, and why."""
+
+    suspect_s: float
+    deadline_s: float
+    because: str
+
+
+class Waits:
+    """The waits in one phase, as far as they matter: how many, and the longest, slowly forgotten."""
+
+    def __init__(self) -> None:
+        self.num_seen = 0
+        self.num_told = 0
+        """As the rank counted them itself: a look every 50 ms misses the short ones."""
+        self.steps: set[int] = set()
+        """The first two steps in which there was one."""
+        self._longest_s, self._at_s = 0.0, 0.0
+
+    @property
+    def num(self) -> int:
+        """How many there were at least."""
+        return max(self.num_seen, self.num_told)
+
+    def learn(self, wait_s: float, step: int, now_s: float) -> None:
+        """One that ended in progress."""
+        if len(self.steps) < 2:  # noqa: PLR2004 - the first two
+            self.steps.add(step)
+        wait_s = min(max(wait_s, 0.0), LONGEST_S)
+        if wait_s >= self.longest_s(now_s):
+            self._longest_s, self._at_s = wait_s, now_s
+
+    def longest_s(self, now_s: float) -> float:
+        """As of now."""
+        half_life_s = max(HALF_LIFE_S, HALF_LIVES * self._longest_s)
+        return float(self._longest_s * 0.5 ** (max(0.0, now_s - self._at_s) / half_life_s))
+
+
+class Deadlines:
+    """Learns from beats, from the rank's own account of its steps, and from its census."""
+
+    def __init__(self) -> None:
+        self._waits = {phase: Waits() for phase in Phase}
+        self._first_waits = {phase: Waits() for phase in Phase}
+        """Of the first steps, where the phase has a one-off; counts until others were seen."""
+        self._first_step: int | None = None
+        self._num_steps = 0
+        self._num_bytes: dict[tuple[int, int], int] = {}
+        self._is_ending = False
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps that were completed while we watched."""
+        return self._num_steps
+
+    def learn_wait(self, phase: Phase, step: int, wait_s: float, now_s: float) -> None:
+        """Two beats lay so far apart; the older one said this phase and this step."""
+        waits = self._of(phase, step)
+        waits.num_seen += 1
+        waits.learn(wait_s, step, now_s)
+
+    def learn_step(self, step: int, done: StepDone, now_s: float) -> None:
+        """What the rank says of a whole step: that a phase was there, and how long at least, for each micro-step."""
+        self.reach_step(step + 1)
+        num = max(1, done.micro_steps)
+        for name, seconds in done.phase_seconds.items():
+            phase = _PHASES.get(name)
+            if phase is None or phase is Phase.CHECKPOINT:
+                continue
+            waits = self._of(phase, step)
+            waits.num_told += num
+            waits.learn(seconds / num, step, now_s)
+
+    def reach_step(self, step: int) -> None:
+        """The rank is at this step now."""
+        if self._first_step is None:
+            self._first_step = step
+        self._num_steps = max(self._num_steps, step - self._first_step)
+
+    def learn_census(self, census: Census) -> None:
+        """How many bytes a checkpoint has at least."""
+        if census.part == 0:
+            self._num_bytes = {key: num for key, num in self._num_bytes.items() if key[0] != census.model}
+        self._num_bytes[census.model, census.part] = sum(
+            math.prod(entry.shape) * _dtype_bytes(entry.dtype) for entry in census.entries if not entry.is_buffer
+        )
+
+    def learn_farewell(self) -> None:
+        """The rank said its last words."""
+        self._is_ending = True
+
+    def allowed(self, phase: Phase, now_s: float) -> Allowance:
+        """For staying in this phase."""
+        waits = self._relevant(phase)
+        longest_s = waits.longest_s(now_s)
+        least_s, text = self._least(phase, waits, longest_s)
+        ceiling_s = max(RULES[phase].ceiling_s, least_s)
+        deadline_s = max(min(max(least_s, FACTOR * longest_s + EXTRA_S), ceiling_s), BEYOND * longest_s)
+        return Allowance(
+            suspect_s=max(deadline_s / 2, longest_s),
+            deadline_s=deadline_s,
+            because=f"{text}, so {seconds_text(deadline_s)} are allowed",
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all parameters that the rank's census names."""
+        return sum(self._num_bytes.values())
+
+    def _least(self, phase: Phase, waits: Waits, longest_s: float) -> tuple[float, str]:
+        """What is allowed whatever was learned, and what the allowance rests on."""
+        name = phase.name.lower()
+        if self._is_ending:
+            return ENDING_S, "its interpreter is ending"
+        if not self._num_steps and phase in SETUP:
+            return SETUP_S, "the first step is not done and its preparation may take long"
+        if self._num_steps < FIRST_STEPS:
+            least_s = max(FIRST_S, self._unseen_s(phase))
+            return least_s, f"the first {FIRST_STEPS} steps may take long and {self._num_steps} are done"
+        if self._is_known(phase, waits):
+            text = f"the longest of {_count(waits.num)} in {name} was {seconds_text(longest_s)}"
+            return RULES[phase].floor_s, text
+        if phase is Phase.CHECKPOINT:
+            text = f"no whole checkpoint has been seen yet and the parameters have {self.num_bytes / 1e9:.2g} GB"
+        else:
+            text = (
+                f"only {_count(waits.num)} in {name} were seen so far" if waits.num else f"{name} was never seen before"
+            )
+        return self._unseen_s(phase), text
+
+    def _of(self, phase: Phase, step: int) -> Waits:
+        is_first = RULES[phase].has_one_off and step - (self._first_step or 0) < FIRST_STEPS
+        return self._first_waits[phase] if is_first else self._waits[phase]
+
+    def _relevant(self, phase: Phase) -> Waits:
+        waits, first = self._waits[phase], self._first_waits[phase]
+        return first if first.num and waits.num < RULES[phase].num_enough else waits
+
+    def _is_known(self, phase: Phase, waits: Waits) -> bool:
+        if phase is Phase.CHECKPOINT and len(waits.steps) < 2:  # noqa: PLR2004 - the first has an end once there is a second
+            # A checkpoint is many saves, the small ones often first: one whole must have been seen.
+            return False
+        return waits.num >= RULES[phase].num_enough
+
+    def _unseen_s(self, phase: Phase) -> float:
+        rule = RULES[phase]
+        if phase is not Phase.CHECKPOINT:
+            return rule.unseen_s
+        writing_s = CHECKPOINT_COPIES * self.num_bytes / CHECKPOINT_BYTES_PER_S
+        return min(writing_s + CHECKPOINT_S, rule.ceiling_s)
+
+
+_PHASES = {phase.name.lower(): phase for phase in Phase}
+
+
+def _count(num: int) -> str:
+    return f"{num} wait" if num == 1 else f"{num} waits"
+
+
+def seconds_text(seconds: float) -> str:
+    """As one says it: `0.06 s`, `6 s`, `91 s`."""
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"  # noqa: PLR2004
+
+
+def _dtype_bytes(dtype: str) -> int:
+    """From the name: `bfloat16` has 2, `float8_e4m3fn` has 1, `bool` has 1."""
+    found = re.search(r"\d+", dtype)
+    return max(1, int(found[0]) // 8) if found else 1

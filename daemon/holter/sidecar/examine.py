@@ -1,0 +1,293 @@
+"""A rank looked at from outside: process, recorder, interpreter and stacks, each with its own deadline.
+
+    process state ─┐
+    recorder ──────┼─ at once, together      a part that cannot be had leaves its reason in its place
+    interpreter ───┘
+    stacks ───────────── when the interpreter has answered or not: py-spy may pause the rank, and a paused rank answers nothing
+
+Native frames cost a second of one core, and on a busy host that may last. An exam waits for them for two seconds, and longer only where
+they alone can tell what the rank does: when its interpreter does not answer. py-spy goes on meanwhile, as long as the rank stands still
+anyway, and the next exam brings what it found; all who ask while it works share its answer.
+
+Of a rank that has died nothing can be asked any more: there is the last copy of its recorder, and what was last seen and said.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from holter import clock
+from holter.flight import trimmed, with_members
+from holter.page import PageHeartbeat
+from holter.records import Exam, ExamDepth, Flight, Group, Phase, ProcessState, ThreadStack
+from holter.sidecar import stacks
+from holter.sidecar.copies import Copies
+from holter.sidecar.process import Process
+from holter.sidecar.recorder import Recorder
+from holter.sidecar.state import RankState
+from holter.sidecar.watch import ENDED, HALTED, Watch
+
+FLIGHT_S = 3.0
+LOCK_S = 2.0
+QUICK_S = 2.0
+NATIVE_S, STANDING_NATIVE_S = 5.0, 15.0
+"""What py-spy is given for native frames of a rank: any, and one that stands still by its own measure."""
+NATIVE_PATIENCE_S, LOCKED_PATIENCE_S = 2.0, 8.0
+"""How long an exam waits for them: if the interpreter answers, and if it does not."""
+MOVING_S = 0.5
+"""A rank that moved on so lately is no patient: it is not paused for native frames."""
+NATIVE_REST = 100.0
+"""A rank that does not stand still itself rests so many times as long as it last took: no more than 1 % of it is ours."""
+MIN_FRAMES, MAX_FRAMES, WORLD_FRAMES = 64, 8192, 262_144
+"""Of stacks, that travel; the main thread's come first."""
+MIN_CALLS, MAX_CALLS, WORLD_CALLS = 16, 2000, 16_384
+"""Of the recorder, that travel: what all ranks together may send is bounded, and what is not over travels always."""
+ORDERLY_CALLS = 32
+LAST_BREATH_S = 1.0
+"""For everything, while a rank that crashes waits for us."""
+
+Reason = Literal["asked", "last_breath"]
+Part = TypeVar("Part")
+
+
+class Examiner:
+    """Looks at one rank, when asked and when it dies; keeps the last stacks."""
+
+    def __init__(self, rank: int, world_size: int, process: Process, watch: Watch, state: RankState) -> None:
+        self._rank = rank
+        self._max_calls = max(MIN_CALLS, min(MAX_CALLS, WORLD_CALLS // max(1, world_size)))
+        self._max_frames = max(MIN_FRAMES, min(MAX_FRAMES, WORLD_FRAMES // max(1, world_size)))
+        self._process, self._watch, self._state = process, watch, state
+        self._recorder: Recorder | None = None
+        self._copies: Copies | None = None
+        self._groups: dict[str, Group] = {}
+        self._num_spies = 0
+        self._quick_one_at_a_time = asyncio.Lock()
+        self._spying: asyncio.Task[None] | None = None
+        """Takes native frames; outlives the exam that began it."""
+        self._native: _Native | None = None
+        """The last that were had."""
+        self._last_process: ProcessState | None = None
+        """While it lived."""
+        self._last_stacks: list[ThreadStack] = []
+        self._last_stacks_s = 0.0
+        self._paused_s, self._rest_until_s = 0.0, 0.0
+        """When the rank was last paused for native frames, and how long it is not to be again."""
+
+    @property
+    def is_spying(self) -> bool:
+        """Stacks are being taken: the process may be seen traced, by us."""
+        return self._num_spies > 0
+
+    def use(self, recorder: Recorder, copies: Copies) -> None:
+        """The rank has a recorder that can be asked."""
+        self._recorder, self._copies = recorder, copies
+
+    def learn(self, groups: Iterable[Group]) -> None:
+        """Who belongs to which group, as the rank says."""
+        self._groups |= {group.name: group for group in groups}
+
+    async def exam(self, asked_ns: int, depth: ExamDepth, reason: Reason) -> Exam:
+        """Whatever can be had; never raises."""
+        process = self._look()
+        is_hurried = reason == "last_breath"
+        (flight, flight_error), (is_lock_free, (taken, stack_error)) = await asyncio.gather(
+            self._flight(process, LAST_BREATH_S if is_hurried else FLIGHT_S),
+            self._inside(process, depth, is_hurried=is_hurried),
+        )
+        return self._compose(
+            asked_ns=asked_ns,
+            depth="native" if _has_native(taken) else depth,
+            reason=reason,
+            process=process,
+            stacks=taken,
+            stack_error=stack_error,
+            is_lock_free=is_lock_free,
+            flight=flight,
+            flight_error=flight_error,
+        )
+
+    def look(self, now_s: float) -> ProcessState | None:
+        """The process, for the watch; None while our own doing would be seen."""
+        if self.is_spying:
+            return None
+        seen = self._process.look(now_s)
+        if seen.state not in ENDED:
+            self._last_process = seen
+        return seen
+
+    def of_the_dead(self, asked_ns: int, *, is_orderly: bool) -> Exam:
+        """What was last seen and said; nothing is asked. Of a rank that ended as ranks do, the last few calls are enough."""
+        if self._spying is not None:
+            self._spying.cancel()
+        flight, flight_error = self._last_flight("", ORDERLY_CALLS if is_orderly else MAX_CALLS)
+        error = "no stack was taken before it ended"
+        if self._last_stacks:
+            ago_s = clock.monotonic_s() - self._last_stacks_s
+            error = f"taken {ago_s:.1f} s before its end was seen"
+        return self._compose(
+            reason="death",
+            asked_ns=asked_ns,
+            process=self._last_process,
+            stacks=self._last_stacks,
+            stack_error=error,
+            flight=flight,
+            flight_error=flight_error,
+        )
+
+    def of_last_calls(self, flight: Flight) -> Exam:
+        """What the rank itself left of its recorder."""
+        return self._compose(reason="last_breath", flight=trimmed(flight, self._rank, self._max_calls))
+
+    def _compose(self, **parts: object) -> Exam:
+        beat = self._watch.beat
+        return Exam(
+            phase=beat.phase if beat is not None else Phase.ATTACH,
+            micro_step=beat.micro_step if beat is not None else 0,
+            waited_s=self._watch.waited_s(clock.monotonic_s()),
+            statistics=self._state.statistics(),
+            **parts,  # type: ignore[arg-type]
+        )
+
+    def _look(self) -> ProcessState | None:
+        return self.look(clock.monotonic_s()) or self._last_process
+
+    async def _flight(self, process: ProcessState | None, deadline_s: float) -> tuple[Flight | None, str]:
+        if self._copies is None:
+            return self._last_flight("")
+        if process is not None and process.state in HALTED:
+            return self._last_flight(f"its process is {process.state} and cannot answer")
+        error = await _in_time(self._copies.now(), deadline_s, "the recorder")
+        return self._last_flight(error if isinstance(error, str) else self._copies.error)
+
+    def _last_flight(self, error: str, limit: int = MAX_CALLS) -> tuple[Flight | None, str]:
+        """The last copy, whatever it is worth: it says itself when it was taken."""
+        if self._copies is None:
+            return None, "this rank has no recorder that could be asked"
+        last = self._copies.last
+        if last is None:
+            return None, error or self._copies.error or "no copy of the recorder was made yet"
+        return trimmed(with_members(last, self._groups), self._rank, min(limit, self._max_calls)), error
+
+    async def _inside(
+        self, process: ProcessState | None, depth: ExamDepth, *, is_hurried: bool
+    ) -> tuple[bool | None, tuple[list[ThreadStack], str]]:
+        """First the interpreter, then the stacks; a rank that dies is not asked."""
+        if is_hurried:
+            return None, await self._quick(LAST_BREATH_S)
+        began_s = clock.monotonic_s()
+        is_lock_free = await self._is_lock_free(process)
+        patience_s = LOCKED_PATIENCE_S if is_lock_free is False else NATIVE_PATIENCE_S
+        why_not = await self._await_native(began_s, patience_s, is_wanted=depth == "native")
+        native = self._native
+        if native is not None and native.had_s >= began_s:
+            return is_lock_free, (native.stacks, native.error)
+        taken, error = await self._quick(QUICK_S)
+        if native is not None and self._is_still(native, taken):
+            return is_lock_free, (native.stacks, native.error)
+        return is_lock_free, (taken, error or (f"no native frames: {why_not}" if why_not else ""))
+
+    async def _await_native(self, began_s: float, patience_s: float, *, is_wanted: bool) -> str:
+        """Wait for native frames that are wanted, or under way; why they are wanted and not there."""
+        now_s = clock.monotonic_s()
+        if self._spying is None or self._spying.done():
+            if not is_wanted or (self._native is not None and self._native.had_s >= began_s):
+                return ""
+            if why_not := self._spared(now_s):
+                return why_not
+            self._spying = asyncio.create_task(self._spy(), name="native frames")
+        done, _ = await asyncio.wait({self._spying}, timeout=patience_s)
+        return "" if done or not is_wanted else f"py-spy has not answered in {patience_s:g} s"
+
+    async def _spy(self) -> None:
+        """Take native frames; never raises."""
+        beat, began_s = self._watch.beat, clock.monotonic_s()
+        deadline_s = STANDING_NATIVE_S if self._watch.is_standing else NATIVE_S
+        taken, error = await self._stacks("native", deadline_s)
+        self._paused_s = clock.monotonic_s()
+        self._rest_until_s = self._paused_s + NATIVE_REST * (self._paused_s - began_s)
+        self._native = _Native(taken, error, beat, self._paused_s)
+
+    def _is_still(self, native: "_Native", taken: list[ThreadStack]) -> bool:
+        """The rank stands where it stood when native frames were taken, by its beat and by the Python frames of its main thread."""
+        is_same_place = self._watch.is_standing and native.beat == self._watch.beat
+        return is_same_place and _has_native(native.stacks) and _python(native.stacks) == _python(taken)
+
+    def _spared(self, now_s: float) -> str:
+        """Why the rank is not to be paused; empty: it may be. One that stands still may always."""
+        if self._watch.waited_s(now_s) < MOVING_S:
+            return "the rank moves, and is not to be paused"
+        if not self._watch.is_standing and now_s < self._rest_until_s:
+            return (
+                f"it was paused for them {now_s - self._paused_s:.0f} s ago and does not stand still by its own measure"
+            )
+        return ""
+
+    async def _is_lock_free(self, process: ProcessState | None) -> bool | None:
+        if self._recorder is None or (process is not None and process.state in HALTED):
+            return None
+        answer = await _in_time(self._recorder.is_lock_free(), LOCK_S, "the interpreter")
+        return answer if isinstance(answer, bool) else None
+
+    async def _quick(self, deadline_s: float) -> tuple[list[ThreadStack], str]:
+        async with self._quick_one_at_a_time:
+            return await self._stacks("quick", deadline_s)
+
+    async def _stacks(self, depth: ExamDepth, deadline_s: float) -> tuple[list[ThreadStack], str]:
+        self._num_spies += 1
+        try:
+            taken, error = await stacks.take(self._process.pid, depth, deadline_s)
+        finally:
+            self._num_spies -= 1
+        taken = bounded(taken, self._max_frames)
+        if taken:
+            self._last_stacks, self._last_stacks_s = taken, clock.monotonic_s()
+        return taken, error
+
+
+@dataclass(frozen=True)
+class _Native:
+    """Stacks that were taken through native code, or what could be had instead, and why."""
+
+    stacks: list[ThreadStack]
+    error: str
+    beat: PageHeartbeat | None
+    """Where the rank was then."""
+    had_s: float
+
+
+def _has_native(taken: list[ThreadStack]) -> bool:
+    return any(frame.is_native for stack in taken for frame in stack.frames)
+
+
+def _python(taken: list[ThreadStack]) -> list[tuple[str, str]]:
+    """Functions that the main thread is in."""
+    main = next((stack for stack in taken if stack.is_main), None)
+    return [(frame.function, frame.file) for frame in main.frames if not frame.is_native] if main else []
+
+
+def bounded(stacks: list[ThreadStack], max_frames: int) -> list[ThreadStack]:
+    """The first threads, and of the last of them the innermost frames."""
+    kept: list[ThreadStack] = []
+    for stack in stacks:
+        if max_frames <= 0:
+            break
+        kept.append(stack if len(stack.frames) <= max_frames else _shortened(stack, max_frames))
+        max_frames -= len(stack.frames)
+    return kept
+
+
+def _shortened(stack: ThreadStack, num_frames: int) -> ThreadStack:
+    return ThreadStack(stack.name, stack.is_main, stack.owns_lock, stack.is_active, stack.frames[:num_frames])
+
+
+async def _in_time(part: Awaitable[Part], deadline_s: float, what: str) -> Part | str:
+    """What it gives, or why it gave nothing."""
+    try:
+        async with asyncio.timeout(deadline_s):
+            return await part
+    except TimeoutError:
+        return f"{what} did not answer in {deadline_s:g} s"
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the part's own and the others go on
+        return f"{what} failed: {type(error).__name__}: {error}"

@@ -1,0 +1,131 @@
+"""The sidecar's line to the coordinator, from before it is known where that is: what is said until then is kept and said first."""
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from holter.page import PageIdentity
+from holter.records import Observation
+from holter.sidecar import bootstrap
+from holter.sidecar.supervise import Coordinator
+from holter.transport import wire
+from holter.transport.limits import settings_for
+from holter.transport.websocket import Uplink
+
+MAX_UNSENT = 5000
+"""Observations kept while no coordinator is known yet."""
+
+logger = logging.getLogger(__name__)
+
+
+class Line:
+    """Speaks for one rank; `on_message` gets what the coordinator says."""
+
+    def __init__(
+        self,
+        identity: PageIdentity,
+        on_message: Callable[[wire.Downward], wire.Upward | None],
+        log_to: Callable[[Path], None],
+    ) -> None:
+        self.run_id = ""
+        self.run_dir = ""
+        """Of the run, as the job itself was told; empty until then."""
+        self.metrics_address = ""
+        """Of this sidecar; told to the coordinator."""
+        self.num_dropped = 0
+        """Observations for which there was no room before a coordinator was known."""
+        self._identity = identity
+        self._on_message = on_message
+        self._log_to = log_to
+        self._uplink: Uplink | None = None
+        self._unsent: list[tuple[Observation, bool]] = []
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known where the coordinator is."""
+        return self._uplink is not None
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the coordinator listens now."""
+        return self._uplink is not None and self._uplink.is_connected
+
+    @property
+    def clock(self) -> tuple[int, int]:
+        """Offset of this host's clock from the coordinator's, and its error, nanoseconds; (0, 0) where nobody knows."""
+        return (self._uplink.clock.offset_ns, self._uplink.clock.error_ns) if self._uplink is not None else (0, 0)
+
+    def listen(self, loop: asyncio.AbstractEventLoop, descriptor: int, listen_fd: int) -> None:
+        """Wait for the word that tells where the coordinator is, on this pipe."""
+        os.set_blocking(descriptor, False)
+        received = bytearray()
+
+        def readable() -> None:
+            chunk = os.read(descriptor, 65536)
+            received.extend(chunk)
+            if b"\n" in received or not chunk:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+                if b"\n" in received:
+                    self._meet(bytes(received).partition(b"\n")[0], listen_fd)
+
+        loop.add_reader(descriptor, readable)
+
+    def send(self, observation: Observation, *, urgent: bool) -> None:
+        """Say one, or keep it until somebody is there to hear it."""
+        if self._uplink is not None:
+            self._uplink.send(observation, urgent=urgent)
+        elif len(self._unsent) < MAX_UNSENT:
+            self._unsent.append((observation, urgent))
+        else:
+            self.num_dropped += 1
+
+    def beat(self, heartbeat: wire.Heartbeat) -> None:
+        """Where the rank is now."""
+        if self._uplink is not None:
+            self._uplink.beat(heartbeat)
+
+    def note_dropped(self, dropped: int) -> None:
+        """How much was lost before it came here."""
+        if self._uplink is not None:
+            self._uplink.dropped_before = dropped
+
+    async def close(self, deadline_s: float) -> None:
+        """Say what is left, then goodbye."""
+        if self._uplink is not None:
+            await self._uplink.close(deadline_s)
+
+    def _meet(self, line: bytes, listen_fd: int) -> None:
+        try:
+            word = bootstrap.decode(line)
+        except msgspec.MsgspecError as error:
+            logger.error("what came through the job's store is not ours: %s", error)  # noqa: TRY400
+            return
+        who = self._identity
+        self.run_id, self.run_dir = word.run_id, word.run_dir
+        self._log_to(Path(word.run_dir) / "logs" / f"sidecar-{who.rank}.log")
+        if word.starts_coordinator:
+            arguments = ["--run-dir", word.run_dir, "--run-id", word.run_id, "--world-size", str(who.world_size)]
+            arguments += ["--action", word.action, "--save-deadline-s", str(word.save_deadline_s)]
+            Coordinator(arguments=arguments, token=word.token, listen_fd=listen_fd).start()
+        hello = wire.Hello(
+            run_id=word.run_id,
+            rank=who.rank,
+            world_size=who.world_size,
+            host=socket.gethostname(),
+            rank_pid=who.pid,
+            sidecar_pid=os.getpid(),
+            metrics_address=self.metrics_address,
+        )
+        self._uplink = Uplink(
+            f"http://{word.address}/ingest", word.token, hello, self._on_message, settings_for(who.world_size)
+        )
+        self._uplink.start()
+        for observation, urgent in self._unsent:
+            self._uplink.send(observation, urgent=urgent)
+        self._unsent.clear()

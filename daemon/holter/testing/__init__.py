@@ -1,0 +1,48 @@
+"""Faults to rehearse with: put one into a job on purpose, and see what the pager says.
+
+    import holter.testing
+
+    if step == 30 and rank == 1:
+        holter.testing.spin()
+
+| call | what the rank then does | what is to be diagnosed |
+|---|---|---|
+| `suspend(pid)` | is stopped by a signal, until `resume(pid)` | rank_suspended |
+| `kill(pid)`, `abort()`, `leave(code)` | ends: SIGKILL, SIGABRT, `os._exit` | rank_dead |
+| `spin()`, `sleep_for_ever()`, `wait_for_lock()` | loops, sleeps, waits in its own code | rank_stuck_in_python |
+| `hold_interpreter_lock(seconds)` | is in native code that lets no other Python run | interpreter_locked |
+| `skip_collective("all_reduce")` | leaves its next call out | rank_missing_from_collective |
+| `stall_loader(loader)` | waits for a batch for ever | stalled_data_loader |
+| `stall_save()` | waits in `torch.save` for ever | stalled_checkpoint |
+| `slow_forward(model, s)`, `slow_backward(model, s)` | computes more slowly | slow_compute |
+| `slow_data(loader, s)` | gets its batches late | slow_input |
+
+Those that change something of the job give an `Injection`: `undo()` it, or use it in a `with` statement. Everything here acts on the
+process that calls it (or on the pid given), at once, for real. Importing it does nothing, and imports no torch.
+"""
+
+from holter.testing.collectives import skip_collective
+from holter.testing.injection import Injection
+from holter.testing.processes import abort, kill, leave, resume, suspend
+from holter.testing.slowness import slow_backward, slow_data, slow_forward
+from holter.testing.storage import stall_loader, stall_save
+from holter.testing.stuck import hold_interpreter_lock, sleep_for_ever, spin, wait_for_lock
+
+__all__ = [
+    "Injection",
+    "abort",
+    "hold_interpreter_lock",
+    "kill",
+    "leave",
+    "resume",
+    "skip_collective",
+    "sleep_for_ever",
+    "slow_backward",
+    "slow_data",
+    "slow_forward",
+    "spin",
+    "stall_loader",
+    "stall_save",
+    "suspend",
+    "wait_for_lock",
+]

@@ -1,0 +1,71 @@
+r"""How far a host's clock is from the coordinator's, from questions and answers. Pure.
+
+    sidecar      asked ----\                       /----> heard
+    coordinator             received ---- replied
+
+The offset lies within half a round trip of ((received - asked) + (replied - heard)) / 2, however unequal the two ways are. So the
+quickest of the last answers is the best one; clocks drift, so an answer is worth less as it grows old. An answer that
+contradicts an earlier one shows that a clock was set: what came before it is forgotten.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+UNKNOWN_NS = 10**18
+"""The error of an offset that nobody knows."""
+MAX_SAMPLES = 16
+DRIFT = 50e-6
+"""How much two clocks may part, seconds a second: quartz is better, and time servers correct no faster for long."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer."""
+
+    heard_ns: int
+    """By the clock of who asked."""
+    offset_ns: int
+    half_trip_ns: int
+
+    def error_ns(self, now_ns: int) -> int:
+        """How far off it may be by now."""
+        return self.half_trip_ns + int(DRIFT * abs(now_ns - self.heard_ns))
+
+
+class ClockOffset:
+    """`offset_ns` is to be added to this host's clock to have the coordinator's; it is known to plus or minus `error_ns`."""
+
+    def __init__(self) -> None:
+        self.offset_ns = 0
+        self.error_ns = UNKNOWN_NS
+        self.num_answers = 0
+        self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
+
+    def be_same(self) -> None:
+        """Both sides read the same clock."""
+        self._samples.clear()
+        self.offset_ns = self.error_ns = 0
+
+    def learn(self, asked_ns: int, received_ns: int, replied_ns: int, heard_ns: int) -> None:
+        """Take one answer in."""
+        trip_ns = (heard_ns - asked_ns) - (replied_ns - received_ns)
+        if heard_ns < asked_ns or replied_ns < received_ns or trip_ns < 0:
+            return  # A clock was set in between.
+        self.num_answers += 1
+        offset_ns = ((received_ns - asked_ns) + (replied_ns - heard_ns)) // 2
+        drifted_ns = int(DRIFT * (heard_ns - asked_ns))
+        fresh = Sample(heard_ns, offset_ns, trip_ns // 2 + drifted_ns + 1)
+        if any(_contradict(fresh, known) for known in self._samples):
+            self._samples.clear()
+        self._samples.append(fresh)
+        self.settle(heard_ns)
+
+    def settle(self, now_ns: int) -> None:
+        """Choose the answer that is best as of now."""
+        if self._samples:
+            best = min(self._samples, key=lambda sample: sample.error_ns(now_ns))
+            self.offset_ns, self.error_ns = best.offset_ns, best.error_ns(now_ns)
+
+
+def _contradict(fresh: Sample, known: Sample) -> bool:
+    return abs(fresh.offset_ns - known.offset_ns) > fresh.half_trip_ns + known.error_ns(fresh.heard_ns)

@@ -1,0 +1,83 @@
+// The page: listens, and draws what changed, once a frame.
+
+import * as charts from "./charts.js";
+import { $ } from "./dom.js";
+import * as grid from "./grid.js";
+import * as halt from "./halt.js";
+import * as incident from "./incident.js";
+import * as lists from "./lists.js";
+import * as rank from "./rank.js";
+import { listen, state } from "./stream.js";
+import * as table from "./table.js";
+
+const LINES = { live: "live", lost: "not connected", ended: "the coordinator has ended" };
+const PARTS = {
+  about: [lists.facts, lists.verdict, lists.notes],
+  columns: [ranks],
+  hosts: [ranks],
+  incidents: [lists.incidents, lists.verdict, charts.draw, ranks, () => incident.draw()],
+  series: [charts.draw, lists.facts],
+  timeline: [lists.timeline],
+  checkpoints: [lists.checkpoints],
+};
+
+let isTable = false, known = null, due = new Set();
+
+function ranks() {
+  if ($("overview").hidden) return;
+  lists.phases();
+  if (isTable) table.draw(); else grid.draw();
+  lists.first(rank.open);
+}
+
+function changed(names) {
+  if (!due.size) requestAnimationFrame(redraw);
+  for (const name of names) due.add(name);
+}
+
+function redraw() {
+  const names = due;
+  due = new Set();
+  for (const part of new Set([...names].flatMap((name) => PARTS[name] ?? []))) part();
+  announce();
+  document.documentElement.dataset.drawn = String(Number(document.documentElement.dataset.drawn ?? 0) + 1);
+}
+
+// What is new is said aloud, and stands in the tab's title.
+function announce() {
+  const open = state.incidents.filter(lists.isOpen), fresh = known === null ? [] : open.filter((one) => !known.has(one.id));
+  if (fresh.length) $("announced").textContent = `New incident: ${fresh.map((one) => one.line).join("; ")}`;
+  known = new Set(state.incidents.map((one) => one.id));
+  document.title = `${open.length ? `(${open.length}) ` : ""}holter ${state.about.run_id ?? ""}`;
+}
+
+function said(how, why) {
+  const isRecord = how === "live" && state.about.is_live === false;
+  $("line").className = isRecord ? "" : how;
+  $("line").textContent = isRecord ? "record of a run that has ended" : why ? `${LINES[how]}: ${why}` : LINES[how];
+}
+
+function view(asTable) {
+  isTable = asTable;
+  $("as-grid").setAttribute("aria-pressed", String(!asTable));
+  $("as-table").setAttribute("aria-pressed", String(asTable));
+  $("grid-view").hidden = asTable;
+  $("table-view").hidden = !asTable;
+  ranks();
+}
+
+function routed() {
+  incident.draw({ isOpened: true }).then(() => { if (!incident.idInAddress()) { ranks(); charts.draw(); } });
+}
+
+$("app").hidden = false;
+grid.begin(rank.open);
+table.begin(rank.open);
+charts.begin();
+halt.begin();
+$("as-grid").addEventListener("click", () => view(false));
+$("as-table").addEventListener("click", () => view(true));
+addEventListener("hashchange", routed);
+document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); $("main").focus(); });
+listen(changed, said);
+if (incident.idInAddress()) routed();

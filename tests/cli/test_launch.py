@@ -1,0 +1,112 @@
+"""`holter launch` and `holter resume`: the halt has the last word."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from holter.cli import main
+from holter.halting import tombstone
+from made_up import HALT
+
+HALTS = "import os, pathlib; d = pathlib.Path(os.environ['HOLTER_RUN_DIR']); d.mkdir(exist_ok=True); (d / 'halt.json').write_text('{}')"
+
+
+@pytest.fixture
+def halted(tmp_path):
+    (tmp_path / "run.json").write_text(
+        json.dumps({"run_id": "r", "command": ["train.py", "--lr", "1"]}), encoding="utf-8"
+    )
+    tombstone.write(tmp_path, HALT)
+    return tmp_path
+
+
+def launch(run_dir, *command):
+    return main(["launch", "--run-dir", str(run_dir), "--", *command])
+
+
+def test_a_command_keeps_its_own_exit_code(tmp_path):
+    assert launch(tmp_path / "run", "sh", "-c", "exit 5") == 5
+    assert launch(tmp_path / "run", "true") == 0
+
+
+def test_the_command_is_watched_and_knows_its_directory(tmp_path):
+    assert launch(tmp_path / "run", "sh", "-c", f'test "$HOLTER" = 1 && test "$HOLTER_RUN_DIR" = {tmp_path}/run') == 0
+
+
+def test_a_halt_is_passed_on_as_93_whatever_the_launcher_made_of_it(tmp_path):
+    assert launch(tmp_path / "run", sys.executable, "-c", HALTS + "; raise SystemExit(1)") == 93
+
+
+def test_a_halted_run_is_not_begun_again(halted, capsys):
+    assert launch(halted, "touch", str(halted / "began")) == 93
+    assert not (halted / "began").exists()
+    assert "holter resume" in capsys.readouterr().err
+
+
+def test_resume_on_the_command_line_lifts_it(halted):
+    assert main(["launch", "--run-dir", str(halted), "--resume", "--", "sh", "-c", 'test "$HOLTER_RESUME" = 1']) == 0
+    assert tombstone.read(halted) is None
+
+
+def test_wrong_use_is_said_in_a_sentence(capsys):
+    assert main(["launch", "--"]) == 2
+    assert "name the job's own command" in capsys.readouterr().err
+    assert main(["launch", "--action", "panic", "--", "true"]) == 2
+    assert "--action" in capsys.readouterr().err
+
+
+def test_a_launcher_that_is_not_there_is_said(capsys, tmp_path):
+    assert launch(tmp_path / "run", "there-is-no-such-launcher") == 127
+    assert "there-is-no-such-launcher" in capsys.readouterr().err
+
+
+def test_a_signal_reaches_the_launcher(tmp_path):
+    script = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(7)); print('up', flush=True); time.sleep(60)"
+    command = [
+        sys.executable,
+        "-m",
+        "holter.cli",
+        "launch",
+        "--run-dir",
+        str(tmp_path / "run"),
+        "--",
+        sys.executable,
+        "-c",
+        script,
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"up\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(30) == 7
+
+
+def test_a_launcher_that_starts_the_job_again_all_the_same_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr("holter.cli.launch.GRACE_S", 0.5)
+    began = time.monotonic()
+    assert launch(tmp_path / "run", sys.executable, "-c", HALTS + "; import time; time.sleep(120)") == 93
+    assert time.monotonic() - began < 60
+
+
+def test_resume_lifts_the_halt_and_says_from_where(halted, capsys):
+    assert main(["resume", str(halted)]) == 0
+    said = capsys.readouterr().out
+    assert f"accelerator.load_state('{halted}/checkpoints/30/state')" in said
+    assert "train.py --lr 1" in said
+    assert main(["resume", str(halted)]) == 2
+    assert "does not stand halted" in capsys.readouterr().err
+
+
+def test_resume_as_json(halted, capsys):
+    assert main(["resume", str(halted), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == f"{halted}/checkpoints/30/state"
+
+
+def test_resume_with_a_command_runs_it_from_the_checkpoint(halted):
+    script = f'test "$HOLTER_RESUME_FROM" = {halted}/checkpoints/30/state'
+    assert main(["resume", str(halted), "--", "sh", "-c", script]) == 0
+    tombstone.write(halted, HALT)
+    assert main(["resume", str(halted), "--", "sh", "-c", "exit 4"]) == 4

@@ -1,0 +1,145 @@
+"""The script's own checkpoints: judged when they are finished, and again when more is known."""
+
+from pathlib import Path
+
+import pytest
+
+from holter.coordinator.disk import Disk
+from holter.coordinator.saves import SaveBook, reported_until
+from holter.detectors.window import StepView
+from holter.halting import watched
+from holter.halting.verdicts import Sight
+from holter.records import Attached, Finding, Healthy, Kept, Observation
+
+NOTHING: tuple = ()
+
+
+def seen(until_step: int = 1000):
+    return lambda: Sight(until_step=until_step)
+
+
+def kept(path: Path | str, step: int, rank: int = 0) -> Observation:
+    return Observation(
+        rank=rank, step=step, at_ns=step * 10**9, body=Kept(path=str(path), framework="torch", seconds=1)
+    )
+
+
+def attached(pid: int) -> Observation:
+    body = Attached(pid=pid, host="h", world_size=1, local_rank=0, command=[], versions={}, framework="loop")
+    return Observation(rank=0, step=0, at_ns=0, body=body)
+
+
+def applied(step: int) -> Finding:
+    return Finding(
+        detector="nonfinite_values", severity="critical", first_step=step, detected_step=step, ranks=(1,), summary=""
+    )
+
+
+class Desk:
+    """A book and its disk."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir, self.disk = run_dir, Disk()
+        self.book = SaveBook(run_dir, self.disk)
+
+    def save(self, name: str, step: int, rank: int = 0) -> Path:
+        path = self.run_dir.parent / name
+        path.write_text("weights")
+        self.book.hear(kept(path, step, rank))
+        return path
+
+    def written(self) -> dict[str, tuple[int, str]]:
+        assert self.disk.close(10)
+        assert not self.disk.failures
+        return {Path(save.path).name: (save.step, save.verdict) for save in watched.read(self.run_dir)}
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path / "run")
+
+
+def test_a_save_is_healthy_once_its_steps_were_seen_and_stays_so_when_sight_is_lost(desk):
+    path = desk.save("a.pt", 10)
+    assert [] == desk.book.judge(NOTHING, NOTHING, seen(9))
+    assert desk.book.last_healthy() is None
+    assert [] == desk.book.judge(NOTHING, NOTHING, seen(10))
+    assert Healthy(step=10, path=str(path)) == desk.book.last_healthy()
+    desk.book.judge(NOTHING, NOTHING, lambda: Sight(until_step=10, blind=("rank 0: gone",)))
+    assert {"a.pt": (10, "healthy")} == desk.written()
+
+
+def test_the_latest_is_said_to_be_poisoned_at_once_and_once(desk):
+    good = desk.save("a.pt", 10)
+    desk.book.judge(NOTHING, NOTHING, seen())
+    bad = desk.save("b.pt", 20)
+    poisoned = f"the checkpoint saved at step 20 ({bad}) is poisoned: NaN or Inf was applied to the weights at step 12"
+    assert [f"{poisoned}; the last healthy one is of step 10 ({good})"] == desk.book.judge(
+        [applied(12)], NOTHING, seen()
+    )
+    assert [] == desk.book.judge([applied(12)], NOTHING, seen())
+    assert {"a.pt": (10, "healthy"), "b.pt": (20, "poisoned")} == desk.written()
+
+
+def test_an_incident_that_began_earlier_takes_the_health_of_what_was_called_healthy(desk):
+    good = desk.save("a.pt", 10)
+    desk.save("b.pt", 20)
+    desk.book.judge(NOTHING, NOTHING, seen())
+    assert 20 == desk.book.last_healthy().step
+    assert 1 == len(desk.book.judge([applied(12)], NOTHING, seen()))
+    assert Healthy(step=10, path=str(good)) == desk.book.last_healthy()
+    # What the window has forgotten is not forgotten here.
+    desk.save("c.pt", 5000)
+    assert 1 == len(desk.book.judge(NOTHING, NOTHING, seen(5000)))
+
+
+def test_the_ranks_words_about_one_path_are_one_save_and_a_later_one_takes_its_place(desk):
+    desk.save("latest.pt", 10, rank=0)
+    desk.save("latest.pt", 10, rank=1)
+    desk.book.judge(NOTHING, NOTHING, seen())
+    desk.save("latest.pt", 20)
+    assert desk.book.last_healthy() is None
+    assert {"latest.pt": (20, "unknown")} == desk.written()
+
+
+def test_one_that_was_rotated_away_is_not_named(desk):
+    old, new = desk.save("old.pt", 10), desk.save("new.pt", 20)
+    desk.book.judge(NOTHING, NOTHING, seen())
+    new.unlink()
+    desk.book._look()
+    assert str(old) == desk.book.last_healthy().path
+
+
+def test_what_halts_write_is_not_the_scripts(desk):
+    desk.book.hear(kept(desk.run_dir.absolute() / "checkpoints" / ".30.partial" / "state", 30))
+    assert {} == desk.written()
+
+
+def test_a_job_that_begins_again_counts_anew(desk):
+    desk.book.hear(attached(1))
+    desk.save("a.pt", 20)
+    desk.book.judge(NOTHING, NOTHING, seen())
+    desk.book.hear(attached(2))
+    assert [] == desk.book.judge([applied(3)], NOTHING, seen())
+    assert {"a.pt": (20, "healthy")} == desk.written()
+
+
+def test_a_coordinator_that_is_started_again_knows_them(desk, tmp_path):
+    path = desk.save("a.pt", 20)
+    desk.book.judge(NOTHING, NOTHING, seen())
+    desk.written()
+    again = Desk(tmp_path / "run")
+    assert Healthy(step=20, path=str(path)) == again.book.last_healthy()
+    again.book.recall(())
+    assert 1 == len(again.book.judge([applied(3)], NOTHING, seen()))
+    again.disk.close(10)
+
+
+def view(step: int, *missing: int) -> StepView:
+    return StepView(step, 0, 1, missing)
+
+
+def test_steps_are_seen_up_to_the_first_that_somebody_owes():
+    assert 0 == reported_until(())
+    assert 8 == reported_until((view(6), view(7)))
+    assert 6 == reported_until((view(6, 1), view(7)))

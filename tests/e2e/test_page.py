@@ -1,0 +1,384 @@
+"""The page in a real browser: a live run, an incident that appears, the halt; with 2, 16 and 4,096 ranks, by mouse, keyboard and without script."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from tests.e2e.simulated import TOKEN
+
+from holter.halting import tombstone
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+SIMULATED = Path(__file__).parent / "simulated.py"
+FAULTS = Path(__file__).parents[1] / "faults" / "scripts"
+HOSTILE = '"><img src=x onerror=alert(1)><script>alert(1)</script>-'
+PICTURES = os.environ.get("PAGE_PICTURES", "")
+"""A directory: what the tests saw is left there to be looked at."""
+USABLE_S = 10.0
+"""For 4,096 ranks to be on the screen, on a busy machine; alone it takes under one."""
+LONG_MS = 60_000
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium; `make system` installs it"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning"),
+]
+expect.set_options(timeout=20_000)
+
+
+@dataclass
+class Simulated:
+    """A simulated run in a process of its own."""
+
+    run_dir: Path
+    options: tuple[str, ...]
+    address: str = ""
+    _process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, str(SIMULATED), str(self.run_dir), *self.options]
+        port = ["--port", str(urlsplit(self.address).port)] if self.address else []
+        self._process = subprocess.Popen(
+            [*command, *port], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        assert self._process.stdout is not None
+        self.address = self._process.stdout.readline().strip()
+        assert self.address, "the simulated run did not start"
+        return self
+
+    def break_down(self) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write("fault\n")
+        self._process.stdin.flush()
+
+    def __exit__(self, *_: object) -> None:
+        """As its standard input ends, it does."""
+        assert self._process is not None
+        try:
+            self._process.communicate(timeout=20)
+        finally:
+            self._process.kill()
+
+
+@dataclass
+class Visit:
+    """Opens pages, and remembers what a page must not do."""
+
+    browser: Browser
+    sins: list[str] = field(default_factory=list)
+    _contexts: list[Any] = field(default_factory=list)
+
+    def __call__(self, address: str, path: str = "/", *, width: int = 1400, **context: Any) -> Page:
+        made = self.browser.new_context(viewport={"width": width, "height": 1000}, **context)
+        self._contexts.append(made)
+        page = made.new_page()
+        page.on("pageerror", lambda error: self.sins.append(f"raised {error}"))
+        page.on("dialog", lambda dialog: self.sins.append(f"opened a dialog: {dialog.message}"))
+        page.on("console", lambda said: self.sins.append(said.text) if said.type == "error" else None)
+        host = urlsplit(address).netloc
+        page.on("request", lambda asked: self.sins.append(asked.url) if _is_foreign(asked.url, host) else None)
+        page.goto(address + path)
+        return page
+
+    def close(self) -> list[str]:
+        for context in self._contexts:
+            context.close()
+        # Answers that a test asks for (401, 409) and a coordinator that is stopped are no errors of the page.
+        return [sin for sin in self.sins if "Failed to load resource" not in sin]
+
+
+def _is_foreign(url: str, host: str) -> bool:
+    return urlsplit(url).scheme not in {"data", "blob"} and urlsplit(url).netloc != host
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as driver:
+        made = driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def visit(browser: Browser) -> Iterator[Visit]:
+    made = Visit(browser)
+    yield made
+    assert [] == made.close()
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    """Sixteen ranks on hosts with bad manners, one of them fed a NaN."""
+    options = ("--ranks", "16", "--step-s", "0.2", "--fault", "nan", "--fault-step", "8", "--hosts", HOSTILE)
+    with Simulated(tmp_path_factory.mktemp("few") / "sixteen", options) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
+    options = ("--ranks", "4096", "--step-s", "1", "--fault", "nan", "--fault-step", "3")
+    with Simulated(tmp_path_factory.mktemp("many") / "four-thousand", options) as made:
+        yield made
+
+
+def picture(page: Page, name: str, *, is_whole: bool = True) -> None:
+    if PICTURES:
+        page.screenshot(path=Path(PICTURES) / f"{name}.png", full_page=is_whole)
+
+
+def is_accessible(page: Page) -> list[str]:
+    found = Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa", "wcag21aa", "best-practice"]})
+    assert len(found.response["passes"]) > 10, "it looked at something"
+    return [f"{one['id']}: {one['nodes'][0]['html'][:160]}" for one in found.response["violations"]]
+
+
+def test_a_run_moves_before_ones_eyes_and_an_incident_appears_by_itself(visit: Visit, tmp_path: Path) -> None:
+    options = ("--ranks", "2", "--step-s", "0.2", "--fault", "nan", "--fault-step", "100000")
+    with Simulated(tmp_path / "two", options) as run:
+        page = visit(run.address)
+        expect(page.locator("#line")).to_have_text("live")
+        expect(page.locator("#verdict")).to_contain_text("No open incident")
+        expect(page.locator("#facts")).to_contain_text("2 of 2 ranks")
+        expect(page.locator("#facts")).to_contain_text(re.compile(r"\b(1[2-9]|[2-9]\d) steps"))
+        picture(page, "2-healthy")
+        run.break_down()
+        expect(page.locator("#announced")).to_contain_text("New incident: critical: nonfinite_input on rank 1")
+        expect(page.locator("#verdict")).to_contain_text("nonfinite_input on rank 1 at step")
+        expect(page).to_have_title("(1) holter two")
+        expect(page.locator("#legend")).to_contain_text("named by a critical incident 1")
+        expect(page.locator("#charts figure:visible")).to_have_count(4)
+        expect(page.locator("#charts .cross").first).to_be_attached()
+        expect(page.locator("#timeline")).to_contain_text("opened: critical: nonfinite_input")
+        expect(page.locator("#checkpoints")).to_contain_text("poisoned")
+        picture(page, "2-incident")
+
+
+def test_an_incident_has_an_address_and_is_shown_in_full(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address)
+    page.get_by_role("link", name="The diagnosis in full").click()
+    article = page.locator("#incident")
+    for heading in ("Where", "What to do", "Why we think so", "What it looked like", "What would refute it"):
+        expect(article.get_by_role("heading", name=heading, exact=True)).to_be_visible()
+    expect(article.locator("svg .line.c0").first).to_be_visible()
+    expect(article).to_be_focused()
+    expect(page.locator("#overview")).to_be_hidden()
+    again = visit(few.address, f"/{urlsplit(page.url).fragment and '#' + urlsplit(page.url).fragment}")
+    expect(again.locator("#incident h2")).to_contain_text("nonfinite_input on rank 10")
+    picture(again, "16-incident")
+    again.get_by_role("link", name="All of the run").click()
+    expect(again.locator("#overview")).to_be_visible()
+    missing = visit(few.address, "/#incident=other")
+    expect(missing.locator("#incident")).to_contain_text("There is no incident other")
+
+
+def test_nothing_that_a_rank_says_becomes_markup(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address)
+    expect(page.locator("#worst")).to_contain_text(f"rank 10 on {HOSTILE}0001")
+    page.locator("#worst button").first.click()
+    expect(page.locator("#rank")).to_contain_text(f"{HOSTILE}0001")
+    page.get_by_role("button", name="Table").click()
+    expect(page.locator("#table tbody tr")).to_have_count(16)
+    expect(page.locator("#table")).to_contain_text(f"{HOSTILE}0000")
+    assert 0 == page.locator("img[onerror], script:not([src])").count()
+
+
+def test_the_keyboard_reaches_everything(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address)
+    grid = page.locator("#grid")
+    expect(page.locator("#legend li").first).to_be_visible()
+    grid.focus()
+    page.keyboard.press("End")
+    page.keyboard.press("ArrowLeft")
+    cell = page.locator(f"#{grid.get_attribute('aria-activedescendant')}")
+    expect(cell).to_contain_text("rank 14 on")
+    page.keyboard.press("Enter")
+    expect(page.locator("#rank-title")).to_have_text("Rank 14")
+    expect(page.locator("#rank")).to_be_focused()
+    expect(page.locator("#rank dl")).to_contain_text("Step time")
+    page.keyboard.press("Escape")
+    expect(page.locator("#rank")).to_be_hidden()
+    expect(grid).to_be_focused()
+    page.locator("#charts svg").first.focus()
+    page.keyboard.press("Home")
+    expect(page.locator("#charts output").first).to_contain_text("step 0: mean")
+    page.get_by_role("button", name="Table").press("Enter")
+    page.locator("[data-sort=blame]").press("Enter")
+    page.locator("[data-sort=blame]").press("Enter")
+    expect(page.locator("#table tbody tr").first).to_contain_text("critical")
+    expect(page.locator("th[aria-sort=descending]")).to_have_text("Incident")
+    page.get_by_label("Only").fill("12")
+    expect(page.locator("#table tbody tr")).to_have_count(1)
+    picture(page, "16-table")
+
+
+def test_every_measure_has_a_legend_that_counts_all_ranks(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address)
+    expect(page.locator("#legend")).to_contain_text("running")
+    shown = {}
+    for measure in ("phase", "behind", "lag", "pace", "still"):
+        page.locator("#measure").select_option(measure)
+        shown[measure] = page.locator("#legend li").all_inner_texts()
+    assert {16} == {sum(int(text.rpartition(" ")[2]) for text in texts) for texts in shown.values()}
+    assert ["10 to 50 ms"] == [text.rpartition(" ")[0] for text in shown["lag"] if text.endswith(" 1")]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_can_be_used_by_everyone(visit: Visit, few: Simulated, scheme: str) -> None:
+    page = visit(few.address, color_scheme=scheme, reduced_motion="reduce")
+    expect(page.locator("#verdict")).to_contain_text("nonfinite_input")
+    expect(page.locator("#charts figure:visible")).to_have_count(4)
+    picture(page, f"16-{scheme}")
+    assert [] == is_accessible(page)
+    page.get_by_role("link", name="The diagnosis in full").click()
+    expect(page.locator("#incident svg").first).to_be_visible()
+    page.locator("#halt-open").click()
+    picture(page, f"halt-{scheme}", is_whole=False)
+    assert [] == is_accessible(page)
+
+
+def test_a_narrow_screen_scrolls_in_one_direction_only(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address, width=400)
+    expect(page.locator("#legend li").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400
+    picture(page, "16-narrow")
+
+
+def test_without_script_there_is_the_plain_table(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address, java_script_enabled=False)
+    expect(page.locator("noscript tr")).to_have_count(1 + 16 + 2)
+    expect(page.locator("#app")).to_be_hidden()
+    expect(page.locator("noscript tr").last).to_contain_text(f"{HOSTILE}0001")
+    expect(page.locator("noscript tr").last).to_be_visible()
+
+
+def test_a_halt_needs_the_word_and_the_token(visit: Visit, tmp_path: Path) -> None:
+    with Simulated(tmp_path / "halted", ("--ranks", "4", "--step-s", "0.2")) as run:
+        page = visit(run.address)
+        kept = "sessionStorage.getItem('holter-token')"
+        page.locator("#halt-open").click()
+        go = page.locator("#halt-go")
+        expect(page.locator("#halt-reason")).to_be_focused()
+        page.get_by_label("Reason").fill("refuse this one")
+        page.get_by_label("Your name").fill("somebody")
+        page.get_by_label("Token (").fill("a guess")
+        expect(go).to_be_disabled()
+        page.get_by_label("to confirm").fill("halt")
+        picture(page, "halt-filled", is_whole=False)
+        go.click()
+        expect(page.locator("#halt-answer")).to_contain_text("wrong token")
+        page.get_by_label("Token (").fill(TOKEN)
+        expect(go).to_be_disabled()
+        page.get_by_label("to confirm").fill("halt")
+        go.click()
+        expect(page.locator("#halt-answer")).to_contain_text("a save is under way")
+        assert page.evaluate(kept) is None
+        page.get_by_label("Reason").fill("<b>wrong</b> data set")
+        page.get_by_label("Keep the token").check()
+        page.get_by_label("to confirm").fill("halt")
+        go.click()
+        expect(page.locator("#halt-answer")).to_contain_text("Accepted")
+        assert TOKEN == page.evaluate(kept)
+        page.get_by_role("button", name="Let it run").click()
+        expect(page.locator("#timeline")).to_contain_text("asked for by somebody: <b>wrong</b> data set")
+        expect(page.locator("#halt-token")).to_have_value("")
+
+
+def test_a_coordinator_that_comes_back_is_found_again(visit: Visit, tmp_path: Path) -> None:
+    run = Simulated(tmp_path / "again", ("--ranks", "4", "--step-s", "0.2"))
+    with run:
+        page = visit(run.address)
+        expect(page.locator("#line")).to_have_text("live")
+    expect(page.locator("#line")).to_contain_text("ended")
+    with run:
+        expect(page.locator("#line")).to_have_text("live", timeout=LONG_MS)
+        expect(page.locator("#facts")).to_contain_text("4 of 4 ranks")
+
+
+def test_a_run_that_is_over_is_looked_at_again(visit: Visit, tmp_path: Path) -> None:
+    run_dir = tmp_path / "past"
+    with Simulated(run_dir, ("--ranks", "4", "--step-s", "0.05", "--fault", "ending")) as run:
+        expect(visit(run.address).locator("#charts figure:visible")).to_have_count(4)
+    halt = tombstone.Halt(
+        cause="asked by me", ranks=[], step=7, checkpoint="checkpoints/7/state", verdict="healthy", at="", why="kept"
+    )
+    tombstone.write(run_dir, halt)
+    command = [sys.executable, "-m", "holter.cli", "page", str(run_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        page = visit(process.stdout.readline().split(": ")[1].split("/   ")[0])
+        expect(page.locator("#line")).to_have_text("record of a run that has ended")
+        expect(page.locator("#halting")).to_contain_text("Halt: done, step 7")
+        expect(page.locator("#halting")).to_contain_text("checkpoints/7/state (healthy)")
+        expect(page.locator("#legend")).to_contain_text("ended 4")
+        expect(page.locator("#charts figure:visible")).to_have_count(4)
+        expect(page.locator("#halt-open")).to_be_hidden()
+        picture(page, "past")
+        process.send_signal(signal.SIGINT)
+        assert 0 == process.wait(20)
+
+
+def test_four_thousand_ranks_are_usable(visit: Visit, many: Simulated) -> None:
+    began_s = time.monotonic()
+    page = visit(many.address)
+    expect(page.locator("#legend")).to_contain_text("4,095", timeout=LONG_MS)
+    assert time.monotonic() - began_s < USABLE_S
+    expect(page.locator("#verdict")).to_contain_text("rank 2560")
+    page.locator("#measure").select_option("phase")
+    began_s = time.monotonic()
+    page.locator("#grid").focus()
+    for _ in range(20):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    expect(page.locator("#rank-title")).to_contain_text("Rank")
+    page.get_by_role("button", name="Table").click()
+    page.get_by_label("Only").fill("node-0320")
+    expect(page.locator("#table tbody tr")).to_have_count(8)
+    assert time.monotonic() - began_s < USABLE_S
+    page.get_by_role("button", name="Grid").click()
+    picture(page, "4096-light")
+    dark = visit(many.address, color_scheme="dark")
+    expect(dark.locator("#legend")).to_contain_text("4,095")
+    picture(dark, "4096-dark")
+
+
+@pytest.mark.job
+def test_a_real_job_that_hangs_is_explained_with_stacks_side_by_side(
+    visit: Visit, forks: Any, wait_for: Callable[..., None]
+) -> None:
+    job = forks.start(
+        FAULTS / "process_faults.py", "spin", "--steps", "4000", "--at", "60", env={"HOLTER_ACTION": "notify"}
+    )
+    page = visit(f"http://{job.coordinator()}")
+    expect(page.locator("#facts")).to_contain_text("2 of 2 ranks", timeout=LONG_MS)
+    expect(page.locator("#verdict")).to_contain_text("rank_stuck_in_python on rank 1", timeout=LONG_MS)
+    page.get_by_role("link", name="The diagnosis in full").click()
+    columns = page.locator("#incident .columns > div")
+    expect(columns).to_have_count(2)
+    expect(columns.filter(has_text="rank 1")).to_contain_text("spin")
+    expect(columns.filter(has_text="rank 0")).to_contain_text("backward")
+    picture(page, "real-hang")
+    job.end()
+    wait_for(lambda: job.has_ended, 30, "the end of the job")
+    expect(page.locator("#line")).to_contain_text("the coordinator has ended: every rank", timeout=LONG_MS)

@@ -1,0 +1,154 @@
+"""The committed dashboards are what the code generates, and what Grafana's own schema allows."""
+
+import json
+import re
+import subprocess
+import sys
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from holter import cli
+from holter.exporters import places
+from holter.exporters.dashboards import ALL, render
+
+GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
+VALIDATOR = jsonschema.Draft7Validator(json.loads((GRAFANA / "schema" / "dashboard.schema.json").read_text()))
+
+
+def mistakes(dashboard: dict[str, Any]) -> list[str]:
+    """What the schema does not allow. Of the kinds that a panel may be of, the one that it says it is counts."""
+    found = []
+    for error in VALIDATOR.iter_errors(dashboard):
+        of_its_kind = [
+            inner
+            for inner in error.context or []
+            if error.validator_value[inner.schema_path[0]]["properties"].get("type", {}).get("const") == error.instance.get("type")
+        ]  # fmt: skip
+        found += [f"{list(one.absolute_path)}: {one.message}" for one in of_its_kind or [error]]
+    return found
+
+
+@pytest.mark.parametrize("uid", ALL)
+def test_the_committed_file_is_what_the_code_generates(uid):
+    assert render(uid) == (GRAFANA / "dashboards" / f"{uid}.json").read_text(), (
+        "run `holter dashboards --write grafana/dashboards`"
+    )
+
+
+def test_there_are_no_other_files():
+    assert set(ALL) == {path.stem for path in (GRAFANA / "dashboards").iterdir()}
+
+
+@pytest.mark.parametrize("uid", ALL)
+def test_grafanas_schema_allows_it(uid):
+    assert [] == mistakes(json.loads(render(uid)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "value"),
+    [
+        (("panels", 0, "type"), "speedometer"),
+        (("panels", 0, "options", "grafMode"), "area"),
+        (("panels", 6, "options", "legend", "displayMode"), "fancy"),
+        (("panels", 6, "targets", 0, "expr"), 1),
+        (("panels", 6, "fieldConfig", "defaults", "custom", "lineWidth"), "thin"),
+        (("annotations", "list", 0, "iconColor"), None),
+        (("templating", "list", 1, "refresh"), "often"),
+        (("refreshEvery",), "30s"),
+    ],
+)
+def test_the_schema_sees_what_is_wrong(keys, value):
+    dashboard = place = json.loads(render("holter-overview"))
+    for key in keys[:-1]:
+        place = place[key]
+    place[keys[-1]] = value
+    assert [] != mistakes(dashboard)
+
+
+@pytest.mark.parametrize("uid", ALL)
+def test_panels_have_numbers_of_their_own_and_do_not_overlap(uid):
+    panels = json.loads(render(uid))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    places = [panel["gridPos"] for panel in panels]
+    cells = [
+        (x, y) for at in places for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert 24 > max(x for x, _ in cells)
+
+
+def test_the_published_table_names_every_panel():
+    line = re.compile(r"^\| `(holter-\w+)` \| (\d+) \| (.+) \| (.+) \|$", re.MULTILINE)
+    told = [(uid, int(number), *words) for uid, number, *words in line.findall((GRAFANA / "README.md").read_text())]
+    panels = [(uid, panel) for uid in ALL for panel in json.loads(render(uid))["panels"]]
+    assert [(uid, panel["id"], panel["title"], panel["description"]) for uid, panel in panels] == told
+
+
+@pytest.mark.parametrize("uid", ALL)
+def test_there_is_a_picture_that_says_what_it_is(uid):
+    picture = (GRAFANA / "pictures" / f"{uid}.svg").read_text()
+    assert "No Grafana was run." in picture
+    assert all(escape(panel["title"]) in picture for panel in json.loads(render(uid))["panels"])
+
+
+def test_links_lead_to_dashboards_that_are_there():
+    for uid in ALL:
+        assert set(re.findall(r"/d/([\w-]+)", render(uid))) <= set(ALL)
+
+
+def test_incidents_are_marked_and_lead_to_their_page():
+    for uid in ALL:
+        marks = {mark["name"]: mark for mark in json.loads(render(uid))["annotations"]["list"]}
+        assert {"Incidents", "Halts"} == set(marks)
+        assert 'href="{{url}}"' in marks["Incidents"]["textFormat"]
+    for uid in ("holter-overview", "holter-incidents"):
+        (table,) = (
+            panel
+            for panel in json.loads(render(uid))["panels"]
+            if panel["title"] == "Open incidents" and panel["type"] == "table"
+        )
+        (page,) = (
+            override for override in table["fieldConfig"]["overrides"] if override["matcher"]["options"] == "Page"
+        )
+        assert "${__value.raw}" == page["properties"][0]["value"][0]["url"]
+
+
+def test_alerts_lead_to_panels_that_are_there():
+    there = {(uid, panel["id"]) for uid in ALL for panel in json.loads(render(uid))["panels"]}
+    assert {places.INCIDENT, places.FINDING, places.WATCHER, *places.OF_ALERT.values()} <= there
+    assert ("holter-self", 7) == places.place_of("watcher", "sidecar_absent")
+    assert places.INCIDENT == places.place_of("incident", "nonfinite_input")
+    said = places.annotations(places.INCIDENT)
+    assert ("holter-incidents", "6") == (said["__dashboardUid__"], said["__panelId__"])
+    assert "/d/holter-incidents?viewPanel=6&var-run={{ $labels.run_id }}" == said["dashboard"]
+
+
+def test_the_command_prints_one_or_all(capsys):
+    assert 0 == cli.main(["dashboards", "holter-ranks"])
+    assert render("holter-ranks") == capsys.readouterr().out
+    assert 0 == cli.main(["dashboards"])
+    assert list(ALL) == [dashboard["uid"] for dashboard in json.loads(capsys.readouterr().out)]
+
+
+def test_the_command_writes_files(tmp_path, capsys):
+    assert 0 == cli.main(["dashboards", "--write", str(tmp_path / "new")])
+    assert set(ALL) == {path.stem for path in (tmp_path / "new").iterdir()}
+    assert len(ALL) == len(capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize("words", [["dashboards", "nothing"], ["dashboards", "--write", "/dev/null/place"]])
+def test_wrong_use_is_one_sentence(words, capsys):
+    assert 2 == cli.main(words)
+    assert 1 == len(capsys.readouterr().err.splitlines())
+
+
+def test_without_the_sdk_one_sentence_says_what_to_install():
+    # None in sys.modules: as if it were not installed.
+    program = "import sys; sys.modules['grafana_foundation_sdk'] = None; from holter import cli; sys.exit(cli.main(['dashboards']))"
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (2, 1) == (ended.returncode, len(ended.stderr.splitlines()))
+    assert "pip install holter[dashboards]" in ended.stderr

@@ -1,0 +1,134 @@
+"""A halt that stands in a run directory: found, said, lifted, remembered."""
+
+import os
+import time
+
+import pytest
+
+from holter.config import Settings
+from holter.halting import tombstone
+from holter.integrations import restarts
+from holter.integrations.place import Place
+from made_up import HALT
+
+AGENT = {"TORCHELASTIC_RESTART_COUNT": "1"}
+
+
+def place(rank: int = 0) -> Place:
+    return Place(rank=rank, world_size=2, local_rank=rank, is_one_host=True, address="127.0.0.1")
+
+
+def test_a_halt_comes_back_as_it_was_written(tmp_path):
+    tombstone.write(tmp_path, HALT)
+    assert tombstone.read(tmp_path) == HALT
+
+
+def test_a_halt_that_cannot_be_read_stands_too(tmp_path):
+    (tmp_path / "halt.json").write_text("{", encoding="utf-8")
+    halt = tombstone.read(tmp_path)
+    assert halt is not None
+    assert halt.checkpoint is None
+
+
+def test_a_halt_that_may_not_be_read_stands_too(tmp_path):
+    (tmp_path / "halt.json").mkdir()
+    assert tombstone.read(tmp_path) is not None
+
+
+@pytest.mark.parametrize("run_dir", ["", "nowhere", "file", "file/run", "x" * 300])
+def test_no_halt_stands_where_no_run_directory_can_be(tmp_path, run_dir):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert tombstone.read(tmp_path / run_dir) is None
+
+
+def test_lifting_forgets_nothing(tmp_path):
+    assert tombstone.lift(tmp_path) is None
+    assert tombstone.base_step(tmp_path) == 0
+    tombstone.write(tmp_path, HALT)
+    assert tombstone.lift(tmp_path) == HALT
+    assert tombstone.read(tmp_path) is None
+    assert tombstone.base_step(tmp_path) == 30
+    tombstone.write(tmp_path, HALT)
+    tombstone.lift(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "halts").iterdir()) == ["1.json", "2.json"]
+
+
+def test_a_rank_that_is_started_blindly_ends_with_93_and_says_how_to_resume(tmp_path, capsys):
+    tombstone.write(tmp_path, HALT)
+    with pytest.raises(SystemExit) as ended:
+        restarts.settle(Settings(run_dir=str(tmp_path)), place(), {})
+    assert ended.value.code == 93
+    said = capsys.readouterr().err
+    assert "nonfinite_input on rank 1" in said
+    assert f"holter resume {tmp_path}" in said
+    assert str(tmp_path / "checkpoints/30/state") in said
+
+
+def test_the_other_ranks_leave_after_the_one_that_says_why(tmp_path, capsys, monkeypatch):
+    tombstone.write(tmp_path, HALT)
+    monkeypatch.setattr(restarts, "SAYS_S", 0.2)
+    began = time.monotonic()
+    with pytest.raises(SystemExit) as ended:
+        restarts.settle(Settings(run_dir=str(tmp_path)), place(rank=1), {})
+    assert 93 == ended.value.code
+    assert time.monotonic() - began >= 0.2
+    assert "" == capsys.readouterr().err
+
+
+def test_a_rank_that_is_told_to_resume_lifts_it_once(tmp_path):
+    tombstone.write(tmp_path, HALT)
+    settings = Settings(run_dir=str(tmp_path), resume=1)
+    restarts.settle(settings, place(rank=1), {})
+    assert tombstone.read(tmp_path) is not None
+    restarts.settle(settings, place(rank=0), {})
+    assert tombstone.read(tmp_path) is None
+
+
+def test_the_same_launcher_is_known_again_without_a_run_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / "holter-runs" / "one"
+    run_dir.mkdir(parents=True)
+    restarts.introduce(str(run_dir), AGENT)
+    tombstone.write(run_dir, HALT)
+    with pytest.raises(SystemExit):
+        restarts.settle(Settings(), place(), AGENT)
+
+
+RENDEZVOUS = {"TORCHELASTIC_RUN_ID": "100", "TORCHELASTIC_RESTART_COUNT": "0", "SLURM_JOB_ID": "7"}
+
+
+@pytest.mark.parametrize("again", [{"TORCHELASTIC_RESTART_COUNT": "1"}, {"SLURM_RESTART_COUNT": "1"}])
+def test_the_same_rendezvous_and_launcher_are_the_same_job_only_in_a_restart(tmp_path, monkeypatch, again):
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / "holter-runs" / "one"
+    run_dir.mkdir(parents=True)
+    restarts.introduce(str(run_dir), RENDEZVOUS)
+    tombstone.write(run_dir, HALT)
+    restarts.settle(Settings(), place(), RENDEZVOUS)
+    with pytest.raises(SystemExit):
+        restarts.settle(Settings(), place(), RENDEZVOUS | again)
+
+
+@pytest.mark.parametrize("action", ["observe", "notify"])
+def test_it_stands_whatever_the_action_is(tmp_path, action):
+    tombstone.write(tmp_path, HALT)
+    with pytest.raises(SystemExit):
+        restarts.settle(Settings(run_dir=str(tmp_path), action=action), place(), {})
+
+
+def test_the_halt_of_another_job_is_none_of_ours(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_dir = tmp_path / "holter-runs" / "one"
+    run_dir.mkdir(parents=True)
+    tombstone.introduce(run_dir, ["slurm:7", "launcher:elsewhere:1:2"])
+    tombstone.write(run_dir, HALT)
+    restarts.settle(Settings(), place(), AGENT | {"SLURM_JOB_ID": "8"})
+    restarts.settle(Settings(), place(), {"SLURM_JOB_ID": "7"})
+    with pytest.raises(SystemExit):
+        restarts.settle(Settings(), place(), {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
+
+
+def test_a_launcher_is_named_by_more_than_its_number():
+    (name,) = tombstone.job_names(AGENT, os.getpid())
+    assert name.count(":") == 3
+    assert tombstone.job_names({"TORCHELASTIC_RUN_ID": "none"}, os.getpid()) == []

@@ -1,0 +1,64 @@
+"""Which states a fault is in."""
+
+import pytest
+
+from holter.halting.verdicts import Sight, of_halt, of_state, spoils
+from holter.records import Finding
+from made_up import diagnosis
+
+SEEN = Sight(until_step=100)
+
+
+def applied(step: int) -> Finding:
+    return Finding(
+        detector="nonfinite_values", severity="critical", first_step=step, detected_step=step, ranks=(1,), summary=""
+    )
+
+
+@pytest.mark.parametrize(
+    ("cause", "first_step", "verdicts"),
+    [
+        # Of states with 29, 30 and 31 completed steps.
+        ("nonfinite_input", 30, ("healthy", "healthy", "poisoned")),
+        ("activation_overflow", 29, ("healthy", "poisoned", "poisoned")),
+        ("silent_data_corruption", 30, ("healthy", "poisoned", "poisoned")),
+        ("gradient_sync_bypassed", 30, ("healthy", "unknown", "unknown")),
+        ("rank_suspended", 0, ("healthy", "healthy", "healthy")),
+        ("loss_plateau", 0, ("healthy", "healthy", "healthy")),
+    ],
+)
+def test_a_fault_spoils_the_states_that_it_is_in(cause, first_step, verdicts):
+    spoiled = spoils([], [diagnosis(cause, first_step)])
+    assert verdicts == tuple(of_state(step, spoiled, SEEN).verdict for step in (29, 30, 31))
+    assert verdicts == tuple(of_halt(step, spoiled).verdict for step in (29, 30, 31))
+
+
+def test_it_says_why_and_where_that_is_explained():
+    found = of_state(31, spoils([], [diagnosis("nonfinite_input", 30)]), SEEN)
+    assert ("NaN or Inf of a batch was applied to the weights at step 30 (nonfinite_input)", "i-1") == (
+        found.why,
+        found.incident,
+    )
+
+
+def test_a_nan_that_was_applied_counts_before_and_whatever_else_leads_its_incident():
+    spoiled = spoils([applied(12)], [diagnosis("learning_rate_too_high", 10)])
+    assert "healthy" == of_state(12, spoiled, SEEN).verdict
+    assert "poisoned" == of_state(13, spoiled, SEEN).verdict
+
+
+def test_poison_is_worse_than_doubt():
+    spoiled = spoils([], [diagnosis("uneven_clipping", 5), diagnosis("nonfinite_forward", 20)])
+    assert ["unknown", "poisoned"] == [of_state(step, spoiled, SEEN).verdict for step in (10, 21)]
+
+
+def test_information_spoils_nothing():
+    assert [] == spoils([], [diagnosis("nonfinite_input", 3, severity="info")])
+
+
+def test_what_was_not_seen_is_not_called_healthy():
+    assert "unknown" == of_state(30, [], Sight(until_step=29)).verdict
+    blind = of_state(30, [], Sight(until_step=30, blind=("rank 1 on node-7: its sidecar is gone",)))
+    assert ("unknown", "not all was seen: rank 1 on node-7: its sidecar is gone") == (blind.verdict, blind.why)
+    assert "healthy" == of_state(30, [], Sight(until_step=30)).verdict
+    assert "healthy" == of_halt(30, []).verdict

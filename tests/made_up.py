@@ -1,0 +1,45 @@
+"""Records as a run would leave them, for tests that need one and care for little of it."""
+
+from typing import Any
+
+from holter.halting.tombstone import Halt
+from holter.records import Cause, Diagnosis, Directive, Fix
+
+FIX = Fix(do="", changes="", does_not_fix="", expect="", verify="", otherwise="")
+HALT = Halt(
+    cause="nonfinite_input",
+    ranks=[1],
+    step=30,
+    checkpoint="checkpoints/30/state",
+    verdict="healthy",
+    at="2026-11-16T10:00:00Z",
+    framework="accelerate",
+)
+
+
+def diagnosis(cause: str = "nonfinite_input", first_step: int = 30, **fields: Any) -> Diagnosis:
+    found = Cause(
+        cause=cause,
+        confidence=0.9,
+        basis="measured",
+        ranks=(1,),
+        tensors=(),
+        modules=(),
+        mechanism="",
+        evidence=(),
+        would_refute="",
+        fix=FIX,
+    )
+    usual = {
+        "id": "i-1",
+        "run_id": "r",
+        "severity": "critical",
+        "symptom": "NaN",
+        "first_step": first_step,
+        "detected_step": first_step,
+        "detected_after_s": 0.1,
+        "opened_at": "",
+        "causes": (found,),
+        "action": Directive(directive="halt", reason="critical: halt"),
+    }
+    return Diagnosis(**{**usual, **fields})

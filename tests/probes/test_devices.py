@@ -1,0 +1,44 @@
+"""The rank says its device once, and starts none."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from holter.records import OnDevice
+
+
+def train(num: int = 3) -> None:
+    model = torch.nn.Linear(4, 1)
+    for _ in range(num):
+        model(torch.ones(2, 4)).sum().backward()
+
+
+def test_without_a_device_nothing_is_said(worn):
+    train()
+    assert [] == worn.said(OnDevice)
+
+
+@pytest.mark.parametrize(("uuid", "expected"), [("8a1c-22", ["GPU-8a1c-22"]), ("MIG-7", ["MIG-7"]), ("", [])])
+def test_the_device_is_said_once(worn, monkeypatch, uuid, expected):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", {3: SimpleNamespace(uuid=uuid)}.get)
+    train()
+    assert expected == [observation.body.uuid for observation in worn.said(OnDevice)]
+
+
+def test_a_driver_that_fails_costs_one_look(worn, monkeypatch):
+    asked = []
+
+    def fail() -> int:
+        asked.append(1)
+        raise RuntimeError("driver")
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", fail)
+    train()
+    assert [1] == asked
+    assert {"DeviceProbe.look": 1} == worn.monitor.context.guard.failures
+    worn.monitor.context.guard.failures.clear()
+    assert [] == worn.said(OnDevice)
