@@ -49,9 +49,10 @@ demo: install  ## train a small GPT on 2 ranks, spoil rank 1's batch at step 30:
 	@echo && echo "\$$ holter page $(DEMO_RUN)" && if [ -n "$(KEEP)" ]; then $(BIN)/holter page $(DEMO_RUN); else echo "(make demo KEEP=1 serves the page of this run until Ctrl-C)"; fi
 
 # Jobs have the machine to themselves: their times are looked at, and two at a time on two cores are too slow for that.
+# tests.run is pytest, and one more try for at most three tests that a busy machine failed.
 test: install system check  ## everything, as CI runs it
-	$(BIN)/python -m pytest -n 2 -m "not job"
-	$(BIN)/python -m pytest -m job
+	$(BIN)/python -m tests.run -n 2 -m "not job"
+	$(BIN)/python -m tests.run -m job
 
 test-quick: install  ## without real jobs
 	$(BIN)/python -m pytest -n 2 -m "not job and not slow"
