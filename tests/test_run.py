@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 RUN = Path(__file__).parent / "run.py"
 
 
