@@ -8,7 +8,8 @@ import pytest
 from tests.diagnosis.test_report import bad_batch, diagnose
 
 from holter import clock
-from holter.coordinator.easel import MAX_LINES, Easel
+from holter.coordinator.attempts import Outcome
+from holter.coordinator.easel import CALLED_OFF_NS, MAX_LINES, Easel
 from holter.coordinator.ward import Ward, WardSettings
 from holter.halting import manifest
 from holter.halting.manifest import Manifest
@@ -96,3 +97,21 @@ def test_a_better_explanation_makes_another_card(ward: Ward) -> None:
     (other,) = easel.paint().facts["incidents"]
     assert card["size"] != other["size"], "who has it open fetches it again"
     assert card["line"] == other["line"]
+
+
+@pytest.mark.parametrize(("name", "is_cleared"), [("called_off", True), ("failed", False)])
+def test_a_halt_that_was_called_off_is_news_for_a_while_and_one_that_failed_stands(
+    ward: Ward, name: str, *, is_cleared: bool
+) -> None:
+    now_ns = clock.wall_ns()
+    easel = Easel(ward, lambda: now_ns)
+    assert easel.paint().facts["about"]["halt"] is None
+    ward.halts.outcome = Outcome(name, "rank 3 does not answer", is_halted=False)
+    easel.look()
+    now_ns += CALLED_OFF_NS
+    shown = easel.paint().facts["about"]["halt"]
+    assert (name, "rank 3 does not answer") == (shown["outcome"], shown["text"])
+    assert clock.rfc3339(now_ns - CALLED_OFF_NS) == shown["since"]
+    now_ns += 1
+    assert is_cleared == (easel.paint().facts["about"]["halt"] is None)
+    assert 1 == sum(one.kind == "halt" for one in easel.timeline.all())

@@ -129,6 +129,40 @@ async def test_the_end_is_told_with_the_last_of_it(run_coordinator: Any) -> None
     await asyncio.wait_for(running.task, 10)
 
 
+async def test_who_comes_after_the_end_is_shown_the_whole_and_told_that_it_was_the_last(run_coordinator: Any) -> None:
+    running = await run_coordinator(limits=Limits(settle_s=0.0, linger_s=60.0))
+    ranks = await training(running)
+    for rank in ranks:
+        rank.step(5, nonfinite=[NAN] if rank.rank == 1 else None)
+    await eventually(running.coordinator.ward.incidents.all)
+    await asyncio.gather(*(rank.end(6) for rank in ranks))
+    await eventually(running.coordinator._is_over.is_set)
+    url = f"http://127.0.0.1:{running.port}/api/v1/events"
+    for _ in range(2):
+        async with aiohttp.ClientSession() as session, session.get(url) as response:
+            reader = Reader(response)
+            name, told = await reader.next()
+            assert ("snapshot", "every rank has ended") == (name, told["ended"])
+            assert ["nonfinite_input"] == [one["cause"] for one in told["incidents"]]
+            assert ("end", "every rank has ended") == ((last := await reader.next())[0], last[1]["reason"])
+            with pytest.raises(EOFError):
+                await reader.next()
+
+
+async def test_everyone_is_told_the_time_at_which_it_comes(run_coordinator: Any) -> None:
+    running = await run_coordinator()
+    await training(running)
+    url = f"http://127.0.0.1:{running.port}/api/v1/events"
+    async with aiohttp.ClientSession() as session, session.get(url) as first:
+        _, told = await Reader(first).next()
+        assert "ended" not in told
+        # Nothing happens meanwhile but the time.
+        await asyncio.sleep(1.0)
+        async with session.get(url) as second:
+            _, later = await Reader(second).next()
+        assert later["now"] - told["now"] >= 900
+
+
 async def test_there_is_a_limit_to_readers(run_coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feed, "MAX_LISTENERS", 1)
     running = await run_coordinator()

@@ -39,6 +39,9 @@ def test_a_job_is_seen_across_its_ranks() -> None:
     assert (2, 3, 6.0, {Phase.BACKWARD: 2}) == (found.world_size, found.step, found.last_progress_s, found.phases)
     assert {"connected": 2, "gone": 0, "silent": 0, "ended": 0} == found.sidecars
     assert (1.5, 2) == (found.spreads["loss"].mean, found.spreads["loss"].num)
+    assert found.overhead_ratio is None, "nobody told it"
+    roster.members[0].overhead_ratio, roster.members[1].overhead_ratio = 0.002, 0.004
+    assert 0.004 == job_figures(roster, assembly).overhead_ratio
     assert ["head"] == [one.module for one in found.modules], "only the last look counts"
 
 

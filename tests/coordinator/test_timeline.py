@@ -74,8 +74,21 @@ def test_a_halt_is_followed_on_its_course() -> None:
         timeline.look_at_halt({"number": 1, "course": course, "step": 40, "reason": "asked"}, 0)
     timeline.look_at_halt(None, 0)
     timeline.look_at_halt({"course": "called off", "outcome": "failed", "text": ""}, 0)
-    assert "halt: called off" == texts(timeline).pop(), "one that has no number"
+    assert "halt: failed" == texts(timeline).pop(), "one that has no number"
     assert ["preparing", "committed", "done"] == [text.split()[2].rstrip(",") for text in texts(timeline)[:-1]]
+
+
+def test_what_became_of_a_halt_is_said_with_the_reason() -> None:
+    timeline = Timeline()
+    timeline.look_at_halt({"course": "asked for", "outcome": None, "text": ""}, 0)
+    for _ in range(2):
+        timeline.look_at_halt({"course": "called off", "outcome": "failed", "text": "rank 3 does not answer"}, 0)
+    timeline.look_at_halt({"course": "called off", "outcome": "called_off", "text": "it came too late"}, 0)
+    assert [
+        ("warning", "halt: asked for"),
+        ("critical", "halt: failed, rank 3 does not answer"),
+        ("warning", "halt: called off, it came too late"),
+    ] == [(one.severity, one.text) for one in timeline.all()]
 
 
 def test_a_night_of_flapping_is_bounded_and_goes_on_counting() -> None:

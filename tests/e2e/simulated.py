@@ -1,7 +1,7 @@
 """A run of any number of simulated ranks before a real coordinator, for looking at the page and for measuring it.
 
     python tests/e2e/simulated.py RUN_DIR --ranks 4096 --fault nan        prints the address; ends with its standard input,
-                                                                          where a line `fault` brings the fault about
+                                                                          where a line (see `told`) makes something happen
 
 The coordinator, its detectors and everything that it serves are real; what the ranks say is made up here and heard without sockets.
 """
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holter import clock
+from holter.coordinator.attempts import Outcome
 from holter.coordinator.lifetime import Limits
 from holter.coordinator.service import Coordinator, ServiceSettings
 from holter.coordinator.ward import WardSettings
@@ -212,9 +213,23 @@ def made(run_dir: Path, args: argparse.Namespace, listener: socket.socket) -> Si
         halts.append((reason, by))
         return None
 
-    settings = ServiceSettings(token=TOKEN, version="simulated", limits=Limits())
+    settings = ServiceSettings(token=TOKEN, version="simulated", limits=Limits(linger_s=args.linger_s))
     coordinator = Coordinator(ward, settings, ask_halt=ask_halt)
     return Simulation(coordinator, args.ranks, args.step_s, args.fault, args.fault_step, args.hosts, halts)
+
+
+def told(simulation: Simulation, line: str) -> None:
+    """What somebody wants to see: the fault, ranks that stand, a lost sidecar, the end, or how a halt came out."""
+    ward = simulation.coordinator.ward
+    match line.split(" ", 1):
+        case ["fault"]:
+            simulation.fault_step = simulation.step + 1
+        case ["lose"]:
+            ward.disconnect(simulation.victim, simulation.victim + 1, clock.wall_ns(), is_closed=True)
+        case ["end"]:
+            simulation.end()
+        case [("failed" | "called_off" | "incomplete") as name, why]:
+            ward.halts.outcome = Outcome(name, why, is_halted=False)
 
 
 async def serve(args: argparse.Namespace) -> None:
@@ -227,8 +242,12 @@ async def serve(args: argparse.Namespace) -> None:
     alive = asyncio.create_task(simulation.keep_alive())
     training = asyncio.create_task(simulation.train(args.steps))
     while line := await asyncio.to_thread(sys.stdin.readline):
-        if line == "fault\n":
-            simulation.fault_step = simulation.step + 1
+        if line == "hang\n":
+            training.cancel()
+        if line == "end\n":
+            training.cancel()
+            alive.cancel()
+        told(simulation, line.strip())
     for task in (alive, training):
         task.cancel()
     if args.fault == "ending":
@@ -246,6 +265,7 @@ def main() -> None:
     parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--fault-step", type=int, default=30)
     parser.add_argument("--hosts", default="node-", help="what the names of the hosts begin with")
+    parser.add_argument("--linger-s", type=float, default=0.0, help="how long it answers after a run with an incident")
     parser.add_argument("--port", type=int, default=0)
     asyncio.run(serve(parser.parse_args()))
 

@@ -67,11 +67,16 @@ class Simulated:
         assert self.address, "the simulated run did not start"
         return self
 
-    def break_down(self) -> None:
+    def tell(self, line: str) -> None:
+        """`simulated.told` says what it understands."""
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write("fault\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
 
     def __exit__(self, *_: object) -> None:
         """As its standard input ends, it does."""
@@ -163,7 +168,7 @@ def test_a_run_moves_before_ones_eyes_and_an_incident_appears_by_itself(visit: V
         expect(page.locator("#facts")).to_contain_text("2 of 2 ranks")
         expect(page.locator("#facts")).to_contain_text(re.compile(r"\b(1[2-9]|[2-9]\d) steps"))
         picture(page, "2-healthy")
-        run.break_down()
+        run.tell("fault")
         expect(page.locator("#announced")).to_contain_text("New incident: critical: nonfinite_input on rank 1")
         expect(page.locator("#verdict")).to_contain_text("nonfinite_input on rank 1 at step")
         expect(page).to_have_title("(1) holter two")
@@ -329,7 +334,7 @@ def test_a_run_that_is_over_is_looked_at_again(visit: Visit, tmp_path: Path) -> 
         assert process.stdout is not None
         page = visit(process.stdout.readline().split(": ")[1].split("/   ")[0])
         expect(page.locator("#line")).to_have_text("record of a run that has ended")
-        expect(page.locator("#halting")).to_contain_text("Halt: done, step 7")
+        expect(page.locator("#halting")).to_contain_text("The run is halted, step 7")
         expect(page.locator("#halting")).to_contain_text("checkpoints/7/state (healthy)")
         expect(page.locator("#legend")).to_contain_text("ended 4")
         expect(page.locator("#charts figure:visible")).to_have_count(4)
@@ -339,11 +344,137 @@ def test_a_run_that_is_over_is_looked_at_again(visit: Visit, tmp_path: Path) -> 
         assert 0 == process.wait(20)
 
 
+def test_a_page_opened_after_the_end_shows_what_ended_the_run(visit: Visit, tmp_path: Path) -> None:
+    options = ("--ranks", "4", "--step-s", "0.1", "--fault", "nan", "--fault-step", "5", "--linger-s", "120")
+    with Simulated(tmp_path / "over", options) as run:
+        first = visit(run.address)
+        expect(first.locator("#verdict")).to_contain_text("nonfinite_input on rank 2")
+        run.tell("end")
+        expect(first.locator("#line")).to_have_text("the coordinator has ended: every rank has ended")
+        page = visit(run.address)
+        expect(page.locator("#verdict")).to_contain_text("nonfinite_input on rank 2")
+        expect(page.locator("#verdict")).to_contain_text("The coordinator has ended")
+        expect(page.locator("#line")).to_have_text("the coordinator has ended: every rank has ended")
+        expect(page.locator("#legend")).to_contain_text("ended 3")
+        expect(page.locator("#halt-open")).to_be_hidden()
+        page.get_by_role("button", name="Table").click()
+        expect(page.locator("#table tbody tr")).to_have_count(4)
+        picture(page, "4-over")
+        page.get_by_role("link", name="The diagnosis in full").click()
+        expect(page.locator("#incident h2")).to_contain_text("nonfinite_input on rank 2")
+
+
+def test_a_page_that_was_told_nothing_says_so_and_can_be_used(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address, "/web/icon.svg")
+    page.route("**/api/v1/events", lambda route: route.fulfill(status=503))
+    page.goto(few.address)
+    expect(page.locator("#verdict")).to_contain_text("Not live: the coordinator cannot be reached")
+    expect(page.locator("#verdict > div")).to_have_class("is-warning")
+    page.get_by_role("button", name="Table").click()
+    expect(page.locator("#worst")).to_have_text("Nothing is known yet.")
+    page.unroute("**/api/v1/events")
+    expect(page.locator("#line")).to_have_text("live")
+    expect(page.locator("#table tbody tr")).to_have_count(16)
+
+
+def test_a_job_that_hangs_is_seen_to_stand_longer_and_longer(visit: Visit, tmp_path: Path) -> None:
+    with Simulated(tmp_path / "hangs", ("--ranks", "2", "--step-s", "0.2")) as run:
+        page = visit(run.address)
+        expect(page.locator("#verdict > div")).to_have_class("is-fine")
+        run.tell("hang")
+        page.locator("#measure").select_option("still")
+        expect(page.locator("#legend")).to_have_text(re.compile("5 s or more 2"))
+        page.get_by_role("button", name="Table").click()
+        stands = page.locator("#table tbody tr").first.locator("td").last
+        expect(stands).to_have_text(re.compile(r"^1[4-9] s$"))
+        expect(page.locator("#verdict")).to_contain_text("no rank has moved for 3", timeout=LONG_MS)
+        expect(page.locator("#verdict > div")).to_have_class("is-info")
+        expect(page.locator("#worst")).to_contain_text("standing still, in")
+        expect(page.locator("#worst")).to_contain_text("has not moved for 3")
+        late = visit(run.address)
+        expect(late.locator("#verdict")).to_contain_text(re.compile(r"no rank has moved for [34]\d s"))
+        expect(late.locator("#legend")).to_have_text("standing still 2")
+        picture(late, "2-stands")
+
+
+def test_what_is_not_seen_is_not_called_fine(visit: Visit, tmp_path: Path) -> None:
+    with Simulated(tmp_path / "unseen", ("--ranks", "4", "--step-s", "0.2")) as run:
+        page = visit(run.address)
+        verdict = page.locator("#verdict > div")
+        expect(verdict).to_have_class("is-fine")
+        run.tell("lose")
+        expect(verdict).to_have_class("is-warning")
+        expect(verdict).to_contain_text("not everything is seen")
+        expect(verdict).to_contain_text("rank 2")
+        picture(page, "4-blind")
+        run.kill()
+        expect(verdict).to_contain_text("Not live since")
+        expect(verdict).to_have_class("is-warning")
+        expect(page).to_have_title("not live: holter unseen")
+        picture(page, "4-lost")
+
+
+def test_what_became_of_a_halt_is_said_with_the_reason(visit: Visit, tmp_path: Path) -> None:
+    why = "the run is not halted: rank 3 does not answer <b>"
+    with Simulated(tmp_path / "refused", ("--ranks", "4", "--step-s", "0.2")) as run:
+        page = visit(run.address)
+        halting = page.locator("#halting")
+        expect(page.locator("#line")).to_have_text("live")
+        expect(halting).to_be_hidden()
+        run.tell(f"failed {why}")
+        expect(halting).to_contain_text("The halt failed")
+        expect(halting).to_contain_text(why)
+        expect(halting).to_have_class("is-critical")
+        expect(page.locator("#timeline")).to_contain_text(f"halt: failed, {why}")
+        picture(page, "4-halt-failed")
+        assert [] == is_accessible(page)
+        run.tell("called_off it came too late")
+        expect(halting).to_have_class("is-warning")
+        expect(halting).to_contain_text("the run goes on")
+
+
+def test_the_verdict_says_from_where_to_resume(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address)
+    expect(page.locator("#checkpoints")).to_contain_text("poisoned")
+    expect(page.locator("#verdict")).to_contain_text("Last healthy checkpoint: none is known.")
+    kept = {"step": 40, "path": "checkpoints/40/state", "by": "halt", "at": "", "why": "", "incident": ""}
+    said = page.evaluate(
+        """async (checkpoints) => {
+          const { state } = await import("./web/stream.js"), { verdict } = await import("./web/verdict.js");
+          state.checkpoints = checkpoints;
+          verdict();
+          return document.getElementById("verdict").innerText;
+        }""",
+        [kept | {"verdict": "healthy", "is_gone": True, "step": 60}, kept | {"verdict": "healthy", "is_gone": False}],
+    )
+    assert "Last healthy checkpoint: step 40, checkpoints/40/state" in said
+
+
+def test_findings_that_were_left_out_are_counted(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address)
+    expect(page.locator("#line")).to_have_text("live")
+    found = {"severity": "info", "detector": "slow_rank", "summary": "slow"}
+    said = page.evaluate(
+        """async (findings) => {
+          const { state } = await import("./web/stream.js"), { verdict } = await import("./web/verdict.js"), { notes } = await import("./web/lists.js");
+          state.incidents = [];
+          Object.assign(state.about, { findings, findings_left_out: 9, blind: [] });
+          verdict();
+          notes();
+          return document.getElementById("verdict").innerText + document.getElementById("notes").innerText;
+        }""",
+        [found] * 16,
+    )
+    assert "25 findings stand" in said
+    assert "and 9 more" in said
+
+
 def test_four_thousand_ranks_are_usable(visit: Visit, many: Simulated) -> None:
     began_s = time.monotonic()
     page = visit(many.address)
-    expect(page.locator("#legend")).to_contain_text("4,095", timeout=LONG_MS)
+    expect(page.locator("#legend")).to_contain_text(re.compile("running 4,09[56]"), timeout=LONG_MS)
     assert time.monotonic() - began_s < USABLE_S
+    expect(page.locator("#legend")).to_contain_text("4,095", timeout=LONG_MS)
     expect(page.locator("#verdict")).to_contain_text("rank 2560")
     page.locator("#measure").select_option("phase")
     began_s = time.monotonic()

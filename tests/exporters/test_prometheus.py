@@ -23,7 +23,7 @@ from holter.exporters import (
     families,
 )
 from holter.exporters.catalogue import METRICS
-from holter.exporters.prometheus import DETAILED_RANKS, MAX_INFOS, MAX_MODULES
+from holter.exporters.prometheus import DETAILED_RANKS, MAX_INFOS, MAX_LATEST, MAX_MODULES
 from holter.records import Device, Phase
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -61,6 +61,7 @@ JOB = JobFigures(
     last_progress_s=1763287200.5,
     lag_s=0.05,
     dropped=2,
+    overhead_ratio=0.004,
     spreads={
         "loss": Spread(1.5, 1.25, 1.75, 1, 0, 2),
         "gradient_norm": Spread(3.0, 1.0, 5.0, 0, 1, 2),
@@ -179,6 +180,23 @@ def test_a_job_of_thousands_is_a_scrape_of_two_series_a_rank() -> None:
     many = [RankSnapshot(rank, "h", step=1) for rank in range(DETAILED_RANKS + 1)]
     samples = [sample for family in families("r", "v", many) for sample in family.samples if "rank" in sample.labels]
     assert 2 * len(many) == len(samples)
+
+
+def test_the_latest_ranks_of_a_job_of_thousands_are_told_by_their_lag() -> None:
+    many = [RankSnapshot(rank, "h", step=1, lag_s=0.0) for rank in range(4096)]
+    for rank in range(1000, 1040):
+        many[rank] = dataclasses.replace(many[rank], lag_s=rank / 1e3)
+    many[1039] = dataclasses.replace(many[1039], is_sidecar_up=False)
+    (lag,) = (family for family in families("r", "v", many) if family.name == "holter_collective_lag_seconds")
+    told = [(sample.labels["rank"], sample.value) for sample in lag.samples]
+    assert [(str(rank), rank / 1e3) for rank in range(1038, 1038 - MAX_LATEST, -1)] == told
+
+
+def test_a_loss_that_is_not_finite_on_some_ranks_is_counted_beside_the_mean_of_the_others() -> None:
+    job = JobFigures(spreads={"loss": Spread(1.5, 1.25, 1.75, 1, 0, 8, num_nonfinite=3)})
+    shown = families("r", "v", [], CoordinatorSnapshot(job=job))
+    (bad,) = (family for family in shown if family.name == "holter_job_nonfinite_ranks")
+    assert [({"run_id": "r", "number": "loss"}, 3)] == [(sample.labels, sample.value) for sample in bad.samples]
 
 
 def test_promtool_finds_nothing_to_say() -> None:

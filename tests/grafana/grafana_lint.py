@@ -29,6 +29,7 @@ TOTALS = {
     ): "all incidents since the run began, and the series begins with the first: an increase would miss it",
     ("holter-incidents", 4): "all halts since the run began",
     ("holter-incidents", 9): "as panel 3",
+    ("holter-numerics", 4): "ranks are chosen by all that they have had; what is drawn is the increase",
 }
 """Panels that target-counter-agg-rule would refuse: a count since the start of a run is what they are about."""
 UNITS = {"none", "short", "percentunit", "sci", "s", "ops", "cps"}

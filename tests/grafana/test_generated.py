@@ -95,6 +95,22 @@ def test_there_is_a_picture_that_says_what_it_is(uid):
     assert all(escape(panel["title"]) in picture for panel in json.loads(render(uid))["panels"])
 
 
+def test_no_panel_draws_a_line_for_each_of_thousands_of_ranks():
+    # Rows of a table are scrolled through, and chosen by the variable.
+    for uid in ALL:
+        for panel in json.loads(render(uid))["panels"]:
+            by_rank = [target["expr"] for target in panel["targets"] if "{{rank}}" in target["legendFormat"]]
+            assert all("topk(" in expr or "bottomk(" in expr for expr in by_rank), (uid, panel["title"])
+
+
+@pytest.mark.parametrize("uid", ["holter-overview", "holter-fleet"])
+def test_what_is_about_the_job_asks_for_the_jobs_own_series(uid):
+    named = {1, 2, 3, 4, 7, 8, 9, 10} if uid == "holter-overview" else {2, 4, 6, 7, 9}
+    panels = {panel["id"]: panel for panel in json.loads(render(uid))["panels"]}
+    asked = [target["expr"] for number in named for target in panels[number]["targets"]]
+    assert all("holter_job_" in expr and "$rank" not in expr for expr in asked)
+
+
 def test_links_lead_to_dashboards_that_are_there():
     for uid in ALL:
         assert set(re.findall(r"/d/([\w-]+)", render(uid))) <= set(ALL)

@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
+from holter.clock import rfc3339
 from holter.coordinator import picture
 from holter.coordinator.casebook import cause_of
 from holter.coordinator.picture import Picture
-from holter.coordinator.status import about, headline
+from holter.coordinator.status import about, halt, headline
 from holter.coordinator.timeline import Timeline
 from holter.coordinator.ward import Ward
 from holter.diagnosis import report
@@ -26,6 +27,8 @@ MAX_NAMED = 64
 MAX_CARDS, MAX_CHECKPOINTS = 100, 64
 LOOK_NS = 3 * 10**9
 """Between two looks at what is dear to look at: the disk, and all ranks."""
+CALLED_OFF_NS = 10 * 60 * 10**9
+"""So long it is news that a halt was called off and the run went on."""
 BLAME = {"info": 0, "warning": 1, "critical": 2}
 
 
@@ -43,6 +46,8 @@ class Easel:
         self._seen: tuple[tuple[str, int], ...] = ()
         """Names and times of the sealed checkpoints that were read."""
         self._looked_ns = 0
+        self._halt: tuple[Mapping[str, Any] | None, int] = (None, 0)
+        """What was last said of a halt, and since when."""
 
     def look(self) -> None:
         """After each judgement: what is new goes to the timeline."""
@@ -52,7 +57,7 @@ class Easel:
         self.timeline.look_at_saves(ward.saves.all(), self._sealed, now_ns)
         if now_ns - self._looked_ns > LOOK_NS:
             self._looked_ns = now_ns
-            self.timeline.look_at_halt(about(ward, now_ns).get("halt"), now_ns)
+            self._look_at_halt(halt(ward), now_ns)
             ward.disk.submit(self.read_vault)
 
     def paint(self) -> Picture:
@@ -84,8 +89,8 @@ class Easel:
 
     def _about(self, now_ns: int) -> dict[str, Any]:
         known = about(self._ward, now_ns)
-        self.timeline.look_at_halt(known.get("halt"), now_ns)
-        shown = {name: known[name] for name in ABOUT if name in known} | {"halt": known.get("halt")}
+        shown = {name: known[name] for name in ABOUT if name in known}
+        shown["halt"] = self._look_at_halt(known["halt"], now_ns)
         for name in ("findings", "blind"):
             if (more := len(shown[name]) - MAX_LINES) > 0:
                 shown[name] = shown[name][:MAX_LINES]
@@ -93,6 +98,16 @@ class Easel:
         front = (member.step for member in self._ward.roster.members.values() if member.step is not None)
         shown |= {"step": max(front, default=None), "num_ranks": len(self._ward.roster.members), "is_live": True}
         return shown if self._record is None else shown | {"is_live": False} | dict(self._record)
+
+    def _look_at_halt(self, told: Mapping[str, Any] | None, now_ns: int) -> Mapping[str, Any] | None:
+        """As the page shows it: with the time since which it is so, and no longer than it is news."""
+        self.timeline.look_at_halt(told, now_ns)
+        if told != self._halt[0]:
+            self._halt = told, now_ns
+        since_ns = self._halt[1]
+        if told is None or (told["outcome"] == "called_off" and now_ns - since_ns > CALLED_OFF_NS):
+            return None
+        return {**told, "since": rfc3339(since_ns)}
 
     def _card(self, diagnosis: Diagnosis) -> dict[str, Any]:
         """An incident in a few lines; the same object as long as the diagnosis is."""

@@ -3,7 +3,8 @@
     paint ──▶ one frame for all ──▶ listener, listener, ...        a few times a second, fewer if frames are large
                                       └ one that does not keep up is shown the whole again when it does; one that stops taking is dropped
 
-Nothing waits for a reader and nothing is kept for one beyond a few frames. Without a reader nothing is painted.
+Nothing waits for a reader and nothing is kept for one beyond a few frames. Without a reader nothing is painted. Who comes after the end is shown
+the whole once, and told that it was the last.
 """
 
 import asyncio
@@ -72,20 +73,19 @@ class _Listener:
 class Feed:
     """All listeners of one run."""
 
-    def __init__(self, paint: Callable[[], Picture]) -> None:
+    def __init__(self, paint: Callable[[], Picture], now_ns: Callable[[], int] = clock.wall_ns) -> None:
         self.refused = 0
         self._paint = paint
+        self._now_ns = now_ns
         self._listeners: set[_Listener] = set()
         self._picture: Picture | None = None
-        self._whole: bytes | None = None
-        """The picture as a frame, while it is the newest."""
         self._painter: asyncio.Task[None] | None = None
-        self._end = b""
-        """The last frame, once there is one."""
+        self._ended: str | None = None
+        """Why nothing more comes, once that is so."""
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """GET /api/v1/events, until the reader goes away or the run ends."""
-        if len(self._listeners) >= MAX_LISTENERS or self._end:
+        if len(self._listeners) >= MAX_LISTENERS:
             self.refused += 1
             return web.Response(status=503, text="too many readers\n", headers={"Retry-After": "10"})
         response = web.StreamResponse(headers=HEADERS)
@@ -104,7 +104,7 @@ class Feed:
         """Tell all readers the last of it, and that nothing more comes."""
         if self._listeners:
             self._try()
-        self._end = _frame("end", {"reason": reason, "now": clock.wall_ns() // 10**6})
+        self._ended = reason
         if self._painter is not None:
             self._painter.cancel()
             await asyncio.gather(self._painter, return_exceptions=True)
@@ -115,15 +115,15 @@ class Feed:
         self, response: web.StreamResponse, listener: _Listener, transport: asyncio.Transport | None
     ) -> None:
         await _write(response, f"retry: {RETRY_MS}\n\n".encode())
-        if self._painter is None or self._painter.done():
+        if self._ended is None and (self._painter is None or self._painter.done()):
             self._painter = asyncio.create_task(self._work())
         spoke_s = clock.monotonic_s()
-        while not self._end:
+        while self._ended is None:
             for frame in self._due(listener):
                 await _write(response, frame)
                 spoke_s = clock.monotonic_s()
             if clock.monotonic_s() - spoke_s >= BEAT_S:
-                await _write(response, b": still here\n" + _frame("beat", {"now": clock.wall_ns() // 10**6}))
+                await _write(response, b": still here\n" + _frame("beat", {"now": self._now_ms()}))
                 spoke_s = clock.monotonic_s()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(BEAT_S, LOOK_S)):
@@ -131,7 +131,7 @@ class Feed:
             listener.wake.clear()
             if transport is None or transport.is_closing() or listener.is_lost:
                 return
-        for frame in (*self._due(listener), self._end):
+        for frame in (*self._due(listener), _frame("end", {"reason": self._ended, "now": self._now_ms()})):
             await _write(response, frame)
 
     def _due(self, listener: _Listener) -> list[bytes]:
@@ -142,9 +142,13 @@ class Feed:
         # All others move on to the same picture, so that what changes next means the same for everyone.
         self._advance()
         assert self._picture is not None
-        self._whole = self._whole or _frame("snapshot", self._picture.whole())
         listener.is_behind = False
-        return [self._whole]
+        # A page that comes after the end must not look live for a moment.
+        last = {} if self._ended is None else {"ended": self._ended}
+        return [_frame("snapshot", self._picture.whole() | last)]
+
+    def _now_ms(self) -> int:
+        return self._now_ns() // 10**6
 
     async def _work(self) -> None:
         while self._listeners:
@@ -152,7 +156,7 @@ class Feed:
             size = self._try()
             painting_s = clock.monotonic_s() - began_s
             await asyncio.sleep(min(max(INTERVAL_S, size / BYTES_PER_S, painting_s / MAX_SHARE), LONGEST_S))
-        self._picture = self._whole = None
+        self._picture = None
 
     def _try(self) -> int:
         """A picture that cannot be made ends all lines; whoever comes again is told that it fails."""
@@ -160,7 +164,7 @@ class Feed:
             return self._advance()
         except Exception:
             logger.exception("the page's picture cannot be made")
-            self._picture = self._whole = None
+            self._picture = None
             for listener in self._listeners:
                 listener.is_lost = True
                 listener.wake.set()
@@ -170,9 +174,6 @@ class Feed:
         """Paint anew and tell what changed; returns the size of the frame."""
         before, self._picture = self._picture, self._paint()
         changes = self._picture.since(before) if before is not None else {}
-        if before is not None and not changes:
-            return 0
-        self._whole = None
         if not changes:
             return 0
         frame = _frame("delta", changes)

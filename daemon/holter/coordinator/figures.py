@@ -33,6 +33,7 @@ def job_figures(roster: Roster, assembly: Assembly) -> JobFigures:
         last_progress_s=_last_progress_s(living),
         lag_s=_lag_s(assembly.arrivals()),
         dropped=sum(member.dropped for member in roster.members.values()),
+        overhead_ratio=max((one.overhead_ratio for one in living if one.overhead_ratio is not None), default=None),
         spreads=_newest(series[-LOOK_BACK:]),
         modules=module_figures(vitals),
         exponents=occupancy(vitals),

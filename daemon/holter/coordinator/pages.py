@@ -35,7 +35,7 @@ class Pages:
         easel: Easel | None = None,
     ) -> None:
         self.easel = easel or Easel(ward, clock.wall_ns)
-        self.feed = Feed(self.easel.paint)
+        self.feed = Feed(self.easel.paint, self.easel.now_ns)
         self._ward = ward
         self._version = version
         self._token = token

@@ -21,6 +21,8 @@ Kind = Literal["finding", "incident", "checkpoint", "halt"]
 MAX_HAPPENINGS = 256
 MAX_STANDING = 1024
 """Findings and checkpoints that are known again."""
+_OUTCOMES: dict[str, Severity] = {"completed": "info", "incomplete": "critical", "failed": "critical"}
+"""How grave it is that a halt ended so; else it is a warning."""
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +48,8 @@ class Timeline:
         """Id -> (cause, when it was closed)"""
         self._saves: dict[tuple[str, int], str] = {}
         """(path, step) -> verdict"""
-        self._course = ""
-        """Where the halt that is under way was last seen."""
+        self._halt = ""
+        """What was last said of a halt."""
 
     def all(self) -> tuple[Happening, ...]:
         """Oldest first."""
@@ -98,14 +100,16 @@ class Timeline:
                 self._say_save(text, one.verdict, one.why, one.manifest.sealed_at)
 
     def look_at_halt(self, halt: Mapping[str, Any] | None, now_ns: int) -> None:
-        """How far the halt has come that is under way."""
+        """How far the halt has come that is under way, and what became of it."""
         known = halt or {}
         number, step = (f" {known[name]}" if known.get(name) is not None else "" for name in ("number", "step"))
-        course = "" if halt is None else f"halt{number}: {halt.get('course')}"
-        if course and course != self._course:
-            reason = f", {known['reason']}" if known.get("reason") else ""
-            self._say("halt", "warning", f"{course}{step and f', step{step}'}{reason}", rfc3339(now_ns))
-        self._course = course
+        outcome: str = known.get("outcome") or ""
+        course = "" if halt is None else f"halt{number}: {outcome.replace('_', ' ') or known.get('course')}"
+        why = known.get("text") if outcome else known.get("reason")
+        text = f"{course}{step and f', step{step}'}{f', {why}' if why else ''}" if course else ""
+        if text and text != self._halt:
+            self._say("halt", _OUTCOMES.get(outcome, "warning"), text, rfc3339(now_ns))
+        self._halt = text
 
     def _say_save(self, what: str, verdict: str, why: str, at: str) -> None:
         severity: Severity = "critical" if verdict == "poisoned" else "warning" if verdict == "incomplete" else "info"

@@ -1,7 +1,7 @@
 """Every metric there is: name, help, labels, unit. A metric that is not in this table cannot be made.
 
 `_total` names a counter, which begins at 0. A unit is the name's last word. Metrics with a rank are told by its sidecar and, of jobs that
-are not too large, by the coordinator too; those of the job and of modules by the coordinator alone.
+are not too large, by the coordinator too; lag, and those of the job and of modules, by the coordinator alone.
 """
 
 from dataclasses import dataclass
@@ -70,6 +70,8 @@ METRICS: dict[str, Metric] = {
     "job_last_progress_timestamp_seconds": Metric("When any rank last moved, since the epoch.", (), "seconds"),
     "job_collective_lag_seconds": Metric("How late the latest rank came to collectives.", (), "seconds"),
     "job_observations_dropped_total": Metric("Observations lost on the way, of all ranks.", kind="counter"),
+    "job_overhead_ratio": Metric("Share of step time that holter takes, on the rank where it takes most.", (), "ratio"),
+    "job_nonfinite_ranks": Metric("Ranks whose number was NaN or Inf at the newest step that read it.", ("number",)),
     "job_loss": Metric("Loss over all ranks.", ("aggregate",)),
     "job_gradient_norm": Metric("L2 norm of the gradient over all ranks.", ("aggregate",)),
     "job_learning_rate": Metric("Learning rate over all ranks.", ("aggregate",)),

@@ -4,6 +4,7 @@ Names, help and labels stand in `catalogue`. Ranks that are not in the list have
 standing still; of one whose sidecar is gone only that is shown.
 """
 
+import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
@@ -20,7 +21,9 @@ from holter.exporters.snapshot import STEP_BUCKETS_S, CoordinatorSnapshot, JobFi
 from holter.records import Device, Phase, Where
 
 DETAILED_RANKS = 256
-"""Above this many ranks one scrape carries only step and sidecar_up; the sidecars' own /metrics have the rest."""
+"""Above this many ranks one scrape carries only step, sidecar_up and the latest ranks' lag; the sidecars' own /metrics have the rest."""
+MAX_LATEST = 16
+"""Ranks whose lag is told of a job that large: only the coordinator knows it."""
 MAX_MODULES = 20
 """Modules shown of each figure: those where it is largest."""
 MAX_INFOS = 32
@@ -34,6 +37,7 @@ _SPREADS = {
     "loss_scale": "job_loss_scale",
     "seconds": "job_step_duration_seconds",
 }
+_MAY_BE_NONFINITE = ("loss", "gradient_norm")
 _FIGURES: dict[str, Callable[[ModuleFigures], float]] = {
     "module_gradient_norm": lambda module: module.gradient_norm,
     "module_weight_norm": lambda module: module.weight_norm,
@@ -92,6 +96,9 @@ def families(
             page.set("step", rank.step, str(rank.rank))
         if rank.is_sidecar_up and len(ranks) <= DETAILED_RANKS:
             _show_rank(page, rank)
+    if len(ranks) > DETAILED_RANKS:
+        for rank in _latest(ranks):
+            page.set("collective_lag_seconds", rank.lag_s, str(rank.rank))
     if coordinator is not None:
         _show_coordinator(page, coordinator)
         _show_job(page, coordinator.job)
@@ -176,9 +183,12 @@ def _show_job(page: _Page, job: JobFigures) -> None:
     page.set("job_last_progress_timestamp_seconds", job.last_progress_s)
     page.set("job_collective_lag_seconds", job.lag_s)
     page.set("job_observations_dropped_total", job.dropped)
+    page.set("job_overhead_ratio", job.overhead_ratio)
     for name, spread in job.spreads.items():
         for aggregate, value in zip(catalogue.AGGREGATES, (spread.mean, spread.low, spread.high), strict=True):
             page.set(_SPREADS[name], value, aggregate)
+        if name in _MAY_BE_NONFINITE:
+            page.set("job_nonfinite_ranks", spread.num_nonfinite, name)
     for name, figure in _FIGURES.items():
         for label, value in _largest(job.modules, figure):
             page.set(name, value, label)
@@ -187,6 +197,11 @@ def _show_job(page: _Page, job: JobFigures) -> None:
 
     for bucket, share in enumerate(job.exponents):
         page.set("gradient_exponent_ratio", share, str(bucket * EXPONENTS_OF_BUCKET + LOWEST_EXPONENT))
+
+
+def _latest(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
+    late = (rank for rank in ranks if rank.is_sidecar_up and rank.lag_s)
+    return heapq.nlargest(MAX_LATEST, late, key=lambda rank: rank.lag_s or 0.0)
 
 
 def _largest(modules: Sequence[ModuleFigures], figure: Callable[[ModuleFigures], float]) -> list[tuple[str, float]]:

@@ -102,6 +102,8 @@ class JobFigures:
     lag_s: float | None = None
     """Of the latest rank, at the last step that was compared."""
     dropped: int = 0
+    overhead_ratio: float | None = None
+    """On the living rank where holter takes most."""
     spreads: "Mapping[str, Spread]" = field(default_factory=dict)
     """`loss`, `gradient_norm`, `learning_rate`, `seconds`, `loss_scale`: the newest of each."""
     modules: tuple[ModuleFigures, ...] = ()

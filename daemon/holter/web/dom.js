@@ -22,14 +22,28 @@ function dressed(node, attributes, children) {
   return node;
 }
 
-// Replaces what a node holds, unless it would be the same: a reader's place and a screen reader's attention stay.
+// Gives a node other content and keeps what is the same of it: a reader's place, a click that is half done and a screen reader's attention stay.
 export function fill(node, ...children) {
   const made = el("div", {}, ...children);
-  if (made.innerHTML !== node.innerHTML) keepingFocus(node, () => node.replaceChildren(...made.childNodes));
+  if (made.innerHTML !== node.innerHTML) keepingFocus(node, () => become(node, made));
+}
+
+function become(node, made) {
+  const news = [...made.childNodes], olds = [...node.childNodes];
+  if (news.length !== olds.length || news.some((one, place) => one.nodeName !== olds[place].nodeName)) {
+    node.replaceChildren(...news);
+    return;
+  }
+  olds.forEach((old, place) => {
+    if (old.nodeType !== Node.ELEMENT_NODE) { if (old.data !== news[place].data) old.data = news[place].data; return; }
+    for (const { name } of [...old.attributes]) if (!news[place].hasAttribute(name)) old.removeAttribute(name);
+    for (const { name, value } of news[place].attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+    become(old, news[place]);
+  });
 }
 
 function keepingFocus(node, change) {
   const key = node.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
   change();
-  if (key !== undefined) [...node.querySelectorAll("[data-key]")].find((one) => one.dataset.key === key)?.focus();
+  if (key !== undefined && document.activeElement.dataset?.key !== key) [...node.querySelectorAll("[data-key]")].find((one) => one.dataset.key === key)?.focus();
 }

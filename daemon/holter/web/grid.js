@@ -1,7 +1,7 @@
 // The ranks as a grid on a canvas: large labelled cells for a few, five pixels each for 16,000. Rows hold whole hosts where they can.
 
 import { $, el, fill } from "./dom.js";
-import { MEASURES, PHASES, at, forgetMedians, shapeOf, stepOf, words } from "./ranks.js";
+import { MEASURES, PHASES, at, shapeOf, stepOf, words } from "./ranks.js";
 import { numRanks } from "./stream.js";
 import { count } from "./words.js";
 
@@ -11,7 +11,7 @@ const MAX_RINGS = 64; // More than these would hide what they point at.
 const LABELLED = 30, TOLD = 74; // Cells of this size have the rank's number in them; and what it does.
 
 let measure = "state", chosen = 0, layout = { columns: 1, size: 1 }, palette = {}, open = () => {};
-let shown = 0;
+let shown = 0, pointed = null;
 
 export function begin(onOpen) {
   open = onOpen;
@@ -22,8 +22,8 @@ export function begin(onOpen) {
   $("grid").addEventListener("keydown", move);
   $("grid").addEventListener("focus", () => tell(chosen));
   $("grid").addEventListener("blur", () => draw());
-  $("canvas").addEventListener("pointermove", (event) => { const rank = under(event); $("pointed").textContent = rank === null ? "" : words(rank); });
-  $("canvas").addEventListener("pointerleave", () => { $("pointed").textContent = ""; });
+  $("canvas").addEventListener("pointermove", (event) => point(under(event)));
+  $("canvas").addEventListener("pointerleave", () => point(null));
   $("canvas").addEventListener("click", (event) => { const rank = under(event); if (rank !== null) { tell(rank); open(rank); } });
 }
 
@@ -38,7 +38,6 @@ export function draw() {
   canvas.style.height = `${height}px`;
   const pen = canvas.getContext("2d");
   pen.scale(scale, scale);
-  forgetMedians();
   const { classes, of } = MEASURES[measure], counts = classes.map(() => 0), rings = [];
   for (let rank = 0; rank < num; rank++) {
     const place = of(rank);
@@ -51,6 +50,12 @@ export function draw() {
   $("grid").setAttribute("aria-colcount", layout.columns);
   $("grid").setAttribute("aria-rowcount", Math.ceil(num / layout.columns));
   legend(classes, counts);
+  point(pointed);
+}
+
+function point(rank) {
+  pointed = rank;
+  $("pointed").textContent = rank === null || rank >= numRanks() ? "" : words(rank);
 }
 
 function laidOut(num, width) {
@@ -215,6 +220,6 @@ function tell(rank) {
   now.textContent = words(rank);
   other.textContent = "";
   $("grid").setAttribute("aria-activedescendant", now.id);
-  $("pointed").textContent = words(rank);
+  point(rank);
   draw();
 }

@@ -1,43 +1,19 @@
-// Everything that is a list: the verdict, incidents, ranks to look at, timeline, checkpoints, what cannot be seen.
+// Everything that is a list: facts, incidents, ranks to look at, timeline, checkpoints, what cannot be seen.
 
 import { $, el, fill } from "./dom.js";
 import { PHASES, conditionOf, nameOf, worst } from "./ranks.js";
-import { numRanks, state } from "./stream.js";
+import { line, numRanks, state } from "./stream.js";
 import { count, duration, ranks, time } from "./words.js";
 
 const SHOWN = 12;
 const SEVERITIES = ["critical", "warning", "info"];
-const ICONS = { critical: "✖", warning: "▲", info: "•" };
 let isAll = false;
 
-const addressOf = (id) => `#incident=${encodeURIComponent(id)}`;
+export const addressOf = (id) => `#incident=${encodeURIComponent(id)}`;
 export const isOpen = (incident) => !incident.closed_at;
-const bySeverity = (one, other) => SEVERITIES.indexOf(one.severity) - SEVERITIES.indexOf(other.severity) || (one.opened_at < other.opened_at ? 1 : -1);
+export const bySeverity = (one, other) => SEVERITIES.indexOf(one.severity) - SEVERITIES.indexOf(other.severity) || (one.opened_at < other.opened_at ? 1 : -1);
 const badge = (name, text = name) => el("span", { class: `badge ${name}` }, text);
 const when = (at) => el("time", { datetime: at, title: at }, time(at));
-
-export function verdict() {
-  const open = state.incidents.filter(isOpen).sort(bySeverity), [first, ...others] = open;
-  if (!first) {
-    const past = state.incidents.length ? ` ${count(state.incidents.length)} closed.` : "";
-    fill($("verdict"), el("div", { class: "is-fine" }, el("p", { class: "what" }, "✓ No open incident"), el("p", {}, `${sentence()}${past}`)));
-    return;
-  }
-  const more = others.length ? ` and ${count(others.length)} more` : "";
-  fill($("verdict"), el("div", { class: `is-${first.severity}` },
-    el("p", { class: "what" }, `${ICONS[first.severity]} ${first.line}${more}`),
-    el("p", {}, first.symptom),
-    el("p", {}, el("b", {}, "Do: "), first.do),
-    el("p", {}, el("a", { href: addressOf(first.id), "data-key": "verdict" }, "The diagnosis in full"))));
-}
-
-function sentence() {
-  const { findings = [], blind = [], blind_left_out: more = 0 } = state.about;
-  const unseen = blind.length + more;
-  if (state.about.is_live === false) return "None was open when the run ended.";
-  if (unseen) return `But not everything is seen: ${count(unseen)} blind ${unseen === 1 ? "spot" : "spots"}, listed below.`;
-  return findings.length ? `${count(findings.length)} findings stand, none of them an incident.` : "All detectors judge, and find nothing.";
-}
 
 export function facts() {
   const { about } = state, live = about.is_live !== false;
@@ -49,20 +25,8 @@ export function facts() {
   if (about.started_at) said.push(`since ${time(about.started_at)}`);
   if (!live && about.ended_at) said.push(`ended ${time(about.ended_at)}`);
   $("facts").textContent = said.join(" · ");
-  $("about").textContent = `Run directory ${about.run_dir ?? ""}${about.action ? ` · at most: ${about.action}` : ""}`;
-  $("halt-open").hidden = !live;
-  halting(about.halt);
-}
-
-function halting(halt) {
-  $("halting").hidden = !halt;
-  if (!halt) return;
-  const isDone = halt.course === "done";
-  $("halting").className = isDone ? "is-info" : "is-warning";
-  const said = [halt.cause, halt.reason].filter(Boolean).join(": ");
-  const kept = halt.checkpoint ? `Checkpoint ${halt.checkpoint}${halt.verdict ? ` (${halt.verdict})` : ""}.` : "";
-  fill($("halting"), el("p", { class: "what" }, `Halt${halt.number ? ` ${halt.number}` : ""}: ${halt.course}${halt.step === null || halt.step === undefined ? "" : `, step ${count(halt.step)}`}`),
-    el("p", {}, [said && `${said}.`, kept].filter(Boolean).join(" ")));
+  $("about").textContent = `Run directory ${about.run_dir ?? ""}${about.action ? ` · at most: ${about.action}` : ""} · times are ${Intl.DateTimeFormat().resolvedOptions().timeZone}`;
+  $("halt-open").hidden = !live || line.how === "ended" || line.how === "opening";
 }
 
 export function incidents() {
@@ -80,7 +44,7 @@ export function first(open) {
   fill($("worst"), found.length
     ? el("ol", { class: "plain-list" }, found.map((rank) => el("li", {},
       el("button", { type: "button", class: "link", "data-key": `worst-${rank}`, "data-rank": rank }, nameOf(rank)), `: ${conditionOf(rank)}`)))
-    : el("p", { class: "muted" }, numRanks() ? "No rank stands out." : "No rank has come yet."),
+    : el("p", { class: "muted" }, numRanks() ? "No rank stands out." : state.about.run_id ? "No rank has come yet." : "Nothing is known yet."),
   more ? el("p", { class: "muted" }, `and ${count(more)} more`) : "");
   $("worst").onclick = (event) => { const { rank } = event.target.dataset; if (rank !== undefined) open(Number(rank)); };
 }
@@ -120,9 +84,9 @@ export function checkpoints() {
 }
 
 export function notes() {
-  const { blind = [], warnings = [], findings = [], blind_left_out: more = 0 } = state.about;
-  const list = (title, lines, rest = 0) => (lines.length ? [el("h3", {}, title), el("ul", {}, lines.map((line) => el("li", {}, line)), rest ? el("li", {}, `and ${count(rest)} more`) : "")] : []);
+  const { blind = [], warnings = [], findings = [], blind_left_out: more = 0, findings_left_out: rest = 0 } = state.about;
+  const list = (title, lines, others = 0) => (lines.length ? [el("h3", {}, title), el("ul", {}, lines.map((text) => el("li", {}, text)), others ? el("li", {}, `and ${count(others)} more`) : "")] : []);
   fill($("notes"),
     ...list("What holter cannot see", blind, more), ...list("About holter itself", warnings),
-    ...list(state.about.is_live === false ? "What detectors said last" : "What detectors say now", findings.map((one) => `${one.severity}: ${one.detector}${one.waits ? " (waits for evidence)" : ""}: ${one.summary}`)));
+    ...list(state.about.is_live === false || line.how === "ended" ? "What detectors said last" : "What detectors say now", findings.map((one) => `${one.severity}: ${one.detector}${one.waits ? " (waits for evidence)" : ""}: ${one.summary}`), rest));
 }

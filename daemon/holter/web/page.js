@@ -7,24 +7,30 @@ import * as halt from "./halt.js";
 import * as incident from "./incident.js";
 import * as lists from "./lists.js";
 import * as rank from "./rank.js";
-import { listen, state } from "./stream.js";
+import { forgetMedians } from "./ranks.js";
+import { line, listen, state } from "./stream.js";
 import * as table from "./table.js";
+import { halting, verdict } from "./verdict.js";
 
-const LINES = { live: "live", lost: "not connected", ended: "the coordinator has ended" };
+const LINES = { opening: "connecting…", live: "live", lost: "not connected", ended: "the coordinator has ended" };
+const TICK_MS = 2000; // A job that hangs says nothing new, and yet stands longer and longer.
 const PARTS = {
-  about: [lists.facts, lists.verdict, lists.notes],
-  columns: [ranks],
+  line: [connection, lists.facts, lists.notes, verdict, ranks],
+  beat: [ranks, verdict],
+  about: [connection, lists.facts, verdict, halting, lists.notes],
+  columns: [ranks, verdict],
   hosts: [ranks],
-  incidents: [lists.incidents, lists.verdict, charts.draw, ranks, () => incident.draw()],
+  incidents: [lists.incidents, verdict, charts.draw, ranks, () => incident.draw()],
   series: [charts.draw, lists.facts],
   timeline: [lists.timeline],
-  checkpoints: [lists.checkpoints],
+  checkpoints: [lists.checkpoints, verdict],
 };
 
 let isTable = false, known = null, due = new Set();
 
 function ranks() {
   if ($("overview").hidden) return;
+  forgetMedians();
   lists.phases();
   if (isTable) table.draw(); else grid.draw();
   lists.first(rank.open);
@@ -47,14 +53,16 @@ function redraw() {
 function announce() {
   const open = state.incidents.filter(lists.isOpen), fresh = known === null ? [] : open.filter((one) => !known.has(one.id));
   if (fresh.length) $("announced").textContent = `New incident: ${fresh.map((one) => one.line).join("; ")}`;
-  known = new Set(state.incidents.map((one) => one.id));
-  document.title = `${open.length ? `(${open.length}) ` : ""}holter ${state.about.run_id ?? ""}`;
+  if (state.about.run_id) known = new Set(state.incidents.map((one) => one.id));
+  document.title = `${line.how === "lost" ? "not live: " : ""}${open.length ? `(${open.length}) ` : ""}holter ${state.about.run_id ?? ""}`;
 }
 
-function said(how, why) {
-  const isRecord = how === "live" && state.about.is_live === false;
-  $("line").className = isRecord ? "" : how;
-  $("line").textContent = isRecord ? "record of a run that has ended" : why ? `${LINES[how]}: ${why}` : LINES[how];
+function connection() {
+  const isRecord = line.how === "live" && state.about.is_live === false;
+  const text = isRecord ? "record of a run that has ended" : line.why ? `${LINES[line.how]}: ${line.why}` : LINES[line.how];
+  document.documentElement.dataset.line = line.how;
+  $("line").className = isRecord ? "" : line.how;
+  if ($("line").textContent !== text) $("line").textContent = text;
 }
 
 function view(asTable) {
@@ -79,5 +87,7 @@ $("as-grid").addEventListener("click", () => view(false));
 $("as-table").addEventListener("click", () => view(true));
 addEventListener("hashchange", routed);
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); $("main").focus(); });
-listen(changed, said);
+connection();
+listen(changed);
+setInterval(() => { if (line.how === "live" && state.about.is_live) changed(["beat"]); }, TICK_MS);
 if (incident.idInAddress()) routed();

@@ -13,9 +13,11 @@ const CRITICAL = cls("named by a critical incident", "critical", "!", "ring");
 const WARNING = cls("named by a warning", "warning", "w", "ring");
 const STATE_CLASSES = [
   CRITICAL, cls("died", "died", "×", "cross"), WARNING, cls("sidecar gone", "gone", "g", "slash"), cls("sidecar silent", "silent", "s", "slash"),
-  cls("not there yet", "absent", "–", "hollow"), cls("ended", "ended", "e"), cls("running", "running"),
+  cls("not there yet", "absent", "–", "hollow"), cls("ended", "ended", "e"), cls("standing still", "still", "z"), cls("running", "running"),
 ];
-const BY_STATE = { absent: 5, running: 7, ended: 6, died: 1, gone: 3, silent: 4 };
+const BY_STATE = { absent: 5, running: 8, ended: 6, died: 1, gone: 3, silent: 4 };
+const STANDING = 7;
+export const STILL_S = 30; // So long nothing moves before that is worth a word; whether it is a fault, detectors say.
 
 const levels = (names) => names.map((name, place) => cls(name, `q${place}`, place > 2 ? String(place) : ""));
 const above = (value, bounds) => bounds.reduce((place, bound, number) => (value >= bound ? number + 1 : place), 0);
@@ -59,7 +61,8 @@ function stateClass(rank) {
   const blame = at("blame", rank);
   if (blame === 2) return 0;
   const found = BY_STATE[stateOf(rank)];
-  return blame === 1 && found > 2 ? 2 : found;
+  if (blame === 1 && found > 2) return 2;
+  return stateOf(rank) === "running" && stillSeconds(rank) >= STILL_S ? STANDING : found;
 }
 
 // Whatever is coloured, this is seen: the shape over a rank that somebody must look at.
@@ -69,7 +72,7 @@ let medians = new Map();
 export const forgetMedians = () => { medians = new Map(); };
 function median(column) {
   if (!medians.has(column)) {
-    const known = state.columns[column].filter((value) => value >= 0).sort((a, b) => a - b);
+    const known = (state.columns[column] ?? []).filter((value) => value >= 0).sort((a, b) => a - b);
     medians.set(column, known.length ? known[known.length >> 1] : 0);
   }
   return medians.get(column);
@@ -85,7 +88,7 @@ export function conditionOf(rank) {
   if (step !== null) said.push(`step ${count(step)}${at("behind", rank) > 0 ? `, ${count(at("behind", rank))} behind` : ""}`);
   if (pace >= 0) said.push(`last step ${duration(pace / 1000)}`);
   if (lag > 0) said.push(`${duration(lag / 1000)} late at collectives`);
-  if (still) said.push(`has not moved for ${duration(still)}`);
+  if (still && stateOf(rank) !== "ended") said.push(`has not moved for ${duration(still)}`);
   return said.join(", ");
 }
 
@@ -103,8 +106,10 @@ export function worst(limit = 8) {
 function scoreOf(rank, usualPace) {
   const place = stateClass(rank), how = stateOf(rank);
   if (place < 5) return 1e6 * (5 - place);
+  // One that is not there is missed only when the others have begun.
+  if (how === "absent") return state.about.step > 0 ? 1e5 : 0;
   if (how !== "running") return 0;
   const lag = at("lag", rank), pace = at("pace", rank), still = stillSeconds(rank), behind = at("behind", rank);
-  return (behind > 1 ? 1e4 * Math.min(behind, 50) : 0) + (still > 30 ? still : 0) + (lag >= 10 ? lag : 0)
+  return (behind > 1 ? 1e4 * Math.min(behind, 50) : 0) + (still >= STILL_S ? still : 0) + (lag >= 10 ? lag : 0)
     + (usualPace > 0 && pace > 1.25 * usualPace ? 100 * (pace / usualPace) : 0);
 }

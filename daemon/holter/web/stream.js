@@ -6,13 +6,22 @@ const AGAIN_MS = 5000;
 
 export const state = { about: {}, hosts: [], columns: {}, series: {}, incidents: [], checkpoints: [], timeline: [] };
 
+// "opening", "live", "lost" or "ended"; why; and up to when the run was seen, by the coordinator's clock.
+export const line = { how: "opening", why: "", sinceMs: 0 };
+
 let offsetMs = 0;
-export const nowMs = () => (state.about.is_live === false ? state.now : Date.now() + offsetMs);
+// What is not seen does not go on: without a line the time is that of the last word.
+export const nowMs = () => (line.how === "live" && state.about.is_live !== false ? Date.now() + offsetMs : state.now);
 export const numRanks = () => state.columns.state?.length ?? 0;
 
-// Calls `changed` with the names of what changed, and `said` with how the line is: "live", "lost" or "ended", and why.
-export function listen(changed, said) {
+// Calls `changed` with the names of what changed: "line" for the line itself, "beat" where only time has passed.
+export function listen(changed) {
   let source, watch, ended = "";
+  const say = (how, why) => {
+    if (line.how === how && line.why === why) return;
+    Object.assign(line, { how, why, sinceMs: state.now ?? 0 });
+    changed(["line"]);
+  };
   const heard = (event) => {
     const told = JSON.parse(event.data);
     if (told.now) { state.now = told.now; offsetMs = told.now - Date.now(); }
@@ -21,7 +30,7 @@ export function listen(changed, said) {
     return told;
   };
   // That it has ended is the better word, for as long as nobody answers.
-  const lose = (why) => (ended ? said("ended", ended) : said("lost", why));
+  const lose = (why) => (ended ? say("ended", ended) : say("lost", why));
   const again = (why) => {
     clearTimeout(watch);
     source.close();
@@ -31,13 +40,13 @@ export function listen(changed, said) {
   const open = () => {
     source = new EventSource("api/v1/events");
     source.addEventListener("snapshot", (event) => {
-      const names = replace(heard(event));
-      ended = "";
-      said("live", "");
+      const { ended: reason = "", ...told } = heard(event), names = replace(told);
+      ended = reason;
+      if (ended) say("ended", ended); else say("live", "");
       changed(names);
     });
     source.addEventListener("delta", (event) => changed(merge(heard(event))));
-    source.addEventListener("beat", heard);
+    source.addEventListener("beat", (event) => { heard(event); changed(["beat"]); });
     source.addEventListener("end", (event) => { ended = heard(event).reason; again(ended); });
     source.onerror = () => {
       if (source.readyState === EventSource.CLOSED) again("the coordinator cannot be reached");

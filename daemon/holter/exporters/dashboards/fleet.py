@@ -5,11 +5,12 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from holter.exporters.dashboards.board import Frame, board
 from holter.exporters.dashboards.card import CRITICAL, FINE, Card, Link, Panel, Query
 from holter.exporters.dashboards.panels import lines, number
-from holter.exporters.dashboards.promql import RUNS, ago, each, or_none, rate, series
+from holter.exporters.dashboards.promql import RUNS, ago, each, job, job_speed, or_none, series
 from holter.exporters.dashboards.tables import Column, rows
 
 TO_RUN = Link("This run", "/d/holter-overview?var-datasource=${datasource}&var-run=${__value.raw}&${__url_time_range}")
-_SIDECARS = f"min by (run_id, rank) ({series('sidecar_up', of=RUNS)})"
+_CONNECTED = each("run_id", series("job_sidecars", 'state="connected"', of=RUNS))
+_UNHEARD = each("run_id, state", series("job_sidecars", 'state=~"gone|silent"', of=RUNS))
 _INCIDENTS = f"sum by (run_id) ({each('run_id, cause, severity', series('incident_open', of=RUNS))})"
 _KNOWN = each("run_id", series("build_info", of=RUNS))
 
@@ -25,25 +26,25 @@ def _now() -> list[Panel]:
     critical = each("run_id", series("incident_open", 'severity="critical"', of=RUNS))
     return [
         number(Card(1, "Runs", "Runs that are watched now.", "none", 6, 5), Query(f"count({_KNOWN})")),
-        number(Card(2, "Ranks", "Ranks whose sidecars are connected.", "none", 6, 5), Query(f"sum({_SIDECARS})")),
+        number(Card(2, "Ranks", "Ranks whose sidecars are connected.", "none", 6, 5), Query(f"sum({_CONNECTED})")),
         number(
             Card(3, "Runs in trouble", "Runs with an open critical incident.", "none", 6, 5, ((1, CRITICAL),), FINE),
             Query(or_none(f"count({critical} > 0)", of=RUNS)),
         ),
         number(
             Card(4, "Ranks unwatched", "Ranks whose sidecar was lost.", "none", 6, 5, ((1, CRITICAL),), FINE),
-            Query(f"count({_SIDECARS}) - sum({_SIDECARS})"),
+            Query(f"sum({_UNHEARD})"),
         ),
     ]
 
 
 def _table() -> Panel:
     queries = (
-        Query(f"min by (run_id) ({_each_rank('step')})"),
-        Query(f"avg by (run_id) ({_each_rank('loss')})"),
-        Query(f"sum by (run_id) ({_SIDECARS})"),
+        Query(_of_job("step")),
+        Query(job("loss", "mean", of=RUNS)),
+        Query(_CONNECTED),
         Query(f"{_INCIDENTS} or 0 * {_KNOWN}"),
-        Query(ago(f"max by (run_id) ({_each_rank('last_progress_timestamp_seconds')})")),
+        Query(ago(_of_job("last_progress_timestamp_seconds"))),
     )
     columns = {
         "run_id": Column("Run", link=TO_RUN),
@@ -57,12 +58,12 @@ def _table() -> Panel:
 
 
 def _lately() -> list[Panel]:
-    speed = f"min by (run_id) ({each('run_id, rank', rate('step_seconds_count', of=RUNS))})"
+    speed = Card(6, "Steps per second", "Of each run: steps that every living rank has completed.", "ops", 12)
     return [
-        lines(Card(6, "Steps per second", "Of the slowest rank of each run.", "ops", 12), Query(speed, "{{run_id}}")),
+        lines(speed, Query(job_speed(of=RUNS), "{{run_id}}")),
         lines(
-            Card(7, "Loss", "Mean over the ranks of each run.", "short", 12),
-            Query(f"avg by (run_id) ({_each_rank('loss')})", "{{run_id}}"),
+            Card(7, "Loss", "Mean over the ranks of each run, of those that are finite.", "short", 12),
+            Query(job("loss", "mean", of=RUNS), "{{run_id}}"),
         ),
         lines(
             Card(8, "Open incidents", "Of every severity.", "none", 12),
@@ -70,10 +71,10 @@ def _lately() -> list[Panel]:
         ),
         lines(
             Card(9, "Overhead", "On the rank of each run where holter takes most.", "percentunit", 12),
-            Query(f"max by (run_id) ({_each_rank('overhead_ratio')})", "{{run_id}}"),
+            Query(_of_job("overhead_ratio"), "{{run_id}}"),
         ),
     ]
 
 
-def _each_rank(metric: str) -> str:
-    return each("run_id, rank", series(metric, of=RUNS))
+def _of_job(metric: str) -> str:
+    return each("run_id", series(f"job_{metric}", of=RUNS))

@@ -5,7 +5,17 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from holter.exporters.dashboards.board import Frame, board
 from holter.exporters.dashboards.card import CRITICAL, FINE, WARNING, Card, Panel, Query
 from holter.exporters.dashboards.panels import bars, lines, number, states
-from holter.exporters.dashboards.promql import RANK, RUN, by_rank, each, increase, rate, series
+from holter.exporters.dashboards.promql import (
+    END,
+    RUN,
+    each,
+    highest,
+    highest_by_rank,
+    increase,
+    rate,
+    series,
+    sidecars,
+)
 from holter.exporters.dashboards.tables import Column, rows
 
 BUDGET = 0.01
@@ -25,11 +35,11 @@ def _now() -> list[Panel]:
     return [
         number(
             Card(1, "Overhead", "Share of step time that holter takes, on the rank where it takes most. The default budget is 1 %.", "percentunit", 6, 5, ((BUDGET, WARNING),), FINE),
-            Query(f"max({by_rank('overhead_ratio')})"),
+            Query(each("run_id", series("job_overhead_ratio"))),
         ),
         number(
-            Card(2, "Observations lost", "In a second, over the chosen ranks. More than 0: the ring is full, or the line too slow.", "cps", 6, 5, ((0.001, CRITICAL),), FINE),
-            Query(f"sum({each('rank', rate('observations_dropped_total'))})"),
+            Card(2, "Observations lost", "In a second, over all ranks. More than 0: the ring is full, or the line too slow.", "cps", 6, 5, ((0.001, CRITICAL),), FINE),
+            Query(each("run_id", rate("job_observations_dropped_total", of=RUN))),
         ),
         number(
             Card(3, "Detectors failing", "Detectors that raised instead of judging. Their silence says nothing.", "none", 6, 5, ((1, CRITICAL),), FINE),
@@ -43,18 +53,19 @@ def _now() -> list[Panel]:
 
 
 def _cost() -> list[Panel]:
+    lost, at_the_end = (each("rank", rate("observations_dropped_total", at=at)) for at in ("", END))
     return [
         lines(
             Card(5, "Overhead by rank", "Share of step time; the dashed line is the default budget.", "percentunit", 12, limits=((BUDGET, WARNING),)),
-            Query(by_rank("overhead_ratio"), "rank {{rank}}"),
+            Query(highest_by_rank("overhead_ratio"), "rank {{rank}}"),
         ),
         lines(
             Card(6, "Observations lost by rank", "In a second.", "cps", 12),
-            Query(each("rank", rate("observations_dropped_total")), "rank {{rank}}"),
+            Query(highest(lost, at_the_end), "rank {{rank}}"),
         ),
         states(
-            Card(7, "Sidecars", "Whether the coordinator hears the rank's sidecar.", "none", 12),
-            Query(f"min by (rank) ({series('sidecar_up', of=RANK)})", "rank {{rank}}"),
+            Card(7, "Sidecars", "Whether the coordinator hears the rank's sidecar; of many ranks those first that it does not.", "none", 12),
+            Query(sidecars(), "rank {{rank}}"),
             {"0": ("lost", CRITICAL), "1": ("connected", FINE)},
         ),
         lines(

@@ -5,7 +5,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from holter.exporters.dashboards.board import TO_INCIDENTS, Frame, board
 from holter.exporters.dashboards.card import Card, Panel, Query
 from holter.exporters.dashboards.panels import FROM_ZERO, LOG, heat, lines
-from holter.exporters.dashboards.promql import by_rank, each, increase, series
+from holter.exporters.dashboards.promql import END, RANK, each, highest, highest_by_rank, increase, job_spread, series
 
 
 def build() -> Dashboard:
@@ -19,14 +19,17 @@ def build() -> Dashboard:
 
 def _ranks() -> list[Panel]:
     nonfinite = each("rank, where", increase("nonfinite_total"))
+    so_far = f"sum by (rank) ({each('rank, where', series('nonfinite_total', of=RANK) + END)})"
     return [
         lines(
-            Card(1, "Loss", "What each rank read at its last backward pass, before any filter of the framework.", "short", 12),
-            Query(by_rank("loss"), "rank {{rank}}"),
+            Card(1, "Loss", "Read at the last backward pass, before any filter of the framework: over all ranks, and of those where it is highest.", "short", 12),
+            Query(job_spread("loss"), "{{aggregate}}"),
+            Query(highest_by_rank("loss"), "rank {{rank}}"),
         ),
         lines(
-            Card(2, "Gradient norm", "L2 norm of each rank's gradient.", "short", 12),
-            Query(by_rank("gradient_norm"), "rank {{rank}}"),
+            Card(2, "Gradient norm", "L2 norm of the gradient: over all ranks, and of those where it is highest.", "short", 12),
+            Query(job_spread("gradient_norm"), "{{aggregate}}"),
+            Query(highest_by_rank("gradient_norm"), "rank {{rank}}"),
             scale=LOG,
         ),
         lines(
@@ -36,7 +39,7 @@ def _ranks() -> list[Panel]:
         ),
         heat(
             Card(4, "Non-finite tensors by rank", "The rank that lights up alone, or first, made them: after an all-reduce every rank has them.", "none", 12, link=TO_INCIDENTS),
-            Query(f"sum by (rank) ({nonfinite})", "{{rank}}"),
+            Query(highest(f"sum by (rank) ({nonfinite})", so_far), "{{rank}}"),
             scheme="Reds",
         ),
     ]  # fmt: skip

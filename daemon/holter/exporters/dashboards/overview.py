@@ -3,9 +3,9 @@
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from holter.exporters.dashboards.board import TO_INCIDENTS, TO_RANKS, TO_SELF, Frame, board
-from holter.exporters.dashboards.card import CRITICAL, FINE, PLAIN, Card, Panel, Query
+from holter.exporters.dashboards.card import CRITICAL, FINE, Card, Panel, Query
 from holter.exporters.dashboards.panels import LOG, lines, number
-from holter.exporters.dashboards.promql import RANK, ago, by_rank, each, or_none, rate, series, step_buckets
+from holter.exporters.dashboards.promql import RANK, ago, each, job, job_speed, job_spread, or_none, series
 from holter.exporters.dashboards.shared import findings, open_incidents
 
 
@@ -16,27 +16,28 @@ def build() -> Dashboard:
 
 
 def _now() -> list[Panel]:
-    progress = by_rank("last_progress_timestamp_seconds")
+    progress = each("run_id", series("job_last_progress_timestamp_seconds"))
+    nonfinite = each("run_id", series("job_nonfinite_ranks", 'number="loss"'))
     watched = f"avg(min by (rank) ({series('sidecar_up', of=RANK)}))"
     incidents = or_none(f"sum({each('cause, severity', series('incident_open'))})")
     return [
         number(
-            Card(1, "Steps", "Optimizer steps that every chosen rank has completed.", "none", 4, 5),
-            Query(f"min({by_rank('step')})"),
+            Card(1, "Steps", "Optimizer steps that every living rank has completed.", "none", 4, 5),
+            Query(each("run_id", series("job_step"))),
         ),
         number(
-            Card(2, "Step time", "Median duration of an optimizer step, from the histogram's buckets.", "s", 4, 5),
-            Query(f"histogram_quantile(0.5, {step_buckets()})"),
-            nan=("no steps", PLAIN),
+            Card(2, "Step time", "Mean over the ranks of how long the newest step took.", "s", 4, 5),
+            Query(job("step_duration_seconds", "mean")),
         ),
         number(
-            Card(3, "Loss", "Mean over the chosen ranks of the loss that each last read.", "short", 4, 5),
-            Query(f"avg({by_rank('loss')})"),
+            Card(3, "Loss", "Mean over the ranks at the newest step that read one. NaN: that of one rank or more was not finite.", "short", 4, 5),
+            # 0 / 1 adds nothing; 0 / 0 is NaN.
+            Query(f"{job('loss', 'mean')} + 0 / ({nonfinite} == bool 0)"),
             nan=("NaN", CRITICAL),
         ),
         number(
-            Card(4, "Since the last progress", "Of the rank that has not moved for longest.", "s", 4, 5, link=TO_RANKS),
-            Query(ago(f"min({progress})")),
+            Card(4, "Since the last progress", "Since any rank completed a step or changed phase.", "s", 4, 5, link=TO_RANKS),
+            Query(ago(progress)),
         ),
         number(
             Card(
@@ -55,21 +56,21 @@ def _now() -> list[Panel]:
 def _lately() -> list[Panel]:
     return [
         lines(
-            Card(7, "Loss", "What each rank read at its last backward pass, before any filter of the framework.", "short"),
-            Query(by_rank("loss"), "rank {{rank}}"),
+            Card(7, "Loss", "Mean, lowest and highest over the ranks, of those that are finite.", "short"),
+            Query(job_spread("loss"), "{{aggregate}}"),
         ),
         lines(
-            Card(8, "Gradient norm", "L2 norm of each rank's gradient.", "short"),
-            Query(by_rank("gradient_norm"), "rank {{rank}}"),
+            Card(8, "Gradient norm", "L2 norm of the ranks' gradients: mean, lowest and highest of those that are finite.", "short"),
+            Query(job_spread("gradient_norm"), "{{aggregate}}"),
             scale=LOG,
         ),
         lines(
-            Card(9, "Steps per second", "Of each rank. One line below the others is a rank that lost its peers.", "ops"),
-            Query(each("rank", rate("step_seconds_count")), "rank {{rank}}"),
+            Card(9, "Steps per second", "Of the whole job: steps that every living rank has completed.", "ops"),
+            Query(job_speed(), "steps"),
         ),
         lines(
-            Card(10, "Step time", "Quantiles over the chosen ranks' steps, interpolated within the histogram's buckets.", "s", 12, link=TO_RANKS),
-            *(Query(f"histogram_quantile({q}, {step_buckets()})", f"{int(q * 100)} %") for q in (0.5, 0.9, 0.99)),
+            Card(10, "Step time", "Of the newest step: mean, shortest and longest over the ranks.", "s", 12, link=TO_RANKS),
+            Query(job_spread("step_duration_seconds"), "{{aggregate}}"),
         ),
         findings(11, width=12),
         open_incidents(12),

@@ -3,6 +3,9 @@
 The coordinator and the sidecars export the same series of a rank; which of them are scraped is up to the deployment. So every query
 first takes one value of each rank, and only then looks across ranks. What a sidecar says of its own line to the coordinator is no news:
 of `sidecar_up` the worst is taken.
+
+A run may have 16,000 ranks: what is about the job asks for the job's own series, and what is about ranks shows the few that are worst at
+the end of the time shown, so that the rows are the same from one point to the next.
 """
 
 RUN = 'run_id="$run"'
@@ -10,6 +13,10 @@ RANK = f'{RUN}, rank=~"$rank"'
 RUNS = 'run_id=~"$run"'
 """Where several runs are shown."""
 INTERVAL = "[$__rate_interval]"
+END = " @ end()"
+"""As of the end of the time that is shown."""
+MOST = 16
+"""Ranks that one panel shows; the variable chooses among which."""
 
 
 def series(metric: str, *matchers: str, of: str = RUN) -> str:
@@ -22,14 +29,49 @@ def each(labels: str, expression: str) -> str:
     return f"max by ({labels}) ({expression})"
 
 
-def by_rank(metric: str, *matchers: str) -> str:
+def by_rank(metric: str, *matchers: str, at: str = "") -> str:
     """A gauge of each chosen rank."""
-    return each("rank", series(metric, *matchers, of=RANK))
+    return each("rank", series(metric, *matchers, of=RANK) + at)
 
 
-def rate(metric: str, *matchers: str, of: str = RANK) -> str:
+def highest(expression: str, ranking: str) -> str:
+    """Of the ranks where `ranking` is highest at the end."""
+    return f"{expression} and on (rank) topk({MOST}, {ranking})"
+
+
+def lowest(expression: str, ranking: str) -> str:
+    """Of the ranks where `ranking` is lowest at the end."""
+    return f"{expression} and on (rank) bottomk({MOST}, {ranking})"
+
+
+def highest_by_rank(metric: str) -> str:
+    """A gauge of the ranks where it is highest at the end."""
+    return highest(by_rank(metric), by_rank(metric, at=END))
+
+
+def sidecars() -> str:
+    """Whether each is heard; of thousands those that are not come first."""
+    return f"bottomk({2 * MOST}, min by (rank) ({series('sidecar_up', of=RANK)}))"
+
+
+def job(metric: str, aggregate: str, of: str = RUN) -> str:
+    """One number over all ranks, as the coordinator tells it."""
+    return each("run_id", series(f"job_{metric}", f'aggregate="{aggregate}"', of=of))
+
+
+def job_spread(metric: str) -> str:
+    """Its mean, and the lowest and highest of the ranks."""
+    return each("aggregate", series(f"job_{metric}"))
+
+
+def job_speed(of: str = RUN) -> str:
+    """Steps in a second; a run that went back to a checkpoint is not slower than standing."""
+    return each("run_id", f"clamp_min(deriv({series('job_step', of=of)}{INTERVAL}), 0)")
+
+
+def rate(metric: str, *matchers: str, of: str = RANK, at: str = "") -> str:
     """A counter's increase in a second."""
-    return f"rate({series(metric, *matchers, of=of)}{INTERVAL})"
+    return f"rate({series(metric, *matchers, of=of)}{INTERVAL}{at})"
 
 
 def increase(metric: str, *matchers: str, of: str = RANK) -> str:
@@ -42,9 +84,9 @@ def ago(timestamp: str) -> str:
     return f"clamp_min(time() - {timestamp}, 0)"
 
 
-def mean_step_seconds(labels: str, of: str = RANK) -> str:
-    """Average duration of a step."""
-    return f"{each(labels, rate('step_seconds_sum', of=of))} / {each(labels, rate('step_seconds_count', of=of))}"
+def mean_step_seconds(at: str = "") -> str:
+    """Average duration of each rank's steps."""
+    return f"{each('rank', rate('step_seconds_sum', at=at))} / {each('rank', rate('step_seconds_count', at=at))}"
 
 
 def step_buckets() -> str:

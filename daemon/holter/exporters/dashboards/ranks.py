@@ -6,13 +6,18 @@ from holter.exporters.dashboards.board import Frame, board
 from holter.exporters.dashboards.card import CRITICAL, FINE, Card, Panel, Query
 from holter.exporters.dashboards.panels import heat, lines, states
 from holter.exporters.dashboards.promql import (
+    END,
     INTERVAL,
     RANK,
     ago,
     by_rank,
     each,
+    highest,
+    highest_by_rank,
+    lowest,
     mean_step_seconds,
     series,
+    sidecars,
     step_buckets,
 )
 from holter.exporters.dashboards.tables import Column, rows
@@ -32,7 +37,10 @@ PHASES = {
 
 def build() -> Dashboard:
     """Ranks."""
-    text = "Rank against rank: who comes late to collectives, who is slow, who does what, who has stopped."
+    text = (
+        "Rank against rank: who comes late to collectives, who is slow, who does what, who has stopped. Of many ranks a panel shows "
+        "the sixteen that are worst at the end of the time shown; the rank variable chooses among which."
+    )
     return board(Frame("holter-ranks", "holter / Ranks", text), [*_times(), *_doings(), _table()])
 
 
@@ -40,11 +48,11 @@ def _times() -> list[Panel]:
     return [
         heat(
             Card(1, "Lag at collectives", "How late a rank came, behind the median of the others. The row in full colour is the rank that all others wait for.", "s", 12),
-            Query(by_rank("collective_lag_seconds"), "{{rank}}"),
+            Query(highest_by_rank("collective_lag_seconds"), "{{rank}}"),
         ),
         heat(
             Card(2, "Step time by rank", "Mean duration of a step. Ranks that wait for each other are equally slow: the lag beside this says who is to blame.", "s", 12),
-            Query(mean_step_seconds("rank"), "{{rank}}"),
+            Query(highest(mean_step_seconds(), mean_step_seconds(END)), "{{rank}}"),
             scheme="Blues",
         ),
         heat(
@@ -55,35 +63,35 @@ def _times() -> list[Panel]:
         ),
         lines(
             Card(4, "Steps behind the furthest", "Of each rank. Ranks are scraped at different moments: a step or two apart is nothing.", "none", 12),
-            Query(f"scalar(max({by_rank('step')})) - {by_rank('step')}", "rank {{rank}}"),
+            Query(lowest(f"scalar(max({by_rank('step')})) - {by_rank('step')}", by_rank("step", at=END)), "rank {{rank}}"),
         ),
     ]  # fmt: skip
 
 
 def _doings() -> list[Panel]:
     now = " or ".join(f"{series('phase', _is(phase), of=RANK)} * {int(phase)}" for phase in Phase)
-    # Coordinator and sidecar look at other moments: of their shares only the mean adds up to one.
-    seen = f"avg_over_time({series('phase', of=RANK)}{INTERVAL})"
+    seen = each("phase", f"avg_over_time({series('job_phase_ranks')}{INTERVAL})")
+    least_moved = by_rank("last_progress_timestamp_seconds", at=END)
     names = {str(int(phase)): (_name(phase), colour) for phase, colour in PHASES.items()}
     return [
         states(
             Card(5, "Phase", "What each rank was doing when it was scraped.", "none", 12),
-            Query(each("rank", now), "rank {{rank}}"),
+            Query(lowest(each("rank", now), least_moved), "rank {{rank}}"),
             names,
         ),
         lines(
-            Card(6, "Share of time by phase", "Over the chosen ranks, as often as they were scraped in it.", "percentunit", 12),
-            Query(f"avg by (phase) ({seen})", "{{phase}}"),
+            Card(6, "Share of time by phase", "Over all ranks, as often as the coordinator was scraped while they were in it.", "percentunit", 12),
+            Query(f"{seen} / scalar(sum({seen}))", "{{phase}}"),
             is_stacked=True,
             colours={_name(phase): colour for phase, colour in PHASES.items()},
         ),
         lines(
             Card(7, "Since the last progress", "Time since a rank completed a step or changed phase.", "s", 12),
-            Query(ago(by_rank("last_progress_timestamp_seconds")), "rank {{rank}}"),
+            Query(lowest(ago(by_rank("last_progress_timestamp_seconds")), least_moved), "rank {{rank}}"),
         ),
         states(
-            Card(8, "Sidecars", "Whether the coordinator hears the rank's sidecar.", "none", 12),
-            Query(f"min by (rank) ({series('sidecar_up', of=RANK)})", "rank {{rank}}"),
+            Card(8, "Sidecars", "Whether the coordinator hears the rank's sidecar; of many ranks those first that it does not.", "none", 12),
+            Query(sidecars(), "rank {{rank}}"),
             {"0": ("lost", CRITICAL), "1": ("connected", FINE)},
         ),
     ]  # fmt: skip
