@@ -21,6 +21,7 @@ from holter.probes.steplog import StepLog
 from holter.records import Phase
 
 if TYPE_CHECKING:
+    from holter.probes.data import DataProbe
     from holter.probes.rewind import Rewind
     from holter.probes.snapshots import Snapshots
 
@@ -60,6 +61,8 @@ class Context:
     """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
     rewind: "Rewind" = field(init=False)
     """How the step under way began."""
+    data: "DataProbe" = field(init=False)
+    """The loaders of this process."""
     snapshots: "Snapshots | None" = None
     """Copies of the training state in memory; None: the user wants none."""
     poisoned_step: int | None = None
