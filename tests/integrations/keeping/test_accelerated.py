@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import ProjectConfiguration
 from torch import nn
+from torch.utils.data import DataLoader
 
 from holter.errors import PartlySavedError
 from holter.integrations.keeping import accelerated
@@ -153,3 +154,32 @@ def test_an_accelerator_of_other_optimizers_is_not_ours(tmp_path: Path) -> None:
     Job(tmp_path)
     other = torch.optim.SGD(nn.Linear(1, 1).parameters())
     assert accelerated.find(context(0), [other]) is None
+
+
+class Stateful(DataLoader[Any]):
+    """What torchdata documents of its StatefulDataLoader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"_num_yielded": 5}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("way", ["held", "rescue"])
+def test_the_position_of_a_stateful_loader_is_not_saved_and_that_is_said(way: str, tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    plain, stateful = job.accelerator.prepare(DataLoader(range(8)), DataLoader(range(8)))
+    stateful.base_dataloader = Stateful(range(8))
+    stateful.use_stateful_dataloader = True
+    next(iter(stateful))
+    job.micro_steps(EVERY)
+    job.accelerator.save_state()
+    position = "dl_state_dict_1.bin"
+    assert (tmp_path / "checkpoints" / "checkpoint_0" / position).exists()
+    with pytest.raises(PartlySavedError, match="data loader 1 is not saved"):
+        job.keeper(0).save(task(tmp_path / "halt", is_rescue=way == "rescue", rewinds={0: rewound(7)}))
+    written = files(tmp_path / "halt" / "state")
+    assert position not in written
+    assert {"model.safetensors", "optimizer.bin", "random_states_0.pkl"} <= set(written), "all else is there"
+    assert not plain.use_stateful_dataloader

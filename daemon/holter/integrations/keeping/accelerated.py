@@ -19,7 +19,7 @@ from accelerate.state import PartialState
 from accelerate.utils import RNG_STATE_NAME
 from torch.distributed.tensor import DTensor
 
-from holter.errors import SaveError
+from holter.errors import PartlySavedError, SaveError
 from holter.integrations.keeping import randomness, seeding
 from holter.integrations.keeping.alone import REPLICATED, alone
 from holter.integrations.keeping.keeper import Task, shares, tensors_of
@@ -61,6 +61,7 @@ class AccelerateKeeper:
         accelerator.project_configuration.automatic_checkpoint_naming = False
         if not task.is_snapshot:
             self._rewind_counters(is_held=not task.is_rescue)
+        withheld = _withhold_positions(accelerator)
         with torch.no_grad():
             if task.is_rescue:
                 self._has_written_shared = True
@@ -70,6 +71,11 @@ class AccelerateKeeper:
                 self._has_written_shared = _is_writer(accelerator)
                 accelerator.save_state(output_dir=str(task.state))
         self._write_random_states(task)
+        if withheld:
+            raise PartlySavedError(
+                f"the position of stateful data loader {', '.join(map(str, withheld))} is not saved, it is past the step "
+                "that was undone: skip the batches of the completed steps instead"
+            )
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
         """What `save_state` wrote here. Optimizers that the Accelerator never got are among it: they must be missed."""
@@ -114,6 +120,16 @@ def _uncount(scheduler: Any, calls: int) -> None:
     counted, stepped = getattr(scheduler, "_step_count", None), getattr(scheduler, "last_epoch", None)
     if isinstance(counted, int) and isinstance(stepped, int):
         scheduler._step_count = counted - max(0, min(calls, counted - 1 - stepped))  # noqa: SLF001
+
+
+def _withhold_positions(accelerator: Any) -> list[int]:
+    """Have `save_state` leave out where stateful loaders are: none, which is noticed, is better than a wrong one. Numbers from 0."""
+    found = []
+    for number, loader in enumerate(accelerator._dataloaders):  # noqa: SLF001
+        if getattr(loader, "use_stateful_dataloader", False):
+            loader.use_stateful_dataloader = False
+            found.append(number)
+    return found
 
 
 def _path(task: Task, rank: int) -> Path:
