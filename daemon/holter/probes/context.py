@@ -51,6 +51,8 @@ class Context:
     """By optimizer: gradients that it will apply and does not hold yet, by the names of their parameters (`zero`)."""
     partitioned: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
     """Optimizers of which each rank applies a part, whether it is finite or not (`zero`)."""
+    averages: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
+    """What the script has logged as an average of its weights."""
     shown: Shown = field(default_factory=Shown)
     """Gradients of this step that are known to be finite."""
     halts: Halts | None = None

@@ -1,6 +1,7 @@
 """What the keeper for accelerate writes, against what the Accelerator writes by itself when the same step has just begun."""
 
 import gc
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,10 +13,11 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import ProjectConfiguration
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from holter.errors import PartlySavedError
-from holter.integrations.keeping import accelerated
+from holter.integrations.keeping import accelerated, proof
 from holter.integrations.keeping.keeper import Task
 from holter.probes.generators import Generators
 from holter.probes.rewind import Rewound
@@ -183,3 +185,24 @@ def test_the_position_of_a_stateful_loader_is_not_saved_and_that_is_said(way: st
     assert position not in written
     assert {"model.safetensors", "optimizer.bin", "random_states_0.pkl"} <= set(written), "all else is there"
     assert not plain.use_stateful_dataloader
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_average_is_missed_unless_the_accelerator_was_told_of_it(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    average = AveragedModel(job.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for _ in range(3):
+        job.micro_steps(EVERY)
+        average.update_parameters(job.model)
+    missing = proven(job, tmp_path / "halt")
+    assert ["average, an average: module.weight", "average, an average: module.bias"] == missing
+    job.accelerator.register_for_checkpointing(average)
+    assert not proven(job, tmp_path / "again")
+
+
+def proven(job: Job, directory: Path) -> list[str]:
+    """Save, read back; the names of what was not found."""
+    keeper, order = job.keeper(0), task(directory, is_rescue=False, rewinds={0: rewound(7)})
+    keeper.save(order)
+    proof.prove(order, keeper)
+    return [tensor["name"] for tensor in json.loads((directory / "parts" / "0.json").read_text())["missing"]]

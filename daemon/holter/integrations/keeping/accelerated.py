@@ -20,7 +20,7 @@ from accelerate.utils import RNG_STATE_NAME
 from torch.distributed.tensor import DTensor
 
 from holter.errors import PartlySavedError, SaveError
-from holter.integrations.keeping import randomness, seeding
+from holter.integrations.keeping import averages, randomness, seeding
 from holter.integrations.keeping.alone import REPLICATED, alone
 from holter.integrations.keeping.keeper import Task, shares, tensors_of
 from holter.probes.belongings import innermost
@@ -78,11 +78,13 @@ class AccelerateKeeper:
             )
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What `save_state` wrote here. Optimizers that the Accelerator never got are among it: they must be missed."""
+        """What `save_state` wrote here. Optimizers and averages that the Accelerator never got are among it: they must be missed."""
         if self._has_written_shared:
             held = [innermost(each) for each in (*self._accelerator._optimizers, *self._optimizers)]  # noqa: SLF001
             unique = list({id(optimizer): optimizer for optimizer in held}.values())
             yield from tensors_of(self._accelerator._models, unique)  # noqa: SLF001
+            for average in averages.find(self._context, self._accelerator._models):  # noqa: SLF001
+                yield from average.tensors()
 
     def _write_random_states(self, task: Task) -> None:
         """Over what `save_state` wrote of this process; in a rescue, where it wrote as rank 0, the files of all ranks."""
