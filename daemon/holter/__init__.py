@@ -18,7 +18,8 @@ def restore(directory: Any, model: Any = None) -> int:
 
     `directory` is a checkpoint that holter kept (`<run>/checkpoints/30`, or its `state`), loaded already by the framework's own function;
     `model` gets back the buffers that each rank has of its own. To be called last, with the data at the next step's batch: whatever
-    draws random numbers afterwards, an iterator of a DataLoader too, draws those of the halted run.
+    draws random numbers afterwards, an iterator of a DataLoader too, draws those of the halted run. Only where the halted step was the first
+    of its epoch has the run itself made that iterator afterwards: then before it.
 
         state = {"model": …, "optim": …}
         torch.distributed.checkpoint.load(state, checkpoint_id=directory / "state")

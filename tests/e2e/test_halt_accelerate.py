@@ -1,7 +1,9 @@
 """accelerate, DDP on two ranks: halted by a fault of rank 1 and resumed without it, the run ends with the bits of one that never had it."""
 
+import functools
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ CAUSES = {
     "lock": "interpreter_locked",
     "kill": "rank_dead",
 }
+LOADERS: dict[str, list[str]] = {"own": [], "plain": ["--plain"]}
+"""With a generator of its own; without one, as most scripts have it."""
 
 
 def losses_and_weights(out: Path) -> list[dict[str, Any]]:
@@ -27,21 +31,31 @@ def losses_and_weights(out: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def reference(nursery: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank of a run without a fault computed."""
-    folder = tmp_path_factory.mktemp("reference")
-    ended = nursery.run(folder, [str(SCRIPT), "--out", str(folder / "out")], env=HALT)
-    assert ended.code == 0, ended.stderr[-3000:]
-    assert not (ended.run_dir / "halt.json").exists()
-    return losses_and_weights(folder / "out")
+def reference(nursery: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
+    """What each rank of a run without a fault computed, with a loader of this kind."""
+
+    @functools.cache
+    def run(loader: str) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("reference")
+        ended = nursery.run(folder, [str(SCRIPT), "--out", str(folder / "out"), *LOADERS[loader]], env=HALT)
+        assert ended.code == 0, ended.stderr[-3000:]
+        assert not (ended.run_dir / "halt.json").exists()
+        return losses_and_weights(folder / "out")
+
+    return run
 
 
 @pytest.mark.job
-@pytest.mark.parametrize("fault", CAUSES)
+@pytest.mark.parametrize(
+    "case", [*((fault, "own") for fault in CAUSES), ("nan", "plain"), ("spin", "plain")], ids="-".join
+)
 def test_resumed_after_a_fault_it_ends_with_the_bits_of_a_run_that_never_had_it(
-    fault: str, jobs: Any, nursery: Any, reference: list[dict[str, Any]], tmp_path: Path
+    case: tuple[str, str], jobs: Any, nursery: Any, reference: Any, tmp_path: Path
 ) -> None:
-    job = jobs.start(SCRIPT, "--out", tmp_path / "faulted", "--fault", fault, "--at", AT, by="accelerate", env=HALT)
+    fault, loader = case
+    how = LOADERS[loader]
+    words = ["--out", tmp_path / "faulted", "--fault", fault, "--at", AT, *how]
+    job = jobs.start(SCRIPT, *words, by="accelerate", env=HALT)
     ended = job.wait()
     took_s = time.time() - float(ended.stdout.split("fault at ")[1].split()[0])
     print(f"{fault}: {took_s:.1f} s from the fault to the launcher's exit")
@@ -57,10 +71,10 @@ def test_resumed_after_a_fault_it_ends_with_the_bits_of_a_run_that_never_had_it(
 
     folder = tmp_path / "resumed"
     folder.mkdir()
-    arguments = [str(SCRIPT), "--out", str(folder / "out"), "--resume", str(ended.run_dir / halt["checkpoint"])]
+    arguments = [str(SCRIPT), *how, "--out", str(folder / "out"), "--resume", str(ended.run_dir / halt["checkpoint"])]
     resumed = nursery.run(folder, [*arguments, "--completed", str(halt["step"])], env=HALT)
     assert resumed.code == 0, resumed.stderr[-3000:]
-    for healthy, again in zip(reference, losses_and_weights(folder / "out"), strict=True):
+    for healthy, again in zip(reference(loader), losses_and_weights(folder / "out"), strict=True):
         assert list(again["losses"]) == [str(micro) for micro in range(AT * 2, 80)]
         assert {micro: healthy["losses"][micro] for micro in again["losses"]} == again["losses"]
         assert (healthy["weights"], healthy["rates"]) == (again["weights"], again["rates"])

@@ -19,10 +19,10 @@ from holter.halting import tombstone
 from holter.halting.tombstone import Halt
 
 HOW = {
-    "accelerate": "accelerator.load_state({path!r})",
+    "accelerate": "accelerator.load_state({path!r}), then skip_first_batches(loader, batches of the epoch that are done)",
     "hf_trainer": "trainer.train(resume_from_checkpoint={path!r})",
     "deepspeed": "engine.load_checkpoint({path!r})",
-    "dcp": "torch.distributed.checkpoint.load(state, checkpoint_id={path!r}); holter.restore({path!r})",
+    "dcp": "torch.distributed.checkpoint.load(state, checkpoint_id={path!r}); holter.restore({path!r}) once the data are where the run was",
 }
 
 

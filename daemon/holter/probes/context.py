@@ -21,6 +21,7 @@ from holter.probes.steplog import StepLog
 from holter.records import Phase
 
 if TYPE_CHECKING:
+    from holter.probes.data import DataProbe
     from holter.probes.rewind import Rewind
     from holter.probes.snapshots import Snapshots
 
@@ -50,6 +51,8 @@ class Context:
     """By optimizer: gradients that it will apply and does not hold yet, by the names of their parameters (`zero`)."""
     partitioned: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
     """Optimizers of which each rank applies a part, whether it is finite or not (`zero`)."""
+    averages: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
+    """What the script has logged as an average of its weights."""
     shown: Shown = field(default_factory=Shown)
     """Gradients of this step that are known to be finite."""
     halts: Halts | None = None
@@ -60,6 +63,8 @@ class Context:
     """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
     rewind: "Rewind" = field(init=False)
     """How the step under way began."""
+    data: "DataProbe" = field(init=False)
+    """The loaders of this process."""
     snapshots: "Snapshots | None" = None
     """Copies of the training state in memory; None: the user wants none."""
     poisoned_step: int | None = None

@@ -10,7 +10,7 @@ told at the first backward pass after it; a loader that is never trained on, at 
 import functools
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -98,6 +98,18 @@ class DataProbe:
                 self._tell_beginning(last)
         self._before = [last.loader for last in fetched.values()]
         return [taken for taken in recent if taken.origin.loader.is_training]
+
+    def under_way(self, asked: Collection[int]) -> list[tuple[Any, list[int]]]:
+        """Loaders that feed the step, with the seeds of their living iterators; none asked yet: those whose pass goes on."""
+        passes = list(self._passes.items())
+        feeding = asked or {
+            known.loader.number for _, known in passes if known.loader.is_training and not known.is_over
+        }
+        return [
+            (loader, [getattr(iterator, "_base_seed", 0) for iterator, known in passes if known.loader is held])
+            for loader, held in list(self._loaders.items())
+            if held.number in feeding
+        ]
 
     def _around_iterator(self, original: Callable[..., Any]) -> Callable[..., Any]:
         begin, ask = self._context.guard.wrap(self._begin), self._context.guard.wrap(self._ask)

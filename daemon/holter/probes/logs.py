@@ -100,6 +100,8 @@ class LogProbe:
     def _numbers(self, name: str, value: Any) -> Numbers:
         meaning = meaning_of(name)
         if meaning == "ema" and (found := named_tensors(value)):
+            if hasattr(value, "state_dict"):
+                self._context.averages.add(value)
             yield from self._average.read(found)
             return
         if isinstance(value, Mapping):

@@ -86,7 +86,7 @@ class Monitor:
             self.context.snapshots = Snapshots(
                 self.context, lambda: self.optimizers, every=snapshot_every, max_bytes=snapshot_bytes
             )
-        self._data = DataProbe(self.context)
+        self._data = self.context.data = DataProbe(self.context)
         self._farewell = FarewellProbe(self.context)
         self._exits = ExitProbe(self.context, self._farewell)
         self._warnings = WarningProbe(self.context)

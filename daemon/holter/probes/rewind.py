@@ -105,6 +105,11 @@ class Rewind:
         self._publish()
         return True
 
+    @property
+    def fed_by(self) -> frozenset[int]:
+        """Numbers of the loaders that were asked in this step and that training reads."""
+        return frozenset(loader for loader in self._asked if loader in self._feeders)
+
     def known(self) -> Rewound | None:
         """How the step that is under way began; None: nothing was seen of it."""
         beginning = self._candidate() if self._forward is None else self._beginning

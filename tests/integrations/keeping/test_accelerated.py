@@ -1,5 +1,7 @@
 """What the keeper for accelerate writes, against what the Accelerator writes by itself when the same step has just begun."""
 
+import gc
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +13,11 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import ProjectConfiguration
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader
 
 from holter.errors import PartlySavedError
-from holter.integrations.keeping import accelerated
+from holter.integrations.keeping import accelerated, proof
 from holter.integrations.keeping.keeper import Task
 from holter.probes.generators import Generators
 from holter.probes.rewind import Rewound
@@ -25,9 +29,22 @@ EVERY = 3
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An Accelerator of this process, forgotten afterwards."""
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    # What other tests have let go of is no part of this script.
+    gc.collect()
     yield
     for state in (AcceleratorState, GradientState, PartialState):
         state._reset_state()
+
+
+def context(num_backwards: int) -> Any:
+    """What the keeper asks of it, of a script without loaders."""
+    return SimpleNamespace(
+        log=SimpleNamespace(micro_step=num_backwards),
+        rewind=SimpleNamespace(fed_by=frozenset()),
+        data=SimpleNamespace(under_way=lambda _asked: []),
+        averages=(),
+        models=(),
+    )
 
 
 class Job:
@@ -53,7 +70,7 @@ class Job:
                 self.optimizer.zero_grad()
 
     def keeper(self, num_backwards: int) -> Any:
-        found = accelerated.find(SimpleNamespace(log=SimpleNamespace(micro_step=num_backwards)), [self.inner])
+        found = accelerated.find(context(num_backwards), [self.inner])
         assert found is not None
         return found
 
@@ -96,8 +113,7 @@ def test_writes_what_save_state_writes_when_the_step_begins(micro_steps: int, wa
     job.micro_steps(micro_steps, is_last_held=is_held)
 
     keeper = job.keeper(micro_steps)
-    rescued = {} if is_held else {0: rewound(7)}
-    keeper.save(task(tmp_path / "halt", is_rescue=not is_held, rewinds=rescued))
+    keeper.save(task(tmp_path / "halt", is_rescue=not is_held, rewinds={0: rewound(7)}))
 
     kept = files(tmp_path / "halt" / "state")
     assert set(files(own)) == set(kept), "nor was the one that total_limit would have taken deleted"
@@ -131,7 +147,7 @@ def test_hooks_of_the_script_are_called(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.micro_steps(EVERY)
     job.accelerator.register_save_state_pre_hook(lambda _models, _weights, folder: (Path(folder) / "mine").touch())
-    job.keeper(0).save(task(tmp_path / "halt", is_rescue=False))
+    job.keeper(0).save(task(tmp_path / "halt", is_rescue=False, rewinds={0: rewound(7)}))
     assert (tmp_path / "halt" / "state" / "mine").exists()
 
 
@@ -139,4 +155,54 @@ def test_hooks_of_the_script_are_called(tmp_path: Path) -> None:
 def test_an_accelerator_of_other_optimizers_is_not_ours(tmp_path: Path) -> None:
     Job(tmp_path)
     other = torch.optim.SGD(nn.Linear(1, 1).parameters())
-    assert accelerated.find(SimpleNamespace(log=SimpleNamespace(micro_step=0)), [other]) is None
+    assert accelerated.find(context(0), [other]) is None
+
+
+class Stateful(DataLoader[Any]):
+    """What torchdata documents of its StatefulDataLoader."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"_num_yielded": 5}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("way", ["held", "rescue"])
+def test_the_position_of_a_stateful_loader_is_not_saved_and_that_is_said(way: str, tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    plain, stateful = job.accelerator.prepare(DataLoader(range(8)), DataLoader(range(8)))
+    stateful.base_dataloader = Stateful(range(8))
+    stateful.use_stateful_dataloader = True
+    next(iter(stateful))
+    job.micro_steps(EVERY)
+    job.accelerator.save_state()
+    position = "dl_state_dict_1.bin"
+    assert (tmp_path / "checkpoints" / "checkpoint_0" / position).exists()
+    with pytest.raises(PartlySavedError, match="data loader 1 is not saved"):
+        job.keeper(0).save(task(tmp_path / "halt", is_rescue=way == "rescue", rewinds={0: rewound(7)}))
+    written = files(tmp_path / "halt" / "state")
+    assert position not in written
+    assert {"model.safetensors", "optimizer.bin", "random_states_0.pkl"} <= set(written), "all else is there"
+    assert not plain.use_stateful_dataloader
+
+
+@pytest.mark.usefixtures("alone")
+def test_an_average_is_missed_unless_the_accelerator_was_told_of_it(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    average = AveragedModel(job.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    for _ in range(3):
+        job.micro_steps(EVERY)
+        average.update_parameters(job.model)
+    missing = proven(job, tmp_path / "halt")
+    assert ["average, an average: module.weight", "average, an average: module.bias"] == missing
+    job.accelerator.register_for_checkpointing(average)
+    assert not proven(job, tmp_path / "again")
+
+
+def proven(job: Job, directory: Path) -> list[str]:
+    """Save, read back; the names of what was not found."""
+    keeper, order = job.keeper(0), task(directory, is_rescue=False, rewinds={0: rewound(7)})
+    keeper.save(order)
+    proof.prove(order, keeper)
+    return [tensor["name"] for tensor in json.loads((directory / "parts" / "0.json").read_text())["missing"]]

@@ -4,9 +4,12 @@
 
 Held, all ranks call `save_state` itself, with the user's own hooks. In a rescue one rank calls it, alone, and then writes the random
 states of every rank from what their rewinds say. Neither names, counts nor deletes the user's own checkpoints.
+
+Random states are those that a loop needs which loads first and makes its iterator then (`seeding`).
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,8 +19,8 @@ from accelerate.state import PartialState
 from accelerate.utils import RNG_STATE_NAME
 from torch.distributed.tensor import DTensor
 
-from holter.errors import SaveError
-from holter.integrations.keeping import randomness
+from holter.errors import PartlySavedError, SaveError
+from holter.integrations.keeping import averages, randomness, seeding
 from holter.integrations.keeping.alone import REPLICATED, alone
 from holter.integrations.keeping.keeper import Task, shares, tensors_of
 from holter.probes.belongings import innermost
@@ -31,7 +34,7 @@ def find(context: "Context", optimizers: Sequence[torch.optim.Optimizer]) -> "Ac
     """The keeper of the Accelerator that prepared one of these optimizers."""
     for accelerator in living(Accelerator):
         if shares(getattr(accelerator, "_optimizers", ()), optimizers):
-            return AccelerateKeeper(accelerator, optimizers, context.log.micro_step)
+            return AccelerateKeeper(accelerator, optimizers, context)
     return None
 
 
@@ -40,10 +43,11 @@ class AccelerateKeeper:
 
     framework = "accelerate"
 
-    def __init__(self, accelerator: Any, optimizers: Sequence[torch.optim.Optimizer], num_backwards: int) -> None:
+    def __init__(self, accelerator: Any, optimizers: Sequence[torch.optim.Optimizer], context: "Context") -> None:
         self._accelerator = accelerator
         self._optimizers = optimizers
-        self._num_backwards = num_backwards
+        self._context = context
+        self._num_backwards = context.log.micro_step
         """Completed in the step that is undone."""
         self._has_written_shared = False
 
@@ -57,22 +61,48 @@ class AccelerateKeeper:
         accelerator.project_configuration.automatic_checkpoint_naming = False
         if not task.is_snapshot:
             self._rewind_counters(is_held=not task.is_rescue)
+        withheld = _withhold_positions(accelerator)
         with torch.no_grad():
             if task.is_rescue:
                 self._has_written_shared = True
                 with alone():
                     accelerator.save_state(output_dir=str(task.state))
-                _write_random_states(task)
             else:
                 self._has_written_shared = _is_writer(accelerator)
                 accelerator.save_state(output_dir=str(task.state))
+        self._write_random_states(task)
+        if withheld:
+            raise PartlySavedError(
+                f"the position of stateful data loader {', '.join(map(str, withheld))} is not saved, it is past the step "
+                "that was undone: skip the batches of the completed steps instead"
+            )
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What `save_state` wrote here. Optimizers that the Accelerator never got are among it: they must be missed."""
+        """What `save_state` wrote here. Optimizers and averages that the Accelerator never got are among it: they must be missed."""
         if self._has_written_shared:
             held = [innermost(each) for each in (*self._accelerator._optimizers, *self._optimizers)]  # noqa: SLF001
             unique = list({id(optimizer): optimizer for optimizer in held}.values())
             yield from tensors_of(self._accelerator._models, unique)  # noqa: SLF001
+            for average in averages.find(self._context, self._accelerator._models):  # noqa: SLF001
+                yield from average.tensors()
+
+    def _write_random_states(self, task: Task) -> None:
+        """Over what `save_state` wrote of this process; in a rescue, where it wrote as rank 0, the files of all ranks."""
+        own = _path(task, 0 if task.is_rescue else task.rank)
+        written = torch.load(own, weights_only=False)
+        ranks = range(task.world_size) if task.is_rescue else (task.rank,)
+        num_seeds = seeding.num_ahead(self._context, task.rewinds[task.rank])
+        if task.is_rescue:
+            own.unlink()
+        for rank in filter(task.rewinds.__contains__, ranks):
+            states = randomness.at_beginning(task.rewinds[rank])
+            kept = {"random_state": states.python, **seeding.as_loaded(states.torch, num_seeds)}
+            if states.numpy is not None:
+                kept["numpy_random_seed"] = states.numpy
+            if "torch_cuda_manual_seed" in written and states.cuda:
+                kept["torch_cuda_manual_seed"] = states.cuda
+            torch.save(written | kept, _path(task, rank))
+        randomness.check(task, ranks)
 
     def _rewind_counters(self, *, is_held: bool) -> None:
         """Take back what the micro-steps of the undone step counted: in `accumulate`, and in a scheduler called at each of them."""
@@ -94,6 +124,20 @@ def _uncount(scheduler: Any, calls: int) -> None:
         scheduler._step_count = counted - max(0, min(calls, counted - 1 - stepped))  # noqa: SLF001
 
 
+def _withhold_positions(accelerator: Any) -> list[int]:
+    """Have `save_state` leave out where stateful loaders are: none, which is noticed, is better than a wrong one. Numbers from 0."""
+    found = []
+    for number, loader in enumerate(accelerator._dataloaders):  # noqa: SLF001
+        if getattr(loader, "use_stateful_dataloader", False):
+            loader.use_stateful_dataloader = False
+            found.append(number)
+    return found
+
+
+def _path(task: Task, rank: int) -> Path:
+    return task.state / f"{RNG_STATE_NAME}_{rank}.pkl"
+
+
 def _is_writer(accelerator: Any) -> bool:
     state = PartialState()
     is_on_each_node = accelerator.project_configuration.save_on_each_node
@@ -109,19 +153,3 @@ def _check_replicated(accelerator: Any) -> None:
         for name, parameter in model.named_parameters():
             if isinstance(parameter, DTensor):
                 raise SaveError(f"{name} is sharded: no rank has all of it, and accelerate gathers it by a collective")
-
-
-def _write_random_states(task: Task) -> None:
-    """For every rank the file that `save_state` would have written there; it wrote one, as rank 0."""
-    path = task.state / f"{RNG_STATE_NAME}_0.pkl"
-    own = torch.load(path, weights_only=False)
-    path.unlink()
-    for rank, rewound in task.rewinds.items():
-        states = randomness.at_beginning(rewound)
-        kept = {"random_state": states.python, "torch_manual_seed": states.torch}
-        if states.numpy is not None:
-            kept["numpy_random_seed"] = states.numpy
-        if "torch_cuda_manual_seed" in own:
-            kept["torch_cuda_manual_seed"] = states.cuda
-        torch.save(own | kept, task.state / f"{RNG_STATE_NAME}_{rank}.pkl")
-    randomness.check(task, range(task.world_size))

@@ -10,6 +10,7 @@ without a word and leave what it does not find as it was initialised.
 """
 
 import contextlib
+import json
 import pickle
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,11 +30,10 @@ from torch.distributed.tensor import DTensor
 
 from holter import clock
 from holter.errors import PartlySavedError, SaveError
-from holter.integrations.keeping import aliases, named, random_states, randomness
+from holter.integrations.keeping import aliases, averages, named, others, random_states, randomness
 from holter.integrations.keeping.exchange import Exchange
 from holter.integrations.keeping.keeper import Task
 from holter.probes.context import Context
-from holter.probes.models import Model
 
 PATIENCE_S = 15.0
 """A plan is made in a fraction of a second: a saver that has given none by now gives none."""
@@ -42,7 +42,7 @@ INCOMPLETE = ".metadata.incomplete"
 
 def keep(context: Context, optimizers: Sequence[torch.optim.Optimizer]) -> "DistributedKeeper":
     """The keeper of a loop that no framework runs."""
-    return DistributedKeeper(list(context.models), optimizers)
+    return DistributedKeeper(context, optimizers)
 
 
 class DistributedKeeper:
@@ -50,10 +50,12 @@ class DistributedKeeper:
 
     framework = "dcp"
 
-    def __init__(self, models: Sequence[Model], optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def __init__(self, context: Context, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._context = context
         self._optimizers = list(optimizers)
         ours = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
-        self._models = [m for m in models if m.was_optimized or any(id(p) in ours for _, p in m.parameters)]
+        self._models = [m for m in context.models if m.was_optimized or any(id(p) in ours for _, p in m.parameters)]
+        self._averages: list[averages.Average] = []
         self._written: list[tuple[str, torch.Tensor]] = []
         self.is_sharded = False
         """Known once it is saved."""
@@ -69,20 +71,35 @@ class DistributedKeeper:
         task.state.mkdir(parents=True, exist_ok=True)
         with torch.no_grad(), _beside_training(is_rescue=task.is_rescue):
             ranks = random_states.write(task, named.own_buffers(self._models) if task.world_size > 1 else {})
+            trained = [inner for model in self._models if (inner := model.inner) is not None]
+            self._averages = averages.find(self._context, trained)
             if named.is_flat(self._models):
                 self._save_gathered(task)
             else:
                 self._save_parts(task)
         randomness.check(task, ranks)
+        if task.writes_shared and (lost := self._lost(task)):
+            raise PartlySavedError(f"averages of the weights are not saved as of this step: {', '.join(lost)}")
+
+    def _lost(self, task: Task) -> list[str]:
+        """Averages that FSDP1 would have to gather, or that no snapshot has put back with the weights."""
+        copied = [model.inner for model in self._context.models.all()] if task.is_snapshot else []
+        is_lost = task.is_snapshot or named.is_flat(self._models)
+        return [each.name for each in self._averages if is_lost and not any(each.holder is held for held in copied)]
 
     def _save_parts(self, task: Task) -> None:
-        state = {**named.state_of(self._models, self._optimizers), "step": task.completed}
+        found = others.find(self._optimizers, [each for each in self._averages if each.name not in self._lost(task)])
+        state = {**named.state_of(self._models, self._optimizers, found), "step": task.completed}
         savers = task.savers or tuple(range(task.world_size))
         self.is_sharded = any(_is_shard(tensor) for _, tensor in named.tensors(state))
         if not self.is_sharded:
             if task.rank != savers[0]:
                 return
             savers = savers[:1]
+        if task.rank == savers[0]:
+            (task.state / others.NAMES).write_text(
+                json.dumps(others.described(self._optimizers, found), indent=2) + "\n"
+            )
         exchange = Exchange(task.directory, task.rank, clock.monotonic_s() + task.deadline_s)
         try:
             missing = self._write(task, state, exchange, savers)

@@ -20,7 +20,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
 from holter.errors import SaveError
-from holter.integrations.keeping import randomness
+from holter.integrations.keeping import averages, randomness
 from holter.integrations.keeping.alone import REPLICATED, alone
 from holter.integrations.keeping.keeper import Task, shares, tensors_of
 from holter.probes.belongings import innermost
@@ -35,7 +35,7 @@ def find(context: "Context", optimizers: Sequence[torch.optim.Optimizer]) -> "Tr
     """The keeper of the Trainer that trains with one of these optimizers."""
     for trainer in living(Trainer):
         if shares([trainer.optimizer], optimizers):
-            return TrainerKeeper(trainer, context.log.micro_step)
+            return TrainerKeeper(trainer, context)
     return None
 
 
@@ -44,9 +44,10 @@ class TrainerKeeper:
 
     framework = "hf_trainer"
 
-    def __init__(self, trainer: Any, num_backwards: int) -> None:
+    def __init__(self, trainer: Any, context: "Context") -> None:
         self._trainer = trainer
-        self._num_backwards = num_backwards
+        self._context = context
+        self._num_backwards = context.log.micro_step
         """Completed in the step that is undone."""
         self._has_written_shared = False
 
@@ -64,9 +65,11 @@ class TrainerKeeper:
                 self._save(task)
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the Trainer wrote here."""
+        """What the Trainer wrote here, and averages of a callback, which it knows nothing of: they must be missed."""
         if self._has_written_shared:
             yield from tensors_of([self._trainer.model], [innermost(self._trainer.optimizer)])
+            for average in averages.find(self._context, [self._trainer.model]):
+                yield from average.tensors()
 
     def _check_replicated(self) -> None:
         kind = self._trainer.accelerator.distributed_type

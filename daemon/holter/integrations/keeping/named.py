@@ -1,18 +1,21 @@
 """A loop's training state by name, as `get_state_dict` of torch.distributed.checkpoint gives it, read without disturbing anybody.
 
-    {"model": {fqn: tensor}, "optim": {"state": {fqn: {…}}, "param_groups": [{…, "params": [fqn, …]}]}, "scheduler": …, "scaler": …}
+    {"model": {fqn: tensor}, "optim": {"state": {fqn: {…}}, "param_groups": [{…, "params": [fqn, …]}]}, "scheduler": …, "scaler": …, "ema": …}
+
+The first model's tensors are called as it calls them, those of others begin with their variable.
 
 `get_state_dict` itself may not be called while main threads are blocked: of FSDP2 it reshards the parameters that the forward pass is
 using, of FSDP1 it gathers. Here a sharded parameter is taken from where FSDP2 keeps it while modules hold the gathered one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from holter.errors import SaveError
+from holter.integrations.keeping.others import Other
 from holter.probes import belongings
 from holter.probes.models import Model
 
@@ -20,20 +23,20 @@ WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """Parts of a name that a wrapper inside a model adds, and that checkpoints leave out."""
 
 
-def state_of(models: Sequence[Model], optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, Any]:
+def state_of(
+    models: Sequence[Model], optimizers: Sequence[torch.optim.Optimizer], others: Iterable[Other]
+) -> dict[str, Any]:
     """Everything but random states and counters."""
     weights: dict[str, Any] = {}
     names: dict[int, str] = {}
-    for model in models:
-        for name, value, key in _entries(model):
-            weights[name] = value
-            # A tied weight is known to its optimizer by its first name.
-            names.setdefault(key, name)
+    for name, value in _entries(models):
+        weights[name] = value
+        # A tied weight is known to its optimizer by its first name.
+        names.setdefault(id(value), name)
     state = {"model": weights, "optim": _optim(optimizers, names)}
-    for number, scheduler in enumerate(belongings.schedulers(optimizers)):
-        state["scheduler" if number == 0 else f"scheduler_{number + 1}"] = scheduler.state_dict()
-    for scaler in belongings.scalers():
-        state["scaler"] = scaler.state_dict()
+    for each in others:
+        is_module = isinstance(each.holder, torch.nn.Module)
+        state[each.key] = _held(each.holder) if is_module else each.holder.state_dict()
     return state
 
 
@@ -60,33 +63,40 @@ def own_buffers(models: Sequence[Model]) -> dict[str, torch.Tensor]:
     loose = [model for model in models if model.ddp is None or not model.ddp.broadcast_buffers]
     return {
         name: value.detach().cpu()
-        for model in loose
-        for name, value, _ in _entries(model)
+        for name, value in _entries(models, loose)
         if isinstance(value, torch.Tensor)
         and not isinstance(value, torch.nn.Parameter)
         and not hasattr(value, "placements")
     }
 
 
-def _entries(model: Model) -> Iterator[tuple[str, Any, int]]:
-    """Name, what a state_dict has there, and the id of the parameter as the optimizer knows it."""
-    inner = model.inner
-    if inner is None:
-        raise SaveError("the script has let go of its model")
-    sharded = belongings.sharded(inner)
-    held: dict[str, Any] = {}
+def _entries(models: Sequence[Model], wanted: Sequence[Model] | None = None) -> Iterator[tuple[str, Any]]:
+    """Names, and what a state_dict has there; `models` are all that are kept."""
+    for number, model in enumerate(models):
+        if wanted is not None and model not in wanted:
+            continue
+        if (inner := model.inner) is None:
+            raise SaveError("the script has let go of its model")
+        # It may have been found after a model that is not kept, and have got a name of its own for that.
+        prefix = model.prefix if number else ""
+        for name, value in _held(inner).items():
+            yield prefix + plain(name), value
+
+
+def _held(module: torch.nn.Module) -> dict[str, Any]:
+    """What its state_dict has, a sharded parameter as the optimizer knows it."""
+    sharded = belongings.sharded(module)
     if not sharded:
-        held = dict(inner.state_dict(keep_vars=True))
-    else:
-        for path, module in inner.named_modules(remove_duplicate=False):
-            prefix = f"{path}." if path else ""
-            # The part of state_dict() below FSDP2's hook, which would reshard.
-            module._save_to_state_dict(held, prefix, keep_vars=True)  # noqa: SLF001
-            for name in list(module._parameters):  # noqa: SLF001
-                if (id(module), name) in sharded:
-                    held[prefix + name] = sharded[id(module), name]
-    for name, value in held.items():
-        yield model.prefix + plain(name), value, id(value)
+        return dict(module.state_dict(keep_vars=True))
+    held: dict[str, Any] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        # The part of state_dict() below FSDP2's hook, which would reshard.
+        part._save_to_state_dict(held, prefix, keep_vars=True)  # noqa: SLF001
+        for name in list(part._parameters):  # noqa: SLF001
+            if (id(part), name) in sharded:
+                held[prefix + name] = sharded[id(part), name]
+    return held
 
 
 def plain(name: str) -> str:

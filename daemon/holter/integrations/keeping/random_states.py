@@ -16,7 +16,7 @@ import torch
 from holter.errors import SaveError, VaultError
 from holter.halting import manifest
 from holter.integrations import place
-from holter.integrations.keeping import named, randomness
+from holter.integrations.keeping import named, randomness, seeding
 from holter.integrations.keeping.keeper import STATE, Task
 from holter.probes.models import Model
 
@@ -59,7 +59,7 @@ def restore(directory: str | Path, model: torch.nn.Module | None = None) -> int:
         import numpy as np  # noqa: PLC0415  kept where the run had it
 
         np.random.set_state(kept["numpy_random_seed"])  # noqa: NPY002  the global generator is what was kept
-    torch.set_rng_state(kept["torch_manual_seed"])
+    torch.set_rng_state(kept.get(seeding.AT_STEP, kept["torch_manual_seed"]))
     if kept.get("torch_cuda_manual_seed"):
         torch.cuda.set_rng_state_all(kept["torch_cuda_manual_seed"])
     try:
