@@ -114,7 +114,7 @@ class Rank:
         """What the rank says next: state, halt, step."""
         observation = msgspec.msgpack.decode(self.sidecar.recv(1 << 20), type=Observation)
         assert isinstance(observation.body, Halting)
-        self.why = observation.body.why
+        self.why, self.is_torn = observation.body.why, observation.body.is_torn
         return observation.body.state, observation.body.halt, observation.step
 
     def states(self, num: int) -> list[str]:
@@ -210,6 +210,15 @@ def test_bad_numbers_are_held_once_and_the_coordinator_may_let_them_pass(ranks):
     rank.hold(7)
     assert rank.wait() == "on", "another optimizer of the same step"
     assert rank.is_silent()
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_one_that_stands_says_whether_its_weights_are_partly_new(ranks, is_torn):
+    rank = ranks(1)[0]
+    rank.hands.is_torn = is_torn
+    rank.hold(7)
+    assert ("held", 0, 7) == rank.hear()
+    assert is_torn == rank.is_torn
 
 
 def test_nobody_decides_and_training_goes_on(ranks):

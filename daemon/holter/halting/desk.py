@@ -55,7 +55,7 @@ class Position(NamedTuple):
     step: int
     """Completed optimizer steps."""
     is_torn: bool
-    """Inside an optimizer's step: weights are partly new."""
+    """Inside an optimizer's step, or between two of one round: weights are partly new."""
 
 
 class Hands(Protocol):
@@ -467,8 +467,7 @@ class Desk:
             why = self._main.why
         elif state in ("terminated", "asking"):
             why = self._signal
-        is_torn = position.is_torn and not self._rank.is_standing
-        said = Halting(state=state, halt=halt, why=why, is_torn=is_torn)
+        said = Halting(state=state, halt=halt, why=why, is_torn=position.is_torn)
         observation = Observation(rank=self._settings.rank, step=position.step, at_ns=clock.wall_ns(), body=said)
         # A sidecar that is gone, or has stopped reading, is missed elsewhere.
         with contextlib.suppress(OSError):

@@ -99,8 +99,9 @@ class RankHands:
         from holter.integrations.keeping import proof  # noqa: PLC0415
 
         monitor, here = self._monitor, self._here
-        if not is_main_thread and monitor.context.is_torn() and order.snapshot < 0:
-            raise SaveError("the rank is inside an optimizer's step: its weights are partly new")
+        if monitor.context.is_torn() and order.snapshot < 0:
+            where = "between two optimizers of one step" if is_main_thread else "inside an optimizer's step"
+            raise SaveError(f"the rank is {where}: its weights are partly new")
         if is_main_thread:
             # What we call now is not the script's doing, and the process ends afterwards.
             monitor.context.guard.is_on = False

@@ -6,7 +6,8 @@ Optimizers that step with no backward pass between them make one step together. 
 last one have stepped, and at the latest when the next backward pass begins. An optimizer inside another's step is the other's matter.
 
 Before the first optimizer of a step nothing of it is applied: here the rank may be held (`holding`), for as long as it takes to decide
-what becomes of the step.
+what becomes of the step. Before a later one it is held for numbers that are not finite alone, and says that it is torn: whether an
+optimizer's gradients are still clipped, zeroed or computed before its own step cannot be known earlier.
 
 torch calls no hook where `step()` raises: such a step is over when no call of it is running any more. Tried again it is the same step.
 """
