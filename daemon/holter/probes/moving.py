@@ -2,7 +2,7 @@
 
     forward k begins     copy what may have moved since the last copy
     forward k … k        moves them
-    restore              puts the copies back, in place
+    restore              puts the copies back, in place; where nothing was copied for this step, refuses unless nothing has moved
 
 A small buffer is copied at every step: what native code writes, as batch normalisation does, torch does not count as a change. So are
 running statistics of any size. Another large one, a mask or a table of positions, is copied once, and again only if torch counted a
@@ -83,7 +83,19 @@ class _Kept:
         standing = self._standing()
         if standing is None or self.copy is None or self.is_fresh or not self._is_as_seen(standing, local(standing)):
             return False
-        return fingerprint_of(self.copy) != fingerprint_of(local(standing))
+        return self.has_moved()
+
+    def has_moved(self) -> bool:
+        """Whether it is not what was copied, or may not be."""
+        found = self.now()
+        if self.copy is None or found is None:
+            return self.may_have_moved()
+        return not _fits(self.copy, found) or fingerprint_of(self.copy) != fingerprint_of(found)
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Which buffer of which module."""
+        return id(self.module()), self.name
 
     def _is_as_seen(self, standing: torch.Tensor, found: torch.Tensor) -> bool:
         is_same = self.seen is not None and self.seen() is standing
@@ -107,11 +119,15 @@ class MovingBuffers:
         """0: memory was short once."""
         context.models.on_forget.append(self._forget)
 
-    def keep(self) -> None:
-        """A step's first forward pass begins."""
-        self._has_kept = is_plain_moment()
-        if not self._has_kept:
-            return
+    def begin(self) -> None:
+        """Another step begins: what was kept is not of it."""
+        self._has_kept = False
+
+    def keep(self) -> bool:
+        """A step's first forward pass begins, or may begin next; False: nothing can be copied at this moment."""
+        if not is_plain_moment():
+            return False
+        self._has_kept = True
         models = self._context.models.all()
         state = self._context.models.generation, len(models)
         if state != self._state:
@@ -124,6 +140,7 @@ class MovingBuffers:
             for entry in self._kept:
                 entry.copy = None
             raise
+        return True
 
     def _copy(self) -> None:
         fresh: list[tuple[_Kept, torch.Tensor]] = []
@@ -169,6 +186,7 @@ class MovingBuffers:
         Raises RewindError, with nothing put back, if one that has no copy, or an old one, may have changed.
         """
         if not self._has_kept:
+            self._check_resting()
             return
         for entry in self._kept:
             if entry.copy is None and entry.may_have_moved():
@@ -185,6 +203,20 @@ class MovingBuffers:
                     found.copy_(entry.copy)
                 elif (module := entry.module()) is not None:
                     module._buffers[entry.name] = entry.copy.clone()  # noqa: SLF001
+
+    def check_whole(self) -> None:
+        """Raises RewindError if there is a buffer that was not looked at."""
+        looked_at = {entry.key for entry in self._kept}
+        for entry in self._find():
+            if entry.key not in looked_at:
+                raise RewindError(f"it is not known what the buffer {entry.path} was when the step began")
+
+    def _check_resting(self) -> None:
+        """Nothing was copied for this step. What is still as it was copied for an earlier one needs no putting back."""
+        self.check_whole()
+        for entry in self._kept:
+            if entry.has_moved():
+                raise RewindError(f"it is not known what the buffer {entry.path} was when the step began, and it moves")
 
     def _find(self) -> Iterator[_Kept]:
         seen: set[tuple[int, str]] = set()

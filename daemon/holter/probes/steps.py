@@ -153,7 +153,7 @@ class StepProbe:
             self._is_applying = self._is_straggler = False
             self._context.enter(self._interrupted)
         if self._stepped and not self._depth:
-            self._close()
+            self._close(is_late=True)
 
     def _before(self, optimizer: torch.optim.Optimizer, *, has_closure: bool = False) -> None:
         context = self._context
@@ -327,7 +327,7 @@ class StepProbe:
         """Whose models are compared: those of the last round if this optimizer was in it, else its own alone."""
         return [other for other in self.optimizers if other in self._last] if optimizer in self._last else [optimizer]
 
-    def _close(self) -> None:
+    def _close(self, *, is_late: bool = False) -> None:
         context = self._context
         log = context.log
         if self._comparison.is_due() and self._stepped:
@@ -350,7 +350,7 @@ class StepProbe:
         self._is_questioned = self._is_straggler = False
         context.inputs = context.held_inputs = None
         context.shown.clear()
-        context.rewind.step_closed(log.step)
+        context.rewind.step_closed(log.step, is_late=is_late)
         context.readings.poll()
         self._tell_ready()
         self._heed_sidecar()
