@@ -198,6 +198,22 @@ def test_a_step_already_reached_is_not_promised(ranks):
     assert rank.wait() == "on"
 
 
+def test_rounds_that_a_scaler_skips_count_towards_the_step_that_was_agreed(ranks):
+    (rank,) = ranks()
+    rank.say(order("prepare"))
+    assert rank.hear() == ("willing", 1, 5)
+    assert rank.desk.is_due(5 + 2)
+    rank.reach(rank.desk.hold, 5, "agreed", 1)
+    assert rank.wait() == "on", "that is another round"
+    rank.reach(rank.desk.hold, 5, "agreed", 2)
+    assert (rank.hear(), rank.why) == (("held", 0, 5), "agreed")
+    rank.say(order("abort"))
+    rank.say(order("commit", halt=2, step=5))
+    assert rank.states(2) == ["saving", "saved"]
+    rank.say(order("leave", halt=2, step=5))
+    assert rank.wait() == 93
+
+
 def test_bad_numbers_are_held_once_and_the_coordinator_may_let_them_pass(ranks):
     (rank,) = ranks()
     assert rank.desk.is_wanted()

@@ -21,6 +21,7 @@ class Desk:
         self.due: float = float("inf")
         self.asked: list[int] = []
         self.held: list[tuple[int, str, bool]] = []
+        self.rounds: list[int] = []
         self.refusals: list[str] = []
         self._worn = worn
 
@@ -31,7 +32,8 @@ class Desk:
         self.asked.append(step)
         return step >= self.due
 
-    def hold(self, step: int, why: str) -> None:
+    def hold(self, step: int, why: str, num_skipped: int = 0) -> None:
+        self.rounds.append(step + num_skipped)
         self.held.append((step, why, self._worn.monitor.context.is_torn()))
         if self.held[-1][2]:
             order = Order(halt=1, kind="commit", step=step, directory="/nowhere", savers=(0,))
@@ -93,3 +95,37 @@ def test_of_two_optimizers_one_whose_numbers_are_thrown_away_holds_nobody(worn, 
         of_actor.step()
         of_critic.zero_grad()
     assert [] == desk.held
+
+
+@pytest.mark.parametrize("due", [5, 7])
+def test_where_a_scaler_skips_every_step_an_agreed_halt_is_reached_all_the_same(worn, desk, due):
+    model, scaler = nn.Linear(4, 1), torch.amp.GradScaler("cpu", init_scale=4.0)
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for turn in range(10):
+        scaler.scale(model(torch.ones(8, 4)).sum() * (1.0 if turn < 3 else torch.inf)).backward()
+        if turn == 3:
+            desk.due = due
+        if desk.rounds:
+            break
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert (3, "agreed", False) == desk.held[0]
+    assert due == desk.rounds[0]
+    assert due + 1 == turn, "once, before the round is skipped"
+
+
+def test_a_scaler_that_skips_now_and_then_puts_nothing_off(worn, desk):
+    model, scaler = nn.Linear(4, 1), torch.amp.GradScaler("cpu", init_scale=4.0)
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    desk.due = 4
+    for turn in range(6):
+        scaler.scale(model(torch.ones(8, 4)).sum() * (torch.inf if turn == 1 else 1.0)).backward()
+        if desk.rounds:
+            break
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert ((4, "agreed", False), 4, 6) == (desk.held[0], desk.rounds[0], turn + 1)

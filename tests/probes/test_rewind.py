@@ -150,3 +150,45 @@ def test_where_nothing_was_copied_and_nothing_has_moved_nothing_is_missing(worn)
     with FlopCounterMode(display=False):
         training.compute(torch.ones(8, 4))
     training.restore()
+
+
+@pytest.mark.parametrize("num_micro", [1, 2])
+def test_after_a_step_that_a_scaler_skipped_what_follows_is_undone_and_no_more(worn, num_micro):
+    training, scaler = Training(worn, net()), torch.amp.GradScaler("cpu", init_scale=4.0)
+    worn.monitor.add_model(training.model)
+    batches, log = iter(training.loader), worn.monitor.context.log
+    for turn in range(6):
+        before = training.state()
+        for _ in range(num_micro):
+            inputs = next(batches) + torch.rand(1)
+            loss = training.called(inputs).sum() * (torch.inf if turn in (3, 4) else 1.0)
+            scaler.scale(loss).backward()
+        if turn == 5:
+            break
+        scaler.step(training.optimizer)
+        scaler.update()
+        training.optimizer.zero_grad()
+    assert (3, num_micro, 2) == (log.step, log.num_backwards, log.now.num_skipped)
+    training.restore()
+    assert all(map(torch.equal, before, training.state()))
+
+
+def test_of_two_optimizers_a_scaler_may_skip_one(worn):
+    training, scaler = Training(worn, net()), torch.amp.GradScaler("cpu", init_scale=4.0)
+    worn.monitor.add_model(training.model)
+    one, other = (torch.optim.SGD(training.model[at].parameters(), lr=0.01) for at in (0, 3))
+    for turn in range(5):
+        inputs = torch.randn(8, 4)
+        before = training.state()
+        scaler.scale(training.called(inputs).sum()).backward()
+        if turn == 3:
+            training.model[3].weight.grad.fill_(torch.inf)
+        if turn == 4:
+            break
+        for optimizer in (one, other):
+            scaler.step(optimizer)
+            optimizer.zero_grad()
+        scaler.update()
+    assert (4, 1) == (worn.monitor.context.log.step, worn.monitor.context.log.num_backwards)
+    training.restore()
+    assert all(map(torch.equal, before, training.state()))

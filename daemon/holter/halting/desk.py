@@ -179,7 +179,7 @@ class Desk:
         self._asked = step
         return step >= self._due
 
-    def hold(self, step: int, why: str) -> None:
+    def hold(self, step: int, why: str, num_skipped: int = 0) -> None:
         """Stand before this step until it is decided; returns to train on, or leaves with SystemExit(93)."""
         with self._changed:
             if self._rank.stand is Stand.LEAVING:
@@ -187,7 +187,7 @@ class Desk:
                 self._means.leaving.leave(tells_agent=False)
             is_agreed = why == "agreed" and self._rank.stand not in _KEEPING
             self._main = _Standing(why=why)
-            self._happen(table.Reached(step, is_agreed))
+            self._happen(table.Reached(step, is_agreed, num_skipped))
         try:
             self._stand(step)
         except SystemExit:

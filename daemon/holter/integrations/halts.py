@@ -156,7 +156,8 @@ def _rewinds(order: Order, here: Place, own: "Rewound", *, patience_s: float) ->
     while True:
         for rank in set(range(here.world_size)) - set(found):
             rewound = _read(_path(Path(order.directory), rank), own.step)
-            if rewound is not None:
+            # Of a round that a loss scaler skipped for others only: it is not what they go back to.
+            if rewound is not None and rewound.num_skipped == own.num_skipped:
                 found[rank] = rewound
         if len(found) == here.world_size or clock.monotonic_s() >= until_s:
             return found

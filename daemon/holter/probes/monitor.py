@@ -71,6 +71,7 @@ class Monitor:
             on_begin=self._on_backward,
             on_gradients=self._on_gradients,
             on_end=self._on_backward_end,
+            on_round=self._on_round,
         )
         self._calls = CallProbe(
             self.context,
@@ -198,6 +199,9 @@ class Monitor:
         self._inspection.end()
         if self._comparison.is_due():
             self._comparison.reduced_gradients()
+
+    def _on_round(self) -> None:
+        self._steps.end_round()
 
     def _on_gradients(self) -> None:
         self._gradients.read_local()

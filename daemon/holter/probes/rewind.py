@@ -31,6 +31,8 @@ class Rewound(RandomStates, frozen=True):
 
     step: int
     forward: RandomStates | None
+    num_skipped: int = 0
+    """Rounds of this step that a loss scaler had skipped by then."""
 
     @property
     def at_forward(self) -> RandomStates:
@@ -75,6 +77,13 @@ class Rewind:
         if step == self._step and self._forward is not None:
             # Its forward pass has begun already.
             return
+        self._begin(step, is_late=is_late)
+
+    def begin_anew(self) -> None:
+        """A loss scaler has skipped the step: what comes next is its beginning."""
+        self._begin(self._step)
+
+    def _begin(self, step: int, *, is_late: bool = False) -> None:
         self._step, self._forward = step, None
         self._asked, self._ended, self._feeders, self._last_asked = {}, set(), set(), -1
         self._beginning = None if is_late else self._generators.take()
@@ -84,7 +93,7 @@ class Rewind:
         self._publish()
 
     def _keep_if_blind(self) -> None:
-        if self._is_blind and not self._log.micro_step:
+        if self._is_blind and not self._log.num_backwards:
             self.buffers.keep()
 
     def asking(self, loader: int, *, is_beginning: bool, is_training: bool) -> None:
@@ -128,7 +137,10 @@ class Rewind:
         beginning = self._candidate() if self._forward is None else self._beginning
         if beginning is None:
             return None
-        return Rewound(**msgspec.structs.asdict(beginning), step=self._step, forward=self._forward)
+        num_skipped = self._log.now.num_skipped if self._step == self._log.step else 0
+        return Rewound(
+            **msgspec.structs.asdict(beginning), step=self._step, forward=self._forward, num_skipped=num_skipped
+        )
 
     def _candidate(self) -> RandomStates | None:
         return next((asked for loader, asked in self._asked.items() if loader in self._feeders), self._beginning)

@@ -31,7 +31,7 @@ def find(context: "Context", optimizers: Sequence[torch.optim.Optimizer]) -> "Ac
     """The keeper of the Accelerator that prepared one of these optimizers."""
     for accelerator in living(Accelerator):
         if shares(getattr(accelerator, "_optimizers", ()), optimizers):
-            return AccelerateKeeper(accelerator, optimizers, context.log.micro_step)
+            return AccelerateKeeper(accelerator, optimizers, context.log.num_backwards)
     return None
 
 

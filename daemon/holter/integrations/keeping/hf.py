@@ -35,7 +35,7 @@ def find(context: "Context", optimizers: Sequence[torch.optim.Optimizer]) -> "Tr
     """The keeper of the Trainer that trains with one of these optimizers."""
     for trainer in living(Trainer):
         if shares([trainer.optimizer], optimizers):
-            return TrainerKeeper(trainer, context.log.micro_step)
+            return TrainerKeeper(trainer, context.log.num_backwards)
     return None
 
 
