@@ -37,13 +37,14 @@ class Hands:
 
     step: int = 5
     is_torn: bool = False
+    poisoned_step: int | None = None
     failure: str = ""
     may_end: threading.Event = field(default_factory=threading.Event)
     begun: threading.Event = field(default_factory=threading.Event)
     saved: list[tuple[Order, bool, str]] = field(default_factory=list)
 
     def position(self) -> Position:
-        return Position(self.step, self.is_torn)
+        return Position(self.step, self.is_torn, self.poisoned_step)
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
         self.saved.append((order, is_main_thread, threading.current_thread().name))
@@ -115,6 +116,7 @@ class Rank:
         observation = msgspec.msgpack.decode(self.sidecar.recv(1 << 20), type=Observation)
         assert isinstance(observation.body, Halting)
         self.why, self.is_torn = observation.body.why, observation.body.is_torn
+        self.poisoned_step = observation.body.poisoned_step
         return observation.body.state, observation.body.halt, observation.step
 
     def states(self, num: int) -> list[str]:
@@ -231,10 +233,10 @@ def test_bad_numbers_are_held_once_and_the_coordinator_may_let_them_pass(ranks):
 @pytest.mark.parametrize("is_torn", [False, True])
 def test_one_that_stands_says_whether_its_weights_are_partly_new(ranks, is_torn):
     rank = ranks(1)[0]
-    rank.hands.is_torn = is_torn
+    rank.hands.is_torn, rank.hands.poisoned_step = is_torn, 5 if is_torn else None
     rank.hold(7)
     assert ("held", 0, 7) == rank.hear()
-    assert is_torn == rank.is_torn
+    assert (is_torn, rank.hands.poisoned_step) == (rank.is_torn, rank.poisoned_step)
 
 
 def test_nobody_decides_and_training_goes_on(ranks):

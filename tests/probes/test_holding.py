@@ -129,3 +129,16 @@ def test_a_scaler_that_skips_now_and_then_puts_nothing_off(worn, desk):
         scaler.update()
         optimizer.zero_grad()
     assert ((4, "agreed", False), 4, 6) == (desk.held[0], desk.rounds[0], turn + 1)
+
+
+def test_a_step_that_went_on_not_finite_is_known_from_then_on(worn, desk):
+    model = nn.Linear(4, 1)
+    worn.monitor.add_model(model)
+    optimizer, hands = torch.optim.SGD(model.parameters(), lr=0.01), RankHands(worn.monitor, HERE)
+    for turn in range(2):
+        assert hands.position().poisoned_step is None
+        (model(torch.ones(8, 4)).sum() * (torch.nan if turn else 1.0)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [(1, "nonfinite", False)] == desk.held
+    assert 1 == hands.position().poisoned_step

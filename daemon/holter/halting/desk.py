@@ -56,6 +56,8 @@ class Position(NamedTuple):
     """Completed optimizer steps."""
     is_torn: bool
     """Inside an optimizer's step, or between two of one round: weights are partly new."""
+    poisoned_step: int | None = None
+    """The first that was applied although it was not finite."""
 
 
 class Hands(Protocol):
@@ -467,7 +469,7 @@ class Desk:
             why = self._main.why
         elif state in ("terminated", "asking"):
             why = self._signal
-        said = Halting(state=state, halt=halt, why=why, is_torn=position.is_torn)
+        said = Halting(state=state, halt=halt, why=why, is_torn=position.is_torn, poisoned_step=position.poisoned_step)
         observation = Observation(rank=self._settings.rank, step=position.step, at_ns=clock.wall_ns(), body=said)
         # A sidecar that is gone, or has stopped reading, is missed elsewhere.
         with contextlib.suppress(OSError):

@@ -91,7 +91,7 @@ class RankHands:
     def position(self) -> Position:
         """As far as the hooks tell."""
         context = self._monitor.context
-        return Position(context.log.step, context.is_torn())
+        return Position(context.log.step, context.is_torn(), context.poisoned_step)
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
         """See `halting.desk.Hands`."""

@@ -57,6 +57,8 @@ class Halting(msgspec.Struct, frozen=True, tag="halting", kw_only=True):
     why: str = ""
     is_torn: bool = False
     """The main thread is inside an optimizer's step, or stands between two of one round: weights are partly new."""
+    poisoned_step: int | None = None
+    """The first step that was applied although it was not finite, as a device answered too late or nobody held it; None: none is known."""
 
 
 class Kept(msgspec.Struct, frozen=True, tag="kept", kw_only=True):
