@@ -53,7 +53,7 @@ class Job:
                 self.optimizer.zero_grad()
 
     def keeper(self, num_backwards: int) -> Any:
-        found = accelerated.find(SimpleNamespace(log=SimpleNamespace(micro_step=num_backwards)), [self.inner])
+        found = accelerated.find(SimpleNamespace(log=SimpleNamespace(num_backwards=num_backwards)), [self.inner])
         assert found is not None
         return found
 
