@@ -48,12 +48,14 @@ class Scene:
     def place(self, rank: int, **where: Any) -> None:
         self.ranks[rank] = replace(self.ranks[rank], **where)
 
-    def say(self, state: RankState, *ranks: int, halt: int = 0, step: int = 30, why: str = "") -> None:
+    def say(
+        self, state: RankState, *ranks: int, halt: int = 0, step: int = 30, why: str = "", poisoned: int | None = None
+    ) -> None:
         """By these ranks, or by both."""
         for rank in ranks or self.ranks:
             if state in ("held", "dying", "terminated"):
                 self.place(rank, state=state, step=step)
-            body = Halting(state=state, halt=halt, why=why)
+            body = Halting(state=state, halt=halt, why=why, poisoned_step=poisoned)
             self.halts.hear(Observation(rank=rank, step=step, at_ns=self.now_ns, body=body), self.now_ns)
 
     def look(self, after_s: float = 0.0) -> list[Act]:
@@ -541,3 +543,14 @@ def test_ranks_that_a_scheduler_ends_all_at_once_are_let_go_at_once(scene: Scene
     for rank in (0, 1):
         scene.place(rank, state="terminated")
     assert {(0,), (1,)} == {ranks for _, ranks in told(scene.look())}
+
+
+@pytest.mark.parametrize(("poisoned", "kept"), [(None, 30), (28, 27), (29, 29)])
+def test_ranks_that_learned_of_bad_numbers_too_late_go_back_to_before_them(
+    scene: Scene, poisoned: int | None, kept: int
+) -> None:
+    scene.suspicion = Wish(cause="nonfinite_backward", reason="r")
+    for rank in scene.ranks:
+        scene.place(rank, snapshots=(27, 29))
+    scene.say("held", why="nonfinite", poisoned=poisoned)
+    assert [Open(kept)] == scene.look()

@@ -9,7 +9,7 @@ from holter.coordinator.saves import SaveBook, reported_until
 from holter.detectors.window import StepView
 from holter.halting import watched
 from holter.halting.verdicts import Sight
-from holter.records import Attached, Finding, Healthy, Kept, Observation
+from holter.records import Attached, Finding, Halting, Healthy, Kept, Observation
 
 NOTHING: tuple = ()
 
@@ -143,3 +143,20 @@ def test_steps_are_seen_up_to_the_first_that_somebody_owes():
     assert 0 == reported_until(())
     assert 8 == reported_until((view(6), view(7)))
     assert 6 == reported_until((view(6, 1), view(7)))
+
+
+def test_what_a_rank_learned_too_late_to_hold_is_in_what_was_saved_since(desk):
+    desk.save("before", 28)
+    desk.save("after", 29)
+    desk.book.hear(Observation(rank=1, step=31, at_ns=0, body=Halting(state="held", why="nonfinite")))
+    assert "healthy" == desk.book.verdict_of(31).verdict, "held in time"
+    for step in (29, 28):
+        body = Halting(state="held", why="nonfinite", poisoned_step=step)
+        desk.book.hear(Observation(rank=1, step=31, at_ns=0, body=body))
+    assert ["healthy", "poisoned"] == [desk.book.verdict_of(step).verdict for step in (28, 29)]
+    assert "at step 28" in desk.book.verdict_of(31).why
+    desk.book.judge(NOTHING, NOTHING, seen())
+    assert {"before": (28, "healthy"), "after": (29, "poisoned")} == desk.written()
+    for pid in (7, 8):
+        desk.book.hear(attached(pid))
+    assert "healthy" == desk.book.verdict_of(31).verdict, "another process counts anew"

@@ -37,13 +37,14 @@ class Hands:
 
     step: int = 5
     is_torn: bool = False
+    poisoned_step: int | None = None
     failure: str = ""
     may_end: threading.Event = field(default_factory=threading.Event)
     begun: threading.Event = field(default_factory=threading.Event)
     saved: list[tuple[Order, bool, str]] = field(default_factory=list)
 
     def position(self) -> Position:
-        return Position(self.step, self.is_torn)
+        return Position(self.step, self.is_torn, self.poisoned_step)
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
         self.saved.append((order, is_main_thread, threading.current_thread().name))
@@ -114,7 +115,8 @@ class Rank:
         """What the rank says next: state, halt, step."""
         observation = msgspec.msgpack.decode(self.sidecar.recv(1 << 20), type=Observation)
         assert isinstance(observation.body, Halting)
-        self.why = observation.body.why
+        self.why, self.is_torn = observation.body.why, observation.body.is_torn
+        self.poisoned_step = observation.body.poisoned_step
         return observation.body.state, observation.body.halt, observation.step
 
     def states(self, num: int) -> list[str]:
@@ -198,6 +200,22 @@ def test_a_step_already_reached_is_not_promised(ranks):
     assert rank.wait() == "on"
 
 
+def test_rounds_that_a_scaler_skips_count_towards_the_step_that_was_agreed(ranks):
+    (rank,) = ranks()
+    rank.say(order("prepare"))
+    assert rank.hear() == ("willing", 1, 5)
+    assert rank.desk.is_due(5 + 2)
+    rank.reach(rank.desk.hold, 5, "agreed", 1)
+    assert rank.wait() == "on", "that is another round"
+    rank.reach(rank.desk.hold, 5, "agreed", 2)
+    assert (rank.hear(), rank.why) == (("held", 0, 5), "agreed")
+    rank.say(order("abort"))
+    rank.say(order("commit", halt=2, step=5))
+    assert rank.states(2) == ["saving", "saved"]
+    rank.say(order("leave", halt=2, step=5))
+    assert rank.wait() == 93
+
+
 def test_bad_numbers_are_held_once_and_the_coordinator_may_let_them_pass(ranks):
     (rank,) = ranks()
     assert rank.desk.is_wanted()
@@ -210,6 +228,15 @@ def test_bad_numbers_are_held_once_and_the_coordinator_may_let_them_pass(ranks):
     rank.hold(7)
     assert rank.wait() == "on", "another optimizer of the same step"
     assert rank.is_silent()
+
+
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_one_that_stands_says_whether_its_weights_are_partly_new(ranks, is_torn):
+    rank = ranks(1)[0]
+    rank.hands.is_torn, rank.hands.poisoned_step = is_torn, 5 if is_torn else None
+    rank.hold(7)
+    assert ("held", 0, 7) == rank.hear()
+    assert (is_torn, rank.hands.poisoned_step) == (rank.is_torn, rank.poisoned_step)
 
 
 def test_nobody_decides_and_training_goes_on(ranks):

@@ -61,6 +61,13 @@ def test_a_torn_state_is_not_saved_and_where_all_are_torn_a_snapshot_is() -> Non
     assert 20 == plan.kept
 
 
+def test_ranks_that_stand_between_two_optimizers_go_back_to_a_snapshot_or_are_asked_to_say_why_not() -> None:
+    torn = but(ranks(30, 30, state="held", snapshots=(20, 30)), 1, is_torn=True)
+    assert Plan(kind="commit", step=30, savers=(0, 1), snapshot=30) == choose(NAN, torn, JOB, waited_s=0)
+    bare = ranks(30, 30, state="held", is_torn=True)
+    assert Plan(kind="commit", step=30, savers=(0, 1)) == choose(NAN, bare, JOB, waited_s=0)
+
+
 def test_torn_without_a_snapshot_somebody_is_asked_to_say_so() -> None:
     assert Plan(kind="rescue", step=30, savers=(0,)) == choose(HANG, ranks(30, 30, is_torn=True), JOB, waited_s=0)
 

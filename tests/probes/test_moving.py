@@ -99,3 +99,23 @@ def test_when_memory_is_short_nothing_is_held_and_no_large_one_is_tried_again(mo
     model[0].norm(torch.randn(4, 8))
     buffers.restore()
     assert 0 == model[0].norm.num_batches_tracked
+
+
+def test_running_statistics_of_any_size_come_back_as_this_step_found_them(worn, buffers):
+    wide = nn.BatchNorm1d(LARGE)
+    model = nn.Sequential(nn.Linear(1, 1), wide)
+    worn.monitor.add_model(model)
+    for _ in range(3):
+        buffers.keep()
+        found = wide.running_mean.clone()
+        wide(torch.randn(4, LARGE))
+    buffers.restore()
+    assert torch.equal(found, wide.running_mean)
+
+
+def test_a_large_one_that_native_code_moved_long_ago_is_named(model, buffers):
+    buffers.keep()
+    buffers.keep()
+    model[0].mask.numpy()[0] = 7
+    with pytest.raises(RewindError, match=r"the buffer 0\.mask has changed, and torch did not count when"):
+        buffers.restore()

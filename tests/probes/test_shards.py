@@ -28,7 +28,7 @@ class Desk:
     def is_wanted(self) -> bool:
         return not self.holds
 
-    def hold(self, step: int, why: str) -> None:
+    def hold(self, step: int, why: str, num_skipped: int = 0) -> None:  # noqa: ARG002
         self.holds.append((step, why))
         self.poisoned.append(self.context.poisoned_step)
 

@@ -9,7 +9,7 @@ no reason to wait, are let go.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -217,6 +217,7 @@ class Halts:
         waited_s = (now_ns - min(stood_ns, default=since_ns)) / 1e9
         ranks = view.whereabouts()
         self._everyone = frozenset(one.rank for one in ranks)
+        wish = self._with_poison(wish)
         plan = choose(wish, ranks, view.job(), waited_s=waited_s, attempt=self._tries[_key(wish)])
         if isinstance(plan, NotYet):
             if wish.is_operator and now_ns - since_ns >= ASKED_NS:
@@ -227,6 +228,12 @@ class Halts:
         self._gone = frozenset()
         self.sentences.append(f"halting: {wish.reason}")
         self._acts.append(Open(plan.kept))
+
+    def _with_poison(self, wish: Wish) -> Wish:
+        """The ranks may know of bad numbers in their weights that no detector has seen, for they stand."""
+        steps = [said.halting.poisoned_step for said in self._said.values()]
+        known = [wish.first_bad, *(step + 1 for step in steps if step is not None)]
+        return replace(wish, first_bad=min((first for first in known if first is not None), default=None))
 
     def _refuse(self, why: str) -> None:
         """Whoever asked is told, and may ask again; nothing has happened to the run."""

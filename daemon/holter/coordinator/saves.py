@@ -22,7 +22,7 @@ from holter.halting.files import write_whole
 from holter.halting.vault import FOLDER, Sealed, Vault
 from holter.halting.verdicts import APPLIED, Sight
 from holter.halting.watched import Save, Saves
-from holter.records import Attached, Diagnosis, Finding, Healthy, Kept, Observation
+from holter.records import Attached, Diagnosis, Finding, Halting, Healthy, Kept, Observation
 
 MAX_SAVES = 256
 
@@ -47,6 +47,8 @@ class SaveBook:
         """Step -> that something not finite was applied at it; a window forgets."""
         self._diagnoses: dict[str, Diagnosis] = {}
         """Of this life: steps of another are counted otherwise."""
+        self._poisoned: int | None = None
+        """The first step of this life that a rank says was applied although it was not finite."""
         self._pids: dict[int, int] = {}
         self._gone: frozenset[str] = frozenset()
 
@@ -62,6 +64,8 @@ class SaveBook:
         match observation.body:
             case Kept() as kept if not self._is_ours(kept.path):
                 self._add(observation, kept)
+            case Halting(poisoned_step=int() as step):
+                self._poisoned = step if self._poisoned is None else min(step, self._poisoned)
             case Attached() as attached:
                 if self._pids.setdefault(observation.rank, attached.pid) != attached.pid:
                     self._pids[observation.rank] = attached.pid
@@ -83,7 +87,7 @@ class SaveBook:
         waiting = [entry for entry in self._entries if entry.step is not None]
         if not waiting:
             return []
-        spoiled, seen = verdicts.spoils(self._applied.values(), self._diagnoses.values()), sight()
+        spoiled, seen = self._spoils(), sight()
         changed = [entry for entry in waiting if _rejudge(entry, spoiled, seen)]
         if changed:
             self._write()
@@ -98,7 +102,15 @@ class SaveBook:
 
     def verdict_of(self, step: int) -> verdicts.Judgement:
         """Of a state of so many completed steps, as findings of this life count them, that a halt saves."""
-        return verdicts.of_halt(step, verdicts.spoils(self._applied.values(), self._diagnoses.values()))
+        return verdicts.of_halt(step, self._spoils())
+
+    def _spoils(self) -> list[verdicts.Spoil]:
+        """What detectors found; and what ranks say was applied, if that is more."""
+        found, said = verdicts.spoils(self._applied.values(), self._diagnoses.values()), self._poisoned
+        if said is None or any(spoil.verdict == "poisoned" and spoil.first_bad <= said + 1 for spoil in found):
+            return found
+        why = f"NaN or Inf was applied to the weights at step {said}, as a rank learned too late to hold it"
+        return [verdicts.Spoil("poisoned", said + 1, why), *found]
 
     def all(self) -> list[Save]:
         """Those that are remembered, oldest first."""
@@ -150,6 +162,7 @@ class SaveBook:
     def _settle(self) -> None:
         """Steps are counted from the beginning again: what is found from now on is of other steps."""
         self._applied.clear()
+        self._poisoned = None
         self._diagnoses.clear()
         self._entries = [replace(entry, step=None) for entry in self._entries]
 

@@ -272,6 +272,7 @@ class Ward:
         self._silent_until_ns = now_ns + RETURN_NS
         self.saves.recall(found.diagnoses.values())
         for observation in found.halting:
+            self.saves.hear(observation)
             self.halts.hear(observation, now_ns)
         self.halts.recall(found.orders, frozenset(range(self.settings.world_size or self.roster.world_size)), now_ns)
         for rank, attached in found.attached.items():

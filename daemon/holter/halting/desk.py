@@ -55,7 +55,9 @@ class Position(NamedTuple):
     step: int
     """Completed optimizer steps."""
     is_torn: bool
-    """Inside an optimizer's step: weights are partly new."""
+    """Inside an optimizer's step, or between two of one round: weights are partly new."""
+    poisoned_step: int | None = None
+    """The first that was applied although it was not finite."""
 
 
 class Hands(Protocol):
@@ -179,7 +181,7 @@ class Desk:
         self._asked = step
         return step >= self._due
 
-    def hold(self, step: int, why: str) -> None:
+    def hold(self, step: int, why: str, num_skipped: int = 0) -> None:
         """Stand before this step until it is decided; returns to train on, or leaves with SystemExit(93)."""
         with self._changed:
             if self._rank.stand is Stand.LEAVING:
@@ -187,7 +189,7 @@ class Desk:
                 self._means.leaving.leave(tells_agent=False)
             is_agreed = why == "agreed" and self._rank.stand not in _KEEPING
             self._main = _Standing(why=why)
-            self._happen(table.Reached(step, is_agreed))
+            self._happen(table.Reached(step, is_agreed, num_skipped))
         try:
             self._stand(step)
         except SystemExit:
@@ -467,8 +469,7 @@ class Desk:
             why = self._main.why
         elif state in ("terminated", "asking"):
             why = self._signal
-        is_torn = position.is_torn and not self._rank.is_standing
-        said = Halting(state=state, halt=halt, why=why, is_torn=is_torn)
+        said = Halting(state=state, halt=halt, why=why, is_torn=position.is_torn, poisoned_step=position.poisoned_step)
         observation = Observation(rank=self._settings.rank, step=position.step, at_ns=clock.wall_ns(), body=said)
         # A sidecar that is gone, or has stopped reading, is missed elsewhere.
         with contextlib.suppress(OSError):

@@ -70,7 +70,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     num_live: int = 0
     """Tensors that had to be found again."""
     with_nan: list[str] = []
-    """Tensors that had to be found again and hold NaN: however they came there, this state is not good."""
+    """Tensors that had to be found again and hold NaN, or Inf where none may be: however they came there, this state is not good."""
     missing: list[StoredTensor] = []
     """Those that are not in its own files; replicas may find them in another's."""
 

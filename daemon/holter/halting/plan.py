@@ -4,8 +4,8 @@
     ranks are blocked, dead, or about to be     rescue    threads of those that can save what is consistent
     everybody trains                            prepare   at a step that nobody has reached
 
-A rank that is inside an optimizer's step has weights that are partly new, and one that is stopped can do nothing: both save nothing. Of ranks at
-several steps those of the commonest are chosen, the latest of several; replicas need only one.
+A rank that is inside an optimizer's step, or between two of one round, has weights that are partly new, and one that is stopped can do
+nothing: both save nothing. Of ranks at several steps those of the commonest are chosen, the latest of several; replicas need only one.
 """
 
 from collections import Counter
@@ -121,7 +121,9 @@ def choose(wish: Wish, ranks: Sequence[Whereabouts], job: Job, *, waited_s: floa
 
 def _commit(wish: Wish, ranks: Sequence[Whereabouts], step: int) -> Plan:
     savers = _ordered((one.rank for one in ranks), wish.ranks)
-    snapshot = _snapshot(ranks, before=wish.first_bad) if _is_spoiled(wish, step) else -1
+    # One of several optimizers was applied before the next one's numbers were seen: who is asked for that says so.
+    is_torn = any(one.is_torn for one in ranks)
+    snapshot = _snapshot(ranks, before=wish.first_bad) if is_torn or _is_spoiled(wish, step) else -1
     return Plan(kind="commit", step=step, savers=savers, snapshot=snapshot)
 
 

@@ -95,6 +95,8 @@ class Reached:
     step: int
     is_agreed: bool = False
     """Because a `prepare` said so; else because of numbers that are not finite."""
+    num_skipped: int = 0
+    """So many rounds a loss scaler has skipped since the step before: they count towards the step of a `prepare`."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +338,8 @@ def read(rank: Rank, event: Event) -> Cue | None:  # noqa: PLR0911 - one return 
         case Told(order=order):
             return _read_order(rank, order, event.reached)
         case Reached(step=step):
-            is_unwanted = event.is_agreed and not (rank.stand is Stand.WILLING and step == rank.step)
+            is_wanted = rank.stand is Stand.WILLING and step + event.num_skipped == rank.step
+            is_unwanted = event.is_agreed and not is_wanted
             return Cue.REACHED_AGAIN if is_unwanted or step == rank.went_on else Cue.REACHED
         case Answered(order=order):
             if order.kind == "rescue":

@@ -237,7 +237,9 @@ def _looked_at(about: Circumstances, parts: dict[int, Part]) -> Circumstances:
     bad = [name for part in parts.values() for name in part.with_nan]
     if not bad or about.verdict == "poisoned":
         return about
-    return replace(about, verdict="poisoned", why=f"{len(bad)} tensors hold NaN ({bad[0]}{', …' if bad[1:] else ''})")
+    return replace(
+        about, verdict="poisoned", why=f"{len(bad)} tensors hold NaN or Inf ({bad[0]}{', …' if bad[1:] else ''})"
+    )
 
 
 def _is_good(one: Sealed) -> bool:

@@ -91,7 +91,7 @@ class RankHands:
     def position(self) -> Position:
         """As far as the hooks tell."""
         context = self._monitor.context
-        return Position(context.log.step, context.is_torn())
+        return Position(context.log.step, context.is_torn(), context.poisoned_step)
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
         """See `halting.desk.Hands`."""
@@ -99,8 +99,9 @@ class RankHands:
         from holter.integrations.keeping import proof  # noqa: PLC0415
 
         monitor, here = self._monitor, self._here
-        if not is_main_thread and monitor.context.is_torn() and order.snapshot < 0:
-            raise SaveError("the rank is inside an optimizer's step: its weights are partly new")
+        if monitor.context.is_torn() and order.snapshot < 0:
+            where = "between two optimizers of one step" if is_main_thread else "inside an optimizer's step"
+            raise SaveError(f"the rank is {where}: its weights are partly new")
         if is_main_thread:
             # What we call now is not the script's doing, and the process ends afterwards.
             monitor.context.guard.is_on = False
@@ -155,7 +156,8 @@ def _rewinds(order: Order, here: Place, own: "Rewound", *, patience_s: float) ->
     while True:
         for rank in set(range(here.world_size)) - set(found):
             rewound = _read(_path(Path(order.directory), rank), own.step)
-            if rewound is not None:
+            # Of a round that a loss scaler skipped for others only: it is not what they go back to.
+            if rewound is not None and rewound.num_skipped == own.num_skipped:
                 found[rank] = rewound
         if len(found) == here.world_size or clock.monotonic_s() >= until_s:
             return found

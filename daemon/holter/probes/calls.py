@@ -2,7 +2,8 @@
 
 Hooks sit on the outermost module of a model only: one on every module would cost a step its speed. They are not to be found in what the
 script makes of its model: they are off while it is saved or given to TorchScript, a copy or a pickle of it holds a call that
-does nothing in their place, and torch.compile folds them away.
+does nothing in their place, and torch.compile may fold them away. So its wrapper has one of its own, outside of what is compiled: that
+a step's forward pass begins must be known.
 """
 
 import contextlib
@@ -49,11 +50,12 @@ class CallProbe:
         context: Context,
         on_training_call: Callable[[torch.nn.Module], None],
         *,
+        on_compiled_call: Callable[[], None] = lambda: None,
         on_call: Callable[[torch.nn.Module, Any], None] = lambda *_: None,
         on_return: Callable[[torch.nn.Module, Any], None] = lambda *_: None,
     ) -> None:
         self._context = context
-        self._on_training_call = on_training_call
+        self._on_training_call, self._on_compiled_call = on_training_call, on_compiled_call
         self._on_call, self._on_return = on_call, on_return
         self._registration: Any = None
         self._handles: list[Any] = []
@@ -96,6 +98,14 @@ class CallProbe:
             module.register_forward_hook(Hook(wrap(self._end)), always_call=True),
         ]
 
+    def follow_compiled(self, root: torch.nn.Module | None) -> None:
+        """Watch when training calls what torch.compile made of a model."""
+        for wrapper in torch.nn.Module.modules(root) if root is not None else ():
+            if _is_compiled(wrapper) and wrapper not in self._followed:
+                self._followed.add(wrapper)
+                hook = Hook(self._context.guard.wrap(self._begin_compiled))
+                self._handles.append(wrapper.register_forward_pre_hook(hook))
+
     def find_wrapped(self) -> None:
         """Count what DDP has taken since the last look among the models."""
         while self._wrapped:
@@ -108,6 +118,8 @@ class CallProbe:
             # DDP is still in its constructor: its attributes are read when its module is first called.
             self._wrapped.append(weakref.ref(parent))
             self.follow(child)
+        elif name == "_orig_mod" and _is_compiled(parent):
+            self.follow_compiled(parent)
 
     def _begin(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
         self.find_wrapped()
@@ -121,6 +133,10 @@ class CallProbe:
         if is_training:
             self._context.inputs = batches.capture(weakref.ref(module), args, kwargs)
             self._on_training_call(module)
+
+    def _begin_compiled(self, module: torch.nn.Module, _: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            self._on_compiled_call()
 
     def _end(self, module: torch.nn.Module, _: Any, output: Any) -> None:
         if self._interrupted:
@@ -183,6 +199,12 @@ class CallProbe:
                 return original(func, *args, **kwargs)
 
         return trace
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    """Whether torch.compile made it; by name, for importing its class takes seconds."""
+    kind = type(module)
+    return kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch._dynamo")
 
 
 def _is_ours(hook: Any) -> bool:

@@ -34,6 +34,8 @@ class FiniteGuard:
         self._owed: list[tuple[int, Pass]] = []
         """Passes that a device has not answered, with their steps."""
         self._num_scaling = 0
+        self.before_scaled: Callable[[], None] = lambda: None
+        """Called before a loss scaler decides whether to call an optimizer."""
 
     def install(self) -> None:
         """Know when a loss scaler calls the optimizer."""
@@ -43,6 +45,8 @@ class FiniteGuard:
         @functools.wraps(original)
         def step(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             is_scaling = scaler._enabled  # noqa: SLF001
+            if is_scaling:
+                self.before_scaled()
             self._num_scaling += is_scaling
             try:
                 return original(scaler, *args, **kwargs)

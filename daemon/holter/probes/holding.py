@@ -10,9 +10,12 @@ class Halts(Protocol):
     """The rank's desk for halts; `halting.desk` has it."""
 
     def is_due(self, step: int) -> bool:
-        """Whether the ranks agreed to stop before this step is applied; two attribute reads in a healthy run."""
+        """Whether the ranks agreed to stop before this step is applied; two attribute reads in a healthy run.
 
-    def hold(self, step: int, why: HoldReason) -> None:
+        Rounds that a loss scaler has skipped since the step before count as steps.
+        """
+
+    def hold(self, step: int, why: HoldReason, num_skipped: int = 0) -> None:
         """Stand still, in the main thread, until it is decided: returns to go on training, raises SystemExit(93) after the save."""
 
     def is_wanted(self) -> bool:

@@ -30,7 +30,10 @@ LOOKED_THROUGH = (
 
 
 class LossProbe:
-    """Follows `torch.autograd.backward`; calls back when a pass begins, when its gradients are there, and when it is over."""
+    """Follows `torch.autograd.backward`; calls back when a pass begins, when its gradients are there, and when it is over.
+
+    And when a loss scaler has ended a round.
+    """
 
     def __init__(
         self,
@@ -39,14 +42,16 @@ class LossProbe:
         on_begin: Callable[[], None],
         on_gradients: Callable[[], None],
         on_end: Callable[[], None],
+        on_round: Callable[[], None],
     ) -> None:
         self._context = context
         self._skips = SkipProbe(context)
-        self._on_begin, self._on_end = on_begin, on_end
+        self._on_begin, self._on_end, self._on_round = on_begin, on_end, on_round
         on_gradients = context.guard.wrap(on_gradients, "any")
         engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
         self._queue = context.guard.wrap(lambda _: engine.queue_callback(on_gradients), "any")
         self._depth = 0
+        self._is_round_over = False
         self._interrupted = Phase.OTHER
         self._unscaled: tuple[Any, torch.Tensor, float | None] | None = None
 
@@ -93,12 +98,14 @@ class LossProbe:
         return scale
 
     def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        end_round = self._context.guard.wrap(self._end_round)
+        end_round, begin_round = (self._context.guard.wrap(call) for call in (self._end_round, self._begin_round))
 
         @functools.wraps(original)
         def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
             end_round(scaler)
-            return original(scaler, *args, **kwargs)
+            result = original(scaler, *args, **kwargs)
+            begin_round()
+            return result
 
         return update
 
@@ -112,9 +119,16 @@ class LossProbe:
         """The scaler's round is over; what is still open was not applied: the optimizer was not called."""
         if not scaler.is_enabled():
             return
+        # A factor may also be set by hand, in the middle of a round.
+        self._is_round_over = any(state["found_inf_per_device"] for state in scaler._per_optimizer_states.values())  # noqa: SLF001
         self._skips.end_round(scaler)
         self._context.log.now.acquit(is_skipped=True)
         self._context.held_inputs = None
+
+    def _begin_round(self) -> None:
+        is_over, self._is_round_over = self._is_round_over, False
+        if is_over:
+            self._on_round()
 
     def _begin(self, tensors: Any, hooks: list[Any]) -> None:
         self._on_begin()

@@ -71,8 +71,15 @@ class Monitor:
             on_begin=self._on_backward,
             on_gradients=self._on_gradients,
             on_end=self._on_backward_end,
+            on_round=self._on_round,
         )
-        self._calls = CallProbe(self.context, self._on_call, on_call=self._regions.begin, on_return=self._on_return)
+        self._calls = CallProbe(
+            self.context,
+            self._on_call,
+            on_compiled_call=self._on_forward,
+            on_call=self._regions.begin,
+            on_return=self._on_return,
+        )
         self._clips = ClipProbe(self.context)
         self._components = ComponentProbe(self.context, self._calls)
         self._replication = ReplicationProbe(self.context, self._comparison.reduced_by_hand)
@@ -139,6 +146,7 @@ class Monitor:
         if model is not None:
             model.is_active = True
             self._calls.follow(model.inner)
+            self._calls.follow_compiled(model.root)
 
     def _find_models(self) -> None:
         """Look for models that were not told and are not DDP's."""
@@ -146,12 +154,17 @@ class Monitor:
         self._calls.find_wrapped()
         for model in self.context.models.discover():
             self._calls.follow(model.inner)
+            self._calls.follow_compiled(model.root)
 
-    def _on_call(self, module: torch.nn.Module) -> None:
-        """A model is called in training; for its buffers, the first of several micro-steps is enough."""
+    def _on_forward(self) -> None:
+        """A forward pass of training begins, or a call in it: the first of a step shows how it began."""
         step, snapshots = self._steps.next_step, self.context.snapshots
         if self.context.rewind.forward_begins(step) and snapshots is not None:
             snapshots.begin(step)
+
+    def _on_call(self, module: torch.nn.Module) -> None:
+        """A model is called in training; for its buffers, the first of several micro-steps is enough."""
+        self._on_forward()
         self._feeding.see_call()
         model = self.context.models.of(module)
         if model is None:
@@ -168,6 +181,7 @@ class Monitor:
     def _on_backward(self) -> None:
         """Backward begins: by now the models exist; learn the order of their gradients, once."""
         self._steps.end_open_step()
+        self.context.rewind.backward_begins()
         self.context.shown.clear()
         self._feeding.begin_backward(self._data.trained())
         for call in self.before_backward:
@@ -185,6 +199,9 @@ class Monitor:
         self._inspection.end()
         if self._comparison.is_due():
             self._comparison.reduced_gradients()
+
+    def _on_round(self) -> None:
+        self._steps.end_round()
 
     def _on_gradients(self) -> None:
         self._gradients.read_local()

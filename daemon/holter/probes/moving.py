@@ -2,11 +2,12 @@
 
     forward k begins     copy what may have moved since the last copy
     forward k … k        moves them
-    restore              puts the copies back, in place
+    restore              puts the copies back, in place; where nothing was copied for this step, refuses unless nothing has moved
 
-A small buffer is copied at every step: what native code writes, as batch normalisation does, torch does not count as a change. A large
-one, a mask or a table of positions, is copied once, and again only if torch counted a change or another tensor stands in its place.
-So a step costs one grouped copy of the small ones.
+A small buffer is copied at every step: what native code writes, as batch normalisation does, torch does not count as a change. So are
+running statistics of any size. Another large one, a mask or a table of positions, is copied once, and again only if torch counted a
+change or another tensor stands in its place; if it then differs from its copy after all, `restore` refuses. So a step costs one
+grouped copy of the small ones and the statistics.
 
 Copies lie on the buffers' own device; those of large ones take at most 256 MB in all, the smallest first, and once memory was short there
 are none. Of a buffer without a copy (quantised weights, a replay memory) it is known whether torch counted a change: then `restore` refuses.
@@ -18,9 +19,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch.nn.modules.batchnorm import _NormBase
 
 from holter.errors import RewindError
 from holter.probes.context import Context
+from holter.probes.fingerprints import fingerprint_of
 from holter.probes.samples import is_plain_moment, local
 
 SMALL_BYTES = 1 << 14
@@ -35,7 +38,11 @@ class _Kept:
     name: str
     path: str
     """Its full name."""
+    is_statistic: bool = False
+    """Of a normalisation, whose native code moves it without torch's counting."""
     copy: torch.Tensor | None = None
+    is_fresh: bool = False
+    """The copy is of this step."""
     seen: "weakref.ref[torch.Tensor] | None" = None
     """The tensor that stood there; None: none did. Another may have its place in memory later."""
     place: int = 0
@@ -59,11 +66,36 @@ class _Kept:
         return found, not is_same
 
     def may_have_moved(self) -> bool:
-        """Whether it may be another than was last seen; of a small one, torch's count says nothing."""
+        """Whether it may be another than was last seen; where changes are not counted, it may."""
         if self.seen is None or self.module() is None:
             return False
         standing = self._standing()
-        return standing is None or _is_small(local(standing)) or not self._is_as_seen(standing, local(standing))
+        if standing is None or not self.is_counted(local(standing)):
+            return True
+        return not self._is_as_seen(standing, local(standing))
+
+    def is_counted(self, found: torch.Tensor) -> bool:
+        """Whether torch's count is to be believed."""
+        return not self.is_statistic and not _is_small(found)
+
+    def has_moved_uncounted(self) -> bool:
+        """Whether it differs from a copy of a step long ago although torch counted no change: nobody knows when it moved."""
+        standing = self._standing()
+        if standing is None or self.copy is None or self.is_fresh or not self._is_as_seen(standing, local(standing)):
+            return False
+        return self.has_moved()
+
+    def has_moved(self) -> bool:
+        """Whether it is not what was copied, or may not be."""
+        found = self.now()
+        if self.copy is None or found is None:
+            return self.may_have_moved()
+        return not _fits(self.copy, found) or fingerprint_of(self.copy) != fingerprint_of(found)
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Which buffer of which module."""
+        return id(self.module()), self.name
 
     def _is_as_seen(self, standing: torch.Tensor, found: torch.Tensor) -> bool:
         is_same = self.seen is not None and self.seen() is standing
@@ -87,11 +119,15 @@ class MovingBuffers:
         """0: memory was short once."""
         context.models.on_forget.append(self._forget)
 
-    def keep(self) -> None:
-        """A step's first forward pass begins."""
-        self._has_kept = is_plain_moment()
-        if not self._has_kept:
-            return
+    def begin(self) -> None:
+        """Another step begins: what was kept is not of it."""
+        self._has_kept = False
+
+    def keep(self) -> bool:
+        """A step's first forward pass begins, or may begin next; False: nothing can be copied at this moment."""
+        if not is_plain_moment():
+            return False
+        self._has_kept = True
         models = self._context.models.all()
         state = self._context.models.generation, len(models)
         if state != self._state:
@@ -104,6 +140,7 @@ class MovingBuffers:
             for entry in self._kept:
                 entry.copy = None
             raise
+        return True
 
     def _copy(self) -> None:
         fresh: list[tuple[_Kept, torch.Tensor]] = []
@@ -112,7 +149,8 @@ class MovingBuffers:
             found, has_changed = entry.see()
             if entry.copy is not None and (found is None or not _fits(entry.copy, found)):
                 entry.copy, has_changed = None, True
-            if found is None or not (has_changed or _is_small(found)):
+            entry.is_fresh = found is not None and (has_changed or not entry.is_counted(found))
+            if found is None or not entry.is_fresh:
                 continue
             if entry.copy is None:
                 fresh.append((entry, found))
@@ -145,14 +183,17 @@ class MovingBuffers:
     def restore(self) -> None:
         """Put back what the forward pass found; buffers that it replaced get the values of those that stood there.
 
-        Raises RewindError, with nothing put back, if one that has no copy may have changed.
+        Raises RewindError, with nothing put back, if one that has no copy, or an old one, may have changed.
         """
         if not self._has_kept:
+            self._check_resting()
             return
         for entry in self._kept:
             if entry.copy is None and entry.may_have_moved():
                 why = f"copies take at most {self._max_bytes >> 20} MB" if self._max_bytes else "memory was short"
                 raise RewindError(f"the buffer {entry.path} has changed since the step began and was not copied: {why}")
+            if entry.has_moved_uncounted():
+                raise RewindError(f"the buffer {entry.path} has changed, and torch did not count when")
         with torch.no_grad():
             for entry in self._kept:
                 found = entry.now()
@@ -163,6 +204,20 @@ class MovingBuffers:
                 elif (module := entry.module()) is not None:
                     module._buffers[entry.name] = entry.copy.clone()  # noqa: SLF001
 
+    def check_whole(self) -> None:
+        """Raises RewindError if there is a buffer that was not looked at."""
+        looked_at = {entry.key for entry in self._kept}
+        for entry in self._find():
+            if entry.key not in looked_at:
+                raise RewindError(f"it is not known what the buffer {entry.path} was when the step began")
+
+    def _check_resting(self) -> None:
+        """Nothing was copied for this step. What is still as it was copied for an earlier one needs no putting back."""
+        self.check_whole()
+        for entry in self._kept:
+            if entry.has_moved():
+                raise RewindError(f"it is not known what the buffer {entry.path} was when the step began, and it moves")
+
     def _find(self) -> Iterator[_Kept]:
         seen: set[tuple[int, str]] = set()
         for model in self._context.models.all():
@@ -170,7 +225,8 @@ class MovingBuffers:
                 for name, buffer in part._buffers.items():  # noqa: SLF001
                     if buffer is not None and (id(part), name) not in seen:
                         seen.add((id(part), name))
-                        yield _Kept(weakref.ref(part), name, f"{path}.{name}".lstrip("."))
+                        is_statistic = isinstance(part, _NormBase) or name.startswith("running_")
+                        yield _Kept(weakref.ref(part), name, f"{path}.{name}".lstrip("."), is_statistic)
 
     def _forget(self) -> None:
         """The script let go of a model: its memory is not ours to hold."""

@@ -10,6 +10,9 @@ moment that a resumed run starts from is the one in which the loop asked for the
 Whose loader feeds the step is seen at the first forward pass: the one that was asked last, and those that training is known to read.
 Until then the latest candidate stands. Without a loader it is the end of the step before.
 
+A forward pass that is not seen (torch.compile may fold our hooks away, a script may call a part of its model) leaves a step blind: then
+buffers are kept at the candidates of the next ones, and a step of which nothing was kept is not restored as if nothing had moved.
+
 Whatever is known is published on the page at each change, so that the sidecar can write it down for a rank that is dead. Costs, of a
 quiet 3 GHz core: 15 us to take the states, 5 us to publish them, three times a step; buffers see `moving`.
 """
@@ -28,6 +31,8 @@ class Rewound(RandomStates, frozen=True):
 
     step: int
     forward: RandomStates | None
+    num_skipped: int = 0
+    """Rounds of this step that a loss scaler had skipped by then."""
 
     @property
     def at_forward(self) -> RandomStates:
@@ -62,17 +67,34 @@ class Rewind:
         self._feeders: set[int] = set()
         """Of these, those that training is known to read."""
         self._last_asked = -1
+        self._is_blind = True
+        """The last forward pass was not seen, or not as it should be: nor will the next one be, as far as anybody knows."""
+        self._log = context.log
         self._has_said = False
 
-    def step_closed(self, step: int) -> None:
-        """`step` optimizer steps are completed: the next one begins, as far as anybody knows."""
+    def step_closed(self, step: int, *, is_late: bool = False) -> None:
+        """`step` optimizer steps are completed: the next one begins, as far as anybody knows. If late, it has begun, unseen."""
         if step == self._step and self._forward is not None:
             # Its forward pass has begun already.
             return
+        self._begin(step, is_late=is_late)
+
+    def begin_anew(self) -> None:
+        """A loss scaler has skipped the step: what comes next is its beginning."""
+        self._begin(self._step)
+
+    def _begin(self, step: int, *, is_late: bool = False) -> None:
         self._step, self._forward = step, None
         self._asked, self._ended, self._feeders, self._last_asked = {}, set(), set(), -1
-        self._beginning = self._generators.take()
+        self._beginning = None if is_late else self._generators.take()
+        self.buffers.begin()
+        if not is_late:
+            self._keep_if_blind()
         self._publish()
+
+    def _keep_if_blind(self) -> None:
+        if self._is_blind and not self._log.num_backwards:
+            self.buffers.keep()
 
     def asking(self, loader: int, *, is_beginning: bool, is_training: bool) -> None:
         """The loop is about to get an iterator of this loader, or its next batch."""
@@ -83,6 +105,7 @@ class Rewind:
         # At the end of the order, if it was there before.
         self._asked.pop(loader, None)
         self._asked[loader] = self._generators.take()
+        self._keep_if_blind()
         if is_training:
             self._feeders.add(loader)
             self._publish()
@@ -101,7 +124,7 @@ class Rewind:
         self._forward = self._generators.take()
         self._feeders.add(self._last_asked)
         self._beginning = self._candidate() or self._forward
-        self.buffers.keep()
+        self._is_blind = not self.buffers.keep()
         self._publish()
         return True
 
@@ -110,12 +133,19 @@ class Rewind:
         """Numbers of the loaders that were asked in this step and that training reads."""
         return frozenset(loader for loader in self._asked if loader in self._feeders)
 
+    def backward_begins(self) -> None:
+        """Of this step, after the one before was closed."""
+        self._is_blind |= self._forward is None
+
     def known(self) -> Rewound | None:
         """How the step that is under way began; None: nothing was seen of it."""
         beginning = self._candidate() if self._forward is None else self._beginning
         if beginning is None:
             return None
-        return Rewound(**msgspec.structs.asdict(beginning), step=self._step, forward=self._forward)
+        num_skipped = self._log.now.num_skipped if self._step == self._log.step else 0
+        return Rewound(
+            **msgspec.structs.asdict(beginning), step=self._step, forward=self._forward, num_skipped=num_skipped
+        )
 
     def _candidate(self) -> RandomStates | None:
         return next((asked for loader, asked in self._asked.items() if loader in self._feeders), self._beginning)
@@ -124,9 +154,11 @@ class Rewind:
         """Set random states and buffers of this process back to the beginning of `step`; after a halt is decided only."""
         known = self.known()
         if known is None or known.step != step:
-            heard = "nothing was seen of any step" if known is None else f"this rank is in step {known.step}"
+            heard = "nothing was seen of its beginning" if known is None else f"this rank is in step {known.step}"
             raise RewindError(f"it is not known how step {step} began: {heard}")
-        if self._forward is not None:
+        if self._forward is None and self._is_blind:
+            self.buffers.check_whole()
+        if self._forward is not None or self._is_blind:
             self.buffers.restore()
         known.restore()
         return known

@@ -195,6 +195,10 @@ class Snapshots:
             )
             return None
         spare: list[torch.Tensor] = []
+        if self._open is not None:
+            # A loss scaler skipped the step that it was of.
+            self._open.under_way.settle()
+            spare, self._open = self._open.copies, None
         while len(self._whole) >= most:
             spare = self._whole.pop(0).copies
         if not self._has_said and self._context.recorder.rank == 0:

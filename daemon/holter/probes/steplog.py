@@ -22,6 +22,10 @@ class OpenStep:
     losses: list[float] = field(default_factory=list)
     batch: int = 0
     micro_steps: int = 0
+    num_dropped: int = 0
+    """Of these, those whose gradients a loss scaler threw away."""
+    num_skipped: int = 0
+    """Rounds that it has thrown away since the step before."""
     learning_rate: float | None = None
     roots: dict[str, int] = field(default_factory=dict)
     suspects: list[Nonfinite] = field(default_factory=list)
@@ -107,6 +111,16 @@ class StepLog:
     def micro_step(self) -> int:
         """Completed backward passes of this step."""
         return self.now.micro_steps
+
+    @property
+    def num_backwards(self) -> int:
+        """Of these, those that a halt undoes: a round that a scaler has skipped is over."""
+        return self.now.micro_steps - self.now.num_dropped
+
+    def drop(self) -> None:
+        """A scaler has skipped the step: it is begun anew, and keeps its number."""
+        self.now.num_dropped = self.now.micro_steps
+        self.now.num_skipped += 1
 
     def close(self, told: dict[str, Any]) -> None:
         """The step is done; the next one begins."""

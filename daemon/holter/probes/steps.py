@@ -6,7 +6,11 @@ Optimizers that step with no backward pass between them make one step together. 
 last one have stepped, and at the latest when the next backward pass begins. An optimizer inside another's step is the other's matter.
 
 Before the first optimizer of a step nothing of it is applied: here the rank may be held (`holding`), for as long as it takes to decide
-what becomes of the step.
+what becomes of the step. Before a later one it is held for numbers that are not finite alone, and says that it is torn: whether an
+optimizer's gradients are still clipped, zeroed or computed before its own step cannot be known earlier.
+
+A loss scaler that skips a step calls no optimizer: its round is begun anew under the same number. So that such a run can be halted too, the
+rank is asked before the scaler decides, and rounds count as steps towards the one that was agreed on.
 
 torch calls no hook where `step()` raises: such a step is over when no call of it is running any more. Tried again it is the same step.
 """
@@ -97,6 +101,7 @@ class StepProbe:
         self._companion = Companion(context.recorder.page)
         self._handles: list[Any] = []
         context.is_torn = self._is_torn
+        looks.finite.before_scaled = context.guard.wrap(self._hold_if_due, "claims")
 
     def install(self) -> None:
         """Listen to every optimizer, those that do not exist yet included."""
@@ -152,7 +157,14 @@ class StepProbe:
             self._is_applying = self._is_straggler = False
             self._context.enter(self._interrupted)
         if self._stepped and not self._depth:
-            self._close()
+            self._close(is_late=True)
+
+    def end_round(self) -> None:
+        """A loss scaler's round is over: if it called no optimizer, what was computed for the step is thrown away."""
+        log = self._context.log
+        if not self._stepped and not self._depth and log.num_backwards:
+            log.drop()
+            self._context.rewind.begin_anew()
 
     def _before(self, optimizer: torch.optim.Optimizer, *, has_closure: bool = False) -> None:
         context = self._context
@@ -256,9 +268,20 @@ class StepProbe:
         was_torn = self._is_torn()
         # Set before it is asked: a rescue that begins from now on must not take what is about to change.
         self._is_applying = True
-        if halts.is_due(context.log.step) and not was_torn:
+        if halts.is_due(self._round) and not was_torn:
             self._is_applying = False
             self._hold("agreed")
+
+    def _hold_if_due(self) -> None:
+        """A loss scaler is about to call an optimizer, or not to: then nobody else asks."""
+        halts = self._context.halts
+        if halts is not None and not self._depth and not self._is_torn() and halts.is_due(self._round):
+            self._hold("agreed")
+
+    @property
+    def _round(self) -> int:
+        """The step, and those that a scaler would not take since: the same on all ranks that share their gradients."""
+        return self._context.log.step + self._context.log.now.num_skipped
 
     def _hold_if_bad(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """This rank's gradients are not finite, or another's shards are not."""
@@ -299,7 +322,7 @@ class StepProbe:
             log.now.told = {"seconds": began - self._began, "phase_seconds": context.phases.take()}
             self._tell(log.now)
         assert halts is not None
-        context.guard.wrap(halts.hold)(log.step, why)
+        context.guard.wrap(halts.hold)(log.step, why, num_skipped=log.now.num_skipped)
         held_s = clock.monotonic_s() - began
         self._began += held_s
         context.guard.own_s -= held_s
@@ -326,7 +349,7 @@ class StepProbe:
         """Whose models are compared: those of the last round if this optimizer was in it, else its own alone."""
         return [other for other in self.optimizers if other in self._last] if optimizer in self._last else [optimizer]
 
-    def _close(self) -> None:
+    def _close(self, *, is_late: bool = False) -> None:
         context = self._context
         log = context.log
         if self._comparison.is_due() and self._stepped:
@@ -349,7 +372,7 @@ class StepProbe:
         self._is_questioned = self._is_straggler = False
         context.inputs = context.held_inputs = None
         context.shown.clear()
-        context.rewind.step_closed(log.step)
+        context.rewind.step_closed(log.step, is_late=is_late)
         context.readings.poll()
         self._tell_ready()
         self._heed_sidecar()

@@ -18,7 +18,7 @@ RankState = Literal[
     "willing", "unwilling", "held", "dying", "terminated", "asking", "saving", "saved", "failed", "released"
 ]
 """`willing`, `unwilling`: answers to a prepare, in time or too late.
-`held`: the main thread stands before the optimizer's step, nothing of it applied.
+`held`: the main thread stands before the optimizer's step, nothing of it applied; of several optimizers, one may have been (`is_torn`).
 `dying`: the main thread was thrown out of the script by an exception and waits whether to save first.
 `terminated`: a signal asks the process to end, and it waits likewise.
 `asking`: a signal came that the user mapped to a halt (`halt_signals`); it trains on meanwhile.
@@ -56,7 +56,9 @@ class Halting(msgspec.Struct, frozen=True, tag="halting", kw_only=True):
     """0: the rank held by itself, nobody has numbered it yet."""
     why: str = ""
     is_torn: bool = False
-    """The main thread is inside an optimizer's step: weights are partly new."""
+    """The main thread is inside an optimizer's step, or stands between two of one round: weights are partly new."""
+    poisoned_step: int | None = None
+    """The first step that was applied although it was not finite, as a device answered too late or nobody held it; None: none is known."""
 
 
 class Kept(msgspec.Struct, frozen=True, tag="kept", kw_only=True):

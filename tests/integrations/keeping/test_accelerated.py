@@ -39,7 +39,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def context(num_backwards: int) -> Any:
     """What the keeper asks of it, of a script without loaders."""
     return SimpleNamespace(
-        log=SimpleNamespace(micro_step=num_backwards),
+        log=SimpleNamespace(num_backwards=num_backwards),
         rewind=SimpleNamespace(fed_by=frozenset()),
         data=SimpleNamespace(under_way=lambda _asked: []),
         averages=(),

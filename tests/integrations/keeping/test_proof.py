@@ -109,6 +109,15 @@ def test_one_bit_of_one_live_tensor_is_missed(directory: Path, write: Callable[[
     assert ["half"] == [tensor.name for tensor in part(directory).missing]
 
 
+def test_what_trains_may_not_be_infinite_and_a_mask_may(directory: Path):
+    inf = torch.full((2,), -torch.inf)
+    weight = torch.nn.Parameter(inf.clone())
+    frozen = torch.nn.Parameter(inf.clone(), requires_grad=False)
+    tensors = {"weight": weight, "frozen": frozen, "mask": inf, "optimizer 0: 0.exp_avg": inf, "nan": inf * 0}
+    prove(task(directory), Kept(tensors))
+    assert ["weight", "optimizer 0: 0.exp_avg", "nan"] == part(directory).with_nan
+
+
 def test_equal_values_of_another_dtype_or_shape_are_not_the_same(directory: Path):
     by_torch(directory / "state")
     tensors = {"a": state()["layer.weight"].reshape(4, 3), "b": state()["half"].float()}

@@ -42,7 +42,7 @@ class Recording:
     def is_wanted(self) -> bool:
         return not self.holds
 
-    def hold(self, step: int, why: str) -> None:
+    def hold(self, step: int, why: str, num_skipped: int = 0) -> None:  # noqa: ARG002
         self.holds.append((step, why))
         # A connection of our own: the job's may be busy.
         store, until_s = c10d._get_default_store().clone(), time.monotonic() + STAND_S

@@ -47,7 +47,7 @@ class TrainerKeeper:
     def __init__(self, trainer: Any, context: "Context") -> None:
         self._trainer = trainer
         self._context = context
-        self._num_backwards = context.log.micro_step
+        self._num_backwards = context.log.num_backwards
         """Completed in the step that is undone."""
         self._has_written_shared = False
 

@@ -105,7 +105,8 @@ def tensors_of(
     for index, model in enumerate(models):
         for name, value in model.state_dict(keep_vars=True).items():
             if isinstance(value, torch.Tensor):
-                yield f"model {index}: {name}", value.detach()
+                # A parameter that trains is told from a buffer, which may well be infinite.
+                yield f"model {index}: {name}", value if value.requires_grad else value.detach()
     for index, optimizer in enumerate(optimizers):
         for number, state in enumerate(optimizer.state.values()):
             for key, value in state.items():

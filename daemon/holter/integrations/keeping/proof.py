@@ -19,7 +19,7 @@ from holter.halting.files import write_whole
 from holter.halting.manifest import Part, StoredTensor
 from holter.integrations.keeping.keeper import Keeper, Task
 from holter.integrations.keeping.reading import holds_tensors, tensors_in
-from holter.probes.fingerprints import count_nan, fingerprint_of
+from holter.probes.fingerprints import count_nan, count_nonfinite, fingerprint_of
 
 _SHARD = re.compile(r"^(?:__(\d+)_\d+\.distcp|(?:\w+_)?zero_pp_rank_(\d+)_.*)$")
 """Names of files that hold one rank's shard, whoever else is there."""
@@ -58,7 +58,7 @@ def _part(task: Task, keeper: Keeper, sizes: dict[str, int]) -> Part:
     for name, tensor in keeper.live():
         if tensor.numel():
             live.append(_described(name, tensor, "", task.rank))
-            if count_nan(tensor):
+            if (count_nonfinite if _must_be_finite(name, tensor) else count_nan)(tensor):
                 with_nan.append(name)
         is_sharded = is_sharded or any(placement.is_shard() for placement in getattr(tensor, "placements", ()))
     return Part(
@@ -73,6 +73,11 @@ def _part(task: Task, keeper: Keeper, sizes: dict[str, int]) -> Part:
         with_nan=with_nan,
         missing=[tensor for tensor in live if tensor.content not in found],
     )
+
+
+def _must_be_finite(name: str, tensor: torch.Tensor) -> bool:
+    """What trains, and what an optimizer remembers of it; a buffer, or what is frozen, may be a mask of infinities."""
+    return tensor.requires_grad or name.startswith(("optimizer", "master weights"))
 
 
 def _is_split(files: Iterable[str], task: Task) -> bool:
