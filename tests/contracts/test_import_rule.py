@@ -41,6 +41,8 @@ SHARED_BY_DETECTORS = {
     "stall_words",
     "endings",
     "death_evidence",
+    "stops",
+    "timeouts",
     "collectives",
     "mismatched_calls",
     "mismatch_evidence",

@@ -16,6 +16,7 @@ from holter.detectors.window import Window
 from holter.records import (
     Census,
     Feed,
+    Halting,
     Inspection,
     Logged,
     Nonfinite,
@@ -220,6 +221,20 @@ def test_deaths_are_told_in_the_coordinators_time_whatever_the_hosts_clocks_say(
     assert [(1, 101), (0, 102), (2, 104)] == exits, (
         "rank 0's clock is known to be behind; nothing is heard before it was"
     )
+
+
+def test_who_said_that_it_is_about_to_end_is_known_until_it_begins_again() -> None:
+    assembly = Assembly()
+    second = 10**9
+    assembly.add(attached(0, 0), 0)
+    for state, at_s in (("terminated", 20), ("terminated", 21), ("dying", 22)):
+        said = msgspec.structs.replace(seen(0, 3, Halting(state=state)), at_ns=at_s * second)
+        assembly.add(said, 30 * second)
+    window = assembly.window(40 * second)
+    assert ({0: 20 * second}, {0: 22 * second}) == (window.signalled, window.failing)
+    again = attached(0, 0)
+    assembly.add(msgspec.structs.replace(again, body=msgspec.structs.replace(again.body, pid=77)), 50 * second)
+    assert ({}, {}) == (assembly.window(60 * second).signalled, assembly.window(60 * second).failing)
 
 
 def test_own_history_is_kept_or_broken_by_each_rank() -> None:

@@ -1,12 +1,14 @@
 """Names the first death, not its victims; says nothing of ends that were meant."""
 
 import signal
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
 from holter.detectors import DeadRank, RankExit, Window
-from holter.detectors.window import Examined
+from holter.detectors.window import Examined, StepView
 from holter.diagnosis import rank_causes
 from holter.records import Call, Exam, Exited, Farewell, Finding, Flight, Frame, Group, Phase, ThreadStack
 
@@ -43,13 +45,12 @@ END = Farewell(kind="end", text="", where="")
 INTERRUPT = Farewell(kind="interrupt", text="KeyboardInterrupt", where="")
 
 
-def judge(*exits: RankExit, now_s: float = 100.0, ranks: int = 2) -> list[Finding]:
+def judge(*exits: RankExit, now_s: float = 100.0, ranks: int = 2, **fields: Any) -> list[Finding]:
     in_time = tuple(sorted(exits, key=lambda end: end.at_ns))
-    return list(
-        DeadRank().judge(
-            Window(now_ns=int(now_s * SECOND), world_size=ranks, attached=frozenset(range(ranks)), exits=in_time)
-        )
+    window = Window(
+        now_ns=int(now_s * SECOND), world_size=ranks, attached=frozenset(range(ranks)), exits=in_time, **fields
     )
+    return list(DeadRank().judge(window))
 
 
 def test_a_killed_rank_leads_and_the_peer_that_lost_its_connection_is_a_victim() -> None:
@@ -124,6 +125,11 @@ def test_all_ranks_silent_at_once_leave_the_order_unclear() -> None:
         (ended(0, 10, said=INTERRUPT), ended(1, 40, by=signal.SIGKILL)),
         (ended(0, 10, by=signal.SIGTERM), ended(1, 10.4, by=signal.SIGTERM)),
         (ended(0, 10, code=143), ended(1, 10.1, by=signal.SIGTERM)),
+        (ended(0, 10, code=143), ended(1, 11, code=143)),
+        tuple(ended(rank, 10 + 0.2 * rank, by=signal.SIGTERM) for rank in range(4)),
+        (ended(1, 10, by=signal.SIGTERM), ended(0, 15, code=0, said=END)),
+        (ended(0, 10, code=0, said=END), ended(1, 15, by=signal.SIGTERM)),
+        (ended(1, 10, code=-signal.SIGTERM), ended(0, 40, by=signal.SIGKILL)),
         (ended(0, 10, code=93), ended(1, 10, code=93)),
         (ended(0, 10, code=0, said=END),),
     ],
@@ -135,6 +141,11 @@ def test_all_ranks_silent_at_once_leave_the_order_unclear() -> None:
         "ctrl-c, launcher kills the rest",
         "stopped from outside",
         "stopped, by code",
+        "stopped, one second apart",
+        "stopped, one after the other",
+        "stopped, one saves first",
+        "stopped, one was quicker with its save",
+        "stopped, one does not obey",
         "halted by decision",
         "one still runs",
     ],
@@ -152,6 +163,40 @@ def test_sigterm_to_one_rank_alone_is_a_death() -> None:
     (finding,) = judge(ended(1, 10.0, by=signal.SIGTERM))
     assert finding.ranks == (1,)
     assert finding.facts["is_terminated"] is True
+
+
+STOPPED = ended(1, 10.0, by=signal.SIGTERM)
+
+
+def test_where_sigterm_ended_a_rank_the_others_have_time_to_save_and_follow() -> None:
+    assert [] == judge(STOPPED, now_s=39.0)
+    (finding,) = judge(STOPPED, now_s=41.0)
+    assert (1,) == finding.ranks
+
+
+def test_sigterm_to_one_rank_alone_is_a_death_as_soon_as_its_peers_go_on() -> None:
+    assert [] == judge(STOPPED, now_s=13.0, steps=(StepView(20, 10 * SECOND + 1, 1, ()),))
+    (finding,) = judge(STOPPED, now_s=13.0, steps=(StepView(21, 12 * SECOND, 1, ()),))
+    assert (1,) == finding.ranks
+
+
+def test_sigterm_to_one_rank_alone_is_a_death_as_soon_as_its_peers_fail_over_it() -> None:
+    lost = ended(0, 10.1, by=signal.SIGTERM, said=raised(LOST))
+    (finding,) = judge(STOPPED, lost, now_s=11.5, signalled={0: int(10.05 * SECOND)})
+    assert ((1,), True) == (finding.ranks, finding.facts["is_terminated"])
+    (finding,) = judge(STOPPED, now_s=11.5, failing={0: int(10.1 * SECOND)})
+    assert ((1,), True) == (finding.ranks, finding.facts["is_terminated"])
+
+
+def test_a_rank_that_was_told_to_end_before_it_lost_its_peer_is_part_of_the_stop() -> None:
+    told = {0: int(9.9 * SECOND), 1: int(9.9 * SECOND)}
+    assert [] == judge(STOPPED, ended(0, 10.1, by=signal.SIGTERM, said=raised(LOST)), signalled=told)
+    assert [] == judge(STOPPED, ended(0, 9.95, by=signal.SIGTERM, said=raised(LOST)), signalled=told)
+    assert [] == judge(STOPPED, now_s=11.5, signalled=told, failing={0: int(10.1 * SECOND)})
+
+
+def test_a_rank_that_the_kernel_killed_for_memory_after_a_sigterm_is_no_part_of_a_stop() -> None:
+    assert judge(STOPPED, ended(0, 15.0, by=signal.SIGKILL, out_of_memory=True))
 
 
 def test_sigterm_to_all_is_a_fault_if_one_of_them_died_otherwise() -> None:
@@ -313,3 +358,84 @@ def test_a_rank_that_failed_by_itself_is_not_excused_by_one_that_left() -> None:
 
 def replaced(end: RankExit, last_step: int) -> RankExit:
     return RankExit(end.rank, end.at_ns, msgspec.structs.replace(end.exited, last_step=last_step))
+
+
+GAVE_UP = (
+    "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete"
+)
+BARRIER = "RuntimeError: [Rank 0]: Rank{} failed to pass monitoredBarrier in 5000 ms"
+WATCHDOG = (
+    "torch.distributed.DistBackendError: [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=812)"
+)
+
+
+@pytest.mark.parametrize("text", [GAVE_UP, WATCHDOG, "torch.distributed.DistStoreError: wait timeout after 3000ms"])
+def test_a_rank_whose_backend_gave_up_is_a_victim_of_the_one_that_is_left(text: str) -> None:
+    (finding,) = judge(ended(0, 10.0, code=1, said=raised(text)), ended(1, 10.5, by=signal.SIGTERM))
+    assert (1,) == finding.ranks
+    assert finding.summary.startswith("Rank 0 waited for rank 1 in vain and ended with ")
+    (cause, *_) = rank_causes(finding)
+    assert ("rank_missing_from_collective", 0.65, (1,)) == (cause.cause, cause.confidence, cause.ranks)
+    assert any(proof.kind == "missing" for proof in cause.evidence)
+
+
+@pytest.mark.parametrize(("words", "expected"), [(" 1", (1,)), ("s 1, 3", (1, 3))])
+def test_monitored_barrier_says_who_was_missing(words: str, expected: tuple[int, ...]) -> None:
+    follows = "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0."
+    (finding,) = judge(
+        ended(2, 9.9, code=1, said=raised(follows)),
+        ended(0, 10.0, code=1, said=raised(BARRIER.format(words))),
+        *(ended(rank, 10.5, by=signal.SIGTERM) for rank in (1, 3)),
+        ranks=4,
+    )
+    assert expected == finding.ranks
+    assert ("rank_missing_from_collective", 0.85) == (rank_causes(finding)[0].cause, rank_causes(finding)[0].confidence)
+
+
+def taken_at(seen: Examined, taken_ns: int) -> Examined:
+    assert seen.exam.flight is not None
+    flight = msgspec.structs.replace(seen.exam.flight, taken_ns=taken_ns)
+    return replace(seen, exam=msgspec.structs.replace(seen.exam, flight=flight))
+
+
+def test_recorders_say_who_was_missing() -> None:
+    def seen(last: int, *, is_open: bool) -> tuple[Examined, ...]:
+        made = [
+            msgspec.structs.replace(LAST_CALL, sequence=number, record=number, is_retired=number < last or not is_open)
+            for number in range(30, last + 1)
+        ]
+        flight = msgspec.structs.replace(FLIGHT, calls=made)
+        return (Examined(20, 10 * SECOND, Exam(reason="death", flight=flight), 10 * SECOND),)
+
+    exams = {rank: seen(40, is_open=True) for rank in (0, 1, 3)} | {2: seen(39, is_open=False)}
+    exits = (
+        ended(0, 10.0, code=1, said=raised(GAVE_UP)),
+        *(ended(rank, 10.5, by=signal.SIGTERM) for rank in (1, 2, 3)),
+    )
+    (finding,) = judge(*exits, ranks=4, exams=exams)
+    assert ((2,), 40) == (finding.ranks, finding.collective.sequence if finding.collective else None)
+    assert "rank_missing_from_collective" == rank_causes(finding)[0].cause
+    assert any(proof.kind == "last_collectives" and proof.values["rank"] == 2 for proof in finding.evidence)
+    (unsure,) = judge(*exits, ranks=4)
+    assert () == unsure.ranks
+    assert "which of them was missing is not known" in unsure.summary
+    assert rank_causes(unsure)[0].confidence < 0.5
+
+
+def test_a_rank_that_died_or_left_explains_a_timeout_however_long_ago() -> None:
+    gave_up = ended(0, 1000.0, code=1, said=raised(GAVE_UP))
+    assert (1,) == judge(ended(1, 10.0, by=signal.SIGKILL), gave_up, now_s=2000.0)[0].ranks
+    (finding,) = judge(replaced(ended(1, 10.0, code=0, said=QUIET), last_step=20), gave_up, now_s=2000.0)
+    assert ((1,), "rank_dead") == (finding.ranks, rank_causes(finding)[0].cause)
+
+
+@pytest.mark.parametrize("text", ["requests.exceptions.ReadTimeout: timed out", "TimeoutError: timed out"])
+def test_a_timeout_that_is_not_the_backends_is_a_death_of_its_own(text: str) -> None:
+    (finding,) = judge(ended(0, 10.0, code=1, said=raised(text)), ended(1, 10.5, by=signal.SIGTERM))
+    assert ((0,), "rank_dead") == (finding.ranks, rank_causes(finding)[0].cause)
+
+
+def test_an_error_of_the_rank_itself_that_the_watchdog_tells_is_its_own() -> None:
+    text = "torch.distributed.DistBackendError: NCCL watchdog thread terminated with exception: CUDA error: an illegal memory access"
+    (finding,) = judge(ended(0, 10.0, code=1, said=raised(text)), ended(1, 10.5, by=signal.SIGTERM))
+    assert ((0,), "rank_dead") == (finding.ranks, rank_causes(finding)[0].cause)

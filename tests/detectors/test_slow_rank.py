@@ -420,8 +420,25 @@ def test_clocks_that_are_not_known_well_name_nobody() -> None:
 
 
 def test_a_lag_that_is_small_against_the_step_is_not_worth_a_word() -> None:
-    assert judge(simulate(late(1, 0.1), step_s=1.0)) == []
-    assert judge(simulate(late(1, 0.2), step_s=1.0))
+    assert judge(simulate(late(1, 0.04), step_s=1.0)) == []
+    assert judge(simulate(late(1, 0.1), step_s=1.0))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("step_s", [0.28, 0.5, 0.8])
+def test_50_ms_are_named_in_longer_steps_too(ranks: int, step_s: float) -> None:
+    (finding,) = judge(simulate(late(1), ranks=ranks, step_s=step_s, noise_s=0.005, steps=100))
+    assert ((1,), "warning") == (finding.ranks, finding.severity)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step_s", [0.3, 1.0])
+@pytest.mark.parametrize("name", ["heavy_tail", "exponential", "lengths", "busy_machine", "all_slow"])
+def test_equal_ranks_with_longer_steps_and_as_much_more_noise_are_never_named(name: str, step_s: float) -> None:
+    noise = step_s / 0.06 / 4
+    for ranks in (2, 4):
+        window = simulate(lambda *at: noise * HEALTHY[name](*at), ranks=ranks, steps=200, step_s=step_s)
+        assert named(window, every=20) == {}
 
 
 @pytest.mark.parametrize("settings", [{"min_steps": 11}, {"min_share_latest": 0.5}, {"min_lag_s": -1.0}])

@@ -325,6 +325,29 @@ def test_a_hung_job_that_is_killed_keeps_its_verdict(ends: tuple[float, float], 
     assert {str(_substance(played.first[1]))} == {str(_substance(one)) for _, one in played.confirmed}
 
 
+GAVE_UP = Farewell(
+    kind="exception",
+    text="RuntimeError: Timed out waiting 5000ms for recv operation to complete",
+    where="/home/u/train.py:88",
+)
+
+
+@pytest.mark.parametrize("name", ["a loop", "a locked interpreter", "a library that does not come back"])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_backends_timeout_proves_a_hang_before_the_culprits_own_time_is_up(name: str, ranks: int) -> None:
+    actors, *_ = fault(name, ranks)
+    actors = {rank: replace(one, ends_s=5.5, exit_code=None, signal=signal.SIGTERM) for rank, one in actors.items()}
+    played = play(actors | {0: replace(actors[0], ends_s=5.0, exit_code=1, signal=None, farewell=GAVE_UP)}, until_s=10)
+    at_s, finding = played.first
+    assert (5.0, (ranks - 1,)) == (at_s, finding.ranks)
+    assert "rank 0, which waited for it, ended with RuntimeError: Timed out waiting 5000ms" in str(finding.evidence)
+    assert {str(_substance(finding))} == {str(_substance(one)) for _, one in played.confirmed}
+    own = msgspec.structs.replace(GAVE_UP, text="ValueError: bad label 7")
+    assert (
+        [] == play(actors | {0: replace(actors[0], ends_s=5.0, exit_code=1, signal=None, farewell=own)}, 10).confirmed
+    )
+
+
 def test_survivors_that_wait_for_the_dead_say_so() -> None:
     actors = job(4, **BUSY, ends_s=1.0, exit_code=None, signal=signal.SIGKILL)
     _, finding = play(actors, until_s=10).first

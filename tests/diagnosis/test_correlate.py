@@ -184,6 +184,12 @@ def test_a_job_that_hung_and_was_ended_is_one_incident_led_by_the_hang(hang: Fin
     assert (hang, (death,)) == (incident.leading, incident.consequences)
 
 
+def test_a_timeout_is_led_by_the_hang_that_it_proves_whichever_is_told_first() -> None:
+    given_up = finding("dead_rank", 20, is_timed_out=True, is_absent_seen=False, is_absent_known=True)
+    (incident,) = open_ones([given_up], [given_up, STUCK])
+    assert (STUCK, (given_up,)) == (incident.leading, incident.consequences)
+
+
 def test_memory_that_ran_out_on_the_rank_that_stood_still_leads() -> None:
     death = finding("dead_rank", 20, is_signal=True, is_killed=True, is_out_of_memory=True)
     (incident,) = open_ones([STUCK], [STUCK, death])

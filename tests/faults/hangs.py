@@ -54,7 +54,9 @@ class Case:
     @property
     def name(self) -> str:
         """For people and for test ids."""
-        words = (f"{self.row:02d}" if self.row else "", self.script, self.how, f"x{self.world_size}")
+        # The culprit is said where it is the rank that has the job's store, and whose sidecar started the coordinator.
+        who = "rank0" if self.ranks == (0,) else ""
+        words = (f"{self.row:02d}" if self.row else "", self.script, self.how, f"x{self.world_size}", who)
         return "-".join(word for word in words if word)
 
 
@@ -77,6 +79,7 @@ CASES = (
     case(25, "other_size", "collective_shape_mismatch", ranks=None, operation="all_reduce", says=("100", "200"), hangs=False),
     *process(26, "suspend", "rank_suspended", kinds=("process_state",)),
     *process(27, "kill", "rank_dead", says=("SIGKILL",), kinds=("last_collectives", "last_statistics"), hangs=False),
+    case(27, "process_faults", "rank_dead", "kill", ranks=(0,), says=("SIGKILL",), kinds=("last_collectives", "last_statistics"), hangs=False),
     *process(0, "abort", "rank_dead", says=("SIGABRT",), kinds=("last_collectives", "last_statistics"), hangs=False),
     *process(0, "leave", "rank_dead", says=("exit code 7",), kinds=("last_collectives", "last_statistics"), hangs=False),
     case(0, "process_faults", "rank_dead", "leave_quietly", kinds=("last_collectives", "last_statistics"), hangs=False),
@@ -89,6 +92,7 @@ CASES = (
     case(29, "process_faults", "interpreter_locked", "match_in_native_code", function="match_in_native_code", native=("sre_",)),
     case(30, "slow_rank", "slow_compute", "backward", hangs=False),
     case(30, "slow_rank", "slow_compute", "backward", hangs=False, ranks=(2,), world_size=4),
+    case(30, "slow_rank", "slow_compute", "backward", hangs=False, ranks=(0,)),
     case(30, "slow_rank", "slow_compute", "forward", hangs=False),
     case(31, "slow_rank", "slow_input", "data", hangs=False),
     case(0, "other_dtype", "collective_dtype_mismatch", "once", ranks=None, operation="all_reduce", says=("float32", "int32"), hangs=False),

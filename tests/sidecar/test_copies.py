@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from holter.records import Flight
-from holter.sidecar.copies import Copies, interval_s
+from holter.sidecar.copies import Copies, interval_s, rest_s
 from holter.sidecar.recorder import RecorderError
 
 
@@ -36,17 +36,54 @@ def flight(taken_ns: int) -> Flight:
     [
         (0.0, 0, 0, 0.5),
         (0.001, 10, 0, 0.5),
-        (0.01, 2000, 0, 2.5),
-        (0.064, 2000, 0, 15.0),
-        (5.0, 2000, 0, 15.0),
+        (0.01, 2000, 0, 4.0),
+        (0.064, 2000, 0, 16.0),
+        (5.0, 2000, 0, 16.0),
         (5.0, 50, 0, 1.0),  # somebody else's time
         (0.001, 10, 1, 1.0),
         (0.001, 10, 4, 8.0),
-        (0.001, 10, 5000, 15.0),
+        (0.001, 10, 5000, 16.0),
     ],
 )
 def test_the_interval_follows_the_cost(cost_s, num_calls, num_failures, expected):
     assert interval_s(cost_s, num_calls, num_failures) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("common_s", "every_s", "expected"),
+    [
+        (100.0, 4.0, 4.0),
+        (101.0, 4.0, 3.0),
+        (102.99, 4.0, 1.01),
+        (103.1, 4.0, 4.9),
+        (100.3, 0.5, 0.2),
+        (96.0, 16.0, 16.0),
+    ],
+)
+def test_a_copy_is_made_when_the_common_clock_shows_a_multiple_of_the_interval(common_s, every_s, expected):
+    assert rest_s(int(common_s * 1e9), every_s) == pytest.approx(expected)
+
+
+def copied(begun_s: float, cost_s: float, *, rate: float, until_s: float = 600.0, ring: int = 2000) -> set[int]:
+    """Blocks of 64 calls that a sidecar has seen whole, in a job of so many calls a second."""
+    told: set[int] = set()
+    now_s = begun_s
+    while now_s < until_s:
+        last = int(rate * now_s)
+        first = max(0, last - ring)
+        told |= {block for block in range(first // 64, last // 64) if block * 64 >= first}
+        now_s += cost_s
+        now_s += rest_s(int(now_s * 1e9), interval_s(cost_s, min(last, ring)))
+    return told
+
+
+@pytest.mark.parametrize("rate", [100.0, 200.0, 400.0, 800.0])
+@pytest.mark.parametrize(("begun_s", "cost_s"), [(0.7, 0.064), (6.0, 0.064), (0.6, 0.05), (3.1, 0.02)])
+def test_ranks_copy_the_same_calls_of_a_busy_job_whenever_they_began_and_whatever_it_costs_them(rate, begun_s, cost_s):
+    one, other = copied(0.5, 0.064, rate=rate), copied(begun_s, cost_s, rate=rate)
+    assert len(one & other) >= 0.95 * min(len(one), len(other))
+    share = len(one & other) / (rate * 600 / 64)
+    assert share >= 0.9 * min(1.0, 2000 / (16 * rate))
 
 
 async def test_the_last_copy_survives_a_failure_and_the_failure_is_said():

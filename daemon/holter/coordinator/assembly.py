@@ -26,6 +26,7 @@ from holter.records import (
     Census,
     Exam,
     Exited,
+    Halting,
     Link,
     Logged,
     Observation,
@@ -66,6 +67,10 @@ class Assembly:
         self._left: dict[int, tuple[int, int]] = {}
         """Rank -> (step, root of its parameters after that step)"""
         self._exits: dict[int, RankExit] = {}
+        self._signalled: dict[int, int] = {}
+        """Rank -> when it first said that a signal asks it to end"""
+        self._failing: dict[int, int] = {}
+        """Rank -> when it said that an exception is about to end it"""
         self._ledgers: dict[int, StepLedger] = {}
         self._floor = 0
         """Steps below this are forgotten for good."""
@@ -94,9 +99,7 @@ class Assembly:
             case Attached():
                 self._attach(rank, observation.step, body)
             case Exited():
-                # Nothing happens after it was heard of; and clocks of hosts differ.
-                at_ns = min(observation.at_ns + self._offsets.get(rank, 0), received_ns)
-                self._exits[rank] = RankExit(rank, at_ns, body)
+                self._exits[rank] = RankExit(rank, self._happened_ns(observation, received_ns), body)
                 self._judged = None
             case Census():
                 self._census.add(rank, observation.step, body)
@@ -111,11 +114,19 @@ class Assembly:
             case _:
                 self._add_watched(observation, received_ns)
 
+    def _happened_ns(self, observation: Observation, received_ns: int) -> int:
+        """Nothing happens after it was heard of; and clocks of hosts differ."""
+        return min(observation.at_ns + self._offsets.get(observation.rank, 0), received_ns)
+
     def _add_watched(self, observation: Observation, received_ns: int) -> None:
         rank, body = observation.rank, observation.body
         match body:
             case Overdue() | Exam() | Unexamined() | Link():
                 self._progress.add(observation, received_ns)
+            case Halting(state="terminated"):
+                self._signalled.setdefault(rank, self._happened_ns(observation, received_ns))
+            case Halting(state="dying"):
+                self._failing.setdefault(rank, self._happened_ns(observation, received_ns))
             case Traffic():
                 self._offsets[rank] = body.clock_offset_ns
                 self._arrivals.add(rank, body, received_ns)
@@ -145,6 +156,8 @@ class Assembly:
             unavailable=frozenset(self._unavailable),
             origins=dict(self._origins),
             exits=tuple(sorted(self._exits.values(), key=lambda ended: (ended.at_ns, ended.rank))),
+            signalled=dict(self._signalled),
+            failing=dict(self._failing),
             census=dict(self._census.joined),
             census_steps=dict(self._census.steps),
             census_changes=self._census.changes(),
@@ -194,6 +207,8 @@ class Assembly:
     def _begin_again(self, rank: int, step: int) -> None:
         """A rank attached from a new process: what its former life did from this step on did not happen."""
         self._exits.pop(rank, None)
+        self._signalled.pop(rank, None)
+        self._failing.pop(rank, None)
         self._left.pop(rank, None)
         self._last.pop(rank, None)
         for later in [known for known in self._ledgers if known >= step]:

@@ -6,6 +6,7 @@
     without a sidecar       when those who wait for it have been overdue for a minute
     anybody else            when its own deadline has passed, and the patience that its stack asks for
     nobody waits for it     much later
+    a backend gave up       at once: its timeout has proved the hang
 
 How long something may take is the culprit's to say: a rank that waits for a peer which is saving is no news.
 """
@@ -14,8 +15,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from holter.detectors.culprits import Blame
+from holter.detectors.endings import how
 from holter.detectors.standstill import Look, Standstill
-from holter.detectors.window import Delay
+from holter.detectors.window import Delay, RankExit
 from holter.records import Phase
 
 SECOND = 1_000_000_000
@@ -67,6 +69,16 @@ class Due:
     overdue_ns: int
     """When the deadline passed by the ranks' own clock."""
     why: str
+    is_proven: bool = False
+    """There is nothing left to wait for."""
+
+
+def proven(scene: Standstill, blamed: Blame, gave_up: RankExit | None) -> Due | None:
+    """A rank that waited for the culprit was told by its backend that the time is up: the culprit's own deadline counts no more."""
+    if gave_up is None or gave_up.rank not in blamed.victims:
+        return None
+    why = f"rank {gave_up.rank}, which waited for it, {how(gave_up)}"
+    return Due(scene.now_ns, gave_up.at_ns, why, is_proven=True)
 
 
 def due(scene: Standstill, blamed: Blame, rank: int, patience: Patience) -> Due | None:

@@ -3,15 +3,16 @@
 What it detects
     The first rank to end abnormally: by a signal, with an exception, with an exit code other than 0, or without a word; or the first to
     leave without an error, if a peer that still needed it says that it lost its connection. Ranks that fell afterwards are told apart:
-    the launcher sends SIGTERM to the survivors, and peers raise errors about a closed connection.
+    the launcher sends SIGTERM to the survivors, and peers raise errors about a closed connection. A rank that gave up because its
+    backend's timeout was over is a victim, too: the rank is named that it waited for, or nobody.
 
 Why it matters
     The survivors' logs are full of connection errors that point at each other. Only the first death has a cause worth finding.
 
 False positives
-    An ordinary end, Ctrl-C, and SIGTERM to all ranks at once (a scheduler or a person stopped the job) are no faults. A script that
-    ends its ranks by `os._exit` with a code other than 0 is reported. A rank that is done earlier than others is not, unless one of
-    them fails over it.
+    An ordinary end, Ctrl-C, and SIGTERM to all ranks (a scheduler or a person stopped the job) are no faults: where SIGTERM ended the
+    first, the others have half a minute to save and to follow. A script that ends its ranks by `os._exit` with a code other than 0 is
+    reported. A rank that is done earlier than others is not, unless one of them fails over it.
 
 What to do
     Look at the named rank's own log and at the kernel's log of its host at that moment, and at no other rank. SIGKILL with nobody who
@@ -23,11 +24,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.detectors import timeouts
 from holter.detectors.death_evidence import death, last_seen, victims_of
 from holter.detectors.endings import VICTIMS, how, is_meant, is_same_exception, kind_of, signal_of
+from holter.detectors.stall_words import group_of
+from holter.detectors.stops import is_stop
 from holter.detectors.window import RankExit, Window
 from holter.detectors.wording import ranks_text
-from holter.records import Finding
+from holter.records import Collective, Finding
 
 __all__ = ["DeadRank", "kind_of"]
 
@@ -46,12 +50,14 @@ class DeadRank:
     reorder_s: float = 1.0
     """A peer's lost connection may be seen this much earlier than the death that closed it."""
     together_s: float = 0.5
-    """SIGTERM to all ranks within this time was sent from outside."""
+    """All ranks that are gone without a word within this time may have been stopped from outside."""
+    stop_s: float = 30.0
+    """So long after SIGTERM ended a rank the others may live on, to save and then to end: it is what schedulers grant."""
     left_s: float = 60.0
     """So long after a rank left without an error a peer may notice that it is gone."""
 
     def __post_init__(self) -> None:
-        for name in ("settle_s", "reorder_s", "together_s", "left_s"):
+        for name in ("settle_s", "reorder_s", "together_s", "stop_s", "left_s"):
             if getattr(self, name) < 0:
                 raise ValueError(f"dead_rank.{name} must not be negative, got {getattr(self, name)}")
 
@@ -67,9 +73,12 @@ class DeadRank:
             return
         if self._is_called_off(window.exits, abnormal[0]):
             return
-        if is_everyone_gone and len(abnormal) == len(window.exits) and self._are_stopped_together(abnormal):
+        if is_stop(window, abnormal, stop_s=self.stop_s, settle_s=self.settle_s):
             return
         culprits = self._culprits(abnormal, window.exits)
+        if kind_of(culprits[0]) == "timed_out":
+            yield _given_up(window, culprits[0], abnormal)
+            return
         is_unclear = (
             is_everyone_gone and self._are_together(abnormal) and all(kind_of(end) == "unknown" for end in abnormal)
         )
@@ -89,15 +98,13 @@ class DeadRank:
     def _are_together(self, ends: list[RankExit]) -> bool:
         return ends[-1].at_ns - ends[0].at_ns <= self.together_s * 1e9
 
-    def _are_stopped_together(self, ends: list[RankExit]) -> bool:
-        return all(kind_of(end) == "terminated" for end in ends) and self._are_together(ends)
-
     def _culprits(self, ends: list[RankExit], everyone: tuple[RankExit, ...]) -> list[RankExit]:
         first = ends[0]
         if kind_of(first) in VICTIMS:
             soon = [end for end in ends if end.at_ns - first.at_ns <= self.reorder_s * 1e9]
-            first = next((end for end in soon if kind_of(end) not in VICTIMS), first)
-        if kind_of(first) == "connection_lost":
+            gave_up = next((end for end in soon if kind_of(end) == "timed_out"), first)
+            first = next((end for end in soon if kind_of(end) not in VICTIMS), gave_up)
+        if kind_of(first) in {"connection_lost", "timed_out"}:
             first = self._left_by(first, everyone) or first
         if kind_of(first) not in {"exception", "connection_lost"}:
             return [first]
@@ -107,11 +114,34 @@ class DeadRank:
         """Who left quietly while this rank still needed it."""
         for end in ends:
             before_s = (lost.at_ns - end.at_ns) / 1e9
-            is_then = -self.reorder_s <= before_s <= self.left_s
+            # A timeout may be as long as it likes.
+            is_then = -self.reorder_s <= before_s and (kind_of(lost) == "timed_out" or before_s <= self.left_s)
             is_early = end.exited.last_step <= lost.exited.last_step
             if end.rank != lost.rank and kind_of(end) == "ordinary" and not is_meant(end) and is_then and is_early:
                 return end
         return None
+
+
+def _given_up(window: Window, gave_up: RankExit, abnormal: list[RankExit]) -> Finding:
+    """The backend has proved that somebody was missing; whoever waited is not accused."""
+    found, step = timeouts.missing(window, gave_up), gave_up.exited.last_step
+    wait = found.analysis.blocking if found.analysis else None
+    return Finding(
+        detector=DeadRank.name,
+        severity="critical",
+        first_step=step,
+        detected_step=step,
+        ranks=found.ranks,
+        summary=timeouts.summary(gave_up, found),
+        facts={
+            "is_timed_out": True,
+            "is_absent_seen": found.by in {"named", "recorders"},
+            "is_absent_known": bool(found.ranks),
+            "is_everyone_gone": window.attached <= {end.rank for end in window.exits},
+        },
+        evidence=tuple(timeouts.evidence(window, gave_up, found, abnormal)),
+        collective=Collective(group=group_of(wait), sequence=wait.sequence, operation=wait.operation) if wait else None,
+    )
 
 
 def _finding(

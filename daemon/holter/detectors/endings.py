@@ -5,9 +5,9 @@ from typing import Literal
 
 from holter.detectors.window import RankExit
 
-Kind = Literal["ordinary", "terminated", "connection_lost", "signal", "exception", "exit_code", "unknown"]
-VICTIMS: tuple[Kind, ...] = ("terminated", "connection_lost")
-"""Ends that a peer's death brings about."""
+Kind = Literal["ordinary", "terminated", "connection_lost", "timed_out", "signal", "exception", "exit_code", "unknown"]
+VICTIMS: tuple[Kind, ...] = ("terminated", "connection_lost", "timed_out")
+"""Ends that a peer's death, or its absence, brings about."""
 
 MEANT_CODES = (93, 128 + signal.SIGINT)
 """Halted by decision, and Ctrl-C as a shell counts it."""
@@ -25,10 +25,21 @@ LOST_CONNECTION = (
     "unhandled system error",
     "connectfull",
     "no longer alive",
-    "nccl watchdog",
     "ncclremoteerror",
+    "received errors while waiting for send/recv",
 )
 """What gloo, NCCL and the store say when a peer is gone, in lower case."""
+
+TIMED_OUT = (
+    "for recv operation to complete",
+    "for send operation to complete",
+    "failed to pass monitoredbarrier",
+    "collective operation timeout",
+    "nccl timeout",
+    "nccl operations have failed or timed out",
+    "diststoreerror",
+)
+"""What they say when a peer has not come in time: only the backend's own words, for a download may time out as well."""
 
 
 def kind_of(end: RankExit) -> Kind:
@@ -40,7 +51,7 @@ def kind_of(end: RankExit) -> Kind:
     if (
         said and said.kind == "exception" and (is_terminated or number is None)
     ):  # SIGTERM came while it was on its way out
-        return "connection_lost" if any(text in said.text.lower() for text in LOST_CONNECTION) else "exception"
+        return _kind_of_exception(said.text.lower())
     if is_terminated:
         return "terminated"
     if number is not None:
@@ -48,6 +59,12 @@ def kind_of(end: RankExit) -> Kind:
     if code is not None or (said and said.kind == "exit" and said.text != EXIT_DONE):
         return "exit_code"
     return "ordinary" if said else "unknown"
+
+
+def _kind_of_exception(text: str) -> Kind:
+    if any(words in text for words in LOST_CONNECTION):
+        return "connection_lost"
+    return "timed_out" if any(words in text for words in TIMED_OUT) else "exception"
 
 
 def is_meant(end: RankExit) -> bool:

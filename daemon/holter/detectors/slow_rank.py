@@ -15,7 +15,8 @@ False positives
     are late in turns, a busy machine. All ranks equally slow are not late for each other. A rank that has more to do than the others
     (larger batches, more micro-steps, another part of the model, as pipeline stages have) is not called slow: there is not enough
     evidence, which is told as an information. Sequences that are always longer on one rank cannot be told from slowness, nor can
-    a rank that is slow for 50 steps in a row, by about the same time at each, and then is not: it was slow meanwhile.
+    a rank that is slow for 50 steps in a row, by about the same time at each, and then is not: it was slow meanwhile. A lag of less
+    than a twentieth of a step is not told, nor one that is small against the ups and downs of the steps.
 
 What to do
     Look at the named rank's host and device before any code: the code is the same on all ranks (`holter explain slow_compute`,
@@ -74,8 +75,8 @@ class SlowRank:
     min_lag_s: float = 0.025
     pressed_lag_s: float = 0.0375
     """The same on a host where some task waits for a processor all the time: it does not serve all ranks alike."""
-    min_share_of_step: float = 0.15
-    """Of a step's usual time: less is not worth anyone's while."""
+    min_share_of_step: float = 0.05
+    """Of a step's usual time, the lag in it: less is not worth anyone's while."""
     min_spreads: float = 5.0
     """In units of what the other ranks differ among themselves."""
     min_clock_errors: float = 3.0

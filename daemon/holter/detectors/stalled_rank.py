@@ -24,14 +24,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from holter.detectors.confirming import SECOND, Due, Patience, due, has_stayed, is_answered
+from holter.detectors.confirming import SECOND, Due, Patience, due, has_stayed, is_answered, proven
 from holter.detectors.culprits import Blame, blame
 from holter.detectors.endings import is_meant, kind_of
 from holter.detectors.stall_evidence import evidence
 from holter.detectors.stall_facts import Culprit
 from holter.detectors.stall_words import group_of, summary
 from holter.detectors.standstill import Standstill, standstill
-from holter.detectors.window import Window
+from holter.detectors.window import RankExit, Window
 from holter.detectors.wording import ranks_text
 from holter.records import Collective, ExamDepth, ExamRequest, Finding
 
@@ -74,7 +74,8 @@ class StalledRank:
         broken = next((end for end in window.exits if is_meant(end) or kind_of(end) != "ordinary"), None)
         if broken is not None:
             # What stood still before the first of them fell, or was killed, stays as it was known then.
-            before = [found for found in self._judged(_as_of(window, broken.at_ns)) if not found.needs]
+            then = _as_of(window, broken.at_ns)
+            before = [found for found in self._judged(then, _gave_up(window, broken)) if not found.needs]
             if before or is_meant(broken):
                 yield from before
                 return
@@ -83,7 +84,7 @@ class StalledRank:
             if broken is None or found.needs or found.facts["has_died"]:
                 yield found
 
-    def _judged(self, window: Window) -> Iterator[Finding]:
+    def _judged(self, window: Window, gave_up: RankExit | None = None) -> Iterator[Finding]:
         scene = standstill(window)
         if scene is None:
             return
@@ -91,7 +92,10 @@ class StalledRank:
         needs = [self._request(scene, scene.living, scene.asked_ns, "quick" if is_large else "native")]
         blamed = blame(scene)
         if blamed is not None and _is_hang(scene, blamed):
-            dues = {rank: found for rank in blamed.culprits if (found := due(scene, blamed, rank, self._patience))}
+            proof = proven(scene, blamed, gave_up)
+            dues = {
+                rank: found for rank in blamed.culprits if (found := proof or due(scene, blamed, rank, self._patience))
+            }
             confirmed = [rank for rank, found in dues.items() if self._is_confirmed(scene, blamed, rank, found)]
             if confirmed and (blamed.victims or blamed.is_deadlock or len(confirmed) == len(blamed.culprits)):
                 yield self._finding(scene, dataclasses.replace(blamed, culprits=tuple(confirmed)), dues)
@@ -119,6 +123,8 @@ class StalledRank:
     def _is_confirmed(self, scene: Standstill, blamed: Blame, rank: int, found: Due) -> bool:
         if scene.now_ns < found.ready_ns:
             return False
+        if found.is_proven:
+            return has_stayed(scene, rank)
         look = scene.looks.get(rank)
         if blamed.by == "suspended":
             return look is not None and look.suspended_s >= self.suspended_s - 0.1 and _is_seen_twice(scene, rank)
@@ -222,6 +228,12 @@ def _is_hang(scene: Standstill, blamed: Blame) -> bool:
 def _is_seen_twice(scene: Standstill, rank: int) -> bool:
     look = scene.looks[rank]
     return scene.delay(rank) is not None or look.before is not None
+
+
+def _gave_up(window: Window, broken: RankExit) -> RankExit | None:
+    """Whose backend's timeout was over, if that is why the first of them fell."""
+    ends = (end for end in window.exits if end.at_ns - broken.at_ns <= SECOND)
+    return next((end for end in ends if kind_of(end) == "timed_out"), None)
 
 
 def _as_of(window: Window, now_ns: int) -> Window:

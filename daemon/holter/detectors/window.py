@@ -226,6 +226,10 @@ class Window:
     """(rank, step) -> where the replay found the first NaN."""
     exits: tuple[RankExit, ...] = ()
     """In order of time."""
+    signalled: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> when it said that a signal asks it to end, by the coordinator's clock."""
+    failing: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> when it said that an exception is about to end it."""
     census: Mapping[int, Census] = field(default_factory=dict)
     """Rank -> its census, parts joined; equal ones are one object."""
     census_steps: Mapping[int, int] = field(default_factory=dict)

@@ -130,7 +130,7 @@ BRINGS_ABOUT: tuple[Consequence, ...] = (
     # Timeouts and people end a job that hangs, whichever of its ranks falls first; memory that ran out is a cause of its own.
     Consequence("stalled_rank", ("dead_rank",), unless_leader_has=("has_died",), unless_follower_has=("is_out_of_memory",), whenever=True),
     # Survivors wait for the dead.
-    Consequence("dead_rank", ("stalled_rank",), unless_follower_is=HELD, whenever=True),
+    Consequence("dead_rank", ("stalled_rank",), unless_leader_has=("is_timed_out",), unless_follower_is=HELD, whenever=True),
     # Without one rank nothing that the others do is sound.
     Consequence("dead_rank", ("nonfinite_values", "replica_divergence", "buffer_divergence", "batch_lengths", *WEIGHTS, *CURVES)),
 )  # fmt: skip

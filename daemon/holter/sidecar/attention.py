@@ -85,7 +85,7 @@ class Attention:
         """Begin to copy the recorder that listens at this path, and to listen for a last breath; in a running event loop."""
         if recorder:
             self._recorder = Recorder(recorder)
-            self._copies = Copies(self._recorder, self._on_copy)
+            self._copies = Copies(self._recorder, self._on_copy, lambda: clock.wall_ns() + self._clock_error()[0])
             self._examiner.use(self._recorder, self._copies)
             self._spawn(self._copies.run(), "recorder copies", self._tasks)
         if breath_fd >= 0:

@@ -16,6 +16,10 @@ _BUSY_DEVICE = (
 )
 _SAVED_BELOW = "native code of its own that holds the lock: its stack shows that of the save"
 _NO_NEXT_CALL = "the call after the one it stands in: had it only swapped two, the one it left out would be its next"
+_NOT_LOOKED_AT = (
+    "a look at the named rank before its peer's timeout was over: it is the only one left that can have been missing"
+)
+_NO_ABSENTEE = "the ranks' recorders from before the timeout: a rank gave up waiting, and nothing tells which of its peers was missing"
 _LOCKED_TOO = "the interpreter's answer: it is locked, and that alone would explain the wait"
 
 ROWS: tuple[Row, ...] = (
@@ -58,5 +62,8 @@ ROWS: tuple[Row, ...] = (
     Row("rank_dead", "dead_rank", 0.93, "observation", seen=("is_status_known",), absent=("is_signal", "is_exception")),
     Row("rank_dead", "dead_rank", 0.85, "observation", seen=("is_order_clear",), absent=("is_status_known",)),
     Row("rank_dead", "dead_rank", 0.60, "inference", absent=("is_status_known",), unless=("is_order_clear",), missing="exit codes: all ranks ended at once without last words, so the job may have been stopped from outside"),
-    Row("rank_dead", "dead_rank", 0.55, "inference", missing="the end of the peer that closed the connection: no rank was seen to die before this one complained"),
+    Row("rank_missing_from_collective", "dead_rank", 0.85, "observation", seen=("is_timed_out", "is_absent_seen")),
+    Row("rank_missing_from_collective", "dead_rank", 0.65, "inference", seen=("is_timed_out", "is_absent_known"), absent=("is_absent_seen",), missing=_NOT_LOOKED_AT),
+    Row("rank_missing_from_collective", "dead_rank", 0.40, "inference", seen=("is_timed_out",), absent=("is_absent_known",), missing=_NO_ABSENTEE),
+    Row("rank_dead", "dead_rank", 0.55, "inference", unless=("is_timed_out",), missing="the end of the peer that closed the connection: no rank was seen to die before this one complained"),
 )  # fmt: skip
