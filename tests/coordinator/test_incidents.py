@@ -60,6 +60,7 @@ def test_the_next_coordinator_knows_the_incidents_of_the_last(tmp_path: Path) ->
     assert ([], {cause_of(found): 1}) == (again.open(), +again.by_cause()), "a resumed run is not paged about again"
     again.meet_again([found.id])
     assert [(cause_of(found), "critical")] == again.open(), "one whose coordinator died is"
+    assert [found] == again.settled(), "at once: whoever was told shall not hear meanwhile that it is over"
 
 
 def test_what_is_counted_begins_at_0_and_never_falls(tmp_path: Path) -> None:
