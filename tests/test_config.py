@@ -32,6 +32,10 @@ def test_the_file_may_use_the_environment_names(tmp_path):
             {"HOLTER_WEBHOOK": "pager.corp"},
             "HOLTER_WEBHOOK must be an address that begins with http:// or https://, got 'pager.corp'",
         ),
+        (
+            {"HOLTER_RUNBOOKS": "wiki/holter"},
+            "HOLTER_RUNBOOKS must be an address that begins with http:// or https://, got 'wiki/holter'",
+        ),
         ({"HOLTER_RUN_ID": "a/b"}, "HOLTER_RUN_ID must be a name without slashes or spaces, got 'a/b'"),
     ],
 )

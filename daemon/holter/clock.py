@@ -30,6 +30,11 @@ def rfc3339(at_ns: int) -> str:
     return _utc(at_ns).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
+def epoch_s(text: str) -> float:
+    """What `rfc3339` wrote, in seconds since the epoch."""
+    return dt.datetime.fromisoformat(text).timestamp()
+
+
 def compact(at_ns: int) -> str:
     """`20261115T101500`, the form of run and incident ids."""
     return _utc(at_ns).strftime("%Y%m%dT%H%M%S")

@@ -57,10 +57,12 @@ class Settings:
     """Address that the coordinator tells of incidents, in the form of Alertmanager's webhooks; empty: nobody."""
     webhook_token_file: str = ""
     """File with the secret that is shown to the webhook as a bearer token."""
+    runbooks: str = ""
+    """Address below which `grafana/runbooks` is served, for the links in messages to the webhook; empty: one that leads nowhere."""
     targets_dir: str = ""
     """Directory, on a disk that Prometheus reads, for a file with the run's scrape targets; empty: none is written."""
     linger_s: float = 60.0
-    """So long the coordinator of a run that ended with an incident still answers, for those who scrape now and then."""
+    """So long the coordinator of a run that ended with an incident or a halt still answers, for those who scrape now and then."""
     halt_signals: tuple[str, ...] = ()
     """Signals (`SIGTERM`, `SIGUSR1`) on which a rank asks for a halt at an agreed step instead of ending at once."""
     save_deadline_s: float = 300.0
@@ -87,8 +89,10 @@ class Settings:
         _require(self.linger_s >= 0, "linger_s", "zero or more seconds", self.linger_s)
         _require(self.snapshot_every >= 0, "snapshot_every", "zero or more steps", self.snapshot_every)
         _require(self.snapshot_bytes >= 0, "snapshot_bytes", "zero or more bytes", self.snapshot_bytes)
-        is_address = not self.webhook or self.webhook.startswith(("http://", "https://"))
-        _require(is_address, "webhook", "an address that begins with http:// or https://", self.webhook)
+        for name in ("webhook", "runbooks"):
+            value = getattr(self, name)
+            is_address = not value or value.startswith(("http://", "https://"))
+            _require(is_address, name, "an address that begins with http:// or https://", value)
         _require(self.resume in (0, 1), "resume", "0 or 1", self.resume)
         known = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"}
         _require(
@@ -105,11 +109,13 @@ class Settings:
             said.append("HOLTER_PORT takes no effect: HOLTER_COORDINATOR names a coordinator that already runs")
         said += [
             f"HOLTER_{name.upper()} takes no effect here: it is the coordinator's, which already runs"
-            for name in ("webhook", "targets_dir")
+            for name in ("webhook", "runbooks", "targets_dir")
             if self.coordinator and getattr(self, name)
         ]
         if self.webhook_token_file and not self.webhook:
             said.append("HOLTER_WEBHOOK_TOKEN_FILE takes no effect without HOLTER_WEBHOOK")
+        if self.runbooks and not self.webhook:
+            said.append("HOLTER_RUNBOOKS takes no effect without HOLTER_WEBHOOK; rules take `holter alerts --runbooks`")
         return said
 
 

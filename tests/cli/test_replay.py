@@ -4,8 +4,9 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import pytest
@@ -20,10 +21,10 @@ from holter.coordinator.recalling import recall
 from holter.coordinator.replaying import Replay, differences, substances
 from holter.coordinator.rounds import Rounds
 from holter.coordinator.ward import Ward, WardSettings
-from holter.detectors import ALL
+from holter.detectors import ALL, Detector
 from holter.detectors.window import Window
 from holter.errors import UsageError
-from holter.records import Diagnosis, Finding, Nonfinite, Observation, Table
+from holter.records import Diagnosis, Finding, Nonfinite, Observation, Overdue, Phase, Table
 from holter.transport import wire
 
 SECOND_NS = 10**9
@@ -40,10 +41,15 @@ class Recorded:
 
 
 def record(
-    run_dir: Path, rounds: list[list[Observation]], *, has_tables: bool = True, is_killed: bool = False
+    run_dir: Path,
+    rounds: list[list[Observation]],
+    *,
+    has_tables: bool = True,
+    is_killed: bool = False,
+    detectors: Sequence[Detector] = ALL,
 ) -> Recorded:
     """As the service does it: hear, judge, fetch, judge again, twice a second."""
-    ward = Ward(WardSettings(run_dir, RUN_ID, "http://127.0.0.1:1"))
+    ward = Ward(WardSettings(run_dir, RUN_ID, "http://127.0.0.1:1"), detectors)
     for rank in range(2):
         hello = wire.Hello(
             run_id=RUN_ID, rank=rank, world_size=2, host="h", rank_pid=1, sidecar_pid=2, metrics_address=""
@@ -55,7 +61,8 @@ def record(
         for observation in said:
             ward.hear(observation.rank, wire.Report(heartbeat=None, observations=[observation], dropped=0), now_ns)
         judge(ward, now_ns + 1, has_tables=has_tables)
-    judge(ward, now_ns + SECOND_NS, has_tables=has_tables, is_final=True)
+    if not is_killed:
+        judge(ward, now_ns + SECOND_NS, has_tables=has_tables, is_final=True)
     if is_killed:
         ward.write_down()
         ward.journal.flush(ward.disk, is_now=True)
@@ -95,8 +102,8 @@ def diverging(num_steps: int) -> list[list[Observation]]:
     return healthy(num_steps) + apart
 
 
-def replayed(run_dir: Path) -> list[Diagnosis]:
-    replay = Replay(RUN_ID, "halt", ALL)
+def replayed(run_dir: Path, detectors: Sequence[Detector] = ALL) -> list[Diagnosis]:
+    replay = Replay(RUN_ID, "halt", detectors)
     for entry in journal.read(run_dir / "journal"):
         replay.feed(entry)
     return replay.finish()
@@ -245,6 +252,62 @@ def test_a_coordinator_that_is_started_again_knows_what_the_former_one_knew(tmp_
     assert () == again.judge(now_ns + 5 * SECOND_NS).fresh, "the same incident is told once"
     assert live.diagnoses == again.incidents.all()
     assert [0, 1] == again.introductions.record().ranks
+    again.end(now_ns)
+    again.close(5.0)
+
+
+class Standing:
+    """Names rank 1 while its sidecar says that it stands still."""
+
+    name = "stalled_rank"
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        for rank, delay in window.delays.items():
+            yield Finding(
+                detector=self.name,
+                severity="critical",
+                first_step=delay.step,
+                detected_step=delay.step,
+                ranks=(rank,),
+                summary="It stands still.",
+                facts={"is_suspended": True},
+            )
+
+
+def overdue(tier: Literal["overdue", "moved"], step: int) -> list[Observation]:
+    body = Overdue(tier=tier, phase=Phase.FORWARD, micro_step=0, waited_s=9.0, deadline_s=3.0, because="")
+    return [seen(1, step, body)]
+
+
+def stalling(at: int, num_silent: int, num_after: int) -> list[list[Observation]]:
+    """Rank 1 stands still in a step, and later moves on: two steps a second."""
+    steps = healthy(at + num_after)
+    return [*steps[: at + 1], overdue("overdue", at), *([[]] * num_silent), overdue("moved", at), *steps[at + 1 :]]
+
+
+@pytest.mark.parametrize(("num_after", "is_open"), [(60, True), (130, False)])
+def test_a_hang_that_is_over_replays_as_one(tmp_path: Path, num_after: int, is_open: bool) -> None:  # noqa: FBT001
+    live = record(tmp_path, stalling(10, 600, num_after), detectors=[Standing()])
+    (found,) = live.diagnoses
+    assert is_open is (found.closed_at is None)
+    assert live.diagnoses == replayed(tmp_path, [Standing()])
+
+
+def test_a_coordinator_that_is_started_again_tells_a_hang_that_came_back_from_the_one_that_was_over(
+    tmp_path: Path,
+) -> None:
+    twice = [*stalling(10, 10, 130), overdue("overdue", 140)]
+    live = record(tmp_path, twice, is_killed=True, detectors=[Standing()])
+    assert [False, True] == [one.closed_at is None for one in live.diagnoses]
+    again = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Standing()])
+    now_ns = START_NS + 90 * SECOND_NS
+    again.recall(now_ns)
+    again.judge(now_ns + 5 * SECOND_NS)
+    assert live.diagnoses == again.incidents.all()
+    assert [live.diagnoses[1].id] == [one.id for one in again.incidents.standing()]
+    assert [False, True] == [one.closed_at is None for one in again.saves.diagnoses], (
+        "a halt is wished for by open ones"
+    )
     again.end(now_ns)
     again.close(5.0)
 

@@ -80,6 +80,6 @@ def test_metrics_that_dashboards_and_pagers_rely_on():
     for name, expected in labels.items():
         assert set(expected) <= set(METRICS[name].labels), name
     assert METRICS["step_seconds"].kind == "histogram"
-    assert set(HALT_OUTCOMES) == {"completed", "called_off", "incomplete", "failed"}
+    assert set(HALT_OUTCOMES) == {"completed", "called_off", "refused", "incomplete", "failed"}
     assert all((metric.kind == "counter") == name.endswith("_total") for name, metric in METRICS.items())
     assert all(metric.unit == "" or name.endswith(f"_{metric.unit}") for name, metric in METRICS.items())

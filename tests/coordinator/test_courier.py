@@ -69,22 +69,22 @@ async def test_messages_come_in_order_with_the_token_of_the_moment(receiver: Rec
 
 
 async def test_a_webhook_that_comes_back_gets_everything(receiver: Receiver) -> None:
-    receiver.statuses = [500, 302, 429, 200]
+    receiver.statuses = [500, 302, 429, 401, 403, 404, 200]
     sender, deliveries = courier(receiver.url)
     sender.send({"n": 1})
     sender.send({"n": 2})
     await sender.close(5.0)
     assert [{"n": 1}, {"n": 2}] == receiver.received
-    assert {"failed": 3, "delivered": 2} == deliveries.counts
+    assert {"failed": 6, "delivered": 2} == deliveries.counts
     assert [] == deliveries.warnings()
 
 
 async def test_a_message_that_is_refused_is_not_sent_for_ever_and_not_hidden(receiver: Receiver) -> None:
-    receiver.statuses = [401, 200]
+    receiver.statuses = [400, 200]
     sender, deliveries = courier(receiver.url)
     sender.send({"n": 1})
     await eventually(lambda: deliveries.counts.get("dropped"))
-    assert ["webhook: 1 attempts failed, 1 messages lost, last HTTP 401 Unauthorized"] == deliveries.warnings()
+    assert ["webhook: 1 attempts failed, 1 messages lost, last HTTP 400 Bad Request"] == deliveries.warnings()
     sender.send({"n": 2})
     await sender.close(5.0)
     assert [{"n": 2}] == receiver.received
@@ -104,7 +104,8 @@ async def test_nobody_there_and_no_token_are_counted_and_room_is_bounded(tmp_pat
 @pytest.mark.slow
 async def test_the_coordinator_pages_without_a_prometheus(run_coordinator: Any, receiver: Receiver) -> None:
     receiver.statuses = [503, 200]
-    running = await run_coordinator(outlets=OutletSettings(webhook=WebhookSettings(receiver.url)))
+    pages = "https://wiki.corp/holter"
+    running = await run_coordinator(outlets=OutletSettings(webhook=WebhookSettings(receiver.url), runbooks=pages))
     ranks = [running.rank(rank) for rank in range(2)]
     for rank in ranks:
         rank.attach()
@@ -114,6 +115,7 @@ async def test_the_coordinator_pages_without_a_prometheus(run_coordinator: Any, 
     (message,) = await eventually(lambda: receiver.received)
     assert ("firing", "HolterNonfiniteInput") == (message["status"], message["groupLabels"]["alertname"])
     assert "Rank 1." in message["commonAnnotations"]["description"]
+    assert f"{pages}/nonfinite_input.md" == message["commonAnnotations"]["runbook_url"]
     for step in range(2, 6):
         for rank in ranks:
             rank.step(step)

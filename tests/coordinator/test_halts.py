@@ -309,7 +309,7 @@ def test_where_no_directory_can_be_made_an_operators_halt_is_refused_and_trainin
     scene.look()
     assert [] == scene.open("No space left on device")
     assert [HaltAsked(by="me")] == scene.notes, "nobody was ordered anything"
-    assert Outcome("failed", "the run is not halted: No space left on device", is_halted=False) == scene.halts.outcome
+    assert Outcome("refused", "the run is not halted: No space left on device", is_halted=False) == scene.halts.outcome
     assert [] == scene.look(10.0)
     assert scene.halts.ask("me", "the disk is free now", scene.now_ns) is None
     assert [Open] == [type(act) for act in scene.look()]
@@ -327,6 +327,7 @@ def test_a_diagnosis_that_was_tried_in_vain_is_in_no_operators_way(scene: Scene)
     scene.wish = replace(NAN, cause="replica_divergence")
     scene.look()
     scene.open("No space left on device")
+    assert {"called_off": 1} == scene.halts.outcomes
     assert [] == scene.look(1.0)
     assert scene.halts.ask("me", "the disk is free now", scene.now_ns) is None
     assert [Open] == [type(act) for act in scene.look()]
@@ -530,6 +531,7 @@ def test_an_operators_halt_is_refused_where_a_rank_that_may_train_on_cannot_be_r
     assert not scene.halts.is_asked
     assert scene.halts.outcome is not None
     assert "the run is not halted: rank 1 cannot be reached" in scene.halts.outcome.text
+    assert {"refused": 1} == scene.halts.outcomes, "nothing has failed: the run goes on"
 
 
 def test_a_hold_of_a_halt_that_was_called_off_halts_nothing(scene: Scene) -> None:

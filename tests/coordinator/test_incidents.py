@@ -11,6 +11,7 @@ from holter.coordinator.casebook import Casebook, cause_of
 from holter.coordinator.disk import Disk
 from holter.coordinator.incidents import DATABASE, PATIENCE_S, SETTLE_S, Incidents
 from holter.detectors import ALL, Window
+from holter.diagnosis import causes
 from holter.halting.files import write_whole
 from holter.records import Diagnosis, Finding, Nonfinite
 
@@ -56,9 +57,39 @@ def test_the_next_coordinator_knows_the_incidents_of_the_last(tmp_path: Path) ->
     again = Incidents(tmp_path, Disk())
     again.load()
     assert ([found], found) == (again.all(), again.get(found.id))
-    assert ([], {cause_of(found): 1}) == (again.open(), again.by_cause()), "a resumed run is not paged about again"
+    assert ([], {cause_of(found): 1}) == (again.open(), +again.by_cause()), "a resumed run is not paged about again"
     again.meet_again([found.id])
     assert [(cause_of(found), "critical")] == again.open(), "one whose coordinator died is"
+    assert [found] == again.settled(), "at once: whoever was told shall not hear meanwhile that it is over"
+
+
+def test_what_is_counted_begins_at_0_and_never_falls(tmp_path: Path) -> None:
+    disk = Disk()
+    kept = Incidents(tmp_path, disk)
+    assert {entry.cause: 0 for entry in causes.ALL} == kept.by_cause()
+    (found,) = judged(Casebook("r", "notify"), 5)
+    revised = msgspec.structs.replace(found.causes[0], cause="nonfinite_input")
+    kept.put(found)
+    kept.put(msgspec.structs.replace(found, causes=(revised,)))
+    kept.put(found)
+    both = {cause_of(found): 1, "nonfinite_input": 1}
+    assert both == +kept.by_cause(), "a cause that was revised was one too"
+    assert disk.close(5.0)
+    again = Incidents(tmp_path, Disk())
+    again.load()
+    assert both == +again.by_cause(), "also in the next coordinator"
+
+
+def test_the_newest_of_each_severity_says_when_it_was_opened(tmp_path: Path) -> None:
+    kept = Incidents(tmp_path, Disk())
+    (found,) = judged(Casebook("r", "notify"), 5)
+    for number, at in enumerate(("2026-11-15T10:15:00Z", "2026-11-15T10:15:30Z", "2026-11-15T10:15:10Z")):
+        kept.put(msgspec.structs.replace(found, id=f"T-{number}", opened_at=at))
+    assert {"critical": 1794737730.0} == kept.opened_s()
+    kept.put(
+        msgspec.structs.replace(found, id="T-1", opened_at="2026-11-15T10:15:30Z", closed_at="2026-11-15T10:20:00Z")
+    )
+    assert {"critical": 1794737710.0} == kept.opened_s()
 
 
 def test_a_pager_waits_until_the_blame_has_settled(tmp_path: Path) -> None:

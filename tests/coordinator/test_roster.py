@@ -208,6 +208,36 @@ def test_a_line_that_was_given_up_falls_silent_if_nobody_comes_back() -> None:
     assert "connected" == roster.members[1].state
 
 
+def test_a_rank_that_does_not_come_is_missed_after_a_while() -> None:
+    roster = Roster()
+    fallen(roster, *range(200))
+    for rank in (0, 1, 2):
+        roster.connect(hello(rank, world_size=4), 200 * S)
+    heard(roster, range(200, 319), 0, 1, 2)
+    assert ([], [0, 1, 2]) == (roster.blind(), [rank.rank for rank in roster.snapshots()]), "hosts differ"
+    heard(roster, range(319, 323), 0, 1, 2)
+    assert ["rank 3 has not come: no sidecar was ever heard"] == roster.blind()
+    assert [True, True, True, False] == [rank.is_sidecar_up for rank in roster.snapshots()]
+    roster.connect(hello(3, world_size=4), 323 * S)
+    assert ([], True) == (roster.blind(), all(rank.is_sidecar_up for rank in roster.snapshots()))
+
+
+def test_of_a_run_that_has_ended_nobody_is_missed() -> None:
+    roster = Roster()
+    roster.connect(hello(0, world_size=10), 0)
+    heard(roster, range(150), 0)
+    assert ["9 ranks (1, 2, 3, ...) have not come: no sidecar was ever heard"] == roster.blind()
+    roster.goodbye(0)
+    assert ([], []) == (roster.blind(), roster.snapshots())
+
+
+def heard(roster: Roster, seconds: range, *ranks: int) -> None:
+    for second in seconds:
+        for rank in ranks:
+            roster.hear(rank, second * S)
+        roster.look(second * S)
+
+
 def test_a_look_at_sixteen_thousand_ranks_passes_over_them_once_a_second() -> None:
     roster = Roster()
     for rank in range(16_000):

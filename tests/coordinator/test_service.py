@@ -172,6 +172,29 @@ async def test_what_ended_a_run_can_still_be_scraped_until_a_new_life_takes_over
     await asyncio.wait_for(running.task, 10.0)
 
 
+@pytest.mark.parametrize("has_halted", [True, False])
+async def test_a_halt_without_an_incident_can_still_be_scraped(
+    run_coordinator: Any,
+    tmp_path: Path,
+    has_halted: bool,  # noqa: FBT001
+) -> None:
+    running = await run_coordinator(limits=Limits(linger_s=60.0))
+    rank = running.rank(0, world_size=1)
+    rank.attach()
+    rank.step(3)
+    await eventually(lambda: running.coordinator.ward.roster.members)
+    if has_halted:
+        running.coordinator.ward.halts.outcomes["failed"] += 1
+    await rank.end(4)
+    ended = tmp_path / "run.json"
+    await eventually(lambda: ended.exists() and json.loads(ended.read_text())["ended_at"])
+    if has_halted:
+        await asyncio.sleep(0.5)
+        assert 'outcome="failed",run_id="run-1"} 1.0' in (await running.get("/metrics"))[1]
+        running.coordinator.stop()
+    await asyncio.wait_for(running.task, 8.0)
+
+
 async def test_a_wrong_token_is_turned_away(run_coordinator: Any) -> None:
     running = await run_coordinator()
     stranger = running.rank(0, token="guess")  # noqa: S106

@@ -7,9 +7,10 @@ from typing import Any
 
 from tests.coordinator.conftest import eventually
 
+from holter.coordinator.disk import Disk
 from holter.coordinator.outlets import OutletSettings
 from holter.coordinator.roster import Roster
-from holter.coordinator.targets import all_targets, sidecar_targets
+from holter.coordinator.targets import LOOK_EVERY, TargetsFile, all_targets, sidecar_targets
 from holter.transport import wire
 
 
@@ -42,6 +43,28 @@ def test_a_sidecar_that_is_lost_is_still_asked() -> None:
 
 def test_the_coordinator_comes_first() -> None:
     assert [["node:9400"]] == [group["targets"] for group in all_targets(Roster(), "r", "http://node:9400")]
+
+
+def test_a_coordinator_that_lingers_leaves_the_file_of_the_next_life_alone(tmp_path: Path) -> None:
+    disk, roster = Disk(), Roster()
+    old, new = (TargetsFile(tmp_path, "run", f"http://node:{port}", disk) for port in (1, 2))
+    old.write(roster)
+    new.write(roster)
+    old.remove()
+    assert disk.close(5.0)
+    (path,) = tmp_path.iterdir()
+    assert [["node:2"]] == [group["targets"] for group in json.loads(path.read_text())]
+
+
+def test_a_file_that_somebody_took_away_comes_back(tmp_path: Path) -> None:
+    disk, roster = Disk(), Roster()
+    kept = TargetsFile(tmp_path, "run", "http://node:1", disk)
+    kept.write(roster)
+    disk.submit(lambda: next(tmp_path.iterdir()).unlink())
+    for _ in range(LOOK_EVERY):
+        kept.write(roster)
+    assert disk.close(5.0)
+    assert 1 == len(list(tmp_path.iterdir()))
 
 
 async def test_the_port_and_the_shared_disk_tell_the_same(run_coordinator: Any, tmp_path: Path) -> None:

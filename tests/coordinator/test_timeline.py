@@ -39,6 +39,13 @@ def test_a_finding_comes_and_goes() -> None:
     assert [1, 2] == [one.number for one in timeline.all()]
 
 
+def test_thousands_of_findings_that_stand_are_said_once() -> None:
+    timeline = Timeline()
+    for second in range(3):
+        timeline.look_at_findings([finding(first_step=step) for step in range(3000)], second * SECOND_NS)
+    assert 3000 == timeline.all()[-1].number
+
+
 def test_a_finding_that_waits_for_evidence_is_no_verdict() -> None:
     timeline = Timeline()
     timeline.look_at_findings([finding(needs=(TableRequest("parameters", 3, (1,)),))], 0)

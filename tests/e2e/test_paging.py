@@ -218,9 +218,9 @@ def test_sixteen_thousand_ranks_are_one_page_and_symptoms_are_held_back(stack: S
     wait_for(lambda: stack.pages_at("/alertmanager", "large"), 30, "the page about 16,000 ranks")
     stack.raise_alerts(
         [
-            alert("HolterNoProgress", "critical", "watcher"),
             alert("HolterSlowCompute", "warning", "incident"),
             alert("HolterUnexplainedStalledRank", "critical", "finding"),
+            alert("HolterUnexplainedSlowRank", "warning", "finding"),
             alert("HolterSidecarAbsent", "warning", "watcher"),
         ]
     )

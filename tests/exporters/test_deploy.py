@@ -64,6 +64,31 @@ def test_whatever_is_held_back_is_held_back_within_one_run_and_exists() -> None:
     assert {"HolterNoProgress", "HolterCoordinatorAbsent"} <= named
 
 
+def _is_held_back(target: dict[str, str], source: dict[str, str]) -> bool:
+    return any(
+        _matches(rule["source_matchers"], source) and _matches(rule["target_matchers"], target)
+        for rule in ALERTMANAGER["inhibit_rules"]
+    )
+
+
+def _matches(matchers: list[str], labels: dict[str, str]) -> bool:
+    parts = [re.fullmatch(r'(\w+)=~?"(.*)"', matcher) for matcher in matchers]
+    return all(part is not None and re.fullmatch(part[2], labels.get(part[1], "")) for part in parts)
+
+
+def test_nothing_is_held_back_by_what_is_less_grave_or_does_not_explain_it() -> None:
+    def of(layer: str, severity: str, alertname: str = "HolterAny") -> dict[str, str]:
+        return {"layer": layer, "severity": severity, "alertname": alertname}
+
+    assert _is_held_back(of("finding", "critical"), by := of("incident", "critical"))
+    assert not _is_held_back(of("finding", "critical"), of("incident", "warning"))
+    assert _is_held_back(of("finding", "warning"), of("incident", "warning"))
+    assert not _is_held_back(of("finding", "warning"), of("incident", "info"))
+    assert not _is_held_back(of("watcher", "critical", "HolterNoProgress"), by), (
+        "its rule knows which incident explains it"
+    )
+
+
 def test_prometheus_finds_jobs_both_ways_and_the_rules() -> None:
     jobs = PROMETHEUS["scrape_configs"]
     assert any("file_sd_configs" in job for job in jobs)

@@ -81,7 +81,8 @@ COORDINATOR = CoordinatorSnapshot(
     detector_failures={"nonfinite_values": 1},
     findings=(("dead_rank", "critical"),),
     open_incidents=(("rank_dead", "critical"),),
-    incidents={"rank_dead": 1},
+    opened_s={"critical": 1794737700.0},
+    incidents={"rank_dead": 1, "slow_input": 0},
     infos=(
         IncidentInfo(
             "20261115T101500-1", "rank_dead", "critical", "1", "", "all_reduce #7 of dp", "41", "http://a:1/x"
@@ -138,7 +139,7 @@ def test_counters_begin_at_0_and_unknown_values_are_absent() -> None:
     assert "holter_loss" not in lines
     assert "holter_step{" not in lines
     job = expose(families("r", "v", [], CoordinatorSnapshot(detectors=("dead_rank",))), "")[0].decode()
-    for outcome in ("completed", "called_off", "incomplete", "failed"):
+    for outcome in ("completed", "called_off", "refused", "incomplete", "failed"):
         assert f'holter_halts_total{{outcome="{outcome}",run_id="r"}} 0.0' in job
     assert 'holter_detector_failures_total{detector="dead_rank",run_id="r"} 0.0' in job
     assert 'holter_job_observations_dropped_total{run_id="r"} 0.0' in job

@@ -49,6 +49,7 @@ def add_parser(subparsers: Any) -> None:
         "--webhook", help="address to tell of incidents (default: HOLTER_WEBHOOK, or the settings file)"
     )
     parser.add_argument("--webhook-token-file", help="file with the webhook's secret (default: likewise)")
+    parser.add_argument("--runbooks", help="where the pages that messages lead to are served (default: likewise)")
     parser.add_argument("--targets-dir", help="directory for a file with Prometheus' targets (default: likewise)")
     parser.add_argument("--first-s", type=float, default=120.0, help="end when none came at all (default: %(default)s)")
 
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace) -> int:
     from holter.coordinator.outlets import OutletSettings  # noqa: PLC0415
     from holter.coordinator.service import ServiceSettings, serve  # noqa: PLC0415
     from holter.coordinator.ward import WardSettings  # noqa: PLC0415
+    from holter.exporters.alerts import RUNBOOKS  # noqa: PLC0415
 
     try:
         limits = Limits(first_s=args.first_s, idle_s=args.idle_s, linger_s=settings.linger_s)
@@ -84,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
     outlets = OutletSettings(
         webhook=WebhookSettings(settings.webhook, settings.webhook_token_file) if settings.webhook else None,
         targets_dir=Path(settings.targets_dir).absolute() if settings.targets_dir else None,
+        runbooks=settings.runbooks.rstrip("/") or RUNBOOKS,
     )
     service = ServiceSettings(token=token, version=holter.__version__, limits=limits, outlets=outlets)
     if args.fd < 0:
@@ -111,7 +114,7 @@ def _token(source: str) -> str:
 
 def _settings(args: argparse.Namespace) -> Settings:
     """Inside a job wrong settings are no reason to stop; rank 0 has said so already, as far as it is its settings that are wrong."""
-    options = {name: getattr(args, name) for name in ("webhook", "webhook_token_file", "targets_dir")}
+    options = {name: getattr(args, name) for name in ("webhook", "webhook_token_file", "runbooks", "targets_dir")}
     if args.fd < 0:
         return load(options=options)
     settings, wrong = usable(options=options)

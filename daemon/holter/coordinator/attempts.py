@@ -40,7 +40,7 @@ class Outcome:
     """What became of a halt."""
 
     name: str
-    """completed, incomplete, failed or called_off."""
+    """completed, incomplete or failed; the run goes on: called_off, or refused to whoever asked."""
     text: str
     checkpoint: str | None = None
     """Relative to the run directory."""

@@ -4,7 +4,7 @@ Detectors keep nothing and find the same fault again each time; `correlate` know
 understood is explained.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -14,6 +14,7 @@ from holter.detectors import Window
 from holter.diagnosis.correlate import Incident, correlate
 from holter.diagnosis.differential import rank_causes
 from holter.diagnosis.explain import explain
+from holter.diagnosis.passing import can_pass, has_passed, stands
 from holter.diagnosis.plots import plots
 from holter.halting.policy import decide
 from holter.records import Action, Diagnosis, Evidence, Finding
@@ -37,20 +38,27 @@ class Casebook:
         self.count(earlier)
         self._incidents: dict[str, Incident] = {}
         self._openings: dict[str, _Opening] = {}
+        self._absent_since_ns: dict[str, int] = {}
+        """Open incidents that can pass and of which nothing is found now."""
 
     def count(self, earlier: Sequence[Diagnosis]) -> None:
         """These incidents of the same run were made by another casebook: their leading causes count as strikes."""
         self._earlier = [cause_of(diagnosis) for diagnosis in earlier]
 
+    def close(self, ids: Collection[str]) -> None:
+        """Another casebook of the same run has seen these pass."""
+        for incident in [known for known in self._incidents.values() if known.id in ids and known.is_open]:
+            self._incidents[incident.id] = msgspec.structs.replace(incident, is_closed=True)
+
     def settle(
         self, findings: Sequence[Finding], window: Window, now_ns: int, *, is_final: bool = False
     ) -> Iterator[Diagnosis]:
-        """Diagnoses that are new or have changed, at the end all that are open: what came after is seen in their plots.
+        """Diagnoses that are new, have changed or have passed, at the end all that are open: what came after is seen in their plots.
 
         What cannot be explained is raised after the others, and tried again next time.
         """
         errors: list[Exception] = []
-        for incident in self._to_explain(findings, now_ns, is_final=is_final):
+        for incident in self._to_explain(findings, window, now_ns, is_final=is_final):
             after_s = _detected_after_s(incident.leading, window, now_ns)
             opening = self._openings.setdefault(incident.id, _Opening(now_ns, after_s))
             try:
@@ -63,12 +71,25 @@ class Casebook:
         if errors:
             raise ExceptionGroup("findings that cannot be explained", errors)
 
-    def _to_explain(self, findings: Sequence[Finding], now_ns: int, *, is_final: bool) -> list[Incident]:
+    def _to_explain(
+        self, findings: Sequence[Finding], window: Window, now_ns: int, *, is_final: bool
+    ) -> list[Incident]:
         changed = correlate(tuple(self._incidents.values()), findings, stamp=compact(now_ns))
-        if not is_final:
-            return list(changed)
         known = self._incidents | {incident.id: incident for incident in changed}
-        return [incident for incident in known.values() if incident.is_open or incident in changed]
+        if is_final:
+            return [incident for incident in known.values() if incident.is_open or incident in changed]
+        self._look_who_is_absent(known, findings, now_ns)
+        over = [id_ for id_, since in self._absent_since_ns.items() if has_passed(known[id_], since, window, now_ns)]
+        return [*changed, *(msgspec.structs.replace(known[id_], is_closed=True) for id_ in over)]
+
+    def _look_who_is_absent(self, known: Mapping[str, Incident], findings: Sequence[Finding], now_ns: int) -> None:
+        """From the first round that does not find it: rounds are rare in a silence, and rarer in a replay of it."""
+        absent = [
+            incident.id
+            for incident in known.values()
+            if incident.is_open and can_pass(incident) and not stands(incident, findings)
+        ]
+        self._absent_since_ns = {id_: self._absent_since_ns.get(id_, now_ns) for id_ in absent}
 
     def _explain(self, incident: Incident, opening: _Opening, drawn: Sequence[Evidence], now_ns: int) -> Diagnosis:
         causes = rank_causes(incident.leading)

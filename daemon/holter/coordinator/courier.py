@@ -22,8 +22,8 @@ TOO_OLD_S = 3600.0
 """A message that could not be delivered for so long is given up."""
 ATTEMPT_S = 10.0
 _OK, _WRONG, _BROKEN = 200, 400, 500
-_PATIENCE = (408, 425, 429)
-"""Of the answers that blame us, those that ask to come again."""
+_PATIENCE = (401, 403, 404, 408, 425, 429)
+"""Of the answers that blame us, those that ask to come again, or that a person mends while we wait: a token, a route."""
 
 logger = logging.getLogger(__name__)
 

@@ -141,7 +141,8 @@ class Halts:
         if why_not and attempt.plan.kind == "prepare":
             # Everybody trains, and nothing is lost by going on.
             self._tries[_key(attempt.wish)] = MAX_TRIES
-            self._end(Outcome("failed", f"the run is not halted: {why_not}", is_halted=False))
+            name = "refused" if attempt.wish.is_operator else "called_off"
+            self._end(Outcome(name, f"the run is not halted: {why_not}", is_halted=False))
             return
         if why_not:
             # What must stop is stopped all the same: numbers that are not finite, ranks that hang.
@@ -238,8 +239,8 @@ class Halts:
     def _refuse(self, why: str) -> None:
         """Whoever asked is told, and may ask again; nothing has happened to the run."""
         self._wished_ns.pop(REQUESTED, None)
-        self._asked, self.outcome = None, Outcome("failed", f"the run is not halted: {why}", is_halted=False)
-        self.outcomes["failed"] += 1
+        self._asked, self.outcome = None, Outcome("refused", f"the run is not halted: {why}", is_halted=False)
+        self.outcomes["refused"] += 1
         self.sentences.append(self.outcome.text)
 
     def _wish(self, now_ns: int, view: View) -> Wish | None:

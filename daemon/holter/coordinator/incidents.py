@@ -1,12 +1,13 @@
 """The incidents of a run: in memory for whoever asks, in SQLite for the next coordinator, in files for people.
 
-    incidents.sqlite              every diagnosis as JSON, newest version
+    incidents.sqlite              every diagnosis as JSON, newest version; every cause that was ever named
     incidents/<id>/diagnosis.json diagnosis.md  report.html  evidence/
 
 Memory comes first: a disk that is full or gone loses no incident while the coordinator lives.
 """
 
 import contextlib
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ import msgspec
 from holter import clock
 from holter.coordinator.casebook import cause_of, confidence_of
 from holter.coordinator.disk import Disk
-from holter.diagnosis import report
+from holter.diagnosis import causes, report
 from holter.diagnosis.differential import SURE
 from holter.halting.files import write_whole
 from holter.records import Diagnosis, Severity
@@ -29,8 +30,12 @@ SETTLE_S, UNSURE_S, PATIENCE_S = 2.0, 5.0, 10.0
 DATABASE = "incidents.sqlite"
 FOLDER = "incidents"
 
-_SCHEMA = "CREATE TABLE IF NOT EXISTS incidents (id TEXT PRIMARY KEY, diagnosis BLOB NOT NULL)"
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS incidents (id TEXT PRIMARY KEY, diagnosis BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS causes (id TEXT, cause TEXT, PRIMARY KEY (id, cause))",
+)
 _UPSERT = "INSERT INTO incidents VALUES (?, ?) ON CONFLICT(id) DO UPDATE SET diagnosis = excluded.diagnosis"
+_COUNT = "INSERT OR IGNORE INTO causes VALUES (?, ?)"
 
 
 @dataclass(frozen=True)
@@ -59,14 +64,19 @@ class Incidents:
         self._former: set[str] = set()
         """Ids of those that another life of this run left, which this one has not met again."""
         self._blame: dict[str, _Blame] = {}
+        self._causes: set[tuple[str, str]] = set()
+        """(id, cause) that was ever said: what is counted of these only grows, also over a restart."""
 
     def load(self) -> None:
         """Read what an earlier coordinator left; raises nothing: a database that cannot be read is as none."""
         with contextlib.suppress(sqlite3.Error, OSError, msgspec.MsgspecError):
-            for diagnosis in _stored(self._run_dir / DATABASE):
+            diagnoses, said = _stored(self._run_dir / DATABASE)
+            self._causes.update(said)
+            for diagnosis in diagnoses:
                 self._by_id[diagnosis.id] = diagnosis
                 self._former.add(diagnosis.id)
-                self._lay(diagnosis)
+                # Whoever was told of it shall not hear that it is over, and a moment later that it is not.
+                self._lay(diagnosis, first_s=-math.inf)
 
     def recall(self, diagnoses: Iterable[Diagnosis]) -> None:
         """These are written down already."""
@@ -105,19 +115,27 @@ class Incidents:
         """(cause, severity) of those."""
         return [(cause_of(found), found.severity) for found in self.standing()]
 
-    def _lay(self, diagnosis: Diagnosis) -> None:
+    def opened_s(self) -> dict[Severity, float]:
+        """Severity -> when the newest of those was opened, seconds since the epoch."""
+        in_order = sorted(self.standing(), key=lambda found: found.opened_at)
+        return {found.severity: clock.epoch_s(found.opened_at) for found in in_order}
+
+    def _lay(self, diagnosis: Diagnosis, first_s: float = math.inf) -> None:
+        self._causes.add((diagnosis.id, cause_of(diagnosis)))
         now_s, known = clock.monotonic_s(), self._blame.get(diagnosis.id)
         on = (cause_of(diagnosis), diagnosis.causes[0].ranks if diagnosis.causes else ())
         self._blame[diagnosis.id] = _Blame(
             on=on,
             is_sure=confidence_of(diagnosis) >= SURE,
-            first_s=now_s if known is None else known.first_s,
+            first_s=min(first_s, now_s) if known is None else known.first_s,
             since_s=now_s if known is None or known.on != on else known.since_s,
         )
 
     def by_cause(self) -> Counter[str]:
-        """How many there were, by leading cause."""
-        return Counter(cause_of(found) for found in self._by_id.values())
+        """How many there were, by leading cause; one that came to be explained otherwise counts for each."""
+        found = Counter({entry.cause: 0 for entry in causes.ALL})
+        found.update(cause for _, cause in self._causes)
+        return found
 
 
 def write_files(folder: Path, diagnosis: Diagnosis) -> None:
@@ -143,18 +161,22 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
         # Shared file systems cannot do it; the default journal is slower and as safe.
         with contextlib.suppress(sqlite3.Error):
             connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute(_SCHEMA)
+        for table in _SCHEMA:
+            connection.execute(table)
         yield connection
 
 
 def _store(path: Path, diagnosis: Diagnosis) -> None:
     with _database(path) as connection:
         connection.execute(_UPSERT, (diagnosis.id, msgspec.json.encode(diagnosis)))
+        connection.execute(_COUNT, (diagnosis.id, cause_of(diagnosis)))
 
 
-def _stored(path: Path) -> list[Diagnosis]:
+def _stored(path: Path) -> tuple[list[Diagnosis], list[tuple[str, str]]]:
+    """The incidents, and every (id, cause) that was ever said of them."""
     if not path.exists():
-        return []
+        return [], []
     with _database(path) as connection:
         rows = connection.execute("SELECT diagnosis FROM incidents ORDER BY rowid").fetchall()
-    return [msgspec.json.decode(content, type=Diagnosis) for (content,) in rows]
+        said = connection.execute("SELECT id, cause FROM causes").fetchall()
+    return [msgspec.json.decode(content, type=Diagnosis) for (content,) in rows], said

@@ -20,7 +20,7 @@ class Limits:
     settle_s: float = 1.2
     """After an abnormal end, so that deaths are in order and the last judgement sees them all."""
     linger_s: float = 0.0
-    """After the end of a run with an incident, so that whoever scrapes sees it."""
+    """After the end of a run with an incident or a halt, so that whoever scrapes sees it."""
     hold_s: float = 5.0
     """How long a sidecar that said Goodbye is kept on the line, to be asked for tables and told the news."""
 

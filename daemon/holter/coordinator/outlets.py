@@ -18,6 +18,8 @@ class OutletSettings:
     webhook: WebhookSettings | None = None
     targets_dir: Path | None = None
     """Where Prometheus looks for files with targets."""
+    runbooks: str = RUNBOOKS
+    """Where `grafana/runbooks` is served: messages lead there."""
     deadline_s: float = 5.0
     """At the end, for what is still to be told."""
 
@@ -27,7 +29,7 @@ class Outlets:
 
     def __init__(self, ward: Ward, settings: OutletSettings) -> None:
         self._ward, self._deadline_s = ward, settings.deadline_s
-        self._pager = Pager(ward.settings.address, RUNBOOKS)
+        self._pager = Pager(ward.settings.address, settings.runbooks)
         self._courier = Courier(settings.webhook, ward.deliveries) if settings.webhook is not None else None
         self._targets: TargetsFile | None = None
         if settings.targets_dir is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from holter.clock import rfc3339
 from holter.coordinator import journal
 from holter.coordinator.identity import RunIdentity
 from holter.coordinator.rounds import Rounds
@@ -33,6 +34,15 @@ class Recalled:
     is_complete: bool = True
     """False when there was no time for all of it."""
 
+    def judge(self, rounds: Rounds, judged: Judged, at_ns: int) -> None:
+        """As it was judged then; that an incident had passed was seen in rounds that are not made again."""
+        seen = rounds.make(at_ns, is_final=judged.is_final)
+        self.diagnoses |= {diagnosis.id: diagnosis for diagnosis in seen.diagnoses}
+        rounds.casebook.close(judged.closed)
+        for known in [self.diagnoses[id_] for id_ in judged.closed if id_ in self.diagnoses]:
+            if known.closed_at is None:
+                self.diagnoses[known.id] = msgspec.structs.replace(known, closed_at=rfc3339(at_ns))
+
 
 def is_interrupted(run_dir: Path, run_id: str, now_ns: int) -> bool:
     """Whether the coordinator of this very run stopped writing a moment ago, without having come to an end."""
@@ -51,8 +61,7 @@ def recall(folder: Path, rounds: Rounds, stopwatch_s: Callable[[], float], deadl
         body = entry.observation.body
         if isinstance(body, Judged):
             if body.is_news:
-                seen = rounds.make(entry.received_ns, is_final=body.is_final)
-                found.diagnoses |= {diagnosis.id: diagnosis for diagnosis in seen.diagnoses}
+                found.judge(rounds, body, entry.received_ns)
         elif isinstance(body, Ordered):
             found.orders.append(body)
         else:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from holter.detectors.window import StepArrivals
+from holter.detectors.wording import ranks_text
 from holter.exporters.snapshot import RankSnapshot, StepHistogram, add_nonfinite
 from holter.records import Exited, Observation, OnDevice, Phase, SightLost, Snapped, StepDone, Traffic, Where
 from holter.transport.wire import Heartbeat, Hello
@@ -21,6 +22,8 @@ State = Literal["connected", "gone", "silent", "ended"]
 
 SILENT_NS = 5 * 10**9
 """A sidecar speaks once a second: one that says nothing for so long is lost, or the way to it is."""
+ABSENT_NS = 120 * 10**9
+"""So long after the first sidecar came, one that has not is missed: hosts load libraries and models at their own pace."""
 KEPT_SNAPSHOTS = 2
 LOOK_NS = 10**9
 """Between two looks at most so much counts; all ranks are passed over no more often than this."""
@@ -93,6 +96,10 @@ class Roster:
         """Changes with whoever comes or goes."""
         self.duplicates = 0
         """Times that a rank came from a second process while the first still lived."""
+        self._dropped_before = 0
+        """Observations lost by processes whose place another has taken."""
+        self._first_at_ns: int | None = None
+        """When the first sidecar came, in the coordinator's attention."""
         self._connections = 0
         self._attention_ns = 0
         """Time in which the coordinator looked and would have heard."""
@@ -112,10 +119,13 @@ class Roster:
         self.world_size = hello.world_size
         self._connections += 1
         self.serial += 1
+        if self._first_at_ns is None:
+            self._first_at_ns = self._attention_ns
         known = self.members.get(hello.rank)
         if known is None or known.hello.rank_pid != hello.rank_pid or known.hello.host != hello.host:
             if known is not None and known.state == "connected":
                 self.duplicates += 1
+            self._dropped_before += known.dropped if known is not None else 0
             self.members[hello.rank] = Member(hello, self._connections)
         else:
             known.hello, known.connection = hello, self._connections
@@ -219,9 +229,23 @@ class Roster:
         """Every rank of the job has come."""
         return len(self.members) >= self.world_size
 
+    @property
+    def dropped(self) -> int:
+        """Observations lost on the way, also of ranks that began again."""
+        return self._dropped_before + sum(member.dropped for member in self.members.values())
+
+    def absent(self) -> list[int]:
+        """Ranks that have not come although others did long ago, and some of these still train."""
+        is_early = self._first_at_ns is None or self._attention_ns - self._first_at_ns < ABSENT_NS
+        if is_early or self.is_complete or self.has_everyone_ended:
+            return []
+        return [rank for rank in range(self.world_size) if rank not in self.members]
+
     def blind(self) -> list[str]:
         """What cannot be seen, a sentence each: never to be taken for health."""
-        found = []
+        absent = self.absent()
+        verb = "has" if len(absent) == 1 else "have"
+        found = [f"{ranks_text(absent)} {verb} not come: no sidecar was ever heard"] if absent else []
         # Asked for often, and of thousands of ranks nearly all are well.
         ill = [
             (rank, member)
@@ -237,8 +261,10 @@ class Roster:
         return found
 
     def snapshots(self) -> list[RankSnapshot]:
-        """For the exporter; a rank that ended has no series any more."""
-        return [_snapshot(member) for _, member in sorted(self.members.items()) if member.state != "ended"]
+        """For the exporter; a rank that ended has no series any more, one that never came is not up."""
+        known = {rank: _snapshot(member) for rank, member in self.members.items() if member.state != "ended"}
+        known |= {rank: RankSnapshot(rank, hostname="", is_sidecar_up=False) for rank in self.absent()}
+        return [snapshot for _, snapshot in sorted(known.items())]
 
 
 def _may_fall(member: Member) -> bool:

@@ -36,7 +36,7 @@ class Rounds:
     def __init__(self, assembly: Assembly, casebook: Casebook, detectors: Sequence[Detector]) -> None:
         self.assembly = assembly
         self.bench = Bench(detectors, clock.monotonic_s)
-        self._casebook = casebook
+        self.casebook = casebook
 
     def make(self, now_ns: int, *, is_final: bool = False) -> Seen:
         """One round, as of this moment."""
@@ -47,7 +47,7 @@ class Rounds:
         exams = tuple(sorted(key for key in needs if isinstance(key, ExamKey)))
         tables = tuple(sorted(key for key in needs if not isinstance(key, ExamKey)))
         diagnoses: list[Diagnosis] = []
-        settled = self._casebook.settle(findings, window, now_ns, is_final=is_final)
+        settled = self.casebook.settle(findings, window, now_ns, is_final=is_final)
         self.bench.guard(DIAGNOSIS, lambda: _collect(settled, diagnoses))
         return Seen(findings, tables, exams, tuple(diagnoses))
 

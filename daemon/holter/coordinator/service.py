@@ -231,7 +231,7 @@ class Coordinator:
     async def _close(self) -> None:
         await self._lines.hang_up()
         self.ward.end(clock.wall_ns())
-        if self.ward.incidents.standing():
+        if self.ward.incidents.standing() or self.ward.halts.outcomes:
             await self._linger()
         await self._outlets.close()
         if self._runner is not None:

@@ -105,6 +105,7 @@ def snapshot(ward: Ward) -> CoordinatorSnapshot:
         detector_failures=ward.bench.failures,
         findings=tuple((found.detector, found.severity) for found in ward.findings),
         open_incidents=tuple(ward.incidents.open()),
+        opened_s=ward.incidents.opened_s(),
         incidents=ward.incidents.by_cause(),
         infos=_infos(ward),
         num_blind_spots=len(ward.blind()),

@@ -19,8 +19,6 @@ from holter.records import Diagnosis, Finding, Severity
 Kind = Literal["finding", "incident", "checkpoint", "halt"]
 
 MAX_HAPPENINGS = 256
-MAX_STANDING = 1024
-"""Findings and checkpoints that are known again."""
 _OUTCOMES: dict[str, Severity] = {"completed": "info", "incomplete": "critical", "failed": "critical"}
 """How grave it is that a halt ended so; else it is a warning."""
 
@@ -68,7 +66,8 @@ class Timeline:
         for key, finding in self._findings.items():
             if key not in stands:
                 self._say("finding", "info", f"{finding.detector} is no longer found", rfc3339(now_ns))
-        self._findings = dict(list(stands.items())[:MAX_STANDING])
+        # All of them: what is not remembered would be news again.
+        self._findings = stands
 
     def look_at_incidents(self, diagnoses: Iterable[Diagnosis]) -> None:
         """Opened, understood otherwise, closed."""

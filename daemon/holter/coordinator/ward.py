@@ -197,7 +197,8 @@ class Ward:
         seen = self.rounds.make(now_ns, is_final=is_final)
         self.roster.compare(self.assembly.arrivals())
         if self._has_news or is_final or seen.diagnoses:
-            body = Judged(is_final=is_final, is_news=bool(seen.diagnoses))
+            closed = tuple(diagnosis.id for diagnosis in seen.diagnoses if diagnosis.closed_at is not None)
+            body = Judged(is_final=is_final, is_news=bool(seen.diagnoses), closed=closed)
             self.journal.append(now_ns, Observation(rank=-1, step=-1, at_ns=now_ns, body=body))
             self._has_news = False
         if seen.diagnoses:

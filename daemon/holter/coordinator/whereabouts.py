@@ -6,22 +6,12 @@ from dataclasses import replace
 from holter.coordinator.halts import Halts
 from holter.coordinator.roster import Member, Roster
 from holter.detectors import Window
+from holter.diagnosis.passing import STALLS
 from holter.halting import verdicts
 from holter.halting.plan import Job, Whereabouts, Wish
 from holter.records import Diagnosis, Finding, Phase
 
-HANGS = frozenset(
-    {
-        "rank_missing_from_collective",
-        "collective_order_mismatch",
-        "rank_stuck_in_python",
-        "interpreter_locked",
-        "rank_suspended",
-        "host_unreachable",
-        "stalled_data_loader",
-        "stalled_checkpoint",
-    }
-)
+HANGS = STALLS | {"collective_order_mismatch"}
 """Causes that are over when the ranks move on."""
 HELD_BACK = ("stopped", "traced", "frozen", "uninterruptible", "zombie", "gone")
 """Of a process that runs none of its threads."""

@@ -32,6 +32,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     merged_into: str | None = None
     """The incident of which this one turned out to be a part."""
     is_closed: bool = False
+    """It has passed (`passing`): what is found from now on is another one."""
 
     @property
     def is_open(self) -> bool:
@@ -84,7 +85,7 @@ def _place(known: dict[str, Incident], finding: Finding, new_id: str) -> list[In
     """The incidents that change when this finding is put where it belongs."""
     open_incidents = [incident for incident in known.values() if incident.is_open]
     for incident in open_incidents:
-        if _is_same(incident.leading, finding):
+        if is_same(incident.leading, finding):
             return _refreshed(incident, finding)
     for incident in sorted(open_incidents, key=lambda incident: moment(incident.leading)):
         if brings_about(incident.leading, finding):
@@ -98,7 +99,7 @@ def _place(known: dict[str, Incident], finding: Finding, new_id: str) -> list[In
     return [led, *(msgspec.structs.replace(incident, merged_into=head.id) for incident in rest)]
 
 
-def _is_same(leading: Finding, finding: Finding) -> bool:
+def is_same(leading: Finding, finding: Finding) -> bool:
     """The same detector about the same event, the same step, or the same cause on the same ranks."""
     if leading.detector != finding.detector:
         return False

@@ -16,6 +16,10 @@ from holter.exporters import runbooks, watcher_rules
 from holter.exporters.naming import alert_name
 from holter.exporters.rule import Rule, to_yaml
 
+LIVES = "holter_job_ranks"
+"""A coordinator that is scraped always has it."""
+KEPT = "15m"
+"""So long an alert stays when its coordinator is not heard any more: one that ends has not mended the run."""
 RUNBOOKS = "https://holter.example/runbooks"
 """Where `grafana/runbooks` is served; `holter alerts --runbooks URL` writes another address into the rules."""
 SAYS_WHERE = "".join(
@@ -70,8 +74,7 @@ def _cause_rule(entry: CauseEntry) -> Rule:
     return Rule(
         alert=alert_name(entry.cause),
         page=entry.cause,
-        # One of them even if a coordinator is scraped twice: labels that are taken off must not leave two alike.
-        expr=f'topk by (run_id, incident) (1, holter_incident_info{{cause="{entry.cause}"}})',
+        expr=_standing(f'holter_incident_info{{cause="{entry.cause}"}}'),
         layer="incident",
         severity="{{ $labels.severity }}",
         summary=entry.happened,
@@ -79,21 +82,36 @@ def _cause_rule(entry: CauseEntry) -> Rule:
             f"Run {{{{ $labels.run_id }}}}: {entry.cause}.{SAYS_WHERE} Diagnosis: {{{{ $labels.url }}}} (incident "
             f"{{{{ $labels.incident }}}}); what to do: holter explain {entry.cause}."
         ),
-        keep="15m",
         labels=OFF,
     )
 
 
+def _standing(info: str) -> str:
+    """Incidents that are open, or were in the last scrape of a coordinator that is not heard any more."""
+    seen, heard = (f"max_over_time(timestamp({name})[{KEPT}:15s])" for name in (info, LIVES))
+    kept = f"({seen} >= on (run_id) group_left () max by (run_id) ({heard})) unless on (run_id) {LIVES}"
+    # One of them even if a coordinator is scraped twice: labels that are taken off must not leave two alike.
+    return f"topk by (run_id, incident) (1, {info} or ({kept}))"
+
+
+def _unexplained(detector: str, severity: str, by: str) -> str:
+    found = (
+        f'max by (run_id, detector, severity) (holter_finding_active{{detector="{detector}", severity="{severity}"}})'
+    )
+    return f'({found} unless on (run_id) holter_incident_open{{severity=~"{by}"}})'
+
+
 def _detector_rule(detector: detectors.Detector) -> Rule:
-    # An incident of severity info, such as a plateau that stands for days, explains nothing grave.
-    selected = f'holter_finding_active{{detector="{detector.name}", severity!="info"}}'
     docstring = (sys.modules[type(detector).__module__].__doc__ or "").strip()
     return Rule(
         alert=alert_name(f"unexplained_{detector.name}"),
         page=detector.name,
-        expr=(
-            f"max by (run_id, detector, severity) ({selected}) unless on (run_id) "
-            'holter_incident_open{severity!="info"}'
+        # What is less grave explains nothing: a plateau may stand for days, a slow rank for a night.
+        expr=" or ".join(
+            (
+                _unexplained(detector.name, "critical", by="critical"),
+                _unexplained(detector.name, "warning", by="critical|warning"),
+            )
         ),
         layer="finding",
         severity="{{ $labels.severity }}",

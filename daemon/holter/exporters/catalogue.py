@@ -9,7 +9,7 @@ from typing import Literal
 
 Kind = Literal["gauge", "counter", "histogram"]
 
-HALT_OUTCOMES = ("completed", "called_off", "incomplete", "failed")
+HALT_OUTCOMES = ("completed", "called_off", "refused", "incomplete", "failed")
 WEBHOOK_OUTCOMES = ("delivered", "failed", "dropped")
 AGGREGATES = ("mean", "min", "max")
 """Over the ranks, of one step."""
@@ -54,7 +54,14 @@ METRICS: dict[str, Metric] = {
     "finding_active": Metric("1 while a detector's finding stands.", ("detector", "severity")),
     "incident_open": Metric("Open incidents.", ("cause", "severity")),
     "incident_info": Metric("1 for an open incident: what, who, where, since when.", _INCIDENT),
-    "incidents_total": Metric("Incidents since the start.", ("cause",), kind="counter"),
+    "incident_opened_timestamp_seconds": Metric(
+        "When the newest open incident was opened, since the epoch.", ("severity",), "seconds"
+    ),
+    "incidents_total": Metric(
+        "Incidents since the start; one that came to be explained otherwise counts for each of its causes.",
+        ("cause",),
+        kind="counter",
+    ),
     "halts_total": Metric("Halts since the start, by how they ended.", ("outcome",), kind="counter"),
     "checkpoint_last_good_step": Metric("Completed steps in the newest checkpoint whose numbers are good."),
     "detector_seconds": Metric("How long a detector took when it last judged.", ("detector",), "seconds"),

@@ -163,6 +163,8 @@ def _show_coordinator(page: _Page, state: CoordinatorSnapshot) -> None:
     for info in state.infos[:MAX_INFOS]:
         where = (info.ranks, info.tensors, info.collective, info.step, info.url)
         page.set("incident_info", 1, info.incident, info.cause, info.severity, *where)
+    for severity, opened_s in sorted(state.opened_s.items()):
+        page.set("incident_opened_timestamp_seconds", opened_s, severity)
     for cause, number in sorted(state.incidents.items()):
         page.set("incidents_total", number, cause)
     for outcome in catalogue.HALT_OUTCOMES:

@@ -27,8 +27,6 @@ class Rule:
     """A template of Prometheus."""
     wait: str = ""
     """How long it must hold before it fires."""
-    keep: str = ""
-    """How long it goes on firing when nothing is heard any more: a coordinator that ends has not mended the run."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """More labels; an empty one takes a label of the series off the alert."""
 
@@ -47,8 +45,6 @@ def _rule(rule: Rule, runbooks: str) -> Iterator[str]:
     yield f"        expr: {_quoted(rule.expr)}"
     if rule.wait:
         yield f"        for: {rule.wait}"
-    if rule.keep:
-        yield f"        keep_firing_for: {rule.keep}"
     yield "        labels:"
     for name, value in {"severity": rule.severity, "layer": rule.layer, **rule.labels}.items():
         yield f"          {name}: {_quoted(value)}"

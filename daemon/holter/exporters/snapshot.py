@@ -124,8 +124,10 @@ class CoordinatorSnapshot:
     """(detector, severity) of what stands now."""
     open_incidents: tuple[tuple[str, Severity], ...] = ()
     """(cause, severity)"""
+    opened_s: Mapping[Severity, float] = field(default_factory=dict)
+    """Severity -> when the newest of those was opened, seconds since the epoch."""
     incidents: Mapping[str, int] = field(default_factory=dict)
-    """Cause -> incidents since the start."""
+    """Cause -> incidents since the start; every cause there is, so that its counter begins at 0."""
     infos: tuple[IncidentInfo, ...] = ()
     """Of the open ones, those to be told first at the front."""
     halts: Mapping[str, int] = field(default_factory=dict)

@@ -9,6 +9,9 @@ from holter.exporters.naming import alert_name
 from holter.exporters.rule import Rule
 
 _LATEST = '{__name__=~"holter_(job_)?last_progress_timestamp_seconds"}'
+_EXPLAINED = f'max by (run_id) (holter_incident_opened_timestamp_seconds{{severity="critical"}}) > on (run_id) (max by (run_id) ({_LATEST}) - 300)'
+"""By an incident that was opened when ranks stopped, or since; five minutes for those that took longer to stop. An older one explains nothing."""
+_BAD_HALTS = 'holter_halts_total{outcome=~"failed|incomplete"}'
 _LOST_RANKS = 'printf "topk(5, holter_sidecar_up{run_id=%q} == 0)" $labels.run_id | query | sortByLabel "rank"'
 
 
@@ -31,7 +34,6 @@ class Watch:
     """When it is not meant to fire."""
     do: str
     wait: str = ""
-    keep: str = ""
 
     @property
     def rule(self) -> Rule:
@@ -45,7 +47,6 @@ class Watch:
             summary=self.happened,
             description=f"Run {{{{ $labels.run_id }}}}: {self.says}",
             wait=self.wait,
-            keep=self.keep,
         )
 
 
@@ -69,8 +70,8 @@ ALL: tuple[Watch, ...] = (
         happened="Ranks are training without a sidecar.",
         says=f"{{{{ $value }}}} ranks have no sidecar on the line{{{{ with {_LOST_RANKS} }}}}, among them rank{{{{ range . }}}} {{{{ .Labels.rank }}}}{{{{ end }}}}{{{{ end }}}}.",
         why="Nobody sees these ranks hang or die, and what they compute is not compared.",
-        quiet="A rank that ended: its sidecar said goodbye and has no series any more.",
-        do="`holter status RUN` names ranks and hosts. On the host: is the sidecar's process there (`pgrep -af 'holter.cli sidecar'`), and does it reach the coordinator's port? Its log is logs/sidecar-RANK.log in the run directory. The rank itself is not harmed; a sidecar that died comes back with the next start of the rank.",
+        quiet="A rank that ended: its sidecar said goodbye and has no series any more. One that has not come two minutes after the first.",
+        do="`holter status RUN` names ranks and hosts. A rank that never came was not attached: is holter installed on its host, does its log say why, does it reach the coordinator? On the host: is the sidecar's process there (`pgrep -af 'holter.cli sidecar'`), and does it reach the coordinator's port? Its log is logs/sidecar-RANK.log in the run directory. The rank itself is not harmed; a sidecar that died comes back with the next start of the rank.",
     ),
     Watch(
         name="detector_failing",
@@ -94,13 +95,13 @@ ALL: tuple[Watch, ...] = (
     ),
     Watch(
         name="no_progress",
-        expr=f'(time() - max by (run_id) ({_LATEST}) > 1800) unless on (run_id) holter_incident_open{{severity="critical"}}',
+        expr=f"(time() - max by (run_id) ({_LATEST}) > 1800) unless on (run_id) ({_EXPLAINED})",
         severity="critical",
         wait="1m",
-        happened="No rank has moved for half an hour, and there is no critical incident.",
+        happened="No rank has moved for half an hour, and no critical incident says why.",
         says="no rank has moved for {{ $value | humanizeDuration }}, and holter has found nothing that explains it: it may be blind.",
         why="A hang that holter does not recognise costs as much as one that it does.",
-        quiet="A critical incident is open: then that is the news. Saves and evaluations of more than half an hour that report no step are met by a silence in Alertmanager.",
+        quiet="A critical incident was opened when the ranks stopped, or since: then that is the news. Saves and evaluations of more than half an hour that report no step are met by a silence in Alertmanager.",
         do="`holter status RUN`: which phase are the ranks in? `py-spy dump --native --pid PID` on a rank shows what it waits for. If the job only works long (evaluation, a first compile), silence this alert for the run; if it hangs, keep the run directory: its journal shows what holter missed.",
     ),
     Watch(
@@ -137,13 +138,12 @@ ALL: tuple[Watch, ...] = (
     ),
     Watch(
         name="halt_failed",
-        expr='max by (run_id, outcome) (holter_halts_total{outcome=~"failed|incomplete"}) > 0',
+        expr=f"max by (run_id, outcome) (increase({_BAD_HALTS}[15m]) > 0 or ({_BAD_HALTS} > 0 unless {_BAD_HALTS} offset 15m))",
         severity="critical",
-        keep="15m",
         happened="A halt did not end as it should: the checkpoint may be missing or not whole.",
         says="a halt ended as {{ $labels.outcome }}.",
         why="The state that was to be preserved may not be there.",
-        quiet="Halts that completed, and those that were called off.",
+        quiet="Halts that completed, and those that were called off or refused: the run goes on as it did. What is more than a quarter of an hour old.",
         do="`holter checkpoint list RUN` shows what there is and what it is worth; `holter report RUN` says why the run was halted. Do not start it again before a good checkpoint is chosen.",
     ),
 )  # fmt: skip

@@ -30,6 +30,8 @@ class Judged(msgspec.Struct, frozen=True, tag="judged", kw_only=True):
     is_final: bool = False
     is_news: bool = True
     """Incidents were made or better understood. A coordinator that is started again looks at these moments only."""
+    closed: tuple[str, ...] = ()
+    """Incidents that had passed: what is found later is another one, also for a coordinator that was not there to see it pass."""
 
 
 class Unexamined(msgspec.Struct, frozen=True, tag="unexamined", kw_only=True):

@@ -55,10 +55,10 @@ def _past() -> list[Panel]:
         findings(8, width=12),
         bars(
             Card(9, "Incidents by cause", "Since the run began.", "none", 12, limits=((1, WARNING),)),
-            Query(each("cause", series("incidents_total")), "{{cause}}"),
+            Query(f"{each('cause', series('incidents_total'))} > 0", "{{cause}}"),
         ),
         lines(
-            Card(10, "Halts", "By how they ended: completed left a whole checkpoint, called_off found the run well again, incomplete and failed need a person.", "none", 12),
+            Card(10, "Halts", "By how they ended: completed left a whole checkpoint, called_off found the run well again, refused could not be begun, incomplete and failed need a person.", "none", 12),
             Query(each("outcome", increase("halts_total", of=RUN)), "{{outcome}}"),
         ),
     ]  # fmt: skip

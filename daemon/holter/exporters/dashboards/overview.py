@@ -18,7 +18,10 @@ def build() -> Dashboard:
 def _now() -> list[Panel]:
     progress = each("run_id", series("job_last_progress_timestamp_seconds"))
     nonfinite = each("run_id", series("job_nonfinite_ranks", 'number="loss"'))
-    watched = f"avg(min by (rank) ({series('sidecar_up', of=RANK)}))"
+    heard, ended = (each("run_id", series("job_sidecars", f'state="{state}"')) for state in ("connected", "ended"))
+    # A rank that never came has no series of its own; where no coordinator is scraped, nobody misses it.
+    share = f"{heard} / ({each('run_id', series('job_ranks'))} - {ended})"
+    watched = f"max({share}) or avg(min by (rank) ({series('sidecar_up', of=RANK)}))"
     incidents = or_none(f"sum({each('cause, severity', series('incident_open'))})")
     return [
         number(
