@@ -84,6 +84,16 @@ def test_a_rank_that_is_told_to_resume_lifts_it_once(tmp_path):
     assert tombstone.read(tmp_path) is None
 
 
+@pytest.mark.parametrize("again", [AGENT, {"SLURM_RESTART_COUNT": "1"}])
+def test_a_job_that_was_told_to_resume_does_not_lift_the_next_halt_when_it_is_started_again(tmp_path, capsys, again):
+    tombstone.write(tmp_path, HALT)
+    with pytest.raises(SystemExit) as ended:
+        restarts.settle(Settings(run_dir=str(tmp_path), resume=1), place(), again)
+    assert 93 == ended.value.code
+    assert HALT == tombstone.read(tmp_path)
+    assert "HOLTER_RESUME=1" not in capsys.readouterr().err, "it would not help"
+
+
 def test_the_same_launcher_is_known_again_without_a_run_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run_dir = tmp_path / "holter-runs" / "one"

@@ -5,7 +5,8 @@
     resumed.json   which of them this life of the run goes on from
     job.json       by which names the job goes: a restart that was given no run directory is known by them
 
-A restarted rank looks before it attaches. `holter resume RUN` or HOLTER_RESUME=1 lifts the stone; nothing is lost by that.
+A restarted rank looks before it attaches. `holter resume RUN` or HOLTER_RESUME=1 lifts the stone; nothing is lost by that. The variable is
+held by the job for as long as it lives: it counts at its first start only, or it would lift the next halt too.
 """
 
 import os
@@ -18,6 +19,8 @@ from holter.clock import rfc3339, wall_ns
 from holter.halting.files import write_whole
 
 EXIT_CODE = 93
+REQUEUES, RESTARTS = "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"
+"""How often a scheduler, or an elastic agent, has started this job again."""
 
 
 class Halt(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,9 +125,8 @@ def job_names(environ: Mapping[str, str], parent: int, *, is_start: bool = False
     At a start they count only where the scheduler or the elastic agent says that it is a restart: one allocation, one rendezvous that
     the user named and one launcher may run many trainings.
     """
-    is_requeued = environ.get("SLURM_RESTART_COUNT", "0") not in {"", "0"}
-    is_restarted = environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in {"", "0"}
-    if is_start and not (is_requeued or is_restarted):
+    is_requeued = _is_counted(environ, REQUEUES)
+    if is_start and not is_restart(environ):
         return []
     found = []
     if environ.get("SLURM_JOB_ID") and (is_requeued or not is_start):
@@ -132,22 +134,32 @@ def job_names(environ: Mapping[str, str], parent: int, *, is_start: bool = False
     rendezvous = environ.get("TORCHELASTIC_RUN_ID", "none")
     if rendezvous != "none":
         found.append(f"rendezvous:{rendezvous}")
-    if "TORCHELASTIC_RESTART_COUNT" in environ and (started := _started(parent)):
+    if RESTARTS in environ and (started := _started(parent)):
         found.append(f"launcher:{os.uname().nodename}:{parent}:{started}")
     return found
 
 
-def sentences(run_dir: Path, halt: Halt) -> list[str]:
+def is_restart(environ: Mapping[str, str]) -> bool:
+    """Whether the scheduler or the elastic agent says that it has started this job before."""
+    return _is_counted(environ, REQUEUES) or _is_counted(environ, RESTARTS)
+
+
+def sentences(run_dir: Path, halt: Halt, environ: Mapping[str, str]) -> list[str]:
     """Why nothing is started, and what to do."""
+    variable = ", or start with HOLTER_RESUME=1" if not is_restart(environ) else " (in a restart nothing else lifts it)"
     where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else ""
     kept = (
         f"checkpoint of step {halt.step}: {run_dir / halt.checkpoint}" if halt.checkpoint else "no checkpoint was kept"
     )
     return [
         f"this run was halted ({halt.cause}{where}) and is not started again blindly; {kept} ({halt.verdict})",
-        f"once its cause is dealt with: `holter resume {run_dir}`, or start with HOLTER_RESUME=1",
+        f"once its cause is dealt with: `holter resume {run_dir}`{variable}",
         f"what happened: `holter report {run_dir}`",
     ]
+
+
+def _is_counted(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "0") not in {"", "0"}
 
 
 def _names(run_dir: Path) -> list[str]:
