@@ -273,7 +273,8 @@ class Ward:
         self.saves.recall(found.diagnoses.values())
         for observation in found.halting:
             self.halts.hear(observation, now_ns)
-        self.halts.recall(found.orders, frozenset(range(self.settings.world_size or self.roster.world_size)), now_ns)
+        everyone = frozenset(range(self.settings.world_size or self.roster.world_size))
+        self.halts.recall(found.orders, everyone, now_ns, found.asked)
         for rank, attached in found.attached.items():
             self.introductions.add(rank, attached)
         self.incidents.meet_again(found.diagnoses)

@@ -7,7 +7,18 @@ the journal as such, so that a past run can be judged again; what is said of it 
 Steps count optimizer steps from 0: step 30 is the one that runs when 30 have been completed.
 """
 
-from holter.records.halting import HaltAsked, Halting, Kept, Order, Ordered, OrderKind, RankState, Snapped, Verdict
+from holter.records.halting import (
+    HaltAnswered,
+    HaltAsked,
+    Halting,
+    Kept,
+    Order,
+    Ordered,
+    OrderKind,
+    RankState,
+    Snapped,
+    Verdict,
+)
 from holter.records.model import Attached, Census, Component, Group, Groups, OnDevice, TensorEntry
 from holter.records.observation import (
     Body,
@@ -81,6 +92,7 @@ __all__ = [
     "Frame",
     "Group",
     "Groups",
+    "HaltAnswered",
     "HaltAsked",
     "Halting",
     "Healthy",

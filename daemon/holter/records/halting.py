@@ -83,6 +83,12 @@ class HaltAsked(msgspec.Struct, frozen=True, tag="halt_asked", kw_only=True):
     reason: str = ""
 
 
+class HaltAnswered(msgspec.Struct, frozen=True, tag="halt_answered", kw_only=True):
+    """Whoever asked for a halt was told that there will be none; in the coordinator's own journal."""
+
+    text: str
+
+
 class Ordered(msgspec.Struct, frozen=True, tag="ordered", kw_only=True):
     """What the coordinator ordered, and for what; in its own journal, so that one that is started again goes on where it was."""
 
