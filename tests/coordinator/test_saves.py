@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from holter.coordinator.disk import Disk
-from holter.coordinator.saves import SaveBook, reported_until
-from holter.detectors.window import StepView
+from holter.coordinator.saves import SaveBook, compared_until, reported_until
+from holter.detectors.window import ClassHistory, StepView
 from holter.halting import watched
 from holter.halting.verdicts import Sight
 from holter.records import Attached, Finding, Healthy, Kept, Observation
+from made_up import diagnosis
 
 NOTHING: tuple = ()
 
@@ -133,6 +134,32 @@ def test_a_coordinator_that_is_started_again_knows_them(desk, tmp_path):
     again.book.recall(())
     assert 1 == len(again.book.judge([applied(3)], NOTHING, seen()))
     again.disk.close(10)
+
+
+def test_a_save_between_two_comparisons_of_replicas_is_healthy_after_the_second_or_never(desk):
+    good = desk.save("a.pt", 50)
+    desk.book.judge(NOTHING, NOTHING, lambda: Sight(until_step=66, compared_until=65))
+    desk.save("b.pt", 100)
+    desk.book.judge(NOTHING, NOTHING, lambda: Sight(until_step=101, compared_until=65))
+    assert Healthy(step=50, path=str(good)) == desk.book.last_healthy()
+    found = diagnosis("silent_data_corruption", 128, agreed_steps=65)
+    assert 1 == len(desk.book.judge(NOTHING, [found], lambda: Sight(until_step=129)))
+    assert Healthy(step=50, path=str(good)) == desk.book.last_healthy()
+    assert {"a.pt": (50, "healthy"), "b.pt": (100, "poisoned")} == desk.written()
+
+
+def history(last_equal: int | None, unequal: int | None = None) -> ClassHistory:
+    return ClassHistory(0, True, last_equal, unequal, 1, 0)
+
+
+def test_replicas_are_compared_until_the_last_state_that_was_equal():
+    assert compared_until({}, []) is None
+    assert compared_until({"hyperparameters": history(99)}, []) is None, "nobody compares weights: nothing to wait for"
+    assert 65 == compared_until({"parameters_before": history(0), "parameters_after": history(64)}, [])
+    assert -1 == compared_until({"parameters_before": history(None, 0)}, [])
+    parted = {"parameters_before": history(65), "parameters_after": history(64, 128)}
+    assert 65 == compared_until(parted, [diagnosis()]), "not explained yet"
+    assert compared_until(parted, [diagnosis("nondeterministic_drift", 128, agreed_steps=65)]) is None
 
 
 def view(step: int, *missing: int) -> StepView:

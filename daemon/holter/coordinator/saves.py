@@ -1,13 +1,13 @@
 r"""The script's own checkpoints as they are finished, each with a verdict that is looked at again whenever something new is found.
 
-    Kept (a rank's word) -> unknown -> healthy, when every step in it was seen and clean
+    Kept (a rank's word) -> unknown -> healthy, when every step in it was seen and clean, and replicas were equal after it
                                    \-> poisoned, also long after: an incident may turn out to have begun before it
 
 Judged in memory, written down by the disk's own thread, which also looks which of them are still there: frameworks rotate.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,8 @@ import msgspec
 
 from holter.clock import rfc3339
 from holter.coordinator.disk import Disk
-from holter.detectors.window import StepView
+from holter.detectors.replica_case import PARAMETERS, weights_agreed
+from holter.detectors.window import ClassHistory, StepView
 from holter.halting import tombstone, verdicts, watched
 from holter.halting.files import write_whole
 from holter.halting.vault import FOLDER, Sealed, Vault
@@ -96,9 +97,10 @@ class SaveBook:
         """Of this life of the run, oldest first."""
         return list(self._diagnoses.values())
 
-    def verdict_of(self, step: int) -> verdicts.Judgement:
+    def verdict_of(self, step: int, compared_until: int | None) -> verdicts.Judgement:
         """Of a state of so many completed steps, as findings of this life count them, that a halt saves."""
-        return verdicts.of_halt(step, verdicts.spoils(self._applied.values(), self._diagnoses.values()))
+        spoiled = verdicts.spoils(self._applied.values(), self._diagnoses.values())
+        return verdicts.of_halt(step, spoiled, compared_until)
 
     def all(self) -> list[Save]:
         """Those that are remembered, oldest first."""
@@ -178,6 +180,13 @@ def reported_until(steps: Sequence[StepView]) -> int:
     """All steps below this were reported by every rank of which it is expected."""
     unfinished = next((view.step for view in steps if view.missing), None)
     return unfinished if unfinished is not None else steps[-1].step + 1 if steps else 0
+
+
+def compared_until(classes: Mapping[str, ClassHistory], diagnoses: Iterable[Diagnosis]) -> int | None:
+    """The last state in which replicas were compared and equal; None: nobody compares, or it is explained already why they differ."""
+    has_parted = any(classes[name].first_unequal_step is not None for name in PARAMETERS if name in classes)
+    is_explained = has_parted and any(diagnosis.agreed_steps is not None for diagnosis in diagnoses)
+    return None if is_explained else weights_agreed(classes)
 
 
 def _rejudge(entry: _Entry, spoiled: Sequence[verdicts.Spoil], sight: Sight) -> bool:

@@ -25,7 +25,7 @@ from holter.coordinator.judging import Bench
 from holter.coordinator.recalling import Recalled, is_interrupted, recall
 from holter.coordinator.roster import Roster
 from holter.coordinator.rounds import Rounds
-from holter.coordinator.saves import SaveBook, reported_until
+from holter.coordinator.saves import SaveBook, compared_until, reported_until
 from holter.coordinator.sealing import Ending, Kept
 from holter.detectors import ALL, Detector, ExamKey, TableKey
 from holter.exporters.webhook import Deliveries
@@ -218,7 +218,7 @@ class Ward:
         """What a halt's checkpoint is sealed with."""
         attempt = self.halts.attempt
         assert attempt is not None
-        verdict = self.saves.verdict_of(attempt.plan.kept)
+        verdict = self.saves.verdict_of(attempt.plan.kept, self._compared_until())
         about = Circumstances(
             run_id=self.settings.run_id,
             step=self.saves.base_step + attempt.plan.kept,
@@ -323,7 +323,11 @@ class Ward:
         return found + self.deliveries.warnings()
 
     def _sight(self, now_ns: int) -> Sight:
-        return Sight(until_step=reported_until(self.assembly.window(now_ns).steps), blind=tuple(self.blind()))
+        until_step = reported_until(self.assembly.window(now_ns).steps)
+        return Sight(until_step=until_step, compared_until=self._compared_until(), blind=tuple(self.blind()))
+
+    def _compared_until(self) -> int | None:
+        return compared_until(self.assembly.classes(), self.saves.diagnoses)
 
     def _take(self, observation: Observation, now_ns: int) -> None:
         self._note(observation, now_ns)
