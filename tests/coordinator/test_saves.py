@@ -7,10 +7,10 @@ import pytest
 from holter.coordinator.disk import Disk
 from holter.coordinator.saves import SaveBook, compared_until, reported_until
 from holter.detectors.window import ClassHistory, StepView
-from holter.halting import watched
+from holter.halting import tombstone, watched
 from holter.halting.verdicts import Sight
-from holter.records import Attached, Finding, Healthy, Kept, Observation
-from made_up import diagnosis
+from holter.records import Attached, Begun, Finding, Healthy, Kept, Observation
+from made_up import HALT, diagnosis
 
 NOTHING: tuple = ()
 
@@ -123,6 +123,32 @@ def test_a_job_that_begins_again_counts_anew(desk):
     desk.book.hear(attached(2))
     assert [] == desk.book.judge([applied(3)], NOTHING, seen())
     assert {"a.pt": (20, "healthy")} == desk.written()
+
+
+def begun(completed: int | None, rank: int = 0) -> Observation:
+    return Observation(rank=rank, step=0, at_ns=0, body=Begun(completed=completed))
+
+
+def test_steps_are_counted_from_where_the_script_goes_on(desk):
+    assert 0 == desk.book.base_step
+    desk.book.hear(begun(120))
+    desk.book.hear(begun(118, rank=1))
+    path = desk.save("a.pt", 10)
+    desk.book.judge(NOTHING, NOTHING, seen(10))
+    assert Healthy(step=130, path=str(path)) == desk.book.last_healthy()
+    assert {"a.pt": (130, "healthy")} == desk.written()
+
+
+def test_what_ranks_count_goes_before_the_halt_that_was_lifted(tmp_path):
+    tombstone.write(tmp_path, HALT)
+    tombstone.lift(tmp_path)
+    disk = Disk()
+    book = SaveBook(tmp_path, disk)
+    book.hear(begun(None))
+    assert 30 == book.base_step, "nobody counts"
+    book.hear(begun(0))
+    assert 0 == book.base_step, "it was begun anew"
+    disk.close(10)
 
 
 def test_a_coordinator_that_is_started_again_knows_them(desk, tmp_path):

@@ -53,6 +53,20 @@ def test_lifting_forgets_nothing(tmp_path):
     assert sorted(path.name for path in (tmp_path / "halts").iterdir()) == ["1.json", "2.json"]
 
 
+def test_what_was_lifted_counts_for_the_life_that_follows_and_for_none_after(tmp_path):
+    tombstone.begin(tmp_path)
+    tombstone.write(tmp_path, HALT)
+    tombstone.lift(tmp_path)
+    restarts.introduce(str(tmp_path), {})
+    assert 30 == tombstone.base_step(tmp_path)
+    restarts.introduce(str(tmp_path), {})
+    assert 0 == tombstone.base_step(tmp_path)
+    tombstone.write(tmp_path, HALT)
+    tombstone.lift(tmp_path)
+    restarts.introduce(str(tmp_path), {})
+    assert 30 == tombstone.base_step(tmp_path)
+
+
 def test_a_rank_that_is_started_blindly_ends_with_93_and_says_how_to_resume(tmp_path, capsys):
     tombstone.write(tmp_path, HALT)
     with pytest.raises(SystemExit) as ended:

@@ -133,8 +133,8 @@ class Halts:
         """The rank is another process now, or none."""
         self._said.pop(rank, None)
 
-    def opened(self, directory: Path, why_not: str, now_ns: int) -> None:
-        """The directory is there, or it is said why it is not."""
+    def opened(self, directory: Path, why_not: str, now_ns: int, base_step: int = 0) -> None:
+        """The directory is there, for a state of so many more steps than are counted here, or it is said why it is not."""
         attempt = self.attempt
         if attempt is None or attempt.halt is not None:
             return
@@ -147,7 +147,7 @@ class Halts:
             # What must stop is stopped all the same: numbers that are not finite, ranks that hang.
             self.sentences.append(f"nothing can be saved: {why_not}")
         self._number += 1
-        order = order_of(attempt, self._number, directory, self._deadline_s)
+        order = order_of(attempt, self._number, directory, self._deadline_s, base_step)
         standing = [rank for rank, said in self._said.items() if said.halting.state == "held"]
         attempt.halt, tells = protocol.begin(order, self._everyone, standing)
         attempt.course_ns = attempt.told_ns = now_ns

@@ -13,7 +13,7 @@ import msgspec
 from holter.coordinator import journal
 from holter.coordinator.identity import RunIdentity
 from holter.coordinator.rounds import Rounds
-from holter.records import Attached, Diagnosis, HaltAnswered, HaltAsked, Halting, Judged, Observation, Ordered
+from holter.records import Attached, Begun, Diagnosis, HaltAnswered, HaltAsked, Halting, Judged, Observation, Ordered
 
 MAX_AWAY_NS = 60 * 10**9
 """A coordinator that was away for longer watches another life of the job, if not another job."""
@@ -27,6 +27,8 @@ class Recalled:
     diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
     attached: dict[int, Attached] = field(default_factory=dict)
     """Rank -> how it last introduced itself."""
+    begun: dict[int, Observation] = field(default_factory=dict)
+    """Rank -> how far the run had come when it began."""
     halting: list[Observation] = field(default_factory=list)
     """What ranks said of a halt."""
     orders: list[Ordered] = field(default_factory=list)
@@ -77,6 +79,8 @@ def _take(found: Recalled, observation: Observation) -> None:
         # Asking is in the journal twice: as the rank's word, which may have its answer, and as the request.
         case Halting(state=state) if state != "asking":
             found.halting.append(observation)
+        case Begun():
+            found.begun[observation.rank] = observation
         case Attached() as attached:
             known = found.attached.get(observation.rank)
             if known is not None and known.pid != attached.pid:

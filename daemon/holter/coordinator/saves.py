@@ -23,7 +23,7 @@ from holter.halting.files import write_whole
 from holter.halting.vault import FOLDER, Sealed, Vault
 from holter.halting.verdicts import APPLIED, Sight
 from holter.halting.watched import Save, Saves
-from holter.records import Attached, Diagnosis, Finding, Healthy, Kept, Observation
+from holter.records import Attached, Begun, Diagnosis, Finding, Healthy, Kept, Observation
 
 MAX_SAVES = 256
 
@@ -40,8 +40,10 @@ class SaveBook:
 
     def __init__(self, run_dir: Path, disk: Disk) -> None:
         self._run_dir, self._disk = run_dir, disk
-        self.base_step = tombstone.base_step(run_dir)
-        """Completed steps that this life of the run goes on from."""
+        self._lifted_step = tombstone.base_step(run_dir)
+        """Of the halt that was lifted for this life of the run: what it goes on from, where no rank knows better."""
+        self._begun: dict[int, int] = {}
+        """Rank -> steps that the run had completed when it began, as its optimizer or framework counts."""
         self._entries = [_Entry(save, None) for save in watched.read(run_dir)]
         self._sealed = Vault(run_dir).last_good()
         self._applied: dict[int, Finding] = {}
@@ -51,6 +53,11 @@ class SaveBook:
         self._pids: dict[int, int] = {}
         self._gone: frozenset[str] = frozenset()
 
+    @property
+    def base_step(self) -> int:
+        """Completed steps that this life of the run goes on from."""
+        return max(self._begun.values(), default=self._lifted_step)
+
     def recall(self, diagnoses: Iterable[Diagnosis]) -> None:
         """A former coordinator of this very life wrote down what was read: go on judging it."""
         self._diagnoses |= {diagnosis.id: diagnosis for diagnosis in diagnoses}
@@ -59,10 +66,14 @@ class SaveBook:
                 entry.step = entry.save.step - self.base_step
 
     def hear(self, observation: Observation) -> None:
-        """A save was finished, or a rank begins again."""
+        """A save was finished, or a rank begins."""
         match observation.body:
             case Kept() as kept if not self._is_ours(kept.path):
                 self._add(observation, kept)
+            case Begun(completed=None):
+                self._begun.pop(observation.rank, None)
+            case Begun(completed=int(completed)):
+                self._begun[observation.rank] = completed
             case Attached() as attached:
                 if self._pids.setdefault(observation.rank, attached.pid) != attached.pid:
                     self._pids[observation.rank] = attached.pid

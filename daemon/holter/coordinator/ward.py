@@ -221,7 +221,7 @@ class Ward:
         verdict = self.saves.verdict_of(attempt.plan.kept, self._compared_until())
         about = Circumstances(
             run_id=self.settings.run_id,
-            step=self.saves.base_step + attempt.plan.kept,
+            step=order.base_step + attempt.plan.kept,
             world_size=self.roster.world_size,
             savers=order.savers,
             lost=order.lost,
@@ -270,6 +270,8 @@ class Ward:
         if not found.num_entries:
             return
         self._silent_until_ns = now_ns + RETURN_NS
+        for observation in found.begun.values():
+            self.saves.hear(observation)
         self.saves.recall(found.diagnoses.values())
         for observation in found.halting:
             self.halts.hear(observation, now_ns)

@@ -2,13 +2,14 @@
 
     halt.json      present: do not restart blindly
     halts/<n>.json those that somebody lifted, oldest first
-    resumed.json   which of them this life of the run goes on from
+    resumed.json   which of them this life of the run goes on from; the next one begins without it
     job.json       by which names the job goes: a restart that was given no run directory is known by them
 
 A restarted rank looks before it attaches. `holter resume RUN` or HOLTER_RESUME=1 lifts the stone; nothing is lost by that. The variable is
 held by the job for as long as it lives: it counts at its first start only, or it would lift the next halt too.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -48,6 +49,8 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     checkpoint: str | None
     at: str
+    is_begun: bool = False
+    """A life of the run has gone on from it."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,10 +95,20 @@ def lift(run_dir: Path) -> Halt | None:
 
 def base_step(run_dir: Path) -> int:
     """Completed steps of the checkpoint that this life of the run goes on from; 0: it began at the beginning."""
-    try:
-        return msgspec.json.decode((run_dir / "resumed.json").read_bytes(), type=Resumed).step
-    except (OSError, msgspec.MsgspecError):
-        return 0
+    resumed = _resumed(run_dir)
+    return resumed.step if resumed is not None else 0
+
+
+def begin(run_dir: Path) -> None:
+    """A life of the run begins: what was lifted before it counts for it, and for none that comes later."""
+    resumed = _resumed(run_dir)
+    if resumed is None:
+        return
+    with contextlib.suppress(OSError):
+        if resumed.is_begun:
+            (run_dir / "resumed.json").unlink()
+        else:
+            _write(run_dir / "resumed.json", msgspec.structs.replace(resumed, is_begun=True))
 
 
 def introduce(run_dir: Path, names: Iterable[str]) -> None:
@@ -156,6 +169,13 @@ def sentences(run_dir: Path, halt: Halt, environ: Mapping[str, str]) -> list[str
         f"once its cause is dealt with: `holter resume {run_dir}`{variable}",
         f"what happened: `holter report {run_dir}`",
     ]
+
+
+def _resumed(run_dir: Path) -> Resumed | None:
+    try:
+        return msgspec.json.decode((run_dir / "resumed.json").read_bytes(), type=Resumed)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def _is_counted(environ: Mapping[str, str], name: str) -> bool:

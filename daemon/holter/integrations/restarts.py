@@ -39,5 +39,6 @@ def settle(settings: Settings, here: Place, environ: Mapping[str, str]) -> None:
 
 
 def introduce(run_dir: str, environ: Mapping[str, str]) -> None:
-    """Leave word by which names this job goes, for the next start."""
+    """A life of the run begins: leave word by which names this job goes, for the next start."""
+    tombstone.begin(Path(run_dir))
     tombstone.introduce(Path(run_dir), tombstone.job_names(environ, os.getppid()))

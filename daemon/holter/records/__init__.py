@@ -19,7 +19,7 @@ from holter.records.halting import (
     Snapped,
     Verdict,
 )
-from holter.records.model import Attached, Census, Component, Group, Groups, OnDevice, TensorEntry
+from holter.records.model import Attached, Begun, Census, Component, Group, Groups, OnDevice, TensorEntry
 from holter.records.observation import (
     Body,
     Judged,
@@ -69,6 +69,7 @@ __all__ = [
     "Action",
     "Attached",
     "Basis",
+    "Begun",
     "Body",
     "Call",
     "CallBlock",

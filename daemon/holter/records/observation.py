@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 from holter.records.halting import HaltAnswered, HaltAsked, Halting, Kept, Ordered, Snapped
-from holter.records.model import Attached, Census, Groups, OnDevice
+from holter.records.model import Attached, Begun, Census, Groups, OnDevice
 from holter.records.steps import Logged, Origin, PackedTable, StepDone, Table
 from holter.records.vitals import Feed, Inspection, Skipped, Swapped, Vitals, Warned
 from holter.records.watching import Device, Exam, Exited, Farewell, LastCalls, Overdue, Traffic
@@ -53,6 +53,7 @@ Watched = Overdue | Exam | Traffic | LastCalls
 """What a sidecar says of its rank's progress and collectives."""
 Body = (
     Attached
+    | Begun
     | Census
     | StepDone
     | Table
