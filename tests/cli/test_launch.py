@@ -48,8 +48,27 @@ def test_a_halted_run_is_not_begun_again(halted, capsys):
 
 
 def test_resume_on_the_command_line_lifts_it(halted):
-    assert main(["launch", "--run-dir", str(halted), "--resume", "--", "sh", "-c", 'test "$HOLTER_RESUME" = 1']) == 0
+    assert main(["launch", "--run-dir", str(halted), "--resume", "--", "true"]) == 0
     assert tombstone.read(halted) is None
+
+
+@pytest.mark.parametrize("told", ["--resume", "HOLTER_RESUME"])
+def test_the_job_itself_is_not_told_to_resume_or_its_restart_would_lift_the_next_halt(halted, monkeypatch, told):
+    if told == "HOLTER_RESUME":
+        monkeypatch.setenv(told, "1")
+    option = ["--resume"] if told == "--resume" else []
+    script = "import os; raise SystemExit('HOLTER_RESUME' in os.environ)"
+    assert main(["launch", "--run-dir", str(halted), *option, "--", sys.executable, "-c", script]) == 0
+
+
+def test_a_batch_script_that_is_queued_again_lifts_nothing(halted, monkeypatch, capsys):
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    monkeypatch.setenv("HOLTER_RESUME", "1")
+    assert main(["launch", "--run-dir", str(halted), "--resume", "--", "touch", str(halted / "began")]) == 93
+    assert not (halted / "began").exists()
+    assert tombstone.read(halted) == HALT
+    said = capsys.readouterr().err
+    assert f"holter resume {halted} (in a restart nothing else lifts it)" in said.replace("`", "")
 
 
 def test_wrong_use_is_said_in_a_sentence(capsys):

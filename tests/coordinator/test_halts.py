@@ -13,6 +13,7 @@ from holter.halting.plan import Job, Whereabouts, Wish
 from holter.halting.protocol import Course, Seal, Tell
 from holter.records import (
     Body,
+    HaltAnswered,
     HaltAsked,
     Halting,
     Observation,
@@ -308,7 +309,7 @@ def test_where_no_directory_can_be_made_an_operators_halt_is_refused_and_trainin
     scene.halts.ask("me", "", scene.now_ns)
     scene.look()
     assert [] == scene.open("No space left on device")
-    assert [HaltAsked(by="me")] == scene.notes, "nobody was ordered anything"
+    assert [HaltAsked, HaltAnswered] == [type(note) for note in scene.notes], "nobody was ordered anything"
     assert Outcome("refused", "the run is not halted: No space left on device", is_halted=False) == scene.halts.outcome
     assert [] == scene.look(10.0)
     assert scene.halts.ask("me", "the disk is free now", scene.now_ns) is None
@@ -521,6 +522,37 @@ def test_what_is_over_is_not_gone_on_with_and_its_number_not_used_again(scene: S
     (prepare,) = scene.open()
     assert isinstance(prepare, Tell)
     assert (4 if kinds else 1) == prepare.order.halt
+
+
+ASKED = HaltAsked(by="me", reason="wrong data")
+
+
+def test_a_request_that_a_former_coordinator_noted_and_did_not_order_is_taken_up(scene: Scene) -> None:
+    scene.halts.recall((), frozenset({0, 1}), scene.now_ns, ASKED)
+    assert "a halt is under way already" == scene.halts.ask("another", "", scene.now_ns)
+    assert [Open] == [type(act) for act in scene.look()]
+    (prepare,) = scene.open()
+    assert isinstance(prepare, Tell)
+    assert ("asked for by me: wrong data", True) == (prepare.order.reason, prepare.order.is_requested)
+
+
+def test_a_request_whose_halt_is_done_is_not_taken_up_again(scene: Scene) -> None:
+    scene.halts.recall(orders("prepare", "commit", "leave"), frozenset({0, 1}), scene.now_ns, ASKED)
+    assert not scene.halts.is_asked
+
+
+@pytest.mark.parametrize(
+    "why_not", ["No space left on device", "rank 1 cannot be reached, though it was not seen to end"]
+)
+def test_that_there_is_no_halt_is_written_down_for_a_coordinator_that_is_started_again(
+    scene: Scene, why_not: str
+) -> None:
+    scene.place(1, is_there="reached" not in why_not)
+    scene.halts.ask("me", "", scene.now_ns)
+    scene.look()
+    scene.open(why_not)
+    scene.look(11.0)
+    assert [HaltAsked(by="me"), HaltAnswered(text=f"the run is not halted: {why_not}")] == scene.notes
 
 
 def test_an_operators_halt_is_refused_where_a_rank_that_may_train_on_cannot_be_reached(scene: Scene) -> None:

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from holter.coordinator.disk import Disk
-from holter.coordinator.saves import SaveBook, reported_until
-from holter.detectors.window import StepView
-from holter.halting import watched
+from holter.coordinator.saves import SaveBook, compared_until, reported_until
+from holter.detectors.window import ClassHistory, StepView
+from holter.halting import tombstone, watched
 from holter.halting.verdicts import Sight
-from holter.records import Attached, Finding, Halting, Healthy, Kept, Observation
+from holter.records import Attached, Begun, Finding, Halting, Healthy, Kept, Observation
+from made_up import HALT, diagnosis
 
 NOTHING: tuple = ()
 
@@ -124,6 +125,32 @@ def test_a_job_that_begins_again_counts_anew(desk):
     assert {"a.pt": (20, "healthy")} == desk.written()
 
 
+def begun(completed: int | None, rank: int = 0) -> Observation:
+    return Observation(rank=rank, step=0, at_ns=0, body=Begun(completed=completed))
+
+
+def test_steps_are_counted_from_where_the_script_goes_on(desk):
+    assert 0 == desk.book.base_step
+    desk.book.hear(begun(120))
+    desk.book.hear(begun(118, rank=1))
+    path = desk.save("a.pt", 10)
+    desk.book.judge(NOTHING, NOTHING, seen(10))
+    assert Healthy(step=130, path=str(path)) == desk.book.last_healthy()
+    assert {"a.pt": (130, "healthy")} == desk.written()
+
+
+def test_what_ranks_count_goes_before_the_halt_that_was_lifted(tmp_path):
+    tombstone.write(tmp_path, HALT)
+    tombstone.lift(tmp_path)
+    disk = Disk()
+    book = SaveBook(tmp_path, disk)
+    book.hear(begun(None))
+    assert 30 == book.base_step, "nobody counts"
+    book.hear(begun(0))
+    assert 0 == book.base_step, "it was begun anew"
+    disk.close(10)
+
+
 def test_a_coordinator_that_is_started_again_knows_them(desk, tmp_path):
     path = desk.save("a.pt", 20)
     desk.book.judge(NOTHING, NOTHING, seen())
@@ -133,6 +160,32 @@ def test_a_coordinator_that_is_started_again_knows_them(desk, tmp_path):
     again.book.recall(())
     assert 1 == len(again.book.judge([applied(3)], NOTHING, seen()))
     again.disk.close(10)
+
+
+def test_a_save_between_two_comparisons_of_replicas_is_healthy_after_the_second_or_never(desk):
+    good = desk.save("a.pt", 50)
+    desk.book.judge(NOTHING, NOTHING, lambda: Sight(until_step=66, compared_until=65))
+    desk.save("b.pt", 100)
+    desk.book.judge(NOTHING, NOTHING, lambda: Sight(until_step=101, compared_until=65))
+    assert Healthy(step=50, path=str(good)) == desk.book.last_healthy()
+    found = diagnosis("silent_data_corruption", 128, agreed_steps=65)
+    assert 1 == len(desk.book.judge(NOTHING, [found], lambda: Sight(until_step=129)))
+    assert Healthy(step=50, path=str(good)) == desk.book.last_healthy()
+    assert {"a.pt": (50, "healthy"), "b.pt": (100, "poisoned")} == desk.written()
+
+
+def history(last_equal: int | None, unequal: int | None = None) -> ClassHistory:
+    return ClassHistory(0, True, last_equal, unequal, 1, 0)
+
+
+def test_replicas_are_compared_until_the_last_state_that_was_equal():
+    assert compared_until({}, []) is None
+    assert compared_until({"hyperparameters": history(99)}, []) is None, "nobody compares weights: nothing to wait for"
+    assert 65 == compared_until({"parameters_before": history(0), "parameters_after": history(64)}, [])
+    assert -1 == compared_until({"parameters_before": history(None, 0)}, [])
+    parted = {"parameters_before": history(65), "parameters_after": history(64, 128)}
+    assert 65 == compared_until(parted, [diagnosis()]), "not explained yet"
+    assert compared_until(parted, [diagnosis("nondeterministic_drift", 128, agreed_steps=65)]) is None
 
 
 def view(step: int, *missing: int) -> StepView:
@@ -149,14 +202,14 @@ def test_what_a_rank_learned_too_late_to_hold_is_in_what_was_saved_since(desk):
     desk.save("before", 28)
     desk.save("after", 29)
     desk.book.hear(Observation(rank=1, step=31, at_ns=0, body=Halting(state="held", why="nonfinite")))
-    assert "healthy" == desk.book.verdict_of(31).verdict, "held in time"
+    assert "healthy" == desk.book.verdict_of(31, None).verdict, "held in time"
     for step in (29, 28):
         body = Halting(state="held", why="nonfinite", poisoned_step=step)
         desk.book.hear(Observation(rank=1, step=31, at_ns=0, body=body))
     assert ["healthy", "poisoned"] == [desk.book.verdict_of(step).verdict for step in (28, 29)]
-    assert "at step 28" in desk.book.verdict_of(31).why
+    assert "at step 28" in desk.book.verdict_of(31, None).why
     desk.book.judge(NOTHING, NOTHING, seen())
     assert {"before": (28, "healthy"), "after": (29, "poisoned")} == desk.written()
     for pid in (7, 8):
         desk.book.hear(attached(pid))
-    assert "healthy" == desk.book.verdict_of(31).verdict, "another process counts anew"
+    assert "healthy" == desk.book.verdict_of(31, None).verdict, "another process counts anew"

@@ -18,7 +18,7 @@ from holter.halting import manifest, tombstone
 from holter.halting.completeness import Circumstances
 from holter.halting.protocol import Seal, Tell
 from holter.halting.vault import Vault
-from holter.records import Halting, Healthy, Nonfinite, Phase, RankState
+from holter.records import Begun, Halting, Healthy, Nonfinite, Phase, RankState
 from holter.transport import wire
 
 SECOND_NS = 10**9
@@ -162,7 +162,9 @@ class Watched:
         self.told += [act for act in acts if isinstance(act, Tell)]
         for act in acts:
             if isinstance(act, Open):
-                self.ward.halts.opened(*open_directory(self.run_dir, act.step), self.now_ns)
+                base_step = self.ward.saves.base_step
+                opened = open_directory(self.run_dir, base_step + act.step)
+                self.ward.halts.opened(*opened, self.now_ns, base_step)
                 acts += self.judge(0.0)
         return acts
 
@@ -266,6 +268,22 @@ def test_steps_before_a_resume_are_counted_in_what_is_sealed(tmp_path: Path) -> 
     assert attempt is not None
     assert attempt.halt is not None
     assert 100 + attempt.plan.step == watched.ward.ending(attempt.halt.order).about.step
+    watched.ward.close(5.0)
+
+
+def test_steps_before_attach_are_counted_in_what_is_sealed_and_told_to_who_saves(tmp_path: Path) -> None:
+    watched = Watched(tmp_path)
+    watched.begin()
+    watched.hear(1, seen(1, 0, Begun(completed=200, source="AdamW")))
+    watched.ward.halts.ask("me", "", watched.now_ns)
+    watched.judge()
+    attempt = watched.ward.halts.attempt
+    assert attempt is not None
+    assert attempt.halt is not None
+    order = attempt.halt.order
+    assert 200 == order.base_step
+    assert str(200 + order.step) in Path(order.directory).name
+    assert 200 + order.step == watched.ward.ending(order).about.step
     watched.ward.close(5.0)
 
 

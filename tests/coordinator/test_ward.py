@@ -17,6 +17,7 @@ from holter.records import (
     Body,
     ExamRequest,
     Finding,
+    Halting,
     Inspection,
     Judged,
     Link,
@@ -144,6 +145,33 @@ def test_who_comes_after_a_crash_pages_again_and_a_resumed_run_does_not(tmp_path
     again = Pager("http://127.0.0.1:1", "http://runbooks").look(later.incidents.standing(), "")
     fingerprints = [message["alerts"][0]["fingerprint"] for message in again]
     assert ([] if has_ended else [told["alerts"][0]["fingerprint"]]) == fingerprints
+
+
+@pytest.mark.parametrize("by", ["an operator", "a signal"])
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_request_that_was_noted_is_taken_up_after_a_crash_unless_it_has_its_answer(
+    tmp_path: Path,
+    by: str,
+    is_answered: bool,  # noqa: FBT001
+) -> None:
+    settings = WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
+    former, now_ns = Ward(settings), clock.wall_ns()
+    former.connect(HELLO, now_ns)
+    said = [attached(0, 1), *([seen(0, 3, Halting(state="asking", why="SIGUSR1"))] if by == "a signal" else [])]
+    former.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), now_ns)
+    if by == "an operator":
+        assert former.halts.ask("me", "wrong data", now_ns) is None
+    assert former.halts.is_asked
+    if is_answered:
+        former.disconnect(0, 1, now_ns, is_closed=True)
+        former.judge(now_ns)
+        former.judge(now_ns + 11 * S)
+        assert not former.halts.is_asked
+    former.write_down()
+    former.disk.close(5.0)
+    later = Ward(settings)
+    later.recall(clock.wall_ns())
+    assert later.halts.is_asked != is_answered
 
 
 @pytest.mark.parametrize("part", ["norms", "sums", "marks"])

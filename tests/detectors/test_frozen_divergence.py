@@ -101,6 +101,7 @@ def test_plausible_weights_that_differ_are_a_mismatch_of_both() -> None:
     (finding,) = judge(tables())
     assert (finding.severity, finding.ranks) == ("warning", (0, 1))
     assert rank_causes(finding)[0].cause == "frozen_component_mismatch"
+    assert -1 == finding.agreed_steps
 
 
 def test_one_side_without_low_bits_has_passed_through_a_narrower_dtype() -> None:
@@ -123,6 +124,11 @@ def test_the_rank_whose_frozen_weights_changed_is_named() -> None:
     (finding,) = judge(tables(step=24) | before, history=later, step=24)
     assert finding.ranks == (1,)
     assert rank_causes(finding)[0].cause == "silent_data_corruption"
+    assert 16 == finding.agreed_steps
+    # At that comparison another slice was read.
+    unread = {key: msgspec.structs.replace(table, fingerprints=[0] * 3) for key, table in before.items()}
+    (finding,) = judge(tables(step=24) | unread, history=later, step=24)
+    assert -1 == finding.agreed_steps
 
 
 def test_plausible_weights_where_training_is_no_replica_raise_nothing() -> None:

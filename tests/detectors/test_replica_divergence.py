@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -686,6 +687,27 @@ def test_a_sum_that_jumped_on_one_rank_breaks_the_tie_between_two_checks() -> No
     (finding,) = judge(shown, classes=classes, tables=now | then)
     assert finding.ranks == (1,)
     assert top(finding) == "silent_data_corruption"
+
+
+def test_it_says_after_how_many_steps_the_weights_last_agreed() -> None:
+    classes = {
+        "parameters_before": equal(65),
+        "parameters_after": replace(parted(128), last_equal_step=64),
+    }
+    shown = view(128, {"parameters_after": TWO})
+    (finding,) = judge(shown, classes=classes, unavailable=frozenset(given("parameters_after", 128, {})))
+    assert (128, 65) == (finding.first_step, finding.agreed_steps)
+    moments = {"optimizer_state": replace(parted(128), last_equal_step=0), "parameters_after": equal(120)}
+    shown = view(128, {"optimizer_state": TWO})
+    lost = frozenset(("optimizer_state", step, rank) for step in (0, 128) for rank in (0, 1))
+    (finding,) = judge(shown, classes=moments, unavailable=lost)
+    assert 0 == finding.agreed_steps, "moments are read more rarely"
+
+
+def test_replicas_that_never_agreed_have_no_state_that_is_good() -> None:
+    lost = frozenset(("parameters_before", 0, rank) for rank in (0, 1))
+    (finding,) = judge(view(0, {"parameters_before": TWO}), classes={"parameters_before": parted(0)}, unavailable=lost)
+    assert -1 == finding.agreed_steps
 
 
 def test_ranks_whose_models_differ_in_structure_are_left_to_another_detector() -> None:

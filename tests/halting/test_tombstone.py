@@ -53,6 +53,20 @@ def test_lifting_forgets_nothing(tmp_path):
     assert sorted(path.name for path in (tmp_path / "halts").iterdir()) == ["1.json", "2.json"]
 
 
+def test_what_was_lifted_counts_for_the_life_that_follows_and_for_none_after(tmp_path):
+    tombstone.begin(tmp_path)
+    tombstone.write(tmp_path, HALT)
+    tombstone.lift(tmp_path)
+    restarts.introduce(str(tmp_path), {})
+    assert 30 == tombstone.base_step(tmp_path)
+    restarts.introduce(str(tmp_path), {})
+    assert 0 == tombstone.base_step(tmp_path)
+    tombstone.write(tmp_path, HALT)
+    tombstone.lift(tmp_path)
+    restarts.introduce(str(tmp_path), {})
+    assert 30 == tombstone.base_step(tmp_path)
+
+
 def test_a_rank_that_is_started_blindly_ends_with_93_and_says_how_to_resume(tmp_path, capsys):
     tombstone.write(tmp_path, HALT)
     with pytest.raises(SystemExit) as ended:
@@ -82,6 +96,16 @@ def test_a_rank_that_is_told_to_resume_lifts_it_once(tmp_path):
     assert tombstone.read(tmp_path) is not None
     restarts.settle(settings, place(rank=0), {})
     assert tombstone.read(tmp_path) is None
+
+
+@pytest.mark.parametrize("again", [AGENT, {"SLURM_RESTART_COUNT": "1"}])
+def test_a_job_that_was_told_to_resume_does_not_lift_the_next_halt_when_it_is_started_again(tmp_path, capsys, again):
+    tombstone.write(tmp_path, HALT)
+    with pytest.raises(SystemExit) as ended:
+        restarts.settle(Settings(run_dir=str(tmp_path), resume=1), place(), again)
+    assert 93 == ended.value.code
+    assert HALT == tombstone.read(tmp_path)
+    assert "HOLTER_RESUME=1" not in capsys.readouterr().err, "it would not help"
 
 
 def test_the_same_launcher_is_known_again_without_a_run_directory(tmp_path, monkeypatch):

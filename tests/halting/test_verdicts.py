@@ -6,7 +6,7 @@ from holter.halting.verdicts import Sight, of_halt, of_state, spoils
 from holter.records import Finding
 from made_up import diagnosis
 
-SEEN = Sight(until_step=100)
+SEEN = Sight(until_step=100, compared_until=100)
 
 
 def applied(step: int) -> Finding:
@@ -50,6 +50,36 @@ def test_a_nan_that_was_applied_counts_before_and_whatever_else_leads_its_incide
 def test_poison_is_worse_than_doubt():
     spoiled = spoils([], [diagnosis("uneven_clipping", 5), diagnosis("nonfinite_forward", 20)])
     assert ["unknown", "poisoned"] == [of_state(step, spoiled, SEEN).verdict for step in (10, 21)]
+
+
+@pytest.mark.parametrize(
+    ("cause", "verdict"), [("silent_data_corruption", "poisoned"), ("gradient_sync_bypassed", "unknown")]
+)
+def test_what_only_a_comparison_shows_may_be_as_old_as_the_last_that_was_equal(cause, verdict):
+    spoiled = spoils([], [diagnosis(cause, 90, agreed_steps=65)])
+    assert ["healthy", verdict, verdict] == [of_state(step, spoiled, SEEN).verdict for step in (65, 66, 90)]
+    assert ["healthy", verdict] == [of_halt(step, spoiled).verdict for step in (65, 66)]
+    assert "found at step 90; replicas were last found equal after 65 steps" in of_state(66, spoiled, SEEN).why
+    assert 0 == spoils([], [diagnosis(cause, 90, agreed_steps=-1)])[0].first_bad
+    # Seen as it happened, though the comparison came later.
+    assert 30 == spoils([], [diagnosis(cause, 30, agreed_steps=65)])[0].first_bad
+
+
+def test_a_state_is_not_called_healthy_before_its_replicas_were_compared():
+    found = of_state(100, [], Sight(until_step=101, compared_until=65))
+    assert ("unknown", "replicas were last found equal after 65 steps, and not since") == (found.verdict, found.why)
+    assert "healthy" == of_state(100, [], Sight(until_step=129, compared_until=129)).verdict
+    alone = of_state(100, [], Sight(until_step=101))
+    assert ("healthy", True) == (alone.verdict, alone.why.endswith("; no replicas were compared"))
+
+
+def test_a_halt_says_until_when_replicas_were_seen_equal():
+    found = of_halt(100, [], 65)
+    assert ("healthy", "nothing had spoiled it by step 100; replicas were last found equal after 65 steps") == (
+        found.verdict,
+        found.why,
+    )
+    assert "nothing had spoiled it by step 65" == of_halt(65, [], 65).why
 
 
 def test_information_spoils_nothing():

@@ -50,18 +50,20 @@ def run(args: argparse.Namespace) -> int:
     run_id = settings.run_id or clock.compact(clock.wall_ns())
     run_dir = Path(settings.run_dir or Path("holter-runs") / run_id).absolute()
     halt = tombstone.read(run_dir)
-    if halt is not None and not (args.resume or settings.resume):
-        for sentence in tombstone.sentences(run_dir, halt):
+    # A batch script that is queued again says --resume again, to a halt that nobody has looked at.
+    is_told = (args.resume or settings.resume) and not tombstone.is_restart(os.environ)
+    if halt is not None and not is_told:
+        for sentence in tombstone.sentences(run_dir, halt, os.environ):
             sys.stderr.write(f"holter: {sentence}\n")
         return tombstone.EXIT_CODE
     settings_too = {config.PREFIX + name.upper(): str(value) for name, value in given.items()}
-    return supervise(command, run_dir, settings_too | ({"HOLTER_RESUME": "1"} if args.resume else {}))
+    return supervise(command, run_dir, settings_too)
 
 
 def supervise(command: list[str], run_dir: Path, variables: Mapping[str, str]) -> int:
     """Run it to its end, with these variables too; whether it was halted is what its run directory says."""
     if halt := tombstone.read(run_dir):
-        # Told to resume: it is lifted here, not by the rank, so that whatever stands later is a new one.
+        # Told to resume: it is lifted here, and no rank is told to, so that whatever stands later is a new one.
         tombstone.lift(run_dir)
         sys.stderr.write(f"holter: resuming after the halt at step {halt.step}\n")
     forward = _Forward()
@@ -103,6 +105,7 @@ class _Forward:
 
 def _environ(run_dir: Path, variables: Mapping[str, str]) -> dict[str, str]:
     environ = {**os.environ, **variables, "HOLTER": "1", "HOLTER_RUN_DIR": str(run_dir)}
+    environ.pop("HOLTER_RESUME", None)
     # Else a SIGUSR1 kills the elastic agent and leaves its ranks behind.
     environ.setdefault("PET_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1,SIGUSR2")
     return environ

@@ -8,6 +8,7 @@ when every attached, living rank has reported it or a later one. Only the newest
 their numbers stay longer.
 """
 
+from collections.abc import Mapping
 from typing import get_args
 
 from holter.coordinator.agreement import extend
@@ -143,9 +144,7 @@ class Assembly:
 
     def window(self, now_ns: int) -> Window:
         """Everything as of now, frozen; costs what changed since the last call."""
-        if self._judged is None:
-            self._judged = self._judge_steps()
-        steps, classes, series = self._judged
+        steps, classes, series = self._steps_judged()
         return Window(
             now_ns=now_ns,
             world_size=self._world_size,
@@ -179,9 +178,11 @@ class Assembly:
 
     def series(self) -> tuple[StepNumbers, ...]:
         """The numbers of each complete step; the same object as long as nothing changed."""
-        if self._judged is None:
-            self._judged = self._judge_steps()
-        return self._judged[2]
+        return self._steps_judged()[2]
+
+    def classes(self) -> Mapping[str, ClassHistory]:
+        """When ranks agreed on each class of tensors, and when not."""
+        return self._steps_judged()[1]
 
     def newest_vitals(self) -> list[Vitals]:
         """What ranks said at the last step at which any did."""
@@ -270,6 +271,11 @@ class Assembly:
             return
         self._tables[key] = table
         self._unavailable.discard(key)
+
+    def _steps_judged(self) -> _Judged:
+        if self._judged is None:
+            self._judged = self._judge_steps()
+        return self._judged
 
     def _judge_steps(self) -> _Judged:
         views, classes, lagging = [], dict(self._forgotten), self._lagging()

@@ -68,13 +68,14 @@ class Attempt:
         return self.halt.course.value if self.halt is not None else "preparing"
 
 
-def order_of(attempt: Attempt, number: int, directory: Path, deadline_s: float) -> Order:
+def order_of(attempt: Attempt, number: int, directory: Path, deadline_s: float, base_step: int) -> Order:
     """With which it begins."""
     plan = attempt.plan
     return Order(
         halt=number,
         kind=plan.kind,
         step=plan.step,
+        base_step=base_step,
         snapshot=plan.snapshot,
         directory=str(directory),
         savers=plan.savers,

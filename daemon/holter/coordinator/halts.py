@@ -31,7 +31,7 @@ from holter.halting import protocol
 from holter.halting.plan import NotYet, Plan, Wish, choose
 from holter.halting.protocol import Course, Gone, Happening, Heard, Tell
 from holter.halting.tombstone import EXIT_CODE
-from holter.records import Body, Diagnosis, HaltAsked, Halting, Observation, Order, Ordered
+from holter.records import Body, Diagnosis, HaltAnswered, HaltAsked, Halting, Observation, Order, Ordered
 
 AGAIN_NS = 10**9
 """Between two repetitions of what was not answered."""
@@ -111,9 +111,9 @@ class Halts:
             return "the run is halted already"
         if self.is_busy or self._asked is not None:
             return "a halt is under way already"
-        text = f"asked for by {by}" + (f": {reason}" if reason else "")
-        self._asked = Wish(cause=REQUESTED, reason=text, is_operator=True)
-        self._note(HaltAsked(by=by, reason=reason), now_ns)
+        asked = HaltAsked(by=by, reason=reason)
+        self._asked = _wish_of(asked)
+        self._note(asked, now_ns)
         return None
 
     def hear(self, observation: Observation, now_ns: int) -> None:
@@ -133,8 +133,8 @@ class Halts:
         """The rank is another process now, or none."""
         self._said.pop(rank, None)
 
-    def opened(self, directory: Path, why_not: str, now_ns: int) -> None:
-        """The directory is there, or it is said why it is not."""
+    def opened(self, directory: Path, why_not: str, now_ns: int, base_step: int = 0) -> None:
+        """The directory is there, for a state of so many more steps than are counted here, or it is said why it is not."""
         attempt = self.attempt
         if attempt is None or attempt.halt is not None:
             return
@@ -142,13 +142,13 @@ class Halts:
             # Everybody trains, and nothing is lost by going on.
             self._tries[_key(attempt.wish)] = MAX_TRIES
             name = "refused" if attempt.wish.is_operator else "called_off"
-            self._end(Outcome(name, f"the run is not halted: {why_not}", is_halted=False))
+            self._end(Outcome(name, f"the run is not halted: {why_not}", is_halted=False), now_ns)
             return
         if why_not:
             # What must stop is stopped all the same: numbers that are not finite, ranks that hang.
             self.sentences.append(f"nothing can be saved: {why_not}")
         self._number += 1
-        order = order_of(attempt, self._number, directory, self._deadline_s)
+        order = order_of(attempt, self._number, directory, self._deadline_s, base_step)
         standing = [rank for rank, said in self._said.items() if said.halting.state == "held"]
         attempt.halt, tells = protocol.begin(order, self._everyone, standing)
         attempt.course_ns = attempt.told_ns = now_ns
@@ -186,11 +186,15 @@ class Halts:
         acts, self._acts = self._acts, []
         return acts
 
-    def recall(self, orders: Sequence[Ordered], ranks: frozenset[int], now_ns: int) -> None:
-        """A former coordinator of this life ordered these: go on where it was."""
+    def recall(
+        self, orders: Sequence[Ordered], ranks: frozenset[int], now_ns: int, asked: HaltAsked | None = None
+    ) -> None:
+        """A former coordinator of this life ordered these, and owes whoever asked an answer: go on where it was."""
         self._number = max((ordered.order.halt for ordered in orders), default=0)
         standing = [rank for rank, said in self._said.items() if said.halting.state == "held"]
         halt = protocol.recalled([ordered.order for ordered in orders], ranks, standing)
+        if asked is not None and (halt is None or halt.course is not Course.DONE):
+            self._asked = _wish_of(asked)
         if halt is None or halt.course is Course.CALLED_OFF:
             return
         last, order = orders[-1], halt.order
@@ -222,7 +226,7 @@ class Halts:
         plan = choose(wish, ranks, view.job(), waited_s=waited_s, attempt=self._tries[_key(wish)])
         if isinstance(plan, NotYet):
             if wish.is_operator and now_ns - since_ns >= ASKED_NS:
-                self._refuse(plan.why)
+                self._refuse(plan.why, now_ns)
             return
         self._tries[_key(wish)] += 1
         self.attempt = Attempt(wish, plan, course_ns=now_ns)
@@ -236,12 +240,13 @@ class Halts:
         known = [wish.first_bad, *(step + 1 for step in steps if step is not None)]
         return replace(wish, first_bad=min((first for first in known if first is not None), default=None))
 
-    def _refuse(self, why: str) -> None:
+    def _refuse(self, why: str, now_ns: int) -> None:
         """Whoever asked is told, and may ask again; nothing has happened to the run."""
         self._wished_ns.pop(REQUESTED, None)
-        self._asked, self.outcome = None, Outcome("refused", f"the run is not halted: {why}", is_halted=False)
+        self.outcome = Outcome("refused", f"the run is not halted: {why}", is_halted=False)
         self.outcomes["refused"] += 1
         self.sentences.append(self.outcome.text)
+        self._answer(self.outcome, now_ns)
 
     def _wish(self, now_ns: int, view: View) -> Wish | None:
         for wish in (view.wish(), self._asked):
@@ -299,7 +304,7 @@ class Halts:
         is_lapsed = attempt.halt.course is Course.LAPSED and is_late
         is_off = attempt.halt.course is Course.CALLED_OFF and (is_late or is_known_to_all(attempt.halt))
         if is_lapsed or is_off:
-            self._end(Outcome("called_off", f"the halt was called off: {why_off(attempt)}", is_halted=False))
+            self._end(Outcome("called_off", f"the halt was called off: {why_off(attempt)}", is_halted=False), now_ns)
 
     def _advance(self, attempt: Attempt, event: protocol.Event, now_ns: int) -> None:
         assert attempt.halt is not None
@@ -326,13 +331,18 @@ class Halts:
         if self.attempt.wish.incident is not None:
             self._outcomes[self.attempt.wish.incident] = outcome
 
-    def _end(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome, now_ns: int) -> None:
         """Without a halt: whoever asked is told, and may ask again."""
         self._conclude(outcome)
         self.attempt = None
         if self._asked is not None and self._tries[_key(self._asked)] >= MAX_TRIES:
             self._tries.pop(_key(self._asked))
-            self._asked = None
+            self._answer(outcome, now_ns)
+
+    def _answer(self, outcome: Outcome, now_ns: int) -> None:
+        """No halt, for whoever asked; written down, or one that is started again would take the request up."""
+        self._asked = None
+        self._note(HaltAnswered(text=outcome.text), now_ns)
 
 
 _BEGUN: dict[str, Literal["prepare", "commit", "rescue"]] = {
@@ -340,6 +350,11 @@ _BEGUN: dict[str, Literal["prepare", "commit", "rescue"]] = {
     "commit": "commit",
     "rescue": "rescue",
 }
+
+
+def _wish_of(asked: HaltAsked) -> Wish:
+    text = f"asked for by {asked.by}" + (f": {asked.reason}" if asked.reason else "")
+    return Wish(cause=REQUESTED, reason=text, is_operator=True)
 
 
 def _is_failure(halting: Halting, order: Order) -> bool:

@@ -14,7 +14,7 @@ from holter.clock import rfc3339
 from holter.coordinator import journal
 from holter.coordinator.identity import RunIdentity
 from holter.coordinator.rounds import Rounds
-from holter.records import Attached, Diagnosis, Halting, Judged, Observation, Ordered
+from holter.records import Attached, Begun, Diagnosis, HaltAnswered, HaltAsked, Halting, Judged, Observation, Ordered
 
 MAX_AWAY_NS = 60 * 10**9
 """A coordinator that was away for longer watches another life of the job, if not another job."""
@@ -28,9 +28,13 @@ class Recalled:
     diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
     attached: dict[int, Attached] = field(default_factory=dict)
     """Rank -> how it last introduced itself."""
+    begun: dict[int, Observation] = field(default_factory=dict)
+    """Rank -> how far the run had come when it began."""
     halting: list[Observation] = field(default_factory=list)
     """What ranks said of a halt."""
     orders: list[Ordered] = field(default_factory=list)
+    asked: HaltAsked | None = None
+    """A request that has no answer yet."""
     is_complete: bool = True
     """False when there was no time for all of it."""
 
@@ -66,17 +70,33 @@ def recall(folder: Path, rounds: Rounds, stopwatch_s: Callable[[], float], deadl
             found.orders.append(body)
         else:
             rounds.assembly.add(entry.observation, entry.received_ns)
-        if isinstance(body, Halting):
-            found.halting.append(entry.observation)
-        if isinstance(body, Attached):
-            known = found.attached.get(entry.observation.rank)
-            if known is not None and known.pid != body.pid:
-                # Another life of the job: what was ordered before is over.
-                found.orders.clear()
-                found.halting.clear()
-            found.attached[entry.observation.rank] = body
+        _take(found, entry.observation)
         found.num_entries += 1
         if stopwatch_s() - began_s > deadline_s:
             found.is_complete = False
             break
     return found
+
+
+def _take(found: Recalled, observation: Observation) -> None:
+    """What is known beside the window."""
+    match observation.body:
+        case HaltAsked() as asked:
+            found.asked = asked
+        case HaltAnswered():
+            found.asked = None
+        # Asking is in the journal twice: as the rank's word, which may have its answer, and as the request.
+        case Halting(state=state) if state != "asking":
+            found.halting.append(observation)
+        case Begun():
+            found.begun[observation.rank] = observation
+        case Attached() as attached:
+            known = found.attached.get(observation.rank)
+            if known is not None and known.pid != attached.pid:
+                # Another life of the job: what was ordered or asked for before is over.
+                found.orders.clear()
+                found.halting.clear()
+                found.asked = None
+            found.attached[observation.rank] = attached
+        case _:
+            pass

@@ -1,13 +1,13 @@
 r"""The script's own checkpoints as they are finished, each with a verdict that is looked at again whenever something new is found.
 
-    Kept (a rank's word) -> unknown -> healthy, when every step in it was seen and clean
+    Kept (a rank's word) -> unknown -> healthy, when every step in it was seen and clean, and replicas were equal after it
                                    \-> poisoned, also long after: an incident may turn out to have begun before it
 
 Judged in memory, written down by the disk's own thread, which also looks which of them are still there: frameworks rotate.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,13 +16,14 @@ import msgspec
 
 from holter.clock import rfc3339
 from holter.coordinator.disk import Disk
-from holter.detectors.window import StepView
+from holter.detectors.replica_case import PARAMETERS, weights_agreed
+from holter.detectors.window import ClassHistory, StepView
 from holter.halting import tombstone, verdicts, watched
 from holter.halting.files import write_whole
 from holter.halting.vault import FOLDER, Sealed, Vault
 from holter.halting.verdicts import APPLIED, Sight
 from holter.halting.watched import Save, Saves
-from holter.records import Attached, Diagnosis, Finding, Halting, Healthy, Kept, Observation
+from holter.records import Attached, Begun, Diagnosis, Finding, Halting, Healthy, Kept, Observation
 
 MAX_SAVES = 256
 
@@ -39,8 +40,10 @@ class SaveBook:
 
     def __init__(self, run_dir: Path, disk: Disk) -> None:
         self._run_dir, self._disk = run_dir, disk
-        self.base_step = tombstone.base_step(run_dir)
-        """Completed steps that this life of the run goes on from."""
+        self._lifted_step = tombstone.base_step(run_dir)
+        """Of the halt that was lifted for this life of the run: what it goes on from, where no rank knows better."""
+        self._begun: dict[int, int] = {}
+        """Rank -> steps that the run had completed when it began, as its optimizer or framework counts."""
         self._entries = [_Entry(save, None) for save in watched.read(run_dir)]
         self._sealed = Vault(run_dir).last_good()
         self._applied: dict[int, Finding] = {}
@@ -52,6 +55,11 @@ class SaveBook:
         self._pids: dict[int, int] = {}
         self._gone: frozenset[str] = frozenset()
 
+    @property
+    def base_step(self) -> int:
+        """Completed steps that this life of the run goes on from."""
+        return max(self._begun.values(), default=self._lifted_step)
+
     def recall(self, diagnoses: Iterable[Diagnosis]) -> None:
         """A former coordinator of this very life wrote down what was read: go on judging it."""
         self._diagnoses |= {diagnosis.id: diagnosis for diagnosis in diagnoses}
@@ -60,12 +68,16 @@ class SaveBook:
                 entry.step = entry.save.step - self.base_step
 
     def hear(self, observation: Observation) -> None:
-        """A save was finished, or a rank begins again."""
+        """A save was finished, or a rank begins."""
         match observation.body:
             case Kept() as kept if not self._is_ours(kept.path):
                 self._add(observation, kept)
             case Halting(poisoned_step=int() as step):
                 self._poisoned = step if self._poisoned is None else min(step, self._poisoned)
+            case Begun(completed=None):
+                self._begun.pop(observation.rank, None)
+            case Begun(completed=int(completed)):
+                self._begun[observation.rank] = completed
             case Attached() as attached:
                 if self._pids.setdefault(observation.rank, attached.pid) != attached.pid:
                     self._pids[observation.rank] = attached.pid
@@ -100,9 +112,9 @@ class SaveBook:
         """Of this life of the run, oldest first."""
         return list(self._diagnoses.values())
 
-    def verdict_of(self, step: int) -> verdicts.Judgement:
+    def verdict_of(self, step: int, compared_until: int | None) -> verdicts.Judgement:
         """Of a state of so many completed steps, as findings of this life count them, that a halt saves."""
-        return verdicts.of_halt(step, self._spoils())
+        return verdicts.of_halt(step, self._spoils(), compared_until)
 
     def _spoils(self) -> list[verdicts.Spoil]:
         """What detectors found; and what ranks say was applied, if that is more."""
@@ -191,6 +203,13 @@ def reported_until(steps: Sequence[StepView]) -> int:
     """All steps below this were reported by every rank of which it is expected."""
     unfinished = next((view.step for view in steps if view.missing), None)
     return unfinished if unfinished is not None else steps[-1].step + 1 if steps else 0
+
+
+def compared_until(classes: Mapping[str, ClassHistory], diagnoses: Iterable[Diagnosis]) -> int | None:
+    """The last state in which replicas were compared and equal; None: nobody compares, or it is explained already why they differ."""
+    has_parted = any(classes[name].first_unequal_step is not None for name in PARAMETERS if name in classes)
+    is_explained = has_parted and any(diagnosis.agreed_steps is not None for diagnosis in diagnoses)
+    return None if is_explained else weights_agreed(classes)
 
 
 def _rejudge(entry: _Entry, spoiled: Sequence[verdicts.Spoil], sight: Sight) -> bool:

@@ -174,14 +174,15 @@ class Coordinator:
         task.add_done_callback(self._tasks.discard)
 
     async def _open(self, step: int) -> None:
-        run_dir, completed, stamp = self.ward.settings.run_dir, self.ward.saves.base_step + step, clock.wall_ns()
+        run_dir, base_step, stamp = self.ward.settings.run_dir, self.ward.saves.base_step, clock.wall_ns()
+        completed = base_step + step
         waiting = _in_thread(partial(sealing.open_directory, run_dir, completed, stamp))
         done, _ = await asyncio.wait({waiting}, timeout=OPEN_DEADLINE_S)
         where, why_not = Vault(run_dir).partial(completed, stamp), f"{run_dir} does not answer"
         if done:
             error = waiting.exception()
             where, why_not = waiting.result() if error is None else (where, f"{type(error).__name__}: {error}")
-        self.ward.halts.opened(where, why_not, clock.wall_ns())
+        self.ward.halts.opened(where, why_not, clock.wall_ns(), base_step)
         self._hurry()
 
     async def _seal(self, order: Order) -> None:

@@ -25,7 +25,7 @@ from holter.coordinator.judging import Bench
 from holter.coordinator.recalling import Recalled, is_interrupted, recall
 from holter.coordinator.roster import Roster
 from holter.coordinator.rounds import Rounds
-from holter.coordinator.saves import SaveBook, reported_until
+from holter.coordinator.saves import SaveBook, compared_until, reported_until
 from holter.coordinator.sealing import Ending, Kept
 from holter.detectors import ALL, Detector, ExamKey, TableKey
 from holter.exporters.webhook import Deliveries
@@ -219,10 +219,10 @@ class Ward:
         """What a halt's checkpoint is sealed with."""
         attempt = self.halts.attempt
         assert attempt is not None
-        verdict = self.saves.verdict_of(attempt.plan.kept)
+        verdict = self.saves.verdict_of(attempt.plan.kept, self._compared_until())
         about = Circumstances(
             run_id=self.settings.run_id,
-            step=self.saves.base_step + attempt.plan.kept,
+            step=order.base_step + attempt.plan.kept,
             world_size=self.roster.world_size,
             savers=order.savers,
             lost=order.lost,
@@ -271,11 +271,14 @@ class Ward:
         if not found.num_entries:
             return
         self._silent_until_ns = now_ns + RETURN_NS
+        for observation in found.begun.values():
+            self.saves.hear(observation)
         self.saves.recall(found.diagnoses.values())
         for observation in found.halting:
             self.saves.hear(observation)
             self.halts.hear(observation, now_ns)
-        self.halts.recall(found.orders, frozenset(range(self.settings.world_size or self.roster.world_size)), now_ns)
+        everyone = frozenset(range(self.settings.world_size or self.roster.world_size))
+        self.halts.recall(found.orders, everyone, now_ns, found.asked)
         for rank, attached in found.attached.items():
             self.introductions.add(rank, attached)
         self.incidents.meet_again(found.diagnoses)
@@ -324,7 +327,11 @@ class Ward:
         return found + self.deliveries.warnings()
 
     def _sight(self, now_ns: int) -> Sight:
-        return Sight(until_step=reported_until(self.assembly.window(now_ns).steps), blind=tuple(self.blind()))
+        until_step = reported_until(self.assembly.window(now_ns).steps)
+        return Sight(until_step=until_step, compared_until=self._compared_until(), blind=tuple(self.blind()))
+
+    def _compared_until(self) -> int | None:
+        return compared_until(self.assembly.classes(), self.saves.diagnoses)
 
     def _take(self, observation: Observation, now_ns: int) -> None:
         self._note(observation, now_ns)

@@ -23,7 +23,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.detectors.parting import Difference, Parting, find_difference, find_parting, parting_at, request
+from holter.detectors.parting import (
+    Difference,
+    Parting,
+    column,
+    find_difference,
+    find_parting,
+    parting_at,
+    request,
+    tables_at,
+)
 from holter.detectors.plausibility import Doubt, common_module, doubts, empty_components
 from holter.detectors.replica_evidence import majority_evidence, named, tensor_evidence
 from holter.detectors.structure import compare_structures, distinct_censuses
@@ -191,7 +200,17 @@ def _finding(window: Window, parting: Parting, difference: Difference, doubt: Do
             *dtypes.values(),
             majority_evidence(parting),
         ),
+        agreed_steps=_agreed_steps(window, parting, difference.tensors),
     )
+
+
+def _agreed_steps(window: Window, parting: Parting, tensors: tuple[str, ...]) -> int:
+    """Of the last state in which these were equal. Large ones are read in slices: at the last comparison it may have been others."""
+    before = _agreed_before(window, parting)
+    if before is None:
+        return -1
+    then = [column(table, table.fingerprints) for table in tables_at(window, "frozen", before, parting.ranks).values()]
+    return before if len(then) > 1 and all(set(tensors) <= set(read) for read in then) else -1
 
 
 def _past(before: int | None, alone: tuple[int, ...]) -> Iterator[Evidence]:

@@ -7,7 +7,7 @@ from holter.detectors.parting import Difference, Parting, find_difference, reque
 from holter.detectors.replica_evidence import WORDS
 from holter.detectors.structure import distinct_censuses
 from holter.detectors.tie_breaks import history_break
-from holter.detectors.window import Window
+from holter.detectors.window import ClassHistory, Window
 from holter.records import TableRequest, Vitals
 
 PARAMETERS = ("parameters_before", "parameters_after")
@@ -105,6 +105,25 @@ class Case:
     def agreed_before(self, parting: Parting) -> int | None:
         """The step at which ranks last agreed on this class."""
         return self.window.classes[parting.tensor_class].last_equal_step
+
+
+def weights_agreed(classes: Mapping[str, ClassHistory]) -> int | None:
+    """Completed steps of the last state whose weights were equal on all ranks, before they first differed; -1: none; None: nobody compares."""
+    known = [
+        -1 if history.last_equal_step is None else history.last_equal_step + num_more
+        for name, num_more in zip(PARAMETERS, (0, 1), strict=True)
+        if (history := classes.get(name))
+    ]
+    return max(known, default=None)
+
+
+def agreed_steps(window: Window, first: Parting) -> int:
+    """Completed steps of the last state that was good as far as comparisons tell; -1: none was."""
+    own = window.classes[first.tensor_class].last_equal_step
+    own = -1 if own is None else own
+    weights = weights_agreed(window.classes)
+    # Moments are read more rarely than weights, and may be wrong long before those part.
+    return own if weights is None else min(own, weights) if first.tensor_class == "optimizer_state" else weights
 
 
 def is_beginning_forgotten(window: Window, first: Parting, partings: Mapping[str, Parting]) -> bool:

@@ -31,6 +31,7 @@ from holter.detectors.parting import Difference, Parting, agreed_since, find_par
 from holter.detectors.replica_case import (
     SETTINGS,
     Case,
+    agreed_steps,
     are_settings_common,
     is_beginning_forgotten,
     must_agree,
@@ -164,6 +165,7 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
         summary=_summary(first, step, leading if leading.num_tensors else Difference(), ranks),
         facts=facts,
         evidence=evidence,
+        agreed=agreed_steps(window, first),
     )
 
 
@@ -302,6 +304,7 @@ def _finding(  # noqa: PLR0913 - a record's fields
     tensors: tuple[str, ...] = (),
     facts: Mapping[str, Any] | None = None,
     evidence: tuple[Evidence, ...] = (),
+    agreed: int | None = None,
     needs: tuple[TableRequest, ...] = (),
 ) -> Finding:
     return Finding(
@@ -315,6 +318,7 @@ def _finding(  # noqa: PLR0913 - a record's fields
         summary=summary,
         facts=dict(facts or {"first_class": first.tensor_class, "compared_ranks": list(first.ranks)}),
         evidence=evidence,
+        agreed_steps=agreed,
         needs=needs,
     )
 

@@ -40,6 +40,7 @@ def explain(  # noqa: PLR0913 - the parts of a public record
         symptom=leading.summary,
         first_step=leading.first_step,
         detected_step=leading.detected_step,
+        agreed_steps=leading.agreed_steps,
         detected_after_s=detected_after_s,
         opened_at=opened_at,
         strikes=strikes,

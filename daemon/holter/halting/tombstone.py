@@ -2,12 +2,14 @@
 
     halt.json      present: do not restart blindly
     halts/<n>.json those that somebody lifted, oldest first
-    resumed.json   which of them this life of the run goes on from
+    resumed.json   which of them this life of the run goes on from; the next one begins without it
     job.json       by which names the job goes: a restart that was given no run directory is known by them
 
-A restarted rank looks before it attaches. `holter resume RUN` or HOLTER_RESUME=1 lifts the stone; nothing is lost by that.
+A restarted rank looks before it attaches. `holter resume RUN` or HOLTER_RESUME=1 lifts the stone; nothing is lost by that. The variable is
+held by the job for as long as it lives: it counts at its first start only, or it would lift the next halt too.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +20,8 @@ from holter.clock import rfc3339, wall_ns
 from holter.halting.files import write_whole
 
 EXIT_CODE = 93
+REQUEUES, RESTARTS = "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"
+"""How often a scheduler, or an elastic agent, has started this job again."""
 
 
 class Halt(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +49,8 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     checkpoint: str | None
     at: str
+    is_begun: bool = False
+    """A life of the run has gone on from it."""
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,10 +95,20 @@ def lift(run_dir: Path) -> Halt | None:
 
 def base_step(run_dir: Path) -> int:
     """Completed steps of the checkpoint that this life of the run goes on from; 0: it began at the beginning."""
-    try:
-        return msgspec.json.decode((run_dir / "resumed.json").read_bytes(), type=Resumed).step
-    except (OSError, msgspec.MsgspecError):
-        return 0
+    resumed = _resumed(run_dir)
+    return resumed.step if resumed is not None else 0
+
+
+def begin(run_dir: Path) -> None:
+    """A life of the run begins: what was lifted before it counts for it, and for none that comes later."""
+    resumed = _resumed(run_dir)
+    if resumed is None:
+        return
+    with contextlib.suppress(OSError):
+        if resumed.is_begun:
+            (run_dir / "resumed.json").unlink()
+        else:
+            _write(run_dir / "resumed.json", msgspec.structs.replace(resumed, is_begun=True))
 
 
 def introduce(run_dir: Path, names: Iterable[str]) -> None:
@@ -122,9 +138,8 @@ def job_names(environ: Mapping[str, str], parent: int, *, is_start: bool = False
     At a start they count only where the scheduler or the elastic agent says that it is a restart: one allocation, one rendezvous that
     the user named and one launcher may run many trainings.
     """
-    is_requeued = environ.get("SLURM_RESTART_COUNT", "0") not in {"", "0"}
-    is_restarted = environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in {"", "0"}
-    if is_start and not (is_requeued or is_restarted):
+    is_requeued = _is_counted(environ, REQUEUES)
+    if is_start and not is_restart(environ):
         return []
     found = []
     if environ.get("SLURM_JOB_ID") and (is_requeued or not is_start):
@@ -132,22 +147,39 @@ def job_names(environ: Mapping[str, str], parent: int, *, is_start: bool = False
     rendezvous = environ.get("TORCHELASTIC_RUN_ID", "none")
     if rendezvous != "none":
         found.append(f"rendezvous:{rendezvous}")
-    if "TORCHELASTIC_RESTART_COUNT" in environ and (started := _started(parent)):
+    if RESTARTS in environ and (started := _started(parent)):
         found.append(f"launcher:{os.uname().nodename}:{parent}:{started}")
     return found
 
 
-def sentences(run_dir: Path, halt: Halt) -> list[str]:
+def is_restart(environ: Mapping[str, str]) -> bool:
+    """Whether the scheduler or the elastic agent says that it has started this job before."""
+    return _is_counted(environ, REQUEUES) or _is_counted(environ, RESTARTS)
+
+
+def sentences(run_dir: Path, halt: Halt, environ: Mapping[str, str]) -> list[str]:
     """Why nothing is started, and what to do."""
+    variable = ", or start with HOLTER_RESUME=1" if not is_restart(environ) else " (in a restart nothing else lifts it)"
     where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else ""
     kept = (
         f"checkpoint of step {halt.step}: {run_dir / halt.checkpoint}" if halt.checkpoint else "no checkpoint was kept"
     )
     return [
         f"this run was halted ({halt.cause}{where}) and is not started again blindly; {kept} ({halt.verdict})",
-        f"once its cause is dealt with: `holter resume {run_dir}`, or start with HOLTER_RESUME=1",
+        f"once its cause is dealt with: `holter resume {run_dir}`{variable}",
         f"what happened: `holter report {run_dir}`",
     ]
+
+
+def _resumed(run_dir: Path) -> Resumed | None:
+    try:
+        return msgspec.json.decode((run_dir / "resumed.json").read_bytes(), type=Resumed)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def _is_counted(environ: Mapping[str, str], name: str) -> bool:
+    return environ.get(name, "0") not in {"", "0"}
 
 
 def _names(run_dir: Path) -> list[str]:

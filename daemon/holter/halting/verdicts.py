@@ -3,6 +3,7 @@
     steps      … 38   39   40   41        a state of 40 completed steps holds steps 0 to 39
     NaN applied            ^40            it came after: healthy; applied at 39 or before: poisoned
     corruption         ^39 found          the weights were bad before step 39 began: a state of 39 steps is poisoned already
+    replicas    =33    ≠39 compared       only the state of 33 steps is known to be good: those of 34 and more are poisoned
 
 A verdict is about a fault that reaches weights or optimizer. A slow rank, a plateau or a dead peer spoils no number.
 """
@@ -66,6 +67,8 @@ class Sight:
 
     until_step: int = 0
     """All steps below this were reported by every rank that lived."""
+    compared_until: int | None = None
+    """Completed steps of the last state in which replicas were compared and equal; None: there is no comparison to wait for."""
     blind: tuple[str, ...] = ()
     """Why what was reported may not be all."""
 
@@ -90,13 +93,27 @@ def of_state(step: int, spoiled: Sequence[Spoil], sight: Sight) -> Judgement:
         return Judgement("unknown", f"not all was seen: {sight.blind[0]}")
     if sight.until_step < step:
         return Judgement("unknown", f"step {sight.until_step} has not been reported by every rank")
-    return Judgement("healthy", "every step in it was seen, and none spoiled it")
+    if sight.compared_until is None:
+        return Judgement("healthy", "every step in it was seen, and none spoiled it; no replicas were compared")
+    if sight.compared_until < step:
+        return Judgement("unknown", f"{_compared(sight.compared_until)}, and not since")
+    return Judgement("healthy", "every step in it was seen, none spoiled it, and replicas were equal afterwards")
 
 
-def of_halt(step: int, spoiled: Sequence[Spoil]) -> Judgement:
-    """Of what a halt saves: a rank that holds or hangs reports no more, and its last step was finished by all before."""
+def of_halt(step: int, spoiled: Sequence[Spoil], compared_until: int | None = None) -> Judgement:
+    """Of what a halt saves: a rank that holds or hangs reports no more, and its last step was finished by all before.
+
+    Nor are replicas compared once more: what was not seen to part is believed, and it is said until when they were seen.
+    """
     found = of_state(step, spoiled, Sight(until_step=step))
-    return Judgement("healthy", f"nothing had spoiled it by step {step}") if found.verdict == "healthy" else found
+    if found.verdict != "healthy":
+        return found
+    seen = f"; {_compared(compared_until)}" if compared_until is not None and compared_until < step else ""
+    return Judgement("healthy", f"nothing had spoiled it by step {step}{seen}")
+
+
+def _compared(until: int) -> str:
+    return f"replicas were last found equal after {until} steps" if until >= 0 else "replicas were never found equal"
 
 
 def _of_diagnosis(diagnosis: Diagnosis) -> Spoil | None:
@@ -105,8 +122,11 @@ def _of_diagnosis(diagnosis: Diagnosis) -> Spoil | None:
     cause, first = diagnosis.causes[0].cause, diagnosis.first_step
     if cause in SPOILED_BY_STEP:
         return Spoil("poisoned", first + 1, f"{SPOILED_BY_STEP[cause]} at step {first} ({cause})", diagnosis.id)
+    agreed = diagnosis.agreed_steps
+    first_bad = first if agreed is None else min(first, agreed + 1)
+    since = f"since step {first}" if first_bad == first else f"found at step {first}; {_compared(first_bad - 1)}"
     if cause in SPOILED_BEFORE:
-        return Spoil("poisoned", first, f"{SPOILED_BEFORE[cause]}, since step {first} ({cause})", diagnosis.id)
+        return Spoil("poisoned", first_bad, f"{SPOILED_BEFORE[cause]}, {since} ({cause})", diagnosis.id)
     if cause in DOUBTED:
-        return Spoil("unknown", first, f"{DOUBTED[cause]}, since step {first} ({cause})", diagnosis.id)
+        return Spoil("unknown", first_bad, f"{DOUBTED[cause]}, {since} ({cause})", diagnosis.id)
     return None

@@ -17,7 +17,6 @@ import msgspec
 from holter import clock
 from holter.config import Settings
 from holter.errors import PartlySavedError, RewindError, SaveError
-from holter.halting import tombstone
 from holter.halting.desk import Desk, DeskSettings, Means, Position
 from holter.halting.files import write_whole
 from holter.halting.leaving import Leaving, find_agent
@@ -118,7 +117,7 @@ class RankHands:
             writes_shared=here.rank == order.savers[0],
             rewinds=_rewinds(order, here, own, patience_s=0.0 if is_main_thread else BLOBS_S),
             is_snapshot=order.snapshot >= 0,
-            base_step=tombstone.base_step(Path(order.directory).parents[1]),
+            base_step=order.base_step,
             deadline_s=order.deadline_s,
         )
         keeper = keeping.find(monitor.context, monitor.optimizers)

@@ -1,5 +1,7 @@
 """A rank that is started again after a halt: it looks for the tombstone before anything else, and ends unless it was told to resume.
 
+Told by HOLTER_RESUME=1 at a first start; what stands at a restart is a halt of this very job, which nobody has looked at.
+
 Whatever the action is: the halt was decided, by an operator perhaps, and stands until somebody lifts it.
 """
 
@@ -24,12 +26,12 @@ def settle(settings: Settings, here: Place, environ: Mapping[str, str]) -> None:
     if stands is None:
         return
     run_dir, halt = stands
-    if settings.resume:
+    if settings.resume and not tombstone.is_restart(environ):
         if here.rank == 0:
             tombstone.lift(run_dir)
         return
     if here.rank == 0:
-        for sentence in tombstone.sentences(run_dir, halt):
+        for sentence in tombstone.sentences(run_dir, halt, environ):
             say(sentence)
     else:
         threading.Event().wait(SAYS_S)
@@ -37,5 +39,6 @@ def settle(settings: Settings, here: Place, environ: Mapping[str, str]) -> None:
 
 
 def introduce(run_dir: str, environ: Mapping[str, str]) -> None:
-    """Leave word by which names this job goes, for the next start."""
+    """A life of the run begins: leave word by which names this job goes, for the next start."""
+    tombstone.begin(Path(run_dir))
     tombstone.introduce(Path(run_dir), tombstone.job_names(environ, os.getppid()))

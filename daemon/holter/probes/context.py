@@ -61,6 +61,8 @@ class Context:
     """The ranks with which to agree that all shards are finite; None: there are none."""
     is_torn: Callable[[], bool] = lambda: False
     """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
+    count_steps: Callable[[Any], tuple[int, str] | None] = lambda _: None
+    """An optimizer -> how many steps the framework that steps it has counted, and its name; None: there is none that counts."""
     rewind: "Rewind" = field(init=False)
     """How the step under way began."""
     data: "DataProbe" = field(init=False)

@@ -25,6 +25,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from holter import clock
+from holter.probes import begun
 from holter.probes.census import CensusTaker
 from holter.probes.companion import Companion
 from holter.probes.comparison import ComparisonProbe
@@ -237,6 +238,8 @@ class StepProbe:
         return num_running == 0
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._known and self._context.log.step == 0:
+            self._context.guard.wrap(begun.tell)(self._context, optimizer)
         self._known.append(weakref.ref(optimizer))
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if held - {id(p) for model in self._context.models for _, p in model.parameters}:

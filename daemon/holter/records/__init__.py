@@ -7,8 +7,19 @@ the journal as such, so that a past run can be judged again; what is said of it 
 Steps count optimizer steps from 0: step 30 is the one that runs when 30 have been completed.
 """
 
-from holter.records.halting import HaltAsked, Halting, Kept, Order, Ordered, OrderKind, RankState, Snapped, Verdict
-from holter.records.model import Attached, Census, Component, Group, Groups, OnDevice, TensorEntry
+from holter.records.halting import (
+    HaltAnswered,
+    HaltAsked,
+    Halting,
+    Kept,
+    Order,
+    Ordered,
+    OrderKind,
+    RankState,
+    Snapped,
+    Verdict,
+)
+from holter.records.model import Attached, Begun, Census, Component, Group, Groups, OnDevice, TensorEntry
 from holter.records.observation import (
     Body,
     Judged,
@@ -58,6 +69,7 @@ __all__ = [
     "Action",
     "Attached",
     "Basis",
+    "Begun",
     "Body",
     "Call",
     "CallBlock",
@@ -81,6 +93,7 @@ __all__ = [
     "Frame",
     "Group",
     "Groups",
+    "HaltAnswered",
     "HaltAsked",
     "Halting",
     "Healthy",

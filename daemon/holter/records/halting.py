@@ -33,6 +33,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     kind: OrderKind
     step: int = 0
     """Completed optimizer steps of the state that is to be kept, counted since this process attached, as all steps are."""
+    base_step: int = 0
+    """Steps that the run had completed before: what is kept says that it is of both together."""
     snapshot: int = -1
     """Keep the snapshot of this many completed steps instead of the live state; -1: the live state."""
     directory: str = ""
@@ -83,6 +85,12 @@ class HaltAsked(msgspec.Struct, frozen=True, tag="halt_asked", kw_only=True):
 
     by: str
     reason: str = ""
+
+
+class HaltAnswered(msgspec.Struct, frozen=True, tag="halt_answered", kw_only=True):
+    """Whoever asked for a halt was told that there will be none; in the coordinator's own journal."""
+
+    text: str
 
 
 class Ordered(msgspec.Struct, frozen=True, tag="ordered", kw_only=True):

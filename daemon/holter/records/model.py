@@ -15,6 +15,14 @@ class Attached(msgspec.Struct, frozen=True, tag="attached", kw_only=True):
     framework: str = "loop"
 
 
+class Begun(msgspec.Struct, frozen=True, tag="begun", kw_only=True):
+    """A rank makes its first optimizer step; steps are counted from here, and the run may have come a long way before."""
+
+    completed: int | None
+    """Optimizer steps that the run had completed before, as `source` counts them; None: nobody counts, or nothing was restored."""
+    source: str = ""
+
+
 class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """One line of the census."""
 

@@ -4,8 +4,8 @@ from typing import Literal
 
 import msgspec
 
-from holter.records.halting import HaltAsked, Halting, Kept, Ordered, Snapped
-from holter.records.model import Attached, Census, Groups, OnDevice
+from holter.records.halting import HaltAnswered, HaltAsked, Halting, Kept, Ordered, Snapped
+from holter.records.model import Attached, Begun, Census, Groups, OnDevice
 from holter.records.steps import Logged, Origin, PackedTable, StepDone, Table
 from holter.records.vitals import Feed, Inspection, Skipped, Swapped, Vitals, Warned
 from holter.records.watching import Device, Exam, Exited, Farewell, LastCalls, Overdue, Traffic
@@ -49,12 +49,13 @@ class Link(msgspec.Struct, frozen=True, tag="link", kw_only=True):
 
 Rare = Vitals | Inspection | Feed | Skipped | Swapped | Warned | Device
 """What a window keeps as it was said, bounded in number."""
-Own = Unavailable | Judged | Unexamined | Link | HaltAsked | Ordered
+Own = Unavailable | Judged | Unexamined | Link | HaltAsked | HaltAnswered | Ordered
 """What only the coordinator itself says, of its own doings."""
 Watched = Overdue | Exam | Traffic | LastCalls
 """What a sidecar says of its rank's progress and collectives."""
 Body = (
     Attached
+    | Begun
     | Census
     | StepDone
     | Table

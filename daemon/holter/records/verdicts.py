@@ -55,6 +55,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen, and what was looked for and not seen: the differential diagnosis reads these."""
     evidence: tuple[Evidence, ...] = ()
     collective: Collective | None = None
+    agreed_steps: int | None = None
+    """Of what only a comparison shows: completed steps of the last state that was compared and good; -1: none was. None: seen as it happened."""
     needs: tuple[TableRequest | ExamRequest, ...] = ()
     """Not enough evidence yet: ask for these, and judge again."""
 
@@ -116,6 +118,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     symptom: str
     first_step: int
     detected_step: int
+    agreed_steps: int | None = None
+    """Where ranks were compared: completed steps of the last state in which they agreed; -1: there was none. The fault may be as old."""
     detected_after_s: float
     opened_at: str
     closed_at: str | None = None

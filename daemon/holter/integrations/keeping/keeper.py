@@ -42,7 +42,7 @@ class Task:
     rewinds: "Mapping[int, Rewound]"
     """By rank, how the step began: its own always, of others what was found."""
     base_step: int = 0
-    """Completed steps of the checkpoint that this run goes on from."""
+    """Completed steps before attach."""
     deadline_s: float = 300.0
     """So long the save may take."""
     is_snapshot: bool = False
