@@ -50,3 +50,11 @@ def test_times_that_cannot_be_are_not_believed(odd: float) -> None:
     assert [False] * 3 == [is_sound(body) for body in bodies]
     assert is_sound(overdue().body)
     assert is_sound(Exam(reason="asked", waited_s=3.0))
+
+
+def test_the_last_look_with_native_frames_outlives_quick_ones() -> None:
+    book = ProgressBook()
+    for number, depth in enumerate(["native", "native", "quick", "quick", "quick", "quick"], 1):
+        exam = Exam(reason="asked", asked_ns=number, depth=depth)
+        book.add(Observation(rank=1, step=20, at_ns=0, body=exam), number)
+    assert [2, 4, 5, 6] == [seen.exam.asked_ns for seen in book.exams[1]]

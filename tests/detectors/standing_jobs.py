@@ -72,6 +72,8 @@ class Actor:
     until_s: float = 1e9
     """When it moves on."""
     deadline_s: float = 6.0
+    suspect_s: float | None = None
+    """None: half of the deadline."""
     because: str = "longest of 43 was 0.06 s"
     frames: Sequence[Frame] = WAIT
     last_call: int = 812
@@ -203,7 +205,8 @@ def _report(book: ProgressBook, rank: int, actor: Actor, said: dict[int, str], n
             book.add(_seen(rank, -1, now_ns, Link(state="silent")), now_ns)
         return
     waited_s = actor.waited_s(now_s)
-    tier = "overdue" if waited_s >= actor.deadline_s else "suspect" if waited_s >= actor.deadline_s / 2 else ""
+    suspect_s = actor.deadline_s / 2 if actor.suspect_s is None else actor.suspect_s
+    tier = "overdue" if waited_s >= actor.deadline_s else "suspect" if waited_s >= suspect_s else ""
     is_held = actor.stopped_since_s is not None and actor.state != "uninterruptible"
     if is_held and now_s >= (actor.stopped_since_s or 0.0) and not tier:
         tier = "suspect"
@@ -216,8 +219,9 @@ def _report(book: ProgressBook, rank: int, actor: Actor, said: dict[int, str], n
             phase=actor.phase,
             micro_step=0,
             waited_s=waited_s,
-            deadline_s=actor.deadline_s if tier == "overdue" else actor.deadline_s / 2,
+            deadline_s=actor.deadline_s if tier == "overdue" else suspect_s,
             because=actor.because,
+            num_steps=actor.step,
         )
         book.add(_seen(rank, actor.step, now_ns, body), now_ns)
 

@@ -59,6 +59,31 @@ def test_every_phase_is_told_and_shown_while_it_lasts(worn):
     assert {"data", "forward", "backward", "optimizer", "evaluation", "checkpoint", "other"} <= told
 
 
+@pytest.mark.parametrize("is_persistent", [False, True])
+def test_workers_start_in_the_data_phase(worn, is_persistent):
+    """Each pass over a loader starts or resets its workers before the first `next`."""
+    shown: list[Phase] = []
+
+    class Sampler(torch.utils.data.Sampler):
+        def __len__(self) -> int:
+            return 2
+
+        def __iter__(self):
+            shown.append(worn.reader.heartbeat().phase)
+            return iter([0, 1])
+
+    data = TensorDataset(torch.ones(2, 4))
+    loader = DataLoader(data, sampler=Sampler(), num_workers=1, persistent_workers=is_persistent)
+    for _ in range(2):
+        before = worn.reader.heartbeat()
+        iterator = iter(loader)
+        assert [Phase.DATA] == shown
+        assert (before.phase if before else Phase.ATTACH) == worn.reader.heartbeat().phase
+        shown.clear()
+        assert 2 == len(list(iterator))
+        shown.clear()
+
+
 def test_the_phases_of_a_step_add_up_to_its_seconds(worn):
     model = nn.Linear(4, 1)
     worn.monitor.add_model(model)

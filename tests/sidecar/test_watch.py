@@ -127,7 +127,9 @@ def test_the_first_steps_may_take_their_time(rank):
     rank.at(Phase.FORWARD)
     rank.stay(250)
     rank.train(20)
-    assert [] == rank.said
+    assert ["suspect", "moved"] * 2 == [said.tier for _, said in rank.said]
+    assert [15.0, 15.0] == [said.deadline_s for _, said in rank.said if said.tier == "suspect"]
+    assert [0, 0] == [said.num_steps for _, said in rank.said if said.tier == "suspect"]
 
 
 @pytest.mark.parametrize("state", ["stopped", "traced", "frozen"])
@@ -220,9 +222,9 @@ def test_beats_that_were_missed_belong_to_the_phase_that_was_seen_last(rank):
 
 def test_slow_checkpoints_evaluations_and_first_steps_raise_nothing_on_the_rank_that_makes_them(rank):
     rank.at(Phase.OTHER)
-    rank.stay(20)
+    rank.stay(14)
     rank.at(Phase.FORWARD)
-    rank.stay(40)
+    rank.stay(14)
     for number in range(5):
         rank.train(20)
         for _ in range(4):

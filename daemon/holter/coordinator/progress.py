@@ -4,7 +4,7 @@ from holter.detectors.window import Delay, Examined, LinkView
 from holter.records import Exam, Link, Observation, Overdue, Unexamined
 
 MAX_ASKED, MAX_UNASKED = 3, 2
-"""Examinations kept of each rank: those that were asked for, and what it left when it died."""
+"""Examinations kept of each rank: those that were asked for, and the last with native frames beside them; what it left when it died."""
 
 SAME_S = 1.0
 """Two messages of one standstill agree so well on when it began."""
@@ -62,9 +62,12 @@ def _bounded(seen: tuple[Examined, ...]) -> tuple[Examined, ...]:
     """The newest of each kind, in the order of their coming."""
     kept: list[Examined] = []
     room = {True: MAX_ASKED, False: MAX_UNASKED}
+    is_native_kept = False
     for one in reversed(seen):
         is_asked = one.exam.reason == "asked"
-        if room[is_asked]:
-            room[is_asked] -= 1
+        is_native = is_asked and one.exam.depth == "native"
+        if room[is_asked] or (is_native and not is_native_kept):
+            room[is_asked] = max(0, room[is_asked] - 1)
+            is_native_kept = is_native_kept or is_native
             kept.append(one)
     return tuple(reversed(kept))

@@ -4,8 +4,9 @@ A stack is read from the inside out, and every frame is looked up in the tables 
 
     context      compile, checkpoint, evaluation, data: holds for all that runs beneath it, whoever's code that is
     collective   only where nothing of the script's own runs beneath it: a hook of the script's that spins is the script
-    library      code that is neither torch's, nor a training framework's, nor the script's; input and output of the standard library,
-                 a person at its debugger too
+    library      code that is neither torch's, nor a training framework's, nor the script's; input and output of the standard library
+                 or of a file, other processes that are waited for, a person at its debugger too
+    compute      an operation of torch's own that runs on the processor; not one that waits for a device
     script       all other code
     plumbing     torch, frameworks, locks and queues of the standard library: says nothing, its caller does
 
@@ -19,7 +20,19 @@ from typing import Literal
 
 from holter.records import Frame
 
-Kind = Literal["collective", "compile", "checkpoint", "evaluation", "data", "library", "script", "plumbing", "own"]
+Kind = Literal[
+    "collective",
+    "compile",
+    "checkpoint",
+    "evaluation",
+    "data",
+    "library",
+    "compute",
+    "device",
+    "script",
+    "plumbing",
+    "own",
+]
 
 CONTEXTS = {"compile", "checkpoint", "evaluation", "data"}
 
@@ -39,12 +52,15 @@ FILES: tuple[tuple[Kind, re.Pattern[str], re.Pattern[str] | None], ...] = (
     # A compiled model passes through these whenever it runs.
     ("plumbing", re.compile(r"(^|/)torch/_dynamo/(eval_frame|external_utils|utils)\.py$"), None),
     ("plumbing", re.compile(r"(^|/)torch/_inductor/(output_code|utils|cudagraph_\w+|runtime/\w+)\.py$"), None),
+    ("compute", re.compile(r"(^|/)torchinductor_[^/]+/"), None),
     ("compile", re.compile(r"(^|/)torch/(_dynamo|_inductor|_functorch/_aot_autograd/\w*(graph|frontend)\w*)(/|\.py$)"), None),
     ("compile", re.compile(r"(^|/)torch/utils/(cpp_extension|file_baton|_cpp_extension_versioner)\.py$"), None),
     ("compile", re.compile(r"(^|/)triton/(compiler|backends)/|(^|/)triton/runtime/build\.py$"), None),
     ("checkpoint", re.compile(r"(^|/)torch/serialization\.py$|(^|/)torch/distributed/checkpoint/"), None),
     ("checkpoint", re.compile(r"(^|/)safetensors/|(^|/)accelerate/checkpointing\.py$|/checkpoint_engine/"), None),
     ("data", re.compile(r"(^|/)torch/utils/data/|(^|/)site-packages/(datasets|webdataset|streaming|torchdata)/"), None),
+    # Pickling may take long, and is no wait.
+    ("library", re.compile(r"(^|/)torch/distributed/distributed_c10d\.py$"), re.compile(r"^_(object_to_tensor|tensor_to_object)$")),
     ("collective", re.compile(r"(^|/)torch/distributed/(distributed_c10d|rendezvous|_functional_collectives\w*)\.py$"), None),
     ("collective", re.compile(r"(^|/)torch/distributed/(utils|nn/functional)\.py$"), re.compile(r"^_?(sync|verify|all|forward)")),
     (
@@ -58,6 +74,17 @@ FILES: tuple[tuple[Kind, re.Pattern[str], re.Pattern[str] | None], ...] = (
 NATIVE: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     ("collective", re.compile(r"\bgloo::|\bc10d::|\bnccl[A-Z]\w+|\bucc_|\bMPI_")),
     ("checkpoint", re.compile(r"\bcaffe2::serialize::")),
+    ("device", re.compile(r"cuda|CUDA|\bcu[A-Z]\w+|\bhip[A-Z]|\brocr::|\bxpu|[sS]ynchronize")),
+    (
+        "compute",
+        re.compile(r"\bat::(native|_ops|cpu|meta|redispatch|functorch|internal)\b|\bmkl_\w|\bdnnl(::|_)|\bcblas_"),
+    ),
+    (
+        "library",
+        re.compile(
+            r"^(__)?(libc_)?(wait4|waitpid|waitid|do_system|fsync|fdatasync|msync|p?(read|write)v?(64)?)$|^os_system"
+        ),
+    ),
 )
 
 TRAINS = re.compile(r"(^|_)(train|fit)|forward|activation|gradient|recompute", re.IGNORECASE)
@@ -75,22 +102,44 @@ NAMES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
 )  # fmt: skip
 """What the script, or a training framework, calls a function; none that also trains."""
 
+SHOWING = re.compile(
+    r"^_*((maybe|do|run|async|rank0|main)_)*(plot|visuali[sz]e|upload|render|generate)(_\w+)?$"
+    r"|^_*((maybe|do|run)_)*(log|sample|decode|draw|make|report|show|write)_(\w+_)?"
+    r"(images?|samples?|videos?|audios?|figures?|plots?|tables?|artifacts?|examples?|generations?|grids?|reports?|texts?)$",
+    re.IGNORECASE,
+)
+"""What the script calls a function in which one rank makes something for people to see, while the others wait."""
+
 INPUT_OUTPUT = re.compile(
     r"(^|/)(pdb|bdb|cmd|code|socket|ssl|subprocess|shutil|ftplib|smtplib|tarfile|zipfile|gzip|bz2|lzma|pickle|_compression)\.py$"
-    r"|(^|/)python3[^/]*/(http|urllib|asyncio|json|sqlite3|xml)/"
+    r"|(^|/)python3[^/]*/(http|urllib|asyncio|json|sqlite3|xml|concurrent/futures)/"
+    r"|(^|/)python3[^/]*/multiprocessing/(pool|popen_\w+)\.py$"
 )
 
 
 def activity(frames: Sequence[Frame]) -> str:
-    """What a thread with these frames, innermost first, is doing: a context, `collective`, `library`, `script` or `unknown`."""
-    nearest = "unknown"
+    """What a thread with these frames, innermost first, is doing.
+
+    A context, `collective`, `library`, `compute`, `script` or `unknown`.
+    """
+    nearest, is_on_device = "unknown", False
     for frame in frames:
         kind = kind_of(frame)
         if kind in CONTEXTS or (kind == "collective" and nearest == "unknown"):
             return kind
-        if nearest == "unknown" and kind in {"library", "script"}:
+        is_on_device = is_on_device or kind == "device"
+        if nearest == "unknown" and (kind in {"library", "script"} or (kind == "compute" and not is_on_device)):
             nearest = kind
     return nearest
+
+
+def operation(frames: Sequence[Frame]) -> tuple[str, ...]:
+    """Which operation of torch's it is, and whose line called it: two looks at one long operation show the same."""
+    for number, frame in enumerate(frames):
+        if not frame.is_native:
+            outermost = next((one for one in reversed(frames[:number]) if kind_of(one) == "compute"), None)
+            return outermost.function if outermost else "", frame.function, frame.file, str(frame.line)
+    return ()
 
 
 @lru_cache(maxsize=4096)
@@ -116,7 +165,7 @@ def _of_owner(file: str, function: str) -> Kind:
         return _named(function) or ("plumbing" if FRAMEWORKS.search(file) else "library")
     if STANDARD.search(file):
         return "library" if INPUT_OUTPUT.search(file) else "plumbing"
-    return _named(function) or "script"
+    return _named(function) or ("evaluation" if SHOWING.search(function) and not TRAINS.search(function) else "script")
 
 
 def _named(name: str) -> Kind | None:

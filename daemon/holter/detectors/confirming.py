@@ -2,9 +2,10 @@
 
     suspended               3 s after the kernel stopped it
     ended, unreachable      when those who wait for it are overdue
-    a deadlock              when those who are in it are overdue
+    a deadlock              when those who are in it are overdue; what is proven, after 20 s at the latest
     without a sidecar       when those who wait for it have been overdue for a minute
-    anybody else            when its own deadline has passed, and the patience that its stack asks for
+    anybody else            when its own deadline has passed, and the patience that its stack asks for;
+                            before the first step, two hours while it works
     nobody waits for it     much later
     a backend gave up       at once: its timeout has proved the hang
 
@@ -34,6 +35,8 @@ class Patience:
     unseen_s: float
     everyone_s: float
     everyone_in_script_s: float
+    proven_s: float
+    setup_s: float
 
     def needed_s(self, look: Look | None, delay: Delay) -> tuple[float, str]:
         """For a rank that others wait for, and why."""
@@ -41,10 +44,14 @@ class Patience:
         stands = delay.overdue.because
         if look is None or not look.stacked.stacks:
             return max(deadline_s, self.unseen_s), f"{stands}; its stack could not be seen"
+        if delay.overdue.num_steps == 0 and look.is_busy:
+            return max(deadline_s, self.setup_s), f"{stands}; it is at work"
         if look.activity == "compile":
             return max(deadline_s, self.compile_s), f"{stands}; it compiles"
+        if look.activity == "compute" and look.is_cpu_moving is not False:
+            return max(deadline_s, self.library_s), f"{stands}; its stack shows one operation of torch's"
         is_known = phase.name.lower() == look.activity or (phase, look.activity) == (Phase.CHECKPOINT, "library")
-        if look.activity in {"checkpoint", "evaluation", "library"} and not is_known:
+        if look.activity in _ACTIVITIES and not is_known:
             return max(deadline_s, self.library_s), f"{stands}; its stack shows {_ACTIVITIES[look.activity]}"
         return deadline_s, stands
 
@@ -57,7 +64,12 @@ class Patience:
         return max(needed_s, self.everyone_s if is_common else self.everyone_in_script_s), f"{why}; nobody waits for it"
 
 
-_ACTIVITIES = {"checkpoint": "a save", "evaluation": "an evaluation", "library": "a library's code"}
+_ACTIVITIES = {
+    "checkpoint": "a save",
+    "evaluation": "an evaluation",
+    "data": "a data loader",
+    "library": "a library's code, a file or another process",
+}
 
 
 @dataclass(frozen=True)
@@ -86,15 +98,21 @@ def due(scene: Standstill, blamed: Blame, rank: int, patience: Patience) -> Due 
     look = scene.looks.get(rank)
     if blamed.by == "suspended":
         return _due_suspended(look, patience) if look else None
+    found = _due_at_length(scene, blamed, rank, patience)
+    proven = _due_proven(scene, blamed, rank, patience) if blamed.is_proven else None
+    return min((one for one in (found, proven) if one), key=lambda one: one.ready_ns, default=None)
+
+
+def _due_at_length(scene: Standstill, blamed: Blame, rank: int, patience: Patience) -> Due | None:
+    """By the deadlines of the phases."""
     if blamed.by in {"ended", "unreachable"} or blamed.is_deadlock:
         return _due_with_victims(scene, blamed, rank, patience)
-    delay = scene.overdue(rank)
+    look, delay = scene.looks.get(rank), scene.overdue(rank)
     if delay is None:
         return _due_unseen(scene, blamed, rank, patience) if blamed.victims else None
     needed_s, why = patience.needed_s(look, delay) if blamed.victims else patience.alone_s(look, delay)
     more_ns = max(0, round((needed_s - delay.overdue.waited_s) * SECOND))
-    moved_ns = delay.at_ns - round(delay.overdue.waited_s * SECOND)
-    return Due(delay.at_ns + more_ns, moved_ns + round(needed_s * SECOND), why)
+    return Due(delay.at_ns + more_ns, delay.moved_ns + round(needed_s * SECOND), why)
 
 
 def has_stayed(scene: Standstill, rank: int) -> bool:
@@ -118,6 +136,16 @@ def _due_suspended(look: Look, patience: Patience) -> Due:
     since_ns = first.at_ns - round(Look(look.rank, first).suspended_s * SECOND)
     at_ns = since_ns + round(patience.suspended_s * SECOND)
     return Due(at_ns, at_ns, f"a process that is held does not go on by itself: {patience.suspended_s:g} s are enough")
+
+
+def _due_proven(scene: Standstill, blamed: Blame, rank: int, patience: Patience) -> Due | None:
+    """Once it and all who wait have stood for a while, as their sidecars say: nobody who moves is held up."""
+    involved = {rank, *blamed.waiting}
+    delays = [delay for one in involved if (delay := scene.delay(one)) is not None]
+    if len(delays) < max(2, len(involved)):
+        return None
+    at_ns = max(delay.moved_ns for delay in delays) + round(patience.proven_s * SECOND)
+    return Due(at_ns, at_ns, f"what is proven needs no patience: {patience.proven_s:g} s are enough")
 
 
 def _due_with_victims(scene: Standstill, blamed: Blame, rank: int, patience: Patience) -> Due | None:

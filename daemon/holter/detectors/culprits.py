@@ -2,10 +2,11 @@
 
     suspended        the kernel holds a process: stopped, traced, frozen
     unreachable      a host says nothing any more
-    collectives      the recorders of all ranks: who has not entered what the others wait in, or entered something else
+    collectives      the recorders of all ranks: who has not entered what the others wait in, or entered something else. A rank in a
+                     call that no recorder shows (gloo's send, recv and monitored_barrier), as its stack tells, waits like the others
     ended            everyone who lives waits, and somebody is gone
     uninterruptible  everyone waits, and one of them in a system call that does not end
-    stacks           without recorders: who is not in a collective while others are
+    stacks           where no recorder tells: who is not in a collective while others are
     place            without stacks: who is behind in step, micro-step or phase
     everyone         nobody waits for anyone, or all wait for all
 
@@ -44,6 +45,12 @@ class Blame:
     is_deadlock: bool = False
     """Nothing that any rank does can end it."""
 
+    @property
+    def is_proven(self) -> bool:
+        """However long the ranks may take: what the others wait for is past, or will never be."""
+        deviation = self.deviation
+        return self.is_deadlock or (deviation is not None and deviation.is_clear and deviation.kind in DEADLOCKS)
+
     @cached_property
     def victims(self) -> tuple[int, ...]:
         """Ranks that wait for others."""
@@ -74,6 +81,16 @@ class _Case:
     absent: frozenset[int]
     """Living ranks that others wait for, as the recorders say, and that wait for nobody."""
 
+    @cached_property
+    def unrecorded(self) -> frozenset[int]:
+        """Living ranks that wait in what their recorder does not show."""
+        return frozenset(rank for rank in self.waiting if _is_in_unrecorded(self.living[rank]))
+
+    @cached_property
+    def busy(self) -> frozenset[int]:
+        """Living ranks that are in no call, as far as was seen."""
+        return frozenset(rank for rank, look in self.living.items() if look.activity != "unknown") - self.waiting
+
     def blame(
         self,
         ranks: Iterable[int],
@@ -98,7 +115,7 @@ def blame(scene: Standstill) -> Blame | None:
     if len(suspended) == len(living):
         return None
     analysis = _analysis(scene)
-    waiting = _waiting(living, analysis)
+    waiting = _waiting(scene, living, analysis)
     case = _Case(scene, living, analysis, waiting, _absent(scene, analysis, waiting))
     # A rank may be stopped by somebody who looks into why it waits.
     is_victim_held = bool(case.absent) and suspended <= waiting
@@ -138,12 +155,15 @@ def _analysis(scene: Standstill) -> Analysis | None:
     return analysed(known, scene.window.world_size)
 
 
-def _waiting(living: Mapping[int, Look], analysis: Analysis | None) -> frozenset[int]:
-    """Who is in a call, by the recorder; by the stack where there is none. At the end of a chain of waits nobody waits."""
+def _waiting(scene: Standstill, living: Mapping[int, Look], analysis: Analysis | None) -> frozenset[int]:
+    """Who is in a call, by the recorder, or by the stack. At the end of a chain of recorded waits nobody waits."""
     deviated = {rank for one in analysis.deviations for rank in one.ranks} if analysis else set()
     awaited = set(analysis.culprits) - deviated if analysis else set()
     return frozenset(
-        rank for rank, look in living.items() if rank not in awaited and _is_in_call(look) and not _is_moving(look)
+        rank
+        for rank, look in living.items()
+        if not _is_moving(look)
+        and ((_is_in_unrecorded(look) and scene.delay(rank)) or (rank not in awaited and _is_in_call(look)))
     )
 
 
@@ -156,6 +176,11 @@ def _is_in_call(look: Look) -> bool:
     if look.flight is None:
         return look.activity == "collective"
     return any(not is_over(call) for call in look.flight.calls)
+
+
+def _is_in_unrecorded(look: Look) -> bool:
+    """By its stack alone: it counts once the rank's sidecar, too, says that it stands."""
+    return look.flight is not None and look.activity == "collective" and not _is_in_call(look)
 
 
 def _absent(scene: Standstill, analysis: Analysis | None, waiting: frozenset[int]) -> frozenset[int]:
@@ -184,9 +209,12 @@ def _by_collectives(case: _Case) -> Blame | None:
         return case.blame(
             deviation.ranks, "collectives", deviation, is_clear=deviation.is_clear, is_deadlock=is_deadlock
         )
-    # Whoever is waited for waits, too: a circle.
+    # Whoever is waited for waits, too: a circle, unless nobody knows whom it waits for, and somebody else is still to come.
     awaited = {rank for wait in analysis.waits for rank in wait.absent}
-    return case.blame(awaited, "collectives", is_clear=False, is_deadlock=True) if awaited <= case.waiting else None
+    is_unrecorded = bool(awaited & case.unrecorded)
+    if not awaited <= case.waiting or (is_unrecorded and case.busy):
+        return None
+    return case.blame(awaited, "collectives", is_clear=False, is_deadlock=not is_unrecorded)
 
 
 def _by_state(case: _Case) -> Blame | None:
@@ -195,9 +223,11 @@ def _by_state(case: _Case) -> Blame | None:
 
 
 def _by_stacks(case: _Case) -> Blame | None:
-    """Only ranks without a recorder: of the others it would have told."""
-    busy = {rank for rank, look in case.living.items() if look.flight is None and look.activity != "unknown"}
-    return case.blame(busy - case.waiting, "stacks") if case.waiting else None
+    """Only ranks without a recorder, where those of the others tell whom all wait for."""
+    waits = case.analysis.waits if case.analysis else ()
+    is_told = any(set(wait.absent) - case.unrecorded for wait in waits)
+    busy = {rank for rank in case.busy if not is_told or case.living[rank].flight is None}
+    return case.blame(busy, "stacks") if case.waiting else None
 
 
 def _by_place(case: _Case) -> Blame | None:

@@ -1,6 +1,5 @@
 """What is known of a culprit: each True, False, or None where nobody could look."""
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -9,8 +8,6 @@ from holter.detectors.stacks import main_stack
 from holter.detectors.standstill import Look, Standstill
 from holter.records import Phase, ProcessState, ThreadStack
 
-BUSY_SHARE = 0.3
-"""Of one core: less is what threads that only wait need."""
 PHASES = {"data": Phase.DATA, "checkpoint": Phase.CHECKPOINT}
 UNRULY = ("stopped", "traced", "frozen", "uninterruptible", "zombie", "gone")
 
@@ -70,10 +67,7 @@ class Culprit:
     @property
     def is_cpu_moving(self) -> bool | None:
         """It computes; False: it waits for something."""
-        if self.process is None or math.isnan(self.process.cpu_share):
-            return None
-        # On a crowded host a loop gets little of a core.
-        return self.process.cpu_share >= BUSY_SHARE or self.process.state == "running"
+        return self.look.is_cpu_moving if self.look else None
 
     @property
     def is_lock_free(self) -> bool | None:

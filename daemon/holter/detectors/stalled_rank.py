@@ -10,9 +10,10 @@ Why it matters
 
 False positives
     Only the culprit's own deadline counts, and it is learned: first steps, saving, evaluation and data have their own, and a stack that
-    shows compiling, saving, evaluation or a library at work lengthens it. A rank that works for minutes in the script's own code for
-    the first time, while its peers wait, cannot be told from an endless loop. If all ranks are stopped (Ctrl-Z) that is meant. If
-    nobody waits in a collective, nothing is said for a minute and more.
+    shows compiling, saving, evaluation, a library, a file, another process or one long operation of torch's lengthens it. A rank that
+    works for minutes in the script's own code for the first time, while its peers wait, cannot be told from an endless loop. If all
+    ranks are stopped (Ctrl-Z) that is meant. A rank held by a debugger, and whatever stands still before the first step is done, is
+    a warning and halts nothing. If nobody waits in a collective, nothing is said for a minute and more.
 
 What to do
     Look at the culprit and at no other rank: its stack and its process state are in the evidence. While the job hangs,
@@ -33,10 +34,12 @@ from holter.detectors.stall_words import group_of, summary
 from holter.detectors.standstill import Standstill, standstill
 from holter.detectors.window import RankExit, Window
 from holter.detectors.wording import ranks_text
-from holter.records import Collective, ExamDepth, ExamRequest, Finding
+from holter.records import Collective, ExamDepth, ExamRequest, Finding, Severity
 
 MAX_CULPRITS_SEEN, MAX_VICTIMS_SEEN = 8, 4
 """Of a large job: whose native stacks are taken, and who is looked at again."""
+APART_NS = SECOND
+"""Looks that are asked for closer together would see the same."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,18 @@ class StalledRank:
     compile_s: float = 600.0
     """What a rank whose stack shows a compiler is given."""
     library_s: float = 600.0
-    """What a rank is given whose stack shows saving, evaluation or a library's code, in a phase that is none of these."""
+    """What a rank is given whose stack shows saving, evaluation, data, a library's code, a file, another process or one operation of
+    torch's, in a phase that is none of these."""
     unseen_s: float = 60.0
     """What a rank is given whose stack cannot be seen."""
     everyone_s: float = 60.0
     """What ranks are given that nobody waits for."""
     everyone_in_script_s: float = 300.0
     """The same for those in the script's own code."""
+    proven_s: float = 20.0
+    """What ranks are given of which it is proven that they cannot go on, even in their first steps."""
+    setup_s: float = 7200.0
+    """What a rank is given that works before the first step is done."""
     late_s: float = 2.0
     """How long the second look is waited for."""
     many_ranks: int = 64
@@ -88,8 +96,10 @@ class StalledRank:
         scene = standstill(window)
         if scene is None:
             return
-        is_large = len(scene.living) > self.many_ranks
-        needs = [self._request(scene, scene.living, scene.asked_ns, "quick" if is_large else "native")]
+        is_large = self._is_large(scene)
+        # Native frames pause a rank: in the first steps most are compiling.
+        is_quick = is_large or scene.is_early
+        needs = [self._request(scene, scene.living, scene.asked_ns, "quick" if is_quick else "native")]
         blamed = blame(scene)
         if blamed is not None and _is_hang(scene, blamed):
             proof = proven(scene, blamed, gave_up)
@@ -104,9 +114,13 @@ class StalledRank:
                 seen = (*blamed.culprits[:MAX_CULPRITS_SEEN], *blamed.victims[:MAX_VICTIMS_SEEN])
                 needs.append(self._request(scene, seen, scene.asked_ns + 1, "native"))
             needs += self._second_looks(scene, blamed, dues, is_large=is_large)
+        needs += self._fresh_looks(scene, blamed, is_large=is_large)
         needed = tuple(request for request in needs if request.ranks)
         if needed:
             yield self._suspicion(scene, needed)
+
+    def _is_large(self, scene: Standstill) -> bool:
+        return len(scene.living) > self.many_ranks
 
     @property
     def _patience(self) -> Patience:
@@ -118,6 +132,8 @@ class StalledRank:
             self.unseen_s,
             self.everyone_s,
             self.everyone_in_script_s,
+            self.proven_s,
+            self.setup_s,
         )
 
     def _is_confirmed(self, scene: Standstill, blamed: Blame, rank: int, found: Due) -> bool:
@@ -126,9 +142,12 @@ class StalledRank:
         if found.is_proven:
             return has_stayed(scene, rank)
         look = scene.looks.get(rank)
-        if blamed.by == "suspended":
-            return look is not None and look.suspended_s >= self.suspended_s - 0.1 and _is_seen_twice(scene, rank)
         is_late = scene.now_ns - found.ready_ns > self.late_s * SECOND
+        if blamed.by == "suspended":
+            is_held = look is not None and look.suspended_s >= self.suspended_s - 0.1 and _is_seen_twice(scene, rank)
+            # Whoever stops a job stops one rank after the other.
+            others = blamed.victims[:MAX_VICTIMS_SEEN] if self._is_large(scene) else scene.living
+            return is_held and (is_late or all(is_answered(scene, other, found.ready_ns) for other in others))
         if blamed.by in {"ended", "unreachable"}:
             return is_late or any(is_answered(scene, victim, found.ready_ns) for victim in blamed.victims)
         is_seen = look is not None and look.exam.asked_ns >= found.ready_ns
@@ -147,7 +166,39 @@ class StalledRank:
                 pause_s = max(self.suspended_s, delay.overdue.deadline_s if delay else 0.0)
                 asked_ns = look.exam.asked_ns + round(pause_s * SECOND)
             if scene.now_ns >= asked_ns:
-                yield self._request(scene, {rank, *others}, asked_ns, "quick")
+                yield from self._requests(scene, {rank, *others}, asked_ns, blamed)
+
+    def _fresh_looks(self, scene: Standstill, blamed: Blame | None, *, is_large: bool) -> Iterator[ExamRequest]:
+        """At all once more, whoever is blamed: a rank came to stand, or became overdue, since it was looked at; then now and then."""
+        is_waited_for = blamed is not None and bool(blamed.waiting)
+        if is_large and is_waited_for:
+            return
+        looked_ns = max((scene.looked_ns(rank) for rank in scene.living), default=0)
+        if looked_ns < scene.asked_ns:
+            return
+        delays = [(rank, delay) for rank, delay in scene.window.delays.items() if rank in scene.living]
+        unseen = [one.at_ns for rank, one in delays if scene.looked_ns(rank) < one.at_ns - APART_NS]
+        overdue_s = [one.overdue.deadline_s for _, one in delays if one.overdue.tier == "overdue"]
+        doubled_ns = 2 * looked_ns - scene.began_ns
+        soonest_ns = doubled_ns if is_large else looked_ns + APART_NS
+        moments = [max(min(unseen), soonest_ns)] if unseen else []
+        if overdue_s:
+            later_ns = looked_ns + round(max(self.suspended_s, *overdue_s) * SECOND)
+            moments.append(max(later_ns, doubled_ns) if is_large or is_waited_for else later_ns)
+        if moments and scene.now_ns >= min(moments):
+            yield from self._requests(scene, scene.living, min(moments), blamed)
+
+    def _requests(
+        self, scene: Standstill, ranks: Iterable[int], asked_ns: int, blamed: Blame | None
+    ) -> Iterator[ExamRequest]:
+        """Quickly, but natively at those who are blamed for what only native frames tell."""
+        looks = {rank: scene.looks.get(rank) for rank in (blamed.culprits[:MAX_CULPRITS_SEEN] if blamed else ())}
+        deep = {
+            rank for rank, look in looks.items() if look and (look.activity == "compute" or not look.has_native_frames)
+        }
+        wanted = set(ranks)
+        yield self._request(scene, wanted & deep, asked_ns, "native")
+        yield self._request(scene, wanted - deep, asked_ns, "quick")
 
     @staticmethod
     def _request(scene: Standstill, ranks: Iterable[int], asked_ns: int, depth: ExamDepth) -> ExamRequest:
@@ -172,10 +223,9 @@ class StalledRank:
         step = min(scene.step(rank) for rank in blamed.culprits)
         first = min((dues[rank] for rank in blamed.culprits), key=lambda found: found.ready_ns)
         wait = blamed.wait
-        is_stuck_alone = not blamed.victims and not blamed.is_deadlock
         return Finding(
             detector=self.name,
-            severity="warning" if is_stuck_alone else "critical",
+            severity=_severity(scene, blamed),
             first_step=step,
             detected_step=max(step, *(scene.step(rank) for rank in scene.window.delays)),
             ranks=blamed.culprits,
@@ -216,6 +266,14 @@ def _facts(scene: Standstill, blamed: Blame) -> dict[str, Any]:
         "is_everyone_stuck": not blamed.victims,
         "is_deadlock": blamed.is_deadlock,
     }
+
+
+def _severity(scene: Standstill, blamed: Blame) -> Severity:
+    """A warning where nobody waits, where a person is at work with a debugger, and before there is anything to lose."""
+    is_stuck_alone = not blamed.victims and not blamed.is_deadlock
+    looks = [look for rank in blamed.culprits if (look := scene.looks.get(rank))]
+    is_debugged = any(look.exam.process is not None and look.exam.process.state == "traced" for look in looks)
+    return "warning" if is_stuck_alone or is_debugged or scene.is_before_first_step else "critical"
 
 
 def _is_hang(scene: Standstill, blamed: Blame) -> bool:

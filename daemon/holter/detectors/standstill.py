@@ -8,13 +8,15 @@ Everything here is worked out anew from a window, and comes out the same at ever
 examination was asked for is read from its answers.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from holter.detectors.activities import operation
 from holter.detectors.stacks import activity, main_stack
 from holter.detectors.window import Delay, Examined, RankExit, Window
-from holter.records import Exam, Flight, Phase
+from holter.records import Exam, Flight, Frame, Phase, ThreadStack
 
 SUSPENDED = ("stopped", "traced", "frozen")
 """States in which no process goes on by itself."""
@@ -22,6 +24,10 @@ UNINTERRUPTIBLE_S = 3.0
 """A moment of uninterruptible sleep is an ordinary read from a disk."""
 ORDERED = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 """Phases that follow each other in every step."""
+BUSY_SHARE = 0.3
+"""Of one core: less is what threads that only wait need."""
+FIRST_STEPS = 3
+"""Until so many are done, a rank that takes its time is seldom one that hangs."""
 JITTER_NS = 100_000_000
 """The moment at which a rank last moved is told anew with each message, a little differently."""
 STALE_NS = 1_000_000_000
@@ -60,7 +66,38 @@ class Look:
     def activity(self) -> str:
         """What its main thread does, by its stack; `unknown` without one."""
         found = _activity(self.exam)
-        return found if found != "unknown" or self.stacked is self.exam else _activity(self.stacked)
+        if found == "unknown" and self.stacked is not self.exam:
+            found = _activity(self.stacked)
+        # One operation after the other is what a loop of the script's looks like.
+        return "script" if found == "compute" and len(self._operations) > 1 else found
+
+    @cached_property
+    def _operations(self) -> set[tuple[str, ...]]:
+        seen = (*self.earlier, self.seen)
+        stacks = [stack for one in seen if (stack := main_stack(one.exam)) and activity(stack.frames) == "compute"]
+        return {operation(stack.frames) for stack in stacks}
+
+    @property
+    def has_native_frames(self) -> bool:
+        """They were asked for at some look, and had."""
+        return any(one.exam.depth == "native" and not one.exam.stack_error for one in (*self.earlier, self.seen))
+
+    @property
+    def is_cpu_moving(self) -> bool | None:
+        """It computes; False: it waits for something."""
+        process = self.exam.process
+        if process is None or math.isnan(process.cpu_share):
+            return None
+        # On a crowded host a loop gets little of a core.
+        return process.cpu_share >= BUSY_SHARE or process.state == "running"
+
+    @property
+    def is_busy(self) -> bool:
+        """It computes, or its main thread is elsewhere than at the look before."""
+        if self.is_cpu_moving or self.before is None:
+            return bool(self.is_cpu_moving)
+        now, before = main_stack(self.exam), main_stack(self.before.exam)
+        return now is not None and before is not None and _python(now) != _python(before)
 
     @property
     def is_suspended(self) -> bool:
@@ -111,6 +148,30 @@ class Standstill:
         """The moment of judgement."""
         return self.window.real_ns or self.window.now_ns
 
+    @property
+    def is_before_first_step(self) -> bool:
+        """None of those who stand still has done a step: the job is being set up."""
+        return all(num == 0 for num in self._nums_steps)
+
+    @property
+    def is_early(self) -> bool:
+        """All of them are in their first steps."""
+        return all(num is not None and num < FIRST_STEPS for num in self._nums_steps)
+
+    @property
+    def _nums_steps(self) -> Iterator[int | None]:
+        return (delay.overdue.num_steps for rank, delay in self.window.delays.items() if rank in self.living)
+
+    @property
+    def began_ns(self) -> int:
+        """When the first of them last moved."""
+        return min(delay.moved_ns for rank, delay in self.window.delays.items() if rank in self.living)
+
+    def looked_ns(self, rank: int) -> int:
+        """What it was last looked at for, or was to be and could not; 0: never."""
+        look = self.looks.get(rank)
+        return max(look.exam.asked_ns if look else 0, self.window.unexamined.get(rank, 0))
+
     def delay(self, rank: int) -> Delay | None:
         """That a living rank does not move on."""
         return self.window.delays.get(rank)
@@ -150,7 +211,7 @@ def standstill(window: Window) -> Standstill | None:
     delays = [delay for rank, delay in window.delays.items() if rank in living]
     if not delays:
         return None
-    began_ns = min(delay.at_ns - round(delay.overdue.waited_s * 1e9) for delay in delays) - JITTER_NS
+    began_ns = min(delay.moved_ns for delay in delays) - JITTER_NS
     asked_ns = min(_asked(window, began_ns), default=min(delay.at_ns for delay in delays))
     looks = {
         rank: look
@@ -180,6 +241,10 @@ def _look(rank: int, exams: tuple[Examined, ...], asked_ns: int) -> Look | None:
 def _activity(exam: Exam) -> str:
     stack = main_stack(exam)
     return activity(stack.frames) if stack else "unknown"
+
+
+def _python(stack: ThreadStack) -> list[Frame]:
+    return [frame for frame in stack.frames if not frame.is_native]
 
 
 def _place(seen: Examined) -> tuple[int, Phase, int]:

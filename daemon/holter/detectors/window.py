@@ -128,6 +128,11 @@ class Delay:
     """When that reached the coordinator."""
     overdue: Overdue
 
+    @property
+    def moved_ns(self) -> int:
+        """When the rank last moved."""
+        return self.at_ns - round(self.overdue.waited_s * 1e9)
+
     def waited_s(self, now_ns: int) -> float:
         """Since the rank last moved, as of now."""
         return self.overdue.waited_s + (now_ns - self.at_ns) / 1e9

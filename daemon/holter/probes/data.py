@@ -1,4 +1,4 @@
-"""Data loaders: the time spent in `next`, and each pass over one, told when it begins and when it ends.
+"""Data loaders: the time spent in `iter` and `next`, and each pass over one, told when it begins and when it ends.
 
 Whether a loader feeds the training is seen, not told: a backward pass follows its batch. So the beginning of a loader's first pass is
 told at the first backward pass after it; a loader that is never trained on, at its end.
@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from holter.probes import batches, feeds
 from holter.probes.batches import Leaf
@@ -83,6 +83,10 @@ class DataProbe:
         patches.replace("_get_iterator", self._around_iterator, DataLoader)
         patches.replace("_reset", self._around_reset, _BaseDataLoaderIter)
         patches.replace("__next__", self._around_next, _BaseDataLoaderIter)
+        # Workers that persist are made ready for another pass here, not in `_get_iterator`.
+        patches.replace(
+            "_reset", functools.partial(in_phase, self._context, Phase.DATA), _MultiProcessingDataLoaderIter
+        )
 
     def trained(self) -> list[Taken]:
         """A backward pass begins: the batches that were fetched for it, in order."""
@@ -112,12 +116,14 @@ class DataProbe:
         ]
 
     def _around_iterator(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        # Workers start here, and are slow where `next` is quick.
+        make = in_phase(self._context, Phase.DATA, original)
         begin, ask = self._context.guard.wrap(self._begin), self._context.guard.wrap(self._ask)
 
         @functools.wraps(original)
         def get_iterator(loader: Any) -> Any:
             ask(loader)
-            iterator = original(loader)
+            iterator = make(loader)
             begin(iterator, loader, feeds.caller_frame())
             return iterator
 

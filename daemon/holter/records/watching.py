@@ -149,6 +149,8 @@ class Overdue(msgspec.Struct, frozen=True, tag="overdue", kw_only=True):
     """After which this tier begins, in this phase."""
     because: str
     """Where the deadline comes from: `longest of 43 in forward was 0.06 s`."""
+    num_steps: int | None = None
+    """Optimizer steps that it has done under its sidecar's eyes; None: not known."""
 
 
 class StepCalls(msgspec.Struct, frozen=True, array_like=True):

@@ -19,6 +19,8 @@ from holter.records import Census, Phase, StepDone
 FIRST_STEPS = 3
 SETUP_S = 1800.0
 FIRST_S = 600.0
+FIRST_LOOK_S = 15.0
+"""Until the first steps are done: looking is cheap, and may prove what no patience mends."""
 ENDING_S = 120.0
 """For an interpreter that is ending: it frees memory, joins threads, and shows no phase."""
 FACTOR, EXTRA_S = 3.0, 1.0
@@ -49,7 +51,8 @@ class Rule:
 
 RULES = {
     Phase.ATTACH: Rule(unseen_s=600.0, ceiling_s=1800.0),
-    Phase.DATA: Rule(unseen_s=20.0, num_enough=16),
+    # Storage that hesitates for some seconds comes back.
+    Phase.DATA: Rule(floor_s=10.0, unseen_s=20.0, num_enough=16),
     Phase.FORWARD: Rule(has_one_off=True),
     Phase.BACKWARD: Rule(has_one_off=True),
     Phase.OPTIMIZER: Rule(has_one_off=True),
@@ -161,8 +164,11 @@ class Deadlines:
         least_s, text = self._least(phase, waits, longest_s)
         ceiling_s = max(RULES[phase].ceiling_s, least_s)
         deadline_s = max(min(max(least_s, FACTOR * longest_s + EXTRA_S), ceiling_s), BEYOND * longest_s)
+        suspect_s = deadline_s / 2
+        if self._num_steps < FIRST_STEPS and not self._is_ending:
+            suspect_s = min(suspect_s, FIRST_LOOK_S)
         return Allowance(
-            suspect_s=max(deadline_s / 2, longest_s),
+            suspect_s=max(suspect_s, longest_s),
             deadline_s=deadline_s,
             because=f"{text}, so {seconds_text(deadline_s)} are allowed",
         )

@@ -129,6 +129,7 @@ class Watch:
             waited_s=self.waited_s(now_s),
             deadline_s=verdict.deadline_s,
             because=verdict.because,
+            num_steps=self._deadlines.num_steps,
         )
         return self._said
 
