@@ -206,7 +206,7 @@ def test_what_a_rank_learned_too_late_to_hold_is_in_what_was_saved_since(desk):
     for step in (29, 28):
         body = Halting(state="held", why="nonfinite", poisoned_step=step)
         desk.book.hear(Observation(rank=1, step=31, at_ns=0, body=body))
-    assert ["healthy", "poisoned"] == [desk.book.verdict_of(step).verdict for step in (28, 29)]
+    assert ["healthy", "poisoned"] == [desk.book.verdict_of(step, None).verdict for step in (28, 29)]
     assert "at step 28" in desk.book.verdict_of(31, None).why
     desk.book.judge(NOTHING, NOTHING, seen())
     assert {"before": (28, "healthy"), "after": (29, "poisoned")} == desk.written()
