@@ -14,7 +14,8 @@ SCRIPT = """
 import os, signal, socket, sys, tempfile, threading, time
 def desk():
     from holter.halting.cell import OwnCell
-    from holter.halting.desk import Desk, DeskSettings, Means
+    from holter.halting.desk import Desk
+    from holter.halting.means import DeskSettings, Means
     from holter.halting.leaving import Leaving
     global line
     ours, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

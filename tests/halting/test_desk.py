@@ -16,8 +16,9 @@ import pytest
 
 from holter.halting import desk, rank_protocol
 from holter.halting.cell import OwnCell
-from holter.halting.desk import Desk, DeskSettings, Means, Position
+from holter.halting.desk import Desk
 from holter.halting.leaving import Leaving
+from holter.halting.means import DeskSettings, Means, Position
 from holter.records import Halting, Observation, Order
 
 RUN = "/r"

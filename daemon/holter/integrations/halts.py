@@ -17,9 +17,10 @@ import msgspec
 from holter import clock
 from holter.config import Settings
 from holter.errors import PartlySavedError, RewindError, SaveError
-from holter.halting.desk import Desk, DeskSettings, Means, Position
+from holter.halting.desk import Desk
 from holter.halting.files import write_whole
 from holter.halting.leaving import Leaving, find_agent
+from holter.halting.means import DeskSettings, Means, Position
 from holter.integrations import store_cell
 from holter.integrations.place import Place
 from holter.probes.agreement import Tree
@@ -93,7 +94,7 @@ class RankHands:
         return Position(context.log.step, context.is_torn(), context.poisoned_step)
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
-        """See `halting.desk.Hands`."""
+        """See `halting.means.Hands`."""
         from holter.integrations.keeping import keeper as keeping  # noqa: PLC0415
         from holter.integrations.keeping import proof  # noqa: PLC0415
 
