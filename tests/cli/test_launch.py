@@ -37,8 +37,11 @@ def test_the_command_is_watched_and_knows_its_directory(tmp_path):
     assert launch(tmp_path / "run", "sh", "-c", f'test "$HOLTER" = 1 && test "$HOLTER_RUN_DIR" = {tmp_path}/run') == 0
 
 
-def test_a_halt_is_passed_on_as_93_whatever_the_launcher_made_of_it(tmp_path):
+def test_a_halt_is_passed_on_as_93_whatever_the_launcher_made_of_it_and_has_the_last_word(tmp_path, capsys):
     assert launch(tmp_path / "run", sys.executable, "-c", HALTS + "; raise SystemExit(1)") == 93
+    said = capsys.readouterr().err
+    assert "is a halt" in said
+    assert f"holter resume {tmp_path / 'run'}" in said.splitlines()[-2]
 
 
 def test_a_halted_run_is_not_begun_again(halted, capsys):

@@ -53,9 +53,7 @@ def run(args: argparse.Namespace) -> int:
     # A batch script that is queued again says --resume again, to a halt that nobody has looked at.
     is_told = (args.resume or settings.resume) and not tombstone.is_restart(os.environ)
     if halt is not None and not is_told:
-        for sentence in tombstone.sentences(run_dir, halt, os.environ):
-            sys.stderr.write(f"holter: {sentence}\n")
-        return tombstone.EXIT_CODE
+        return _refuse(run_dir, halt)
     settings_too = {config.PREFIX + name.upper(): str(value) for name, value in given.items()}
     return supervise(command, run_dir, settings_too)
 
@@ -80,7 +78,21 @@ def supervise(command: list[str], run_dir: Path, variables: Mapping[str, str]) -
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
-    return tombstone.EXIT_CODE if tombstone.read(run_dir) is not None else code
+    halt = tombstone.read(run_dir)
+    if halt is None:
+        return code
+    # The launcher has called it a failure, at length: the last words are not to be those.
+    sys.stderr.write(
+        "holter: what the launcher calls a failure is a halt: its ranks ended with 93, as they were told\n"
+    )
+    return _refuse(run_dir, halt)
+
+
+def _refuse(run_dir: Path, halt: tombstone.Halt) -> int:
+    """Say what stands, and what to do about it."""
+    for sentence in tombstone.sentences(run_dir, halt, os.environ):
+        sys.stderr.write(f"holter: {sentence}\n")
+    return tombstone.EXIT_CODE
 
 
 class _Forward:
