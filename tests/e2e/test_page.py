@@ -270,9 +270,14 @@ def test_a_narrow_screen_scrolls_in_one_direction_only(visit: Visit, few: Simula
     picture(page, "16-narrow")
 
 
-def test_without_script_there_is_the_plain_table(visit: Visit, few: Simulated) -> None:
+def test_without_script_there_is_the_plain_table(visit: Visit, few: Simulated, wait_for: Callable[..., None]) -> None:
+    wait_for(
+        lambda: list(few.run_dir.glob("incidents/*/diagnosis.json")), 60, "the incident, for this page stands still"
+    )
     page = visit(few.address, java_script_enabled=False)
-    expect(page.locator("noscript tr")).to_have_count(1 + 16 + 2)
+    incidents, ranks = page.locator("noscript table").all()
+    expect(incidents).to_contain_text("nonfinite_input")
+    expect(ranks.locator("tr")).to_have_count(1 + 16)
     expect(page.locator("#app")).to_be_hidden()
     expect(page.locator("noscript tr").last).to_contain_text(f"{HOSTILE}0001")
     expect(page.locator("noscript tr").last).to_be_visible()

@@ -129,6 +129,7 @@ def test_a_run_that_went_back_goes_on_as_if_it_had_not(wear, make, is_scaled):
 
 
 def test_each_snapshot_is_told_once_it_is_whole_and_the_newest_two_are_kept(wear, capfd):
+    gc.collect()  # models of other tests that nobody has collected would be found, and copied
     worn = wear(snapshot_every=EVERY)
     job = Job(OPTIMIZERS["adamw"])
     job.steps(3 * EVERY + 1)
