@@ -75,36 +75,41 @@ def kill(pids: list[int]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+LONG = ("--steps", 1200)
+PAUSE = ("--pause", 0.015)
+"""Long enough to be missed by: a rank says that it has lost its sidecar after ten silent seconds."""
+
+
 def test_killing_a_sidecar_changes_no_bit_and_is_shown(forks, bare, status, wait_for):
-    job = forks.start(SCRIPT, "--steps", 3000)
+    job = forks.start(SCRIPT, *LONG, *PAUSE)
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
     kill(job.pids("sidecar", rank=1))
     wait_for(lambda: states(status(job)) == ["connected", "gone"], 30, "the loss to be shown")
     ended = job.wait()
-    assert digests(ended) == bare("--steps", 3000)
+    assert digests(ended) == bare(*LONG)
     assert any("rank 1 trains unobserved: its sidecar" in line for line in ended.holter_lines)
     assert ended.diagnoses == []
 
 
 def test_killing_the_coordinator_changes_no_bit_and_another_takes_its_place(forks, bare, status, wait_for):
-    job = forks.start(SCRIPT, "--steps", 3000)
+    job = forks.start(SCRIPT, *LONG, *PAUSE)
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
     first = job.pids("coordinator")
     kill(first)
     wait_for(lambda: set(job.pids("coordinator")) - set(first), 30, "another coordinator")
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 30, "two sidecars again")
     ended = job.wait()
-    assert digests(ended) == bare("--steps", 3000)
+    assert digests(ended) == bare(*LONG)
     assert ended.diagnoses == []
 
 
 def test_killing_all_of_us_changes_no_bit_and_every_rank_says_so(forks, bare, status, wait_for):
-    job = forks.start(SCRIPT, "--steps", 3000)
+    job = forks.start(SCRIPT, *LONG, *PAUSE)
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
     kill(job.pids("sidecar"))
     kill(job.pids("coordinator"))
     ended = job.wait()
-    assert digests(ended) == bare("--steps", 3000)
+    assert digests(ended) == bare(*LONG)
     for rank in (0, 1):
         assert any(f"rank {rank} trains unobserved: its sidecar" in line for line in ended.holter_lines)
 
@@ -156,7 +161,7 @@ def test_a_hostile_coordinator_changes_no_bit(forks, bare, hostile_server):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_worker_of_the_data_loader_is_not_a_rank(jobs, bare, method):
-    arguments = ("--workers", 2, "--start-method", method, "--steps", 40)
+    arguments = ("--workers", 2, "--start-method", method, "--steps", 20)
     ended = jobs.run(SCRIPT, *arguments, by="scheduler")
     assert ended.code == 0
     assert digests(ended) == bare(*arguments)

@@ -1,15 +1,11 @@
 """Ranks that hang, end or are late, in real jobs: the culprit is named while the job is alive, and nobody in jobs that only wait."""
 
 import json
-import os
 import random
-import signal
-import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hangs import CASES, SCRIPTS, SILENT, alarms, fault, is_seen_natively, mistakes, silent, twins
-from tests.conftest import wait_for
 
 from holter import cli
 
@@ -84,33 +80,3 @@ def test_a_rank_that_ends_without_warning_always_leaves_its_last_collectives_and
         assert "all_reduce" in str(calls["calls"])
         assert evidence["last_statistics"]["values"]["rank"] == 1
         assert evidence["last_statistics"]["values"]["step"] in (step - 2, step - 1, step)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_hang_that_is_over_is_closed_once_the_job_went_on_for_a_while(nursery, tmp_path, capsys):
-    script = [str(SCRIPTS / "process_faults.py"), "suspend", "--steps", "100000"]
-    job = nursery.start(tmp_path, script, env={"HOLTER_ACTION": "notify"})
-    run = job.run_dir
-
-    def closings():
-        """Of the hang: that random labels are not learned is an information, and stands."""
-        known = [json.loads(path.read_text()) for path in run.glob("incidents/*/diagnosis.json")]
-        return [one["closed_at"] for one in known if one["severity"] == "critical"]
-
-    try:
-        wait_for(lambda: closings() == [None], 90, "the incident")
-        ranks = json.loads(urllib.request.urlopen(f"http://{job.coordinator()}/api/v1/status", timeout=9).read())
-        os.kill(next(rank["pid"] for rank in ranks["ranks"] if rank["rank"] == 1), signal.SIGCONT)
-        wait_for(lambda: None not in closings(), 120, "the end of the incident")
-        metrics = urllib.request.urlopen(f"http://{job.coordinator()}/metrics", timeout=9).read().decode()
-        assert 'holter_incident_open{cause="rank_suspended"' not in metrics
-        assert 'holter_incidents_total{cause="rank_suspended"' in metrics
-        assert 0 == cli.main(["report", str(run), "--json"]), "nothing critical is open"
-        (found,) = alarms(json.loads(capsys.readouterr().out))
-    finally:
-        job.end()
-    job.wait()
-    assert "rank_suspended" == found["causes"][0]["cause"]
-    (again,) = [one for one in said("replay", run, capsys) if one["causes"][0]["cause"] == "rank_suspended"]
-    assert again["closed_at"] is not None, "a replay says the same"

@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import pickle
 import random
+import time
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--workers", type=int, default=0)
 parser.add_argument("--start-method", default=None)
 parser.add_argument("--nan-step", type=int, default=-1)
+parser.add_argument(
+    "--pause", type=float, default=0.0, help="after each step: a run that lasts, and changes no bit by it"
+)
 options = parser.parse_args()
 
 
@@ -66,6 +70,7 @@ def main() -> None:
                 optimizer.zero_grad()
                 schedule.step()
                 step += 1
+                time.sleep(options.pause)
             if step == options.steps:
                 break
     digest = hashlib.sha256()
