@@ -227,7 +227,7 @@ def _asked(window: Window, began_ns: int) -> Iterator[int]:
         for seen in window.exams.get(rank, ()):
             if seen.exam.asked_ns >= began_ns:
                 yield seen.exam.asked_ns
-        if window.unexamined.get(rank, 0) >= began_ns:
+        if rank in window.unexamined and window.unexamined[rank] >= began_ns:
             yield window.unexamined[rank]
 
 
