@@ -66,6 +66,7 @@ SHELL = (
 )
 WRITING = (Frame("write", "libc.so.6", 0, is_native=True), *SPIN)
 SAMPLING = (Frame("decode", "/home/u/sampling.py", 30), Frame("sample_images", "/home/u/train.py", 70), *SPIN[1:])
+EVALUATING = (Frame("forward", "/home/u/model.py", 9), Frame("evaluate", "/home/u/train.py", 60), *SPIN[1:])
 RECEIVING = (Frame("recv", f"{SITE}/torch/distributed/distributed_c10d.py", 2500), *SPIN[1:])
 
 
@@ -83,6 +84,12 @@ FAULTS: dict[str, tuple[dict[str, Any], str, float, str]] = {
         "rank_stuck_in_python",
         6.0,
         "it loops in spin (/home/u/train.py:41)",
+    ),
+    "a loop in an evaluation": (
+        {**BUSY, "phase": Phase.EVALUATION, "frames": EVALUATING, "cpu_share": 1.0, "state": "running"},
+        "rank_stuck_in_python",
+        6.0,
+        "it loops in forward (/home/u/model.py:9)",
     ),
     "a sleep": ({**BUSY, "frames": SPIN}, "rank_stuck_in_python", 6.0, "it waits in spin (/home/u/train.py:41)"),
     "a locked interpreter": (
