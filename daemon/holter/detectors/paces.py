@@ -33,8 +33,10 @@ def step_of(paces: Sequence[Pace], sequence: int) -> int | None:
     return before + 1 if before is not None else None
 
 
-def behind(paces: Sequence[Pace], ranks: Collection[int], others: Collection[int]) -> Behind | None:
-    """Whether these ranks, and not the others, have been the same number of calls behind ever since some step."""
+def behind(
+    paces: Sequence[Pace], ranks: Collection[int], others: Collection[int], num_steps: int = MIN_STEPS
+) -> Behind | None:
+    """Whether these ranks, and not the others, have been the same number of calls behind ever since some step, and for so many."""
     counted = list(_counted(paces, frozenset(ranks), frozenset(others)))
     num_behind = next(
         (back for back, (_, mine, theirs) in enumerate(reversed(counted)) if mine >= theirs), len(counted)
@@ -42,12 +44,29 @@ def behind(paces: Sequence[Pace], ranks: Collection[int], others: Collection[int
     num_equal = len(counted) - num_behind
     by = {theirs - mine for _, mine, theirs in counted[num_equal:]}
     is_equal = all(mine == theirs for _, mine, theirs in counted[max(0, num_equal - MIN_STEPS) : num_equal])
-    if num_behind < MIN_STEPS or num_equal < MIN_STEPS or len(by) != 1 or not is_equal:
+    if num_behind < num_steps or num_equal < MIN_STEPS or len(by) != 1 or not is_equal:
         return None
     step, last, _ = counted[num_equal - 1]
     # A step in which a rank called nothing is not told by it.
     first = next(pace.step for pace in paces if pace.step > step and _of(pace, frozenset(others)) is not None)
     return Behind(first, by.pop(), num_behind, last)
+
+
+def left_out(paces: Sequence[Pace]) -> tuple[tuple[int, ...], tuple[int, ...], Behind] | None:
+    """(who, the others, how far) of ranks that made too few calls in one step, while the others made as many as ever."""
+    newest = next((pace for pace in reversed(paces) if len(pace.lasts) > 1), None)
+    if newest is None:
+        return None
+    ranks = newest.lasts[min(newest.lasts)]
+    others = tuple(sorted(rank for told in newest.lasts.values() for rank in told if rank not in ranks))
+    found = behind(paces, ranks, others, num_steps=1)
+    if found is None:
+        return None
+    told = [(pace.step, last) for pace in paces if (last := _of(pace, frozenset(others))) is not None]
+    at = next(index for index, (step, _) in enumerate(told) if step == found.step)
+    (_, earlier), (_, before), (_, then) = told[at - 2 : at + 1]
+    # Else it was the others who called too often.
+    return (ranks, others, found) if then - before == before - earlier else None
 
 
 def _counted(paces: Sequence[Pace], ranks: frozenset[int], others: frozenset[int]) -> Iterator[tuple[int, int, int]]:
