@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from holter.detectors.activities import is_own_code
 from holter.detectors.culprits import Blame
 from holter.detectors.stacks import main_stack
 from holter.detectors.standstill import Look, Standstill
@@ -112,5 +111,5 @@ class Culprit:
         if self.look is None or not self.has_stack:
             return None if phase is None or self.phase is None else False
         if activity == "script" and self.look.activity == "evaluation":
-            return self.stack is not None and is_own_code(self.stack.frames)
+            return self.look.is_own_code
         return self.look.activity == activity
