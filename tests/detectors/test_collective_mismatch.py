@@ -331,7 +331,7 @@ def rounds(num_steps: int, left_out: int, per_step: int = 15) -> tuple[Pace, ...
 
 
 def test_a_whole_round_left_out_is_found_by_its_count_where_replicas_part_with_it() -> None:
-    told, parted = {"0": rounds(27, left_out=25)}, parted_at(25)
+    told, parted = {"0": rounds(28, left_out=25)}, parted_at(25)
     (question,) = judge({}, paces=told, **parted)
     assert (ExamRequest(NOW, "quick", (0, 1)),) == question.needs
     exams = flown(

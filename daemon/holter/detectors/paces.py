@@ -53,20 +53,27 @@ def behind(
 
 
 def left_out(paces: Sequence[Pace]) -> tuple[tuple[int, ...], tuple[int, ...], Behind] | None:
-    """(who, the others, how far) of ranks that made too few calls in one step, while the others made as many as ever."""
-    newest = next((pace for pace in reversed(paces) if len(pace.lasts) > 1), None)
-    if newest is None:
-        return None
-    ranks = newest.lasts[min(newest.lasts)]
-    others = tuple(sorted(rank for told in newest.lasts.values() for rank in told if rank not in ranks))
-    found = behind(paces, ranks, others, num_steps=1)
-    if found is None:
-        return None
-    told = [(pace.step, last) for pace in paces if (last := _of(pace, frozenset(others))) is not None]
-    at = next(index for index, (step, _) in enumerate(told) if step == found.step)
-    (_, earlier), (_, before), (_, then) = told[at - 2 : at + 1]
-    # Else it was the others who called too often.
-    return (ranks, others, found) if then - before == before - earlier else None
+    """(who, the others, how far) of ranks that made too few calls in one step, while the others made as many as ever.
+
+    Only the steps right after it are looked at: somebody may stop the job over it, and ranks that are held count otherwise.
+    """
+    for index, pace in enumerate(paces):
+        if len(pace.lasts) < 2:  # noqa: PLR2004 - all agree
+            continue
+        ranks = pace.lasts[min(pace.lasts)]
+        others = tuple(sorted(rank for told in pace.lasts.values() for rank in told if rank not in ranks))
+        found = behind(paces[: index + MIN_STEPS], ranks, others, num_steps=MIN_STEPS - 1)
+        if found is not None and _is_as_ever(paces, others, found.step):
+            return ranks, others, found
+    return None
+
+
+def _is_as_ever(paces: Sequence[Pace], ranks: Sequence[int], step: int) -> bool:
+    """Whether these ranks made as many calls in this step as in the one before; else it was they who called too often."""
+    told = [(pace.step, last) for pace in paces if (last := _of(pace, frozenset(ranks))) is not None]
+    at = next(index for index, (then, _) in enumerate(told) if then == step)
+    (_, earlier), (_, before), (_, now) = told[at - 2 : at + 1]
+    return now - before == before - earlier
 
 
 def _counted(paces: Sequence[Pace], ranks: frozenset[int], others: frozenset[int]) -> Iterator[tuple[int, int, int]]:
