@@ -1,6 +1,6 @@
 """What the counts of calls at the ends of steps tell: in which step a call was made, and who has called fewer than the others since when."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holter.detectors.window import Pace
@@ -50,6 +50,15 @@ def behind(
     # A step in which a rank called nothing is not told by it.
     first = next(pace.step for pace in paces if pace.step > step and _of(pace, frozenset(others)) is not None)
     return Behind(first, by.pop(), num_behind, last)
+
+
+def are_counted(paces: Mapping[str, Sequence[Pace]], ranks: Collection[int], step: int) -> bool:
+    """Whether all that will tell `left_out` of this step is there: what these ranks had called by the ends of the next steps."""
+    for told in paces.values():
+        newest = {rank: pace.step for pace in told for some in pace.lasts.values() for rank in some}
+        if any(newest[rank] < step + MIN_STEPS - 1 for rank in ranks if rank in newest):
+            return False
+    return True
 
 
 def left_out(paces: Sequence[Pace]) -> tuple[tuple[int, ...], tuple[int, ...], Behind] | None:
