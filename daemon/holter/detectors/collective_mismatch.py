@@ -3,7 +3,8 @@
 What it detects
     Ranks whose call with the same number in the same group is another operation, or the same one with other sizes or another dtype.
     It is found while the job runs (each rank tells digests of runs of 64 calls; where two differ, the recorders are read), when it
-    hangs, and when a rank died of it: the dead rank's last calls are kept by its sidecar.
+    hangs, and when a rank died of it: the dead rank's last calls are kept by its sidecar. A rank that left out a whole round of equal
+    calls shows by its count of them alone; that counts if replicas part in the same step.
 
 Why it matters
     Collectives match by number alone. A mismatch hangs the job, aborts a process whose peers then blame the network, or does not fail at
