@@ -311,6 +311,16 @@ def test_a_lone_call_left_out_long_ago_is_found_when_the_programs_end() -> None:
     assert "collective_order_mismatch" == cause(finding)
 
 
+def test_a_round_left_out_long_ago_is_the_same_fault_when_the_programs_end() -> None:
+    alike = [call(n) for n in range(500, 600)]
+    programs = {0: [*alike, call(600, is_retired=False)], 1: [*alike, call(600, "barrier", is_retired=False)]}
+    told = rounds(38, left_out=25)
+    # A rank that was held meanwhile.
+    told = (*told, Pace(38, {577: (0,), 570: (1,)}), Pace(39, {600: (0,), 585: (1,)}))
+    (finding,) = judge(flown(programs), delays={0: late(40), 1: late(40)}, paces={"0": told})
+    assert ("rank_missing_from_collective", (1,), 25) == (cause(finding), finding.ranks, finding.first_step)
+
+
 def parted_at(step: int) -> dict[str, Any]:
     """Gradients that were equal after each reduction, up to one step."""
     view = StepView(step, NOW, 2, (), roots={"gradients": {1: (0,), 2: (1,)}})

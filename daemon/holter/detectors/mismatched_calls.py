@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from holter.detectors.collectives import descriptions, group_name, is_over
 from holter.detectors.paces import Behind, behind, left_out
 from holter.detectors.parting import find_parting
-from holter.detectors.window import Window
+from holter.detectors.window import Pace, Window
 from holter.detectors.wording import listed, ranks_text
 from holter.flight import Analysis, Deviation, signature
 from holter.records import Call, Flight
@@ -98,7 +98,8 @@ def _since_when(window: Window, seen: Mismatch, others: Sequence[int]) -> Mismat
     """Where calls are alike, one that was left out shows only when the others come to an end: counts tell when it was."""
     if seen.kind != "order" or not seen.is_clear:
         return seen
-    found = behind(window.paces.get(seen.group, ()), seen.ranks, others)
+    paces = window.paces.get(seen.group, ())
+    found = behind(paces, seen.ranks, others) or _left_out_by(paces, seen.ranks)
     if found is None:
         return seen
     calls = "one call" if found.by == 1 else f"{found.by} calls"
@@ -160,6 +161,11 @@ def of_counts(
         step=found.step,
         has_passed=True,
     )
+
+
+def _left_out_by(paces: Sequence[Pace], ranks: Sequence[int]) -> Behind | None:
+    found = left_out(paces)
+    return found[2] if found is not None and set(found[0]) == set(ranks) else None
 
 
 def _is_mismatch(window: Window, one: Deviation, flights: Mapping[int, Flight]) -> bool:
