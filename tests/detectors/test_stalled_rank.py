@@ -256,6 +256,18 @@ def test_the_collective_that_the_peers_wait_in_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_where_all_are_in_a_call_the_one_that_was_left_out_is_named(ranks: int) -> None:
+    _, finding = play(fault("a call left out", ranks)[0], until_s=9).first
+    assert finding.collective is not None
+    assert ("default_pg", 51, "all_reduce") == (
+        finding.collective.group,
+        finding.collective.sequence,
+        finding.collective.operation,
+    )
+    assert f"in all_reduce #51 of default_pg for rank {ranks - 1}" in finding.summary
+
+
 def test_every_proof_is_there() -> None:
     _, finding = play(fault("a loop", 2)[0], until_s=9).first
     said = {one.kind: one for one in finding.evidence}

@@ -124,7 +124,7 @@ class ReplicaDivergence:
 def _may_be_left_out(window: Window, parting: Parting, patience_s: float) -> bool:
     """Gradients that part from one step to the next: a rank may have left their reduction out, which its count of calls will tell.
 
-    If it does, `collective_mismatch` knows better; it has as long again to read the recorders.
+    Copies of the recorders are made every second or two. If one did, `collective_mismatch` knows better; it has time to read them.
     """
     view = window.step(parting.step)
     is_sudden = "gradients" in parting.tensor_class and window.classes[parting.tensor_class].num_equal >= MIN_STEPS
@@ -132,8 +132,8 @@ def _may_be_left_out(window: Window, parting: Parting, patience_s: float) -> boo
         return False
     age_s = (window.now_ns - view.first_seen_ns) / 1e9
     if uncounted(window) is not None:
-        return age_s < 2 * patience_s
-    return age_s < patience_s and not are_counted(window.paces, parting.ranks, parting.step)
+        return age_s < 3 * patience_s
+    return age_s < 2 * patience_s and not are_counted(window.paces, parting.ranks, parting.step)
 
 
 def _explained(case: Case, rounding_distance: float) -> Finding:

@@ -230,7 +230,7 @@ class StalledRank:
     def _finding(self, scene: Standstill, blamed: Blame, dues: dict[int, Due]) -> Finding:
         step = min(scene.step(rank) for rank in blamed.culprits)
         first = min((dues[rank] for rank in blamed.culprits), key=lambda found: found.ready_ns)
-        wait = blamed.wait
+        place = blamed.place
         return Finding(
             detector=self.name,
             severity=_severity(scene, blamed),
@@ -240,8 +240,8 @@ class StalledRank:
             summary=summary(scene, blamed, first.ready_ns),
             facts=_facts(scene, blamed) | {"overdue_at_ns": first.overdue_ns},
             evidence=tuple(evidence(scene, blamed, first)),
-            collective=Collective(group=group_of(wait), sequence=wait.sequence, operation=wait.operation)
-            if wait
+            collective=Collective(group=group_of(place), sequence=place.sequence, operation=place.operation)
+            if place
             else None,
         )
 
