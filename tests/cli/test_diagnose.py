@@ -169,3 +169,12 @@ def test_it_has_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0 == ended.value.code
     assert "rank_3.json" in capsys.readouterr().out
     assert 2 == main(["diagnose"])
+
+
+def test_recorders_that_hold_no_call_yet_are_judged_and_show_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, 0, [], ranks=3)
+    write(tmp_path, 1, [], ranks=3)
+    assert [] == diagnosed(capsys, tmp_path, code=0)
+    assert [] == caplog.records, "no detector fails"

@@ -162,6 +162,23 @@ def test_a_hang_wishes_a_halt_as_long_as_ranks_hang(cause: str) -> None:
     assert wish([directed(cause)], (), window) is None, "it is over"
 
 
+def test_calls_that_did_not_match_in_a_job_that_goes_on_are_no_hang_that_is_over() -> None:
+    running = Finding(
+        detector="collective_mismatch",
+        severity="critical",
+        first_step=20,
+        detected_step=20,
+        ranks=(1,),
+        summary="",
+        facts={"is_running": True},
+    )
+    found = wish([directed("rank_missing_from_collective")], [running], window)
+    assert found is not None
+    assert not found.is_blocked
+    other = msgspec.structs.replace(running, ranks=(2,))
+    assert wish([directed("rank_missing_from_collective")], [other], window) is None
+
+
 def test_the_dead_do_not_come_back_and_others_are_not_blocked() -> None:
     dead, nan = wish([directed("rank_dead")], (), window), wish([directed("nonfinite_input")], (), window)
     assert dead is not None

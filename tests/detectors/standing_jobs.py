@@ -75,6 +75,7 @@ class Actor:
     suspect_s: float | None = None
     """None: half of the deadline."""
     because: str = "longest of 43 was 0.06 s"
+    has_evaluated: bool = False
     frames: Sequence[Frame] = WAIT
     last_call: int = 812
     is_in_call: bool = True
@@ -222,6 +223,7 @@ def _report(book: ProgressBook, rank: int, actor: Actor, said: dict[int, str], n
             deadline_s=actor.deadline_s if tier == "overdue" else suspect_s,
             because=actor.because,
             num_steps=actor.step,
+            has_evaluated=actor.has_evaluated,
         )
         book.add(_seen(rank, actor.step, now_ns, body), now_ns)
 

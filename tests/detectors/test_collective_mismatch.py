@@ -8,7 +8,7 @@ import pytest
 
 from holter.detectors import CollectiveMismatch, RankExit, StepView, Window
 from holter.detectors.collectives import evidence, last_calls
-from holter.detectors.window import Arrival, Delay, Examined, Pace, PartedBlock, StepArrivals
+from holter.detectors.window import Arrival, ClassHistory, Delay, Examined, Pace, PartedBlock, StepArrivals
 from holter.diagnosis import rank_causes
 from holter.flight import BLOCK_CALLS, analyse
 from holter.records import Call, Exam, ExamRequest, Exited, Finding, Flight, Group, Overdue, Phase
@@ -309,6 +309,70 @@ def test_a_lone_call_left_out_long_ago_is_found_when_the_programs_end() -> None:
     # The same end, with as many calls up to there: it went another way only now.
     (finding,) = judge(flown(programs), delays=delays, paces={"0": counted(50, left_out=99)})
     assert "collective_order_mismatch" == cause(finding)
+
+
+def test_a_round_left_out_long_ago_is_the_same_fault_when_the_programs_end() -> None:
+    alike = [call(n) for n in range(500, 600)]
+    programs = {0: [*alike, call(600, is_retired=False)], 1: [*alike, call(600, "barrier", is_retired=False)]}
+    told = rounds(38, left_out=25)
+    # A rank that was held meanwhile.
+    told = (*told, Pace(38, {577: (0,), 570: (1,)}), Pace(39, {600: (0,), 585: (1,)}))
+    (finding,) = judge(flown(programs), delays={0: late(40), 1: late(40)}, paces={"0": told})
+    assert ("rank_missing_from_collective", (1,), 25) == (cause(finding), finding.ranks, finding.first_step)
+
+
+def parted_at(step: int) -> dict[str, Any]:
+    """Gradients that were equal after each reduction, up to one step."""
+    view = StepView(step, NOW, 2, (), roots={"gradients": {1: (0,), 2: (1,)}})
+    return {"steps": (view,), "classes": {"gradients": ClassHistory(0, True, step - 1, step, step, 1)}}
+
+
+def rounds(num_steps: int, left_out: int, per_step: int = 15) -> tuple[Pace, ...]:
+    """So many calls a step; rank 1 leaves a whole step's out, and tells nothing of that step."""
+    return tuple(
+        Pace(
+            step,
+            {per_step * (step + 1): (0, 1)}
+            if step < left_out
+            else {per_step * (step + 1): (0,)} | ({per_step * step: (1,)} if step > left_out else {}),
+        )
+        for step in range(num_steps)
+    )
+
+
+def test_a_whole_round_left_out_is_found_by_its_count_where_replicas_part_with_it() -> None:
+    told, parted = {"0": rounds(28, left_out=25)}, parted_at(25)
+    (question,) = judge({}, paces=told, **parted)
+    assert (ExamRequest(NOW, "quick", (0, 1)),) == question.needs
+    exams = flown(
+        {0: [call(n, size=n % 15 + 1) for n in range(300, 405)], 1: [call(n, size=n % 15 + 1) for n in range(300, 390)]}
+    )
+    (finding,) = judge(exams, paces=told, **parted)
+    top = rank_causes(finding)[0]
+    assert ("rank_missing_from_collective", (1,), 25) == (top.cause, top.ranks, finding.first_step)
+    assert top.confidence > 0.9
+    assert ("default_pg", 376, "all_reduce") == (
+        finding.collective.group, finding.collective.sequence, finding.collective.operation,
+    )  # fmt: skip
+    assert "Rank 1 left out 15 calls of group default_pg in step 25" in finding.summary
+    assert "Nothing failed: the job goes on" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("told", "parted"),
+    [
+        # Counts alone: calls may be counted to another step here than there.
+        (rounds(40, left_out=25), {}),
+        # Replicas that had parted before.
+        (rounds(40, left_out=25), parted_at(20)),
+        # All called as many.
+        (rounds(40, left_out=99), parted_at(25)),
+        # Nobody left anything out: rank 0 called twice as many in one step.
+        (tuple(Pace(n, {n: (0, 1)} if n < 25 else {n + 1: (0,), n: (1,)}) for n in range(40)), parted_at(25)),
+    ],
+)
+def test_counts_that_prove_nothing_left_out_say_nothing(told: tuple[Pace, ...], parted: dict[str, Any]) -> None:
+    assert [] == judge({}, paces={"0": told}, **parted)
 
 
 def test_the_step_of_a_call_that_has_passed_is_told_by_the_counts() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holter.detectors.paces import Behind, behind, step_of
+from holter.detectors.paces import Behind, behind, left_out, step_of
 from holter.detectors.window import Pace
 
 
@@ -63,3 +63,22 @@ def test_the_step_of_a_call_is_the_first_that_ended_after_it() -> None:
     assert [None, 11, 11, 12] == [step_of(told, number) for number in (3, 4, 6, 7)]
     assert 13 == step_of(told, 10)
     assert step_of([], 1) is None
+
+
+def test_who_left_calls_out_is_known_although_the_ranks_were_held_up_later() -> None:
+    told = paces(*((3 * n, 3 * n) for n in range(1, 6)), (18, None), (21, 18), (24, 21), (27, 24), (29, 27))
+    assert ((1,), (0,), Behind(step=5, by=3, num_steps=3, last=15)) == left_out(told)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        # Not known yet: one step may be a call at the border of two.
+        [(18, 15)],
+        [(18, 15), (21, 21), (24, 24)],
+        # Rank 0 called too often, rank 1 as ever.
+        [(21, 18), (24, 21), (27, 24)],
+    ],
+)
+def test_who_left_nothing_out(after: list[tuple[int, ...]]) -> None:
+    assert left_out(paces(*((3 * n, 3 * n) for n in range(1, 6)), *after)) is None

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from holter.detectors import ClassHistory, ReplicaDivergence, StepView, TableKey, Window
+from holter.detectors.window import Pace
 from holter.diagnosis import rank_causes
 from holter.records import Census, Component, Finding, Mark, Table, TableRequest, TensorEntry
 
@@ -71,6 +72,7 @@ def judge(
     ranks: int = 2,
     now_s: float = 1000,
     census: dict[int, Census] | None = None,
+    paces: tuple[Pace, ...] = (),
 ) -> list[Finding]:
     window = Window(
         now_ns=int(now_s * SECOND),
@@ -81,6 +83,7 @@ def judge(
         tables=tables or {},
         unavailable=unavailable,
         census=census or {},
+        paces={"0": paces} if paces else {},
     )
     return list(ReplicaDivergence().judge(window))
 
@@ -264,6 +267,35 @@ def test_gradients_that_differ_in_all_tensors_from_the_first_step() -> None:
     assert finding.facts["parameters_differ_at_first"] is False
     assert finding.tensors == tuple(NAMES)
     assert finding.ranks == (0, 1)
+
+
+def counted(last: int, left_out: int = 99) -> tuple[Pace, ...]:
+    """Two calls a step, up to a step; rank 1 leaves those of one step out."""
+    alike = tuple(Pace(step, {2 * step: (0, 1)}) for step in range(20, min(left_out, last + 1)))
+    return alike + tuple(Pace(step, {2 * step: (0,), 2 * step - 2: (1,)}) for step in range(left_out, last + 1))
+
+
+@pytest.mark.parametrize(
+    ("paces", "spoken_s"),
+    [
+        ((), 30.0),
+        # What was called in the steps after it is still to be told, or never is.
+        (counted(30), 34.0),
+        (counted(32), 30.0),
+        # A rank left its calls out: others say it, and have time to find out which.
+        (counted(32, left_out=30), 36.0),
+    ],
+)
+def test_gradients_that_part_suddenly_wait_for_the_counts_of_calls(paces: tuple[Pace, ...], spoken_s: float) -> None:
+    given = tables("gradients", 30, table("gradients", 11, {}), table("gradients", 22, dict.fromkeys(NAMES, 8)))
+    more = {"classes": {"gradients": parted(30)}, "paces": paces}
+    (asking,) = judge(view(30, {"gradients": TWO}), now_s=30.0, **more)
+    assert asking.needs, "tables are asked for at once: ranks forget them"
+    found = {
+        now_s: judge(view(30, {"gradients": TWO}), tables=given, now_s=now_s, **more)
+        for now_s in (30.0, 33.9, 34.1, 35.9, 36.1)
+    }
+    assert {now_s: now_s >= spoken_s for now_s in found} == {now_s: bool(one) for now_s, one in found.items()}
 
 
 def test_a_gradient_that_is_zero_on_every_rank_does_not_count_against_all() -> None:

@@ -66,6 +66,7 @@ SHELL = (
 )
 WRITING = (Frame("write", "libc.so.6", 0, is_native=True), *SPIN)
 SAMPLING = (Frame("decode", "/home/u/sampling.py", 30), Frame("sample_images", "/home/u/train.py", 70), *SPIN[1:])
+EVALUATING = (Frame("forward", "/home/u/model.py", 9), Frame("evaluate", "/home/u/train.py", 60), *SPIN[1:])
 RECEIVING = (Frame("recv", f"{SITE}/torch/distributed/distributed_c10d.py", 2500), *SPIN[1:])
 
 
@@ -83,6 +84,18 @@ FAULTS: dict[str, tuple[dict[str, Any], str, float, str]] = {
         "rank_stuck_in_python",
         6.0,
         "it loops in spin (/home/u/train.py:41)",
+    ),
+    "a loop in an evaluation": (
+        {**BUSY, "phase": Phase.EVALUATION, "frames": EVALUATING, "cpu_share": 1.0, "has_evaluated": True},
+        "rank_stuck_in_python",
+        6.0,
+        "it loops in forward (/home/u/model.py:9)",
+    ),
+    "a loop in an evaluation, where no hook sees it": (
+        {**BUSY, "frames": EVALUATING, "cpu_share": 1.0, "state": "running", "has_evaluated": True},
+        "rank_stuck_in_python",
+        60.0,
+        "it loops in forward (/home/u/model.py:9)",
     ),
     "a sleep": ({**BUSY, "frames": SPIN}, "rank_stuck_in_python", 6.0, "it waits in spin (/home/u/train.py:41)"),
     "a locked interpreter": (
@@ -243,6 +256,18 @@ def test_the_collective_that_the_peers_wait_in_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_where_all_are_in_a_call_the_one_that_was_left_out_is_named(ranks: int) -> None:
+    _, finding = play(fault("a call left out", ranks)[0], until_s=9).first
+    assert finding.collective is not None
+    assert ("default_pg", 51, "all_reduce") == (
+        finding.collective.group,
+        finding.collective.sequence,
+        finding.collective.operation,
+    )
+    assert f"in all_reduce #51 of default_pg for rank {ranks - 1}" in finding.summary
+
+
 def test_every_proof_is_there() -> None:
     _, finding = play(fault("a loop", 2)[0], until_s=9).first
     said = {one.kind: one for one in finding.evidence}
@@ -269,6 +294,9 @@ HEALTHY: dict[str, dict[int, Actor]] = {
     "one rank compiles": job(4, **BUSY, frames=COMPILING, cpu_share=1.0),
     "one rank evaluates by hand": job(
         2, **BUSY, frames=(Frame("evaluate", "/home/u/train.py", 10), *WAIT[1:]), cpu_share=1.0, until_s=250.0
+    ),
+    "one rank evaluates by hand, in a library": job(
+        2, **BUSY, has_evaluated=True, frames=(*UPLOADING[:1], *EVALUATING), cpu_share=1.0, until_s=250.0
     ),
     "one rank uploads": job(2, **BUSY, frames=UPLOADING, until_s=200.0),
     "a first step": {rank: Actor(**BUSY, frames=SPIN, deadline_s=600.0) for rank in range(2)},
@@ -641,6 +669,21 @@ def test_a_loop_of_many_operations_is_a_loop() -> None:
     at_s, finding = play(job(2) | {1: Looping(**BUSY, cpu_share=1.0)}, until_s=12).first
     assert ((1,), "rank_stuck_in_python") == (finding.ranks, top_cause(finding))
     assert at_s <= 9
+
+
+def test_a_loop_that_is_nearly_always_in_one_operation_is_looked_at_again_soon_and_not_for_ever() -> None:
+    class Looping(Actor):
+        def exam(self, key: ExamKey, now_s: float) -> Exam:
+            self.frames = computing("tanh" if 8.5 < now_s < 10 else "mm")
+            return super().exam(key, now_s)
+
+    at_s, finding = play(job(2) | {1: Looping(**BUSY, cpu_share=1.0)}, until_s=30).first
+    assert ((1,), "rank_stuck_in_python") == (finding.ranks, top_cause(finding))
+    assert at_s <= 11
+    decomposing = play(job(2, **BUSY, frames=DECOMPOSING, cpu_share=1.0), until_s=200)
+    moments = sorted({at_s for at_s, key in decomposing.asked if key.depth == "native"})
+    assert [] == decomposing.confirmed
+    assert 6 <= sum(at_s <= 14 for at_s in moments) <= len(moments) <= 14
 
 
 def test_an_operation_that_uses_no_processor_does_not_compute() -> None:

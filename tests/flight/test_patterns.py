@@ -13,6 +13,8 @@ from holter.flight.patterns import align, is_within_step, pattern
         ("AAABAAABAA", "ABA"),
         ("XYZABABABAB", "ABA"),
         ("TTTTETTTTETTTT", "ETT"),
+        # An evaluation not long ago does not hide what every step has been since.
+        ("ABABABABABEABABABA", "BAB"),
     ],
 )
 def test_a_program_goes_on_as_before(history, following):
@@ -21,7 +23,8 @@ def test_a_program_goes_on_as_before(history, following):
     assert list(following) == found.extended(history, 3)
 
 
-@pytest.mark.parametrize("history", ["", "A", "ABC", "ABCDA", "AA", "ABCDEABCD"])
+# The last: the evaluation that came after as many steps before may be due again.
+@pytest.mark.parametrize("history", ["", "A", "ABC", "ABCDA", "AA", "ABCDEABCD", "XABABABABEABABABAB"])
 def test_less_than_a_whole_round_that_came_back_is_no_history(history):
     assert pattern(history) is None
 

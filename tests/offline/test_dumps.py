@@ -102,7 +102,9 @@ def test_a_pickle_that_would_run_code_is_refused_and_the_others_are_used(
     assert "loaded" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [b"", b'{"entries": [', b"not a dump", b"\x80\x04garbage", b'{"entries": 5}'])
+@pytest.mark.parametrize(
+    "content", [b"", b'{"entries": [', b"not a dump", b"\x80\x04garbage", b'{"entries": 5}', b"{}"]
+)
 def test_a_damaged_dump_is_named_and_not_taken_for_another_file(tmp_path: Path, content: bytes) -> None:
     write(tmp_path / "rank_0.json", dump())
     (tmp_path / "rank_1.json").write_bytes(content)

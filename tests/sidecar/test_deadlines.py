@@ -169,6 +169,14 @@ def test_checkpoints_that_are_known_have_a_floor_of_their_own():
     assert 10.0 == deadlines.allowed(Phase.CHECKPOINT, 3.0).deadline_s
 
 
+def test_an_evaluation_has_an_end_once_there_is_a_second():
+    deadlines, seen = Deadlines(), []
+    for step in range(12):
+        seen.append(deadlines.has_evaluated)
+        deadlines.learn_step(step, done(forward=0.1, **({"evaluation": 1.0} if step in (4, 9) else {})), float(step))
+    assert [False] * 10 + [True] * 2 == seen
+
+
 def test_a_run_that_is_resumed_or_met_late_has_first_steps_too():
     deadlines = Deadlines()
     deadlines.reach_step(5000)

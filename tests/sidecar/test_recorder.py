@@ -138,6 +138,24 @@ async def test_an_answer_that_is_none(tmp_path, monkeypatch, answer, sentence):
             await Recorder(path).flight(10)
 
 
+async def test_a_copy_is_of_the_moment_at_which_it_was_asked_for(tmp_path):
+    asked_ns = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        asked_ns.append(time.time_ns())
+        # What is called from now on is not in the copy.
+        await asyncio.sleep(0.2)
+        body = b'{"entries": []}'
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        await writer.drain()
+        writer.close()
+
+    path = str(tmp_path / "s")
+    async with await asyncio.start_unix_server(serve, path):
+        assert (await Recorder(path).flight(10)).taken_ns <= asked_ns[0]
+
+
 def test_only_a_socket_and_an_empty_directory_are_removed(tmp_path):
     precious = tmp_path / "native"
     precious.write_text("data")

@@ -9,7 +9,7 @@ from holter.detectors import Window
 from holter.diagnosis.passing import STALLS
 from holter.halting import verdicts
 from holter.halting.plan import Job, Whereabouts, Wish
-from holter.records import Diagnosis, Finding, Phase
+from holter.records import Cause, Diagnosis, Finding, Phase
 
 HANGS = STALLS | {"collective_order_mismatch"}
 """Causes that are over when the ranks move on."""
@@ -69,7 +69,7 @@ def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Ca
         if diagnosis.action.directive != "halt" or diagnosis.closed_at is not None or not diagnosis.causes:
             continue
         first = diagnosis.causes[0]
-        is_hang = first.cause in HANGS
+        is_hang = first.cause in HANGS and not _is_running(findings, first)
         if is_hang and not window().delays:
             continue
         spoiled = verdicts.spoils(findings, [diagnosis])
@@ -82,6 +82,11 @@ def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Ca
             first_bad=next((spoil.first_bad for spoil in spoiled if spoil.verdict == "poisoned"), None),
         )
     return None
+
+
+def _is_running(findings: Sequence[Finding], cause: Cause) -> bool:
+    """Calls that did not match, and the job goes on with what they returned: nothing hangs, and nothing will be over by itself."""
+    return any(finding.ranks == cause.ranks and finding.facts.get("is_running") is True for finding in findings)
 
 
 def suspicion(diagnoses: Iterable[Diagnosis]) -> Wish | None:

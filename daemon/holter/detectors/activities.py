@@ -133,6 +133,16 @@ def activity(frames: Sequence[Frame]) -> str:
     return nearest
 
 
+def is_own_code(frames: Sequence[Frame]) -> bool:
+    """Whether the script's own lines run, or wait, whatever they are for: an evaluation that loops is the script that loops."""
+    telling = (frame for frame in frames if kind_of(frame) not in {"plumbing", "own", "device"})
+    innermost = next(telling, None)
+    if innermost is None or innermost.is_native:
+        return False
+    file = innermost.file.replace("\\", "/")
+    return not INSTALLED.search(file) and not STANDARD.search(file)
+
+
 def operation(frames: Sequence[Frame]) -> tuple[str, ...]:
     """Which operation of torch's it is, and whose line called it: two looks at one long operation show the same."""
     for number, frame in enumerate(frames):

@@ -3,7 +3,8 @@
 What it detects
     Ranks whose call with the same number in the same group is another operation, or the same one with other sizes or another dtype.
     It is found while the job runs (each rank tells digests of runs of 64 calls; where two differ, the recorders are read), when it
-    hangs, and when a rank died of it: the dead rank's last calls are kept by its sidecar.
+    hangs, and when a rank died of it: the dead rank's last calls are kept by its sidecar. A rank that left out a whole round of equal
+    calls shows by its count of them alone; that counts if replicas part in the same step.
 
 Why it matters
     Collectives match by number alone. A mismatch hangs the job, aborts a process whose peers then blame the network, or does not fail at
@@ -26,7 +27,7 @@ from typing import Any, ClassVar
 
 from holter.detectors.collectives import analysed, group_name
 from holter.detectors.mismatch_evidence import evidence, summary
-from holter.detectors.mismatched_calls import Mismatch, began_ns, earliest, one_sided
+from holter.detectors.mismatched_calls import Mismatch, began_ns, earliest, of_counts, one_sided, uncounted
 from holter.detectors.paces import step_of
 from holter.detectors.parted_calls import block_evidence, block_text, is_lost
 from holter.detectors.window import PartedBlock, Window
@@ -65,6 +66,13 @@ class CollectiveMismatch:
             found = _found(window, flights)
             if found is not None:
                 break
+        if found is None and (counted := uncounted(window)) is not None:
+            asked_ns = _first_seen_ns(window, counted[-1].step)
+            asked = self._alive(window)[: self.max_examined]
+            if any(not _is_answered(window, rank, asked_ns) for rank in asked):
+                yield _question_of_counts(window, counted[-1].step, asked_ns, asked)
+            else:
+                found = of_counts(*counted, flights)
         if found is not None:
             yield _finding(window, found, flights)
         for parted in first:
@@ -93,12 +101,16 @@ class CollectiveMismatch:
     def _to_examine(self, window: Window, parted: PartedBlock) -> tuple[int, ...]:
         """Everyone of a small job, else some of each digest, the rarest first."""
         gone = {end.rank for end in window.exits}
-        alive = sorted(window.attached - gone)
+        alive = self._alive(window)
         if len(alive) <= self.max_examined:
-            return tuple(alive)
+            return alive
         sides = sorted(([rank for rank in ranks if rank not in gone] for ranks in parted.digests.values()), key=len)
         turns = itertools.chain.from_iterable(itertools.zip_longest(*sides))
         return tuple(sorted([rank for rank in turns if rank is not None][: self.max_examined]))
+
+    @staticmethod
+    def _alive(window: Window) -> tuple[int, ...]:
+        return tuple(sorted(window.attached - {end.rank for end in window.exits}))
 
 
 def _found(window: Window, flights: Mapping[int, Flight]) -> Mismatch | None:
@@ -137,6 +149,23 @@ def _question(window: Window, parted: PartedBlock, asked: tuple[int, ...]) -> Fi
         ranks=tuple(sorted(rank for ranks in parted.digests.values() for rank in ranks)),
         summary=f"{block_text(parted)}; their recorders are being read.",
         needs=(ExamRequest(parted.at_ns, "quick", asked),),
+    )
+
+
+def _first_seen_ns(window: Window, step: int) -> int:
+    view = window.step(step)
+    return view.first_seen_ns if view is not None else 0
+
+
+def _question_of_counts(window: Window, step: int, asked_ns: int, asked: tuple[int, ...]) -> Finding:
+    return Finding(
+        detector=CollectiveMismatch.name,
+        severity="critical",
+        first_step=step,
+        detected_step=max(step, *(view.step for view in window.steps[-1:])),
+        ranks=asked,
+        summary=f"Ranks have not made as many calls by the end of step {step}; their recorders are being read.",
+        needs=(ExamRequest(asked_ns, "quick", asked),),
     )
 
 

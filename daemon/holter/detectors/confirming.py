@@ -19,7 +19,7 @@ from holter.detectors.culprits import Blame
 from holter.detectors.endings import how
 from holter.detectors.standstill import Look, Standstill
 from holter.detectors.window import Delay, RankExit
-from holter.records import Phase
+from holter.records import Overdue, Phase
 
 SECOND = 1_000_000_000
 
@@ -37,23 +37,30 @@ class Patience:
     everyone_in_script_s: float
     proven_s: float
     setup_s: float
+    evaluation_s: float
 
     def needed_s(self, look: Look | None, delay: Delay) -> tuple[float, str]:
         """For a rank that others wait for, and why."""
-        deadline_s, phase = delay.overdue.deadline_s, delay.overdue.phase
-        stands = delay.overdue.because
+        deadline_s, stands = delay.overdue.deadline_s, delay.overdue.because
         if look is None or not look.stacked.stacks:
             return max(deadline_s, self.unseen_s), f"{stands}; its stack could not be seen"
-        if delay.overdue.num_steps == 0 and look.is_busy:
-            return max(deadline_s, self.setup_s), f"{stands}; it is at work"
+        asked = self._asked_by(look, delay.overdue)
+        return (max(deadline_s, asked[0]), f"{stands}; {asked[1]}") if asked else (deadline_s, stands)
+
+    def _asked_by(self, look: Look, overdue: Overdue) -> tuple[float, str] | None:
+        """The patience that its stack asks for; None: none beyond its deadline."""
+        if overdue.num_steps == 0 and look.is_busy:
+            return self.setup_s, "it is at work"
         if look.activity == "compile":
-            return max(deadline_s, self.compile_s), f"{stands}; it compiles"
+            return self.compile_s, "it compiles"
         if look.activity == "compute" and look.is_cpu_moving is not False:
-            return max(deadline_s, self.library_s), f"{stands}; its stack shows one operation of torch's"
-        is_known = phase.name.lower() == look.activity or (phase, look.activity) == (Phase.CHECKPOINT, "library")
-        if look.activity in _ACTIVITIES and not is_known:
-            return max(deadline_s, self.library_s), f"{stands}; its stack shows {_ACTIVITIES[look.activity]}"
-        return deadline_s, stands
+            return self.library_s, "its stack shows one operation of torch's"
+        is_saving = (overdue.phase, look.activity) == (Phase.CHECKPOINT, "library")
+        if look.activity in _ACTIVITIES and overdue.phase.name.lower() != look.activity and not is_saving:
+            # What the script's earlier evaluations needed between two calls of the model is in the deadline.
+            is_learned = look.activity == "evaluation" and overdue.has_evaluated and look.is_own_code
+            return self.evaluation_s if is_learned else self.library_s, f"its stack shows {_ACTIVITIES[look.activity]}"
+        return None
 
     def alone_s(self, look: Look | None, delay: Delay) -> tuple[float, str]:
         """For a rank that nobody waits for."""

@@ -57,6 +57,11 @@ class Blame:
         blamed = set(self.culprits)
         return tuple(rank for rank in self.waiting if rank not in blamed)
 
+    @property
+    def place(self) -> Wait | Deviation | None:
+        """The collective to speak of: the one that victims wait in; where all are in a call, the one at which they parted."""
+        return self.wait or self.deviation
+
     @cached_property
     def wait(self) -> Wait | None:
         """The collective in which the victims wait."""

@@ -10,8 +10,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from holter.detectors.collectives import descriptions, group_name, is_over
-from holter.detectors.paces import behind
-from holter.detectors.window import Window
+from holter.detectors.paces import Behind, behind, left_out
+from holter.detectors.parting import find_parting
+from holter.detectors.window import Pace, Window
 from holter.detectors.wording import listed, ranks_text
 from holter.flight import Analysis, Deviation, signature
 from holter.records import Call, Flight
@@ -23,6 +24,9 @@ REPEATS = 3
 """How often a pattern of calls must have been seen before a call counts as leaving it."""
 MIN_HISTORY = 8
 """Calls that must follow the pattern."""
+
+AVERAGED = ("gradients_reduced", "gradients", "parameters_before", "parameters_after")
+"""Classes of tensors that part where a reduction was left out."""
 
 Place = tuple[str, int]
 """(group, sequence)"""
@@ -94,7 +98,8 @@ def _since_when(window: Window, seen: Mismatch, others: Sequence[int]) -> Mismat
     """Where calls are alike, one that was left out shows only when the others come to an end: counts tell when it was."""
     if seen.kind != "order" or not seen.is_clear:
         return seen
-    found = behind(window.paces.get(seen.group, ()), seen.ranks, others)
+    paces = window.paces.get(seen.group, ())
+    found = behind(paces, seen.ranks, others) or _left_out_by(paces, seen.ranks)
     if found is None:
         return seen
     calls = "one call" if found.by == 1 else f"{found.by} calls"
@@ -104,6 +109,63 @@ def _since_when(window: Window, seen: Mismatch, others: Sequence[int]) -> Mismat
         f"the end of each step, and in the {found.num_steps} steps that were seen since they were {found.by} apart, until {listed(said)} met nobody"
     )
     return dataclasses.replace(seen, kind="missing", why=why, step=found.step, alternative=None)
+
+
+def uncounted(window: Window) -> tuple[str, tuple[int, ...], tuple[int, ...], Behind] | None:
+    """(group, who, the others, how far) where a rank left out a whole round of calls, and what the rounds average parts with it.
+
+    Each call then meets the others' next, of the same size, and nothing fails. That calls are counted to another step here than there
+    proves nothing by itself: replicas that part in that step do.
+    """
+    partings = [parting for name in AVERAGED if (parting := find_parting(window, name))]
+    for group, paces in window.paces.items() if partings else ():
+        found = left_out(paces)
+        if found is None:
+            continue
+        ranks, others, lost = found
+        if any(parting.step >= lost.step and {*ranks, *others} <= set(parting.ranks) for parting in partings):
+            return group, ranks, others, lost
+    return None
+
+
+def of_counts(
+    group: str, ranks: tuple[int, ...], others: tuple[int, ...], found: Behind, flights: Mapping[int, Flight]
+) -> Mismatch:
+    """What the counts show, with what the recorders still hold of it."""
+    sequence = found.last + 1
+    known = {rank: flight for rank, flight in flights.items() if rank in others}
+    held = calls_at(known, group, sequence)
+    operations = {call.operation for flight in known.values() for call in flight.calls if call.group == group}
+    call = next(iter(held.values()), None)
+    common = operations.pop() if len(operations) == 1 else "unknown"
+    description = next((text for flight in flights.values() if (text := descriptions(flight).get(group))), "")
+    name = group_name(group, description)
+    calls = "one call" if found.by == 1 else f"{found.by} calls"
+    why = (
+        f"left out {calls} of group {name} in step {found.step}: up to then all had called as many by the end of each step, since then "
+        f"they are {found.by} apart, so that what was called in one step meets what was called in another, and replicas part"
+    )
+    return Mismatch(
+        group=group,
+        description=description,
+        sequence=sequence,
+        operation=call.operation if call else common,
+        kind="missing",
+        sides={
+            f"{signature(call) if call else common}, made in step {found.step}": others,
+            "the same number, made in a later step": ranks,
+        },
+        ranks=ranks,
+        is_clear=True,
+        why=why,
+        step=found.step,
+        has_passed=True,
+    )
+
+
+def _left_out_by(paces: Sequence[Pace], ranks: Sequence[int]) -> Behind | None:
+    found = left_out(paces)
+    return found[2] if found is not None and set(found[0]) == set(ranks) else None
 
 
 def _is_mismatch(window: Window, one: Deviation, flights: Mapping[int, Flight]) -> bool:

@@ -1,6 +1,6 @@
 """What the counts of calls at the ends of steps tell: in which step a call was made, and who has called fewer than the others since when."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from holter.detectors.window import Pace
@@ -33,8 +33,10 @@ def step_of(paces: Sequence[Pace], sequence: int) -> int | None:
     return before + 1 if before is not None else None
 
 
-def behind(paces: Sequence[Pace], ranks: Collection[int], others: Collection[int]) -> Behind | None:
-    """Whether these ranks, and not the others, have been the same number of calls behind ever since some step."""
+def behind(
+    paces: Sequence[Pace], ranks: Collection[int], others: Collection[int], num_steps: int = MIN_STEPS
+) -> Behind | None:
+    """Whether these ranks, and not the others, have been the same number of calls behind ever since some step, and for so many."""
     counted = list(_counted(paces, frozenset(ranks), frozenset(others)))
     num_behind = next(
         (back for back, (_, mine, theirs) in enumerate(reversed(counted)) if mine >= theirs), len(counted)
@@ -42,12 +44,45 @@ def behind(paces: Sequence[Pace], ranks: Collection[int], others: Collection[int
     num_equal = len(counted) - num_behind
     by = {theirs - mine for _, mine, theirs in counted[num_equal:]}
     is_equal = all(mine == theirs for _, mine, theirs in counted[max(0, num_equal - MIN_STEPS) : num_equal])
-    if num_behind < MIN_STEPS or num_equal < MIN_STEPS or len(by) != 1 or not is_equal:
+    if num_behind < num_steps or num_equal < MIN_STEPS or len(by) != 1 or not is_equal:
         return None
     step, last, _ = counted[num_equal - 1]
     # A step in which a rank called nothing is not told by it.
     first = next(pace.step for pace in paces if pace.step > step and _of(pace, frozenset(others)) is not None)
     return Behind(first, by.pop(), num_behind, last)
+
+
+def are_counted(paces: Mapping[str, Sequence[Pace]], ranks: Collection[int], step: int) -> bool:
+    """Whether all that will tell `left_out` of this step is there: what these ranks had called by the ends of the next steps."""
+    for told in paces.values():
+        newest = {rank: pace.step for pace in told for some in pace.lasts.values() for rank in some}
+        if any(newest[rank] < step + MIN_STEPS - 1 for rank in ranks if rank in newest):
+            return False
+    return True
+
+
+def left_out(paces: Sequence[Pace]) -> tuple[tuple[int, ...], tuple[int, ...], Behind] | None:
+    """(who, the others, how far) of ranks that made too few calls in one step, while the others made as many as ever.
+
+    Only the steps right after it are looked at: somebody may stop the job over it, and ranks that are held count otherwise.
+    """
+    for index, pace in enumerate(paces):
+        if len(pace.lasts) < 2:  # noqa: PLR2004 - all agree
+            continue
+        ranks = pace.lasts[min(pace.lasts)]
+        others = tuple(sorted(rank for told in pace.lasts.values() for rank in told if rank not in ranks))
+        found = behind(paces[: index + MIN_STEPS], ranks, others, num_steps=MIN_STEPS - 1)
+        if found is not None and _is_as_ever(paces, others, found.step):
+            return ranks, others, found
+    return None
+
+
+def _is_as_ever(paces: Sequence[Pace], ranks: Sequence[int], step: int) -> bool:
+    """Whether these ranks made as many calls in this step as in the one before; else it was they who called too often."""
+    told = [(pace.step, last) for pace in paces if (last := _of(pace, frozenset(ranks))) is not None]
+    at = next(index for index, (then, _) in enumerate(told) if then == step)
+    (_, earlier), (_, before), (_, now) = told[at - 2 : at + 1]
+    return now - before == before - earlier
 
 
 def _counted(paces: Sequence[Pace], ranks: frozenset[int], others: frozenset[int]) -> Iterator[tuple[int, int, int]]:

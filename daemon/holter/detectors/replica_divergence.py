@@ -27,6 +27,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from holter.detectors.mismatched_calls import uncounted
+from holter.detectors.paces import MIN_STEPS, are_counted
 from holter.detectors.parting import Difference, Parting, agreed_since, find_parting
 from holter.detectors.replica_case import (
     SETTINGS,
@@ -64,7 +66,7 @@ class ReplicaDivergence:
     name: ClassVar[str] = "replica_divergence"
 
     patience_s: float = 2.0
-    """How long to wait for ranks that have not reported the step, because they may make the majority."""
+    """How long to wait for ranks that have not reported the step, because they may make the majority, or their calls of it."""
     ranks_per_group: int = 2
     """Of how many ranks with equal roots the table of fingerprints is asked."""
     max_ranks_asked: int = 8
@@ -111,11 +113,27 @@ class ReplicaDivergence:
                 needs=needs,
             )
             return
-        yield _explained(case, self.rounding_distance)
+        if not _may_be_left_out(window, first, self.patience_s):
+            yield _explained(case, self.rounding_distance)
 
     def _is_waiting(self, window: Window, parting: Parting) -> bool:
         view = window.step(parting.step)
         return bool(view and view.missing and window.now_ns - view.first_seen_ns < self.patience_s * 1e9)
+
+
+def _may_be_left_out(window: Window, parting: Parting, patience_s: float) -> bool:
+    """Gradients that part from one step to the next: a rank may have left their reduction out, which its count of calls will tell.
+
+    Copies of the recorders are made every second or two. If one did, `collective_mismatch` knows better; it has time to read them.
+    """
+    view = window.step(parting.step)
+    is_sudden = "gradients" in parting.tensor_class and window.classes[parting.tensor_class].num_equal >= MIN_STEPS
+    if view is None or not is_sudden or window.exits:
+        return False
+    age_s = (window.now_ns - view.first_seen_ns) / 1e9
+    if uncounted(window) is not None:
+        return age_s < 3 * patience_s
+    return age_s < 2 * patience_s and not are_counted(window.paces, parting.ranks, parting.step)
 
 
 def _explained(case: Case, rounding_distance: float) -> Finding:

@@ -110,4 +110,6 @@ class Culprit:
             return True
         if self.look is None or not self.has_stack:
             return None if phase is None or self.phase is None else False
+        if activity == "script" and self.look.activity == "evaluation":
+            return self.look.is_own_code
         return self.look.activity == activity

@@ -39,7 +39,9 @@ def _standing(scene: Standstill, blamed: Blame, at_ns: int) -> str:
         where = f" (in {_call(wait)})" if wait else ""
         return f"{who} {'stands' if is_one else 'stand'} still, and nobody goes on{where}"
     if wait is None:
-        return f"{ranks_text(blamed.victims).capitalize()} {since} in a collective for {ranks_text(blamed.culprits)}"
+        parted = blamed.deviation
+        where = _call(parted) if parted is not None and parted.kind != "extra" else "a collective"
+        return f"{ranks_text(blamed.victims).capitalize()} {since} in {where} for {ranks_text(blamed.culprits)}"
     if set(blamed.culprits) & set(wait.entered):
         return f"{who} and {ranks_text(blamed.victims)} wait for each other in {_call(wait)}"
     entered = set(wait.entered)
@@ -58,14 +60,14 @@ def waited(scene: Standstill, ranks: Sequence[int], at_ns: int) -> str:
     return "waits" if is_one else "wait"
 
 
-def group_of(wait: Wait) -> str:
+def group_of(place: Wait | Deviation) -> str:
     """What people call the group."""
-    return collectives.group_name(wait.group, wait.description)
+    return collectives.group_name(place.group, place.description)
 
 
-def _call(wait: Wait) -> str:
-    name = group_of(wait)
-    return f"{wait.operation} #{wait.sequence} of {f'group {name}' if name.isdecimal() else name}"
+def _call(place: Wait | Deviation) -> str:
+    name = group_of(place)
+    return f"{place.operation} #{place.sequence} of {f'group {name}' if name.isdecimal() else name}"
 
 
 def _held(culprit: Culprit) -> str:

@@ -41,6 +41,9 @@ MAX_CULPRITS_SEEN, MAX_VICTIMS_SEEN = 8, 4
 APART_NS = SECOND
 """Looks that are asked for closer together would see the same."""
 
+COMPUTING_S = 6
+"""For so long a rank in an operation of torch's is looked at in quick succession: each look pauses it for up to a second."""
+
 
 @dataclass(frozen=True)
 class StalledRank:
@@ -57,6 +60,8 @@ class StalledRank:
     library_s: float = 600.0
     """What a rank is given whose stack shows saving, evaluation, data, a library's code, a file, another process or one operation of
     torch's, in a phase that is none of these."""
+    evaluation_s: float = 60.0
+    """What a rank is given whose stack shows an evaluation in the script's own code, and not the first one of the run."""
     unseen_s: float = 60.0
     """What a rank is given whose stack cannot be seen."""
     everyone_s: float = 60.0
@@ -134,6 +139,7 @@ class StalledRank:
             self.everyone_in_script_s,
             self.proven_s,
             self.setup_s,
+            self.evaluation_s,
         )
 
     def _is_confirmed(self, scene: Standstill, blamed: Blame, rank: int, found: Due) -> bool:
@@ -185,6 +191,8 @@ class StalledRank:
         if overdue_s:
             later_ns = looked_ns + round(max(self.suspended_s, *overdue_s) * SECOND)
             moments.append(max(later_ns, doubled_ns) if is_large or is_waited_for else later_ns)
+            if blamed is not None:
+                moments += _undecided(scene, blamed, looked_ns)
         if moments and scene.now_ns >= min(moments):
             yield from self._requests(scene, scene.living, min(moments), blamed)
 
@@ -222,7 +230,7 @@ class StalledRank:
     def _finding(self, scene: Standstill, blamed: Blame, dues: dict[int, Due]) -> Finding:
         step = min(scene.step(rank) for rank in blamed.culprits)
         first = min((dues[rank] for rank in blamed.culprits), key=lambda found: found.ready_ns)
-        wait = blamed.wait
+        place = blamed.place
         return Finding(
             detector=self.name,
             severity=_severity(scene, blamed),
@@ -232,8 +240,8 @@ class StalledRank:
             summary=summary(scene, blamed, first.ready_ns),
             facts=_facts(scene, blamed) | {"overdue_at_ns": first.overdue_ns},
             evidence=tuple(evidence(scene, blamed, first)),
-            collective=Collective(group=group_of(wait), sequence=wait.sequence, operation=wait.operation)
-            if wait
+            collective=Collective(group=group_of(place), sequence=place.sequence, operation=place.operation)
+            if place
             else None,
         )
 
@@ -281,6 +289,16 @@ def _is_hang(scene: Standstill, blamed: Blame) -> bool:
     if blamed.waiting or blamed.by == "suspended":
         return True
     return not scene.ended and all(scene.overdue(rank) is not None for rank in scene.living)
+
+
+def _undecided(scene: Standstill, blamed: Blame, looked_ns: int) -> Iterator[int]:
+    """When to look again at one long operation, or a loop of short ones: only several looks tell which."""
+    for rank in blamed.culprits:
+        look, delay = scene.looks.get(rank), scene.overdue(rank)
+        if look is None or delay is None or look.activity != "compute" or look.is_cpu_moving is False:
+            continue
+        if looked_ns < delay.at_ns + COMPUTING_S * SECOND:
+            yield max(looked_ns, delay.at_ns) + APART_NS
 
 
 def _is_seen_twice(scene: Standstill, rank: int) -> bool:

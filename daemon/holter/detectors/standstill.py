@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from holter.detectors.activities import operation
+from holter.detectors.activities import is_own_code, operation
 from holter.detectors.stacks import activity, main_stack
 from holter.detectors.window import Delay, Examined, RankExit, Window
 from holter.records import Exam, Flight, Frame, Phase, ThreadStack
@@ -70,6 +70,12 @@ class Look:
             found = _activity(self.stacked)
         # One operation after the other is what a loop of the script's looks like.
         return "script" if found == "compute" and len(self._operations) > 1 else found
+
+    @property
+    def is_own_code(self) -> bool:
+        """The script's own lines run, or wait, whatever they are for."""
+        stack = main_stack(self.stacked)
+        return stack is not None and is_own_code(stack.frames)
 
     @cached_property
     def _operations(self) -> set[tuple[str, ...]]:
@@ -227,7 +233,7 @@ def _asked(window: Window, began_ns: int) -> Iterator[int]:
         for seen in window.exams.get(rank, ()):
             if seen.exam.asked_ns >= began_ns:
                 yield seen.exam.asked_ns
-        if window.unexamined.get(rank, 0) >= began_ns:
+        if rank in window.unexamined and window.unexamined[rank] >= began_ns:
             yield window.unexamined[rank]
 
 

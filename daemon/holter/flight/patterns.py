@@ -40,16 +40,18 @@ class Pattern:
 
 
 def pattern(history: Sequence[Hashable]) -> Pattern | None:
-    """The longest tail of a history that occurs in it before, if that was a whole period at least and leaves no doubt."""
+    """The longest tail of a history that occurs in it before, a whole period at least.
+
+    None where a tail as long, or a longer one that is no whole period, was followed by something else: an evaluation now and then.
+    """
     backwards = history[::-1]
     repeats = _repeats(backwards)
-    context = max(repeats, default=0)
-    periods = [index + 1 for index, length in enumerate(repeats) if length == context]
-    if context < MIN_CONTEXT or context < periods[0]:
+    whole = [(length, -shift) for shift, length in enumerate(repeats, 1) if length >= max(MIN_CONTEXT, shift)]
+    if not whole:
         return None
-    if any(backwards[period - 1] != backwards[periods[0] - 1] for period in periods):
-        return None
-    return Pattern(periods[0], context)
+    context, period = max(whole)[0], -max(whole)[1]
+    followed = {backwards[shift - 1] for shift, length in enumerate(repeats, 1) if length >= context}
+    return Pattern(period, context) if len(followed) == 1 else None
 
 
 def _repeats(items: Sequence[Hashable]) -> list[int]:

@@ -135,6 +135,8 @@ def _dump(path: Path) -> tuple[int, Flight]:
     if not _looks_like_a_dump(content) and named is None:
         raise _NotADumpError("no Flight Recorder dump")
     flight = from_bytes(content, taken_ns=0)
+    if not flight.calls and not flight.groups:
+        raise FlightError("it holds neither calls nor groups")
     rank = _rank(named, flight)
     if rank is None:
         raise FlightError("neither its name nor its groups tell of which rank it is; name it like rank_3.json")

@@ -151,6 +151,8 @@ class Overdue(msgspec.Struct, frozen=True, tag="overdue", kw_only=True):
     """Where the deadline comes from: `longest of 43 in forward was 0.06 s`."""
     num_steps: int | None = None
     """Optimizer steps that it has done under its sidecar's eyes; None: not known."""
+    has_evaluated: bool = False
+    """An evaluation was seen to its end: how long it stands still in one is known."""
 
 
 class StepCalls(msgspec.Struct, frozen=True, array_like=True):

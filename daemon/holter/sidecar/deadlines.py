@@ -121,6 +121,11 @@ class Deadlines:
         """Optimizer steps that were completed while we watched."""
         return self._num_steps
 
+    @property
+    def has_evaluated(self) -> bool:
+        """An evaluation was seen to its end: there was another one."""
+        return len(self._waits[Phase.EVALUATION].steps) > 1
+
     def learn_wait(self, phase: Phase, step: int, wait_s: float, now_s: float) -> None:
         """Two beats lay so far apart; the older one said this phase and this step."""
         waits = self._of(phase, step)

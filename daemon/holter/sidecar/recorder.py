@@ -37,11 +37,11 @@ class Recorder:
         self._question: asyncio.Task[bytes] | None = None
 
     async def flight(self, deadline_s: float = 3.0) -> Flight:
-        """A copy; raises RecorderError."""
-        began = clock.monotonic_s()
+        """A copy; raises RecorderError. It holds all that was called before it was asked for, and perhaps some of what came later."""
+        began, asked_ns = clock.monotonic_s(), clock.wall_ns()
         data = await self._ask("fr_trace_json", deadline_s)
         try:
-            flight = from_json(data, clock.wall_ns())
+            flight = from_json(data, asked_ns)
         except FlightError as error:
             raise RecorderError(f"the recorder's copy cannot be read: {error}") from error
         self._costs_s.append(clock.monotonic_s() - began)

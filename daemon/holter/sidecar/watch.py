@@ -130,6 +130,7 @@ class Watch:
             deadline_s=verdict.deadline_s,
             because=verdict.because,
             num_steps=self._deadlines.num_steps,
+            has_evaluated=self._deadlines.has_evaluated,
         )
         return self._said
 
