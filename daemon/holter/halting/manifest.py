@@ -105,7 +105,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def signed(manifest: Manifest) -> Manifest:
     """With the digest that belongs to it."""
-    return msgspec.structs.replace(manifest, digest=_digest(manifest))
+    return msgspec.structs.replace(manifest, digest=digest_of(msgspec.json.encode(manifest)))
+
+
+def digest_of(content: bytes) -> str:
+    """Of all that stands there, known to this version or not: a name that was changed is no field left out, nor is a newer one's a change."""
+    rest = msgspec.json.decode(content) | {"digest": ""}
+    return hashlib.sha256(msgspec.json.encode(rest, order="sorted")).hexdigest()
 
 
 def encode(record: msgspec.Struct) -> bytes:
@@ -117,14 +123,15 @@ def read(directory: Path) -> Manifest:
     """The manifest of a checkpoint's directory. Raises VaultError with the sentence."""
     path = directory / NAME
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        content = path.read_bytes()
+        found, digest = msgspec.json.decode(content, type=Manifest), digest_of(content)
     except FileNotFoundError:
         raise VaultError(f"{directory} has no {NAME}") from None
     except OSError as error:
         raise VaultError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise VaultError(f"{path} is damaged: {error}") from None
-    if found.digest != _digest(found):
+    if found.digest != digest:
         raise VaultError(f"{path} is damaged: it was changed after the checkpoint was sealed")
     return found
 
@@ -165,7 +172,3 @@ def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None, *, is_s
 def _chunks(descriptor: int) -> Iterator[bytes]:
     while chunk := os.read(descriptor, CHUNK_BYTES):
         yield chunk
-
-
-def _digest(manifest: Manifest) -> str:
-    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(manifest, digest=""), order="sorted")).hexdigest()
