@@ -73,6 +73,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Tensors that had to be found again and hold NaN, or Inf where none may be: however they came there, this state is not good."""
     missing: list[StoredTensor] = []
     """Those that are not in its own files; replicas may find them in another's."""
+    notes: list[str] = []
+    """What is not as it would be in a run that goes on, and takes nothing from its being whole: a sentence each."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -157,7 +157,7 @@ class Vault:
                 world_size=about.world_size,
                 mesh=dict(about.mesh),
                 verdict=about.verdict if is_whole else "incomplete",
-                why=why(about, known_states) if is_whole else "; ".join(lacks),
+                why=why(about, parts, known_states) if is_whole else "; ".join(lacks),
                 cause=about.cause,
                 savers=list(about.savers),
                 lost=list(about.lost),

@@ -34,6 +34,7 @@ from holter.records import Farewell, Order
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from holter.integrations.keeping.keeper import Task
     from holter.probes.rewind import Rewound
 
 BLOBS_S = 3.0
@@ -121,13 +122,14 @@ class RankHands:
             base_step=order.base_step,
             deadline_s=order.deadline_s,
         )
+        notes = self._take_over(task)
         keeper = keeping.find(monitor.context, monitor.optimizers)
         partly = None
         try:
             keeper.save(task)
         except PartlySavedError as error:
             partly = error
-        proof.prove(task, keeper)
+        proof.prove(task, keeper, notes)
         if not is_main_thread and self._place() != before:
             raise SaveError("the rank went on by itself while it was saved")
         if partly is not None:
@@ -137,6 +139,23 @@ class RankHands:
         """Where the main thread is; one that is blocked stays there."""
         context = self._monitor.context
         return context.log.step, context.log.micro_step, context.phases.phase
+
+    def _take_over(self, task: "Task") -> list[str]:
+        """Whoever saves for the first rank saves its buffers, where DDP would have given them to all; returns what is to be said."""
+        rewind = self._monitor.context.rewind
+        if (
+            not task.is_rescue
+            or not task.writes_shared
+            or task.rank == 0
+            or (rewind.has_forward and not task.is_snapshot)
+        ):
+            return []
+        given = task.rewinds[0].given if 0 in task.rewinds else {}
+        if rewind.buffers.take_over(given):
+            return []
+        return [
+            f"buffers (running statistics) are as rank {task.rank} has them: rank 0's, which DDP gives to all, are not known"
+        ]
 
     def _restore(self, order: Order) -> "Rewound":
         context = self._monitor.context

@@ -33,6 +33,8 @@ class Rewound(RandomStates, frozen=True):
     forward: RandomStates | None
     num_skipped: int = 0
     """Rounds of this step that a loss scaler had skipped by then."""
+    given: dict[str, bytes] = msgspec.field(default_factory=dict)
+    """Of the first rank: the buffers that DDP gives to all, as the step before left them (`MovingBuffers.given`)."""
 
     @property
     def at_forward(self) -> RandomStates:
@@ -70,6 +72,9 @@ class Rewind:
         self._is_blind = True
         """The last forward pass was not seen, or not as it should be: nor will the next one be, as far as anybody knows."""
         self._log = context.log
+        self._given: dict[str, bytes] = {}
+        """As the step before left them, until DDP gives them to all; empty on all ranks but the first."""
+        self._is_giving = context.recorder.rank == 0 and context.world_size > 1
         self._has_said = False
 
     def step_closed(self, step: int, *, is_late: bool = False) -> None:
@@ -87,6 +92,7 @@ class Rewind:
         self._step, self._forward = step, None
         self._asked, self._ended, self._feeders, self._last_asked = {}, set(), set(), -1
         self._beginning = None if is_late else self._generators.take()
+        self._given = self.buffers.given() if self._is_giving and not is_late else {}
         self.buffers.begin()
         if not is_late:
             self._keep_if_blind()
@@ -129,6 +135,11 @@ class Rewind:
         return True
 
     @property
+    def has_forward(self) -> bool:
+        """Whether a model was called in training since the step before: then DDP has made its buffers those of the first rank."""
+        return self._forward is not None
+
+    @property
     def fed_by(self) -> frozenset[int]:
         """Numbers of the loaders that were asked in this step and that training reads."""
         return frozenset(loader for loader in self._asked if loader in self._feeders)
@@ -165,6 +176,16 @@ class Rewind:
 
     def _publish(self) -> None:
         known = self.known()
-        if known is not None and not self._page.publish_rewind(known.step, encode(known)) and not self._has_said:
+        if known is None:
+            return
+        if self._given and self._forward is None:
+            if self._show(msgspec.structs.replace(known, given=self._given)):
+                return
+            # There is more of it than the page takes, at the next step too.
+            self._given, self._is_giving = {}, False
+        if not self._show(known) and not self._has_said:
             self._has_said = True
             say("the random states of this rank do not fit the shared page: if it dies, they are lost with it")
+
+    def _show(self, known: Rewound) -> bool:
+        return self._page.publish_rewind(known.step, encode(known))
