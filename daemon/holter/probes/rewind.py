@@ -24,6 +24,7 @@ from holter.probes.context import Context
 from holter.probes.generators import Generators, RandomStates
 from holter.probes.guard import say
 from holter.probes.moving import MovingBuffers
+from holter.probes.registered import Registered, Tally
 
 
 class Rewound(RandomStates, frozen=True):
@@ -59,11 +60,16 @@ class Rewind:
         self._page = context.recorder.page
         self._generators = Generators()
         self.buffers = MovingBuffers(context)
+        self.registered = Registered()
         self._step = 0
         self._beginning: RandomStates | None = None
         self._forward: RandomStates | None = None
         self._asked: dict[int, RandomStates] = {}
         """By number of the loader: when it was first asked since the step before closed, in that order."""
+        self._tallies: dict[int, Tally] = {}
+        """Likewise, of the script's own counts."""
+        self._tally: Tally = {}
+        """The one that was chosen."""
         self._ended: set[int] = set()
         """Of these, those whose pass is over: a new one is asked anew."""
         self._feeders: set[int] = set()
@@ -91,6 +97,7 @@ class Rewind:
     def _begin(self, step: int, *, is_late: bool = False) -> None:
         self._step, self._forward = step, None
         self._asked, self._ended, self._feeders, self._last_asked = {}, set(), set(), -1
+        self._tallies, self._tally = {}, {}
         self._beginning = None if is_late else self._generators.take()
         self._given = self.buffers.given() if self._is_giving and not is_late else {}
         self.buffers.begin()
@@ -110,7 +117,9 @@ class Rewind:
         self._ended.discard(loader)
         # At the end of the order, if it was there before.
         self._asked.pop(loader, None)
+        self._tallies.pop(loader, None)
         self._asked[loader] = self._generators.take()
+        self._tallies[loader] = self.registered.take()
         self._keep_if_blind()
         if is_training:
             self._feeders.add(loader)
@@ -130,6 +139,8 @@ class Rewind:
         self._forward = self._generators.take()
         self._feeders.add(self._last_asked)
         self._beginning = self._candidate() or self._forward
+        # Without a loader nobody knows what was counted for the step before: most scripts count when it is over.
+        self._tally = self._tallied() if self._asked else self.registered.take()
         self._is_blind = not self.buffers.keep()
         self._publish()
         return True
@@ -161,6 +172,9 @@ class Rewind:
     def _candidate(self) -> RandomStates | None:
         return next((asked for loader, asked in self._asked.items() if loader in self._feeders), self._beginning)
 
+    def _tallied(self) -> Tally:
+        return next((tally for loader, tally in self._tallies.items() if loader in self._feeders), {})
+
     def restore(self, step: int) -> Rewound:
         """Set random states and buffers of this process back to the beginning of `step`; after a halt is decided only."""
         known = self.known()
@@ -171,6 +185,7 @@ class Rewind:
             self.buffers.check_whole()
         if self._forward is not None or self._is_blind:
             self.buffers.restore()
+        self.registered.put(self._tally if self._forward is not None else self._tallied())
         known.restore()
         return known
 
