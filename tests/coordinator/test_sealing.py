@@ -1,6 +1,8 @@
 """What a halt leaves on a real disk, and the ward's part in it: what it seals with, what it makes of it, and where it goes on."""
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +16,7 @@ from tests.halting.test_vault import write
 from holter.coordinator.attempts import Act, Open
 from holter.coordinator.sealing import Ending, open_directory, seal
 from holter.coordinator.ward import Ward, WardSettings
-from holter.halting import manifest, tombstone
+from holter.halting import manifest, tombstone, vault
 from holter.halting.completeness import Circumstances
 from holter.halting.protocol import Seal, Tell
 from holter.halting.vault import Vault
@@ -99,6 +101,21 @@ def test_where_nothing_can_be_saved_the_run_is_halted_and_the_stone_says_so(tmp_
         kept.outcome.is_halted,
     )
     assert ("incomplete", "nothing was saved: Not a directory") == (stone(tmp_path)["verdict"], stone(tmp_path)["why"])
+
+
+@pytest.mark.parametrize("failures", [{0: "No space left on device"}, {}], ids=["cut-off", "whole"])
+def test_where_the_disk_is_full_what_was_cut_off_makes_room_and_what_is_whole_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: dict[int, str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    partial = saved(tmp_path, (0, 1))
+    monkeypatch.setattr(vault, "write_whole", full)
+    kept = seal(ending(tmp_path, partial, about=replace(ABOUT, failures=failures)))
+    assert bool(failures) is not partial.exists()
+    assert (str(partial) in kept.outcome.text) is partial.exists()
+    assert "No space left on device" in kept.outcome.text
 
 
 def test_a_stone_that_cannot_be_set_is_said_and_the_checkpoint_is_kept(tmp_path: Path) -> None:

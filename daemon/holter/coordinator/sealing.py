@@ -61,6 +61,9 @@ def seal(ending: Ending) -> Kept:
         sealed, failure = Vault(ending.run_dir).seal(ending.partial, ending.about), ""
     except VaultError as error:
         sealed, failure = None, "; ".join(dict.fromkeys(ending.about.failures.values())) or str(error)
+        if ending.about.failures:
+            # Of no use to anybody, and perhaps what has filled the disk: the stone and the report need room.
+            Vault(ending.run_dir).discard(ending.partial)
     stone = _stone(ending, sealed, failure)
     unmarked = ""
     try:

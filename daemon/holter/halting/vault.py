@@ -105,6 +105,11 @@ class Vault:
             self.prune()
         return sealed
 
+    def discard(self, partial: Path) -> None:
+        """What was written is not whole and cannot be sealed; that it cannot be removed is no trouble."""
+        with contextlib.suppress(OSError):
+            _remove(partial)
+
     def all(self) -> list[Sealed]:
         """Every checkpoint with a readable manifest, oldest first."""
         return [Sealed(path, found) for path, found in self._named() if found is not None]
