@@ -1,6 +1,7 @@
 """A manifest is believed as a whole or not at all."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,18 @@ def test_any_flipped_bit_is_seen(tmp_path: Path):
             manifests.read(tmp_path)
 
 
+@pytest.mark.parametrize("change", [lambda content: content[:-1], lambda content: content + b"\n", lambda _: b""])
+def test_so_is_one_that_is_cut_off_or_longer(tmp_path: Path, change: Callable[[bytes], bytes]):
+    (tmp_path / "manifest.json").write_bytes(change(manifests.encode(manifest())))
+    with pytest.raises(VaultError, match="damaged"):
+        manifests.read(tmp_path)
+
+
 def test_one_of_a_version_with_other_fields_is_believed(tmp_path: Path):
     """Fields are added, never changed: an older one lacks some, a newer one has more."""
     for other in (without("mesh"), manifest_fields() | {"added": 1}):
         signed = other | {"digest": manifests.digest_of(json.dumps(other).encode())}
-        (tmp_path / "manifest.json").write_text(json.dumps(signed))
+        (tmp_path / "manifest.json").write_text(json.dumps(signed, indent=1) + "\n")
         assert 30 == manifests.read(tmp_path).step
 
 

@@ -118,7 +118,7 @@ def digest_of(content: bytes) -> str:
 
 def encode(record: msgspec.Struct) -> bytes:
     """For a file that people open."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    return _laid_out(msgspec.json.encode(record))
 
 
 def read(directory: Path) -> Manifest:
@@ -133,7 +133,8 @@ def read(directory: Path) -> Manifest:
         raise VaultError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise VaultError(f"{path} is damaged: {error}") from None
-    if found.digest != digest:
+    # White space says nothing, and is not as it was written: something has touched it.
+    if found.digest != digest or content != _laid_out(content):
         raise VaultError(f"{path} is damaged: it was changed after the checkpoint was sealed")
     return found
 
@@ -174,3 +175,7 @@ def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None, *, is_s
 def _chunks(descriptor: int) -> Iterator[bytes]:
     while chunk := os.read(descriptor, CHUNK_BYTES):
         yield chunk
+
+
+def _laid_out(content: bytes) -> bytes:
+    return msgspec.json.format(content, indent=1) + b"\n"
