@@ -79,6 +79,15 @@ def test_why_ranks_could_not_save_is_in_the_manifest_the_stone_and_the_outcome(t
     assert found["why"].endswith("; the last healthy checkpoint is of step 20: checkpoints/20/state")
 
 
+def test_who_asked_for_it_and_why_is_in_the_stone_and_in_what_a_blind_restart_says(tmp_path: Path) -> None:
+    asked = "asked for by ann@head: node drain"
+    seal(ending(tmp_path, saved(tmp_path), about=replace(ABOUT, cause="requested"), ranks=(), reason=asked))
+    assert asked == stone(tmp_path)["reason"]
+    found = tombstone.read(tmp_path)
+    assert found is not None
+    assert f"(requested: {asked})" in tombstone.sentences(tmp_path, found, {})[0]
+
+
 @pytest.mark.parametrize("verdict", ["unknown", "poisoned"])
 def test_a_doubt_is_said_with_its_reason(tmp_path: Path, verdict: Any) -> None:
     kept = seal(ending(tmp_path, saved(tmp_path), about=replace(ABOUT, verdict=verdict, why="since step 28")))

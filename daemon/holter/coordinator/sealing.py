@@ -30,6 +30,8 @@ class Ending:
     incident: str | None
     last_healthy: Healthy | None
     """From before."""
+    reason: str = ""
+    """Of the wish."""
     unheard: tuple[int, ...] = ()
     """Savers that nobody hears any more, though nobody saw them end: they may still be at it."""
 
@@ -106,6 +108,7 @@ def _stone(ending: Ending, sealed: Sealed | None, failure: str) -> tombstone.Hal
         incident=ending.incident,
         at=rfc3339(wall_ns()),
         why=why,
+        reason=ending.reason,
         framework=sealed.manifest.framework if sealed is not None else "",
         run_id=ending.about.run_id,
     )

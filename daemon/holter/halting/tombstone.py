@@ -42,6 +42,8 @@ class Halt(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     why: str = ""
     """What was saved and what was not, for a person."""
+    reason: str = ""
+    """Why it was halted, or who asked for it with what reason."""
     framework: str = ""
     run_id: str = ""
 
@@ -168,7 +170,7 @@ def is_restart(environ: Mapping[str, str]) -> bool:
 def sentences(run_dir: Path, halt: Halt, environ: Mapping[str, str]) -> list[str]:
     """Why nothing is started, and what to do."""
     variable = ", or start with HOLTER_RESUME=1" if not is_restart(environ) else " (in a restart nothing else lifts it)"
-    where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else ""
+    where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else f": {halt.reason}" * bool(halt.reason)
     kept = (
         f"checkpoint of step {halt.step}: {run_dir / halt.checkpoint}" if halt.checkpoint else "no checkpoint was kept"
     )
