@@ -13,6 +13,7 @@ from holter.halting.plan import Job, Whereabouts, Wish
 from holter.halting.protocol import Course, Seal, Tell
 from holter.records import (
     Body,
+    Directive,
     HaltAnswered,
     HaltAsked,
     Halting,
@@ -447,6 +448,16 @@ def test_the_outcome_is_in_the_action_of_its_incident_and_of_no_other() -> None:
     assert named == scene.halts.named(named), "said once"
     other = msgspec.structs.replace(diagnosis(), id="i-9")
     assert other == scene.halts.named(other)
+
+
+def test_a_halt_that_its_diagnosis_was_not_sure_enough_for_is_not_said_to_go_on() -> None:
+    scene = held_by_nan()
+    scene.settle()
+    scene.halts.sealed(KEPT)
+    unsure = Directive(directive="notify", reason="it rests on inference: reported, training goes on")
+    named = scene.halts.named(msgspec.structs.replace(diagnosis(), action=unsure))
+    assert ("halt", f"a NaN of a batch; {KEPT.text}") == (named.action.directive, named.action.reason)
+    assert named == scene.halts.named(named)
 
 
 def test_a_halt_that_was_called_off_leaves_the_action_as_it_was() -> None:

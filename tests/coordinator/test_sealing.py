@@ -1,6 +1,8 @@
 """What a halt leaves on a real disk, and the ward's part in it: what it seals with, what it makes of it, and where it goes on."""
 
+import errno
 import json
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +16,7 @@ from tests.halting.test_vault import write
 from holter.coordinator.attempts import Act, Open
 from holter.coordinator.sealing import Ending, open_directory, seal
 from holter.coordinator.ward import Ward, WardSettings
-from holter.halting import manifest, tombstone
+from holter.halting import manifest, tombstone, vault
 from holter.halting.completeness import Circumstances
 from holter.halting.protocol import Seal, Tell
 from holter.halting.vault import Vault
@@ -77,6 +79,15 @@ def test_why_ranks_could_not_save_is_in_the_manifest_the_stone_and_the_outcome(t
     assert found["why"].endswith("; the last healthy checkpoint is of step 20: checkpoints/20/state")
 
 
+def test_who_asked_for_it_and_why_is_in_the_stone_and_in_what_a_blind_restart_says(tmp_path: Path) -> None:
+    asked = "asked for by ann@head: node drain"
+    seal(ending(tmp_path, saved(tmp_path), about=replace(ABOUT, cause="requested"), ranks=(), reason=asked))
+    assert asked == stone(tmp_path)["reason"]
+    found = tombstone.read(tmp_path)
+    assert found is not None
+    assert f"(requested: {asked})" in tombstone.sentences(tmp_path, found, {})[0]
+
+
 @pytest.mark.parametrize("verdict", ["unknown", "poisoned"])
 def test_a_doubt_is_said_with_its_reason(tmp_path: Path, verdict: Any) -> None:
     kept = seal(ending(tmp_path, saved(tmp_path), about=replace(ABOUT, verdict=verdict, why="since step 28")))
@@ -99,6 +110,21 @@ def test_where_nothing_can_be_saved_the_run_is_halted_and_the_stone_says_so(tmp_
         kept.outcome.is_halted,
     )
     assert ("incomplete", "nothing was saved: Not a directory") == (stone(tmp_path)["verdict"], stone(tmp_path)["why"])
+
+
+@pytest.mark.parametrize("failures", [{0: "No space left on device"}, {}], ids=["cut-off", "whole"])
+def test_where_the_disk_is_full_what_was_cut_off_makes_room_and_what_is_whole_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: dict[int, str]
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    partial = saved(tmp_path, (0, 1))
+    monkeypatch.setattr(vault, "write_whole", full)
+    kept = seal(ending(tmp_path, partial, about=replace(ABOUT, failures=failures)))
+    assert bool(failures) is not partial.exists()
+    assert (str(partial) in kept.outcome.text) is partial.exists()
+    assert "No space left on device" in kept.outcome.text
 
 
 def test_a_stone_that_cannot_be_set_is_said_and_the_checkpoint_is_kept(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Fires on the rank that made the NaN, not on those it spread to; waits for ranks that are behind."""
 
+import msgspec
 import pytest
 
 from holter.detectors import NonfiniteValues, StepView, Window
@@ -150,6 +151,15 @@ def test_without_a_view_from_before_the_reduction_everyone_is_named_and_it_is_sa
     assert finding.facts["is_local_view"] is False
     assert finding.facts["has_nonfinite_gradient"] is None
     assert "no view from before the reduction" in finding.summary
+
+
+def test_shards_that_a_clip_gave_the_nan_to_are_not_to_blame() -> None:
+    clipped = msgspec.structs.replace(tensor("reduced_gradient", "a.weight"), is_from_clip=True)
+    entries = (0, clipped), (1, tensor("reduced_gradient", "a.weight")), (2, clipped)
+    (found,) = judge(view(30, *entries), ranks=3)
+    assert (1,) == found.ranks
+    assert "in the shards of rank 1 only" in found.summary
+    assert any("ranks 0 and 2, step 30: gradients were finite until" in proof.summary for proof in found.evidence)
 
 
 def test_many_tensors_are_counted() -> None:

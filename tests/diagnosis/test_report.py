@@ -1,6 +1,7 @@
 """What a person reads: the rank, the step and the tensor are there, in every format, and nothing of the script's names is believed."""
 
 import json
+from collections.abc import Callable
 from html.parser import HTMLParser
 
 import msgspec
@@ -172,6 +173,14 @@ def test_the_third_strike_puts_the_alternatives_first_and_says_so() -> None:
 
 def test_the_third_strike_of_a_cause_without_alternative_is_said_too() -> None:
     assert "no alternative fits" in " ".join(to_text(diagnose(DEATH, strikes=3)).split())
+
+
+@pytest.mark.parametrize("render", [to_text, to_markdown, to_html])
+def test_a_report_of_a_halt_says_how_to_go_on(render: Callable[[Diagnosis], str]) -> None:
+    found = diagnose(bad_batch())
+    assert "holter resume" not in render(found)
+    halted = Directive(directive="halt", reason="halted after 30 steps", checkpoint="checkpoints/30", exit_code=93)
+    assert "holter resume" in render(msgspec.structs.replace(found, action=halted))
 
 
 def test_the_record_is_the_public_json() -> None:

@@ -21,10 +21,13 @@ def but(of: list[Whereabouts], rank: int, **how: object) -> list[Whereabouts]:
     return [replace(one, **how) if one.rank == rank else one for one in of]
 
 
-def test_all_who_stand_before_one_step_save_together_the_culprit_last() -> None:
-    assert Plan(kind="commit", step=30, savers=(0, 2, 1)) == choose(
-        NAN, ranks(30, 30, 30, state="held"), JOB, waited_s=0
-    )
+def test_all_who_stand_before_one_step_save_together_and_who_writes_what_they_share_reads_it_back() -> None:
+    """Of a framework that is its first process, also when it is to blame."""
+    for culprit in range(3):
+        wish = replace(NAN, ranks=(culprit,))
+        assert Plan(kind="commit", step=30, savers=(0, 1, 2)) == choose(
+            wish, ranks(30, 30, 30, state="held"), JOB, waited_s=0
+        )
 
 
 def test_others_are_given_time_to_come_to_the_step_and_then_what_stands_is_rescued() -> None:

@@ -1,9 +1,11 @@
 """A halt that stands in a run directory: found, said, lifted, remembered."""
 
+import errno
 import os
 import time
 
 import pytest
+from msgspec.structs import replace
 
 from holter.config import Settings
 from holter.halting import tombstone
@@ -21,6 +23,23 @@ def place(rank: int = 0) -> Place:
 def test_a_halt_comes_back_as_it_was_written(tmp_path):
     tombstone.write(tmp_path, HALT)
     assert tombstone.read(tmp_path) == HALT
+
+
+@pytest.mark.parametrize("why", ["", "nothing was saved: " + 3000 * "ä"], ids=["short", "long"])
+def test_on_a_disk_that_is_full_by_then_it_stands_too(tmp_path, monkeypatch, why):
+    restarts.introduce(str(tmp_path), {})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tombstone, "write_whole", full)
+    tombstone.write(tmp_path, replace(HALT, why=why))
+    found = tombstone.read(tmp_path)
+    assert found == replace(HALT, why=found.why)
+    assert why.startswith(found.why.removesuffix("…"))
+    assert (tmp_path / "halt.json").stat().st_size == tombstone.ROOM_BYTES
+    with pytest.raises(OSError, match="No space"):
+        tombstone.write(tmp_path, HALT)
 
 
 def test_a_halt_that_cannot_be_read_stands_too(tmp_path):

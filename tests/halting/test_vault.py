@@ -193,6 +193,11 @@ def test_a_tensor_that_another_replica_wrote_is_not_missing(vault):
     assert "healthy" == vault.seal(partial, ABOUT).verdict
 
 
+def test_what_a_rank_notes_is_said_and_takes_nothing_from_its_being_whole(vault):
+    sealed = vault.seal(save(vault, notes=["buffers are as rank 1 has them"]), ABOUT)
+    assert ("healthy", "held in time; buffers are as rank 1 has them") == (sealed.verdict, sealed.why)
+
+
 def test_nothing_written_is_no_checkpoint(vault):
     sealed = vault.seal(vault.begin(30), ABOUT)
     assert "incomplete" == sealed.verdict

@@ -1,11 +1,15 @@
 """Clipping by the norm."""
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holter.records import StepDone
 
@@ -55,3 +59,26 @@ def test_the_norm_of_sharded_parameters_is_the_global_one(worn):
     numbers = train(worn, model, 1.0)
     assert math.isclose(numbers["clip.norm"], worn.norm.full_tensor().item(), rel_tol=1e-6)
     assert 0.0 == numbers["clip.is_sharded"]
+
+
+@pytest.fixture
+def four_ranks() -> Iterator[None]:
+    """As one of them sees it; nobody answers."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("four_ranks")
+@pytest.mark.parametrize("is_ours", [True, False], ids=["in-this-shard", "in-another"])
+def test_whose_shard_had_a_nan_before_all_were_scaled_by_it_is_known(worn, is_ours):
+    model = nn.Linear(8, 8)
+    fully_shard(model)
+    worn.monitor.add_model(model)
+    model(torch.ones(2, 8)).sum().backward()
+    gradient = model.weight.grad
+    gradient.to_local().fill_(math.nan if is_ours else 1.0)
+    norm = DTensor.from_local(torch.tensor(math.nan), gradient.device_mesh, [Replicate()])
+    torch.nn.utils.clip_grads_with_norm_(list(model.parameters()), 1.0, norm)
+    assert not torch.isfinite(gradient.to_local()).any()
+    assert (not is_ours) is worn.monitor.context.log.now.was_clipped_finite

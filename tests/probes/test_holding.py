@@ -1,5 +1,7 @@
 """Where the main thread stands, and what it says of the state it stands in."""
 
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,3 +144,19 @@ def test_a_step_that_went_on_not_finite_is_known_from_then_on(worn, desk):
         optimizer.zero_grad()
     assert [(1, "nonfinite", False)] == desk.held
     assert 1 == hands.position().poisoned_step
+
+
+class Failing(RankHands):
+    """Its framework's writer fails, in words of its own."""
+
+    def _save(self, order: Order, *, is_main_thread: bool) -> None:
+        raise RuntimeError(f"unexpected pos 704 vs 598 at step {order.step}, {is_main_thread}")
+
+
+@pytest.mark.parametrize("num_blocks", [3, 1 << 20], ids=["full", "room"])
+def test_a_writer_that_failed_on_a_full_disk_is_said_to_have(worn, tmp_path, monkeypatch, num_blocks):
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=num_blocks, f_frsize=4096))
+    order = Order(halt=1, kind="commit", step=3, directory=str(tmp_path), savers=(0,))
+    with pytest.raises(SaveError if num_blocks == 3 else RuntimeError, match="unexpected pos 704") as failed:
+        Failing(worn.monitor, HERE).save(order, is_main_thread=True)
+    assert (num_blocks == 3) is str(failed.value).startswith("No space left on device: 12 KB are free (")

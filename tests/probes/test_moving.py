@@ -119,3 +119,44 @@ def test_a_large_one_that_native_code_moved_long_ago_is_named(model, buffers):
     model[0].mask.numpy()[0] = 7
     with pytest.raises(RewindError, match=r"the buffer 0\.mask has changed, and torch did not count when"):
         buffers.restore()
+
+
+@pytest.fixture
+def given_to_all(worn, request) -> nn.Module:
+    request.getfixturevalue("gloo")
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)))
+    worn.monitor.add_model(model)
+    return model
+
+
+def copied(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+
+def test_what_the_first_rank_gives_to_all_is_taken_over_by_who_saves_for_it(given_to_all, buffers):
+    buffers.keep()
+    given_to_all(torch.randn(4, 4))
+    first, given = copied(given_to_all), buffers.given()
+    given_to_all(torch.randn(4, 4))
+    assert buffers.take_over(given)
+    assert all(torch.equal(first[name], buffer) for name, buffer in given_to_all.named_buffers())
+
+
+def test_where_one_of_them_is_not_known_none_is_changed(given_to_all, buffers):
+    buffers.keep()
+    own, given = copied(given_to_all), buffers.given()
+    given_to_all(torch.randn(4, 4))
+    moved = copied(given_to_all)
+    for known in ({}, dict(list(given.items())[1:]), dict.fromkeys(given, b"too short")):
+        assert not buffers.take_over(known)
+        assert all(torch.equal(moved[name], buffer) for name, buffer in given_to_all.named_buffers())
+    assert not torch.equal(own["module.1.running_mean"], moved["module.1.running_mean"])
+
+
+@pytest.mark.usefixtures("gloo")
+def test_buffers_that_each_rank_has_of_its_own_are_given_to_nobody(worn, buffers):
+    model = nn.parallel.DistributedDataParallel(nn.BatchNorm1d(8), forward_sync_buffers=False)
+    worn.monitor.add_model(model)
+    buffers.keep()
+    assert {} == buffers.given()
+    assert buffers.take_over({})

@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from holter.errors import RewindError
+from holter.probes.rewind import Rewound, decode
 
 
 @pytest.fixture(autouse=True)
@@ -192,3 +193,33 @@ def test_of_two_optimizers_a_scaler_may_skip_one(worn):
     assert (4, 1) == (worn.monitor.context.log.step, worn.monitor.context.log.num_backwards)
     training.restore()
     assert all(map(torch.equal, before, training.state()))
+
+
+def shown(worn) -> Rewound:
+    """How the last step began, as the sidecar finds it on the page."""
+    return decode(worn.reader.rewinds()[-1][1])
+
+
+@pytest.mark.usefixtures("gloo")
+def test_until_all_have_them_the_first_rank_shows_the_buffers_that_it_gives(wear):
+    worn = wear(world_size=1)
+    worn.monitor.context.rewind._is_giving = True
+    model = nn.parallel.DistributedDataParallel(net())
+    training = Training(worn, model)
+    training.steps(2)
+    running_mean = model.module[1].running_mean
+    (found,) = (value for name, value in shown(worn).given.items() if name.endswith("running_mean"))
+    assert torch.equal(running_mean, torch.frombuffer(bytearray(found), dtype=torch.float32))
+    training.compute(torch.randn(8, 4))
+    assert {} == shown(worn).given
+
+
+@pytest.mark.usefixtures("gloo")
+def test_what_does_not_fit_the_page_leaves_the_random_states_there(wear):
+    worn = wear(world_size=1)
+    worn.monitor.context.rewind._is_giving = True
+    training = Training(
+        worn, nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 8000), nn.BatchNorm1d(8000)))
+    )
+    training.steps(2)
+    assert ({}, 2) == (shown(worn).given, shown(worn).step)

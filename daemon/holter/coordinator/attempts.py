@@ -46,6 +46,8 @@ class Outcome:
     """Relative to the run directory."""
     is_halted: bool = True
     """The ranks were told to leave."""
+    reason: str = ""
+    """Of the wish."""
 
 
 @dataclass

@@ -159,10 +159,14 @@ class Halts:
         outcome = self._outcomes.get(diagnosis.id)
         if outcome is None:
             return diagnosis
+        reason = diagnosis.action.reason.partition("; halt")[0]
+        if outcome.is_halted and diagnosis.action.directive != "halt":
+            # Not for the diagnosis's sake, which is not sure enough: its reason says that training goes on.
+            reason = outcome.reason.partition("; ")[0]
         action = msgspec.structs.replace(
             diagnosis.action,
             directive="halt" if outcome.is_halted else diagnosis.action.directive,
-            reason=f"{diagnosis.action.reason.partition('; halt')[0]}; {outcome.text}",
+            reason=f"{reason}; {outcome.text}",
             checkpoint=outcome.checkpoint,
             exit_code=EXIT_CODE if outcome.is_halted else None,
         )
@@ -329,7 +333,7 @@ class Halts:
         self.outcomes[outcome.name] += 1
         self.sentences.append(outcome.text)
         if self.attempt.wish.incident is not None:
-            self._outcomes[self.attempt.wish.incident] = outcome
+            self._outcomes[self.attempt.wish.incident] = replace(outcome, reason=self.attempt.wish.reason)
 
     def _end(self, outcome: Outcome, now_ns: int) -> None:
         """Without a halt: whoever asked is told, and may ask again."""

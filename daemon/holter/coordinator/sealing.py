@@ -30,6 +30,8 @@ class Ending:
     incident: str | None
     last_healthy: Healthy | None
     """From before."""
+    reason: str = ""
+    """Of the wish."""
     unheard: tuple[int, ...] = ()
     """Savers that nobody hears any more, though nobody saw them end: they may still be at it."""
 
@@ -61,6 +63,9 @@ def seal(ending: Ending) -> Kept:
         sealed, failure = Vault(ending.run_dir).seal(ending.partial, ending.about), ""
     except VaultError as error:
         sealed, failure = None, "; ".join(dict.fromkeys(ending.about.failures.values())) or str(error)
+        if ending.about.failures:
+            # Of no use to anybody, and perhaps what has filled the disk: the stone and the report need room.
+            Vault(ending.run_dir).discard(ending.partial)
     stone = _stone(ending, sealed, failure)
     unmarked = ""
     try:
@@ -103,6 +108,7 @@ def _stone(ending: Ending, sealed: Sealed | None, failure: str) -> tombstone.Hal
         incident=ending.incident,
         at=rfc3339(wall_ns()),
         why=why,
+        reason=ending.reason,
         framework=sealed.manifest.framework if sealed is not None else "",
         run_id=ending.about.run_id,
     )

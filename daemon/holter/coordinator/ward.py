@@ -238,6 +238,7 @@ class Ward:
             about=about,
             ranks=attempt.wish.ranks,
             incident=attempt.wish.incident,
+            reason=attempt.wish.reason,
             last_healthy=self.saves.last_healthy(),
             unheard=tuple(rank for rank in order.savers if self._is_unheard(rank, attempt)),
         )

@@ -103,7 +103,9 @@ def _suspects(proofs: list[Entry]) -> tuple[Where, list[int]]:
     if harmed:
         ranks["input"] &= harmed
     earliest: Where = next((where for where in LOCAL if ranks[where]), "reduced_gradient")
-    return earliest, sorted(ranks[earliest])
+    # A clip by the norm of all shards gives one rank's NaN to every shard.
+    own = {rank for rank, entry in proofs if not entry.is_from_clip}
+    return earliest, sorted(ranks[earliest] & own or ranks[earliest])
 
 
 def _finding(window: Window, view: StepView, missing: list[int], headroom: float) -> Finding:
@@ -139,13 +141,14 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
         ranks=tuple(culprits),
         tensors=tensors,
         modules=modules,
-        summary=_summary(view.step, where, culprits, origin),
+        summary=_summary(view.step, where, culprits, origin, is_clipped=any(entry.is_from_clip for _, entry in proofs)),
         facts=facts,
         evidence=(
             *_nonfinite_evidence(view.step, where, proofs, culprits),
             *_comparison(window, view, proofs, culprits),
             *_origin_evidence(origin),
             *_overflow_evidence(origin, is_overflow=is_overflow),
+            *_clip_evidence(view.step, proofs),
             *_missing_evidence(missing),
         ),
     )
@@ -183,13 +186,24 @@ def _scope(where: Where, entries: list[Nonfinite], origin: Origin | None) -> tup
     return tensors, (module,) if module else ()
 
 
-def _summary(step: int, where: Where, culprits: list[int], origin: Origin | None) -> str:
+def _summary(step: int, where: Where, culprits: list[int], origin: Origin | None, *, is_clipped: bool) -> str:
     applied = f"The optimizer was given NaN or Inf in the gradients of step {step}"
+    if where == "reduced_gradient" and is_clipped:
+        return f"{applied}; before they were clipped it was in the shards of {ranks_text(culprits)} only."
     if where == "reduced_gradient":
         return f"{applied}; there was no view from before the reduction, so {ranks_text(culprits)} are all named."
     whom = f"{WORDS[where]} of {ranks_text(culprits)}"
     born = f", made by module {origin.module!r}" if origin and origin.module else ""
     return f"{applied}; before the reduction it was in the {whom}{born}."
+
+
+def _clip_evidence(step: int, proofs: list[Entry]) -> Iterator[Evidence]:
+    given = sorted({rank for rank, entry in proofs if entry.is_from_clip})
+    if given:
+        summary = (
+            f"{ranks_text(given)}, step {step}: gradients were finite until they were clipped by the norm of all shards"
+        )
+        yield Evidence(kind="nonfinite", summary=summary, values={"clipped_ranks": given})
 
 
 def _nonfinite_evidence(step: int, where: Where, proofs: list[Entry], culprits: list[int]) -> Iterator[Evidence]:

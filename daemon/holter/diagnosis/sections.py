@@ -101,6 +101,11 @@ def _record(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         yield "Checkpoint", diagnosis.action.checkpoint
     if healthy := diagnosis.action.last_healthy:
         yield "Last healthy", f"checkpoint of step {healthy.step}: {healthy.path}"
+    if diagnosis.action.exit_code is not None:
+        yield (
+            "To go on",
+            "deal with the cause, then `holter resume RUN`: it says how to load what was kept, and lets the run start",
+        )
     yield "Incident", f"{diagnosis.id} of run {diagnosis.run_id}"
     yield "Opened", f"{diagnosis.opened_at}, {diagnosis.detected_after_s:.1f} s after it happened"
     if diagnosis.closed_at:

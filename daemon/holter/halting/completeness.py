@@ -52,11 +52,12 @@ def random_states(files: Iterable[str]) -> list[int]:
     return sorted(ranks | {0 for name in files if _LONE_RANDOM_STATE.search(name)})
 
 
-def why(about: Circumstances, known_states: list[int]) -> str:
-    """Of a whole one. Where no file is known to be a random state nothing is said: a framework may keep it among other things."""
+def why(about: Circumstances, parts: Mapping[int, Part], known_states: list[int]) -> str:
+    """Of a whole one, with what its ranks note. Where no file is known to be a random state nothing is said: a framework may keep it among other things."""
     without = [rank for rank in range(about.world_size) if rank not in known_states] if known_states else []
     lack = f"without the random state of rank {', '.join(map(str, without))}" if without else ""
-    return "; ".join(filter(None, (about.why, lack)))
+    notes = [note for part in parts.values() for note in part.notes]
+    return "; ".join(filter(None, (about.why, lack, *notes)))
 
 
 def _is_state(name: str) -> bool:

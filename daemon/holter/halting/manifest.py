@@ -73,6 +73,8 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Tensors that had to be found again and hold NaN, or Inf where none may be: however they came there, this state is not good."""
     missing: list[StoredTensor] = []
     """Those that are not in its own files; replicas may find them in another's."""
+    notes: list[str] = []
+    """What is not as it would be in a run that goes on, and takes nothing from its being whole: a sentence each."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,26 +107,34 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 def signed(manifest: Manifest) -> Manifest:
     """With the digest that belongs to it."""
-    return msgspec.structs.replace(manifest, digest=_digest(manifest))
+    return msgspec.structs.replace(manifest, digest=digest_of(msgspec.json.encode(manifest)))
+
+
+def digest_of(content: bytes) -> str:
+    """Of all that stands there, known to this version or not: a name that was changed is no field left out, nor is a newer one's a change."""
+    rest = msgspec.json.decode(content) | {"digest": ""}
+    return hashlib.sha256(msgspec.json.encode(rest, order="sorted")).hexdigest()
 
 
 def encode(record: msgspec.Struct) -> bytes:
     """For a file that people open."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
+    return _laid_out(msgspec.json.encode(record))
 
 
 def read(directory: Path) -> Manifest:
     """The manifest of a checkpoint's directory. Raises VaultError with the sentence."""
     path = directory / NAME
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        content = path.read_bytes()
+        found, digest = msgspec.json.decode(content, type=Manifest), digest_of(content)
     except FileNotFoundError:
         raise VaultError(f"{directory} has no {NAME}") from None
     except OSError as error:
         raise VaultError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise VaultError(f"{path} is damaged: {error}") from None
-    if found.digest != _digest(found):
+    # White space says nothing, and is not as it was written: something has touched it.
+    if found.digest != digest or content != _laid_out(content):
         raise VaultError(f"{path} is damaged: it was changed after the checkpoint was sealed")
     return found
 
@@ -167,5 +177,5 @@ def _chunks(descriptor: int) -> Iterator[bytes]:
         yield chunk
 
 
-def _digest(manifest: Manifest) -> str:
-    return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(manifest, digest=""), order="sorted")).hexdigest()
+def _laid_out(content: bytes) -> bytes:
+    return msgspec.json.format(content, indent=1) + b"\n"

@@ -120,7 +120,8 @@ def choose(wish: Wish, ranks: Sequence[Whereabouts], job: Job, *, waited_s: floa
 
 
 def _commit(wish: Wish, ranks: Sequence[Whereabouts], step: int) -> Plan:
-    savers = _ordered((one.rank for one in ranks), wish.ranks)
+    # All save together, and in a framework's own function its first process writes what they share: who wrote it reads it back.
+    savers = tuple(sorted(one.rank for one in ranks))
     # One of several optimizers was applied before the next one's numbers were seen: who is asked for that says so.
     is_torn = any(one.is_torn for one in ranks)
     snapshot = _snapshot(ranks, before=wish.first_bad) if is_torn or _is_spoiled(wish, step) else -1

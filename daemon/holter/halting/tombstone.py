@@ -4,6 +4,7 @@
     halts/<n>.json those that somebody lifted, oldest first
     resumed.json   which of them this life of the run goes on from; the next one begins without it
     job.json       by which names the job goes: a restart that was given no run directory is known by them
+    .halt.room     a page that is taken at the start: on a disk that is full by then halt.json is written into it
 
 A restarted rank looks before it attaches. `holter resume RUN` or HOLTER_RESUME=1 lifts the stone; nothing is lost by that. The variable is
 held by the job for as long as it lives: it counts at its first start only, or it would lift the next halt too.
@@ -20,6 +21,8 @@ from holter.clock import rfc3339, wall_ns
 from holter.halting.files import write_whole
 
 EXIT_CODE = 93
+ROOM = ".halt.room"
+ROOM_BYTES = 4096
 REQUEUES, RESTARTS = "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"
 """How often a scheduler, or an elastic agent, has started this job again."""
 
@@ -39,6 +42,8 @@ class Halt(msgspec.Struct, frozen=True, kw_only=True):
     at: str
     why: str = ""
     """What was saved and what was not, for a person."""
+    reason: str = ""
+    """Why it was halted, or who asked for it with what reason."""
     framework: str = ""
     run_id: str = ""
 
@@ -77,8 +82,14 @@ def read(run_dir: Path) -> Halt | None:
 
 
 def write(run_dir: Path, halt: Halt) -> None:
-    """Set the stone, whole or not at all. Raises OSError."""
-    _write(run_dir / "halt.json", halt)
+    """Set the stone, whole or not at all, also on a full disk if there was room once. Raises OSError."""
+    try:
+        _write(run_dir / "halt.json", halt)
+    except OSError as error:
+        try:
+            _write_into_room(run_dir, halt)
+        except OSError:
+            raise error from None
 
 
 def lift(run_dir: Path) -> Halt | None:
@@ -112,11 +123,10 @@ def begin(run_dir: Path) -> None:
 
 
 def introduce(run_dir: Path, names: Iterable[str]) -> None:
-    """Leave word by which names this job goes; a directory that cannot be written to is somebody else's sentence."""
-    try:
+    """Leave word by which names this job goes, and take room for a halt; a directory that cannot be written to is somebody else's sentence."""
+    with contextlib.suppress(OSError):
         _write(run_dir / "job.json", Job(names=sorted(names)))
-    except OSError:
-        return
+        write_whole(run_dir / ROOM, b"\n" * ROOM_BYTES)
 
 
 def find(run_dir: str, runs: Path, names: Iterable[str]) -> tuple[Path, Halt] | None:
@@ -160,7 +170,7 @@ def is_restart(environ: Mapping[str, str]) -> bool:
 def sentences(run_dir: Path, halt: Halt, environ: Mapping[str, str]) -> list[str]:
     """Why nothing is started, and what to do."""
     variable = ", or start with HOLTER_RESUME=1" if not is_restart(environ) else " (in a restart nothing else lifts it)"
-    where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else ""
+    where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else f": {halt.reason}" * bool(halt.reason)
     kept = (
         f"checkpoint of step {halt.step}: {run_dir / halt.checkpoint}" if halt.checkpoint else "no checkpoint was kept"
     )
@@ -197,4 +207,21 @@ def _started(pid: int) -> str:
 
 
 def _write(path: Path, record: msgspec.Struct) -> None:
-    write_whole(path, msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    write_whole(path, _encoded(record))
+
+
+def _write_into_room(run_dir: Path, halt: Halt) -> None:
+    """Over what is there, which takes nothing of the disk; what does not fit is the end of why."""
+    over = len(_encoded(halt)) - ROOM_BYTES
+    if over > 0:
+        why = halt.why.encode()[: -over - len("…".encode())].decode(errors="ignore") + "…"
+        halt = msgspec.structs.replace(halt, why=why)
+    with (run_dir / ROOM).open("r+b") as file:
+        file.write(_encoded(halt).ljust(ROOM_BYTES, b"\n"))
+        file.flush()
+        os.fsync(file.fileno())
+    (run_dir / ROOM).rename(run_dir / "halt.json")
+
+
+def _encoded(record: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"

@@ -105,6 +105,11 @@ class Vault:
             self.prune()
         return sealed
 
+    def discard(self, partial: Path) -> None:
+        """What was written is not whole and cannot be sealed; that it cannot be removed is no trouble."""
+        with contextlib.suppress(OSError):
+            _remove(partial)
+
     def all(self) -> list[Sealed]:
         """Every checkpoint with a readable manifest, oldest first."""
         return [Sealed(path, found) for path, found in self._named() if found is not None]
@@ -157,7 +162,7 @@ class Vault:
                 world_size=about.world_size,
                 mesh=dict(about.mesh),
                 verdict=about.verdict if is_whole else "incomplete",
-                why=why(about, known_states) if is_whole else "; ".join(lacks),
+                why=why(about, parts, known_states) if is_whole else "; ".join(lacks),
                 cause=about.cause,
                 savers=list(about.savers),
                 lost=list(about.lost),

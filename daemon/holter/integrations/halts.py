@@ -6,6 +6,7 @@
 Nothing below `save` is imported before a save has been decided.
 """
 
+import os
 import signal
 import socket
 import threading
@@ -16,7 +17,7 @@ import msgspec
 
 from holter import clock
 from holter.config import Settings
-from holter.errors import PartlySavedError, RewindError, SaveError
+from holter.errors import HolterError, PartlySavedError, RewindError, SaveError
 from holter.halting.desk import Desk
 from holter.halting.files import write_whole
 from holter.halting.leaving import Leaving, find_agent
@@ -34,11 +35,14 @@ from holter.records import Farewell, Order
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from holter.integrations.keeping.keeper import Task
     from holter.probes.rewind import Rewound
 
 BLOBS_S = 3.0
 """So long a rescue waits for what the sidecars of other ranks write down of them."""
 BLOBS_POLL_S = 0.05
+FULL_BYTES = 1 << 18
+"""Less is no room for a file of a checkpoint."""
 
 
 def open_desk(settings: Settings, here: Place, monitor: Monitor, line: socket.socket, run_dir: str) -> Desk:
@@ -95,6 +99,17 @@ class RankHands:
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
         """See `halting.means.Hands`."""
+        try:
+            self._save(order, is_main_thread=is_main_thread)
+        except HolterError:
+            raise
+        except Exception as error:
+            if not (left := _lack_of_room(Path(order.directory))):
+                raise
+            # Some writers turn it into a sentence of their own.
+            raise SaveError(f"{left} ({error})") from error
+
+    def _save(self, order: Order, *, is_main_thread: bool) -> None:
         from holter.integrations.keeping import keeper as keeping  # noqa: PLC0415
         from holter.integrations.keeping import proof  # noqa: PLC0415
 
@@ -121,13 +136,14 @@ class RankHands:
             base_step=order.base_step,
             deadline_s=order.deadline_s,
         )
+        notes = self._take_over(task)
         keeper = keeping.find(monitor.context, monitor.optimizers)
         partly = None
         try:
             keeper.save(task)
         except PartlySavedError as error:
             partly = error
-        proof.prove(task, keeper)
+        proof.prove(task, keeper, notes)
         if not is_main_thread and self._place() != before:
             raise SaveError("the rank went on by itself while it was saved")
         if partly is not None:
@@ -138,6 +154,23 @@ class RankHands:
         context = self._monitor.context
         return context.log.step, context.log.micro_step, context.phases.phase
 
+    def _take_over(self, task: "Task") -> list[str]:
+        """Whoever saves for the first rank saves its buffers, where DDP would have given them to all; returns what is to be said."""
+        rewind = self._monitor.context.rewind
+        if (
+            not task.is_rescue
+            or not task.writes_shared
+            or task.rank == 0
+            or (rewind.has_forward and not task.is_snapshot)
+        ):
+            return []
+        given = task.rewinds[0].given if 0 in task.rewinds else {}
+        if rewind.buffers.take_over(given):
+            return []
+        return [
+            f"buffers (running statistics) are as rank {task.rank} has them: rank 0's, which DDP gives to all, are not known"
+        ]
+
     def _restore(self, order: Order) -> "Rewound":
         context = self._monitor.context
         if order.snapshot < 0:
@@ -147,6 +180,16 @@ class RankHands:
         own = context.snapshots.restore(order.snapshot)
         _write(Path(order.directory), self._here.rank, own)
         return own
+
+
+def _lack_of_room(directory: Path) -> str:
+    """That the disk is as good as full; empty: it is not, or cannot be asked."""
+    try:
+        disk = os.statvfs(directory)
+    except OSError:
+        return ""
+    left_bytes = disk.f_bavail * disk.f_frsize
+    return f"No space left on device: {left_bytes >> 10} KB are free" if left_bytes < FULL_BYTES else ""
 
 
 def _rewinds(order: Order, here: Place, own: "Rewound", *, patience_s: float) -> "Mapping[int, Rewound]":

@@ -22,7 +22,7 @@ from holter import clock
 from holter.config import Settings, usable
 from holter.errors import PageError
 from holter.halting.desk import Desk
-from holter.integrations import counting, halts, place, restarts
+from holter.integrations import counting, halts, place, registering, restarts
 from holter.integrations.loggers import Loggers
 from holter.integrations.place import Place
 from holter.page import PageWriter
@@ -126,6 +126,7 @@ def _attach(settings: Settings, here: Place, framework: str) -> Attachment | Non
         snapshot_bytes=settings.snapshot_bytes,
     )
     monitor.context.count_steps = counting.count
+    monitor.context.find_registered = registering.find
     if monitor.context.snapshots is not None:
         from holter.integrations.keeping import counters  # noqa: PLC0415  not for those who want no snapshots
 

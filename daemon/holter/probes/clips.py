@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from holter.probes.context import Context
+from holter.probes.placement import is_split
 from holter.probes.samples import local
 from holter.probes.steplog import OpenStep
 
@@ -24,6 +25,9 @@ class ClipProbe:
         """Call through ours."""
         owners = torch.nn.utils, torch.nn.utils.clip_grad
         self._context.patches.replace("clip_grad_norm_", self._around_clip, *owners)
+        # Between the norm and the scaling by it: afterwards every shard has the NaN of one.
+        self._context.patches.replace("_clip_grads_with_norm_", self._around_scaling, torch.nn.utils.clip_grad)
+        self._context.patches.replace("clip_grads_with_norm_", self._around_scaling, torch.nn.utils)
 
     def _around_clip(self, original: Callable[..., Any]) -> Callable[..., Any]:
         learn = self._context.guard.wrap(self._clipped)
@@ -40,6 +44,29 @@ class ClipProbe:
             return norm
 
         return clip_grad_norm_
+
+    def _around_scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        look = self._context.guard.wrap(self._look_before_scaling)
+
+        @functools.wraps(original)
+        def scale(parameters: Any, max_norm: float, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+            if not torch.compiler.is_compiling() and isinstance(parameters, (torch.Tensor, list, tuple)):
+                look(parameters, total_norm)
+            return original(parameters, max_norm, total_norm, *args, **kwargs)
+
+        return scale
+
+    def _look_before_scaling(self, parameters: Any, norm: Any) -> None:
+        """Who had it before all get it; looked for in a step that is not finite, and never on a device, which would have to be waited for."""
+        if not isinstance(norm, torch.Tensor) or not local(norm).is_cpu or math.isfinite(float(local(norm))):
+            return
+        held = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        gradients = [p.grad for p in held if p.grad is not None]
+        if not any(is_split(gradient) for gradient in gradients):
+            return
+        is_finite = all(bool(torch.isfinite(local(gradient)).all()) for gradient in gradients)
+        step = self._context.log.now
+        step.was_clipped_finite = is_finite and step.was_clipped_finite is not False
 
     def _clipped(self, parameters: Any, limit: Any, norm: Any, kind: Any) -> None:
         if not isinstance(norm, torch.Tensor) or isinstance(limit, torch.Tensor):

@@ -2,7 +2,7 @@
 
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,8 @@ class Context:
     """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
     count_steps: Callable[[Any], tuple[int, str] | None] = lambda _: None
     """An optimizer -> how many steps the framework that steps it has counted, and its name; None: there is none that counts."""
+    find_registered: Callable[[Any], Callable[[], Iterable[Any]] | None] = lambda _: None
+    """An optimizer -> what gives the objects that the script has its framework save too; None: the framework takes none."""
     rewind: "Rewind" = field(init=False)
     """How the step under way began."""
     data: "DataProbe" = field(init=False)

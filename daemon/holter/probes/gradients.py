@@ -133,6 +133,7 @@ class GradientProbe:
                         infs=int(bad[row] - table.nans[row]),
                         numel=gradients[row].numel(),
                         order=self.ready_order.get(id(parameter), 0),
+                        is_from_clip=where == "reduced_gradient" and bool(step.was_clipped_finite),
                     )
                 )
 

@@ -9,13 +9,16 @@ running statistics of any size. Another large one, a mask or a table of position
 change or another tensor stands in its place; if it then differs from its copy after all, `restore` refuses. So a step costs one
 grouped copy of the small ones and the statistics.
 
+DDP gives rank 0's buffers to all before each forward pass: what another rank's own came to is never used. A rank that saves for rank 0 before
+that has happened takes over what rank 0 has shown of them (`given`, about 2 us a buffer; of a device nothing, it would be waited for).
+
 Copies lie on the buffers' own device; those of large ones take at most 256 MB in all, the smallest first, and once memory was short there
 are none. Of a buffer without a copy (quantised weights, a replay memory) it is known whether torch counted a change: then `restore` refuses.
 Under every action: an operator may ask for a halt.
 """
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +27,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from holter.errors import RewindError
 from holter.probes.context import Context
 from holter.probes.fingerprints import fingerprint_of
+from holter.probes.models import Model
+from holter.probes.placement import spans_world
 from holter.probes.samples import is_plain_moment, local
 
 SMALL_BYTES = 1 << 14
@@ -40,6 +45,8 @@ class _Kept:
     """Its full name."""
     is_statistic: bool = False
     """Of a normalisation, whose native code moves it without torch's counting."""
+    is_given: bool = False
+    """Rank 0's is every rank's as soon as DDP is called."""
     copy: torch.Tensor | None = None
     is_fresh: bool = False
     """The copy is of this step."""
@@ -180,6 +187,30 @@ class MovingBuffers:
             if tensor is not None:
                 yield entry.module, entry.name, tensor, entry.copy is None
 
+    def given(self) -> dict[str, bytes]:
+        """What this rank, if it is the first, gives to all of those that may move; large ones that no normalisation moves rest."""
+        return {
+            key: bytes(found.detach().reshape(-1).view(torch.uint8).numpy())
+            for key, found in self._giving()
+            if found.device.type == "cpu"
+        }
+
+    def take_over(self, given: Mapping[str, bytes]) -> bool:
+        """Let the buffers that the first rank gives to all be these; False: of one its value is not among them, and none is changed."""
+        found = list(self._giving())
+        if any(len(given.get(key, b"")) != tensor.nbytes for key, tensor in found):
+            return False
+        with torch.no_grad():
+            for key, tensor in found:
+                tensor.copy_(torch.frombuffer(bytearray(given[key]), dtype=tensor.dtype).view(tensor.shape))
+        return True
+
+    def _giving(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, entry in enumerate(self._kept):
+            found = entry.now() if entry.is_given else None
+            if found is not None and found.numel() and not entry.is_counted(found):
+                yield f"{number}:{entry.path}", found
+
     def restore(self) -> None:
         """Put back what the forward pass found; buffers that it replaced get the values of those that stood there.
 
@@ -226,11 +257,20 @@ class MovingBuffers:
                     if buffer is not None and (id(part), name) not in seen:
                         seen.add((id(part), name))
                         is_statistic = isinstance(part, _NormBase) or name.startswith("running_")
-                        yield _Kept(weakref.ref(part), name, f"{path}.{name}".lstrip("."), is_statistic)
+                        full = f"{path}.{name}".lstrip(".")
+                        yield _Kept(weakref.ref(part), name, full, is_statistic, _is_given(model, full))
 
     def _forget(self) -> None:
         """The script let go of a model: its memory is not ours to hold."""
         self._kept, self._state, self._has_kept = [], (-1, -1), False
+
+
+def _is_given(model: Model, path: str) -> bool:
+    ddp = model.ddp
+    # One whose constructor failed has neither.
+    if not getattr(ddp, "broadcast_buffers", False) or not spans_world(getattr(ddp, "process_group", None)):
+        return False
+    return path.removeprefix("module.") not in getattr(ddp, "parameters_to_ignore", ())
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

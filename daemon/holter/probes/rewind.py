@@ -24,6 +24,7 @@ from holter.probes.context import Context
 from holter.probes.generators import Generators, RandomStates
 from holter.probes.guard import say
 from holter.probes.moving import MovingBuffers
+from holter.probes.registered import Registered, Tally
 
 
 class Rewound(RandomStates, frozen=True):
@@ -33,6 +34,8 @@ class Rewound(RandomStates, frozen=True):
     forward: RandomStates | None
     num_skipped: int = 0
     """Rounds of this step that a loss scaler had skipped by then."""
+    given: dict[str, bytes] = msgspec.field(default_factory=dict)
+    """Of the first rank: the buffers that DDP gives to all, as the step before left them (`MovingBuffers.given`)."""
 
     @property
     def at_forward(self) -> RandomStates:
@@ -57,11 +60,16 @@ class Rewind:
         self._page = context.recorder.page
         self._generators = Generators()
         self.buffers = MovingBuffers(context)
+        self.registered = Registered()
         self._step = 0
         self._beginning: RandomStates | None = None
         self._forward: RandomStates | None = None
         self._asked: dict[int, RandomStates] = {}
         """By number of the loader: when it was first asked since the step before closed, in that order."""
+        self._tallies: dict[int, Tally] = {}
+        """Likewise, of the script's own counts."""
+        self._tally: Tally = {}
+        """The one that was chosen."""
         self._ended: set[int] = set()
         """Of these, those whose pass is over: a new one is asked anew."""
         self._feeders: set[int] = set()
@@ -70,6 +78,9 @@ class Rewind:
         self._is_blind = True
         """The last forward pass was not seen, or not as it should be: nor will the next one be, as far as anybody knows."""
         self._log = context.log
+        self._given: dict[str, bytes] = {}
+        """As the step before left them, until DDP gives them to all; empty on all ranks but the first."""
+        self._is_giving = context.recorder.rank == 0 and context.world_size > 1
         self._has_said = False
 
     def step_closed(self, step: int, *, is_late: bool = False) -> None:
@@ -86,7 +97,9 @@ class Rewind:
     def _begin(self, step: int, *, is_late: bool = False) -> None:
         self._step, self._forward = step, None
         self._asked, self._ended, self._feeders, self._last_asked = {}, set(), set(), -1
+        self._tallies, self._tally = {}, {}
         self._beginning = None if is_late else self._generators.take()
+        self._given = self.buffers.given() if self._is_giving and not is_late else {}
         self.buffers.begin()
         if not is_late:
             self._keep_if_blind()
@@ -104,7 +117,9 @@ class Rewind:
         self._ended.discard(loader)
         # At the end of the order, if it was there before.
         self._asked.pop(loader, None)
+        self._tallies.pop(loader, None)
         self._asked[loader] = self._generators.take()
+        self._tallies[loader] = self.registered.take()
         self._keep_if_blind()
         if is_training:
             self._feeders.add(loader)
@@ -124,9 +139,16 @@ class Rewind:
         self._forward = self._generators.take()
         self._feeders.add(self._last_asked)
         self._beginning = self._candidate() or self._forward
+        # Without a loader nobody knows what was counted for the step before: most scripts count when it is over.
+        self._tally = self._tallied() if self._asked else self.registered.take()
         self._is_blind = not self.buffers.keep()
         self._publish()
         return True
+
+    @property
+    def has_forward(self) -> bool:
+        """Whether a model was called in training since the step before: then DDP has made its buffers those of the first rank."""
+        return self._forward is not None
 
     @property
     def fed_by(self) -> frozenset[int]:
@@ -150,6 +172,9 @@ class Rewind:
     def _candidate(self) -> RandomStates | None:
         return next((asked for loader, asked in self._asked.items() if loader in self._feeders), self._beginning)
 
+    def _tallied(self) -> Tally:
+        return next((tally for loader, tally in self._tallies.items() if loader in self._feeders), {})
+
     def restore(self, step: int) -> Rewound:
         """Set random states and buffers of this process back to the beginning of `step`; after a halt is decided only."""
         known = self.known()
@@ -160,11 +185,22 @@ class Rewind:
             self.buffers.check_whole()
         if self._forward is not None or self._is_blind:
             self.buffers.restore()
+        self.registered.put(self._tally if self._forward is not None else self._tallied())
         known.restore()
         return known
 
     def _publish(self) -> None:
         known = self.known()
-        if known is not None and not self._page.publish_rewind(known.step, encode(known)) and not self._has_said:
+        if known is None:
+            return
+        if self._given and self._forward is None:
+            if self._show(msgspec.structs.replace(known, given=self._given)):
+                return
+            # There is more of it than the page takes, at the next step too.
+            self._given, self._is_giving = {}, False
+        if not self._show(known) and not self._has_said:
             self._has_said = True
             say("the random states of this rank do not fit the shared page: if it dies, they are lost with it")
+
+    def _show(self, known: Rewound) -> bool:
+        return self._page.publish_rewind(known.step, encode(known))

@@ -36,6 +36,8 @@ class OpenStep:
     """The rank's own gradients were read before any reduction."""
     is_local_whole: bool = False
     """All of them were: a rank that found nothing is not to blame."""
+    was_clipped_finite: bool | None = None
+    """This rank's shards were finite whenever the script clipped them by the norm of all ranks'; None: it did not."""
     square_sum: float | None = None
     """Of all gradients that were read whole; not finite if one of them was not."""
     loss_scale: float | None = 1.0

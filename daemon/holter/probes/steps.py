@@ -240,12 +240,17 @@ class StepProbe:
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._known and self._context.log.step == 0:
             self._context.guard.wrap(begun.tell)(self._context, optimizer)
+            self._context.guard.wrap(self._find_registered)(optimizer)
         self._known.append(weakref.ref(optimizer))
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if held - {id(p) for model in self._context.models for _, p in model.parameters}:
             self._find_models()
         for model in self._context.models:
             model.is_active |= any(id(p) in held for _, p in model.parameters)
+
+    def _find_registered(self, optimizer: torch.optim.Optimizer) -> None:
+        if (found := self._context.find_registered(optimizer)) is not None:
+            self._context.rewind.registered.find = found
 
     def _judge(self, optimizer: torch.optim.Optimizer) -> None:
         """Ask whether what the optimizer applies is finite, and if not, where that comes from."""

@@ -20,6 +20,8 @@ class Nonfinite(msgspec.Struct, frozen=True, kw_only=True):
     """Place in backward order for a gradient, 0 the first to be ready; else 0."""
     healthy_steps: int = 0
     """How many healthy steps had non-finite values in this same place: a mask of -inf is not a fault."""
+    is_from_clip: bool = False
+    """Of a reduced gradient: this rank's shards were finite before the script clipped by the norm of all, which was not."""
 
 
 class StepDone(msgspec.Struct, frozen=True, tag="step", kw_only=True):

@@ -17,6 +17,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from holter.errors import PartlySavedError
+from holter.integrations import registering
 from holter.integrations.keeping import accelerated, proof
 from holter.integrations.keeping.keeper import Task
 from holter.probes.generators import Generators
@@ -156,6 +157,18 @@ def test_an_accelerator_of_other_optimizers_is_not_ours(tmp_path: Path) -> None:
     Job(tmp_path)
     other = torch.optim.SGD(nn.Linear(1, 1).parameters())
     assert accelerated.find(context(0), [other]) is None
+
+
+@pytest.mark.usefixtures("alone")
+def test_objects_that_are_registered_at_any_time_are_known(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    found = registering.find(job.inner)
+    assert found is not None
+    assert [] == list(found())
+    average = nn.Linear(1, 1)
+    job.accelerator.register_for_checkpointing(average)
+    assert [average] == list(found())
+    assert registering.find(torch.optim.SGD(average.parameters())) is None
 
 
 class Stateful(DataLoader[Any]):

@@ -8,7 +8,7 @@ Names are not compared: frameworks rename, flatten and nest. Each file is read b
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -29,12 +29,12 @@ _WRITTEN_FOR_ALL = {"accelerate", "hf_trainer"}
 """Frameworks of which one rank writes everything in a rescue."""
 
 
-def prove(task: Task, keeper: Keeper) -> None:
-    """Write `parts/<rank>.json`. Raises SaveError when not even that can be done."""
+def prove(task: Task, keeper: Keeper, notes: Sequence[str] = ()) -> None:
+    """Write `parts/<rank>.json`, with what else is to be said of it. Raises SaveError when not even that can be done."""
     try:
         ours = sorted(name for name in manifests.listed(task.directory) if _is_ours(name, task, keeper.framework))
         sizes = {name: _synced_size(task.directory / name) for name in ours}
-        part = _part(task, keeper, sizes)
+        part = _part(task, keeper, sizes, notes)
         path = task.directory / manifests.PARTS / f"{task.rank}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         # Whole or not at all: the coordinator reads it as soon as it is there.
@@ -43,7 +43,7 @@ def prove(task: Task, keeper: Keeper) -> None:
         raise SaveError(f"what rank {task.rank} wrote could not be read back: {error.strerror or error}") from error
 
 
-def _part(task: Task, keeper: Keeper, sizes: dict[str, int]) -> Part:
+def _part(task: Task, keeper: Keeper, sizes: dict[str, int], notes: Sequence[str]) -> Part:
     tensors, unread = [], {}
     for name in filter(holds_tensors, sizes):
         try:
@@ -72,6 +72,7 @@ def _part(task: Task, keeper: Keeper, sizes: dict[str, int]) -> Part:
         num_live=len(live),
         with_nan=with_nan,
         missing=[tensor for tensor in live if tensor.content not in found],
+        notes=list(notes),
     )
 
 
