@@ -255,7 +255,7 @@ async def test_one_rank_in_detail(run_coordinator: Any) -> None:
     await training(running)
     code, told = await running.get("/api/v1/ranks/1")
     assert (200, 1, 5, 0.2) == (code, told["rank"], told["step"], told["step_s"])
-    for name in ("2", "x", "-1", "1e3", "٣"):
+    for name in ("2", "x", "-1", "1e3", "٣", "1" * 5000):
         assert 404 == (await running.get(f"/api/v1/ranks/{name}"))[0]
 
 

@@ -20,6 +20,8 @@ from holter.exporters import expose, families
 
 MAX_PLAIN = 128
 """Ranks in the table of the page itself; `/plain` has all."""
+MAX_DIGITS = 9
+"""Of a rank that is asked for: thousands of them are no number that Python reads."""
 
 
 class Pages:
@@ -78,7 +80,8 @@ class Pages:
 
     async def _rank(self, request: web.Request) -> web.Response:
         name = request.match_info["rank"]
-        member = self._ward.roster.members.get(int(name)) if name.isascii() and name.isdigit() else None
+        is_number = name.isascii() and name.isdigit() and len(name) <= MAX_DIGITS
+        member = self._ward.roster.members.get(int(name)) if is_number else None
         if member is None:
             return _json({"error": "no such rank"}, status=404)
         return _json(rank_details(member, self.easel.now_ns()))
