@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -108,7 +109,7 @@ def _incidents(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
 
 
 def _row(rank: dict[str, Any]) -> tuple[str, ...]:
-    age_s, loss = rank["last_progress_age_s"], rank["loss"]
+    age_s, loss = rank["last_progress_age_s"], math.nan if "loss" in rank.get("not_finite", ()) else rank["loss"]
     state = "rank exited" if rank["exited"] else rank["sidecar"]
     cells = (
         rank["rank"],
@@ -116,7 +117,7 @@ def _row(rank: dict[str, Any]) -> tuple[str, ...]:
         "-" if rank["step"] is None else rank["step"],
         rank["phase"] or "-",
         "-" if age_s is None else f"{age_s:.1f} s ago",
-        "-" if loss is None else f"{loss:.4g}",
+        "-" if loss is None else f"{loss:.4g}".replace("nan", "NaN"),
         state,
     )
     return tuple(printable(str(cell)) for cell in cells)
