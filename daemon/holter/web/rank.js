@@ -1,6 +1,7 @@
 // One rank, looked at closely; asked for again while it is open.
 
 import { $, el, fill } from "./dom.js";
+import { read } from "./stream.js";
 import { count, duration, figure, time } from "./words.js";
 
 const EVERY_MS = 2000;
@@ -25,7 +26,7 @@ async function show() {
   if (rank === null) return;
   const answer = await fetch(`api/v1/ranks/${rank}`).catch(() => null);
   if (rank !== chosen) return;
-  const told = answer?.ok ? await answer.json() : null;
+  const told = answer?.ok ? read(await answer.text()) : null;
   $("rank").hidden = false;
   fill($("rank"), el("div", { class: "title-row" }, el("h3", { id: "rank-title" }, `Rank ${rank}`), el("button", { type: "button", "data-key": "close" }, "Close")),
     told ? el("dl", {}, pairs(told).flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)])) : el("p", {}, answer ? "It has not come yet." : "The coordinator cannot be reached."));
