@@ -16,6 +16,7 @@ from holter.coordinator.status import beginning, rank_details, snapshot, status
 from holter.coordinator.targets import sidecar_targets
 from holter.coordinator.ward import Ward
 from holter.diagnosis import report
+from holter.diagnosis.blocks import printable
 from holter.exporters import expose, families
 
 MAX_PLAIN = 128
@@ -140,16 +141,19 @@ def _render(state: dict[str, Any], num_left_out: int = 0) -> str:
     """The plainest page that tells how the run is."""
     columns = ("rank", "host", "step", "phase", "last_progress_age_s", "loss", "sidecar")
     ranks = _table(columns, state["ranks"])
-    incidents = _table(("id", "severity", "cause", "symptom"), state["incidents"])
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in [*state["blind"], *state["warnings"]])
+    about = ("id", "severity", "cause", "symptom", "opened_at", "closed_at")
+    incidents = _table(about, state["incidents"]) if state["incidents"] else "<p>none</p>"
+    notes = "".join(f"<li>{_text(note)}</li>" for note in [*state["blind"], *state["warnings"]])
     rest = f"<p><a href=plain>{num_left_out} more ranks</a></p>" if num_left_out > 0 else ""
-    run_id = html.escape(state["run_id"])
+    run_id = _text(state["run_id"])
     return f"<h1>{run_id}</h1><h2>Incidents</h2>{incidents}<h2>Ranks</h2>{ranks}{rest}<ul>{notes}</ul>"
 
 
 def _table(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> str:
     head = "".join(f"<th>{column}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(row[column]))}</td>" for column in columns) + "</tr>" for row in rows
-    )
+    body = "".join("<tr>" + "".join(f"<td>{_text(row[column])}</td>" for column in columns) + "</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _text(value: object) -> str:
+    return "" if value is None else html.escape(printable(str(value)))
