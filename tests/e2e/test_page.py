@@ -479,6 +479,22 @@ def test_findings_that_were_left_out_are_counted(visit: Visit, few: Simulated) -
     assert "and 9 more" in said
 
 
+def test_words_at_incidents_that_began_close_together_do_not_lie_on_each_other(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address)
+    expect(page.locator("#charts figure:visible")).to_have_count(4)
+    marked = page.evaluate(
+        """async () => {
+          const { state } = await import("./web/stream.js"), { draw } = await import("./web/charts.js");
+          const [first] = state.incidents;
+          state.incidents = [["warning", 3], ["critical", 4], ["warning", 5]].map(([severity, step]) => ({ ...first, severity, first_step: step }));
+          draw();
+          const plot = document.querySelector("#charts svg");
+          return [plot.querySelectorAll(".mark").length, [...plot.querySelectorAll(".marked")].map((one) => one.textContent)];
+        }"""
+    )
+    assert [3, ["incident, step 4"]] == marked
+
+
 def test_four_thousand_ranks_are_usable(visit: Visit, many: Simulated) -> None:
     began_s = time.monotonic()
     page = visit(many.address)
