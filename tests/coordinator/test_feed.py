@@ -255,7 +255,7 @@ async def test_one_rank_in_detail(run_coordinator: Any) -> None:
     await training(running)
     code, told = await running.get("/api/v1/ranks/1")
     assert (200, 1, 5, 0.2) == (code, told["rank"], told["step"], told["step_s"])
-    for name in ("2", "x", "-1", "1e3", "٣"):
+    for name in ("2", "x", "-1", "1e3", "٣", "1" * 5000):
         assert 404 == (await running.get(f"/api/v1/ranks/{name}"))[0]
 
 
@@ -297,7 +297,9 @@ async def test_the_page_itself_has_a_few_ranks_and_the_plain_one_all(run_coordin
         running.coordinator.ward.connect(hello, clock.wall_ns())
     _, page = await running.get("/")
     _, plain = await running.get("/plain")
-    assert (1 + MAX_PLAIN + 1, 1 + MAX_PLAIN + 3 + 1) == (page.count("<tr>"), plain.count("<tr>"))
+    assert (1 + MAX_PLAIN, 1 + MAX_PLAIN + 3) == (page.count("<tr>"), plain.count("<tr>"))
+    assert "<h2>Incidents</h2><p>none</p>" in plain
+    assert "None" not in plain
     assert "<a href=plain>3 more ranks</a>" in page
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.coordinator.conftest import RUN_ID, attached, done, exited, seen
 from tests.coordinator.test_assembly import feed_note
@@ -141,10 +142,29 @@ def test_who_comes_after_a_crash_pages_again_and_a_resumed_run_does_not(tmp_path
     (told,) = Pager("http://127.0.0.1:1", "http://runbooks").look(former.incidents.standing(), "")
     later = Ward(settings)
     later.recall(clock.wall_ns())
-    assert 1 == len(later.incidents.all())
-    again = Pager("http://127.0.0.1:1", "http://runbooks").look(later.incidents.standing(), "")
-    fingerprints = [message["alerts"][0]["fingerprint"] for message in again]
-    assert ([] if has_ended else [told["alerts"][0]["fingerprint"]]) == fingerprints
+    (known,) = later.incidents.all()
+    assert has_ended == (known.closed_at is not None)
+    pager = Pager("http://127.0.0.1:1", "http://runbooks")
+    pager.remember(later.left_open)
+    (again,) = pager.look(later.incidents.standing(), "")
+    assert ("resolved" if has_ended else "firing") == again["status"]
+    assert told["alerts"][0]["fingerprint"] == again["alerts"][0]["fingerprint"]
+
+
+def test_what_a_former_life_left_open_is_over_in_the_files_too_and_counts_as_a_strike(tmp_path: Path) -> None:
+    settings = WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
+    bad = Nonfinite(where="input", name="x", nans=1, infs=0, numel=4)
+    for now_ns in (S, 60 * S):
+        ward = Ward(settings)
+        ward.recall(now_ns)
+        ward.connect(HELLO, now_ns)
+        said = [attached(0, 1), done(0, 0), done(0, 1, nonfinite=[bad])]
+        ward.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), now_ns)
+        ward.judge(now_ns, is_final=True)
+        ward.end(now_ns)
+        ward.close(5.0)
+    written = [msgspec.json.decode(path.read_bytes()) for path in tmp_path.glob("incidents/*/diagnosis.json")]
+    assert {(1, False), (2, True)} == {(one["strikes"], one["closed_at"] is None) for one in written}
 
 
 @pytest.mark.parametrize("by", ["an operator", "a signal"])

@@ -190,3 +190,25 @@ def test_the_record_is_the_public_json() -> None:
     assert record["causes"][0]["evidence"][-1]["kind"] == "consequence"
     assert set(record["causes"][0]["fix"]) == {"do", "changes", "does_not_fix", "expect", "verify", "otherwise"}
     assert record["closed_at"] is None
+
+
+@pytest.mark.parametrize("render", [to_text, to_markdown, to_html, to_fragment])
+def test_no_name_moves_a_cursor_or_turns_the_writing(render: object) -> None:
+    assert callable(render)
+    text = render(diagnose(bad_batch("\x1b[2J\u202eevil\x07")))
+    assert "evil" in text
+    assert not set("\x1b\x07\u202e") & set(text)
+
+
+def test_no_name_is_a_link_or_a_picture_in_a_ticket() -> None:
+    text = to_markdown(diagnose(bad_batch("![seen](http://x.example/1.png)")))
+    assert r"![seen\](http" in text
+    assert "](" not in text.replace(r"\](", "")
+
+
+@pytest.mark.parametrize("render", [to_text, to_markdown, to_html, to_fragment])
+def test_what_is_over_is_said_to_be_before_anything_is_asked_for(render: object) -> None:
+    assert callable(render)
+    text = render(msgspec.structs.replace(diagnose(bad_batch()), closed_at="2026-11-15T11:00:00Z"))
+    assert text.index("It is over") < text.index("2026-11-15T11:00:00Z") < text.index("What to do")
+    assert "It is over" not in render(diagnose(bad_batch()))

@@ -33,6 +33,8 @@ FLAGS = (
 SIMULATED = Path(__file__).parent / "simulated.py"
 FAULTS = Path(__file__).parents[1] / "faults" / "scripts"
 HOSTILE = '"><img src=x onerror=alert(1)><script>alert(1)</script>-'
+TURNED = f"\u202e{HOSTILE}"
+"""With a mark that would turn the rest of the line around; it is not shown."""
 PICTURES = os.environ.get("PAGE_PICTURES", "")
 """A directory: what the tests saw is left there to be looked at."""
 USABLE_S = 10.0
@@ -136,7 +138,7 @@ def visit(browser: Browser) -> Iterator[Visit]:
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulated]:
     """Sixteen ranks on hosts with bad manners, one of them fed a NaN."""
-    options = ("--ranks", "16", "--step-s", "0.2", "--fault", "nan", "--fault-step", "8", "--hosts", HOSTILE)
+    options = ("--ranks", "16", "--step-s", "0.2", "--fault", "nan", "--fault-step", "8", "--hosts", TURNED)
     with Simulated(tmp_path_factory.mktemp("few") / "sixteen", options) as made:
         yield made
 
@@ -200,12 +202,12 @@ def test_an_incident_has_an_address_and_is_shown_in_full(visit: Visit, few: Simu
 
 def test_nothing_that_a_rank_says_becomes_markup(visit: Visit, few: Simulated) -> None:
     page = visit(few.address)
-    expect(page.locator("#worst")).to_contain_text(f"rank 10 on {HOSTILE}0001")
+    expect(page.locator("#worst")).to_contain_text(f"rank 10 on \ufffd{HOSTILE}0001")
     page.locator("#worst button").first.click()
-    expect(page.locator("#rank")).to_contain_text(f"{HOSTILE}0001")
+    expect(page.locator("#rank")).to_contain_text(f"\ufffd{HOSTILE}0001")
     page.get_by_role("button", name="Table").click()
     expect(page.locator("#table tbody tr")).to_have_count(16)
-    expect(page.locator("#table")).to_contain_text(f"{HOSTILE}0000")
+    expect(page.locator("#table")).to_contain_text(f"\ufffd{HOSTILE}0000")
     assert 0 == page.locator("img[onerror], script:not([src])").count()
 
 
@@ -281,6 +283,9 @@ def test_without_script_there_is_the_plain_table(visit: Visit, few: Simulated, w
     expect(page.locator("#app")).to_be_hidden()
     expect(page.locator("noscript tr").last).to_contain_text(f"{HOSTILE}0001")
     expect(page.locator("noscript tr").last).to_be_visible()
+    incidents.get_by_role("link", name="in full").click()
+    expect(page.locator("h2")).to_contain_text("nonfinite_input on rank 10")
+    assert [] == is_accessible(visit(few.address, "/plain"))
 
 
 def test_a_halt_needs_the_word_and_the_token(visit: Visit, tmp_path: Path) -> None:
@@ -472,6 +477,22 @@ def test_findings_that_were_left_out_are_counted(visit: Visit, few: Simulated) -
     )
     assert "25 findings stand" in said
     assert "and 9 more" in said
+
+
+def test_words_at_incidents_that_began_close_together_do_not_lie_on_each_other(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address)
+    expect(page.locator("#charts figure:visible")).to_have_count(4)
+    marked = page.evaluate(
+        """async () => {
+          const { state } = await import("./web/stream.js"), { draw } = await import("./web/charts.js");
+          const [first] = state.incidents;
+          state.incidents = [["warning", 3], ["critical", 4], ["warning", 5]].map(([severity, step]) => ({ ...first, severity, first_step: step }));
+          draw();
+          const plot = document.querySelector("#charts svg");
+          return [plot.querySelectorAll(".mark").length, [...plot.querySelectorAll(".marked")].map((one) => one.textContent)];
+        }"""
+    )
+    assert [3, ["incident, step 4"]] == marked
 
 
 def test_four_thousand_ranks_are_usable(visit: Visit, many: Simulated) -> None:

@@ -89,6 +89,19 @@ def test_every_page_can_be_printed(capsys: Any) -> None:
         assert capsys.readouterr().out.startswith(f"{name} (alert)\n")
 
 
+def test_what_a_pager_says_can_be_looked_up(capsys: Any) -> None:
+    for alert, name in (("HolterNonfiniteInput", "nonfinite_input"), ("HolterUnexplainedSlowRank", "slow_rank")):
+        assert (0, 0) == (cli.main(["explain", name]), cli.main(["explain", alert]))
+        page, same = capsys.readouterr().out[:-1], alerts.page(name)
+        assert same is not None
+        assert page == f"{same.rstrip()}\n{same.rstrip()}"
+    assert 2 == cli.main(["explain", "nonfinite_imput"])
+    said = capsys.readouterr().err
+    assert "do you mean nonfinite_input" in said
+    assert 2 == cli.main(["explain", "x"])
+    assert len(capsys.readouterr().err) < 160
+
+
 def test_the_versioned_cases_of_promtool(promtool: str) -> None:
     tests = sorted(GRAFANA.glob("alerts/tests/*.yml"))
     ran = subprocess.run([promtool, "test", "rules", *tests], capture_output=True, text=True, check=False)

@@ -132,6 +132,30 @@ def test_the_scraper_chooses_the_format() -> None:
     assert text(OPENMETRICS).endswith("# EOF\n")
 
 
+@pytest.mark.parametrize(
+    ("accept", "is_open"),
+    [
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,text/plain;version=0.0.4;q=0.3,*/*;q=0.2", True),
+        ('APPLICATION/OpenMetrics-Text; Version="1.0.0" ; Q=1, */*', True),
+        ("text/plain;version=0.0.4;q=0.9,application/openmetrics-text;q=0.1", False),
+        ("application/openmetrics-text;q=0", False),
+        ("application/openmetrics-text;q=much", False),
+        ("application/openmetrics-text;version=2.0.0", False),
+        ("application/openmetrics-text;version=0.0.1", False),
+        ("application/openmetrics-text;version=abc", False),
+        ("text/plain;version=1.0.0-rc1", False),
+        ("*/*", False),
+        (";;=,,=;", False),
+    ],
+)  # fmt: skip
+def test_whatever_a_scraper_writes_it_is_answered_in_a_format_that_we_speak(accept: str, *, is_open: bool) -> None:
+    body, content_type = expose(families("r", "v", []), accept)
+    formats = ("text/plain; version=0.0.4; charset=utf-8", "application/openmetrics-text; version=1.0.0; charset=utf-8")
+    assert content_type.startswith(formats[is_open])
+    assert is_open == body.endswith(b"# EOF\n")
+
+
 def test_counters_begin_at_0_and_unknown_values_are_absent() -> None:
     lines = expose(families("r", "v", [RankSnapshot(0, "h")]), "")[0].decode()
     assert 'holter_observations_dropped_total{rank="0",run_id="r"} 0.0' in lines

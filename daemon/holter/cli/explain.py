@@ -1,6 +1,7 @@
 """`holter explain NAME`: the page of a detector, a cause or an alert about holter itself."""
 
 import argparse
+import difflib
 import json
 import sys
 from typing import Any
@@ -13,7 +14,10 @@ def add_parser(subparsers: Any) -> None:
     """Options of the command."""
     parser = subparsers.add_parser("explain", help="the page of a detector or a cause", description=__doc__)
     parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="a detector, a cause or an alert; without it, all names"
+        "name",
+        nargs="?",
+        metavar="NAME",
+        help="a detector, a cause or an alert, as a pager calls it too; without it, all names",
     )
     parser.add_argument("--json", action="store_true", help="print facts as JSON")
 
@@ -24,10 +28,13 @@ def run(args: argparse.Namespace) -> int:
         text = json.dumps(list(alerts.page_names())) if args.json else "\n".join(alerts.page_names())
         sys.stdout.write(text + "\n")
         return 0
-    page = alerts.page(args.name)
+    name = alerts.page_of_alert(args.name) or args.name
+    page = alerts.page(name)
     if page is None:
+        close = difflib.get_close_matches(name.lower().replace("-", "_"), alerts.page_names())
+        meant = f"do you mean {' or '.join(close)}? " if close else ""
         raise UsageError(
-            f"there is no detector, cause or alert {args.name!r}; there are {', '.join(alerts.page_names())}"
+            f"there is no detector, cause or alert {args.name!r}; {meant}`holter explain` lists all that have a page"
         )
-    sys.stdout.write((json.dumps({"name": args.name, "page": page}) if args.json else page.rstrip()) + "\n")
+    sys.stdout.write((json.dumps({"name": name, "page": page}) if args.json else page.rstrip()) + "\n")
     return 0

@@ -2,14 +2,18 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
+
+import msgspec
 
 from holter.cli.runs import Run, has_open_critical, locate
 from holter.cli.tables import printable, table
 from holter.diagnosis.report import headline
 from holter.errors import UsageError
+from holter.halting import tombstone
 from holter.records import Diagnosis
 
 COLUMNS = ("rank", "host", "step", "phase", "progress", "loss", "sidecar")
@@ -46,6 +50,9 @@ def _live(state: dict[str, Any]) -> Iterator[str]:
     ranks = state["ranks"]
     yield f"run {printable(state['run_id'])}: {len(ranks)} of {state['world_size']} ranks, {state['coordinator']}"
     yield from table(COLUMNS, [_row(rank) for rank in ranks])
+    yield from (printable(_finding(found)) for found in state["findings"])
+    if state["halt"] is not None:
+        yield printable(_halt(state["halt"]))
     yield from (f"blind: {printable(what)}" for what in state["blind"])
     yield from (f"warning: {printable(what)}" for what in state["warnings"])
 
@@ -63,10 +70,34 @@ def _past(found: Run) -> Iterator[str]:
     yield printable(f"  hosts     {', '.join(about.get('hosts', []))}")
     yield f"  ranks     {len(about.get('ranks', []))} of {about.get('world_size', 0)} attached"
     yield printable(f"  started   {about.get('started_at', 'unknown')}")
+    stone = _stone(found)
+    if stone is not None:
+        kept = f"{stone.checkpoint}, {stone.verdict}" if stone.checkpoint else "no checkpoint"
+        yield printable(f"  halted    after {stone.step} steps, {stone.cause}; {kept}")
+
+
+def _finding(found: dict[str, Any]) -> str:
+    waits = " (waits for evidence)" if found["waits"] else ""
+    return f"finding: {found['severity']}: {found['detector']}{waits}: {found['summary']}"
+
+
+def _halt(halt: dict[str, Any]) -> str:
+    """How far it is, and why; or what became of it."""
+    if halt["outcome"]:
+        return f"halt: {halt['outcome']}: {halt['text']}"
+    course = halt["course"] if halt.get("step") is None else f"{halt['course']}, step {halt['step']}"
+    why = ": ".join(filter(None, (halt.get("cause"), halt.get("reason"))))
+    return f"halt: {course}" + (f" ({why})" if why else "")
+
+
+def _stone(found: Run) -> tombstone.Halt | None:
+    return None if found.directory is None else tombstone.read(found.directory)
 
 
 def _recorded(found: Run, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
-    return {**found.identity, "incidents": [{"id": one.id, "headline": headline(one)} for one in diagnoses]}
+    incidents = [{"id": one.id, "headline": headline(one)} for one in diagnoses]
+    stone = _stone(found)
+    return {**found.identity, "incidents": incidents, "halt": None if stone is None else msgspec.to_builtins(stone)}
 
 
 def _incidents(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
@@ -78,7 +109,7 @@ def _incidents(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
 
 
 def _row(rank: dict[str, Any]) -> tuple[str, ...]:
-    age_s, loss = rank["last_progress_age_s"], rank["loss"]
+    age_s, loss = rank["last_progress_age_s"], math.nan if "loss" in rank.get("not_finite", ()) else rank["loss"]
     state = "rank exited" if rank["exited"] else rank["sidecar"]
     cells = (
         rank["rank"],
@@ -86,7 +117,7 @@ def _row(rank: dict[str, Any]) -> tuple[str, ...]:
         "-" if rank["step"] is None else rank["step"],
         rank["phase"] or "-",
         "-" if age_s is None else f"{age_s:.1f} s ago",
-        "-" if loss is None else f"{loss:.4g}",
+        "-" if loss is None else f"{loss:.4g}".replace("nan", "NaN"),
         state,
     )
     return tuple(printable(str(cell)) for cell in cells)

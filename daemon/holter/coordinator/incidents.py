@@ -87,8 +87,7 @@ class Incidents:
         self._by_id[diagnosis.id] = diagnosis
         self._former.discard(diagnosis.id)
         self._lay(diagnosis)
-        self._disk.submit(partial(_store, self._run_dir / DATABASE, diagnosis))
-        self._disk.submit(partial(write_files, self._run_dir / FOLDER / diagnosis.id, diagnosis))
+        self._write(diagnosis)
 
     def get(self, incident_id: str) -> Diagnosis | None:
         """One incident."""
@@ -101,6 +100,15 @@ class Incidents:
     def meet_again(self, ids: Iterable[str]) -> None:
         """These are of this life: a coordinator that died a moment ago had found them."""
         self._former.difference_update(ids)
+
+    def close_former(self, now_ns: int) -> list[Diagnosis]:
+        """The run was started again: what its former life left open is over. Returns these, as they were."""
+        over = [found for found in self._by_id.values() if found.id in self._former and found.closed_at is None]
+        for found in over:
+            closed = msgspec.structs.replace(found, closed_at=clock.rfc3339(now_ns))
+            self._by_id[found.id] = closed
+            self._write(closed)
+        return over
 
     def standing(self) -> list[Diagnosis]:
         """Those of this life that are not closed: a run that was halted and resumed is not paged about again."""
@@ -130,6 +138,10 @@ class Incidents:
             first_s=min(first_s, now_s) if known is None else known.first_s,
             since_s=now_s if known is None or known.on != on else known.since_s,
         )
+
+    def _write(self, diagnosis: Diagnosis) -> None:
+        self._disk.submit(partial(_store, self._run_dir / DATABASE, diagnosis))
+        self._disk.submit(partial(write_files, self._run_dir / FOLDER / diagnosis.id, diagnosis))
 
     def by_cause(self) -> Counter[str]:
         """How many there were, by leading cause; one that came to be explained otherwise counts for each."""

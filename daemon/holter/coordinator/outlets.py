@@ -39,6 +39,7 @@ class Outlets:
     def start(self) -> None:
         """In a running event loop."""
         if self._courier is not None:
+            self._pager.remember(self._ward.left_open)
             self._courier.start()
         self.write_targets()
 

@@ -1,7 +1,9 @@
 """What a browser, a scraper or a script can read. Everything a rank said is escaped or encoded, never trusted."""
 
 import html
+from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 from aiohttp import hdrs, web
@@ -16,10 +18,33 @@ from holter.coordinator.status import beginning, rank_details, snapshot, status
 from holter.coordinator.targets import sidecar_targets
 from holter.coordinator.ward import Ward
 from holter.diagnosis import report
+from holter.diagnosis.blocks import printable
 from holter.exporters import expose, families
 
 MAX_PLAIN = 128
 """Ranks in the table of the page itself; `/plain` has all."""
+MAX_DIGITS = 9
+"""Of a rank that is asked for: thousands of them are no number that Python reads."""
+
+RANKS = {
+    "rank": "Rank",
+    "host": "Host",
+    "step": "Step",
+    "phase": "Phase",
+    "last_progress_age_s": "Seconds since it moved",
+    "loss": "Loss",
+    "sidecar": "Sidecar",
+}
+INCIDENTS = {
+    "id": "Incident",
+    "severity": "Severity",
+    "cause": "Cause",
+    "symptom": "Symptom",
+    "opened_at": "Opened",
+    "closed_at": "Closed",
+    "report": "Diagnosis",
+}
+"""Field -> title of its column."""
 
 
 class Pages:
@@ -78,7 +103,8 @@ class Pages:
 
     async def _rank(self, request: web.Request) -> web.Response:
         name = request.match_info["rank"]
-        member = self._ward.roster.members.get(int(name)) if name.isascii() and name.isdigit() else None
+        is_number = name.isascii() and name.isdigit() and len(name) <= MAX_DIGITS
+        member = self._ward.roster.members.get(int(name)) if is_number else None
         if member is None:
             return _json({"error": "no such rank"}, status=404)
         return _json(rank_details(member, self.easel.now_ns()))
@@ -121,7 +147,8 @@ class Pages:
         state = status(self._ward, self.easel.now_ns())
         page = (
             f"<!doctype html><html lang=en><meta charset=utf-8><title>holter {html.escape(state['run_id'])}</title>"
-            f"<link rel=stylesheet href=web/page.css><body class=plain>{_render(state)}"
+            "<link rel=icon href=web/icon.svg><link rel=stylesheet href=web/page.css>"
+            f"<body class=plain><main>{_render(state)}</main>"
         )
         return web.Response(text=page, content_type="text/html", headers=HEADERS)
 
@@ -135,18 +162,26 @@ def _json(content: Any, status: int = 200) -> web.Response:
 
 def _render(state: dict[str, Any], num_left_out: int = 0) -> str:
     """The plainest page that tells how the run is."""
-    columns = ("rank", "host", "step", "phase", "last_progress_age_s", "loss", "sidecar")
-    ranks = _table(columns, state["ranks"])
-    incidents = _table(("id", "severity", "cause", "symptom"), state["incidents"])
-    notes = "".join(f"<li>{html.escape(note)}</li>" for note in [*state["blind"], *state["warnings"]])
+    ranks = _table(RANKS, state["ranks"])
+    told = [one | {"report": f"api/v1/incidents/{quote(one['id'], safe='')}/report"} for one in state["incidents"]]
+    incidents = _table(INCIDENTS, told) if told else "<p>none</p>"
+    notes = "".join(f"<li>{_text(note)}</li>" for note in [*state["blind"], *state["warnings"]])
     rest = f"<p><a href=plain>{num_left_out} more ranks</a></p>" if num_left_out > 0 else ""
-    run_id = html.escape(state["run_id"])
+    run_id = _text(state["run_id"])
     return f"<h1>{run_id}</h1><h2>Incidents</h2>{incidents}<h2>Ranks</h2>{ranks}{rest}<ul>{notes}</ul>"
 
 
-def _table(columns: tuple[str, ...], rows: list[dict[str, Any]]) -> str:
-    head = "".join(f"<th>{column}</th>" for column in columns)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(str(row[column]))}</td>" for column in columns) + "</tr>" for row in rows
-    )
+def _table(columns: Mapping[str, str], rows: list[dict[str, Any]]) -> str:
+    head = "".join(f"<th>{title}</th>" for title in columns.values())
+    body = "".join("<tr>" + "".join(_cell(column, row[column]) for column in columns) + "</tr>" for row in rows)
     return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _cell(column: str, value: object) -> str:
+    return f'<td><a href="{_text(value)}">in full</a></td>' if column == "report" else f"<td>{_text(value)}</td>"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return "" if value is None else html.escape(printable(str(value)))

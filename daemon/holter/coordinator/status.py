@@ -1,5 +1,6 @@
 """What `/api/v1/status` says, as plain data. Pure."""
 
+import math
 from typing import Any
 
 from holter.clock import rfc3339
@@ -135,10 +136,16 @@ def rank_status(member: Member, now_ns: int) -> dict[str, Any]:
         "last_progress_age_s": None if progress_ns is None else round(max(0, now_ns - progress_ns) / 1e9, 1),
         "loss": member.loss,
         "gradient_norm": member.gradient_norm,
+        # JSON has no NaN: null is what nobody read, unless it is named here.
+        "not_finite": [name for name in ("loss", "gradient_norm") if not _is_finite(getattr(member, name))],
         "overhead_ratio": member.overhead_ratio,
         "dropped": member.dropped,
         "metrics_address": member.hello.metrics_address,
     }
+
+
+def _is_finite(number: float | None) -> bool:
+    return number is None or math.isfinite(number)
 
 
 def rank_details(member: Member, now_ns: int) -> dict[str, Any]:

@@ -118,6 +118,8 @@ class Ward:
         self.halts = Halts(self._write_own, settings.save_deadline_s)
         self.findings: list[Finding] = []
         """What stands as of the last judgement."""
+        self.left_open: list[Diagnosis] = []
+        """Incidents that a former life of this run left open."""
         self.deliveries = Deliveries()
         """What became of messages to the webhook; nothing, if there is none."""
         self.strangers = 0
@@ -259,7 +261,11 @@ class Ward:
             self._put(known)
 
     def recall(self, now_ns: int) -> None:
-        """Know again what a coordinator of this run wrote down before it died a moment ago; raises nothing."""
+        """Know again what a coordinator of this run wrote down before it died a moment ago; raises nothing. What is of a former life is over."""
+        self._recall(now_ns)
+        self.left_open = self.incidents.close_former(now_ns)
+
+    def _recall(self, now_ns: int) -> None:
         if not is_interrupted(self.settings.run_dir, self.settings.run_id, now_ns):
             return
         self.casebook.count(())

@@ -68,12 +68,12 @@ def to_markdown(diagnosis: Diagnosis) -> str:
 
 def to_html(diagnosis: Diagnosis) -> str:
     """One self-contained file: no script, nothing fetched, light or dark as the reader's system is."""
-    title = html.escape(headline(diagnosis))
+    title = _html(headline(diagnosis))
     body = "\n".join(_html_section(section) for section in sections(diagnosis))
     return _HTML.format(
         title=title,
-        severity=html.escape(diagnosis.severity),
-        symptom=html.escape(diagnosis.symptom),
+        severity=_html(diagnosis.severity),
+        symptom=_html(diagnosis.symptom),
         style=f"{_STYLE}\n{drawing.STYLE}\n{blocks.STYLE}",
         body=body,
     )
@@ -81,9 +81,9 @@ def to_html(diagnosis: Diagnosis) -> str:
 
 def to_fragment(diagnosis: Diagnosis) -> str:
     """The same as a piece of another page, which has the styles: no style and no script in it."""
-    title, symptom = html.escape(headline(diagnosis)), html.escape(diagnosis.symptom)
+    title, symptom = _html(headline(diagnosis)), _html(diagnosis.symptom)
     body = "\n".join(_html_section(section, 3) for section in sections(diagnosis))
-    return f'<h2 class="{html.escape(diagnosis.severity)}">{title}</h2>\n<p class="symptom">{symptom}</p>\n{body}'
+    return f'<h2 class="{_html(diagnosis.severity)}">{title}</h2>\n<p class="symptom">{symptom}</p>\n{body}'
 
 
 def _wrap(text: str, width: int, first: str = "", rest: str | None = None) -> list[str]:
@@ -104,17 +104,22 @@ def _paint(text: str, code: str, *, color: bool) -> str:
 
 
 def _md(text: str) -> str:
-    """Names are literal: `layers.*` is no emphasis and `<x>` is no tag."""
-    return "".join(f"\\{char}" if char in "\\*<" else char for char in " ".join(text.split()))
+    """Names are literal: `layers.*` is no emphasis, `<x>` no tag and `[x](y)` no link."""
+    literal = "".join(f"\\{char}" if char in "\\*<" else char for char in printable(" ".join(text.split())))
+    return literal.replace("](", "\\](")
+
+
+def _html(text: str) -> str:
+    return html.escape(printable(text))
 
 
 def _html_section(section: Section, level: int = 2) -> str:
-    parts = [f"<section><h{level}>{html.escape(section.title)}</h{level}>"]
-    parts += [f"<p>{html.escape(paragraph)}</p>" for paragraph in section.paragraphs]
+    parts = [f"<section><h{level}>{_html(section.title)}</h{level}>"]
+    parts += [f"<p>{_html(paragraph)}</p>" for paragraph in section.paragraphs]
     if section.items:
-        parts.append("<ul>" + "".join(f"<li>{html.escape(item)}</li>" for item in section.items) + "</ul>")
+        parts.append("<ul>" + "".join(f"<li>{_html(item)}</li>" for item in section.items) + "</ul>")
     if section.pairs:
-        rows = "".join(f"<dt>{html.escape(label)}</dt><dd>{html.escape(text)}</dd>" for label, text in section.pairs)
+        rows = "".join(f"<dt>{_html(label)}</dt><dd>{_html(text)}</dd>" for label, text in section.pairs)
         parts.append(f"<dl>{rows}</dl>")
     parts += [drawing.figure(plot, number) for number, plot in enumerate(section.plots)]
     parts += [blocks.to_html(block) for block in section.blocks]

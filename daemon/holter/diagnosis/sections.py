@@ -26,6 +26,9 @@ class Section:
 def sections(diagnosis: Diagnosis) -> Iterator[Section]:
     """In the order in which a person wants to know."""
     cause, *others = diagnosis.causes
+    if diagnosis.closed_at:
+        over = f"Closed {diagnosis.closed_at}: it passed, or the run was started again. What follows is how it was."
+        yield Section("It is over", paragraphs=(over,))
     doubts = _of_kind(cause, "strikes")
     if doubts:
         yield Section("Seen before", paragraphs=doubts)
@@ -108,8 +111,6 @@ def _record(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
         )
     yield "Incident", f"{diagnosis.id} of run {diagnosis.run_id}"
     yield "Opened", f"{diagnosis.opened_at}, {diagnosis.detected_after_s:.1f} s after it happened"
-    if diagnosis.closed_at:
-        yield "Closed", diagnosis.closed_at
 
 
 def ranks_text(ranks: tuple[int, ...]) -> str:

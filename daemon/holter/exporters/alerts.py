@@ -70,6 +70,11 @@ def page_names() -> tuple[str, ...]:
     return tuple(dict.fromkeys((*pages.names(), *(watch.name for watch in watcher_rules.ALL))))
 
 
+def page_of_alert(alert: str) -> str | None:
+    """`HolterNonfiniteInput`, as a pager says it, is explained on the page `nonfinite_input`."""
+    return next((rule.page for rules in groups().values() for rule in rules if rule.alert == alert), None)
+
+
 def _cause_rule(entry: CauseEntry) -> Rule:
     return Rule(
         alert=alert_name(entry.cause),

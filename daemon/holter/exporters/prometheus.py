@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from holter.exporters import catalogue
+from holter.exporters import catalogue, negotiation
 from holter.exporters.naming import clipped
 from holter.exporters.snapshot import STEP_BUCKETS_S, CoordinatorSnapshot, JobFigures, ModuleFigures, RankSnapshot
 from holter.records import Device, Phase, Where
@@ -107,7 +107,7 @@ def families(
 
 def expose(metrics: Iterable[Metric], accept: str) -> tuple[bytes, str]:
     """Body and content type in the format that the scraper asked for: OpenMetrics or the classic text."""
-    encoder, content_type = choose_encoder(accept)
+    encoder, content_type = choose_encoder(negotiation.chosen(accept))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Rendered(list(metrics)))
     return encoder(registry), content_type

@@ -3,7 +3,7 @@
     incident opens                firing
     its cause or severity changes resolved, firing
     its ranks change              firing again, the same alert: nobody shall go after the wrong rank
-    it closes                     resolved
+    it closes                     resolved; also when the run is started again
 
 Pure: the coordinator sends them.
 """
@@ -70,6 +70,10 @@ class Pager:
     def __init__(self, address: str, runbooks: str) -> None:
         self._address, self._runbooks = address, runbooks
         self._told: dict[str, _Told] = {}
+
+    def remember(self, told: Sequence[Diagnosis]) -> None:
+        """A former life of the run told of these: now it is to be told that they are over."""
+        self._told |= {diagnosis.id: _Told(self._labels(diagnosis), diagnosis) for diagnosis in told}
 
     def look(self, standing: Sequence[Diagnosis], now: str) -> list[Message]:
         """Messages for what changed since the last look; `standing` are the open incidents, `now` is RFC 3339."""

@@ -2,10 +2,11 @@
 // a dashed line where an incident began. The classes are those of the report's plots.
 
 import { $, el, svg } from "./dom.js";
+import { bySeverity } from "./lists.js";
 import { state } from "./stream.js";
 import { count, duration, figure } from "./words.js";
 
-const HEIGHT = 170, LEFT = 58, RIGHT = 12, TOP = 20, BOTTOM = 28, COLUMNS = 240, LOG_FROM = 100;
+const HEIGHT = 170, LEFT = 58, RIGHT = 12, TOP = 20, BOTTOM = 28, COLUMNS = 240, LOG_FROM = 100, LETTER = 7;
 const CHARTS = [
   { name: "loss", title: "Loss", text: figure },
   { name: "gradient_norm", title: "Gradient norm", text: figure },
@@ -115,13 +116,17 @@ function ticks({ low, high, isLog }, num) {
 
 const serious = () => state.incidents.filter((one) => !one.closed_at && one.severity !== "info");
 
+// A line for each; a word where there is room for it, for the gravest first.
 function marks(across) {
   const isShown = (one) => one.first_step >= across.low && one.first_step <= across.high;
-  const steps = new Set(serious().filter(isShown).map((one) => one.first_step));
+  const steps = new Set(serious().filter(isShown).sort(bySeverity).map((one) => one.first_step)), taken = [];
   return [...steps].flatMap((step) => {
-    const x = across.at(step), isRight = x > width / 2;
+    const x = across.at(step), text = `incident, step ${count(step)}`, isRight = x > width / 2, far = 5 + text.length * LETTER;
+    const [from, to] = isRight ? [x - far, x] : [x, x + far];
+    const isFree = taken.every(([begin, end]) => to <= begin || from >= end);
+    if (isFree) taken.push([from, to]);
     return [svg("line", { class: "mark", x1: x, x2: x, y1: TOP - 10, y2: HEIGHT - BOTTOM }),
-      svg("text", { class: "marked", x: x + (isRight ? -5 : 5), y: TOP - 6, "text-anchor": isRight ? "end" : "start" }, `incident, step ${count(step)}`)];
+      isFree ? svg("text", { class: "marked", x: x + (isRight ? -5 : 5), y: TOP - 6, "text-anchor": isRight ? "end" : "start" }, text) : null].filter(Boolean);
   });
 }
 

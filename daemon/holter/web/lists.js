@@ -76,10 +76,9 @@ export function timeline() {
 export function checkpoints() {
   const rows = state.checkpoints.map((one) => el("tr", {},
     el("th", { scope: "row" }, count(one.step)),
-    el("td", {}, badge(one.verdict), one.is_gone ? " (deleted since)" : ""),
-    el("td", {}, one.why, one.incident ? el("span", {}, " ", el("a", { href: addressOf(one.incident) }, "incident")) : "", el("br"), el("span", { class: "path" }, one.path), el("small", {}, ` by ${one.by}`)),
-    el("td", {}, when(one.at))));
-  fill($("checkpoints"), rows.length ? el("table", {}, el("thead", {}, el("tr", {}, ["Step", "Verdict", "Why, and where", "When"].map((title) => el("th", { scope: "col" }, title)))), el("tbody", {}, rows))
+    el("td", {}, badge(one.verdict), one.is_gone ? " (deleted since)" : "", el("br"), el("small", {}, when(one.at))),
+    el("td", {}, one.why, one.incident ? el("span", {}, " ", el("a", { href: addressOf(one.incident) }, "incident")) : "", el("br"), el("span", { class: "path" }, one.path), el("small", {}, ` by ${one.by}`))));
+  fill($("checkpoints"), rows.length ? el("table", {}, el("thead", {}, el("tr", {}, ["Step", "Verdict", "Why, and where"].map((title) => el("th", { scope: "col" }, title)))), el("tbody", {}, rows))
     : el("p", { class: "muted" }, "None was seen yet."));
 }
 

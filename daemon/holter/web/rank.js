@@ -1,6 +1,7 @@
 // One rank, looked at closely; asked for again while it is open.
 
 import { $, el, fill } from "./dom.js";
+import { read } from "./stream.js";
 import { count, duration, figure, time } from "./words.js";
 
 const EVERY_MS = 2000;
@@ -25,7 +26,7 @@ async function show() {
   if (rank === null) return;
   const answer = await fetch(`api/v1/ranks/${rank}`).catch(() => null);
   if (rank !== chosen) return;
-  const told = answer?.ok ? await answer.json() : null;
+  const told = answer?.ok ? read(await answer.text()) : null;
   $("rank").hidden = false;
   fill($("rank"), el("div", { class: "title-row" }, el("h3", { id: "rank-title" }, `Rank ${rank}`), el("button", { type: "button", "data-key": "close" }, "Close")),
     told ? el("dl", {}, pairs(told).flatMap(([name, text]) => [el("dt", {}, name), el("dd", {}, text)])) : el("p", {}, answer ? "It has not come yet." : "The coordinator cannot be reached."));
@@ -37,13 +38,14 @@ async function show() {
 function pairs(told) {
   const bad = Object.entries(told.nonfinite).map(([where, number]) => `${where} ${count(number)}`).join(", ");
   const lost = Object.entries(told.sight_lost).map(([what, number]) => `${what} (${count(number)})`).join(", ");
+  const number = (name) => (told[name] === null && !told.not_finite.includes(name) ? null : figure(told[name]));
   const exit = told.exit && (told.exit.signal ? `by signal ${told.exit.signal}` : `with code ${told.exit.code}`);
   return [
     ["Host", told.host], ["Process", told.pid], ["Sidecar", `${told.sidecar}, process ${told.sidecar_pid}`],
     ["Ended", exit && `${exit}, at step ${told.exit.step}`],
     ["Step", told.step === null ? null : count(told.step)], ["Phase", told.phase],
     ["Last moved", told.last_progress_at && `${time(told.last_progress_at)}, ${duration(told.last_progress_age_s)} ago`],
-    ["Loss", told.loss === null ? null : figure(told.loss)], ["Gradient norm", told.gradient_norm === null ? null : figure(told.gradient_norm)],
+    ["Loss", number("loss")], ["Gradient norm", number("gradient_norm")],
     ["Step time", told.step_s === null ? null : duration(told.step_s)], ["Late at collectives", told.collective_lag_s === null ? null : duration(told.collective_lag_s)],
     ["NaN or Inf met", bad], ["Cannot be seen", lost], ["Device", told.gpu_uuid],
     ["Overhead", told.overhead_ratio === null ? null : `${(100 * told.overhead_ratio).toFixed(2)} %`], ["Dropped", told.dropped ? count(told.dropped) : null],

@@ -9,6 +9,10 @@ export const state = { about: {}, hosts: [], columns: {}, series: {}, incidents:
 // "opening", "live", "lost" or "ended"; why; and up to when the run was seen, by the coordinator's clock.
 export const line = { how: "opening", why: "", sinceMs: 0 };
 
+// Marks that turn the direction of writing would let a name rewrite the line that it stands in.
+const TURNS = /[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+export const read = (text) => JSON.parse(text.replace(TURNS, "\ufffd"));
+
 let offsetMs = 0;
 // What is not seen does not go on: without a line the time is that of the last word.
 export const nowMs = () => (line.how === "live" && state.about.is_live !== false ? Date.now() + offsetMs : state.now);
@@ -23,7 +27,7 @@ export function listen(changed) {
     changed(["line"]);
   };
   const heard = (event) => {
-    const told = JSON.parse(event.data);
+    const told = read(event.data);
     if (told.now) { state.now = told.now; offsetMs = told.now - Date.now(); }
     clearTimeout(watch);
     watch = setTimeout(() => again("the coordinator has not spoken for 30 s"), SILENT_MS);
