@@ -1,5 +1,6 @@
 """A rank worn in this very process: a real page, a real monitor, and the reader a sidecar would use."""
 
+import gc
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -61,6 +62,12 @@ class Worn:
         self.monitor.uninstall()
         self.reader.close()
         self.page.close()
+
+
+@pytest.fixture
+def swept() -> None:
+    """Models of other tests that nobody holds any more would be found among the interpreter's objects."""
+    gc.collect()
 
 
 @pytest.fixture

@@ -8,6 +8,8 @@ from torch.distributed.fsdp import fully_shard
 
 from holter.records import Census, Mark
 
+pytestmark = pytest.mark.usefixtures("swept")
+
 
 def step(model: nn.Module, *optimizers: torch.optim.Optimizer) -> None:
     model.zero_grad()

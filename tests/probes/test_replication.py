@@ -8,6 +8,8 @@ from torch import nn
 
 from holter.records import Census, PackedTable, StepDone
 
+pytestmark = pytest.mark.usefixtures("swept")
+
 
 class Bloom(nn.Module):
     """A replicated norm beside weights of which every rank has its own part."""
