@@ -41,9 +41,9 @@ def test_plain_values_come_back_and_all_else_is_left_alone():
     assert (1, 3.0, MAX_ENTRIES + 2) == (progress.new, progress.weights.sum().item(), len(progress.long))
 
 
-@pytest.mark.parametrize("thing", [3, object(), nn.Linear(2, 2), deque([1])])
-def test_what_has_no_such_attributes_is_no_trouble(thing):
-    registered = kept(thing)
+@pytest.mark.parametrize("make", [lambda: 3, object, lambda: nn.Linear(2, 2), lambda: deque([1])])
+def test_what_has_no_such_attributes_is_no_trouble(make):
+    registered = kept(make())
     registered.put(registered.take())
 
 
