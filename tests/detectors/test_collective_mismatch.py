@@ -178,6 +178,18 @@ def test_the_exam_of_an_aborted_rank_and_that_of_its_survivor_tell_together() ->
     assert "collective_shape_mismatch" == cause(finding)
 
 
+def test_when_a_rank_crashes_its_peers_are_read_while_they_are_there() -> None:
+    usual = steps(20)
+    breath = exam(flight(waiting(usual)), reason="last_breath")
+    (question,) = judge({0: breath, 1: exam(flight(usual[:9]), reason="death", at_ns=NOW - SECOND)})
+    assert (ExamRequest(NOW, "quick", (1,)),) == question.needs
+    peer = exam(flight(with_last(usual, "all_reduce", 200)))
+    (finding,) = judge({0: breath, 1: peer})
+    assert "collective_shape_mismatch" == cause(finding)
+    assert [] == judge({0: breath, 1: exam(None)}, exits=(ended(0),), now_ns=NOW + SECOND), "asked, and nothing found"
+    assert [] == judge({0: breath}, now_ns=NOW + 10 * SECOND), "too late to ask"
+
+
 def test_the_newest_copy_of_a_rank_counts() -> None:
     usual = waiting(steps(31))
     old = exam(flight(steps(28), taken_ns=NOW - 5 * SECOND), at_ns=NOW - 5 * SECOND)
@@ -245,7 +257,7 @@ def test_a_call_left_out_of_which_a_rank_died_is_named() -> None:
     (finding,) = judge(exams, exits=(ended(0), ended(1, by=None)))
     assert (1,) == finding.ranks
     assert "rank_missing_from_collective" == cause(finding)
-    assert [] == judge(exams, delays={0: late(), 1: late()})
+    assert [] == [one for one in judge(exams, delays={0: late(), 1: late()}) if not one.needs]
 
 
 def test_ranks_that_wait_for_each_other_in_two_groups_called_in_another_order() -> None:

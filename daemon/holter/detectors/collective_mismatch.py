@@ -34,6 +34,9 @@ from holter.detectors.window import PartedBlock, Window
 from holter.flight import BLOCK_CALLS
 from holter.records import Collective, ExamRequest, Finding, Flight
 
+CRASH_S = 3.0
+"""So long after a rank's last breath its peers may still be there to be looked at."""
+
 
 @dataclass(frozen=True)
 class CollectiveMismatch:
@@ -66,15 +69,13 @@ class CollectiveMismatch:
             found = _found(window, flights)
             if found is not None:
                 break
-        if found is None and (counted := uncounted(window)) is not None:
-            asked_ns = _first_seen_ns(window, counted[-1].step)
-            asked = self._alive(window)[: self.max_examined]
-            if any(not _is_answered(window, rank, asked_ns) for rank in asked):
-                yield _question_of_counts(window, counted[-1].step, asked_ns, asked)
-            else:
-                found = of_counts(*counted, flights)
         if found is not None:
             yield _finding(window, found, flights)
+        elif counted := list(self._counted(window, flights)):
+            yield from counted
+            return
+        else:
+            yield from self._ask_peers(window)
         for parted in first:
             if found is not None and parted.group == found.group:
                 continue
@@ -107,6 +108,31 @@ class CollectiveMismatch:
         sides = sorted(([rank for rank in ranks if rank not in gone] for ranks in parted.digests.values()), key=len)
         turns = itertools.chain.from_iterable(itertools.zip_longest(*sides))
         return tuple(sorted([rank for rank in turns if rank is not None][: self.max_examined]))
+
+    def _counted(self, window: Window, flights: Mapping[int, Flight]) -> Iterator[Finding]:
+        """What the counts of calls show, once the recorders were read for it."""
+        counted = uncounted(window)
+        if counted is None:
+            return
+        asked_ns = _first_seen_ns(window, counted[-1].step)
+        asked = self._alive(window)[: self.max_examined]
+        if any(not _is_answered(window, rank, asked_ns) for rank in asked):
+            yield _question_of_counts(window, counted[-1].step, asked_ns, asked)
+        else:
+            yield _finding(window, of_counts(*counted, flights), flights)
+
+    def _ask_peers(self, window: Window) -> Iterator[Finding]:
+        """A rank was heard to crash just now: it is kept for a moment, in which its peers still hold what they called."""
+        heard = {
+            rank: seen.at_ns
+            for rank, exams in window.exams.items()
+            for seen in exams
+            if seen.exam.reason == "last_breath" and window.now_ns - seen.at_ns < CRASH_S * 1e9
+        }
+        asked_ns = max(heard.values(), default=0)
+        peers = tuple(rank for rank in self._alive(window) if rank not in heard)[: self.max_examined]
+        if heard and any(not _is_answered(window, rank, asked_ns) for rank in peers):
+            yield _question_of_peers(window, asked_ns, peers)
 
     @staticmethod
     def _alive(window: Window) -> tuple[int, ...]:
@@ -149,6 +175,19 @@ def _question(window: Window, parted: PartedBlock, asked: tuple[int, ...]) -> Fi
         ranks=tuple(sorted(rank for ranks in parted.digests.values() for rank in ranks)),
         summary=f"{block_text(parted)}; their recorders are being read.",
         needs=(ExamRequest(parted.at_ns, "quick", asked),),
+    )
+
+
+def _question_of_peers(window: Window, asked_ns: int, peers: tuple[int, ...]) -> Finding:
+    step = max((exams[-1].step for exams in window.exams.values()), default=0)
+    return Finding(
+        detector=CollectiveMismatch.name,
+        severity="info",
+        first_step=step,
+        detected_step=step,
+        ranks=peers,
+        summary="A rank crashes; the recorders of its peers are being read.",
+        needs=(ExamRequest(asked_ns, "quick", peers),),
     )
 
 

@@ -8,6 +8,9 @@ from holter.detectors.window import Pace
 MIN_STEPS = 3
 """In which the counts agreed, and since when they have differed: a call at the border of two steps may count to either."""
 
+LOOK_BACK = 16
+"""Steps before the first that differs: where ranks always counted otherwise, each step is a first."""
+
 
 @dataclass(frozen=True)
 class Behind:
@@ -71,7 +74,8 @@ def left_out(paces: Sequence[Pace]) -> tuple[tuple[int, ...], tuple[int, ...], B
             continue
         ranks = pace.lasts[min(pace.lasts)]
         others = tuple(sorted(rank for told in pace.lasts.values() for rank in told if rank not in ranks))
-        found = behind(paces[: index + MIN_STEPS], ranks, others, num_steps=MIN_STEPS - 1)
+        around = paces[max(0, index - LOOK_BACK) : index + MIN_STEPS]
+        found = behind(around, ranks, others, num_steps=MIN_STEPS - 1)
         if found is not None and _is_as_ever(paces, others, found.step):
             return ranks, others, found
     return None
