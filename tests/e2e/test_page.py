@@ -283,7 +283,7 @@ def test_without_script_there_is_the_plain_table(visit: Visit, few: Simulated, w
     expect(page.locator("#app")).to_be_hidden()
     expect(page.locator("noscript tr").last).to_contain_text(f"{HOSTILE}0001")
     expect(page.locator("noscript tr").last).to_be_visible()
-    incidents.get_by_role("link", name="in full").click()
+    incidents.get_by_role("link", name="in full").first.click()
     expect(page.locator("h2")).to_contain_text("nonfinite_input on rank 10")
     assert [] == is_accessible(visit(few.address, "/plain"))
 

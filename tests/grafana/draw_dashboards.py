@@ -2,8 +2,8 @@
 
     python tests/grafana/draw_dashboards.py grafana/pictures        three minutes; `make pictures`
 
-Two jobs of two ranks train; in one of them rank 1 comes late for a while, and later its batch holds a NaN. Each picture says that it is a
-drawing: Grafana's own look differs in detail.
+Two jobs of two ranks train; in one of them rank 1 comes late for a while, and later its batch holds a NaN. Devices there are none: what
+they tell is made up. Each picture says that it is a drawing, and what is made up: Grafana's own look differs in detail.
 """
 
 import argparse
@@ -27,6 +27,7 @@ ROOT = HERE.parents[1]
 sys.path += [str(HERE.parent), str(HERE)]
 
 from prometheus_server import Prometheus, filled_in  # noqa: E402
+from standin_devices import devices  # noqa: E402
 from svg_canvas import BACKGROUND, EDGE, FAINT, NAMED, PANEL, TEXT, Box, Canvas  # noqa: E402
 from svg_panels import draw  # noqa: E402
 from svg_parts import Answer, Span  # noqa: E402
@@ -37,6 +38,7 @@ PACE = ("--step-s", "0.2")
 FAULT = ("--late", "110", "190", "--save-at", "230", "--nan-at", "400")
 WATCHED_S = 150.0
 SAYS = "Drawn from the panels' queries, run on a Prometheus that scraped real jobs of 2 ranks. No Grafana was run."
+MADE_UP = "What devices tell is made up: there was none."
 
 
 def main() -> None:
@@ -53,7 +55,9 @@ def main() -> None:
             for name, words in ((HEALTHY, PACE), (SPOILED, (*PACE, *FAULT)))
         ]
         targets = {"coordinators": [them[0] for them in jobs], "sidecars": [one for them in jobs for one in them[1:]]}
-        prometheus = stack.enter_context(Prometheus(place, targets))
+        standin = stack.enter_context(devices(SPOILED))
+        targets["devices"] = [standin.address]
+        prometheus = stack.enter_context(Prometheus(place, targets, standin.relabelling()))
         time.sleep(options.seconds)
         end_s = math.floor(time.time()) - 1
         for path in sorted((ROOT / "grafana" / "dashboards").glob("*.json")):
@@ -133,6 +137,8 @@ def header(canvas: Canvas, dashboard: dict[str, Any], run_id: str, span: Span) -
     clock = [time.strftime("%H:%M:%S", time.gmtime(at)) for at in (span.start_s, span.end_s)]
     canvas.text(WIDTH - MARGIN, 24, f"{clock[0]} to {clock[1]} UTC", 11, TEXT, "end")
     canvas.text(WIDTH - MARGIN, 48, SAYS, 11, FAINT, "end")
+    if "DCGM_" in json.dumps(dashboard):
+        canvas.text(WIDTH - MARGIN, 36, MADE_UP, 11, FAINT, "end")
 
 
 def marks(

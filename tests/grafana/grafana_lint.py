@@ -32,12 +32,12 @@ TOTALS = {
     ("holter-numerics", 4): "ranks are chosen by all that they have had; what is drawn is the increase",
 }
 """Panels that target-counter-agg-rule would refuse: a count since the start of a run is what they are about."""
-UNITS = {"none", "short", "percentunit", "sci", "s", "ops", "cps"}
+UNITS = {"none", "short", "percentunit", "sci", "s", "ops", "cps", "percent", "celsius", "watt", "mbytes"}
 """Those of Grafana's units (getValueFormats) that are used."""
 SHOWS_UNITS = {"stat", "table", "timeseries", "bargauge", "heatmap"}
 RANKED = re.compile(
     r"holter_(rank_info|step|step_seconds_\w+|last_progress_timestamp_seconds|phase|loss|gradient_norm|nonfinite_total|"
-    r"collective_lag_seconds|overhead_ratio|observations_dropped_total|sidecar_up)$"
+    r"collective_lag_seconds|overhead_ratio|observations_dropped_total|sidecar_up|device_\w+)$"
 )
 """Metrics with the label `rank`."""
 SELECTOR = re.compile(r"(holter_\w+)(?:\{([^}]*)\})?")
@@ -154,6 +154,9 @@ def target_run(dashboard: Dashboard) -> Iterator[str]:
                 yield f"{name}: {metric} looks at other runs too"
             if has_ranks and RANKED.match(metric) and 'rank=~"$rank"' not in matchers:
                 yield f"{name}: {metric} looks at ranks that were not chosen"
+        for metric in re.findall(r"\bDCGM_\w+", expr):
+            if f"holter_rank_info{{{run}, " not in expr:
+                yield f"{name}: {metric} is of devices of any run"
 
 
 RULES: dict[str, Rule] = {

@@ -24,14 +24,21 @@ class RefusedError(Exception):
 class Prometheus:
     """Scrapes every second, from `with` to its end."""
 
-    def __init__(self, directory: Path, targets: Mapping[str, Sequence[str]]) -> None:
+    def __init__(
+        self, directory: Path, targets: Mapping[str, Sequence[str]], relabelling: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         self._directory = directory
         self._targets = targets
+        self._relabelling = list(relabelling)
+        """Of everything that is scraped."""
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        jobs = [{"job_name": name, "static_configs": [{"targets": list(them)}]} for name, them in self._targets.items()]
+        jobs = [
+            {"job_name": name, "static_configs": [{"targets": list(them)}], "metric_relabel_configs": self._relabelling}
+            for name, them in self._targets.items()
+        ]
         config = self._directory / "prometheus.json"
         # JSON is YAML.
         config.write_text(json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": jobs}))

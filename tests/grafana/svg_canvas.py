@@ -103,8 +103,10 @@ def shown(value: float, unit: str) -> str:
         return _seconds(value)
     if unit == "sci":
         return f"{value:.1e}"
-    rate = {"ops": " ops/s", "cps": " c/s"}.get(unit, "")
-    return (f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}") + rate
+    name = {"ops": " ops/s", "cps": " c/s", "percent": " %", "celsius": " °C", "watt": " W", "mbytes": " MiB"}.get(
+        unit, ""
+    )
+    return (f"{value:.4g}" if abs(value) < 10_000 else f"{value:,.0f}") + name
 
 
 def _seconds(value: float) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html import escape
@@ -10,10 +11,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+from prometheus_server import filled_in
 
 from holter import cli
 from holter.exporters import places
 from holter.exporters.dashboards import ALL, render
+from holter.exporters.dashboards.promql import END
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
 VALIDATOR = jsonschema.Draft7Validator(json.loads((GRAFANA / "schema" / "dashboard.schema.json").read_text()))
@@ -92,6 +95,7 @@ def test_the_published_table_names_every_panel():
 def test_there_is_a_picture_that_says_what_it_is(uid):
     picture = (GRAFANA / "pictures" / f"{uid}.svg").read_text()
     assert "No Grafana was run." in picture
+    assert ("DCGM_" in render(uid)) == ("What devices tell is made up" in picture)
     assert all(escape(panel["title"]) in picture for panel in json.loads(render(uid))["panels"])
 
 
@@ -109,6 +113,34 @@ def test_what_is_about_the_job_asks_for_the_jobs_own_series(uid):
     panels = {panel["id"]: panel for panel in json.loads(render(uid))["panels"]}
     asked = [target["expr"] for number in named for target in panels[number]["targets"]]
     assert all("holter_job_" in expr and "$rank" not in expr for expr in asked)
+
+
+def test_what_dcgm_tells_is_found_under_each_rank_that_has_the_device(tmp_path):
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not on PATH")
+    panels = {panel["id"]: panel["targets"][0]["expr"] for panel in json.loads(render("holter-ranks"))["panels"]}
+    told = {
+        'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-1", gpu="0"}': "50x5",
+        'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-1", gpu="0", GPU_I_ID="1"}': "70x5",
+        'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-2", gpu="1"}': "90x5",
+        'DCGM_FI_DEV_GPU_UTIL{UUID="GPU-3", gpu="2"}': "10x5",
+        'holter_rank_info{run_id="r", rank="0", gpu_uuid="GPU-1", job="coordinators"}': "1x5",
+        'holter_rank_info{run_id="r", rank="0", gpu_uuid="GPU-1", job="sidecars"}': "1x5",
+        'holter_rank_info{run_id="r", rank="1", gpu_uuid="GPU-2"}': "1x5",
+        'holter_rank_info{run_id="r", rank="2", gpu_uuid="GPU-2"}': "1x5",
+        'holter_rank_info{run_id="r", rank="3", gpu_uuid=""}': "1x5",
+        'holter_rank_info{run_id="other", rank="0", gpu_uuid="GPU-3"}': "1x5",
+    }
+    # There is no end of a time that is shown in a test of promtool.
+    asked = {"expr": filled_in(panels[14], "r").replace(END, ""), "eval_time": "3m"}
+    expected = [{"labels": f'{{rank="{rank}"}}', "value": value} for rank, value in ((0, 70), (1, 90), (2, 90))]
+    series = [{"series": name, "values": values} for name, values in told.items()]
+    case = {"interval": "1m", "input_series": series, "promql_expr_test": [asked | {"exp_samples": expected}]}
+    path = tmp_path / "joined.json"
+    path.write_text(json.dumps({"rule_files": [], "evaluation_interval": "1m", "tests": [case]}))
+    ran = subprocess.run([promtool, "test", "rules", path], capture_output=True, text=True, check=False)
+    assert 0 == ran.returncode, ran.stdout + ran.stderr
 
 
 def test_links_lead_to_dashboards_that_are_there():

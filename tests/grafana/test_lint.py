@@ -63,7 +63,12 @@ SPOILED = {
     "panel-no-targets-rule": [_with([], "panels", 0, "targets")],
     "target-rate-interval-rule": [_with('rate(holter_nonfinite_total{run_id="$run"}[5m])', *EXPR)],
     "target-counter-agg-rule": [_with('sum(holter_nonfinite_total{run_id="$run"})', *EXPR)],
-    "target-run-rule": [_with("holter_incident_open", *EXPR), _with('holter_step{run_id="$run"}', *EXPR)],
+    "target-run-rule": [
+        _with("holter_incident_open", *EXPR),
+        _with('holter_step{run_id="$run"}', *EXPR),
+        _with('holter_device_power_watts{run_id="$run"}', *EXPR),
+        _with("max by (UUID) (DCGM_FI_DEV_GPU_UTIL)", *EXPR),
+    ],
 }
 
 

@@ -1,7 +1,7 @@
 """Every metric there is: name, help, labels, unit. A metric that is not in this table cannot be made.
 
 `_total` names a counter, which begins at 0. A unit is the name's last word. Metrics with a rank are told by its sidecar and, of jobs that
-are not too large, by the coordinator too; lag, and those of the job and of modules, by the coordinator alone.
+are not too large, by the coordinator too; a device's by the sidecar alone; lag, and those of the job and of modules, by the coordinator alone.
 """
 
 from dataclasses import dataclass

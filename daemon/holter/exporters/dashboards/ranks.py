@@ -1,7 +1,8 @@
-"""Rank against rank: who comes late, who is slow, who does what, who has stopped."""
+"""Rank against rank: who comes late, who is slow, who does what, who has stopped; and their devices."""
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
+from holter.exporters.dashboards import devices
 from holter.exporters.dashboards.board import Frame, board
 from holter.exporters.dashboards.card import CRITICAL, FINE, Card, Panel, Query
 from holter.exporters.dashboards.panels import heat, lines, states
@@ -41,7 +42,7 @@ def build() -> Dashboard:
         "Rank against rank: who comes late to collectives, who is slow, who does what, who has stopped. Of many ranks a panel shows "
         "the sixteen that are worst at the end of the time shown; the rank variable chooses among which."
     )
-    return board(Frame("holter-ranks", "holter / Ranks", text), [*_times(), *_doings(), _table()])
+    return board(Frame("holter-ranks", "holter / Ranks", text), [*_times(), *_doings(), _table(), *devices.panels()])
 
 
 def _times() -> list[Panel]:

@@ -1,0 +1,81 @@
+"""What two devices would tell of themselves, where there are none: made up here, and read, exported, scraped and asked for as real ones.
+
+    FakeNvml (public stand-in for the driver) ─▶ holter's own reader and exporter ─▶ holter_device_*
+    the same readings in dcgm-exporter's words ─▶ DCGM_FI_DEV_*
+    rank N of the run is taken for one that computes on device N: Prometheus writes that into holter_rank_info as it scrapes
+
+The second device grows hot, and its clock is held down for it.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from holter.exporters import RankSnapshot, expose, families
+from holter.sidecar.devices import read
+from holter.testing.nvml import FakeNvml, Gpu
+
+NUM_DEVICES = 2
+HOT_C, HOTTER_C_PER_S = 86, 0.6
+
+
+@dataclass(frozen=True)
+class Standin:
+    """The devices of one run."""
+
+    address: str
+    run_id: str
+
+    def relabelling(self) -> list[dict[str, Any]]:
+        """For what is scraped of holter."""
+        told = {"source_labels": ["__name__", "run_id", "rank"], "regex": f"holter_rank_info;{self.run_id};(.+)"}
+        return [told | {"target_label": "gpu_uuid", "replacement": "GPU-$1"}]
+
+
+@contextlib.contextmanager
+def devices(run_id: str) -> Iterator[Standin]:
+    """Served until the end of the block."""
+    began_s = time.monotonic()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = page(run_id, time.monotonic() - began_s)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield Standin(f"127.0.0.1:{server.server_address[1]}", run_id)
+    server.shutdown()
+    server.server_close()
+
+
+def page(run_id: str, age_s: float) -> bytes:
+    """Both exporters' lines at this age."""
+    nvml = FakeNvml(*(_gpu(number, age_s) for number in range(NUM_DEVICES)))
+    nvml.nvmlInit()
+    ranks = [RankSnapshot(rank, "host", device=read(nvml, uuid), gpu_uuid=uuid) for rank, uuid in enumerate(nvml.gpus)]
+    told = [family for family in families(run_id, "", ranks) if family.name.startswith("holter_device_")]
+    return expose(told, "")[0] + "".join(_dcgm(gpu, number) for number, gpu in enumerate(nvml.gpus.values())).encode()
+
+
+def _gpu(number: int, age_s: float) -> Gpu:
+    temperature_c = 62 if number == 0 else min(91, int(64 + HOTTER_C_PER_S * age_s))
+    if temperature_c < HOT_C:
+        return Gpu(f"GPU-{number}", temperature_c=temperature_c, power_mw=640_000)
+    reasons = FakeNvml.nvmlClocksEventReasonHwThermalSlowdown
+    return Gpu(f"GPU-{number}", reasons, sm_clock_mhz=1215, temperature_c=temperature_c, power_mw=430_000)
+
+
+def _dcgm(gpu: Gpu, number: int) -> str:
+    labels = f'{{gpu="{number}",UUID="{gpu.uuid}",device="nvidia{number}",modelName="made up",Hostname="host"}}'
+    return f"DCGM_FI_DEV_GPU_UTIL{labels} {99 if gpu.reasons else 94}\nDCGM_FI_DEV_FB_USED{labels} {61_000 + number}\n"
