@@ -1,7 +1,5 @@
 """Names, shapes, frozenness, buffers, and which optimizer holds what."""
 
-import gc
-
 import pytest
 import torch
 from torch import nn
@@ -93,8 +91,6 @@ def test_parameters_of_an_optimizer_that_no_model_has_are_counted(worn):
 
 
 def test_parameters_that_were_replaced_after_the_optimizer_was_built_are_foreign(worn):
-    # Models are looked for: what other tests have let go of is no part of this script.
-    gc.collect()
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     model.weight, model.bias = (nn.Parameter(p.detach().clone()) for p in (model.weight, model.bias))
