@@ -102,6 +102,7 @@ def test_what_a_pager_says_can_be_looked_up(capsys: Any) -> None:
     assert len(capsys.readouterr().err) < 160
 
 
+@pytest.mark.slow
 def test_the_versioned_cases_of_promtool(promtool: str) -> None:
     tests = sorted(GRAFANA.glob("alerts/tests/*.yml"))
     ran = subprocess.run([promtool, "test", "rules", *tests], capture_output=True, text=True, check=False)

@@ -34,6 +34,7 @@ def test_it_reads_back_as_it_was_written(tmp_path: Path):
     assert manifest() == manifests.read(tmp_path)
 
 
+@pytest.mark.slow
 def test_any_flipped_bit_is_seen(tmp_path: Path):
     """In a name, too: a field with a default that nobody recognises any more is not a field left out."""
     content = manifests.encode(manifest())

@@ -137,6 +137,7 @@ class _LeaveSeenError(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scene", [agreed(2), nonfinite(2), hung(2, (0,)), mixed(2), aside(2)])
 def test_a_halt_can_be_completed(scene: Scene) -> None:
     def watch(explorer: Explorer, world: World) -> None:

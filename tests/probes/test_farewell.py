@@ -76,6 +76,7 @@ ENDS = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "expected"),
     [([], ["says: exception", "lingers: RuntimeError: boom"]), (["-i"], ["says: end"])],

@@ -15,6 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from holter import testing
 
+pytestmark = pytest.mark.slow
+
 
 def run(code, **how):
     return subprocess.run([sys.executable, "-c", f"from holter import testing\n{code}"], timeout=60, check=False, **how)

@@ -23,6 +23,8 @@ from holter.integrations.keeping.keeper import Task
 from holter.probes.generators import Generators
 from holter.probes.rewind import Rewound
 
+pytestmark = pytest.mark.slow
+
 EVERY = 3
 
 

@@ -17,6 +17,8 @@ import holter
 from holter.integrations.keeping import accelerated
 from holter.integrations.keeping.keeper import Task
 
+pytestmark = pytest.mark.slow
+
 BATCHES, STEPS = 10, 24
 Losses = dict[int, float]
 
