@@ -12,8 +12,6 @@ from holter.threads import without_signals
 
 SCRIPT = """
 import os, signal, socket, sys, tempfile, threading, time
-
-pytestmark = pytest.mark.slow
 def desk():
     from holter.halting.cell import OwnCell
     from holter.halting.desk import Desk

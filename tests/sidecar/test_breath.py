@@ -152,8 +152,6 @@ async def test_a_descriptor_that_another_file_took_is_left_alone(tmp_path):
     code = """
 import os, socket, sys
 from holter.probes import _last_breath
-
-pytestmark = pytest.mark.slow
 ours, theirs = socket.socketpair()
 _last_breath.install(ours.fileno())
 number = ours.detach()
