@@ -10,7 +10,7 @@ change or another tensor stands in its place; if it then differs from its copy a
 grouped copy of the small ones and the statistics.
 
 DDP gives rank 0's buffers to all before each forward pass: what another rank's own came to is never used. A rank that saves for rank 0 before
-that has happened takes over what rank 0 has shown of them (`given`, about 2 us a buffer; of a device nothing, it would be waited for).
+that has happened takes over what rank 0 has shown of them (`given`, 2 to 4 us a buffer; of a device nothing, it would be waited for).
 
 Copies lie on the buffers' own device; those of large ones take at most 256 MB in all, the smallest first, and once memory was short there
 are none. Of a buffer without a copy (quantised weights, a replay memory) it is known whether torch counted a change: then `restore` refuses.
