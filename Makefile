@@ -18,7 +18,7 @@ TRAIN = $(LAUNCH) deploy/examples/train_gpt.py --steps 60
 install: $(STAMP)  ## .venv with holter and everything needed to run and test it
 
 # torch first and pinned: any range that admits a newer one would pull gigabytes of CUDA packages.
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard kernels/holter_kernels/csrc/* daemon/holter/probes/csrc/*)
+$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard kernels/holter_kernels/csrc/* daemon/holter/rank/csrc/*)
 	@echo "making $(VENV): torch for the CPU, accelerate, transformers, deepspeed, holter (a minute or two, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch==$$(sed -n 's/^torch==//p' constraints.txt)
@@ -56,8 +56,8 @@ demo: install  ## train a small GPT on 2 ranks, spoil rank 1's batch at step 30:
 # of their time, two at once do each other no harm. tests.run is pytest, and one more try for at most three tests that a busy machine failed.
 test: install system check  ## everything, as CI runs it
 	$(BIN)/python -m tests.run -n 2 -m "not job"
-	$(BIN)/python -m tests.run -n 2 --dist loadfile -m job --ignore tests/faults
-	$(BIN)/python -m tests.run -m job tests/faults
+	$(BIN)/python -m tests.run -n 2 --dist loadfile -m job --ignore tests/corpus
+	$(BIN)/python -m tests.run -m job tests/corpus
 
 test-quick: install  ## without real jobs
 	$(BIN)/python -m pytest -n 2 -m "not job and not slow"

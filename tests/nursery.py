@@ -27,7 +27,7 @@ PRELOADED = (
     "torch.utils.data.distributed",
     "accelerate",
     "transformers.trainer",
-    "holter.integrations.loop",
+    "holter.frameworks.attach",
 )
 """What most ranks would import for seconds."""
 

@@ -13,27 +13,27 @@ from holter.threads import without_signals
 SCRIPT = """
 import os, signal, socket, sys, tempfile, threading, time
 def desk():
-    from holter.halting.cell import OwnCell
-    from holter.halting.desk import Desk
-    from holter.halting.means import DeskSettings, Means
-    from holter.halting.leaving import Leaving
+    from holter.rank.hold.commit_register import OwnCell
+    from holter.rank.hold.halt_agent import Desk
+    from holter.rank.hold.agent_parts import DeskSettings; from holter.rank.hold.agent_parts import Means
+    from holter.rank.hold.leaving import Leaving
     global line
     ours, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     means = Means(hands=None, cell=OwnCell, leaving=Leaving(lambda: None))
     Desk(DeskSettings(rank=0, world_size=1), means, ours).start()
 def worker_server():
-    from holter.probes.flight import FlightServer
+    from holter.rank.flight_server import FlightServer
     FlightServer().start()
     # Its first thread starts the others.
     while len(os.listdir("/proc/self/task")) < 3:
         time.sleep(0.01)
 def flight_thread():
-    from holter.probes.flight_thread import FlightThread
+    from holter.rank.flight_thread import FlightThread
     FlightThread(os.path.join(tempfile.mkdtemp(), "python"), lambda: None)
 def circle():
-    from holter.probes.agreement import Tree
-    from holter.probes.circle import Circle
-    from holter.probes.joining import Seat
+    from holter.rank.hold.agreement import Tree
+    from holter.rank.hold.peers import Circle
+    from holter.rank.hold.peer_connections import Seat
     Circle(Seat(Tree(0, 2), "127.0.0.1", 0), store=threading.Event().wait).agree(0, None)
 for start in sys.argv[1:]:
     globals()[start]()

@@ -8,9 +8,9 @@ __all__ = ["HolterCallback", "__version__", "restore", "watch"]
 
 def watch(*args: Any, **kwargs: Any) -> Any:
     """Attach to this process: `watch(accelerator)` gives it back, `watch(model, optimizer)` gives a Watch. Twice is once."""
-    from holter.integrations import watching  # noqa: PLC0415  imports torch
+    from holter.frameworks import watch  # noqa: PLC0415  imports torch
 
-    return watching.watch(*args, **kwargs)
+    return watch.watch(*args, **kwargs)
 
 
 def restore(directory: Any, model: Any = None) -> int:
@@ -26,14 +26,14 @@ def restore(directory: Any, model: Any = None) -> int:
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
         completed = holter.restore(directory, model)
     """
-    from holter.integrations.keeping import random_states  # noqa: PLC0415  imports torch
+    from holter.frameworks.saving import random_states  # noqa: PLC0415  imports torch
 
     return random_states.restore(directory, model)
 
 
 def __getattr__(name: str) -> Any:
     if name == "HolterCallback":
-        from holter.integrations.hf_trainer import HolterCallback  # noqa: PLC0415  imports transformers
+        from holter.frameworks.hf_trainer.callback import HolterCallback  # noqa: PLC0415  imports transformers
 
         return HolterCallback
     raise AttributeError(f"module 'holter' has no attribute {name!r}")

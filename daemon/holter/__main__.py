@@ -79,7 +79,7 @@ def _script(rest: list[str]) -> Path:
 def _expect_torch() -> None:
     """Attach at the script's `import torch`; now, if torch is there already or will not call us."""
     os.environ["HOLTER"] = "1"
-    from holter.integrations import autoload  # noqa: PLC0415
+    from holter.frameworks import autoload  # noqa: PLC0415
 
     autoload.expect()
     is_registered = any(point.name == "holter" for point in metadata.entry_points(group="torch.backends"))

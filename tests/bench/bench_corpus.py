@@ -2,7 +2,7 @@
 
     python tests/bench/bench_corpus.py [--write]
 
-The same cases, the same scripts and the same judge as `tests/faults`; what is printed is what was found in this run.
+The same cases, the same scripts and the same judge as `tests/corpus`; what is printed is what was found in this run.
 """
 
 import argparse
@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "faults")]
-
-from corpus import CASES, SILENT, Case, Job, fault, mistakes, run, silent, twin  # noqa: E402
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "corpus")]
 
 from conftest import Nursery  # noqa: E402  found by the line above
+from corpus import CASES, SILENT, Case, Job, fault, mistakes, run, silent, twin  # noqa: E402
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- corpus: begin -->\n", "<!-- corpus: end -->\n"

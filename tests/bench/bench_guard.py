@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from holter.page import PageWriter
-from holter.probes.context import Context
-from holter.probes.finite import FiniteGuard
-from holter.probes.recorder import Recorder
-from holter.probes.schedule import Schedule
+from holter.rank.context import Context
+from holter.rank.hold.finite_guard import FiniteGuard
+from holter.rank.publish.budget import Schedule
+from holter.rank.publish.observations import Recorder
 from holter_kernels import set_num_threads
 
 SIZES = {10: (8192, 320, 6), 100: (32768, 768, 11)}

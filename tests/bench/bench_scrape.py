@@ -29,7 +29,7 @@ from holter import clock
 from holter.records import Attached, Body, Census, ModuleVitals, Observation, Phase, StepDone, TensorEntry, Vitals
 from holter.transport import wire
 from holter.transport.limits import settings_for
-from holter.transport.websocket import Uplink
+from holter.transport.websocket.uplink import Uplink
 
 LIMIT_S = 0.2
 FORMATS = ("text/plain", "application/openmetrics-text; version=1.0.0")

@@ -67,11 +67,11 @@ class Bench:
         from train_gpt import GPT  # noqa: PLC0415
         from transformers.debug_utils import DebugUnderflowOverflow  # noqa: PLC0415
 
-        from holter.integrations import loop  # noqa: PLC0415
+        from holter.frameworks import attach  # noqa: PLC0415
         from holter_kernels import Pass  # noqa: PLC0415
 
         torch.set_num_threads(1)
-        attachment = loop.attach()
+        attachment = attach.attach()
         assert attachment is not None
         self.torch, self.dist, self.Pass, self.loss = torch, dist, Pass, cross_entropy
         self.Debug = DebugUnderflowOverflow

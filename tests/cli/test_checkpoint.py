@@ -14,12 +14,12 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from holter.cli import main
-from holter.halting import manifest as manifests
-from holter.halting import watched
-from holter.halting.completeness import Circumstances
-from holter.halting.vault import Vault
-from holter.integrations.keeping.keeper import Task
-from holter.integrations.keeping.proof import prove
+from holter.frameworks.saving.keeper import Task
+from holter.frameworks.saving.proof import prove
+from holter.halting.vault import manifest as manifests
+from holter.halting.vault import script_saves
+from holter.halting.vault.completeness import Circumstances
+from holter.halting.vault.store import Vault
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -123,7 +123,7 @@ def test_a_bit_of_a_tensor_names_the_tensor(checkpoint, capsys, file, tensor):
     content = bytearray(path.read_bytes())
     sealed = next(each for each in manifests.read(checkpoint).tensors if (each.file, each.name) == (file, tensor))
     assert "float32" == sealed.dtype
-    from holter.integrations.keeping.reading import tensors_in  # noqa: PLC0415
+    from holter.frameworks.saving.reading import tensors_in  # noqa: PLC0415
 
     value = dict(tensors_in(path))[tensor]
     at = bytes(content).index(value.contiguous().numpy().tobytes())
@@ -215,7 +215,7 @@ def test_wrong_use_is_one_sentence(tmp_path, capsys):
 
 def test_list_shows_what_halts_kept_and_what_the_script_saved(checkpoint, tmp_path, capsys):
     run_dir = checkpoint.parent.parent
-    own = watched.Save(
+    own = script_saves.Save(
         step=20,
         path=str(tmp_path / "gone"),
         framework="torch",
@@ -224,7 +224,7 @@ def test_list_shows_what_halts_kept_and_what_the_script_saved(checkpoint, tmp_pa
         verdict="poisoned",
         why="NaN at step 12",
     )
-    watched.path_in(run_dir).write_bytes(msgspec.json.encode(watched.Saves([own])))
+    script_saves.path_in(run_dir).write_bytes(msgspec.json.encode(script_saves.Saves([own])))
     assert 0 == main(["checkpoint", "list", str(run_dir), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [(20, "poisoned", "script", False), (30, "healthy", "holter", True)] == [

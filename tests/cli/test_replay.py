@@ -14,16 +14,16 @@ from tests.coordinator.conftest import RUN_ID, attached, census, done, exited, h
 
 from holter.cli import main
 from holter.cli.replay import changed
-from holter.coordinator import journal
-from holter.coordinator.assembly import Assembly
-from holter.coordinator.casebook import Casebook
-from holter.coordinator.recalling import recall
-from holter.coordinator.replaying import Replay, differences, substances
+from holter.coordinator.incidents.tracker import Casebook
+from holter.coordinator.recovery import journal
+from holter.coordinator.recovery.recovery import recall
+from holter.coordinator.recovery.replay import Replay, differences, substances
 from holter.coordinator.rounds import Rounds
-from holter.coordinator.ward import Ward, WardSettings
-from holter.detectors import ALL, Detector
-from holter.detectors.window import Window
+from holter.coordinator.run import Ward, WardSettings
+from holter.coordinator.window.assembly import Assembly
 from holter.errors import UsageError
+from holter.faults import ALL, Detector
+from holter.faults.window import Window
 from holter.records import Diagnosis, Finding, Nonfinite, Observation, Overdue, Phase, Table
 from holter.transport import wire
 

@@ -9,9 +9,9 @@ import pytest
 
 from holter.cli import main
 from holter.cli.status import _live
+from holter.coordinator.http.status import rank_status, status
 from holter.coordinator.roster import Member
-from holter.coordinator.status import rank_status, status
-from holter.coordinator.ward import Ward, WardSettings
+from holter.coordinator.run import Ward, WardSettings
 from holter.halting import tombstone
 from holter.halting.tombstone import Halt
 from holter.records import ExamRequest, Finding, Severity

@@ -15,59 +15,26 @@ KERNELS = ROOT / "kernels" / "holter_kernels"
 LAYERS = [
     {"__main__", "testing"},
     {"cli"},
-    {"integrations"},
+    {"frameworks"},
     {"config"},
     {"sidecar", "coordinator", "offline"},
-    {"probes", "exporters", "halting"},
+    {"rank", "exporters", "status_page", "halting"},
     {"transport", "page"},
     {"diagnosis"},
-    {"detectors"},
+    {"faults"},
     {"flight"},
-    {"records", "errors", "clock", "threads"},
+    {"records", "errors", "clock", "threads", "files"},
 ]
 """Top may import below; those of one layer may not import each other. `holter/__init__.py` is the public face: it imports the
-integrations when it is asked for them, and anyone may ask it for the version."""
+frameworks when it is asked for them, and anyone may ask it for the version."""
+
+SHARED_TABLES = {"rank": ("holter.halting.rank_protocol", "holter.halting.orders")}
+"""The rank's side of a halt follows the rank's own table."""
 
 IMPURE = {"torch", "asyncio", "socket", "os", "time", "threading", "logging"}
-PURE = ["records", "flight", "detectors", "diagnosis", "halting/policy.py", "halting/protocol.py"]
-TORCH_FREE = ["sidecar", "coordinator", "transport", "exporters", "page", "config.py", "__init__.py", "cli"]
+PURE = ["records", "flight", "faults", "diagnosis", "halting/decide.py", "halting/protocol.py"]
+TORCH_FREE = ["status_page", "offline", "sidecar", "coordinator", "transport", "exporters", "page", "config.py", "__init__.py", "cli"]
 FRAMEWORKS = {"accelerate", "deepspeed", "transformers"}
-SHARED_BY_DETECTORS = {
-    "standstill",
-    "culprits",
-    "confirming",
-    "stall_facts",
-    "stall_evidence",
-    "stall_words",
-    "endings",
-    "death_evidence",
-    "stops",
-    "timeouts",
-    "collectives",
-    "mismatched_calls",
-    "mismatch_evidence",
-    "parted_calls",
-    "paces",
-    "module_norms",
-    "window",
-    "wording",
-    "parting",
-    "feeds",
-    "lateness",
-    "persistence",
-    "logged",
-    "robust",
-    "streaks",
-    "plausibility",
-    "replica_case",
-    "replica_evidence",
-    "stacks",
-    "activities",
-    "structure",
-    "tie_breaks",
-}
-"""Files below detectors/ that are no detectors."""
-
 
 def files(where: str) -> list[Path]:
     path = HOLTER / where
@@ -85,7 +52,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def part(module: str) -> str:
-    """`holter.probes.steps` belongs to `probes`; `holter` itself to `__init__`."""
+    """`holter.rank.hooks.step` belongs to `probes`; `holter` itself to `__init__`."""
     words = module.split(".")
     known = set().union(*LAYERS)
     return words[1] if len(words) > 1 and words[1] in known else "__init__"
@@ -106,6 +73,8 @@ def violations(root: Path) -> list[str]:
             if module.split(".")[0] != "holter" or part(module) == own:
                 continue
             other = part(module)
+            if module == "holter.halting" or module.startswith(SHARED_TABLES.get(own, ())):
+                continue
             if other != "__init__" and layer(other) <= layer(own):
                 found.append(f"{path.relative_to(root)} imports {module}")
     return found
@@ -118,7 +87,7 @@ def test_nothing_imports_upwards_or_sideways():
 def test_the_rule_sees_an_import_that_breaks_it(tmp_path):
     (tmp_path / "sidecar").mkdir()
     (tmp_path / "sidecar" / "bad.py").write_text("def f():\n    from holter.coordinator import roster\n")
-    (tmp_path / "records.py").write_text("import holter.detectors.window\n")
+    (tmp_path / "records.py").write_text("import holter.faults.window\n")
     assert len(violations(tmp_path)) >= 2
 
 
@@ -134,18 +103,17 @@ def test_the_daemons_import_no_torch(where):
         assert "torch" not in {module.split(".")[0] for module in imports(path)}, path
 
 
-def test_detectors_do_not_import_each_other():
-    detectors = {path.stem for path in files("detectors")} - SHARED_BY_DETECTORS - {"__init__"}
-    for path in files("detectors"):
-        if path.stem == "__init__":
-            continue
-        others = {module.split(".")[2] for module in imports(path) if module.startswith("holter.detectors.")}
-        assert not others & detectors, path
+def test_families_of_faults_do_not_import_each_other():
+    families = {path.parent.name for path in (HOLTER / "faults").glob("*/__init__.py")} - {"shared", "causes", "rows"}
+    for path in files("faults"):
+        own = path.relative_to(HOLTER / "faults").parts[0]
+        others = {module.split(".")[2] for module in imports(path) if module.startswith("holter.faults.")}
+        assert own not in families | {"shared"} or not others & (families - {own}), path
 
 
-def test_only_probes_import_the_kernels():
+def test_only_the_rank_imports_the_kernels():
     for path in HOLTER.rglob("*.py"):
-        if path.relative_to(HOLTER).parts[0] != "probes":
+        if path.relative_to(HOLTER).parts[0] != "rank":
             assert "holter_kernels" not in {module.split(".")[0] for module in imports(path)}, path
 
 
@@ -154,9 +122,9 @@ def test_kernels_import_no_holter():
         assert "holter" not in {module.split(".")[0] for module in imports(path)}, path
 
 
-def test_only_integrations_import_frameworks():
+def test_only_frameworks_import_frameworks():
     for path in HOLTER.rglob("*.py"):
-        if path.relative_to(HOLTER).parts[0] != "integrations":
+        if path.relative_to(HOLTER).parts[0] != "frameworks":
             assert not {module.split(".")[0] for module in imports(path)} & FRAMEWORKS, path
 
 
@@ -176,13 +144,13 @@ def test_only_the_clock_reads_the_clock():
 
 def test_only_config_and_attaching_read_the_environment():
     # launch.py hands it on to the job.
-    allowed = {"config.py", "__main__.py", "loop.py", "place.py", "autoload.py", "launch.py"}
+    allowed = {"config.py", "__main__.py", "attach.py", "place.py", "autoload.py", "launch.py"}
     for path in HOLTER.rglob("*.py"):
         if path.name not in allowed:
             assert "os.environ" not in path.read_text(encoding="utf-8"), path
 
 
-@pytest.mark.parametrize("where", ["probes", "halting", "integrations", "page"])
+@pytest.mark.parametrize("where", ["rank", "halting", "frameworks", "page"])
 def test_threads_in_the_rank_take_no_signals(where):
     for path in files(where):
         text = path.read_text(encoding="utf-8")

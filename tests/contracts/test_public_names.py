@@ -21,7 +21,7 @@ def test_the_faults_to_rehearse_with():
 
 def test_torch_finds_the_entry_point():
     points = {point.name: point.value for point in metadata.entry_points(group="torch.backends")}
-    assert points["holter"] == "holter.integrations.autoload:autoload"
+    assert points["holter"] == "holter.frameworks.autoload:autoload"
 
 
 def test_every_environment_variable_of_the_interface_is_a_setting():

@@ -11,10 +11,10 @@ import aiohttp
 import pytest
 
 from holter import clock
+from holter.coordinator.incidents.outlets import OutletSettings
 from holter.coordinator.lifetime import Limits
-from holter.coordinator.outlets import OutletSettings
+from holter.coordinator.run import WardSettings
 from holter.coordinator.service import Coordinator, ServiceSettings
-from holter.coordinator.ward import WardSettings
 from holter.records import (
     Attached,
     Body,
@@ -32,7 +32,7 @@ from holter.records import (
     TensorEntry,
 )
 from holter.transport import wire
-from holter.transport.websocket import Uplink, UplinkSettings
+from holter.transport.websocket.uplink import Uplink, UplinkSettings
 
 TOKEN = "a secret"
 RUN_ID = "run-1"

@@ -6,7 +6,7 @@ from tests.coordinator.conftest import done, exited, seen
 from holter import clock
 from holter.coordinator.lifetime import Limits, end_reason
 from holter.coordinator.roster import Roster
-from holter.detectors.window import Arrival, StepArrivals
+from holter.faults.window import Arrival, StepArrivals
 from holter.records import OnDevice, Phase, SightLost, StepCalls, Traffic
 from holter.transport.wire import Heartbeat, Hello
 

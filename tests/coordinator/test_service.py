@@ -16,12 +16,12 @@ import pytest
 from tests.coordinator.conftest import RUN_ID, TOKEN, bound, eventually, healthy_roots
 
 from holter import clock
-from holter.coordinator import journal
-from holter.coordinator.assembly import Assembly
 from holter.coordinator.lifetime import Limits
+from holter.coordinator.recovery import journal
+from holter.coordinator.window.assembly import Assembly
 from holter.records import Diagnosis, Nonfinite
 from holter.transport import wire
-from holter.transport.websocket import UplinkSettings
+from holter.transport.websocket.uplink import UplinkSettings
 
 
 def step_of(running: Any, rank: int) -> int:

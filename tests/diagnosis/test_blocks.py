@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holter.detectors.stacks import merged
 from holter.diagnosis import explain, to_html, to_markdown, to_text
 from holter.diagnosis.blocks import MAX_LINES, Block, block
 from holter.diagnosis.blocks import to_html as block_to_html
 from holter.diagnosis.blocks import to_markdown as block_to_markdown
 from holter.diagnosis.blocks import to_text as block_to_text
+from holter.faults.hangs.stacks import merged
 from holter.records import Collective, Diagnosis, Directive, Evidence, Finding, Frame
 
 SITE = "/opt/venv/lib/python3.11/site-packages/"

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holter.detectors import ALL
 from holter.diagnosis import Incident, correlate
 from holter.diagnosis.consequences import BRINGS_ABOUT, JUDGES_THE_WHOLE_RUN, ORDER_IN_STEP, SPEAKS_OF_EVENTS
+from holter.faults import ALL
 from holter.records import Finding, TableRequest
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from holter.detectors.window import LinkView, RankExit, StepNumbers, Window
 from holter.diagnosis import Incident
-from holter.diagnosis.causes import BY_NAME
 from holter.diagnosis.passing import HOLD_NS, MEASURED_AGAINST_THE_PAST, PASSES, can_pass, has_passed, stands
+from holter.faults.causes import BY_NAME
+from holter.faults.window import LinkView, RankExit, StepNumbers, Window
 from holter.records import ExamRequest, Exited, Finding, Phase
 
 SECOND = 10**9

@@ -2,9 +2,9 @@
 
 import signal
 
-from holter import detectors
-from holter.detectors import ClassHistory, RankExit, StepView, TableKey, Window
+from holter import faults
 from holter.diagnosis import correlate, explain, headline, rank_causes
+from holter.faults import ClassHistory, RankExit, StepView, TableKey, Window
 from holter.halting import decide
 from holter.records import Diagnosis, Directive, Exited, Finding, Nonfinite, Phase, Table
 
@@ -16,7 +16,7 @@ AGREED = {5: (0, 1)}
 
 def diagnose(**parts: object) -> list[Diagnosis]:
     window = Window(now_ns=1000 * SECOND, world_size=2, attached=frozenset({0, 1}), **parts)  # type: ignore[arg-type]
-    found = [finding for detector in detectors.ALL for finding in detector.judge(window)]
+    found = [finding for detector in faults.ALL for finding in detector.judge(window)]
     return [
         explain(
             incident.leading,

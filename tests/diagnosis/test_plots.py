@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from holter.detectors.window import Arrival, Note, Spread, StepArrivals, StepNumbers, Window
 from holter.diagnosis import drawing, explain, to_html, to_markdown, to_text
 from holter.diagnosis.plots import KIND, MAX_POINTS, Point, plots, thinned, words
+from holter.faults.window import Arrival, Note, Spread, StepArrivals, StepNumbers, Window
 from holter.records import Diagnosis, Directive, Evidence, Finding, ModuleVitals, Vitals
 
 FINDING = Finding(

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holter import clock
-from holter.coordinator.attempts import Outcome
+from holter.coordinator.halt.attempts import Outcome
 from holter.coordinator.lifetime import Limits
+from holter.coordinator.run import WardSettings
 from holter.coordinator.service import Coordinator, ServiceSettings
-from holter.coordinator.ward import WardSettings
 from holter.records import (
     Attached,
     Body,

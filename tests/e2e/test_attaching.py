@@ -12,7 +12,7 @@ import pytest
 from tests.free_port import free_port
 
 SCRIPTS = Path(__file__).parent / "scripts"
-FAULTS = Path(__file__).parents[1] / "faults" / "scripts"
+FAULTS = Path(__file__).parents[1] / "corpus" / "scripts"
 EXAMPLE = Path(__file__).parents[2] / "deploy" / "examples" / "train_gpt.py"
 pytestmark = pytest.mark.job
 

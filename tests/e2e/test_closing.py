@@ -11,7 +11,7 @@ from tests.conftest import wait_for
 
 from holter import cli
 
-SCRIPT = Path(__file__).parents[1] / "faults" / "scripts" / "process_faults.py"
+SCRIPT = Path(__file__).parents[1] / "corpus" / "scripts" / "process_faults.py"
 pytestmark = pytest.mark.job
 
 

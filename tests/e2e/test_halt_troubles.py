@@ -17,7 +17,7 @@ import pytest
 from tests.conftest import BIN
 from tests.e2e.resuming import HALT, results, same_bits, stone
 
-from holter.halting.vault import Vault
+from holter.halting.vault.store import Vault
 from processes import kill, processes_of
 
 SCRIPTS = Path(__file__).parent / "scripts"

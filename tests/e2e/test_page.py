@@ -31,7 +31,7 @@ FLAGS = (
     "--disable-sync",
 )
 SIMULATED = Path(__file__).parent / "simulated.py"
-FAULTS = Path(__file__).parents[1] / "faults" / "scripts"
+FAULTS = Path(__file__).parents[1] / "corpus" / "scripts"
 HOSTILE = '"><img src=x onerror=alert(1)><script>alert(1)</script>-'
 TURNED = f"\u202e{HOSTILE}"
 """With a mark that would turn the rest of the line around; it is not shown."""

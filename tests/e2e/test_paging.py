@@ -12,7 +12,7 @@ import pytest
 from tests.conftest import ROOT, Forked, wait_for
 from tests.e2e.paging import Page, Stack, running
 
-SCRIPTS = ROOT / "tests" / "faults" / "scripts"
+SCRIPTS = ROOT / "tests" / "corpus" / "scripts"
 PAGED_S = 30.0
 """From the fault to the page."""
 LINGER_S = 8.0

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from holter import cli, detectors
-from holter.diagnosis import causes
+from holter import cli, faults
 from holter.exporters import IncidentInfo, alerts, watcher_rules
 from holter.exporters.naming import alert_name, describe
 from holter.exporters.places import annotations, place_of
 from holter.exporters.rule import Rule
+from holter.faults import causes
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
 RULES = [rule for rules in alerts.groups().values() for rule in rules]
@@ -39,7 +39,7 @@ def test_what_is_committed_is_what_would_be_written_now() -> None:
 
 def test_every_cause_every_detector_and_every_blindness_has_one_alert() -> None:
     expected = [alert_name(entry.cause) for entry in causes.ALL]
-    expected += [alert_name(f"unexplained_{detector.name}") for detector in detectors.ALL]
+    expected += [alert_name(f"unexplained_{detector.name}") for detector in faults.ALL]
     expected += [alert_name(watch.name) for watch in watcher_rules.ALL]
     assert expected == [rule.alert for rule in RULES]
     assert len(set(expected)) == len(expected)
@@ -143,7 +143,7 @@ def _incidents() -> dict[str, Any]:
 def _findings() -> dict[str, Any]:
     series = [{"series": 'holter_incident_open{run_id="told", cause="x", severity="critical"}', "values": "1x9"}]
     expected = []
-    for name in (detector.name for detector in detectors.ALL):
+    for name in (detector.name for detector in faults.ALL):
         labels = {"run_id": f"of-{name}", "detector": name, "severity": "critical"}
         said = (
             f"Run of-{name}: a finding of {name} has stood for two minutes, and no incident explains it; `holter status` "

@@ -11,7 +11,6 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from holter.detectors.window import Spread
 from holter.exporters import (
     CoordinatorSnapshot,
     IncidentInfo,
@@ -24,6 +23,7 @@ from holter.exporters import (
 )
 from holter.exporters.catalogue import METRICS
 from holter.exporters.prometheus import DETAILED_RANKS, MAX_INFOS, MAX_LATEST, MAX_MODULES
+from holter.faults.window import Spread
 from holter.records import Device, Phase
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -8,9 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from holter.config import Settings
+from holter.frameworks import restarts
+from holter.frameworks.place import Place
 from holter.halting import tombstone
-from holter.integrations import restarts
-from holter.integrations.place import Place
 from made_up import HALT
 
 AGENT = {"TORCHELASTIC_RESTART_COUNT": "1"}

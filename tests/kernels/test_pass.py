@@ -259,7 +259,7 @@ import torch, torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from holter_kernels import Pass, fingerprint, merge
+from holter_kernels import Pass; from holter_kernels import fingerprint; from holter_kernels import merge
 whole = torch.arange(7 * 11, dtype=torch.float32).view(7, 11).bfloat16()
 cases = {"rows and columns": [Shard(0), Shard(1)], "columns": [Shard(1), Replicate()], "rows twice": [Shard(0), Shard(0)]}
 prints = {case: [] for case in cases}

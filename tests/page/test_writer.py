@@ -374,7 +374,7 @@ def test_after_close_every_call_does_nothing_and_the_sidecar_still_reads(make_pa
 def test_a_forked_worker_is_not_the_rank(start_python: StartPython) -> None:
     child = start_python("""
 import os
-from holter.page import PageReader, PageWriter
+from holter.page import PageReader; from holter.page import PageWriter
 writer = PageWriter.create(rank=0, world_size=1, pid=os.getpid(), started_ticks=0, ring_bytes=4096)
 reader = PageReader.open(writer.fd)
 if (worker := os.fork()) == 0:

@@ -28,8 +28,8 @@ from holter.sidecar import examine, stacks
 from holter.sidecar.deadlines import Deadlines
 from holter.sidecar.examine import Examiner, bounded
 from holter.sidecar.process import Process, started_ticks
+from holter.sidecar.progress import Watch
 from holter.sidecar.state import RankState
-from holter.sidecar.watch import Watch
 
 SPIN = "def spin():\n    print('ready', flush=True)\n    while True:\n        pass\nspin()\n"
 STEP = StepDone(

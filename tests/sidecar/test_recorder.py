@@ -18,7 +18,7 @@ from holter.sidecar.recorder import COSTS_KEPT, Recorder, RecorderError, remove
 RANK = """
 import ctypes, sys, time
 import torch, torch.distributed as dist
-from holter.probes import flight
+from holter.rank import flight_server as flight
 if sys.argv[2] == "python":
     def fails(*_):
         raise RuntimeError

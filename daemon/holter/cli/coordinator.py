@@ -64,11 +64,11 @@ def run(args: argparse.Namespace) -> int:
     address = _address(listener)
     settings = _settings(args)
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
-    from holter.coordinator.courier import WebhookSettings  # noqa: PLC0415
+    from holter.coordinator.incidents.outlets import OutletSettings  # noqa: PLC0415
+    from holter.coordinator.incidents.webhook_sender import WebhookSettings  # noqa: PLC0415
     from holter.coordinator.lifetime import Limits  # noqa: PLC0415
-    from holter.coordinator.outlets import OutletSettings  # noqa: PLC0415
+    from holter.coordinator.run import WardSettings  # noqa: PLC0415
     from holter.coordinator.service import ServiceSettings, serve  # noqa: PLC0415
-    from holter.coordinator.ward import WardSettings  # noqa: PLC0415
     from holter.exporters.alerts import RUNBOOKS  # noqa: PLC0415
 
     try:

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 
-from holter.coordinator.assembly import Assembly
-from holter.coordinator.casebook import Casebook
+from holter.coordinator.incidents.tracker import Casebook
 from holter.coordinator.rounds import Rounds
-from holter.detectors import ALL, StalledRank
-from holter.detectors.wording import ranks_text
+from holter.coordinator.window.assembly import Assembly
 from holter.diagnosis import report
 from holter.errors import UsageError
+from holter.faults import ALL, StalledRank
+from holter.faults.shared.wording import ranks_text
 from holter.offline import dumps
 from holter.offline.afterwards import afterwards
 from holter.offline.dumps import Dumps

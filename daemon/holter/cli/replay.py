@@ -10,11 +10,11 @@ import msgspec
 
 from holter import clock
 from holter.cli.runs import Run, has_open_critical, locate
-from holter.coordinator import journal
-from holter.coordinator.replaying import Replay, differences
-from holter.detectors import ALL, Detector
+from holter.coordinator.recovery import journal
+from holter.coordinator.recovery.replay import Replay, differences
 from holter.diagnosis import report
 from holter.errors import UsageError
+from holter.faults import ALL, Detector
 from holter.records import Diagnosis, Judged
 
 QUIET_S = 1.0

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from holter.coordinator.roster import Roster
-from holter.detectors.dead_rank import kind_of
-from holter.detectors.window import RankExit
+from holter.faults.hangs.dead_rank import kind_of
+from holter.faults.window import RankExit
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from holter.detectors.window import StepArrivals
-from holter.detectors.wording import ranks_text
 from holter.exporters.snapshot import RankSnapshot, StepHistogram, add_nonfinite
+from holter.faults.shared.wording import ranks_text
+from holter.faults.window import StepArrivals
 from holter.records import Exited, Observation, OnDevice, Phase, SightLost, Snapped, StepDone, Traffic, Where
 from holter.transport.wire import Heartbeat, Hello
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from holter import clock
-from holter.coordinator.assembly import Assembly
-from holter.coordinator.casebook import Casebook
-from holter.coordinator.judging import DIAGNOSIS, Bench, pending
-from holter.detectors import Detector, ExamKey, TableKey
+from holter.coordinator.incidents.tracker import Casebook
+from holter.coordinator.judge import DIAGNOSIS, Bench, pending
+from holter.coordinator.window.assembly import Assembly
+from holter.faults import Detector, ExamKey, TableKey
 from holter.records import Diagnosis, Finding
 
 FINAL_PATIENCE_NS = 60 * 10**9

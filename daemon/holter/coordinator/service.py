@@ -21,21 +21,22 @@ from typing import Any, TypeVar
 from aiohttp import web
 
 from holter import clock
-from holter.coordinator import identity, sealing
-from holter.coordinator.attempts import Act, Open, Outcome
-from holter.coordinator.ingest import Lines
+from holter.coordinator import identity
+from holter.coordinator.halt import sealing
+from holter.coordinator.halt.attempts import Act, Open, Outcome
+from holter.coordinator.http.pages import Pages
+from holter.coordinator.http.requests import AskHalt
+from holter.coordinator.incidents.outlets import Outlets, OutletSettings
 from holter.coordinator.lifetime import Limits, end_reason
-from holter.coordinator.outlets import Outlets, OutletSettings
-from holter.coordinator.pages import Pages
-from holter.coordinator.requests import AskHalt
-from holter.coordinator.ward import Judgement, Ward, WardSettings
-from holter.detectors import ALL, Detector
+from holter.coordinator.run import Judgement, Ward, WardSettings
 from holter.diagnosis import report
-from holter.halting.files import write_whole
+from holter.faults import ALL, Detector
+from holter.files import write_whole
 from holter.halting.protocol import Tell
-from holter.halting.vault import Vault
+from holter.halting.vault.store import Vault
 from holter.records import Order
 from holter.transport import wire
+from holter.transport.websocket.listener import Lines
 
 logger = logging.getLogger(__name__)
 

@@ -7,12 +7,12 @@ report      the record -> a line, a terminal, Markdown, HTML
 pages       `holter explain NAME`
 """
 
-from holter.diagnosis.causes import ALL, CauseEntry
 from holter.diagnosis.correlate import Incident, correlate
-from holter.diagnosis.differential import rank_causes, top_cause
 from holter.diagnosis.explain import explain
 from holter.diagnosis.pages import names, page
+from holter.diagnosis.ranking import rank_causes, top_cause
 from holter.diagnosis.report import headline, to_fragment, to_html, to_markdown, to_text
+from holter.faults.causes import ALL, CauseEntry
 
 __all__ = [
     "ALL",

@@ -18,7 +18,7 @@ from holter.diagnosis.consequences import (
     SPEAKS_OF_EVENTS,
     Consequence,
 )
-from holter.diagnosis.differential import top_cause
+from holter.diagnosis.ranking import top_cause
 from holter.records import Finding
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from holter.diagnosis.differential import rank_causes
+from holter.diagnosis.ranking import rank_causes
 from holter.records import Cause, Diagnosis, Directive, Evidence, Finding, Severity
 
 WORST_FIRST: tuple[Severity, ...] = ("critical", "warning", "info")

@@ -5,10 +5,10 @@ import sys
 import textwrap
 from typing import Any, cast
 
-from holter import detectors
-from holter.diagnosis.causes import ALL as CAUSES
-from holter.diagnosis.causes import CauseEntry
-from holter.diagnosis.rows import ALL as ROWS
+from holter import faults
+from holter.faults.causes import ALL as CAUSES
+from holter.faults.causes import CauseEntry
+from holter.faults.rows import ALL as ROWS
 
 WIDTH = 100
 FIX_PARTS = (
@@ -23,17 +23,17 @@ FIX_PARTS = (
 
 def names() -> tuple[str, ...]:
     """Everything that has a page: detectors, then causes."""
-    return (*(detector.name for detector in detectors.ALL), *(entry.cause for entry in CAUSES))
+    return (*(detector.name for detector in faults.ALL), *(entry.cause for entry in CAUSES))
 
 
 def page(name: str) -> str | None:
     """The page of a detector or a cause, both where a name is both; None if there is none of that name."""
-    found = [_detector_page(detector) for detector in detectors.ALL if detector.name == name]
+    found = [_detector_page(detector) for detector in faults.ALL if detector.name == name]
     found += [_cause_page(entry) for entry in CAUSES if entry.cause == name]
     return "\n".join(found) or None
 
 
-def _detector_page(detector: detectors.Detector) -> str:
+def _detector_page(detector: faults.Detector) -> str:
     text = (sys.modules[type(detector).__module__].__doc__ or "").strip()
     causes = dict.fromkeys(row.cause for row in ROWS if row.detector == detector.name)
     settings = [f"    {detector.name}.{key} = {value}" for key, value in _settings(detector).items()]
@@ -53,7 +53,7 @@ def _detector_page(detector: detectors.Detector) -> str:
     )
 
 
-def _settings(detector: detectors.Detector) -> dict[str, object]:
+def _settings(detector: faults.Detector) -> dict[str, object]:
     return {field.name: getattr(detector, field.name) for field in dataclasses.fields(cast("Any", detector))}
 
 

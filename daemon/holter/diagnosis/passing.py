@@ -9,9 +9,9 @@ and weights that took a NaN are not mended by a window that forgets. All other c
 
 from collections.abc import Iterable
 
-from holter.detectors.window import Window
 from holter.diagnosis.correlate import Incident, brings_about, is_same
-from holter.diagnosis.differential import top_cause
+from holter.diagnosis.ranking import top_cause
+from holter.faults.window import Window
 from holter.records import Finding
 
 HOLD_NS = 60 * 10**9

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from holter.detectors.window import Spread, Window
+from holter.faults.window import Spread, Window
 from holter.records import Evidence, Finding, ModuleVitals, Vitals
 
 KIND = "series"

@@ -9,12 +9,13 @@ The detector is the only judge: these fire on its verdicts and know no threshold
 
 import sys
 
-from holter import detectors
-from holter.diagnosis import causes, pages
-from holter.diagnosis.causes import CauseEntry
+from holter import faults
+from holter.diagnosis import pages
 from holter.exporters import runbooks, watcher_rules
 from holter.exporters.naming import alert_name
 from holter.exporters.rule import Rule, to_yaml
+from holter.faults import causes
+from holter.faults.causes import CauseEntry
 
 LIVES = "holter_job_ranks"
 """A coordinator that is scraped always has it."""
@@ -39,7 +40,7 @@ def groups() -> dict[str, list[Rule]]:
     """All rules, by group."""
     return {
         "holter-causes": [_cause_rule(entry) for entry in causes.ALL],
-        "holter-detectors": [_detector_rule(detector) for detector in detectors.ALL],
+        "holter-detectors": [_detector_rule(detector) for detector in faults.ALL],
         "holter-watcher": [watch.rule for watch in watcher_rules.ALL],
     }
 
@@ -106,7 +107,7 @@ def _unexplained(detector: str, severity: str, by: str) -> str:
     return f'({found} unless on (run_id) holter_incident_open{{severity=~"{by}"}})'
 
 
-def _detector_rule(detector: detectors.Detector) -> Rule:
+def _detector_rule(detector: faults.Detector) -> Rule:
     docstring = (sys.modules[type(detector).__module__].__doc__ or "").strip()
     return Rule(
         alert=alert_name(f"unexplained_{detector.name}"),

@@ -9,7 +9,7 @@ from holter.records import Device, Phase, Severity, StepDone, Where
 
 if TYPE_CHECKING:
     # A sidecar exports too, and is to be up before its rank may die: it does not wait for fifty detectors.
-    from holter.detectors.window import Spread
+    from holter.faults.window import Spread
 
 STEP_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Upper bounds of the step time histogram: a step lasts from milliseconds (a test) to minutes (a large model)."""

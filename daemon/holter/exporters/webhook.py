@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from holter.diagnosis.causes import BY_NAME
 from holter.exporters import places
 from holter.exporters.naming import alert_name, describe, incident_info
+from holter.faults.causes import BY_NAME
 from holter.records import Diagnosis
 
 Status = Literal["firing", "resolved"]

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from holter.clock import rfc3339, wall_ns
-from holter.halting.files import write_whole
+from holter.files import write_whole
 
 EXIT_CODE = 93
 ROOM = ".halt.room"

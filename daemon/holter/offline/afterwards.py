@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterator
 
 import msgspec
 
-from holter.detectors.wording import ranks_text
+from holter.faults.shared.wording import ranks_text
 from holter.records import Cause, Diagnosis, Directive, Evidence
 
 LIVE = frozenset({"deadline", "process_state"})

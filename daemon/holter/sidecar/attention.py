@@ -30,16 +30,16 @@ from holter.records import (
     ProcessState,
     StepDone,
 )
-from holter.sidecar.breath import Breath, Dying
 from holter.sidecar.copies import Copies
+from holter.sidecar.crash_notice import Breath, Dying
 from holter.sidecar.deadlines import Deadlines
 from holter.sidecar.devices import Devices
 from holter.sidecar.examine import Examiner, Reason
 from holter.sidecar.process import Process
+from holter.sidecar.progress import Watch
 from holter.sidecar.recorder import Recorder
 from holter.sidecar.state import RankState
 from holter.sidecar.traffic import TrafficLog
-from holter.sidecar.watch import Watch
 
 LOOK_S = 0.5
 MAX_EXAMS = 8

@@ -24,9 +24,9 @@ from holter.records import Exam, ExamDepth, Flight, Group, Phase, ProcessState, 
 from holter.sidecar import stacks
 from holter.sidecar.copies import Copies
 from holter.sidecar.process import Process
+from holter.sidecar.progress import ENDED, HALTED, Watch
 from holter.sidecar.recorder import Recorder
 from holter.sidecar.state import RankState
-from holter.sidecar.watch import ENDED, HALTED, Watch
 
 FLIGHT_S = 3.0
 LOCK_S = 2.0

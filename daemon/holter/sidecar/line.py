@@ -15,7 +15,7 @@ from holter.sidecar import bootstrap
 from holter.sidecar.supervise import Coordinator
 from holter.transport import wire
 from holter.transport.limits import settings_for
-from holter.transport.websocket import Uplink
+from holter.transport.websocket.uplink import Uplink
 
 MAX_UNSENT = 5000
 """Observations kept while no coordinator is known yet."""

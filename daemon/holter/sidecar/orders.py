@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from holter import clock
-from holter.halting.files import write_whole
+from holter.files import write_whole
 from holter.halting.orders import refusal
 from holter.page import PageReader
 from holter.records import Halting, Observation, Order

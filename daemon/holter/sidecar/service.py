@@ -20,7 +20,7 @@ from holter import clock
 from holter.exporters import expose, families
 from holter.page import CONTROL_NOTHING, CONTROL_THIN, PageReader
 from holter.records import Body, Census, Exited, Farewell, LastCalls, Observation, PackedTable, Phase, StepDone
-from holter.sidecar import voice
+from holter.sidecar import job_log
 from holter.sidecar.attention import Attention
 from holter.sidecar.history import History
 from holter.sidecar.line import Line
@@ -208,7 +208,7 @@ class Sidecar:
     def _give_notice(self, text: str) -> None:
         """In the job's own log: the rank says it at its next step, and for a rank that stands still we do."""
         is_standing = self._attention.is_standing or self._orders.is_standing
-        if is_standing and voice.say(self._process.pid, text):
+        if is_standing and job_log.say(self._process.pid, text):
             return
         self._page.post_notice(text)
         if self._status is not None and self._has_ended:

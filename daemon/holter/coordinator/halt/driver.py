@@ -1,0 +1,369 @@
+"""The coordinator's part in a halt: hears where ranks stand, chooses how to halt, and drives the table of `halting.protocol`.
+
+    wish ──choose──▶ Open (a directory is made) ──opened──▶ orders ◀─▶ answers ──▶ Seal ──sealed──▶ leave
+      a diagnosis that directs it, an operator, ranks that stand before a number that is not finite
+
+No socket and no disk is touched here: `look` answers what to do, and is told how that went. Ranks that are about to end, and for which there is
+no reason to wait, are let go.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from holter.coordinator.halt.attempts import (
+    Act,
+    Attempt,
+    Open,
+    Outcome,
+    View,
+    is_known_to_all,
+    order_of,
+    patience_ns,
+    why_off,
+)
+from holter.faults.hangs.endings import LOST_CONNECTION
+from holter.halting import protocol
+from holter.halting.plan import NotYet, Plan, Wish, choose
+from holter.halting.protocol import Course, Gone, Happening, Heard, Tell
+from holter.halting.tombstone import EXIT_CODE
+from holter.records import Body, Diagnosis, HaltAnswered, HaltAsked, Halting, Observation, Order, Ordered
+
+AGAIN_NS = 10**9
+"""Between two repetitions of what was not answered."""
+UNEXPLAINED_NS = 8 * 10**9
+"""Ranks that stand so long without a diagnosis are halted for what they said themselves; less than their own patience."""
+ENDING_NS = 4 * 10**9
+"""So long a rank that is about to end is kept, for a peer's death may explain it and its state be needed."""
+ENDING = ("dying", "terminated")
+ASKED_NS = 10 * 10**9
+"""So long after somebody asked, a halt that cannot be begun is refused."""
+CALLED_OFF_NS = 5 * 10**9
+"""So long a halt that was called off is still told to those who have not answered; then another may be tried."""
+MAX_TRIES = 5
+REQUESTED = "requested"
+"""Cause of a halt that somebody asked for."""
+UNEXPLAINED = "nonfinite_backward"
+"""Of one that ranks asked for by standing, when nothing better is known."""
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What a rank last said of itself."""
+
+    halting: Halting
+    step: int
+    since_ns: int
+    """When we first heard this state of it."""
+
+
+class Halts:
+    """Of one run."""
+
+    def __init__(self, note: Callable[[Body, int], None], deadline_s: float = 300.0) -> None:
+        self.attempt: Attempt | None = None
+        self.outcomes: Counter[str] = Counter()
+        self.outcome: Outcome | None = None
+        """Of the last attempt that came to an end."""
+        self.sentences: list[str] = []
+        """For the job's own log; whoever says them takes them away."""
+        self._note = note
+        self._deadline_s = deadline_s
+        self._number = 0
+        self._said: dict[int, _Said] = {}
+        self._asked: Wish | None = None
+        self._wished_ns: dict[str, int] = {}
+        self._tries: Counter[str] = Counter()
+        self._outcomes: dict[str, Outcome] = {}
+        """By incident."""
+        self._heard: list[protocol.Event] = []
+        self._gone: frozenset[int] = frozenset()
+        self._everyone: frozenset[int] = frozenset()
+        self._acts: list[Act] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """Something is being saved or sealed: the coordinator must not end."""
+        return self.attempt is not None and (self.attempt.halt is None or not self.attempt.halt.is_over)
+
+    @property
+    def is_done(self) -> bool:
+        """The run is halted."""
+        return self.attempt is not None and self.attempt.halt is not None and self.attempt.halt.course is Course.DONE
+
+    @property
+    def is_asked(self) -> bool:
+        """Somebody asked, and has no answer yet: what became of one try is not the end of it."""
+        return self._asked is not None
+
+    def said(self, rank: int) -> tuple[Halting, int] | None:
+        """What a rank last said of itself, and at which step."""
+        found = self._said.get(rank)
+        return (found.halting, found.step) if found is not None else None
+
+    def ask(self, by: str, reason: str, now_ns: int) -> str | None:
+        """An operator or a scheduler wants a halt; why that cannot be. None: it will be tried."""
+        if self.is_done:
+            return "the run is halted already"
+        if self.is_busy or self._asked is not None:
+            return "a halt is under way already"
+        asked = HaltAsked(by=by, reason=reason)
+        self._asked = _wish_of(asked)
+        self._note(asked, now_ns)
+        return None
+
+    def hear(self, observation: Observation, now_ns: int) -> None:
+        """A rank says where it is in a halt; what follows is done at the next look."""
+        halting, rank = observation.body, observation.rank
+        assert isinstance(halting, Halting)
+        known = self._said.get(rank)
+        is_same = known is not None and known.halting.state == halting.state
+        self._said[rank] = _Said(halting, observation.step, known.since_ns if known and is_same else now_ns)
+        if halting.state == "asking":
+            self.ask(f"{halting.why} to rank {rank}", "", now_ns)
+        if halting.state == "failed" and self.attempt is not None:
+            self.attempt.failures[rank] = halting.why
+        self._heard.append(Heard(rank, halting.state, halting.halt, observation.step))
+
+    def forget(self, rank: int) -> None:
+        """The rank is another process now, or none."""
+        self._said.pop(rank, None)
+
+    def opened(self, directory: Path, why_not: str, now_ns: int, base_step: int = 0) -> None:
+        """The directory is there, for a state of so many more steps than are counted here, or it is said why it is not."""
+        attempt = self.attempt
+        if attempt is None or attempt.halt is not None:
+            return
+        if why_not and attempt.plan.kind == "prepare":
+            # Everybody trains, and nothing is lost by going on.
+            self._tries[_key(attempt.wish)] = MAX_TRIES
+            name = "refused" if attempt.wish.is_operator else "called_off"
+            self._end(Outcome(name, f"the run is not halted: {why_not}", is_halted=False), now_ns)
+            return
+        if why_not:
+            # What must stop is stopped all the same: numbers that are not finite, ranks that hang.
+            self.sentences.append(f"nothing can be saved: {why_not}")
+        self._number += 1
+        order = order_of(attempt, self._number, directory, self._deadline_s, base_step)
+        standing = [rank for rank, said in self._said.items() if said.halting.state == "held"]
+        attempt.halt, tells = protocol.begin(order, self._everyone, standing)
+        attempt.course_ns = attempt.told_ns = now_ns
+        self._do(attempt, tells, now_ns)
+
+    def named(self, diagnosis: Diagnosis) -> Diagnosis:
+        """The same, saying what became of the halt that it asked for."""
+        outcome = self._outcomes.get(diagnosis.id)
+        if outcome is None:
+            return diagnosis
+        reason = diagnosis.action.reason.partition("; halt")[0]
+        if outcome.is_halted and diagnosis.action.directive != "halt":
+            # Not for the diagnosis's sake, which is not sure enough: its reason says that training goes on.
+            reason = outcome.reason.partition("; ")[0]
+        action = msgspec.structs.replace(
+            diagnosis.action,
+            directive="halt" if outcome.is_halted else diagnosis.action.directive,
+            reason=f"{reason}; {outcome.text}",
+            checkpoint=outcome.checkpoint,
+            exit_code=EXIT_CODE if outcome.is_halted else None,
+        )
+        return msgspec.structs.replace(diagnosis, action=action)
+
+    def sealed(self, outcome: Outcome) -> None:
+        """What was saved has its name, or it is known that nothing could be kept."""
+        self._conclude(outcome)
+        self._asked = None
+        self._heard.append(Happening.SEALED)
+
+    def look(self, now_ns: int, view: View) -> list[Act]:
+        """What to do now."""
+        if self.attempt is None:
+            self._heard.clear()
+            self._begin(now_ns, view)
+        if self.attempt is None:
+            self._let_go(now_ns, view)
+        elif self.attempt.halt is not None:
+            self._drive(self.attempt, now_ns, view)
+        acts, self._acts = self._acts, []
+        return acts
+
+    def recall(
+        self, orders: Sequence[Ordered], ranks: frozenset[int], now_ns: int, asked: HaltAsked | None = None
+    ) -> None:
+        """A former coordinator of this life ordered these, and owes whoever asked an answer: go on where it was."""
+        self._number = max((ordered.order.halt for ordered in orders), default=0)
+        standing = [rank for rank, said in self._said.items() if said.halting.state == "held"]
+        halt = protocol.recalled([ordered.order for ordered in orders], ranks, standing)
+        if asked is not None and (halt is None or halt.course is not Course.DONE):
+            self._asked = _wish_of(asked)
+        if halt is None or halt.course is Course.CALLED_OFF:
+            return
+        last, order = orders[-1], halt.order
+        wish = Wish(cause=last.cause, reason=order.reason, ranks=last.ranks, incident=last.incident)
+        plan = Plan(
+            kind=_BEGUN[order.kind], step=order.step, savers=order.savers, lost=order.lost, snapshot=order.snapshot
+        )
+        failures = {rank: said.halting.why for rank, said in self._said.items() if _is_failure(said.halting, order)}
+        self.attempt = Attempt(wish, plan, halt, now_ns, now_ns, failures)
+        self._heard = [event for event in self._heard if not self._is_past(event, order)]
+
+    def _is_past(self, event: protocol.Event, order: Order) -> bool:
+        """Of a rank that stood before another step, and has gone on since."""
+        if not isinstance(event, Heard) or event.state != "held" or event.step == order.step:
+            return False
+        last = self._said.get(event.rank)
+        return last is None or (last.halting.state, last.step) != ("held", event.step)
+
+    def _begin(self, now_ns: int, view: View) -> None:
+        wish = self._wish(now_ns, view)
+        if wish is None or self._tries[_key(wish)] >= MAX_TRIES:
+            return
+        since_ns = self._wished_ns.setdefault(_key(wish), now_ns)
+        stood_ns = [said.since_ns for said in self._said.values() if said.halting.state == "held"]
+        waited_s = (now_ns - min(stood_ns, default=since_ns)) / 1e9
+        ranks = view.whereabouts()
+        self._everyone = frozenset(one.rank for one in ranks)
+        wish = self._with_poison(wish)
+        plan = choose(wish, ranks, view.job(), waited_s=waited_s, attempt=self._tries[_key(wish)])
+        if isinstance(plan, NotYet):
+            if wish.is_operator and now_ns - since_ns >= ASKED_NS:
+                self._refuse(plan.why, now_ns)
+            return
+        self._tries[_key(wish)] += 1
+        self.attempt = Attempt(wish, plan, course_ns=now_ns)
+        self._gone = frozenset()
+        self.sentences.append(f"halting: {wish.reason}")
+        self._acts.append(Open(plan.kept))
+
+    def _with_poison(self, wish: Wish) -> Wish:
+        """The ranks may know of bad numbers in their weights that no detector has seen, for they stand."""
+        steps = [said.halting.poisoned_step for said in self._said.values()]
+        known = [wish.first_bad, *(step + 1 for step in steps if step is not None)]
+        return replace(wish, first_bad=min((first for first in known if first is not None), default=None))
+
+    def _refuse(self, why: str, now_ns: int) -> None:
+        """Whoever asked is told, and may ask again; nothing has happened to the run."""
+        self._wished_ns.pop(REQUESTED, None)
+        self.outcome = Outcome("refused", f"the run is not halted: {why}", is_halted=False)
+        self.outcomes["refused"] += 1
+        self.sentences.append(self.outcome.text)
+        self._answer(self.outcome, now_ns)
+
+    def _wish(self, now_ns: int, view: View) -> Wish | None:
+        for wish in (view.wish(), self._asked):
+            # What was tried in vain is in nobody's way.
+            if wish is not None and self._tries[_key(wish)] < MAX_TRIES:
+                return wish
+        stood = self._standing(view)
+        if not stood:
+            return None
+        explained = view.suspicion()
+        if explained is not None or now_ns - min(stood)[0] < UNEXPLAINED_NS:
+            return explained
+        why = "a rank stands before a step whose gradients are not finite, and nothing more is known of it"
+        ranks = tuple(sorted(rank for _, rank in stood if self._said[rank].halting.why == "nonfinite"))
+        return Wish(cause=UNEXPLAINED, reason=why, ranks=ranks)
+
+    def _standing(self, view: View) -> list[tuple[int, int]]:
+        """(since when, rank) of those that stand by themselves: not for a halt that was agreed on and called off."""
+        held = {
+            rank for rank, said in self._said.items() if said.halting.state == "held" and said.halting.why != "agreed"
+        }
+        still = {one.rank for one in view.whereabouts() if one.state == "held"} if held else set()
+        return [(self._said[rank].since_ns, rank) for rank in held & still]
+
+    def _let_go(self, now_ns: int, view: View) -> None:
+        """Ranks that wait whether to save before they end, and for which no reason to wait is left."""
+        ending = {rank: said for rank, said in self._said.items() if said.halting.state in ENDING}
+        # A scheduler ends them all: there is no peer's death to explain it.
+        is_all = bool(ending) and all(one.is_there and one.state in ENDING for one in view.whereabouts())
+        for rank, said in ending.items():
+            why = said.halting.why.lower()
+            is_own = said.halting.state == "dying" and not any(text in why for text in LOST_CONNECTION)
+            is_stopped = is_all and said.halting.state == "terminated"
+            if is_own or is_stopped or now_ns - said.since_ns >= ENDING_NS:
+                self._number += 1
+                self._acts.append(Tell(Order(halt=self._number, kind="abort", step=said.step), (rank,)))
+                self._said[rank] = _Said(Halting(state="released"), said.step, now_ns)
+
+    def _drive(self, attempt: Attempt, now_ns: int, view: View) -> None:
+        missing = frozenset(one.rank for one in view.whereabouts() if not one.is_there)
+        # What was heard came before the end of the line.
+        events = [*self._heard, *(Gone(rank) for rank in sorted(missing - self._gone))]
+        self._heard, self._gone = [], missing
+        for event in events:
+            self._advance(attempt, event, now_ns)
+        assert attempt.halt is not None
+        if now_ns - attempt.course_ns >= patience_ns(attempt.halt):
+            attempt.course_ns = now_ns
+            self._advance(attempt, Happening.OVER, now_ns)
+        if now_ns - attempt.told_ns >= AGAIN_NS:
+            attempt.told_ns = now_ns
+            self._advance(attempt, Happening.AGAIN, now_ns)
+        is_late = now_ns - attempt.course_ns >= CALLED_OFF_NS
+        # Lines that were all lost at once may come back.
+        is_lapsed = attempt.halt.course is Course.LAPSED and is_late
+        is_off = attempt.halt.course is Course.CALLED_OFF and (is_late or is_known_to_all(attempt.halt))
+        if is_lapsed or is_off:
+            self._end(Outcome("called_off", f"the halt was called off: {why_off(attempt)}", is_halted=False), now_ns)
+
+    def _advance(self, attempt: Attempt, event: protocol.Event, now_ns: int) -> None:
+        assert attempt.halt is not None
+        before = attempt.halt.course
+        attempt.halt, acts = protocol.advance(attempt.halt, event)
+        if attempt.halt.course is not before:
+            attempt.course_ns = attempt.told_ns = now_ns
+        self._do(attempt, acts, now_ns)
+
+    def _do(self, attempt: Attempt, acts: Sequence[protocol.Action], now_ns: int) -> None:
+        """What is ordered is written down first."""
+        wish = attempt.wish
+        for act in acts:
+            if isinstance(act, Tell):
+                body = Ordered(order=act.order, cause=wish.cause, ranks=wish.ranks, incident=wish.incident)
+                self._note(body, now_ns)
+            self._acts.append(act)
+
+    def _conclude(self, outcome: Outcome) -> None:
+        assert self.attempt is not None
+        self.outcome = outcome
+        self.outcomes[outcome.name] += 1
+        self.sentences.append(outcome.text)
+        if self.attempt.wish.incident is not None:
+            self._outcomes[self.attempt.wish.incident] = replace(outcome, reason=self.attempt.wish.reason)
+
+    def _end(self, outcome: Outcome, now_ns: int) -> None:
+        """Without a halt: whoever asked is told, and may ask again."""
+        self._conclude(outcome)
+        self.attempt = None
+        if self._asked is not None and self._tries[_key(self._asked)] >= MAX_TRIES:
+            self._tries.pop(_key(self._asked))
+            self._answer(outcome, now_ns)
+
+    def _answer(self, outcome: Outcome, now_ns: int) -> None:
+        """No halt, for whoever asked; written down, or one that is started again would take the request up."""
+        self._asked = None
+        self._note(HaltAnswered(text=outcome.text), now_ns)
+
+
+_BEGUN: dict[str, Literal["prepare", "commit", "rescue"]] = {
+    "prepare": "prepare",
+    "commit": "commit",
+    "rescue": "rescue",
+}
+
+
+def _wish_of(asked: HaltAsked) -> Wish:
+    text = f"asked for by {asked.by}" + (f": {asked.reason}" if asked.reason else "")
+    return Wish(cause=REQUESTED, reason=text, is_operator=True)
+
+
+def _is_failure(halting: Halting, order: Order) -> bool:
+    return halting.state == "failed" and halting.halt == order.halt
+
+
+def _key(wish: Wish) -> str:
+    return wish.incident or wish.cause

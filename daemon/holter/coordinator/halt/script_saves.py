@@ -1,0 +1,237 @@
+r"""The script's own checkpoints as they are finished, each with a verdict that is looked at again whenever something new is found.
+
+    Kept (a rank's word) -> unknown -> healthy, when every step in it was seen and clean, and replicas were equal after it
+                                   \-> poisoned, also long after: an incident may turn out to have begun before it
+
+Judged in memory, written down by the disk's own thread, which also looks which of them are still there: frameworks rotate.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from holter.clock import rfc3339
+from holter.coordinator.disk import Disk
+from holter.faults.replicas.replica_case import PARAMETERS, weights_agreed
+from holter.faults.window import ClassHistory, StepView
+from holter.files import write_whole
+from holter.halting import tombstone, verdicts
+from holter.halting.vault import script_saves
+from holter.halting.vault.script_saves import Save, Saves
+from holter.halting.vault.store import FOLDER, Sealed, Vault
+from holter.halting.verdicts import APPLIED, Sight
+from holter.records import Attached, Begun, Diagnosis, Finding, Halting, Healthy, Kept, Observation
+
+MAX_SAVES = 256
+
+
+@dataclass
+class _Entry:
+    save: Save
+    step: int | None
+    """Completed steps as findings of this life count them; None: it is of a former life, and its verdict stands."""
+
+
+class SaveBook:
+    """All finished saves of a run that are remembered, oldest first."""
+
+    def __init__(self, run_dir: Path, disk: Disk) -> None:
+        self._run_dir, self._disk = run_dir, disk
+        self._lifted_step = tombstone.base_step(run_dir)
+        """Of the halt that was lifted for this life of the run: what it goes on from, where no rank knows better."""
+        self._begun: dict[int, int] = {}
+        """Rank -> steps that the run had completed when it began, as its optimizer or framework counts."""
+        self._entries = [_Entry(save, None) for save in script_saves.read(run_dir)]
+        self._sealed = Vault(run_dir).last_good()
+        self._applied: dict[int, Finding] = {}
+        """Step -> that something not finite was applied at it; a window forgets."""
+        self._diagnoses: dict[str, Diagnosis] = {}
+        """Of this life: steps of another are counted otherwise."""
+        self._poisoned: int | None = None
+        """The first step of this life that a rank says was applied although it was not finite."""
+        self._pids: dict[int, int] = {}
+        self._gone: frozenset[str] = frozenset()
+
+    @property
+    def base_step(self) -> int:
+        """Completed steps that this life of the run goes on from."""
+        return max(self._begun.values(), default=self._lifted_step)
+
+    def recall(self, diagnoses: Iterable[Diagnosis]) -> None:
+        """A former coordinator of this very life wrote down what was read: go on judging it."""
+        self._diagnoses |= {diagnosis.id: diagnosis for diagnosis in diagnoses}
+        for entry in self._entries:
+            if entry.save.step >= self.base_step:
+                entry.step = entry.save.step - self.base_step
+
+    def hear(self, observation: Observation) -> None:
+        """A save was finished, or a rank begins."""
+        match observation.body:
+            case Kept() as kept if not self._is_ours(kept.path):
+                self._add(observation, kept)
+            case Halting(poisoned_step=int() as step):
+                self._poisoned = step if self._poisoned is None else min(step, self._poisoned)
+            case Begun(completed=None):
+                self._begun.pop(observation.rank, None)
+            case Begun(completed=int(completed)):
+                self._begun[observation.rank] = completed
+            case Attached() as attached:
+                if self._pids.setdefault(observation.rank, attached.pid) != attached.pid:
+                    self._pids[observation.rank] = attached.pid
+                    self._settle()
+            case _:
+                pass
+
+    def note_sealed(self, sealed: Sealed) -> None:
+        """A halt has kept a checkpoint."""
+        if sealed.verdict == "healthy":
+            self._sealed = sealed
+
+    def judge(
+        self, findings: Iterable[Finding], diagnoses: Iterable[Diagnosis], sight: Callable[[], Sight]
+    ) -> list[str]:
+        """Look at each again, with what is new or better understood; returns what must be said at once."""
+        self._diagnoses |= {diagnosis.id: diagnosis for diagnosis in diagnoses}
+        self._applied |= {found.first_step: found for found in findings if found.detector == APPLIED}
+        waiting = [entry for entry in self._entries if entry.step is not None]
+        if not waiting:
+            return []
+        spoiled, seen = self._spoils(), sight()
+        changed = [entry for entry in waiting if _rejudge(entry, spoiled, seen)]
+        if changed:
+            self._write()
+        latest = self._entries[-1]
+        is_news = latest in changed and latest.save.verdict == "poisoned"
+        return [self._alarm(latest.save)] if is_news else []
+
+    @property
+    def diagnoses(self) -> list[Diagnosis]:
+        """Of this life of the run, oldest first."""
+        return list(self._diagnoses.values())
+
+    def verdict_of(self, step: int, compared_until: int | None) -> verdicts.Judgement:
+        """Of a state of so many completed steps, as findings of this life count them, that a halt saves."""
+        return verdicts.of_halt(step, self._spoils(), compared_until)
+
+    def _spoils(self) -> list[verdicts.Spoil]:
+        """What detectors found; and what ranks say was applied, if that is more."""
+        found, said = verdicts.spoils(self._applied.values(), self._diagnoses.values()), self._poisoned
+        if said is None or any(spoil.verdict == "poisoned" and spoil.first_bad <= said + 1 for spoil in found):
+            return found
+        why = f"NaN or Inf was applied to the weights at step {said}, as a rank learned too late to hold it"
+        return [verdicts.Spoil("poisoned", said + 1, why), *found]
+
+    def all(self) -> list[Save]:
+        """Those that are remembered, oldest first."""
+        return [entry.save for entry in self._entries]
+
+    def is_gone(self, save: Save) -> bool:
+        """Whether its framework has rotated it away since, as far as was looked."""
+        return save.path in self._gone
+
+    def last_healthy(self) -> Healthy | None:
+        """The newest that a run can go on from, as far as anybody knows: a halt's or the script's own."""
+        kept = (entry.save for entry in reversed(self._entries) if entry.save.verdict == "healthy")
+        own = next((save for save in kept if save.path not in self._gone), None)
+        sealed = self._sealed
+        if sealed is not None and (own is None or sealed.manifest.sealed_at >= own.saved_at):
+            return Healthy(step=sealed.manifest.step, path=str(sealed.state.relative_to(self._run_dir)))
+        return None if own is None else Healthy(step=own.step, path=own.path)
+
+    def named(self, diagnosis: Diagnosis) -> Diagnosis:
+        """The same, saying which checkpoint is good."""
+        action = msgspec.structs.replace(diagnosis.action, last_healthy=self.last_healthy())
+        return msgspec.structs.replace(diagnosis, action=action)
+
+    def _add(self, observation: Observation, kept: Kept) -> None:
+        step = self.base_step + observation.step
+        known = next((entry for entry in self._entries if entry.save.path == kept.path), None)
+        if known is not None and known.save.step == step and known.step is not None:
+            ranks = sorted({*known.save.ranks, observation.rank})
+            known.save = msgspec.structs.replace(known.save, ranks=ranks)
+            return
+        if known is not None:
+            # Written over: what was there is there no more.
+            self._entries.remove(known)
+        save = Save(
+            step=step,
+            path=kept.path,
+            framework=kept.framework,
+            saved_at=rfc3339(observation.at_ns),
+            seconds=kept.seconds,
+            verdict="unknown",
+            why="it is being looked at",
+            ranks=[observation.rank],
+        )
+        self._entries.append(_Entry(save, observation.step))
+        del self._entries[:-MAX_SAVES]
+        self._write()
+        self._disk.submit(self._look)
+
+    def _settle(self) -> None:
+        """Steps are counted from the beginning again: what is found from now on is of other steps."""
+        self._applied.clear()
+        self._poisoned = None
+        self._diagnoses.clear()
+        self._entries = [replace(entry, step=None) for entry in self._entries]
+
+    def _is_ours(self, path: str) -> bool:
+        return Path(path).is_relative_to((self._run_dir / FOLDER).absolute())
+
+    def _alarm(self, save: Save) -> str:
+        healthy = self.last_healthy()
+        other = (
+            f"the last healthy one is of step {healthy.step} ({healthy.path})" if healthy else "no healthy one is known"
+        )
+        return f"the checkpoint saved at step {save.step} ({save.path}) is poisoned: {save.why}; {other}"
+
+    def _write(self) -> None:
+        path = script_saves.path_in(self._run_dir)
+        content = msgspec.json.encode(Saves([entry.save for entry in self._entries]))
+        self._disk.submit(partial(_write, path, msgspec.json.format(content, indent=2) + b"\n"))
+
+    def _look(self) -> None:
+        """In the disk's thread: a file server that hangs stops nobody else."""
+        paths = [entry.save.path for entry in list(self._entries)]
+        self._gone = frozenset(path for path in paths if "://" not in path and _is_gone(Path(path)))
+
+
+def reported_until(steps: Sequence[StepView]) -> int:
+    """All steps below this were reported by every rank of which it is expected."""
+    unfinished = next((view.step for view in steps if view.missing), None)
+    return unfinished if unfinished is not None else steps[-1].step + 1 if steps else 0
+
+
+def compared_until(classes: Mapping[str, ClassHistory], diagnoses: Iterable[Diagnosis]) -> int | None:
+    """The last state in which replicas were compared and equal; None: nobody compares, or it is explained already why they differ."""
+    has_parted = any(classes[name].first_unequal_step is not None for name in PARAMETERS if name in classes)
+    is_explained = has_parted and any(diagnosis.agreed_steps is not None for diagnosis in diagnoses)
+    return None if is_explained else weights_agreed(classes)
+
+
+def _rejudge(entry: _Entry, spoiled: Sequence[verdicts.Spoil], sight: Sight) -> bool:
+    """True when its verdict is another one now. That sight is lost later takes no health from what was seen."""
+    assert entry.step is not None
+    found, save = verdicts.of_state(entry.step, spoiled, sight), entry.save
+    is_unseen = found.verdict == "unknown" and not found.incident
+    if (is_unseen and save.verdict == "healthy") or (found.verdict, found.why) == (save.verdict, save.why):
+        return False
+    has_changed = found.verdict != save.verdict
+    entry.save = msgspec.structs.replace(save, verdict=found.verdict, why=found.why, incident=found.incident)
+    return has_changed
+
+
+def _is_gone(path: Path) -> bool:
+    """Not there, although what was around it is: another host's disk says nothing."""
+    with contextlib.suppress(OSError):
+        return not path.exists() and path.parent.is_dir()
+    return False
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, content)

@@ -1,0 +1,126 @@
+"""What a halt leaves on the disk: a directory to save into, the sealed checkpoint, halt.json. In threads of their own: a disk may hang."""
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from holter.clock import monotonic_s, rfc3339, wall_ns
+from holter.coordinator.halt.attempts import Outcome
+from holter.errors import VaultError
+from holter.halting import tombstone
+from holter.halting.vault.completeness import Circumstances
+from holter.halting.vault.manifest import PARTS
+from holter.halting.vault.store import FOLDER, Sealed, Vault
+from holter.records import Healthy
+
+UNHEARD_S = 30.0
+UNHEARD_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """What is known of a halt when its ranks have saved."""
+
+    run_dir: Path
+    partial: Path
+    """Where they saved."""
+    about: Circumstances
+    ranks: tuple[int, ...]
+    """Culprits."""
+    incident: str | None
+    last_healthy: Healthy | None
+    """From before."""
+    reason: str = ""
+    """Of the wish."""
+    unheard: tuple[int, ...] = ()
+    """Savers that nobody hears any more, though nobody saw them end: they may still be at it."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How it went."""
+
+    outcome: Outcome
+    sealed: Sealed | None
+    """None: nothing got a name."""
+
+
+def open_directory(run_dir: Path, step: int, stamp: int = 0) -> tuple[Path, str]:
+    """Where ranks save to, and why that will not do, if so; `step` completed steps, those before a resume included."""
+    vault = Vault(run_dir)
+    try:
+        return vault.begin(step, stamp), ""
+    except VaultError as error:
+        return vault.partial(step, stamp), str(error)
+
+
+def seal(ending: Ending) -> Kept:
+    """Give what was saved its name and set the stone; raises nothing that a disk may do."""
+    if (done := _done_before(ending)) is not None:
+        return done
+    _await_parts(ending)
+    try:
+        sealed, failure = Vault(ending.run_dir).seal(ending.partial, ending.about), ""
+    except VaultError as error:
+        sealed, failure = None, "; ".join(dict.fromkeys(ending.about.failures.values())) or str(error)
+        if ending.about.failures:
+            # Of no use to anybody, and perhaps what has filled the disk: the stone and the report need room.
+            Vault(ending.run_dir).discard(ending.partial)
+    stone = _stone(ending, sealed, failure)
+    unmarked = ""
+    try:
+        tombstone.write(ending.run_dir, stone)
+    except OSError as error:
+        unmarked = f"; halt.json could not be written ({error.strerror}): nothing stops a blind restart"
+    return Kept(_outcome(stone, sealed, failure, unmarked), sealed)
+
+
+def _done_before(ending: Ending) -> Kept | None:
+    """A coordinator that died between the seal and the word to leave: what it named stays named, and its stone stands."""
+    stone = tombstone.read(ending.run_dir)
+    if ending.partial.exists() or stone is None or stone.checkpoint is None:
+        return None
+    is_ours = (stone.run_id, stone.step) == (ending.about.run_id, ending.about.step)
+    kept = [one for one in Vault(ending.run_dir).all() if one.state == ending.run_dir / stone.checkpoint]
+    return Kept(_outcome(stone, kept[0], "", ""), kept[0]) if is_ours and kept else None
+
+
+def _await_parts(ending: Ending) -> None:
+    """A rank whose sidecar was killed saves on; that it has come to its end shows on the disk."""
+    until_s = monotonic_s() + UNHEARD_S
+    parts = [ending.partial / PARTS / f"{rank}.json" for rank in ending.unheard]
+    while monotonic_s() < until_s and not all(part.exists() for part in parts):
+        threading.Event().wait(UNHEARD_POLL_S)
+
+
+def _stone(ending: Ending, sealed: Sealed | None, failure: str) -> tombstone.Halt:
+    is_whole = sealed is not None and sealed.verdict != "incomplete"
+    kept = sealed.state.relative_to(ending.run_dir) if sealed is not None and is_whole else None
+    why = sealed.why if sealed is not None else f"nothing was saved: {failure}"
+    if kept is None and ending.last_healthy is not None:
+        why += f"; the last healthy checkpoint is of step {ending.last_healthy.step}: {ending.last_healthy.path}"
+    return tombstone.Halt(
+        cause=ending.about.cause,
+        ranks=list(ending.ranks),
+        step=ending.about.step,
+        checkpoint=str(kept) if kept is not None else None,
+        verdict=sealed.verdict if sealed is not None else "incomplete",
+        incident=ending.incident,
+        at=rfc3339(wall_ns()),
+        why=why,
+        reason=ending.reason,
+        framework=sealed.manifest.framework if sealed is not None else "",
+        run_id=ending.about.run_id,
+    )
+
+
+def _outcome(stone: tombstone.Halt, sealed: Sealed | None, failure: str, unmarked: str) -> Outcome:
+    if sealed is None:
+        return Outcome("failed", f"halted after {stone.step} steps, and nothing was saved: {failure}{unmarked}")
+    where = f"{FOLDER}/{sealed.path.name}"
+    if sealed.verdict == "incomplete":
+        text = f"halted after {stone.step} steps; what could be saved is not whole ({where}): {sealed.why}"
+        return Outcome("incomplete", text + unmarked, where)
+    doubt = f" ({sealed.why})" if sealed.verdict != "healthy" else ""
+    text = f"halted after {stone.step} steps; checkpoint {where}, verified, {sealed.verdict}{doubt}"
+    return Outcome("completed", text + unmarked, where)

@@ -1,0 +1,99 @@
+"""What a halt must know of the run, read off the roster, the window and the diagnoses. Pure."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from holter.coordinator.halt.driver import Halts
+from holter.coordinator.roster import Member, Roster
+from holter.diagnosis.passing import STALLS
+from holter.faults import Window
+from holter.halting import verdicts
+from holter.halting.plan import Job, Whereabouts, Wish
+from holter.records import Cause, Diagnosis, Finding, Phase
+
+HANGS = STALLS | {"collective_order_mismatch"}
+"""Causes that are over when the ranks move on."""
+HELD_BACK = ("stopped", "traced", "frozen", "uninterruptible", "zombie", "gone")
+"""Of a process that runs none of its threads."""
+STANDING = ("held", "dying", "terminated")
+DEFAULT_STEP_S = 1.0
+NUM_RECENT = 4
+"""Steps: how long one takes may just have changed."""
+
+
+def whereabouts(roster: Roster, window: Window, halts: Halts) -> list[Whereabouts]:
+    """Every rank of the job; those that never came are not there."""
+    world = roster.world_size or len(roster.members)
+    return [_place(rank, roster.members.get(rank), window, halts) for rank in range(world)]
+
+
+def _place(rank: int, member: Member | None, window: Window, halts: Halts) -> Whereabouts:
+    if member is None:
+        return Whereabouts(rank=rank, step=None, is_there=False)
+    is_there = member.exited is None and member.is_connected and not member.is_silent and not member.has_said_goodbye
+    at = member.heartbeat.step if member.heartbeat is not None else None
+    said = halts.said(rank)
+    known = Whereabouts(
+        rank=rank, step=at, is_there=is_there, has_ended=member.exited is not None, snapshots=member.snapshots
+    )
+    # A rank that has gone on since, and whose word of that was lost, does not stand.
+    if said is not None and said[0].state in STANDING and (at is None or said[1] >= at):
+        halting, step = said
+        return replace(known, step=step, state=halting.state, is_torn=halting.is_torn)
+    return replace(known, is_torn=member.phase is Phase.OPTIMIZER, is_able=_is_able(rank, window))
+
+
+def _is_able(rank: int, window: Window) -> bool:
+    """As far as the last look at a rank that does not move on tells."""
+    seen = window.exams.get(rank, ())
+    delay = window.delays.get(rank)
+    if delay is None or not seen:
+        return True
+    last = seen[-1].exam
+    is_held_back = last.process is not None and last.process.state in HELD_BACK
+    return not is_held_back and last.is_lock_free is not False
+
+
+def job(window: Window, roster: Roster) -> Job:
+    """How long a step takes, and whether its state is cut into shards."""
+    recent = [spread.mean for _, spread in window.values("seconds")[-NUM_RECENT:]]
+    return Job(
+        step_s=sum(recent) / len(recent) if recent else DEFAULT_STEP_S,
+        is_sharded=any(member.is_sharded for member in roster.members.values()),
+    )
+
+
+def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Callable[[], Window]) -> Wish | None:
+    """That of the gravest open diagnosis that directs a halt: the newest. A hang that is over wishes nothing."""
+    for diagnosis in reversed(list(diagnoses)):
+        if diagnosis.action.directive != "halt" or diagnosis.closed_at is not None or not diagnosis.causes:
+            continue
+        first = diagnosis.causes[0]
+        is_hang = first.cause in HANGS and not _is_running(findings, first)
+        if is_hang and not window().delays:
+            continue
+        spoiled = verdicts.spoils(findings, [diagnosis])
+        return Wish(
+            cause=first.cause,
+            reason=f"{diagnosis.action.reason}; {diagnosis.symptom}",
+            ranks=first.ranks,
+            incident=diagnosis.id,
+            is_blocked=is_hang or first.cause == "rank_dead",
+            first_bad=next((spoil.first_bad for spoil in spoiled if spoil.verdict == "poisoned"), None),
+        )
+    return None
+
+
+def _is_running(findings: Sequence[Finding], cause: Cause) -> bool:
+    """Calls that did not match, and the job goes on with what they returned: nothing hangs, and nothing will be over by itself."""
+    return any(finding.ranks == cause.ranks and finding.facts.get("is_running") is True for finding in findings)
+
+
+def suspicion(diagnoses: Iterable[Diagnosis]) -> Wish | None:
+    """Why ranks stand before a step that is not finite, from the newest diagnosis of such a thing, however sure it is."""
+    for diagnosis in reversed(list(diagnoses)):
+        first = diagnosis.causes[0] if diagnosis.causes else None
+        if first is not None and diagnosis.closed_at is None and first.cause in verdicts.SPOILED_BY_STEP:
+            reason = f"gradients that are not finite were held before they reached the weights; {diagnosis.symptom}"
+            return Wish(cause=first.cause, reason=reason, ranks=first.ranks, incident=diagnosis.id)
+    return None

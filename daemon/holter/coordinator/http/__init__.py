@@ -1,0 +1,1 @@
+"""What the coordinator answers on its one port."""

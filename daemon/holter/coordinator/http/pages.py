@@ -1,0 +1,188 @@
+"""What a browser, a scraper or a script can read. Everything a rank said is escaped or encoded, never trusted."""
+
+import html
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+from aiohttp import hdrs, web
+
+from holter import clock
+from holter.coordinator.http import requests
+from holter.coordinator.http.page_state import Easel
+from holter.coordinator.http.requests import AskHalt
+from holter.coordinator.http.status import beginning, rank_details, snapshot, status
+from holter.coordinator.http.targets import sidecar_targets
+from holter.coordinator.run import Ward
+from holter.diagnosis import report
+from holter.diagnosis.blocks import printable
+from holter.exporters import expose, families
+from holter.status_page import assets
+from holter.status_page.assets import HEADERS
+from holter.status_page.feed import Feed
+
+MAX_PLAIN = 128
+"""Ranks in the table of the page itself; `/plain` has all."""
+MAX_DIGITS = 9
+"""Of a rank that is asked for: thousands of them are no number that Python reads."""
+
+RANKS = {
+    "rank": "Rank",
+    "host": "Host",
+    "step": "Step",
+    "phase": "Phase",
+    "last_progress_age_s": "Seconds since it moved",
+    "loss": "Loss",
+    "sidecar": "Sidecar",
+}
+INCIDENTS = {
+    "id": "Incident",
+    "severity": "Severity",
+    "cause": "Cause",
+    "symptom": "Symptom",
+    "opened_at": "Opened",
+    "closed_at": "Closed",
+    "report": "Diagnosis",
+}
+"""Field -> title of its column."""
+
+
+class Pages:
+    """The readable half of the one port, and the one request."""
+
+    def __init__(
+        self,
+        ward: Ward,
+        version: str,
+        *,
+        token: str = "",
+        ask_halt: AskHalt | None = None,
+        easel: Easel | None = None,
+    ) -> None:
+        self.easel = easel or Easel(ward, clock.wall_ns)
+        self.feed = Feed(self.easel.paint, self.easel.now_ns)
+        self._ward = ward
+        self._version = version
+        self._token = token
+        self._ask_halt = ask_halt
+        self._assets = assets.load()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Every path but /ingest."""
+        return [
+            web.get("/", self._index),
+            web.get("/plain", self._plain),
+            web.get("/web/{name}", self._asset),
+            web.get("/healthz", self._healthz),
+            web.get("/metrics", self._metrics),
+            web.get("/sd", self._sd),
+            web.get("/api/v1/status", self._status),
+            web.get("/api/v1/events", self.feed.handle),
+            web.get("/api/v1/ranks/{rank}", self._rank),
+            web.get("/api/v1/incidents", self._incidents),
+            web.get("/api/v1/incidents/{id}", self._incident),
+            web.get("/api/v1/incidents/{id}/report", self._report),
+            web.post("/api/v1/halt", self._halt),
+        ]
+
+    async def _healthz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n", headers=HEADERS)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        metrics = families(
+            self._ward.settings.run_id, self._version, self._ward.roster.snapshots(), snapshot(self._ward)
+        )
+        body, content_type = expose(metrics, request.headers.get(hdrs.ACCEPT, ""))
+        return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
+
+    async def _sd(self, _: web.Request) -> web.Response:
+        return _json(sidecar_targets(self._ward.roster, self._ward.settings.run_id))
+
+    async def _status(self, _: web.Request) -> web.Response:
+        return _json(status(self._ward, self.easel.now_ns()))
+
+    async def _rank(self, request: web.Request) -> web.Response:
+        name = request.match_info["rank"]
+        is_number = name.isascii() and name.isdigit() and len(name) <= MAX_DIGITS
+        member = self._ward.roster.members.get(int(name)) if is_number else None
+        if member is None:
+            return _json({"error": "no such rank"}, status=404)
+        return _json(rank_details(member, self.easel.now_ns()))
+
+    async def _incidents(self, _: web.Request) -> web.Response:
+        return _json(self._ward.incidents.all())
+
+    async def _incident(self, request: web.Request) -> web.Response:
+        found = self._ward.incidents.get(request.match_info["id"])
+        return _json({"error": "no such incident"}, status=404) if found is None else _json(found)
+
+    async def _report(self, request: web.Request) -> web.Response:
+        """For the page to show within itself."""
+        found = self._ward.incidents.get(request.match_info["id"])
+        if found is None:
+            return web.Response(status=404, text="no such incident\n", headers=HEADERS)
+        return web.Response(text=report.to_fragment(found), content_type="text/html", headers=HEADERS)
+
+    async def _halt(self, request: web.Request) -> web.Response:
+        code, content = await requests.answer(request, self._token, None if self._ask_halt is None else self._ask)
+        return _json(content, status=code)
+
+    def _ask(self, reason: str, by: str) -> str | None:
+        assert self._ask_halt is not None
+        why = self._ask_halt(reason, by)
+        if why is None:
+            self.easel.timeline.note("halt", f"asked for by {by}: {reason}", self.easel.now_ns(), "warning")
+        return why
+
+    async def _asset(self, request: web.Request) -> web.Response:
+        return assets.serve(self._assets, request)
+
+    async def _index(self, _: web.Request) -> web.Response:
+        state = beginning(self._ward, self.easel.now_ns(), MAX_PLAIN)
+        plain = _render(state, len(self._ward.roster.members) - MAX_PLAIN)
+        page = assets.index(self._assets, self._ward.settings.run_id, plain)
+        return web.Response(text=page, content_type="text/html", headers=HEADERS)
+
+    async def _plain(self, _: web.Request) -> web.Response:
+        state = status(self._ward, self.easel.now_ns())
+        page = (
+            f"<!doctype html><html lang=en><meta charset=utf-8><title>holter {html.escape(state['run_id'])}</title>"
+            "<link rel=icon href=web/icon.svg><link rel=stylesheet href=web/page.css>"
+            f"<body class=plain><main>{_render(state)}</main>"
+        )
+        return web.Response(text=page, content_type="text/html", headers=HEADERS)
+
+
+def _json(content: Any, status: int = 200) -> web.Response:
+    # msgspec writes NaN and Inf as null: JSON has no word for them.
+    return web.Response(
+        body=msgspec.json.encode(content), status=status, content_type="application/json", headers=HEADERS
+    )
+
+
+def _render(state: dict[str, Any], num_left_out: int = 0) -> str:
+    """The plainest page that tells how the run is."""
+    ranks = _table(RANKS, state["ranks"])
+    told = [one | {"report": f"api/v1/incidents/{quote(one['id'], safe='')}/report"} for one in state["incidents"]]
+    incidents = _table(INCIDENTS, told) if told else "<p>none</p>"
+    notes = "".join(f"<li>{_text(note)}</li>" for note in [*state["blind"], *state["warnings"]])
+    rest = f"<p><a href=plain>{num_left_out} more ranks</a></p>" if num_left_out > 0 else ""
+    run_id = _text(state["run_id"])
+    return f"<h1>{run_id}</h1><h2>Incidents</h2>{incidents}<h2>Ranks</h2>{ranks}{rest}<ul>{notes}</ul>"
+
+
+def _table(columns: Mapping[str, str], rows: list[dict[str, Any]]) -> str:
+    head = "".join(f"<th>{title}</th>" for title in columns.values())
+    body = "".join("<tr>" + "".join(_cell(column, row[column]) for column in columns) + "</tr>" for row in rows)
+    return f"<table><tr>{head}</tr>{body}</table>"
+
+
+def _cell(column: str, value: object) -> str:
+    return f'<td><a href="{_text(value)}">in full</a></td>' if column == "report" else f"<td>{_text(value)}</td>"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.5g}"
+    return "" if value is None else html.escape(printable(str(value)))

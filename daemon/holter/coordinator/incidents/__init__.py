@@ -1,0 +1,1 @@
+"""The incidents of a run: opened, explained, kept, told to others."""

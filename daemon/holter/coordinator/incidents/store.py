@@ -1,0 +1,195 @@
+"""The incidents of a run: in memory for whoever asks, in SQLite for the next coordinator, in files for people.
+
+    incidents.sqlite              every diagnosis as JSON, newest version; every cause that was ever named
+    incidents/<id>/diagnosis.json diagnosis.md  report.html  evidence/
+
+Memory comes first: a disk that is full or gone loses no incident while the coordinator lives.
+"""
+
+import contextlib
+import math
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from holter import clock
+from holter.coordinator.disk import Disk
+from holter.coordinator.incidents.tracker import cause_of, confidence_of
+from holter.diagnosis import report
+from holter.diagnosis.ranking import SURE
+from holter.faults import causes
+from holter.files import write_whole
+from holter.records import Diagnosis, Severity
+
+SETTLE_S, UNSURE_S, PATIENCE_S = 2.0, 5.0, 10.0
+"""So long cause and ranks must have stayed the same before a pager is told, longer if they are not sure; and so long it waits at most."""
+DATABASE = "incidents.sqlite"
+FOLDER = "incidents"
+
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS incidents (id TEXT PRIMARY KEY, diagnosis BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS causes (id TEXT, cause TEXT, PRIMARY KEY (id, cause))",
+)
+_UPSERT = "INSERT INTO incidents VALUES (?, ?) ON CONFLICT(id) DO UPDATE SET diagnosis = excluded.diagnosis"
+_COUNT = "INSERT OR IGNORE INTO causes VALUES (?, ?)"
+
+
+@dataclass(frozen=True)
+class _Blame:
+    """What an incident is laid to, and since when."""
+
+    on: tuple[str, tuple[int, ...]]
+    is_sure: bool
+    first_s: float
+    """When the incident was first known here."""
+    since_s: float
+    """When it was first laid to this."""
+
+    def is_settled(self, now_s: float) -> bool:
+        stayed_s = SETTLE_S if self.is_sure else UNSURE_S
+        return now_s - self.since_s >= stayed_s or now_s - self.first_s >= PATIENCE_S
+
+
+class Incidents:
+    """All incidents of a run, those of an earlier coordinator on the same run directory too."""
+
+    def __init__(self, run_dir: Path, disk: Disk) -> None:
+        self._run_dir = run_dir
+        self._disk = disk
+        self._by_id: dict[str, Diagnosis] = {}
+        self._former: set[str] = set()
+        """Ids of those that another life of this run left, which this one has not met again."""
+        self._blame: dict[str, _Blame] = {}
+        self._causes: set[tuple[str, str]] = set()
+        """(id, cause) that was ever said: what is counted of these only grows, also over a restart."""
+
+    def load(self) -> None:
+        """Read what an earlier coordinator left; raises nothing: a database that cannot be read is as none."""
+        with contextlib.suppress(sqlite3.Error, OSError, msgspec.MsgspecError):
+            diagnoses, said = _stored(self._run_dir / DATABASE)
+            self._causes.update(said)
+            for diagnosis in diagnoses:
+                self._by_id[diagnosis.id] = diagnosis
+                self._former.add(diagnosis.id)
+                # Whoever was told of it shall not hear that it is over, and a moment later that it is not.
+                self._lay(diagnosis, first_s=-math.inf)
+
+    def recall(self, diagnoses: Iterable[Diagnosis]) -> None:
+        """These are written down already."""
+        self._by_id |= {diagnosis.id: diagnosis for diagnosis in diagnoses}
+
+    def put(self, diagnosis: Diagnosis) -> None:
+        """A new incident, or a better explanation of a known one."""
+        self._by_id[diagnosis.id] = diagnosis
+        self._former.discard(diagnosis.id)
+        self._lay(diagnosis)
+        self._write(diagnosis)
+
+    def get(self, incident_id: str) -> Diagnosis | None:
+        """One incident."""
+        return self._by_id.get(incident_id)
+
+    def all(self) -> list[Diagnosis]:
+        """Oldest first."""
+        return list(self._by_id.values())
+
+    def meet_again(self, ids: Iterable[str]) -> None:
+        """These are of this life: a coordinator that died a moment ago had found them."""
+        self._former.difference_update(ids)
+
+    def close_former(self, now_ns: int) -> list[Diagnosis]:
+        """The run was started again: what its former life left open is over. Returns these, as they were."""
+        over = [found for found in self._by_id.values() if found.id in self._former and found.closed_at is None]
+        for found in over:
+            closed = msgspec.structs.replace(found, closed_at=clock.rfc3339(now_ns))
+            self._by_id[found.id] = closed
+            self._write(closed)
+        return over
+
+    def standing(self) -> list[Diagnosis]:
+        """Those of this life that are not closed: a run that was halted and resumed is not paged about again."""
+        return [found for found in self._by_id.values() if found.closed_at is None and found.id not in self._former]
+
+    def settled(self) -> list[Diagnosis]:
+        """Of those, what a pager is told: the first diagnosis may name another rank a moment later, when all was heard."""
+        now_s = clock.monotonic_s()
+        return [found for found in self.standing() if self._blame[found.id].is_settled(now_s)]
+
+    def open(self) -> list[tuple[str, Severity]]:
+        """(cause, severity) of those."""
+        return [(cause_of(found), found.severity) for found in self.standing()]
+
+    def opened_s(self) -> dict[Severity, float]:
+        """Severity -> when the newest of those was opened, seconds since the epoch."""
+        in_order = sorted(self.standing(), key=lambda found: found.opened_at)
+        return {found.severity: clock.epoch_s(found.opened_at) for found in in_order}
+
+    def _lay(self, diagnosis: Diagnosis, first_s: float = math.inf) -> None:
+        self._causes.add((diagnosis.id, cause_of(diagnosis)))
+        now_s, known = clock.monotonic_s(), self._blame.get(diagnosis.id)
+        on = (cause_of(diagnosis), diagnosis.causes[0].ranks if diagnosis.causes else ())
+        self._blame[diagnosis.id] = _Blame(
+            on=on,
+            is_sure=confidence_of(diagnosis) >= SURE,
+            first_s=min(first_s, now_s) if known is None else known.first_s,
+            since_s=now_s if known is None or known.on != on else known.since_s,
+        )
+
+    def _write(self, diagnosis: Diagnosis) -> None:
+        self._disk.submit(partial(_store, self._run_dir / DATABASE, diagnosis))
+        self._disk.submit(partial(write_files, self._run_dir / FOLDER / diagnosis.id, diagnosis))
+
+    def by_cause(self) -> Counter[str]:
+        """How many there were, by leading cause; one that came to be explained otherwise counts for each."""
+        found = Counter({entry.cause: 0 for entry in causes.ALL})
+        found.update(cause for _, cause in self._causes)
+        return found
+
+
+def write_files(folder: Path, diagnosis: Diagnosis) -> None:
+    """What a person opens; each file whole or not at all."""
+    evidence = folder / "evidence"
+    evidence.mkdir(parents=True, exist_ok=True)
+    for cause in diagnosis.causes:
+        for number, proof in enumerate(cause.evidence, start=1):
+            write_whole(evidence / f"{cause.cause}-{number}.json", _pretty(proof))
+    write_whole(folder / "diagnosis.md", report.to_markdown(diagnosis).encode())
+    write_whole(folder / "report.html", report.to_html(diagnosis).encode())
+    # Last: whoever sees it finds the others.
+    write_whole(folder / "diagnosis.json", _pretty(diagnosis))
+
+
+def _pretty(record: msgspec.Struct) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+@contextlib.contextmanager
+def _database(path: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(path, timeout=5.0)) as connection, connection:
+        # Shared file systems cannot do it; the default journal is slower and as safe.
+        with contextlib.suppress(sqlite3.Error):
+            connection.execute("PRAGMA journal_mode=WAL")
+        for table in _SCHEMA:
+            connection.execute(table)
+        yield connection
+
+
+def _store(path: Path, diagnosis: Diagnosis) -> None:
+    with _database(path) as connection:
+        connection.execute(_UPSERT, (diagnosis.id, msgspec.json.encode(diagnosis)))
+        connection.execute(_COUNT, (diagnosis.id, cause_of(diagnosis)))
+
+
+def _stored(path: Path) -> tuple[list[Diagnosis], list[tuple[str, str]]]:
+    """The incidents, and every (id, cause) that was ever said of them."""
+    if not path.exists():
+        return [], []
+    with _database(path) as connection:
+        rows = connection.execute("SELECT diagnosis FROM incidents ORDER BY rowid").fetchall()
+        said = connection.execute("SELECT id, cause FROM causes").fetchall()
+    return [msgspec.json.decode(content, type=Diagnosis) for (content,) in rows], said

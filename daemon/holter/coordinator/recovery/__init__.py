@@ -1,0 +1,1 @@
+"""The journal, and what is read from it: after a restart, for a replay, of a run that is over."""

@@ -1,0 +1,1 @@
+"""What the ranks reported, assembled into the window that detectors judge."""

@@ -1,0 +1,303 @@
+"""Observations of many ranks in, one window out: pure, incremental, bounded; the coordinator and `holter replay` use it alike.
+
+    rank 0  step 40  41  42            step 42: reported by rank 0, missing rank 1 (named, never waited for)
+    rank 1  step 40  41                step 41: complete, so its classes are compared
+
+Any interleaving of the ranks' observations gives the same window, as long as each rank's own order is kept. A step is complete
+when every attached, living rank has reported it or a later one. Only the newest steps are kept, fewer the more ranks there are;
+their numbers stay longer.
+"""
+
+from collections.abc import Mapping
+from typing import get_args
+
+from holter.coordinator.window.agreement import extend
+from holter.coordinator.window.arrivals import ArrivalBook
+from holter.coordinator.window.call_blocks import BlockBook
+from holter.coordinator.window.call_counts import PaceBook
+from holter.coordinator.window.census import CensusBook
+from holter.coordinator.window.notes import NoteBook
+from holter.coordinator.window.numbers import MAX_STEPS as MAX_NUMBERED
+from holter.coordinator.window.numbers import NumberBook
+from holter.coordinator.window.progress import ProgressBook
+from holter.coordinator.window.steps import StepLedger
+from holter.faults.window import ClassHistory, Note, RankExit, StepArrivals, StepNumbers, StepView, TableKey, Window
+from holter.records import (
+    Attached,
+    Census,
+    Exam,
+    Exited,
+    Halting,
+    Link,
+    Logged,
+    Observation,
+    Origin,
+    Overdue,
+    Rare,
+    StepDone,
+    Table,
+    Traffic,
+    Unavailable,
+    Unexamined,
+    Vitals,
+)
+
+MAX_RECORDS = 200_000
+"""Step records remembered in all: steps x ranks."""
+MIN_STEPS, MAX_STEPS = 8, 1024
+MAX_TABLES = 1024
+"""Beyond this a table counts as not to be had."""
+MAX_UNAVAILABLE = 65_536
+MAX_ORIGINS = 1024
+MAX_NONFINITE = 20_000
+"""Tensors kept of one step, shared among the ranks."""
+
+_RARE = get_args(Rare)
+_Judged = tuple[tuple[StepView, ...], dict[str, ClassHistory], tuple[StepNumbers, ...]]
+
+
+class Assembly:
+    """Feed it with `add`, look at it with `window`."""
+
+    def __init__(self, world_size: int = 0) -> None:
+        self._world_size = world_size
+        self._attached: dict[int, tuple[int, int]] = {}
+        """Rank -> (pid, step at which it attached)"""
+        self._last: dict[int, int] = {}
+        """Rank -> the last step it reported"""
+        self._left: dict[int, tuple[int, int]] = {}
+        """Rank -> (step, root of its parameters after that step)"""
+        self._exits: dict[int, RankExit] = {}
+        self._signalled: dict[int, int] = {}
+        """Rank -> when it first said that a signal asks it to end"""
+        self._failing: dict[int, int] = {}
+        """Rank -> when it said that an exception is about to end it"""
+        self._ledgers: dict[int, StepLedger] = {}
+        self._floor = 0
+        """Steps below this are forgotten for good."""
+        self._forgotten: dict[str, ClassHistory] = {}
+        self._tables: dict[TableKey, Table] = {}
+        self._unavailable: set[TableKey] = set()
+        self._origins: dict[tuple[int, int], Origin] = {}
+        self._census = CensusBook()
+        self._numbers = NumberBook()
+        self._notes = NoteBook()
+        self._hosts: dict[int, str] = {}
+        self._offsets: dict[int, int] = {}
+        """Rank -> what is to be added to its host's clock to have ours, nanoseconds."""
+        self._progress = ProgressBook()
+        self._arrivals = ArrivalBook()
+        self._blocks = BlockBook()
+        self._paces = PaceBook()
+        self._judged: _Judged | None = None
+
+    def add(self, observation: Observation, received_ns: int) -> None:
+        """Take one observation in, received at this moment of the coordinator's clock."""
+        rank, body = observation.rank, observation.body
+        match body:
+            case StepDone():
+                self._add_step(rank, observation.step, body, received_ns)
+            case Attached():
+                self._attach(rank, observation.step, body)
+            case Exited():
+                self._exits[rank] = RankExit(rank, self._happened_ns(observation, received_ns), body)
+                self._judged = None
+            case Census():
+                self._census.add(rank, observation.step, body)
+            case Logged():
+                self._log(rank, observation.step, body)
+            case Table():
+                self._add_table((body.tensor_class, observation.step, rank), body)
+            case Origin() if len(self._origins) < MAX_ORIGINS:
+                self._origins[rank, observation.step] = body
+            case Unavailable():
+                self.mark_unavailable((body.tensor_class, observation.step, rank))
+            case _:
+                self._add_watched(observation, received_ns)
+
+    def _happened_ns(self, observation: Observation, received_ns: int) -> int:
+        """Nothing happens after it was heard of; and clocks of hosts differ."""
+        return min(observation.at_ns + self._offsets.get(observation.rank, 0), received_ns)
+
+    def _add_watched(self, observation: Observation, received_ns: int) -> None:
+        rank, body = observation.rank, observation.body
+        match body:
+            case Overdue() | Exam() | Unexamined() | Link():
+                self._progress.add(observation, received_ns)
+            case Halting(state="terminated"):
+                self._signalled.setdefault(rank, self._happened_ns(observation, received_ns))
+            case Halting(state="dying"):
+                self._failing.setdefault(rank, self._happened_ns(observation, received_ns))
+            case Traffic():
+                self._offsets[rank] = body.clock_offset_ns
+                self._arrivals.add(rank, body, received_ns)
+                self._blocks.add(rank, body.blocks, received_ns)
+                self._paces.add(rank, body.steps)
+            case _ if isinstance(body, _RARE):
+                self._notes.add(Note(rank, observation.step, received_ns, body))
+
+    def mark_unavailable(self, key: TableKey) -> None:
+        """This table was asked for and cannot be had."""
+        if len(self._unavailable) >= MAX_UNAVAILABLE:
+            self._unavailable.discard(min(self._unavailable, key=lambda known: known[1]))
+        self._unavailable.add(key)
+
+    def window(self, now_ns: int) -> Window:
+        """Everything as of now, frozen; costs what changed since the last call."""
+        steps, classes, series = self._steps_judged()
+        return Window(
+            now_ns=now_ns,
+            world_size=self._world_size,
+            attached=frozenset(self._attached),
+            steps=steps,
+            classes=classes,
+            tables=dict(self._tables),
+            unavailable=frozenset(self._unavailable),
+            origins=dict(self._origins),
+            exits=tuple(sorted(self._exits.values(), key=lambda ended: (ended.at_ns, ended.rank))),
+            signalled=dict(self._signalled),
+            failing=dict(self._failing),
+            census=dict(self._census.joined),
+            census_steps=dict(self._census.steps),
+            census_changes=self._census.changes(),
+            series=series,
+            notes=self._notes.notes(),
+            hosts=dict(self._hosts),
+            delays=dict(self._progress.delays),
+            exams=dict(self._progress.exams),
+            unexamined=dict(self._progress.unexamined),
+            links=dict(self._progress.links),
+            arrivals=self._arrivals.arrivals(),
+            parted=self._blocks.parted(),
+            paces=self._paces.paces(),
+        )
+
+    def arrivals(self) -> tuple[StepArrivals, ...]:
+        """How ranks came to the collectives of each step; the same object as long as nothing changed."""
+        return self._arrivals.arrivals()
+
+    def series(self) -> tuple[StepNumbers, ...]:
+        """The numbers of each complete step; the same object as long as nothing changed."""
+        return self._steps_judged()[2]
+
+    def classes(self) -> Mapping[str, ClassHistory]:
+        """When ranks agreed on each class of tensors, and when not."""
+        return self._steps_judged()[1]
+
+    def newest_vitals(self) -> list[Vitals]:
+        """What ranks said at the last step at which any did."""
+        return self._notes.newest_vitals()
+
+    @property
+    def num_steps_kept(self) -> int:
+        """How many steps are remembered at most, at this number of ranks."""
+        num_ranks = max(1, self._world_size, len(self._attached), len(self._last))
+        return max(MIN_STEPS, min(MAX_STEPS, MAX_RECORDS // num_ranks))
+
+    def _attach(self, rank: int, step: int, body: Attached) -> None:
+        self._world_size = max(self._world_size, body.world_size)
+        known = self._attached.get(rank)
+        if known is not None and known[0] == body.pid:
+            return
+        if known is not None:
+            self._begin_again(rank, step)
+        self._attached[rank] = (body.pid, step)
+        self._hosts[rank] = body.host
+        self._judged = None
+
+    def _begin_again(self, rank: int, step: int) -> None:
+        """A rank attached from a new process: what its former life did from this step on did not happen."""
+        self._exits.pop(rank, None)
+        self._signalled.pop(rank, None)
+        self._failing.pop(rank, None)
+        self._left.pop(rank, None)
+        self._last.pop(rank, None)
+        for later in [known for known in self._ledgers if known >= step]:
+            del self._ledgers[later]
+        self._numbers.take_back(step)
+        self._notes.take_back(rank, step)
+        self._progress.forget(rank)
+        self._arrivals.take_back(rank, step)
+        self._blocks.forget(rank)
+        self._paces.clear()
+        self._census.take_back(rank, step)
+        self._floor = min(self._floor, step)
+        self._forgotten.clear()
+
+    def _add_step(self, rank: int, step: int, done: StepDone, received_ns: int) -> None:
+        self._judged = None
+        self._last[rank] = max(step, self._last.get(rank, -1))
+        if step < self._floor:
+            return
+        ledger = self._ledgers.get(step)
+        if ledger is None:
+            ledger = self._ledgers[step] = StepLedger(step, received_ns)
+        # A second record of a rank takes the place of the first; its numbers are the same or not to be believed.
+        if rank not in ledger.reported:
+            self._numbers.add(step, rank, done)
+        num_ranks = max(1, self._world_size, len(self._attached))
+        ledger.add(rank, done, received_ns, tensor_limit=max(4, MAX_NONFINITE // num_ranks))
+        self._compare_history(rank, ledger, done)
+        self._forget_oldest()
+
+    def _compare_history(self, rank: int, ledger: StepLedger, done: StepDone) -> None:
+        before, after = done.roots.get("parameters_before"), done.roots.get("parameters_after")
+        left = self._left.get(rank)
+        if before is not None and left is not None and left[0] == ledger.step - 1:
+            ledger.compare_history(rank, before, left[1])
+        if after is not None:
+            self._left[rank] = (ledger.step, after)
+
+    def _forget_oldest(self) -> None:
+        while len(self._ledgers) > self.num_steps_kept:
+            oldest = min(self._ledgers)
+            ledger = self._ledgers.pop(oldest)
+            is_complete = not self._missing(oldest, self._lagging())
+            extend(self._forgotten, oldest, ledger.verdicts(is_complete=is_complete))
+            if is_complete:
+                self._numbers.keep(oldest, ledger.first_seen_ns)
+            self._numbers.forget_until(oldest)
+            self._floor = oldest + 1
+
+    def _log(self, rank: int, step: int, body: Logged) -> None:
+        """A log of a step that is still open, or comes later, waits for it."""
+        self._judged = None
+        if step >= self._floor or self._numbers.has(step):
+            self._numbers.log(step, rank, body.values)
+
+    def _add_table(self, key: TableKey, table: Table) -> None:
+        if key not in self._tables and len(self._tables) >= MAX_TABLES:
+            self.mark_unavailable(key)
+            return
+        self._tables[key] = table
+        self._unavailable.discard(key)
+
+    def _steps_judged(self) -> _Judged:
+        if self._judged is None:
+            self._judged = self._judge_steps()
+        return self._judged
+
+    def _judge_steps(self) -> _Judged:
+        views, classes, lagging = [], dict(self._forgotten), self._lagging()
+        series = list(self._numbers.kept())
+        for step, ledger in sorted(self._ledgers.items()):
+            missing = self._missing(step, lagging)
+            extend(classes, step, ledger.verdicts(is_complete=not missing))
+            views.append(ledger.view(missing))
+            if not missing:
+                series.append(self._numbers.entry(step, ledger.first_seen_ns))
+        return tuple(views), classes, tuple(series[-MAX_NUMBERED:])
+
+    def _lagging(self) -> list[tuple[int, int, int]]:
+        """(last reported step, step of attaching, rank) of the living ranks that are behind, the last one first."""
+        newest = max(self._ledgers, default=0)
+        return sorted(
+            (self._last.get(rank, attached_at - 1), attached_at, rank)
+            for rank, (_, attached_at) in self._attached.items()
+            if rank not in self._exits and self._last.get(rank, attached_at - 1) < newest
+        )
+
+    @staticmethod
+    def _missing(step: int, lagging: list[tuple[int, int, int]]) -> tuple[int, ...]:
+        """Of a rank that joined late only the steps from then on are expected."""
+        return tuple(sorted(rank for last, attached_at, rank in lagging if last < step and attached_at <= step))

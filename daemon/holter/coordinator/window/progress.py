@@ -1,0 +1,73 @@
+"""Who does not move on, what examinations showed, and which lines are open: what a hang is judged by. Pure."""
+
+from holter.faults.window import Delay, Examined, LinkView
+from holter.records import Exam, Link, Observation, Overdue, Unexamined
+
+MAX_ASKED, MAX_UNASKED = 3, 2
+"""Examinations kept of each rank: those that were asked for, and the last with native frames beside them; what it left when it died."""
+
+SAME_S = 1.0
+"""Two messages of one standstill agree so well on when it began."""
+
+
+class ProgressBook:
+    """Of every rank the last that was said."""
+
+    def __init__(self) -> None:
+        self.delays: dict[int, Delay] = {}
+        self.exams: dict[int, tuple[Examined, ...]] = {}
+        self.unexamined: dict[int, int] = {}
+        self.links: dict[int, LinkView] = {}
+
+    def add(self, observation: Observation, received_ns: int) -> None:
+        """Take one in."""
+        rank, step = observation.rank, observation.step
+        match observation.body:
+            case Overdue(tier="moved"):
+                self.delays.pop(rank, None)
+            case Overdue() as overdue:
+                told = Delay(step, received_ns, overdue)
+                if not _is_told_again(self.delays.get(rank), told):
+                    self.delays[rank] = told
+            case Exam() as exam:
+                self.exams[rank] = _bounded(
+                    (*self.exams.get(rank, ()), Examined(step, received_ns, exam, observation.at_ns))
+                )
+            case Unexamined() as missed:
+                self.unexamined[rank] = max(missed.asked_ns, self.unexamined.get(rank, 0))
+            case Link() as link:
+                self.links[rank] = LinkView(link.state, received_ns)
+                if link.state == "closed":
+                    # Nobody would say that it moves on; a sidecar that comes back says again how it stands.
+                    self.delays.pop(rank, None)
+
+    def forget(self, rank: int) -> None:
+        """The rank lives in a new process."""
+        for known in (self.delays, self.exams, self.unexamined):
+            known.pop(rank, None)
+
+
+def _is_told_again(known: Delay | None, told: Delay) -> bool:
+    """The same tier of the same standstill: a sidecar says it at every connection."""
+    if known is None or (known.step, known.overdue.tier, known.overdue.phase) != (
+        told.step,
+        told.overdue.tier,
+        told.overdue.phase,
+    ):
+        return False
+    return abs(known.waited_s(told.at_ns) - told.overdue.waited_s) < SAME_S
+
+
+def _bounded(seen: tuple[Examined, ...]) -> tuple[Examined, ...]:
+    """The newest of each kind, in the order of their coming."""
+    kept: list[Examined] = []
+    room = {True: MAX_ASKED, False: MAX_UNASKED}
+    is_native_kept = False
+    for one in reversed(seen):
+        is_asked = one.exam.reason == "asked"
+        is_native = is_asked and one.exam.depth == "native"
+        if room[is_asked] or (is_native and not is_native_kept):
+            room[is_asked] = max(0, room[is_asked] - 1)
+            is_native_kept = is_native_kept or is_native
+            kept.append(one)
+    return tuple(reversed(kept))

@@ -1,0 +1,79 @@
+"""Differential diagnosis: which causes fit what a detector saw, and what it looked for and did not see.
+
+`rows` is the whole of it, to be read line by line. A fact is True (seen), False (looked for, not seen) or None (nobody looked).
+
+    a row fits when   every fact in `seen` is True, in `absent` is False, in `unknown` is None, and no fact in `unless` is True
+
+Of the rows that fit, the surest of each cause counts. A confidence under 0.70 must say which evidence is missing.
+"""
+
+from holter.faults.causes import BY_NAME, CauseEntry
+from holter.faults.rows import ALL as ROWS
+from holter.faults.rows import Row
+from holter.records import Basis, Cause, Evidence, Finding
+
+CAPS: dict[Basis, float] = {"observation": 0.95, "documented": 0.85, "inference": 0.70}
+"""No confidence exceeds what its basis allows."""
+NEGLIGIBLE = 0.20
+"""An alternative below this is not worth a reader's time; a leading cause is named however unsure."""
+SURE = 0.70
+"""Below this a diagnosis says which evidence is missing."""
+
+
+def rank_causes(finding: Finding) -> tuple[Cause, ...]:
+    """Every cause that fits, the surest first; never empty for a finding of a detector in `ROWS`."""
+    best: dict[str, Row] = {}
+    for row in ROWS:
+        if row.fits(finding) and (row.cause not in best or _sureness(row) > _sureness(best[row.cause])):
+            best[row.cause] = row
+    ranked = sorted(best.values(), key=_sureness, reverse=True)
+    return tuple(_cause(row, finding) for place, row in enumerate(ranked) if place == 0 or _sureness(row) >= NEGLIGIBLE)
+
+
+def top_cause(finding: Finding) -> str:
+    """The slug of the likeliest cause; empty if none fits."""
+    causes = rank_causes(finding)
+    return causes[0].cause if causes else ""
+
+
+def _sureness(row: Row) -> float:
+    return min(row.confidence, CAPS[row.basis])
+
+
+def _cause(row: Row, finding: Finding) -> Cause:
+    entry = BY_NAME[row.cause]
+    confidence = _sureness(row)
+    tensors = _tensors(row, finding)
+    gap = (Evidence(kind="missing", summary=row.missing),) if confidence < SURE else ()
+    return Cause(
+        cause=row.cause,
+        confidence=confidence,
+        basis=row.basis,
+        ranks=tuple(finding.facts.get("compared_ranks", finding.ranks)) if row.names == "everyone" else finding.ranks,
+        tensors=tensors,
+        modules=finding.modules if row.tensors == "finding" else _modules(tensors),
+        collective=finding.collective,
+        mechanism=entry.mechanism,
+        evidence=(*finding.evidence, *gap),
+        would_refute=f"{entry.would_refute} {_looked(entry, finding)}",
+        fix=entry.fix,
+    )
+
+
+def _tensors(row: Row, finding: Finding) -> tuple[str, ...]:
+    if row.tensors == "finding":
+        return finding.tensors
+    return tuple(finding.facts.get("parameter_tensors" if row.tensors == "parameters" else "gradient_tensors", ()))
+
+
+def _modules(tensors: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0])))
+
+
+def _looked(entry: CauseEntry, finding: Finding) -> str:
+    value = finding.facts.get(entry.refuting_fact)
+    if value is None:
+        return "This was not looked for."
+    return (
+        "This was seen, and speaks against it." if value is entry.is_refuted_by else "This was looked for and not seen."
+    )

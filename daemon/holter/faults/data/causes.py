@@ -1,0 +1,142 @@
+"""What the ranks are fed."""
+
+from holter.faults.cause import CauseEntry
+from holter.records import Fix
+
+DUPLICATE_DATA_ACROSS_RANKS = CauseEntry(
+    cause="duplicate_data_across_ranks",
+    happened="Replicas train on the same batches.",
+    mechanism=(
+        "Nothing gives each rank its own part of the data: the loader has no DistributedSampler and was not prepared, or every rank has "
+        "the same shard and the same seed. All ranks compute the same gradient; their mean is that gradient. The job learns as fast as "
+        "one rank alone, at the price of all."
+    ),
+    would_refute="The ranks hold parts of one model (tensor or pipeline parallelism) and are meant to read the same batch.",
+    refuting_fact="is_model_replicated",
+    is_refuted_by=False,
+    fix=Fix(
+        do=(
+            "Give each rank its own part: `DataLoader(dataset, sampler=DistributedSampler(dataset))` with `set_epoch(epoch)` before "
+            "each epoch, or `accelerator.prepare(loader)`, not both; for a stream, `split_dataset_by_node` or `shard(rank, world_size)`. "
+            "Then go on from the latest checkpoint: its weights are sound."
+        ),
+        changes="An epoch becomes shorter by the number of ranks, and the effective batch larger by it: learning rate and schedule that were tuned to this run may need to follow.",
+        does_not_fix="The steps already taken: they count as steps of a batch that was so many times smaller than planned.",
+        expect="Batch signatures differ between ranks at every step; the loss of a step is less noisy, because it averages different samples.",
+        verify="Print the first sample's index or hash on each rank for one step: all are different. This incident is not opened again.",
+        otherwise=(
+            "If a sampler is there, look at its arguments: `rank=0` or `num_replicas=1` written out, a sampler made before "
+            "`init_process_group`, or a generator with one seed for all ranks that draws the samples itself."
+        ),
+    ),
+)
+
+DOUBLE_SHARDED_DATA = CauseEntry(
+    cause="double_sharded_data",
+    happened="The data set is cut into parts twice, so that some parts are nobody's.",
+    mechanism=(
+        "A DistributedSampler gives each rank its share, and a wrapper (accelerate's `prepare`, a framework's loader) cuts that share once "
+        "more by the number of ranks. Each rank keeps one part of its own part; the rest is never read, in any epoch."
+    ),
+    would_refute="All ranks together take about as many samples in a whole pass as the data set holds.",
+    refuting_fact="is_covered",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Remove one of the two: give `prepare` a loader without DistributedSampler (plain `shuffle=True`), or keep the sampler and do "
+            "not prepare the loader (`accelerator.prepare(model, optimizer)` only). With `datasets`, do not call `shard` before either."
+        ),
+        changes="An epoch has as many more steps as the data was cut too often: schedules that count steps per epoch must be computed again.",
+        does_not_fix="What the model has not seen so far. With half the data unseen, consider starting again; the weights themselves are sound.",
+        expect="`len(loader) * batch_size * ranks` is about the size of the data set, and this incident is not opened again.",
+        verify="Count the samples of one epoch on every rank and sum them: it is the data set's size, up to one batch a rank.",
+        otherwise="If parts are held back on purpose, say so by cutting the data set itself (`Subset`, `select`), so that its size is what is meant to be read.",
+    ),
+)
+
+REPEATED_EPOCH_ORDER = CauseEntry(
+    cause="repeated_epoch_order",
+    happened="Every epoch comes in the same order although the sampler shuffles.",
+    mechanism=(
+        "A DistributedSampler draws its order from a seed plus an epoch number that only `set_epoch` changes. If nobody calls it, or the "
+        "script seeds everything alike at the top of each epoch, each epoch repeats the batches of the first, in the same company."
+    ),
+    would_refute="The sampler was told a new epoch before the pass.",
+    refuting_fact="is_epoch_told",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Call `loader.sampler.set_epoch(epoch)` before each epoch (with accelerate `loader.set_epoch(epoch)`). If the sampler takes no "
+            "epoch, do not seed within the loop, or give its generator a seed that depends on the epoch. No need to stop the run now: "
+            "change it at the next restart."
+        ),
+        changes="The order of samples from the next epoch on. A run compared with an older one bit by bit will differ from there.",
+        does_not_fix="Epochs already made: the model has met the same batches in the same order; how much that cost cannot be told.",
+        expect="The loss within an epoch no longer repeats its small ups and downs of the epoch before.",
+        verify="The first batches' indices of two epochs differ on each rank.",
+        otherwise="If the call is there, it reaches another sampler than the one in use: after `prepare`, the loader has a new one; call it on the prepared loader.",
+    ),
+)
+
+UNEVEN_BATCHES = CauseEntry(
+    cause="uneven_batches",
+    happened="Ranks have different numbers of batches: some will run out of data while the others wait for them.",
+    mechanism=(
+        "Each step of replicas ends in a reduction that all must enter. A rank without a next batch leaves the loop; the others go into "
+        "the next reduction and wait for it until the timeout, or, worse, meet in it with another collective that came later."
+    ),
+    would_refute="A rank that ran out took its loader up again and all went on stepping.",
+    refuting_fact="is_begun_anew",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Nothing hangs yet: save a checkpoint before the step named here. Then make lengths equal: a DistributedSampler (it pads; "
+            "`drop_last=True` cuts), accelerate's `even_batches`, or stop all ranks at the shortest (`all_reduce` the length with MIN once "
+            "and use `itertools.islice`). For uneven data on purpose wrap the loop in `with Join([ddp]):`."
+        ),
+        changes="At most one batch a rank is repeated or dropped in an epoch.",
+        does_not_fix="Files or shards of different sizes on the ranks: the longer ranks' surplus is cut off each epoch unless it is shuffled across.",
+        expect="All ranks report the same number of batches when the next pass begins, and the epoch ends on all ranks at the same step.",
+        verify="`len(loader)` is the same on every rank; the job passes the step named here.",
+        otherwise=(
+            "If lengths are equal and it hangs at the end of an epoch still, batches are dropped inside the loop (a `continue` on some rank) "
+            "or a stream ends early: count the batches on each rank."
+        ),
+    ),
+)
+
+CORRUPT_LABELS_OR_RANGE = CauseEntry(
+    cause="corrupt_labels_or_range",
+    happened="Labels are constant or out of range, or inputs left their usual magnitude.",
+    mechanism=(
+        "What the loader gives still has the right shape and dtype but no longer the right content: a decoder that returns zeros for a file "
+        "that it cannot read, a shifted column, labels of another data set, a normalisation that one rank does not apply. Its gradients "
+        "are averaged into all."
+    ),
+    would_refute="All ranks changed alike at the same step: then the data source itself changed, perhaps on purpose.",
+    refuting_fact="is_on_all_ranks",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Take the named rank's batch at the named step (same seed, epoch and index) and look at the named tensor: as image, as text, as a "
+            "histogram of labels. Follow it back through collate, transforms and decoder to the file. Repair that, add a check of range to "
+            "the data set, and resume from a checkpoint that is older than the named step."
+        ),
+        changes="The data of the named rank, or the code that reads it. Model and optimizer stay as they are.",
+        does_not_fix="The weights trained since: they are finite and not lost, but have learnt from nonsense in the share of the named ranks.",
+        expect="The tensor's smallest and largest values return to what they were before the named step and to what other ranks have.",
+        verify="Log minimum, maximum and number of different labels on each rank for a few batches: all ranks agree in kind.",
+        otherwise=(
+            "If only one host's ranks have it, compare its files (checksums), its mounts and its library versions with another's. If the data "
+            "is what it should be (a curriculum, a new source), nothing is wrong: note it and go on."
+        ),
+    ),
+)
+
+CAUSES: tuple[CauseEntry, ...] = (
+    DUPLICATE_DATA_ACROSS_RANKS,
+    DOUBLE_SHARDED_DATA,
+    REPEATED_EPOCH_ORDER,
+    UNEVEN_BATCHES,
+    CORRUPT_LABELS_OR_RANGE,
+)

@@ -1,0 +1,113 @@
+"""Data coverage: a whole pass over the data leaves out part of it.
+
+What it detects
+    A training loader whose samples, summed over all ranks, are clearly fewer than the data set holds, while samplers and wrappers together
+    cut the data set into more parts than there are ranks: some parts are nobody's. Judged from the loader's own lengths when the
+    pass begins, and from the samples counted when it ends.
+
+Why it matters
+    The run trains on the same half (or quarter) of the data in each epoch, and an epoch is over too soon. Nothing fails; the loss looks
+    ordinary; the model is worse than its data.
+
+False positives
+    A sampler that takes a part on purpose (a subset, a number of samples, weights), a pass that was left in the middle, and a short last
+    batch are no faults: without more parts than ranks nothing is said, and each rank may drop an incomplete batch. Streams without a length
+    are not judged. Data cut into more parts than ranks on purpose, to hold some back, is reported.
+
+What to do
+    Let one thing cut the data: the DistributedSampler or `prepare`, not both (`holter explain double_sharded_data`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.shared.loader_passes import Pass, passes, trained
+from holter.faults.window import Window
+from holter.records import Evidence, Feed, Finding
+
+
+@dataclass(frozen=True)
+class DataCoverage:
+    """Judges how much of the data set the ranks' passes cover together."""
+
+    name: ClassVar[str] = "data_coverage"
+
+    covered: float = 0.75
+    """Below this share of the data set the ranks' samples are clearly too few; cut twice, it is a half at most."""
+    enough_ranks: int = 8
+    """So many ranks' loaders, or all, must be known; the others are taken to be like them."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.covered < 1:
+            raise ValueError(f"data_coverage.covered must be between 0 and 1, got {self.covered}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding; what was counted at an end is better than what a beginning promises."""
+        by_pass: dict[tuple[int, int], list[Pass]] = {}
+        for one in trained(passes(window)):
+            by_pass.setdefault((one.begin.loader, one.begin.epoch), []).append(one)
+        short = {key: group for key, group in by_pass.items() if self._is_short(window, group)}
+        counted = [key for key, group in short.items() if _is_counted(group)]
+        if short:
+            yield _finding(window, short[min(counted or short)])
+
+    def _is_short(self, window: Window, group: Sequence[Pass]) -> bool:
+        feeds = [one.latest for one in group]
+        size, shards = feeds[0].dataset_size, min(feed.num_shards for feed in feeds)
+        if len(group) < min(self.enough_ranks, window.world_size) or len({feed.dataset_size for feed in feeds}) > 1:
+            return False
+        if size <= 0 or shards <= window.world_size:
+            return False
+        counts = [_samples(feed) for feed in feeds]
+        if any(count is None for count in counts):
+            return False
+        allowance = window.world_size * max(feed.batch_size - 1 for feed in feeds)
+        return _total(window, group) < self.covered * size and _total(window, group) + allowance < size
+
+
+def _samples(feed: Feed) -> int | None:
+    """Samples of a whole pass: counted at its end, promised at its beginning; None where neither is known."""
+    is_whole = feed.is_end and 0 < feed.num_batches <= feed.num_taken
+    if is_whole and feed.num_samples > 0:
+        return feed.num_samples
+    return feed.num_batches * feed.batch_size if feed.num_batches > 0 and feed.batch_size > 0 else None
+
+
+def _is_counted(group: Sequence[Pass]) -> bool:
+    return all(0 < one.latest.num_batches <= one.latest.num_taken and one.latest.num_samples > 0 for one in group)
+
+
+def _total(window: Window, group: Sequence[Pass]) -> float:
+    counts = [_samples(one.latest) or 0 for one in group]
+    return sum(counts) / len(counts) * window.world_size
+
+
+def _finding(window: Window, group: Sequence[Pass]) -> Finding:
+    feed = group[0].latest
+    is_counted = _is_counted(group)
+    total = round(_total(window, group))
+    step = min(one.begin_step for one in group)
+    share = f"{total} of {feed.dataset_size} samples"
+    verb = "Took" if is_counted else "Will take"
+    return Finding(
+        detector=DataCoverage.name,
+        severity="warning",
+        first_step=step,
+        detected_step=max(one.end_step if one.end_step is not None else one.begin_step for one in group),
+        ranks=tuple(sorted(window.attached)),
+        summary=f"{verb} {share} in a whole pass over the data: the data set is cut into {feed.num_shards} parts for {window.world_size} ranks.",
+        facts={"has_more_parts_than_ranks": True, "is_counted": is_counted, "is_covered": False},
+        evidence=(
+            Evidence(
+                kind="loader",
+                summary=f"{feed.dataset} of {feed.dataset_size} samples, sampled by {feed.sampler}: {feed.num_shards} parts, {window.world_size} ranks",
+                values={"dataset_size": feed.dataset_size, "num_shards": feed.num_shards, "sampler": feed.sampler},
+            ),
+            Evidence(
+                kind="count",
+                summary=f"{'counted at the end' if is_counted else 'by the length'} of pass {feed.epoch}, all ranks together: {share}",
+                values={"num_samples": total, "epoch": feed.epoch, "is_counted": is_counted},
+            ),
+        ),
+    )

@@ -1,0 +1,1 @@
+"""Components that should not move, and do, or were never right."""

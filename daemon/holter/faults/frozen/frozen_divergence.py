@@ -1,0 +1,280 @@
+"""Frozen divergence: weights that nobody trains are not the same on all ranks, or not weights at all.
+
+What it detects
+    Frozen parameters whose fingerprints differ between ranks; which side is implausible (all zero, constant where the other varies, NaN,
+    huge, subnormal garbage, a norm far off), if one is; whether one side has only lost its low bits; whether they agreed before. Also
+    frozen components that are all zero, or not finite, on every rank alike.
+
+Why it matters
+    A frozen encoder or reference model that was never loaded on a rank feeds that rank's training with noise. No gradient, no wrapper and
+    no loss curve shows it, because nothing ever compares what is not trained.
+
+False positives
+    Only tensors that both sides hold whole are compared, by name: shards and stages are not. Plausible weights that differ are reported
+    only where the trained model is replicated over all ranks. Averages of weights that have parted follow those, and so do frozen layers
+    of a model that was never synchronised: both are left to `replica_divergence`. A single matrix of zeros, as adapters have, is no
+    lost component.
+
+What to do
+    Load the named component on the named ranks from the same checkpoint as on the others, after `to_empty`, and compare before training.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.frozen.plausibility import Doubt, common_module, doubts, empty_components
+from holter.faults.shared.parting import (
+    Difference,
+    Parting,
+    column,
+    find_difference,
+    find_parting,
+    parting_at,
+    request,
+    tables_at,
+)
+from holter.faults.shared.replica_evidence import majority_evidence, named, tensor_evidence
+from holter.faults.shared.structure import compare_structures, distinct_censuses
+from holter.faults.shared.tie_breaks import changed_alone
+from holter.faults.shared.wording import ranks_text
+from holter.faults.window import Window
+from holter.records import Census, Evidence, Finding, Severity, TableRequest
+
+TRAINED = ("parameters_before", "gradients_reduced", "gradients", "parameters_after")
+
+
+@dataclass(frozen=True)
+class FrozenDivergence:
+    """Judges frozen parameters across ranks."""
+
+    name: ClassVar[str] = "frozen_divergence"
+
+    patience_s: float = 2.0
+    """How long to wait for ranks that have not reported the step, because they may make the majority."""
+    max_ranks_asked: int = 8
+    """Of how many ranks the table of fingerprints is asked."""
+    implausible_ratio: float = 100.0
+    """A norm so many times its peers' is the implausible side."""
+
+    def __post_init__(self) -> None:
+        if self.max_ranks_asked < 2:  # noqa: PLR2004 - a comparison needs two
+            raise ValueError(f"frozen_divergence.max_ranks_asked must be at least 2, got {self.max_ranks_asked}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding: what differs between ranks, else what is wrong on all of them."""
+        first = find_parting(window, "frozen")
+        if first is None:
+            yield from _wrong_everywhere(window)
+            return
+        view = window.step(first.step)
+        if view and view.missing and window.now_ns - view.first_seen_ns < self.patience_s * 1e9:
+            return
+        if compare_structures(window):
+            return
+        for parting in (first, *_later(window, first, self.max_ranks_asked)):
+            needs = tuple(self._requests(window, parting, first))
+            if needs:
+                yield _asking(parting, needs)
+                return
+            difference = _whole(window, find_difference(window, parting, is_common_only=True))
+            if difference.tensors:
+                yield from self._explained(window, parting, difference)
+                return
+
+    def _requests(self, window: Window, parting: Parting, first: Parting) -> Iterator[TableRequest]:
+        ranks = parting.asked(self.max_ranks_asked)
+        before = window.classes["frozen"].last_equal_step if parting is first else None
+        for step in (parting.step, before):
+            if step is not None and (asked := request(window, "frozen", step, ranks)):
+                yield asked
+
+    def _explained(self, window: Window, parting: Parting, difference: Difference) -> Iterator[Finding]:
+        doubt = doubts(window, parting, difference.tensors, self.implausible_ratio)
+        before = _agreed_before(window, parting)
+        alone = changed_alone(window, parting, before, difference.tensors) if before is not None else ()
+        is_plausible = not doubt.ranks and not difference.rounded_ranks
+        if is_plausible and (_follows(window, parting) or not _is_fully_replicated(window)):
+            return
+        yield _finding(window, parting, difference, doubt, alone)
+
+
+def _later(window: Window, first: Parting, max_ranks: int) -> Iterator[Parting]:
+    """Later comparisons at which ranks differed, those that have tables and, ever more rarely, the last one.
+
+    One rank may have met a frozen component earlier than another: then the first difference has nothing in common to show.
+    """
+    unequal = [view for view in window.steps if view.step > first.step and len(view.roots.get("frozen", {})) > 1]
+    count = window.classes["frozen"].num_unequal
+    for view in unequal:
+        parting = parting_at(view, "frozen")
+        is_asked = request(window, "frozen", view.step, parting.asked(max_ranks)) is None
+        if is_asked or (view is unequal[-1] and count & (count - 1) == 0 and not view.missing):
+            yield parting
+
+
+def _whole(window: Window, difference: Difference) -> Difference:
+    """Without what is a shard on some rank, or has another shape there."""
+    shapes: dict[str, set[tuple[int, ...]]] = {}
+    for census in distinct_censuses(window):
+        for entry in census.entries:
+            shapes.setdefault(entry.name, set()).add((-1,) if entry.is_sharded else entry.shape)
+    kept = tuple(
+        name for name in difference.tensors if len(shapes.get(name, {()})) == 1 and (-1,) not in shapes.get(name, ())
+    )
+    return difference if kept == difference.tensors else Difference(kept, difference.num_tensors, is_all=False)
+
+
+def _agreed_before(window: Window, parting: Parting) -> int | None:
+    history = window.classes["frozen"]
+    return history.last_equal_step if history.first_unequal_step == parting.step else None
+
+
+def _follows(window: Window, parting: Parting) -> bool:
+    """Whether the trained weights parted no later: then frozen ones are averages of them, or were never synchronised either."""
+    onsets = (history.first_unequal_step for name in TRAINED if (history := window.classes.get(name)))
+    return any(onset is not None and onset <= parting.step for onset in onsets)
+
+
+def _is_fully_replicated(window: Window) -> bool:
+    return all(_is_replica(census, window.world_size) for census in distinct_censuses(window))
+
+
+def _is_replica(census: Census, world_size: int) -> bool:
+    trained = [component for component in census.components if component.is_trained]
+    return (
+        bool(trained)
+        and all(component.num_replicas == world_size for component in trained)
+        and not any(
+            entry.is_sharded or (entry.requires_grad and entry.optimizer >= 0 and not entry.is_replicated)
+            for entry in census.entries
+        )
+    )
+
+
+def _asking(parting: Parting, needs: tuple[TableRequest, ...]) -> Finding:
+    return Finding(
+        detector=FrozenDivergence.name,
+        severity="warning",
+        first_step=parting.step,
+        detected_step=parting.step,
+        ranks=parting.ranks,
+        summary=f"Frozen parameters differ between ranks at step {parting.step}.",
+        needs=needs,
+    )
+
+
+def _finding(window: Window, parting: Parting, difference: Difference, doubt: Doubt, alone: tuple[int, ...]) -> Finding:
+    ranks = doubt.ranks or difference.rounded_ranks or alone or parting.minority or parting.ranks
+    dtypes = _dtypes(window, difference.tensors)
+    tensors = tuple(dtypes) or difference.tensors
+    severity: Severity = "critical" if doubt.ranks else "warning"
+    before = _agreed_before(window, parting)
+    who = "" if set(ranks) == set(parting.ranks) else f"; {ranks_text(ranks)} {doubt.word or 'parted from the rest'}"
+    return Finding(
+        detector=FrozenDivergence.name,
+        severity=severity,
+        first_step=parting.step,
+        detected_step=parting.step,
+        ranks=ranks,
+        tensors=tensors,
+        modules=common_module(tensors),
+        summary=f"Frozen parameters differ between {ranks_text(parting.ranks)} since step {parting.step}, in {len(tensors)} of "
+        f"{difference.num_tensors} tensors{who}.",
+        facts={
+            "first_class": "frozen",
+            "compared_ranks": list(parting.ranks),
+            "is_implausible": bool(doubt.ranks),
+            "is_implausible_on_all": False,
+            "is_one_side_rounded": bool(difference.rounded_ranks),
+            "are_dtypes_different": bool(dtypes),
+            "did_agree_before": before is not None,
+            "own_history_broke_on_some": bool(alone) if before is not None else None,
+            "has_majority": bool(parting.minority),
+        },
+        evidence=(
+            *tensor_evidence(parting, difference),
+            *doubt.evidence,
+            *_past(before, alone),
+            *_rounded(difference),
+            *dtypes.values(),
+            majority_evidence(parting),
+        ),
+        agreed_steps=_agreed_steps(window, parting, difference.tensors),
+    )
+
+
+def _agreed_steps(window: Window, parting: Parting, tensors: tuple[str, ...]) -> int:
+    """Of the last state in which these were equal. Large ones are read in slices: at the last comparison it may have been others."""
+    before = _agreed_before(window, parting)
+    if before is None:
+        return -1
+    then = [column(table, table.fingerprints) for table in tables_at(window, "frozen", before, parting.ranks).values()]
+    return before if len(then) > 1 and all(set(tensors) <= set(read) for read in then) else -1
+
+
+def _past(before: int | None, alone: tuple[int, ...]) -> Iterator[Evidence]:
+    if before is None:
+        yield Evidence(
+            kind="history", summary="they differed when they were first compared: no rank's own past tells who is right"
+        )
+    elif alone:
+        summary = (
+            f"all ranks agreed at step {before}; since then they changed on {ranks_text(alone)} and not on the others"
+        )
+        yield Evidence(kind="history", summary=summary, values={"ranks": list(alone), "since": before})
+
+
+def _dtypes(window: Window, tensors: tuple[str, ...]) -> dict[str, Evidence]:
+    """Those that are held in another dtype on some rank, with what each rank holds."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for rank, census in sorted(window.census.items()):
+        for entry in census.entries:
+            if entry.name in tensors:
+                found.setdefault(entry.name, {}).setdefault(entry.dtype, []).append(rank)
+    return {
+        name: Evidence(
+            kind="census",
+            summary=f"{name} is {' and '.join(f'{dtype} on {ranks_text(ranks)}' for dtype, ranks in held.items())}",
+            values={"name": name},
+        )
+        for name, held in found.items()
+        if len(held) > 1
+    }
+
+
+def _rounded(difference: Difference) -> Iterator[Evidence]:
+    if difference.rounded_ranks:
+        summary = f"the low mantissa bits are all zero on {ranks_text(difference.rounded_ranks)} and not on the others"
+        yield Evidence(kind="precision", summary=summary, values={"ranks": list(difference.rounded_ranks)})
+
+
+def _wrong_everywhere(window: Window) -> Iterator[Finding]:
+    """Frozen components that no rank has ever loaded."""
+    if not window.attached or any(rank not in window.census for rank in window.attached):
+        return
+    found = [empty_components(census) for census in distinct_censuses(window)]
+    shared = [name for name in found[0] if all(name in other for other in found)] if found else []
+    if not shared:
+        return
+    ranks = tuple(sorted(window.attached))
+    yield Finding(
+        detector=FrozenDivergence.name,
+        severity="critical",
+        first_step=0,
+        detected_step=max((view.step for view in window.steps), default=0),
+        ranks=ranks,
+        tensors=tuple(shared),
+        modules=common_module(tuple(shared)),
+        summary=f"{len(shared)} frozen parameters hold no weights on any rank: {named(tuple(shared))}.",
+        facts={
+            "is_implausible": True,
+            "is_implausible_on_all": True,
+            "is_one_side_rounded": False,
+            "compared_ranks": list(ranks),
+        },
+        evidence=tuple(
+            Evidence(kind="implausible", summary=f"{name} is {found[0][name]} on every rank", values={"name": name})
+            for name in shared[:5]
+        ),
+    )

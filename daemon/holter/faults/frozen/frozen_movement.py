@@ -1,0 +1,113 @@
+"""Frozen movement: the content of a frozen tensor changed over time.
+
+What it detects
+    Frozen parameters that an optimizer's own step changed, at two checks or more: a decay, a momentum or a stale gradient works on them
+    although they require no gradient. And frozen parameters that changed once outside of any step, after they had been still.
+
+Why it matters
+    What is frozen is taken for fixed: a reference model, an encoder whose features are cached, a base under an adapter. When it moves, what
+    was computed from it no longer fits, and an adapter saved alone is worthless.
+
+False positives
+    Averages and momentum encoders move all the time, target networks are copied from the live one: neither is reported. An average that
+    only begins to move after a while is told by going on: one change that is followed by rest is reported, a lasting movement is not.
+    A tensor that moves in a step is reported only if an optimizer holds it.
+
+What to do
+    Give the optimizer only what trains (`[p for p in model.parameters() if p.requires_grad]`), and build it after freezing; or look for
+    what writes to the named tensors.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.frozen.plausibility import common_module
+from holter.faults.shared.replica_evidence import named
+from holter.faults.window import Note, Window
+from holter.records import Evidence, Finding, Vitals
+
+Seen = tuple[Note, Vitals]
+
+
+@dataclass(frozen=True)
+class FrozenMovement:
+    """Judges what the ranks' vitals say of frozen tensors."""
+
+    name: ClassVar[str] = "frozen_movement"
+
+    min_steps: int = 2
+    """At how many checked steps an optimizer must have moved what is frozen."""
+    still_checks: int = 4
+    """How many checks in a row a tensor must have been still before a change outside of a step counts."""
+    rest_checks: int = 2
+    """At how many checks after such a change it must be still again."""
+
+    def __post_init__(self) -> None:
+        if self.min_steps < 1:
+            raise ValueError(f"frozen_movement.min_steps must be positive, got {self.min_steps}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding; an optimizer's doing first."""
+        vitals = list(window.notes_of(Vitals))
+        inside = [(note, seen) for note, seen in vitals if _held(window, note, seen)]
+        if len({note.step for note, _ in inside}) >= self.min_steps:
+            names = tuple(dict.fromkeys(name for note, seen in inside for name in _held(window, note, seen)))
+            yield _finding(window, inside, names, is_in_step=True)
+            return
+        between = [(note, seen) for note, seen in vitals if seen.frozen_moved_between.count]
+        if between and self._is_event(vitals, between):
+            names = tuple(dict.fromkeys(name for _, seen in between for name in seen.frozen_moved_between.names))
+            yield _finding(window, between, names, is_in_step=False)
+
+    def _is_event(self, vitals: list[Seen], between: list[Seen]) -> bool:
+        """One change after a long rest, and rest again."""
+        steps = {note.step for note, _ in between}
+        calm = {note.step for note, _ in vitals if note.step > max(steps)}
+        return (
+            len(steps) == 1
+            and all(seen.frozen_still_checks >= self.still_checks for _, seen in between)
+            and len(calm) >= self.rest_checks
+        )
+
+
+def _held(window: Window, note: Note, seen: Vitals) -> tuple[str, ...]:
+    """Of those that moved in a step, the ones that an optimizer holds: nothing else can be its doing."""
+    if not seen.frozen_moved_in_step.count:
+        return ()
+    census = window.census.get(note.rank)
+    held = {entry.name for entry in census.entries if entry.optimizer >= 0} if census else set()
+    return tuple(name for name in seen.frozen_moved_in_step.names if name in held)
+
+
+def _finding(window: Window, seen: list[Seen], names: tuple[str, ...], *, is_in_step: bool) -> Finding:
+    first = min(note.step for note, _ in seen)
+    ranks = tuple(sorted({note.rank for note, _ in seen}))
+    how = "by an optimizer's step" if is_in_step else "outside of any optimizer's step"
+    counts = [(seen.frozen_moved_in_step if is_in_step else seen.frozen_moved_between).count for _, seen in seen]
+    is_replicated = any(census.is_replicated for census in window.census.values())
+    return Finding(
+        detector=FrozenMovement.name,
+        severity="warning",
+        first_step=first,
+        detected_step=first,
+        # Ranks take turns in looking: one that was not asked has not denied it.
+        ranks=tuple(sorted(window.attached)) if is_in_step and is_replicated else ranks,
+        tensors=names,
+        modules=common_module(names),
+        summary=f"{max(counts)} frozen parameters were changed {how}, first seen at step {first}: {named(names)}.",
+        facts={
+            "is_moved_in_step": is_in_step,
+            "is_held_by_optimizer": is_in_step,
+            "was_still_before": not is_in_step,
+            "compared_ranks": list(ranks),
+        },
+        evidence=tuple(
+            Evidence(
+                kind="history",
+                summary=f"rank {note.rank}, step {note.step}: frozen and changed {how}: {named(names)}",
+                values={"rank": note.rank, "step": note.step},
+            )
+            for note, _ in seen[:3]
+        ),
+    )

@@ -1,0 +1,305 @@
+"""Collective mismatch: ranks of one group do not call the same.
+
+What it detects
+    Ranks whose call with the same number in the same group is another operation, or the same one with other sizes or another dtype.
+    It is found while the job runs (each rank tells digests of runs of 64 calls; where two differ, the recorders are read), when it
+    hangs, and when a rank died of it: the dead rank's last calls are kept by its sidecar. A rank that left out a whole round of equal
+    calls shows by its count of them alone; that counts if replicas part in the same step.
+
+Why it matters
+    Collectives match by number alone. A mismatch hangs the job, aborts a process whose peers then blame the network, or does not fail at
+    all: float32 against int32 in one all_reduce gives garbage on every rank, and the loss goes on.
+
+False positives
+    What may differ between ranks is not compared: splits of all_to_all, sizes of gather, scatter and messages between two ranks, calls of
+    groups to which a rank does not belong. Copies of two recorders made at different moments differ in their length only; sizes that
+    vary from step to step, alike on all ranks, are equal at each number. That a rank has not entered yet is another finding's matter.
+
+What to do
+    Look at the named call in the script, on the named ranks: a branch on the rank, a short last batch, a value that is an int here and a
+    float there. If the job still runs, stop it: numbers that went through this call are wrong on all ranks.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from holter.faults.hangs.mismatch_evidence import evidence, summary
+from holter.faults.hangs.parted_calls import block_evidence, block_text, is_lost
+from holter.faults.shared.call_counts import step_of
+from holter.faults.shared.collectives import analysed, group_name
+from holter.faults.shared.mismatched_calls import Mismatch, began_ns, earliest, of_counts, one_sided, uncounted
+from holter.faults.window import PartedBlock, Window
+from holter.flight import BLOCK_CALLS
+from holter.records import Collective, ExamRequest, Finding, Flight
+
+CRASH_S = 3.0
+"""So long after a rank's last breath its peers may still be there to be looked at."""
+
+
+@dataclass(frozen=True)
+class CollectiveMismatch:
+    """Judges whether the ranks of a group call the same."""
+
+    name: ClassVar[str] = "collective_mismatch"
+
+    together_s: float = 60.0
+    """Recorders that were read further apart than this are not compared."""
+    memory_s: float = 180.0
+    """So long after the last examination its recorders are still compared."""
+    max_examined: int = 64
+    """Ranks whose recorders are asked for when digests differ."""
+
+    def __post_init__(self) -> None:
+        for name in ("together_s", "memory_s"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"collective_mismatch.{name} must be positive, got {getattr(self, name)}")
+        if self.max_examined < 2:  # noqa: PLR2004 - one has nobody to differ from
+            raise ValueError(f"collective_mismatch.max_examined must be at least 2, got {self.max_examined}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding, the earliest mismatch, and the questions that runs of calls raise."""
+        flights = self._flights(window)
+        found = _found(window, flights) or one_sided(window, flights)
+        first = _first_of_each_group(window.parted)
+        for parted in [] if found else first:
+            # A recorder forgets, and so does its newest copy: what was read when the digests parted still shows it.
+            flights = _read_for(window, parted) or flights
+            found = _found(window, flights)
+            if found is not None:
+                break
+        if found is not None:
+            yield _finding(window, found, flights)
+        elif counted := list(self._counted(window, flights)):
+            yield from counted
+            return
+        else:
+            yield from self._ask_peers(window)
+        for parted in first:
+            if found is not None and parted.group == found.group:
+                continue
+            asked = self._to_examine(window, parted)
+            if any(not _is_answered(window, rank, parted.at_ns) for rank in asked):
+                yield _question(window, parted, asked)
+            elif found is None and is_lost(parted, read := _read_for(window, parted)):
+                yield _lost(window, parted, read)
+                return
+
+    def _flights(self, window: Window) -> dict[int, Flight]:
+        """Of each rank the newest copy, if it was made in the same affair as the newest of all."""
+        newest: dict[int, tuple[int, Flight]] = {}
+        for rank, seen in window.exams.items():
+            copies = [(one.exam.flight.taken_ns, one.at_ns, one.exam.flight) for one in seen if one.exam.flight]
+            if copies:
+                _, at_ns, flight = max(copies, key=lambda copy: copy[:2])
+                newest[rank] = (at_ns, flight)
+        last_ns = max((at_ns for at_ns, _ in newest.values()), default=0)
+        if window.now_ns - last_ns > self.memory_s * 1e9:
+            return {}
+        return {rank: flight for rank, (at_ns, flight) in newest.items() if last_ns - at_ns <= self.together_s * 1e9}
+
+    def _to_examine(self, window: Window, parted: PartedBlock) -> tuple[int, ...]:
+        """Everyone of a small job, else some of each digest, the rarest first."""
+        gone = {end.rank for end in window.exits}
+        alive = self._alive(window)
+        if len(alive) <= self.max_examined:
+            return alive
+        sides = sorted(([rank for rank in ranks if rank not in gone] for ranks in parted.digests.values()), key=len)
+        turns = itertools.chain.from_iterable(itertools.zip_longest(*sides))
+        return tuple(sorted([rank for rank in turns if rank is not None][: self.max_examined]))
+
+    def _counted(self, window: Window, flights: Mapping[int, Flight]) -> Iterator[Finding]:
+        """What the counts of calls show, once the recorders were read for it."""
+        counted = uncounted(window)
+        if counted is None:
+            return
+        asked_ns = _first_seen_ns(window, counted[-1].step)
+        asked = self._alive(window)[: self.max_examined]
+        if any(not _is_answered(window, rank, asked_ns) for rank in asked):
+            yield _question_of_counts(window, counted[-1].step, asked_ns, asked)
+        else:
+            yield _finding(window, of_counts(*counted, flights), flights)
+
+    def _ask_peers(self, window: Window) -> Iterator[Finding]:
+        """A rank was heard to crash just now: it is kept for a moment, in which its peers still hold what they called."""
+        heard = {
+            rank: seen.at_ns
+            for rank, exams in window.exams.items()
+            for seen in exams
+            if seen.exam.reason == "last_breath" and window.now_ns - seen.at_ns < CRASH_S * 1e9
+        }
+        asked_ns = max(heard.values(), default=0)
+        peers = tuple(rank for rank in self._alive(window) if rank not in heard)[: self.max_examined]
+        if heard and any(not _is_answered(window, rank, asked_ns) for rank in peers):
+            yield _question_of_peers(window, asked_ns, peers)
+
+    @staticmethod
+    def _alive(window: Window) -> tuple[int, ...]:
+        return tuple(sorted(window.attached - {end.rank for end in window.exits}))
+
+
+def _found(window: Window, flights: Mapping[int, Flight]) -> Mismatch | None:
+    return earliest(window, analysed(flights, window.world_size), flights) if flights else None
+
+
+def _read_for(window: Window, parted: PartedBlock) -> dict[int, Flight]:
+    """The recorders, as they were read because of these digests."""
+    return {
+        rank: seen.exam.flight
+        for rank, exams in window.exams.items()
+        for seen in exams
+        if seen.exam.flight is not None and seen.exam.asked_ns == parted.at_ns
+    }
+
+
+def _first_of_each_group(parted: Sequence[PartedBlock]) -> list[PartedBlock]:
+    first: dict[str, PartedBlock] = {}
+    for one in parted:
+        first.setdefault(one.group, one)
+    return list(first.values())
+
+
+def _is_answered(window: Window, rank: int, asked_ns: int) -> bool:
+    newest = max((seen.exam.asked_ns for seen in window.exams.get(rank, ())), default=0)
+    return newest >= asked_ns or window.unexamined.get(rank, 0) >= asked_ns
+
+
+def _question(window: Window, parted: PartedBlock, asked: tuple[int, ...]) -> Finding:
+    step = window.steps[-1].step if window.steps else 0
+    return Finding(
+        detector=CollectiveMismatch.name,
+        severity="critical",
+        first_step=step,
+        detected_step=step,
+        ranks=tuple(sorted(rank for ranks in parted.digests.values() for rank in ranks)),
+        summary=f"{block_text(parted)}; their recorders are being read.",
+        needs=(ExamRequest(parted.at_ns, "quick", asked),),
+    )
+
+
+def _question_of_peers(window: Window, asked_ns: int, peers: tuple[int, ...]) -> Finding:
+    step = max((exams[-1].step for exams in window.exams.values()), default=0)
+    return Finding(
+        detector=CollectiveMismatch.name,
+        severity="info",
+        first_step=step,
+        detected_step=step,
+        ranks=peers,
+        summary="A rank crashes; the recorders of its peers are being read.",
+        needs=(ExamRequest(asked_ns, "quick", peers),),
+    )
+
+
+def _first_seen_ns(window: Window, step: int) -> int:
+    view = window.step(step)
+    return view.first_seen_ns if view is not None else 0
+
+
+def _question_of_counts(window: Window, step: int, asked_ns: int, asked: tuple[int, ...]) -> Finding:
+    return Finding(
+        detector=CollectiveMismatch.name,
+        severity="critical",
+        first_step=step,
+        detected_step=max(step, *(view.step for view in window.steps[-1:])),
+        ranks=asked,
+        summary=f"Ranks have not made as many calls by the end of step {step}; their recorders are being read.",
+        needs=(ExamRequest(asked_ns, "quick", asked),),
+    )
+
+
+def _finding(window: Window, seen: Mismatch, flights: Mapping[int, Flight]) -> Finding:
+    analysis = analysed(flights, window.world_size) if flights else None
+    step = _first_step(window, flights, seen)
+    facts = _facts(window, seen.everyone, has_passed=seen.has_passed) | {
+        "is_order": seen.kind in {"order", "extra"},
+        "is_missing": seen.kind == "missing",
+        "is_shape": seen.kind == "shape",
+        "is_dtype": seen.kind == "dtype",
+        "is_kind_known": True,
+        "is_perhaps_missing": seen.alternative == "missing",
+        "is_perhaps_order": seen.alternative == "order",
+        "is_culprit_clear": seen.is_clear,
+        "is_seen_on_both_sides": seen.is_seen_on_both_sides,
+    }
+    digests = [block_evidence(parted) for parted in window.parted if parted.group == seen.group]
+    return Finding(
+        detector=CollectiveMismatch.name,
+        severity="critical",
+        first_step=step,
+        detected_step=max(step, *(view.step for view in window.steps[-1:]), *_exam_steps(window, seen.everyone)),
+        ranks=seen.ranks,
+        summary=summary(seen, is_running=facts["is_running"]),
+        facts=facts,
+        evidence=(*evidence(seen, analysis, flights), *digests[:1]),
+        collective=Collective(
+            group=group_name(seen.group, seen.description), sequence=seen.sequence, operation=seen.operation
+        ),
+    )
+
+
+def _lost(window: Window, parted: PartedBlock, flights: Mapping[int, Flight]) -> Finding:
+    """That ranks did not call the same is certain; what it was is not."""
+    rarest, *others = sorted(parted.digests.values(), key=len)
+    told = tuple(sorted(rank for ranks in (rarest, *others) for rank in ranks))
+    is_clear = len(others) == 1 and len(rarest) < len(others[0])
+    later = [view.step for view in window.steps if view.first_seen_ns >= parted.at_ns]
+    step = min(later[:1] + _exam_steps(window, told), default=0)
+    name = next((g.description for flight in flights.values() for g in flight.groups if g.name == parted.group), "")
+    group = group_name(parted.group, name)
+    facts = _facts(window, told, has_passed=True) | {
+        "is_order": None,
+        "is_missing": None,
+        "is_shape": None,
+        "is_dtype": None,
+        "is_kind_known": False,
+        "is_perhaps_missing": None,
+        "is_perhaps_order": None,
+        "is_culprit_clear": is_clear,
+        "is_seen_on_both_sides": None,
+    }
+    return Finding(
+        detector=CollectiveMismatch.name,
+        severity="warning",
+        first_step=step,
+        detected_step=step,
+        ranks=rarest if is_clear else told,
+        summary=f"{block_text(parted, group)}; the recorders had gone past them when they were read.",
+        facts=facts,
+        evidence=(block_evidence(parted, group),),
+        collective=Collective(group=group, sequence=parted.block * BLOCK_CALLS, operation="unknown"),
+    )
+
+
+def _facts(window: Window, ranks: Sequence[int], *, has_passed: bool) -> dict[str, Any]:
+    is_dead = any(end.exited.exit_code != 0 for end in window.exits)
+    is_hanging = any(rank in window.delays for rank in ranks)
+    return {"is_dead": is_dead, "is_hanging": is_hanging, "is_running": has_passed and not (is_dead or is_hanging)}
+
+
+def _exam_steps(window: Window, ranks: Sequence[int]) -> list[int]:
+    return [window.exams[rank][-1].step for rank in ranks if window.exams.get(rank)]
+
+
+def _first_step(window: Window, flights: Mapping[int, Flight], seen: Mismatch) -> int:
+    """Where the ranks stand, if they are in the call still; else the step in which it was made, rather too early than too late."""
+    if seen.step is not None:
+        return seen.step
+    found = _exam_steps(window, seen.everyone)
+    if seen.has_passed:
+        found += _steps_of_call(window, flights, seen)
+    return min(found, default=-1)
+
+
+def _steps_of_call(window: Window, flights: Mapping[int, Flight], seen: Mismatch) -> list[int]:
+    """By the counts of calls at the ends of steps, else by calls that were timed, else by when steps were reported."""
+    step = step_of(window.paces.get(seen.group, ()), seen.sequence)
+    if step is not None:
+        return [step]
+    timed = [(one.sequence, entry.step) for entry in window.arrivals for one in entry.latest if one.group == seen.group]
+    before = [step for sequence, step in timed if sequence <= seen.sequence]
+    if before and len(before) < len(timed):
+        return before[-1:]
+    place = (seen.group, seen.sequence)
+    called_ns = began_ns(flights, {place}).get(place, 0)
+    return [view.step for view in window.steps if view.first_seen_ns >= called_ns > 0]

@@ -1,0 +1,249 @@
+"""Whom the others wait for: the culprits of a standstill, and how they are known.
+
+    suspended        the kernel holds a process: stopped, traced, frozen
+    unreachable      a host says nothing any more
+    collectives      the recorders of all ranks: who has not entered what the others wait in, or entered something else. A rank in a
+                     call that no recorder shows (gloo's send, recv and monitored_barrier), as its stack tells, waits like the others
+    ended            everyone who lives waits, and somebody is gone
+    uninterruptible  everyone waits, and one of them in a system call that does not end
+    stacks           where no recorder tells: who is not in a collective while others are
+    place            without stacks: who is behind in step, micro-step or phase
+    everyone         nobody waits for anyone, or all wait for all
+
+The first line that answers counts. Ranks that wait are victims, whatever they look like.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from holter.faults.hangs.standstill import Look, Standstill
+from holter.faults.shared.collectives import analysed, is_over
+from holter.flight import Analysis, Deviation, Wait
+from holter.records import Flight
+
+By = Literal["suspended", "unreachable", "collectives", "ended", "uninterruptible", "stacks", "place", "everyone"]
+MOVING_S = 1.0
+"""Who came where it is so lately does not wait for anybody yet."""
+DEADLOCKS = ("missing", "extra", "order")
+"""Deviations after which no rank can go on."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Who holds whom up."""
+
+    culprits: tuple[int, ...]
+    by: By
+    waiting: tuple[int, ...]
+    """Living ranks that wait in a collective, culprits too if they wait in another one."""
+    analysis: Analysis | None
+    deviation: Deviation | None = None
+    is_clear: bool = True
+    """False: the culprit is among those named, and nothing tells which."""
+    is_deadlock: bool = False
+    """Nothing that any rank does can end it."""
+
+    @property
+    def is_proven(self) -> bool:
+        """However long the ranks may take: what the others wait for is past, or will never be."""
+        deviation = self.deviation
+        return self.is_deadlock or (deviation is not None and deviation.is_clear and deviation.kind in DEADLOCKS)
+
+    @cached_property
+    def victims(self) -> tuple[int, ...]:
+        """Ranks that wait for others."""
+        blamed = set(self.culprits)
+        return tuple(rank for rank in self.waiting if rank not in blamed)
+
+    @property
+    def place(self) -> Wait | Deviation | None:
+        """The collective to speak of: the one that victims wait in; where all are in a call, the one at which they parted."""
+        return self.wait or self.deviation
+
+    @cached_property
+    def wait(self) -> Wait | None:
+        """The collective in which the victims wait."""
+        if self.analysis is None:
+            return None
+        if self.analysis.blocking is not None:
+            return self.analysis.blocking
+        blamed = set(self.culprits)
+        waits = self.analysis.waits
+        return next((wait for wait in waits if blamed & set(wait.absent)), waits[0] if waits else None)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What is known before anybody is blamed."""
+
+    scene: Standstill
+    living: Mapping[int, Look]
+    """Looks at ranks that live."""
+    analysis: Analysis | None
+    waiting: frozenset[int]
+    absent: frozenset[int]
+    """Living ranks that others wait for, as the recorders say, and that wait for nobody."""
+
+    @cached_property
+    def unrecorded(self) -> frozenset[int]:
+        """Living ranks that wait in what their recorder does not show."""
+        return frozenset(rank for rank in self.waiting if _is_in_unrecorded(self.living[rank]))
+
+    @cached_property
+    def busy(self) -> frozenset[int]:
+        """Living ranks that are in no call, as far as was seen."""
+        return frozenset(rank for rank, look in self.living.items() if look.activity != "unknown") - self.waiting
+
+    def blame(
+        self,
+        ranks: Iterable[int],
+        by: By,
+        deviation: Deviation | None = None,
+        *,
+        is_clear: bool = True,
+        is_deadlock: bool = False,
+    ) -> Blame | None:
+        """None if there is nobody to blame."""
+        culprits = tuple(sorted(ranks))
+        waiting = tuple(sorted(self.waiting))
+        return Blame(culprits, by, waiting, self.analysis, deviation, is_clear, is_deadlock) if culprits else None
+
+
+def blame(scene: Standstill) -> Blame | None:
+    """Whom to blame, as far as can be told; None: too little was seen yet, or all ranks are stopped on purpose."""
+    living = {rank: look for rank, look in scene.looks.items() if rank in scene.living}
+    if not living or not _is_enough(scene, living):
+        return None
+    suspended = {rank for rank, look in living.items() if look.is_suspended}
+    if len(suspended) == len(living):
+        return None
+    analysis = _analysis(scene)
+    waiting = _waiting(scene, living, analysis)
+    case = _Case(scene, living, analysis, waiting, _absent(scene, analysis, waiting))
+    # A rank may be stopped by somebody who looks into why it waits.
+    is_victim_held = bool(case.absent) and suspended <= waiting
+    return (
+        (None if is_victim_held else case.blame(suspended, "suspended"))
+        or _by_silence(case)
+        or _by_collectives(case)
+        or (case.blame(scene.ended, "ended") if waiting and waiting == living.keys() else None)
+        or _by_state(case)
+        or _by_stacks(case)
+        or _by_place(case)
+        or case.blame(living, "everyone", is_clear=len(living) == 1)
+    )
+
+
+def _is_enough(scene: Standstill, living: Mapping[int, Look]) -> bool:
+    """Half of the ranks were seen, or are known not to be seen."""
+    unexamined = scene.window.unexamined
+    lost = (
+        rank
+        for rank in scene.living - living.keys()
+        if scene.is_silent(rank) or unexamined.get(rank, 0) >= scene.asked_ns
+    )
+    return 2 * (len(living) + sum(1 for _ in lost)) >= len(scene.living)
+
+
+def flights(scene: Standstill, ranks: Sequence[int] | None = None) -> dict[int, Flight]:
+    """Recorders that tell where their ranks are."""
+    wanted = scene.looks if ranks is None else [rank for rank in ranks if rank in scene.looks]
+    return {rank: flight for rank in wanted if (flight := scene.looks[rank].flight) is not None}
+
+
+def _analysis(scene: Standstill) -> Analysis | None:
+    known = flights(scene)
+    if not known:
+        return None
+    return analysed(known, scene.window.world_size)
+
+
+def _waiting(scene: Standstill, living: Mapping[int, Look], analysis: Analysis | None) -> frozenset[int]:
+    """Who is in a call, by the recorder, or by the stack. At the end of a chain of recorded waits nobody waits."""
+    deviated = {rank for one in analysis.deviations for rank in one.ranks} if analysis else set()
+    awaited = set(analysis.culprits) - deviated if analysis else set()
+    return frozenset(
+        rank
+        for rank, look in living.items()
+        if not _is_moving(look)
+        and ((_is_in_unrecorded(look) and scene.delay(rank)) or (rank not in awaited and _is_in_call(look)))
+    )
+
+
+def _is_moving(look: Look) -> bool:
+    """A rank that trains is in a collective at many a look, and in the next one a moment later. A dump is of no moment."""
+    return look.seen.step >= 0 and look.exam.waited_s < MOVING_S
+
+
+def _is_in_call(look: Look) -> bool:
+    if look.flight is None:
+        return look.activity == "collective"
+    return any(not is_over(call) for call in look.flight.calls)
+
+
+def _is_in_unrecorded(look: Look) -> bool:
+    """By its stack alone: it counts once the rank's sidecar, too, says that it stands."""
+    return look.flight is not None and look.activity == "collective" and not _is_in_call(look)
+
+
+def _absent(scene: Standstill, analysis: Analysis | None, waiting: frozenset[int]) -> frozenset[int]:
+    """Those of which something is known, if there are any."""
+    found = (scene.living & set(analysis.culprits)) - waiting if analysis else frozenset()
+    known = {rank for rank in found if (look := scene.looks.get(rank)) and (look.flight or look.activity != "unknown")}
+    return frozenset(known) or found
+
+
+def _by_silence(case: _Case) -> Blame | None:
+    silent = {rank for rank in case.scene.living if case.scene.is_silent(rank)} - case.waiting
+    return case.blame(silent, "unreachable") if case.waiting and not case.absent - silent else None
+
+
+def _by_collectives(case: _Case) -> Blame | None:
+    analysis = case.analysis
+    if analysis is None or not case.waiting:
+        return None
+    deviation = next((one for one in analysis.deviations if set(one.ranks) & set(analysis.culprits)), None)
+    if case.absent:
+        # They are in no call themselves; what they called before may have been wrong all the same.
+        is_theirs = deviation is not None and bool(set(deviation.ranks) & case.absent)
+        return case.blame(case.absent, "collectives", deviation if is_theirs else None)
+    if deviation is not None:
+        is_deadlock = deviation.kind in DEADLOCKS
+        return case.blame(
+            deviation.ranks, "collectives", deviation, is_clear=deviation.is_clear, is_deadlock=is_deadlock
+        )
+    # Whoever is waited for waits, too: a circle, unless nobody knows whom it waits for, and somebody else is still to come.
+    awaited = {rank for wait in analysis.waits for rank in wait.absent}
+    is_unrecorded = bool(awaited & case.unrecorded)
+    if not awaited <= case.waiting or (is_unrecorded and case.busy):
+        return None
+    return case.blame(awaited, "collectives", is_clear=False, is_deadlock=not is_unrecorded)
+
+
+def _by_state(case: _Case) -> Blame | None:
+    held = {rank for rank, look in case.living.items() if look.is_uninterruptible}
+    return case.blame(held, "uninterruptible") if case.waiting - held else None
+
+
+def _by_stacks(case: _Case) -> Blame | None:
+    """Only ranks without a recorder, where those of the others tell whom all wait for."""
+    waits = case.analysis.waits if case.analysis else ()
+    is_told = any(set(wait.absent) - case.unrecorded for wait in waits)
+    busy = {rank for rank in case.busy if not is_told or case.living[rank].flight is None}
+    return case.blame(busy, "stacks") if case.waiting else None
+
+
+def _by_place(case: _Case) -> Blame | None:
+    """Behind all others; phases that have no order are compared by step and micro-step."""
+    is_blind = not any(look.flight or look.stacked.stacks for look in case.living.values())
+    if not case.waiting and not is_blind:
+        return None
+    places = {rank: place for rank in case.scene.living if (place := case.scene.place(rank)) is not None}
+    first = min((place[:2] for place in places.values()), default=(0, 0))
+    behind = {rank for rank, place in places.items() if place[:2] == first}
+    if len(behind) == len(places):
+        phases = [place[2] for place in places.values()]
+        behind = {rank for rank, place in places.items() if 0 <= place[2] == min(phases) < max(phases)}
+    return case.blame(behind - case.waiting, "place")

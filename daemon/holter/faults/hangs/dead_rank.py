@@ -1,0 +1,181 @@
+"""Dead rank: a rank's process ended, and not because it was done.
+
+What it detects
+    The first rank to end abnormally: by a signal, with an exception, with an exit code other than 0, or without a word; or the first to
+    leave without an error, if a peer that still needed it says that it lost its connection. Ranks that fell afterwards are told apart:
+    the launcher sends SIGTERM to the survivors, and peers raise errors about a closed connection. A rank that gave up because its
+    backend's timeout was over is a victim, too: the rank is named that it waited for, or nobody.
+
+Why it matters
+    The survivors' logs are full of connection errors that point at each other. Only the first death has a cause worth finding.
+
+False positives
+    An ordinary end, Ctrl-C, and SIGTERM to all ranks (a scheduler or a person stopped the job) are no faults: where SIGTERM ended the
+    first, the others have half a minute to save and to follow. A script that ends its ranks by `os._exit` with a code other than 0 is
+    reported. A rank that is done earlier than others is not, unless one of them fails over it.
+
+What to do
+    Look at the named rank's own log and at the kernel's log of its host at that moment, and at no other rank. SIGKILL with nobody who
+    sent it is most often the kernel's out-of-memory killer; SIGSEGV, SIGBUS and SIGABRT come from native code.
+"""
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.hangs import timeouts
+from holter.faults.hangs.death_evidence import death, last_seen, victims_of
+from holter.faults.hangs.endings import VICTIMS, how, is_meant, is_same_exception, kind_of, signal_of
+from holter.faults.hangs.stall_words import group_of
+from holter.faults.hangs.stops import is_stop
+from holter.faults.shared.wording import ranks_text
+from holter.faults.window import RankExit, Window
+from holter.records import Collective, Finding
+
+__all__ = ["DeadRank", "kind_of"]
+
+MAX_SHOWN = 4
+"""Ranks that died alike and whose last doings are shown."""
+
+
+@dataclass(frozen=True)
+class DeadRank:
+    """Judges which rank died first."""
+
+    name: ClassVar[str] = "dead_rank"
+
+    settle_s: float = 1.0
+    """How long to wait after the first abnormal end, so that the true first one is in."""
+    reorder_s: float = 1.0
+    """A peer's lost connection may be seen this much earlier than the death that closed it."""
+    together_s: float = 0.5
+    """All ranks that are gone without a word within this time may have been stopped from outside."""
+    stop_s: float = 30.0
+    """So long after SIGTERM ended a rank the others may live on, to save and then to end: it is what schedulers grant."""
+    left_s: float = 60.0
+    """So long after a rank left without an error a peer may notice that it is gone."""
+
+    def __post_init__(self) -> None:
+        for name in ("settle_s", "reorder_s", "together_s", "stop_s", "left_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"dead_rank.{name} must not be negative, got {getattr(self, name)}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding: the first death; all later ones are its victims."""
+        abnormal = sorted(
+            (end for end in window.exits if kind_of(end) != "ordinary"), key=lambda end: (end.at_ns, end.rank)
+        )
+        if not abnormal:
+            return
+        is_everyone_gone = window.attached <= {end.rank for end in window.exits}
+        if not is_everyone_gone and window.now_ns - abnormal[0].at_ns < self.settle_s * 1e9:
+            return
+        if self._is_called_off(window.exits, abnormal[0]):
+            return
+        if is_stop(window, abnormal, stop_s=self.stop_s, settle_s=self.settle_s):
+            return
+        culprits = self._culprits(abnormal, window.exits)
+        if kind_of(culprits[0]) == "timed_out":
+            yield _given_up(window, culprits[0], abnormal)
+            return
+        is_unclear = (
+            is_everyone_gone and self._are_together(abnormal) and all(kind_of(end) == "unknown" for end in abnormal)
+        )
+        yield _finding(
+            window,
+            culprits,
+            abnormal,
+            is_everyone_gone=is_everyone_gone,
+            is_order_clear=not is_unclear or len(abnormal) == 1,
+        )
+
+    def _is_called_off(self, ends: tuple[RankExit, ...], first: RankExit) -> bool:
+        """Ctrl-C or a decided halt came first: whatever the other ranks then said is no fault."""
+        slack_ns = self.reorder_s * 1e9 if kind_of(first) in VICTIMS else 0
+        return any(is_meant(end) and end.at_ns <= first.at_ns + slack_ns for end in ends)
+
+    def _are_together(self, ends: list[RankExit]) -> bool:
+        return ends[-1].at_ns - ends[0].at_ns <= self.together_s * 1e9
+
+    def _culprits(self, ends: list[RankExit], everyone: tuple[RankExit, ...]) -> list[RankExit]:
+        first = ends[0]
+        if kind_of(first) in VICTIMS:
+            soon = [end for end in ends if end.at_ns - first.at_ns <= self.reorder_s * 1e9]
+            gave_up = next((end for end in soon if kind_of(end) == "timed_out"), first)
+            first = next((end for end in soon if kind_of(end) not in VICTIMS), gave_up)
+        if kind_of(first) in {"connection_lost", "timed_out"}:
+            first = self._left_by(first, everyone) or first
+        if kind_of(first) not in {"exception", "connection_lost"}:
+            return [first]
+        return [first, *(end for end in ends if end.rank != first.rank and is_same_exception(first, end))]
+
+    def _left_by(self, lost: RankExit, ends: tuple[RankExit, ...]) -> RankExit | None:
+        """Who left quietly while this rank still needed it."""
+        for end in ends:
+            before_s = (lost.at_ns - end.at_ns) / 1e9
+            # A timeout may be as long as it likes.
+            is_then = -self.reorder_s <= before_s and (kind_of(lost) == "timed_out" or before_s <= self.left_s)
+            is_early = end.exited.last_step <= lost.exited.last_step
+            if end.rank != lost.rank and kind_of(end) == "ordinary" and not is_meant(end) and is_then and is_early:
+                return end
+        return None
+
+
+def _given_up(window: Window, gave_up: RankExit, abnormal: list[RankExit]) -> Finding:
+    """The backend has proved that somebody was missing; whoever waited is not accused."""
+    found, step = timeouts.missing(window, gave_up), gave_up.exited.last_step
+    wait = found.analysis.blocking if found.analysis else None
+    return Finding(
+        detector=DeadRank.name,
+        severity="critical",
+        first_step=step,
+        detected_step=step,
+        ranks=found.ranks,
+        summary=timeouts.summary(gave_up, found),
+        facts={
+            "is_timed_out": True,
+            "is_absent_seen": found.by in {"named", "recorders"},
+            "is_absent_known": bool(found.ranks),
+            "is_everyone_gone": window.attached <= {end.rank for end in window.exits},
+        },
+        evidence=tuple(timeouts.evidence(window, gave_up, found, abnormal)),
+        collective=Collective(group=group_of(wait), sequence=wait.sequence, operation=wait.operation) if wait else None,
+    )
+
+
+def _finding(
+    window: Window, culprits: list[RankExit], abnormal: list[RankExit], *, is_everyone_gone: bool, is_order_clear: bool
+) -> Finding:
+    first = culprits[0]
+    kind = kind_of(first)
+    ranks = tuple(sorted(end.rank for end in culprits))
+    victims = [end for end in abnormal if end.rank not in ranks]
+    step, phase = first.exited.last_step, first.exited.last_phase.name.lower()
+    number = signal_of(first)
+    return Finding(
+        detector=DeadRank.name,
+        severity="critical",
+        first_step=step,
+        detected_step=step,
+        ranks=ranks,
+        summary=f"{ranks_text(ranks).capitalize()} {how(first)} at step {step}, in phase {phase}.",
+        facts={
+            "is_signal": kind in {"signal", "terminated"},
+            "is_killed": number == signal.SIGKILL,
+            "is_terminated": kind == "terminated",
+            "is_exception": kind in {"exception", "connection_lost"},
+            "is_connection_lost": kind == "connection_lost",
+            "is_status_known": kind != "unknown",
+            "is_order_clear": is_order_clear,
+            "has_earlier_death": any(end.at_ns < first.at_ns and kind_of(end) not in VICTIMS for end in victims),
+            "is_out_of_memory": first.exited.out_of_memory,
+            "is_on_several_ranks": len(ranks) > 1,
+            "is_everyone_gone": is_everyone_gone,
+        },
+        evidence=(
+            *(death(end) for end in culprits),
+            *victims_of(first, victims),
+            *(proof for end in culprits[:MAX_SHOWN] for proof in last_seen(window, end.rank)),
+        ),
+    )

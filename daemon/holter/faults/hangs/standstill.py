@@ -1,0 +1,273 @@
+"""A standstill: ranks that do not move on, and what was seen of all ranks since it became known.
+
+    suspect               asked_ns                                                      now
+    ---x-------------------|--------------------------------------------------------------|
+       last moved          every rank is looked at         ... and again, when it is overdue
+
+Everything here is worked out anew from a window, and comes out the same at every judgement: the moment at which the first
+examination was asked for is read from its answers.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from holter.faults.hangs.activities import is_own_code, operation
+from holter.faults.hangs.stacks import activity, main_stack
+from holter.faults.window import Delay, Examined, RankExit, Window
+from holter.records import Exam, Flight, Frame, Phase, ThreadStack
+
+SUSPENDED = ("stopped", "traced", "frozen")
+"""States in which no process goes on by itself."""
+UNINTERRUPTIBLE_S = 3.0
+"""A moment of uninterruptible sleep is an ordinary read from a disk."""
+ORDERED = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+"""Phases that follow each other in every step."""
+BUSY_SHARE = 0.3
+"""Of one core: less is what threads that only wait need."""
+FIRST_STEPS = 3
+"""Until so many are done, a rank that takes its time is seldom one that hangs."""
+JITTER_NS = 100_000_000
+"""The moment at which a rank last moved is told anew with each message, a little differently."""
+STALE_NS = 1_000_000_000
+"""A recorder's copy that is older than the standstill by more than this does not tell where the rank is."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One rank as it was seen last, and before, in the present standstill."""
+
+    rank: int
+    seen: Examined
+    earlier: tuple[Examined, ...] = ()
+    """Oldest first."""
+
+    @property
+    def exam(self) -> Exam:
+        """What was seen."""
+        return self.seen.exam
+
+    @property
+    def before(self) -> Examined | None:
+        """The time before."""
+        return self.earlier[-1] if self.earlier else None
+
+    @cached_property
+    def stacked(self) -> Exam:
+        """Whose stacks are shown: the newest with native frames if it has not moved since, else the newest with any."""
+        if self.has_moved:
+            return self.exam
+        seen = [one.exam for one in (*self.earlier, self.seen) if one.exam.stacks]
+        native = [exam for exam in seen if exam.depth == "native"]
+        return (native or seen or [self.exam])[-1]
+
+    @cached_property
+    def activity(self) -> str:
+        """What its main thread does, by its stack; `unknown` without one."""
+        found = _activity(self.exam)
+        if found == "unknown" and self.stacked is not self.exam:
+            found = _activity(self.stacked)
+        # One operation after the other is what a loop of the script's looks like.
+        return "script" if found == "compute" and len(self._operations) > 1 else found
+
+    @property
+    def is_own_code(self) -> bool:
+        """The script's own lines run, or wait, whatever they are for."""
+        stack = main_stack(self.stacked)
+        return stack is not None and is_own_code(stack.frames)
+
+    @cached_property
+    def _operations(self) -> set[tuple[str, ...]]:
+        seen = (*self.earlier, self.seen)
+        stacks = [stack for one in seen if (stack := main_stack(one.exam)) and activity(stack.frames) == "compute"]
+        return {operation(stack.frames) for stack in stacks}
+
+    @property
+    def has_native_frames(self) -> bool:
+        """They were asked for at some look, and had."""
+        return any(one.exam.depth == "native" and not one.exam.stack_error for one in (*self.earlier, self.seen))
+
+    @property
+    def is_cpu_moving(self) -> bool | None:
+        """It computes; False: it waits for something."""
+        process = self.exam.process
+        if process is None or math.isnan(process.cpu_share):
+            return None
+        # On a crowded host a loop gets little of a core.
+        return process.cpu_share >= BUSY_SHARE or process.state == "running"
+
+    @property
+    def is_busy(self) -> bool:
+        """It computes, or its main thread is elsewhere than at the look before."""
+        if self.is_cpu_moving or self.before is None:
+            return bool(self.is_cpu_moving)
+        now, before = main_stack(self.exam), main_stack(self.before.exam)
+        return now is not None and before is not None and _python(now) != _python(before)
+
+    @property
+    def is_suspended(self) -> bool:
+        """The kernel says that it cannot go on by itself."""
+        return self.exam.process is not None and self.exam.process.state in SUSPENDED
+
+    @property
+    def is_uninterruptible(self) -> bool:
+        """In a system call that nothing ends."""
+        process = self.exam.process
+        return process is not None and process.state == "uninterruptible" and process.stopped_s >= UNINTERRUPTIBLE_S
+
+    @property
+    def suspended_s(self) -> float:
+        """For how long, as of this look."""
+        return self.exam.process.stopped_s if self.exam.process and self.is_suspended else 0.0
+
+    @cached_property
+    def flight(self) -> Flight | None:
+        """Its recorder, if the copy was made while the rank stood where it stands."""
+        flight = self.exam.flight
+        if flight is None:
+            return None
+        age_ns = (self.seen.observed_ns or self.seen.at_ns) - flight.taken_ns
+        return flight if age_ns <= self.exam.waited_s * 1e9 + STALE_NS else None
+
+    @property
+    def has_moved(self) -> bool:
+        """Since the look before: another step, phase or micro-step, or a call that was not there."""
+        before = self.before
+        return before is not None and (_place(before) != _place(self.seen) or _has_called(before.exam, self.exam))
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """What is known of it, as of the window's moment."""
+
+    window: Window
+    asked_ns: int
+    """When it became known: what every rank was first examined for."""
+    living: frozenset[int]
+    ended: Mapping[int, RankExit]
+    looks: Mapping[int, Look]
+    """Of the ranks that were looked at since."""
+
+    @property
+    def now_ns(self) -> int:
+        """The moment of judgement."""
+        return self.window.real_ns or self.window.now_ns
+
+    @property
+    def is_before_first_step(self) -> bool:
+        """None of those who stand still has done a step: the job is being set up."""
+        return all(num == 0 for num in self._nums_steps)
+
+    @property
+    def is_early(self) -> bool:
+        """All of them are in their first steps."""
+        return all(num is not None and num < FIRST_STEPS for num in self._nums_steps)
+
+    @property
+    def _nums_steps(self) -> Iterator[int | None]:
+        return (delay.overdue.num_steps for rank, delay in self.window.delays.items() if rank in self.living)
+
+    @property
+    def began_ns(self) -> int:
+        """When the first of them last moved."""
+        return min(delay.moved_ns for rank, delay in self.window.delays.items() if rank in self.living)
+
+    def looked_ns(self, rank: int) -> int:
+        """What it was last looked at for, or was to be and could not; 0: never."""
+        look = self.looks.get(rank)
+        return max(look.exam.asked_ns if look else 0, self.window.unexamined.get(rank, 0))
+
+    def delay(self, rank: int) -> Delay | None:
+        """That a living rank does not move on."""
+        return self.window.delays.get(rank)
+
+    def overdue(self, rank: int) -> Delay | None:
+        """The same, if its own deadline has passed."""
+        delay = self.window.delays.get(rank)
+        return delay if delay is not None and delay.overdue.tier == "overdue" else None
+
+    def is_silent(self, rank: int) -> bool:
+        """Nothing is heard of its sidecar, and nobody hung up."""
+        link = self.window.links.get(rank)
+        return link is not None and link.state == "silent"
+
+    def step(self, rank: int) -> int:
+        """Where it stands."""
+        if rank in self.window.delays:
+            return self.window.delays[rank].step
+        if rank in self.looks:
+            return self.looks[rank].seen.step
+        if rank in self.ended:
+            return self.ended[rank].exited.last_step
+        return min((delay.step for delay in self.window.delays.values()), default=0)
+
+    def place(self, rank: int) -> tuple[int, int, int] | None:
+        """(step, micro-step, phase) to be compared with others'; a phase outside of the order counts as -1."""
+        look, delay = self.looks.get(rank), self.delay(rank)
+        if delay is not None:
+            return _ordered(delay.step, delay.overdue.micro_step, delay.overdue.phase)
+        return _ordered(look.seen.step, look.exam.micro_step, look.exam.phase) if look is not None else None
+
+
+def standstill(window: Window) -> Standstill | None:
+    """None: everybody moves."""
+    ended = {end.rank: end for end in window.exits}
+    living = frozenset(window.attached - ended.keys())
+    delays = [delay for rank, delay in window.delays.items() if rank in living]
+    if not delays:
+        return None
+    began_ns = min(delay.moved_ns for delay in delays) - JITTER_NS
+    asked_ns = min(_asked(window, began_ns), default=min(delay.at_ns for delay in delays))
+    looks = {
+        rank: look
+        for rank, exams in window.exams.items()
+        if rank in window.attached and (look := _look(rank, exams, asked_ns)) is not None
+    }
+    return Standstill(window, asked_ns, living, ended, looks)
+
+
+def _asked(window: Window, began_ns: int) -> Iterator[int]:
+    """What was asked for since the first rank stood still, by the answers and by what was not answered."""
+    for rank in window.delays:
+        for seen in window.exams.get(rank, ()):
+            if seen.exam.asked_ns >= began_ns:
+                yield seen.exam.asked_ns
+        if rank in window.unexamined and window.unexamined[rank] >= began_ns:
+            yield window.unexamined[rank]
+
+
+def _look(rank: int, exams: tuple[Examined, ...], asked_ns: int) -> Look | None:
+    answers = [seen for seen in exams if seen.exam.reason == "asked" and seen.exam.asked_ns >= asked_ns]
+    if not answers:
+        return None
+    return Look(rank, answers[-1], tuple(answers[:-1]))
+
+
+def _activity(exam: Exam) -> str:
+    stack = main_stack(exam)
+    return activity(stack.frames) if stack else "unknown"
+
+
+def _python(stack: ThreadStack) -> list[Frame]:
+    return [frame for frame in stack.frames if not frame.is_native]
+
+
+def _place(seen: Examined) -> tuple[int, Phase, int]:
+    return seen.step, seen.exam.phase, seen.exam.micro_step
+
+
+def _has_called(before: Exam, after: Exam) -> bool:
+    if before.flight is None or after.flight is None:
+        return False
+    return _newest(before.flight) != _newest(after.flight)
+
+
+def _newest(flight: Flight) -> tuple[int, frozenset[tuple[str, int]]]:
+    """How far it has come: its last call, and what its groups count."""
+    entered = frozenset((group.name, group.last_entered) for group in flight.groups)
+    return max((call.record for call in flight.calls), default=-1), entered
+
+
+def _ordered(step: int, micro_step: int, phase: Phase) -> tuple[int, int, int]:
+    return step, micro_step, ORDERED.index(phase) if phase in ORDERED else -1

@@ -1,0 +1,1 @@
+"""Nothing, or the wrong thing, is learning."""

@@ -1,0 +1,118 @@
+"""Average tracking: an averaged copy of the weights does not follow them.
+
+What it detects
+    A moving average of the weights (EMA) that was logged and that never changes while the live weights do, or that is far from the
+    live weights and goes further away.
+
+Why it matters
+    The average is what gets evaluated and released. If it stands still, the training's result is the initialisation.
+
+False positives
+    An average that is updated every few steps stands still between: its rest must be far longer than its usual one. One that begins
+    late is given twenty steps. A slow average lags behind, by less than the weights' own size.
+
+What to do
+    Look at who calls the update, on which parameters, with which decay (`holter explain average_not_tracking`).
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.window import Spread, Window
+from holter.records import Evidence, Finding, Vitals
+
+
+@dataclass(frozen=True)
+class AverageTracking:
+    """Judges the distance of copy and live weights."""
+
+    name: ClassVar[str] = "average_tracking"
+
+    min_logs: int = 10
+    """Logged steps in a row at which the copy had not changed."""
+    min_steps: int = 20
+    """Steps that they span at least."""
+    times_usual_rest: int = 3
+    """A rest must be so many times the longest one before it."""
+    far: float = 3.0
+    """Relative distance that no lag explains."""
+
+    def __post_init__(self) -> None:
+        if self.min_logs < 2:  # noqa: PLR2004 - the first log has no earlier one to differ from
+            raise ValueError(f"average_tracking.min_logs must be at least 2, got {self.min_logs}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding."""
+        moved, distances = window.values("ema.moved"), dict(window.values("ema.distance"))
+        if still := self._still(moved):
+            first, last = still
+            inside = [distances[step].mean for step in sorted(distances) if first <= step <= last]
+            if _is_live_moving(window, inside, first):
+                yield _finding(window, first, last, inside, is_still=True)
+                return
+        leaving = self._leaving(sorted(distances.items()))
+        if leaving:
+            steps = [step for step, _ in leaving]
+            yield _finding(window, steps[0], steps[-1], [spread.mean for _, spread in leaving], is_still=False)
+
+    def _still(self, moved: list[tuple[int, Spread]]) -> tuple[int, int] | None:
+        """First and last step of the first rest that is too long; the first log itself has nothing to differ from."""
+        usual, rest = 0, list[int]()
+        for step, spread in moved:
+            if spread.high > 0:
+                usual, rest = max(usual, len(rest)), []
+                continue
+            rest.append(step)
+            is_long = (
+                len(rest) >= max(self.min_logs, self.times_usual_rest * usual) and step - rest[0] >= self.min_steps
+            )
+            if is_long:
+                return rest[0], step
+        return None
+
+    def _leaving(self, distances: list[tuple[int, Spread]]) -> list[tuple[int, Spread]]:
+        """The newest logs, if each is further away than the one before and the last is far."""
+        recent = distances[-self.min_logs :]
+        means = [spread.mean for _, spread in recent]
+        is_growing = all(a < b for a, b in itertools.pairwise(means))
+        return recent if len(recent) >= self.min_logs and is_growing and means[-1] > self.far else []
+
+
+def _is_live_moving(window: Window, distances: list[float], first: int) -> bool:
+    """The distance of a copy at rest changes only if the live weights move."""
+    known = [distance for distance in distances if math.isfinite(distance)]
+    if known:
+        return known[-1] > 0 and known[-1] != known[0]
+    return any(m.update_ratio > 0 for note, v in window.notes_of(Vitals) if note.step >= first for m in v.modules)
+
+
+def _finding(window: Window, first: int, last: int, distances: list[float], *, is_still: bool) -> Finding:
+    what = "has not changed" if is_still else "has moved away from the weights"
+    evidence = [
+        Evidence(
+            kind="average",
+            summary=f"the copy {what} at all logged steps from {first} to {last}",
+            values={"first_step": first, "last_step": last},
+        )
+    ]
+    if distances:
+        evidence.append(
+            Evidence(
+                kind="average",
+                summary=f"its relative distance from the live weights went from {distances[0]:.3g} to {distances[-1]:.3g}",
+                values={"first": distances[0], "last": distances[-1]},
+            )
+        )
+    return Finding(
+        detector=AverageTracking.name,
+        severity="warning",
+        first_step=first,
+        detected_step=last,
+        ranks=tuple(sorted(window.attached)),
+        summary=f"The averaged copy of the weights {what} since step {first}, while the live weights move.",
+        facts={"is_copy_still": is_still, "is_copy_leaving": not is_still, "is_live_moving": True},
+        evidence=tuple(evidence),
+    )

@@ -1,0 +1,230 @@
+"""Missing gradients: parameters that are to be trained get no gradient, or one that is exactly zero, for many steps.
+
+What it detects
+    Trainable parameters that an optimizer holds and whose gradient is None, or exactly zero, for sixteen steps (eight, where it is
+    proven that none can come), although their modules are called: because the modules ran without gradients being recorded, because
+    their output leads nowhere, or because a layer gives zero for all its inputs.
+
+Why it matters
+    That part of the model stays as it was initialised while the rest learns around it. The loss falls, only not as far as it
+    should.
+
+False positives
+    Modules that the step does not call (a branch that is legitimately unused, experts without a token) raise nothing. Zero
+    gradients while the learning rate is zero do not count; LoRA's A beside a B of zeros, and gates that begin at zero, are over
+    after one step. A branch that is called and whose result the loss ignores, or weighs with zero, looks like a detached one:
+    unless most of the model is concerned, that is told as information only.
+
+What to do
+    Look at the call of the modules named: `no_grad`, `detach`, reentrant checkpointing on an input that needs no gradient, a ReLU
+    whose inputs are all negative (`holter explain graph_detached`, `dead_activations`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.shared.streaks import find_streak
+from holter.faults.shared.wording import names_text, ranks_text
+from holter.faults.window import Note, Window
+from holter.records import Evidence, Finding, Inspection, Vitals, Witness
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Idle parameters, and what an inspection showed of their modules."""
+
+    tensors: tuple[str, ...]
+    modules: tuple[str, ...]
+    """Their modules that were called; for a dead layer, that layer first."""
+    witnesses: tuple[Witness, ...]
+    is_dead: bool = False
+    is_proven: bool = False
+    """Gradients were not recorded there, or the output has no path for them."""
+    is_most: bool = False
+
+
+@dataclass(frozen=True)
+class MissingGradients:
+    """Judges parameters that stay without gradient while their modules are called."""
+
+    name: ClassVar[str] = "missing_gradients"
+
+    idle_steps: int = 16
+    """For so many steps in a row a parameter had no gradient."""
+    proven_steps: int = 8
+    """So many are enough where an inspection proves that none can come."""
+    num_vitals: int = 2
+    """Said so many times in a row."""
+    min_live_steps: int = 8
+    """So many of the idle steps had a learning rate above zero."""
+    most: float = 0.5
+    """From this share of the trainable parameters on, a called branch without gradient is no side branch."""
+
+    def __post_init__(self) -> None:
+        if self.idle_steps < 2:  # noqa: PLR2004 - LoRA's A has no gradient at the first step
+            raise ValueError(f"missing_gradients.idle_steps must be at least 2, got {self.idle_steps}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding: what is proven before what is only likely."""
+        streak = find_streak(window, Vitals, _has_idle, at_least=self.num_vitals)
+        if streak is None:
+            return
+        said = [(note, vitals) for note, vitals in window.notes_of(Vitals) if note.rank in streak.ranks]
+        latest = next((one for one in reversed(said) if _has_idle(one[1], self.proven_steps)), None)
+        inspection = _inspection(window, streak.ranks)
+        if latest is None or inspection is None or not self._is_learning(window, *latest):
+            return
+        case = self._case(latest[1], inspection)
+        if case and (case.is_proven or latest[1].idle_steps >= self.idle_steps):
+            yield _finding(window, streak.ranks, latest, inspection, case)
+
+    def _is_learning(self, window: Window, note: Note, vitals: Vitals) -> bool:
+        first = note.step - vitals.idle_steps
+        rates = [spread.high for step, spread in window.values("learning_rate") if first < step <= note.step]
+        return not rates or sum(rate > 0 for rate in rates) >= min(self.min_live_steps, len(rates))
+
+    def _case(self, vitals: Vitals, inspection: Inspection) -> _Case | None:
+        called = {witness.module: witness for witness in inspection.witnesses if witness.num_calls}
+        idle = _owned((*vitals.no_gradient.names, *vitals.zero_gradient.names), called)
+        cut = {module: names for module, names in idle.items() if _is_cut(called[module])}
+        if cut:
+            return _case_of(cut, called, is_proven=True)
+        zeros = _owned(vitals.zero_gradient.names, called)
+        dead = [witness for witness in called.values() if witness.output_zeros == 1.0 or witness.input_zeros == 1.0]
+        if case := _dead_case(zeros, dead, called):
+            return case
+        # An exact zero without a dead layer is a loss term with weight zero as often as not.
+        astray = _owned(vitals.no_gradient.names, called)
+        if not astray:
+            return None
+        share_called = sum(map(len, astray.values())) / len(vitals.no_gradient.names)
+        num_idle = share_called * vitals.no_gradient.count
+        return _case_of(astray, called, is_most=num_idle >= self.most * max(vitals.num_trainable, 1))
+
+
+def _has_idle(vitals: Vitals, steps: int = 2) -> bool:
+    return vitals.idle_steps >= steps and bool(vitals.no_gradient.count or vitals.zero_gradient.count)
+
+
+def _owned(names: tuple[str, ...] | list[str], called: Mapping[str, Witness]) -> dict[str, list[str]]:
+    """Module -> its parameters among these, for modules that were called themselves."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        if (module := name.rpartition(".")[0]) in called:
+            found.setdefault(module, []).append(name)
+    return found
+
+
+def _is_cut(witness: Witness) -> bool:
+    return not witness.was_gradient_on or not witness.has_gradient_path
+
+
+def _case_of(
+    idle: Mapping[str, list[str]], called: Mapping[str, Witness], *, is_proven: bool = False, is_most: bool = False
+) -> _Case:
+    return _Case(
+        tensors=tuple(name for names in idle.values() for name in names),
+        modules=tuple(idle),
+        witnesses=tuple(called[module] for module in idle),
+        is_proven=is_proven,
+        is_most=is_most,
+    )
+
+
+def _dead_case(zeros: Mapping[str, list[str]], dead: list[Witness], called: Mapping[str, Witness]) -> _Case | None:
+    """The layer that gives zeros; if an activation without a module does, the one that is given them. Then what feeds it."""
+    if not zeros or not dead:
+        return None
+    layer = next((witness for witness in dead if witness.output_zeros == 1.0), dead[0])
+    own = [module for module, witness in called.items() if witness.has_parameters or witness is layer]
+    place = own.index(layer.module)
+    given_zeros = {witness.module for witness in dead if witness.input_zeros == 1.0}
+    # Zeros somewhere else in the model explain nothing here.
+    if not {*own[max(0, place - 1) : place + 2], *given_zeros} & set(zeros):
+        return None
+    # What is given zeros has a gradient in its bias; what feeds the layer has none at all.
+    feeding = [module for module in zeros if module != layer.module and module not in given_zeros]
+    return _Case(
+        tensors=tuple(name for names in zeros.values() for name in names),
+        modules=(layer.module, *feeding[-1:]),
+        witnesses=(layer,),
+        is_dead=True,
+        is_proven=layer.output_zeros == 1.0,
+    )
+
+
+def _inspection(window: Window, ranks: tuple[int, ...]) -> Inspection | None:
+    """The newest pass that was looked at because parameters were idle, of a rank that shows it if there is one."""
+    asked = [(note, found) for note, found in window.notes_of(Inspection) if found.reason == "idle"]
+    own = [found for note, found in asked if note.rank in ranks]
+    return own[-1] if own else asked[-1][1] if asked else None
+
+
+def _finding(
+    window: Window, ranks: tuple[int, ...], latest: tuple[Note, Vitals], inspection: Inspection, case: _Case
+) -> Finding:
+    note, vitals = latest
+    first_step = max(0, note.step - vitals.idle_steps + 1)
+    what = "a gradient of exactly zero" if case.is_dead else "no gradient"
+    summary = (
+        f"{len(case.tensors)} trainable parameters ({names_text(case.modules)}) have had {what} since step {first_step}"
+    )
+    if case.is_dead:
+        summary = f"{case.modules[0]} gives zero for all inputs: {len(case.tensors)} parameters have had {what} since step {first_step}"
+    return Finding(
+        detector=MissingGradients.name,
+        severity="warning" if case.is_proven or case.is_dead or case.is_most else "info",
+        first_step=first_step,
+        detected_step=note.step,
+        ranks=ranks,
+        tensors=case.tensors,
+        modules=case.modules,
+        summary=f"{summary}, although their modules are called.",
+        facts={
+            "is_gradient_off": None if case.is_dead else any(not witness.was_gradient_on for witness in case.witnesses),
+            "has_gradient_path": None if case.is_dead else all(witness.has_gradient_path for witness in case.witnesses),
+            "is_most_of_the_model": case.is_most or None,
+            "has_zero_layer": case.is_dead,
+            "is_zero_layer_seen": case.is_proven if case.is_dead else None,
+            "is_called": True,
+            "is_on_all_ranks": set(ranks) >= window.attached,
+        },
+        evidence=(*_gradient_evidence(ranks, latest), *_witness_evidence(inspection, case)),
+    )
+
+
+def _gradient_evidence(ranks: tuple[int, ...], latest: tuple[Note, Vitals]) -> Iterator[Evidence]:
+    note, vitals = latest
+    for words, named in (
+        ("no gradient at all", vitals.no_gradient),
+        ("gradients of exactly zero", vitals.zero_gradient),
+    ):
+        if named.count:
+            yield Evidence(
+                kind="gradient",
+                summary=f"{ranks_text(ranks)}: {named.count} of {vitals.num_trainable} trainable parameters had {words} for {vitals.idle_steps} steps up to step {note.step}: {names_text(named.names, named.count)}",
+                values={"count": named.count, "num_trainable": vitals.num_trainable, "idle_steps": vitals.idle_steps},
+            )
+
+
+def _witness_evidence(inspection: Inspection, case: _Case) -> Iterator[Evidence]:
+    for witness in case.witnesses[:4]:
+        if case.is_dead:
+            text = f"was given {witness.input_zeros:.0%} zeros and gave {witness.output_zeros:.0%}"
+        elif not witness.was_gradient_on:
+            text = "ran while gradients were not recorded"
+        elif not witness.has_gradient_path:
+            text = "gave an output that requires no gradient"
+        else:
+            text = "gave an output that requires a gradient, and none came back"
+        yield Evidence(
+            kind="inspection",
+            summary=f"{witness.module} ({witness.module_class}) was called {witness.num_calls} times in the pass that was inspected and {text}",
+            values={"module": witness.module, "num_calls": witness.num_calls},
+        )
+    yield Evidence(
+        kind="inspection",
+        summary=f"that pass called {inspection.num_modules - inspection.uncalled.count} of {inspection.num_modules} modules; those that it did not call are not counted",
+        values={"num_modules": inspection.num_modules, "num_uncalled": inspection.uncalled.count},
+    )

@@ -1,0 +1,235 @@
+"""Still weights: the optimizer steps, and the weights do not change, or not as they should.
+
+What it detects
+    Trained tensors of which no bit changes although gradient and learning rate are not zero; weights in bf16 or fp16 of which a
+    step changes few elements, because the update is under half a unit in the last place; and trained fp32 weights whose low
+    mantissa bits are zero at every step, because something rounds them to a narrower dtype and back.
+
+Why it matters
+    Nothing fails. The loss falls a little, from the few elements that do move, and levels off: weeks of training for a fraction of
+    what the same steps give with fp32 weights.
+
+False positives
+    Updates that are too small even for fp32 (the beginning of a warm-up, SGD with a tiny learning rate) are not lost updates: the
+    probe names a tensor only if learning rate times gradient is several times its own rounding. Few changed elements count only
+    when the learning rate is not rising, at a tenth or more of its peak, and not under stochastic rounding, whose rare changes are
+    large enough to make up for the others. Narrow weights beside master copies in fp32 are not held by the optimizer, and do not
+    count.
+
+What to do
+    Keep the weights that the optimizer steps in fp32 and compute under autocast; look for code that writes to them after the step
+    (`holter explain rounded_away_updates`, `precision_round_trip`, `lost_update`).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.shared.streaks import Streak, find_streak
+from holter.faults.shared.wording import names_text, ranks_text
+from holter.faults.window import Window
+from holter.records import Census, Evidence, Finding, ModuleVitals, Vitals
+
+NARROW = ("bfloat16", "float16")
+EPSILON = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""Half a unit in the last place of one."""
+
+
+@dataclass(frozen=True)
+class StillWeights:
+    """Judges what steps change."""
+
+    name: ClassVar[str] = "still_weights"
+
+    num_vitals: int = 3
+    """Said so many times in a row."""
+    min_steps: int = 8
+    """Few changed elements: over so many steps."""
+    max_changed: float = 0.1
+    """Share of all sampled elements that a step changes."""
+    max_changed_in_module: float = 0.2
+    """A module below this share counts as still; still ones must hold most elements."""
+    min_rate: float = 0.1
+    """Of the largest learning rate seen."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.max_changed < 1:
+            raise ValueError(f"still_weights.max_changed must be between 0 and 1, got {self.max_changed}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding: rounded away, rounded on purpose, lost; in this order."""
+        census = next(iter(window.census.values()), None)
+        away = find_streak(window, Vitals, self._is_rounded_away, at_least=self.num_vitals, min_steps=self.min_steps)
+        if (
+            away
+            and self._is_at_work(window, away)
+            and not _has_master_copies(census)
+            and not _is_stochastic(census, away)
+        ):
+            yield _rounded_away(window, away)
+            return
+        trip = find_streak(window, Vitals, lambda vitals: vitals.rounded.count > 0, at_least=self.num_vitals)
+        if trip:
+            yield _round_trip(window, trip)
+            return
+        is_adaptive = _is_adaptive(census)
+        lost = find_streak(
+            window, Vitals, lambda vitals: bool(_lost(vitals, is_adaptive=is_adaptive)), at_least=self.num_vitals
+        )
+        if lost and (names := _always_lost(lost, is_adaptive=is_adaptive)):
+            yield _lost_update(window, lost, names)
+
+    def _is_rounded_away(self, vitals: Vitals) -> bool:
+        known = [module for module in vitals.modules if not math.isnan(module.changed) and module.gradient_norm > 0]
+        total = sum(module.numel for module in known)
+        still = sum(m.numel for m in known if m.dtype in NARROW and m.changed < self.max_changed_in_module)
+        return total > 0 and still > total / 2 and _share_changed(vitals) < self.max_changed
+
+    def _is_at_work(self, window: Window, streak: Streak[Vitals]) -> bool:
+        """The learning rate is near its peak, and not on its way up."""
+        first, last = (
+            max((m.learning_rate for m in vitals.modules), default=0.0) for _, vitals in (streak.notes[0], streak.last)
+        )
+        seen = [spread.high for _, spread in window.values("learning_rate") if math.isfinite(spread.high)]
+        return 0 < last <= first * 1.01 and last >= self.min_rate * max((first, *seen))
+
+
+def _share_changed(vitals: Vitals) -> float:
+    """Over all modules, by their elements that had a gradient."""
+    pairs = [
+        (m.changed, m.numel * (1 - (0.0 if math.isnan(m.gradient_zeros) else m.gradient_zeros))) for m in vitals.modules
+    ]
+    known = [(changed, num) for changed, num in pairs if not math.isnan(changed) and num > 0]
+    total = sum(num for _, num in known)
+    return sum(changed * num for changed, num in known) / total if total else math.nan
+
+
+def _has_master_copies(census: Census | None) -> bool:
+    """Then what the optimizer steps is not what is narrow."""
+    if census is None:
+        return False
+    return any(census.num_foreign_with_gradient) or not any(
+        e.optimizer >= 0 and e.dtype in NARROW for e in census.entries
+    )
+
+
+def _is_adaptive(census: Census | None) -> bool:
+    return census is not None and bool(census.optimizers) and all("Ada" in name for name in census.optimizers)
+
+
+def _is_stochastic(census: Census | None, streak: Streak[Vitals]) -> bool:
+    """Rounding at random changes few elements by much: the update is then larger than without any rounding."""
+    if not _is_adaptive(census):
+        return False
+    still = [m for m in streak.last[1].modules if m.dtype in NARROW and m.update_ratio > 0 and m.weight_norm > 0]
+    above = sum(m.numel for m in still if m.update_ratio * m.weight_norm > 1.2 * m.learning_rate * math.sqrt(m.numel))
+    return above > sum(m.numel for m in still) / 2
+
+
+def _module_of(name: str, vitals: Vitals) -> ModuleVitals | None:
+    """The innermost module that is described and holds this tensor."""
+    holders = [m for m in vitals.modules if name.startswith(f"{m.module}.") or not m.module]
+    return max(holders, key=lambda module: len(module.module), default=None)
+
+
+def _lost(vitals: Vitals, *, is_adaptive: bool) -> list[str]:
+    """Unchanged tensors. An adaptive optimizer moves a narrow weight by less than its gradient promises: that is rounding."""
+    holders = {name: _module_of(name, vitals) for name in vitals.unchanged.names}
+    return [name for name, held in holders.items() if not (is_adaptive and held is not None and held.dtype in NARROW)]
+
+
+def _always_lost(streak: Streak[Vitals], *, is_adaptive: bool) -> tuple[str, ...]:
+    every = [set(_lost(vitals, is_adaptive=is_adaptive)) for _, vitals in streak.notes]
+    return tuple(name for name in streak.last[1].unchanged.names if all(name in names for names in every))
+
+
+def _rounded_away(window: Window, streak: Streak[Vitals]) -> Finding:
+    vitals = streak.last[1]
+    still = [m for m in vitals.modules if m.dtype in NARROW and m.changed < StillWeights.max_changed_in_module]
+    share, rate = _share_changed(vitals), max(module.learning_rate for module in still)
+    numbers = Evidence(
+        kind="update",
+        summary=f"a step changes {share:.2%} of the elements that have a gradient; {len(still)} modules in {names_text(sorted({m.dtype for m in still}))} change less than {StillWeights.max_changed_in_module:.0%}",
+        values={"changed": share, "num_modules": len(still), "modules": {m.module: m.changed for m in still[:16]}},
+    )
+    size = Evidence(
+        kind="precision",
+        summary=f"the learning rate is {rate:.3g}; a {still[0].dtype} weight of 0.1 can only move by {0.125 * EPSILON[still[0].dtype]:.3g} or more",
+        values={"learning_rate": rate, "dtype": still[0].dtype},
+    )
+    return _finding(
+        window,
+        streak,
+        modules=tuple(module.module for module in still),
+        summary=f"A step changes only {share:.1%} of the trained elements: the weights are in {still[0].dtype} and the updates are rounded away.",
+        facts={"is_narrow": True, "does_little_change": True, "is_rate_at_work": True},
+        evidence=(numbers, size),
+    )
+
+
+def _round_trip(window: Window, streak: Streak[Vitals]) -> Finding:
+    named = streak.last[1].rounded
+    proof = Evidence(
+        kind="precision",
+        summary=f"{ranks_text(streak.ranks)}: {named.count} trained fp32 tensors have changed since the start and their low mantissa bits are all zero, at {len(streak.notes)} checks in a row: {names_text(named.names, named.count)}",
+        values={"count": named.count, "num_checks": len(streak.notes)},
+    )
+    return _finding(
+        window,
+        streak,
+        tensors=tuple(named.names),
+        summary=f"Trained fp32 weights are rounded to a narrower dtype at every step ({named.count} tensors on {ranks_text(streak.ranks)}).",
+        facts={"is_rounded": True, "is_narrow": False},
+        evidence=(proof,),
+    )
+
+
+def _lost_update(window: Window, streak: Streak[Vitals], names: tuple[str, ...]) -> Finding:
+    vitals = streak.last[1]
+    module = _module_of(names[0], vitals)
+    proof = Evidence(
+        kind="history",
+        summary=f"{ranks_text(streak.ranks)}: no bit of {names_text(names)} changed at {len(streak.notes)} checked steps in a row, though the optimizer stepped",
+        values={"num_checks": len(streak.notes), "num_tensors": len(names)},
+    )
+    sizes = []
+    if module is not None:
+        text = f"gradients of up to {module.gradient_absmax:.3g} at a learning rate of {module.learning_rate:.3g}, weights of norm {module.weight_norm:.3g}"
+        values = {"gradient_absmax": module.gradient_absmax, "learning_rate": module.learning_rate}
+        sizes = [
+            Evidence(kind="update", summary=f"{module.module}: {text}: more than rounding can hide", values=values)
+        ]
+    return _finding(
+        window,
+        streak,
+        tensors=names,
+        summary=f"{names_text(names)} did not change at all although the optimizer stepped with a gradient.",
+        facts={"is_unchanged": True, "is_update_large_enough": True},
+        evidence=(proof, *sizes),
+    )
+
+
+def _finding(  # noqa: PLR0913 - the parts of a finding
+    window: Window,
+    streak: Streak[Vitals],
+    *,
+    summary: str,
+    facts: dict[str, bool],
+    evidence: tuple[Evidence, ...],
+    tensors: tuple[str, ...] = (),
+    modules: tuple[str, ...] = (),
+) -> Finding:
+    unseen = dict.fromkeys(("does_little_change", "is_rounded", "is_unchanged"), False)
+    return Finding(
+        detector=StillWeights.name,
+        severity="warning",
+        first_step=streak.first_step,
+        detected_step=streak.last[0].step,
+        ranks=streak.ranks,
+        tensors=tensors,
+        modules=modules,
+        summary=summary,
+        facts={**unseen, **facts, "is_on_all_ranks": set(streak.ranks) >= window.attached},
+        evidence=evidence,
+    )

@@ -1,0 +1,122 @@
+"""Uncleared gradients: what one step leaves in the gradients is added to the next one's.
+
+What it detects
+    Gradients that are there, and not zero, before the first backward pass of a step, at several checked steps in a row, and that
+    grow: nobody calls `zero_grad`, or it is called on something else than what is stepped.
+
+Why it matters
+    Every step applies the sum of all gradients so far. It looks like a learning rate that rises with every step: fast at first,
+    then a loss that swings and diverges.
+
+False positives
+    Gradients that wait between two backward passes of one step are accumulation and do not count, nor do zeros that
+    `zero_grad(set_to_none=False)` leaves. With several optimizers in a script the gradients of the one that rests stay from its own
+    last pass, but do not add up: there they must have grown by far more before anything is said.
+
+What to do
+    Call `optimizer.zero_grad()` once a step, before the first backward pass (`holter explain gradients_never_cleared`).
+"""
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.shared.streaks import Streak, find_streak
+from holter.faults.shared.wording import ranks_text
+from holter.faults.window import Window
+from holter.records import Evidence, Finding, Vitals
+
+SHORT_OF_ROOT = 0.8
+"""Of the root of the number of gradients that are summed, to allow for those that shrink in training."""
+NUM_COMPARED = 4
+"""Steps at either end of the gradient norm's history."""
+
+
+@dataclass(frozen=True)
+class UnclearedGradients:
+    """Judges left-over gradients that grow."""
+
+    name: ClassVar[str] = "uncleared_gradients"
+
+    min_steps: int = 4
+    """Checked steps in a row that began with left-over gradients."""
+    min_growth: float = 1.2
+    """Norm of the left-over gradients over what it was at first."""
+    min_steps_of_many: int = 16
+    """With several optimizers: checked steps in a row."""
+    num_vitals: int = 2
+    """Said so many times in a row."""
+
+    def __post_init__(self) -> None:
+        if self.min_growth <= 1:
+            raise ValueError(f"uncleared_gradients.min_growth must be above 1, got {self.min_growth}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding."""
+        is_one = max((len(census.optimizers) for census in window.census.values()), default=1) <= 1
+        streak = find_streak(
+            window, Vitals, self._grows if is_one else self._grows_like_a_sum, at_least=self.num_vitals
+        )
+        if streak is not None:
+            yield _finding(window, streak)
+
+    def _grows(self, vitals: Vitals) -> bool:
+        return vitals.uncleared_steps >= self.min_steps and vitals.uncleared_growth > self.min_growth
+
+    def _grows_like_a_sum(self, vitals: Vitals) -> bool:
+        """A sum of independent gradients grows with the root of their number, one of equal ones with the number itself."""
+        num = vitals.uncleared_steps
+        return num >= self.min_steps_of_many and vitals.uncleared_growth > SHORT_OF_ROOT * math.sqrt(num)
+
+
+def _finding(window: Window, streak: Streak[Vitals]) -> Finding:
+    note = streak.last[0]
+    first_note, first = streak.notes[0]
+    first_step = max(0, first_note.step - first.uncleared_steps)
+    norms = [(step, spread.mean) for step, spread in window.values("gradient_norm") if step >= first_step]
+    growth = _norm_growth([norm for step, norm in norms if step <= note.step])
+    return Finding(
+        detector=UnclearedGradients.name,
+        severity="critical",
+        first_step=first_step,
+        detected_step=note.step,
+        ranks=streak.ranks,
+        summary=f"Gradients have not been cleared since step {first_step}: each step adds to what the steps before left, and applies the sum.",
+        facts={
+            "is_left_over": True,
+            "does_grow": True,
+            "does_norm_grow": None if growth is None else growth > 1,
+            "has_one_optimizer": max((len(census.optimizers) for census in window.census.values()), default=1) <= 1,
+            "is_on_all_ranks": set(streak.ranks) >= window.attached,
+        },
+        evidence=tuple(_evidence(streak, growth)),
+    )
+
+
+def _norm_growth(norms: list[float]) -> float | None:
+    if len(norms) < 2 * NUM_COMPARED:
+        return None
+    before, after = statistics.median(norms[:NUM_COMPARED]), statistics.median(norms[-NUM_COMPARED:])
+    return after / before if before > 0 and math.isfinite(after) else None
+
+
+def _evidence(streak: Streak[Vitals], growth: float | None) -> Iterator[Evidence]:
+    note, vitals = streak.last
+    yield Evidence(
+        kind="gradient",
+        summary=f"{ranks_text(streak.ranks)}: at {vitals.uncleared_steps} checked steps in a row, up to step {note.step}, gradients were there before the first backward pass",
+        values={"num_steps": vitals.uncleared_steps, "step": note.step},
+    )
+    yield Evidence(
+        kind="gradient",
+        summary=f"their norm is {vitals.uncleared_growth:.3g} times what it was when this began",
+        values={"growth": vitals.uncleared_growth},
+    )
+    if growth is not None:
+        yield Evidence(
+            kind="history",
+            summary=f"the gradient norm of the steps is {growth:.3g} times what it was at first",
+            values={"growth": growth},
+        )

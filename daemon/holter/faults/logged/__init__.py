@@ -1,0 +1,1 @@
+"""What only the script knows: reinforcement learning and generative models."""

@@ -1,0 +1,251 @@
+"""What only the script knows: reinforcement learning and generative models."""
+
+from holter.faults.cause import CauseEntry
+from holter.records import Fix
+
+ZERO_ADVANTAGES = CauseEntry(
+    cause="zero_advantages",
+    happened="All rewards of every group are equal, so that only the KL term is trained.",
+    mechanism=(
+        "The advantage of a sample is its reward less its group's mean, divided by the group's deviation. With equal rewards it is zero for "
+        "all, and the policy's gradient with it. What is left is the pull toward the reference: the policy forgets what it had learnt while "
+        "the loss is small and steady."
+    ),
+    would_refute="Rewards or advantages within a group differ.",
+    refuting_fact="has_spread",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Print prompt, completions and rewards of one group. All right: the task is solved, stop or take harder prompts. All wrong: take "
+            "easier prompts, more samples a group, or partial credit. All equal although completions differ: the reward function cannot "
+            "read them (a parser that fails, a format that is never met, a clip or a rounding). Drop groups without spread and draw others "
+            "in their place (dynamic sampling)."
+        ),
+        changes="Which samples are trained on, or how they are rewarded; rewards before and after are not comparable.",
+        does_not_fix="Drift toward the reference in the steps since: if the policy had been better before, go back to a checkpoint from before this step.",
+        expect="The share of groups without spread falls well below one, and the reward's deviation is above zero at every log.",
+        verify="`rewards.std(dim=-1)` is above zero for at least some groups of each step, and this incident is not opened again.",
+        otherwise="If completions within a group are equal, it is sampling that collapsed: temperature 0, one seed for all samples, or an entropy near zero.",
+    ),
+)
+
+CODEBOOK_COLLAPSE = CauseEntry(
+    cause="codebook_collapse",
+    happened="The quantiser uses few of its codes.",
+    mechanism=(
+        "Only the nearest code gets a gradient (or an average) from an input. Once a few codes lie in the middle of the encoder's outputs "
+        "they win every time, the others get nothing and stay where they are. A bad start (codes far from the data), a commitment term that "
+        "is too weak or too strong, or an encoder that shrinks its output begin it."
+    ),
+    would_refute="The usage or perplexity of the codebook rises again.",
+    refuting_fact="is_recovering",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Stop wasting the run: dead codes do not come back by themselves. Start the codebook from data (k-means of the first batches), "
+            "re-seed codes that nobody chose for some hundred steps with inputs of the batch, use averaged updates, cosine distance or a "
+            "lower code dimension; weigh the commitment term at about 0.25. Resume from a checkpoint from before the collapse."
+        ),
+        changes="How the codebook is updated. The decoder must learn new codes: expect a worse reconstruction for a while.",
+        does_not_fix="A decoder that has learnt to ignore its codes: after a long collapse start again.",
+        expect="Perplexity rises to a sizeable part of the codebook's size within some thousand steps, and reconstruction improves with it.",
+        verify="Count the different codes in a batch of some thousand vectors: many more than a tenth of the codebook.",
+        otherwise=(
+            "If the encoder's outputs are all alike, the collapse is there: look at its gradient and at the straight-through estimator. If usage "
+            "is low because batches are small, measure it over many batches."
+        ),
+    ),
+)
+
+ENTROPY_COLLAPSE = CauseEntry(
+    cause="entropy_collapse",
+    happened="The policy's entropy fell to nearly nothing: it has one answer left.",
+    mechanism=(
+        "Updates that reward what was sampled make it likelier to be sampled again. Without anything that holds entropy up (a bonus, a KL "
+        "term, a clip that lets unlikely tokens grow) the distribution sharpens until samples of a group are all alike."
+    ),
+    would_refute="The entropy rises again by itself.",
+    refuting_fact="is_returning",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Go back to a checkpoint from before the named step. Hold entropy up: an entropy bonus, a stronger KL term, a higher clip for "
+            "rising ratios than for falling ones, a lower learning rate, a sampling temperature of 1."
+        ),
+        changes="How fast the policy sharpens; rewards rise more slowly at first.",
+        does_not_fix="The policy as it is now: it no longer samples what it would have to learn from.",
+        expect="Entropy falls slowly and levels off well above zero, while the reward still rises.",
+        verify="Samples of one prompt at temperature 1 differ from each other, and entropy stays above its limit for some hundred logs.",
+        otherwise="If the task has one right answer for each prompt and it is found, this is success: stop, or take harder prompts.",
+    ),
+)
+
+ENTROPY_EXPLOSION = CauseEntry(
+    cause="entropy_explosion",
+    happened="The policy's entropy rose to nearly its largest possible value: it writes gibberish.",
+    mechanism=(
+        "An entropy bonus that outweighs the reward, a learning rate that is too high, or advantages of the wrong sign flatten the "
+        "distribution until every token is about as likely as any other."
+    ),
+    would_refute="The entropy falls again by itself.",
+    refuting_fact="is_returning",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Stop, and go back to a checkpoint from before the named step. Lower the entropy bonus (or anneal it), then the learning rate; "
+            "check the sign of advantages and of the loss; stop the bonus above a target entropy."
+        ),
+        changes="The balance of reward and exploration.",
+        does_not_fix="The weights since the named step: a flattened policy does not find back.",
+        expect="Entropy stays well under nine tenths of log(vocabulary).",
+        verify="Read samples: they are sentences. Entropy over the next hundred logs does not rise.",
+        otherwise="If samples read well and entropy is high, the logged entropy is of something else: raw logits before the temperature, or padding.",
+    ),
+)
+
+KL_INACTIVE = CauseEntry(
+    cause="kl_inactive",
+    happened="The KL term is exactly zero although the policy has moved.",
+    mechanism=(
+        "Policy and reference are the same object, or the same weights: a reference made without a copy, an adapter that is active in both "
+        "passes, a swap whose cached casts are used. Their difference is zero, so is its gradient, and nothing holds the policy."
+    ),
+    would_refute="The KL is above zero at some log.",
+    refuting_fact="is_active",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Compute both models' log-probabilities of one batch and compare: equal to the last bit means the reference is the policy. "
+            "`copy.deepcopy` and freeze it before training, disable the adapter in the reference pass, leave the autocast region between "
+            "the two."
+        ),
+        changes="The loss gains the term that it was meant to have; rewards will rise more slowly.",
+        does_not_fix="The distance that the policy has already gone: decide by its samples whether to go on or back.",
+        expect="KL is zero at the first step and above zero from the second on.",
+        verify="`kl > 0` and `kl.requires_grad` after ten steps.",
+        otherwise="If the KL's weight is zero on purpose, do not log it, or log the true KL without its weight.",
+    ),
+)
+
+KL_SIGN_FLIPPED = CauseEntry(
+    cause="kl_sign_flipped",
+    happened="The KL term rewards distance from the reference.",
+    mechanism=(
+        "The term enters the loss with the sign that it has in a reward: minus. Then the optimizer lowers the loss by moving away from the "
+        "reference, the faster the farther it is."
+    ),
+    would_refute="The term of the loss has the sign of the KL.",
+    refuting_fact="is_active",
+    is_refuted_by=True,
+    fix=Fix(
+        do="Stop. A loss takes `+ beta * kl`, a reward takes `- beta * kl`. Correct the sign, and resume from a checkpoint from before training with it began.",
+        changes="The direction of one term.",
+        does_not_fix="The policy, which has been driven away from its reference since the first step.",
+        expect="KL rises slowly and levels off; its term is positive.",
+        verify="With the reward term switched off, KL falls from step to step.",
+        otherwise="If the sign is right, the estimator is: `p * log(p / q)` over all tokens, or the non-negative estimate `exp(d) - d - 1` over samples.",
+    ),
+)
+
+REWARD_COLLAPSE = CauseEntry(
+    cause="reward_collapse",
+    happened="The reward fell from its best level and stays down.",
+    mechanism=(
+        "An update that was too large, data that is too old for the policy, a reward model that the policy has left behind, or an entropy "
+        "near either end: the policy enters a region from which its own samples no longer lead back."
+    ),
+    would_refute="The reward is coming back.",
+    refuting_fact="is_recovering",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Go back to a checkpoint from before the named step. Look at KL, entropy, gradient norm and length of answers just before it, and "
+            "mend the one that moved first; if none did, halve the learning rate."
+        ),
+        changes="How far a single update may go.",
+        does_not_fix="A reward function that is wrong: then the best level was wrong too. Read samples from both sides of the step.",
+        expect="The reward passes the named step at its former level.",
+        verify="The median reward of the hundred logs after the named step is not below that of the hundred before.",
+        otherwise="If prompts became harder at that step, nothing is wrong: compare rewards on a fixed set of prompts.",
+    ),
+)
+
+TRAIN_INFERENCE_MISMATCH = CauseEntry(
+    cause="train_inference_mismatch",
+    happened="Importance ratios were off one before the first update: sampler and trainer disagree on the same weights.",
+    mechanism=(
+        "The engine that samples computes other log-probabilities than the one that trains: another precision or kernel, a temperature or a "
+        "top-p that only one applies, another template or padding, weights that were not copied. Each update then corrects for it."
+    ),
+    would_refute="Ratios are near one on some first micro-step.",
+    refuting_fact="is_ever_one",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Take one sample and compare log-probabilities token by token from both engines. All off by a factor: temperature. Off from one "
+            "position on: template or padding. A little off everywhere: precision (use the same, compute the last layer in fp32). Only "
+            "later: weights are not copied after an update. Meanwhile recompute the old log-probabilities in the trainer."
+        ),
+        changes="Recomputing costs one more forward pass a rollout; the rest makes both engines agree.",
+        does_not_fix="Updates made so far: they were biased, by how much depends on the clip.",
+        expect="Ratios of the first micro-step after a rollout are within a few percent of one.",
+        verify="The largest distance of a ratio from one before the first update is under 0.05.",
+        otherwise="If samples are used for several updates on purpose, log the ratios of the first one only.",
+    ),
+)
+
+CLAMPED_ADAPTER_NORM = CauseEntry(
+    cause="clamped_adapter_norm",
+    happened="An adapter's norm sits at the limit that clamps it.",
+    mechanism=(
+        "Each step pushes the norm beyond its limit and the clamp scales it back: the adapter can turn but not grow, and the optimizer's "
+        "moments keep pushing. A limit that was set for another rank, scale or learning rate does that."
+    ),
+    would_refute="The norm is well below its limit at some log.",
+    refuting_fact="is_below_limit",
+    is_refuted_by=True,
+    fix=Fix(
+        do="Raise the limit, or lower what pushes: the learning rate, the adapter's scale (alpha / rank), or take a larger rank.",
+        changes="How far the adapter may move the model.",
+        does_not_fix="Moments of the optimizer that have filled up: they need some hundred steps to settle.",
+        expect="The norm levels off below its limit.",
+        verify="At no log of the next hundred is the norm above 0.95 of its limit.",
+        otherwise="If the norm follows every higher limit, the adapter is not the place to learn this: the loss asks for more than it can give.",
+    ),
+)
+
+DEGENERATE_OUTPUTS = CauseEntry(
+    cause="degenerate_outputs",
+    happened="Outputs repeat one token.",
+    mechanism=(
+        "A reward that grows with length, a judge that is fooled by repetition, a broken end token, or greedy decoding of a policy without "
+        "entropy: whatever repeats is sampled, rewarded and repeated more."
+    ),
+    would_refute="Outputs are varied.",
+    refuting_fact="is_varied",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Read ten samples. Check that the end token is trained and not masked, that padding is not counted, and what the reward gives to "
+            "a repeated token; add a penalty there. Go back to a checkpoint from before the named step."
+        ),
+        changes="What is rewarded, or when an output ends.",
+        does_not_fix="A policy that has lost its entropy: look for that incident.",
+        expect="The share of the commonest token is that of ordinary text: a few percent.",
+        verify="Ten samples read well, and the share stays low for some hundred logs.",
+        otherwise="If samples read well, the share counts padding or the prompt: count the answer's tokens only.",
+    ),
+)
+
+CAUSES: tuple[CauseEntry, ...] = (
+    ZERO_ADVANTAGES,
+    CODEBOOK_COLLAPSE,
+    ENTROPY_COLLAPSE,
+    ENTROPY_EXPLOSION,
+    KL_INACTIVE,
+    KL_SIGN_FLIPPED,
+    REWARD_COLLAPSE,
+    TRAIN_INFERENCE_MISMATCH,
+    CLAMPED_ADAPTER_NORM,
+    DEGENERATE_OUTPUTS,
+)

@@ -1,0 +1,103 @@
+"""Policy entropy: a policy that has come down to one answer, or has gone up to noise.
+
+What it detects
+    A logged entropy that fell to a tenth of what it was and under a fiftieth of log(vocabulary), or that rose above nine tenths of
+    log(vocabulary) from well below, and stays there log after log.
+
+Why it matters
+    A policy without entropy samples the same answer again and again: groups lose their spread, nothing new is ever tried. One with all
+    the entropy there is writes gibberish, whatever its reward says.
+
+False positives
+    Entropy falls in every run that learns: only the end of the scale counts, for many logs in a row, and only if it was higher before. A
+    policy that begins untrained begins near log(vocabulary): that is no explosion. Without the vocabulary's size nothing is said of an
+    explosion, and a collapse must reach a hundredth of a nat. A small task that is solved for good may end like this, and is reported.
+
+What to do
+    Read what the policy writes now (`holter explain entropy_collapse`, `entropy_explosion`).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import ClassVar
+
+from holter.faults.shared.logged_series import Point, logged, trailing
+from holter.faults.window import Window
+from holter.records import Evidence, Finding
+
+ENTROPY = frozenset({"entropy", "policy_entropy"})
+
+
+@dataclass(frozen=True)
+class PolicyEntropy:
+    """Judges a logged entropy against its beginning and against log(vocabulary)."""
+
+    name: ClassVar[str] = "policy_entropy"
+
+    min_logs: int = 16
+    """Logs in a row at the end of the scale."""
+    collapsed: float = 0.02
+    """Share of log(vocabulary) below which there is one mode."""
+    collapsed_nats: float = 0.01
+    """The same where the vocabulary's size is not known."""
+    fallen: float = 0.1
+    """Share of its beginning that it must have fallen below."""
+    exploded: float = 0.9
+    """Share of log(vocabulary) above which it is noise."""
+    was_lower: float = 0.7
+    """Share of log(vocabulary) below which it must have begun, to have exploded."""
+
+    def __post_init__(self) -> None:
+        if self.min_logs < 2:  # noqa: PLR2004 - once is an outlier
+            raise ValueError(f"policy_entropy.min_logs must be at least 2, got {self.min_logs}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding: the newest logs, if all of them lie at one end."""
+        found = logged(window, ENTROPY.__contains__)
+        sizes = [points[-1][1] for points in logged(window, lambda name: name == "vocabulary").values()]
+        top = math.log(sizes[0]) if sizes and sizes[0] > 1 else None
+        for name, points in sorted(found.items()):
+            begin = median(value for _, value in points[:5])
+            ends = self._ends(begin, top)
+            runs = [trailing(points, holds) for holds in ends]
+            run = next((one for one in runs if len(one) >= self.min_logs), ())
+            if run and len(points) > len(run):
+                yield _finding(window, (name, begin, top), run)
+                return
+
+    def _ends(self, begin: float, top: float | None) -> Iterator[Callable[[float], bool]]:
+        """What is too low, and where the largest possible value is known and it began well below, what is too high."""
+        low = min(self.collapsed * top if top else self.collapsed_nats, self.fallen * begin)
+        yield lambda value: value < low
+        if top and begin < self.was_lower * top:
+            yield lambda value: value > self.exploded * top
+
+
+def _finding(window: Window, known: tuple[str, float, float | None], run: Sequence[Point]) -> Finding:
+    name, begin, top = known
+    is_low = run[-1][1] < begin
+    of_top = f" of at most {top:.3g}" if top else ""
+    return Finding(
+        detector=PolicyEntropy.name,
+        severity="warning",
+        first_step=run[0][0],
+        detected_step=run[-1][0],
+        ranks=tuple(sorted(window.attached)),
+        summary=f"The policy's entropy {'fell' if is_low else 'rose'} from {begin:.3g} to {run[-1][1]:.3g}{of_top} and has stayed there since step {run[0][0]}.",
+        facts={
+            "is_collapsed": is_low,
+            "is_exploded": not is_low,
+            "is_vocabulary_known": top is not None,
+            "is_returning": False,
+            "series": [name],
+        },
+        evidence=(
+            Evidence(
+                kind="series",
+                summary=f"{name.removeprefix('log.')}: {begin:.3g} at first, {run[-1][1]:.3g} now{of_top}, at {len(run)} logs in a row",
+                values={"name": name, "begin": begin, "last": run[-1][1], "top": top, "num_logs": len(run)},
+            ),
+        ),
+    )

@@ -1,0 +1,88 @@
+"""Reward trend: the reward has fallen from its best stretch and does not come back.
+
+What it detects
+    A logged mean reward that lost more than half of what it had gained, far beyond its noise, for dozens of logs, and is not recovering.
+
+Why it matters
+    Policies that collapse seldom recover by themselves; each further step moves them away from the checkpoint that was good.
+
+False positives
+    Rewards are noisy, wander and dip: medians are compared, a fall must be larger than all that it did before, and a dip that comes
+    back is none. A curriculum that turns to harder prompts lowers the reward on purpose and is reported, with moderate confidence.
+    Rewards on held-out data are not read.
+
+What to do
+    Look at entropy, KL and the length of answers around the named step (`holter explain reward_collapse`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar
+
+from holter.faults.shared.logged_series import logged
+from holter.faults.shared.robust import Rise, find_rise, levels
+from holter.faults.window import Window
+from holter.records import Evidence, Finding
+
+REWARD = frozenset({"reward", "rewards", "reward_mean", "rewards_mean", "mean_reward"})
+
+
+@dataclass(frozen=True)
+class RewardTrend:
+    """Judges a logged reward against its best stretch."""
+
+    name: ClassVar[str] = "reward_trend"
+
+    stretch: int = 20
+    """Logs that make a level."""
+    stay: int = 30
+    """Logs in a row that it must have stayed down."""
+    deviations: float = 8.0
+    """Robust deviations of its best stretch that it must have fallen."""
+    wandering: float = 2.5
+    """So many times its deepest fall before, this one must be."""
+
+    def __post_init__(self) -> None:
+        if self.stretch < 5:  # noqa: PLR2004 - a median of fewer is a guess
+            raise ValueError(f"reward_trend.stretch must be at least 5, got {self.stretch}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding."""
+        for name, points in sorted(logged(window, REWARD.__contains__).items()):
+            best = max(value for _, value in points)
+            regret = [(step, best - value) for step, value in points]
+            rise = find_rise(regret, stretch=self.stretch, stay=self.stay, deviations=self.deviations)
+            if rise is not None and not self._is_wandering(
+                [value for step, value in regret if step < rise.first_step], rise
+            ):
+                yield _finding(window, name, best, rise)
+                return
+
+    def _is_wandering(self, before: Sequence[float], rise: Rise) -> bool:
+        """Whether it had fallen about as far before and come back; what was seen too short a time is taken for wandering."""
+        seen = levels(before)
+        if len(before) < 2 * self.stretch:
+            return True
+        deepest = max(level - best for level, best in zip(seen, accumulate(seen, min), strict=True))
+        return rise.now - rise.best < self.wandering * deepest
+
+
+def _finding(window: Window, name: str, top: float, rise: Rise) -> Finding:
+    best, now = top - rise.best, top - rise.now
+    return Finding(
+        detector=RewardTrend.name,
+        severity="warning",
+        first_step=rise.first_step,
+        detected_step=rise.last_step,
+        ranks=tuple(sorted(window.attached)),
+        summary=f"The reward fell from {best:.3g} to {now:.3g} and has stayed there since step {rise.first_step}.",
+        facts={"has_fallen": True, "is_recovering": False, "series": [name]},
+        evidence=(
+            Evidence(
+                kind="series",
+                summary=f"{name.removeprefix('log.')}: {top - rise.start:.3g} at first, {best:.3g} at its best, {now:.3g} for {rise.num_steps} logs",
+                values={"name": name, "best": best, "now": now, "noise": rise.noise, "num_logs": rise.num_steps},
+            ),
+        ),
+    )

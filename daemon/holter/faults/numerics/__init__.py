@@ -1,0 +1,1 @@
+"""Numbers that are not numbers, and losses that go wrong."""

@@ -1,0 +1,136 @@
+"""Gradient balance: one module's gradient came to outweigh the others' a hundred times, and it was not so before.
+
+What it detects
+    A module whose gradient norm, at each of the last five checks, is over a hundred times the middle one of its peers, ten times as
+    far from it as in the run's own beginning, and ten times its own norm of then; or the reverse: a module that fell to a hundredth of
+    its own norm and of its peers'.
+
+Why it matters
+    One module's gradients then decide the clip factor and the direction of a step for all: the others stop learning.
+
+False positives
+    Modules that always differed (embeddings, heads, normalisation) are measured against their own beginning. Norms that all shrink
+    together, adapters that start at zero, and modules unfrozen later, which have no beginning to compare with, are silent.
+
+What to do
+    See what feeds the named module: a loss term, a scale, a batch statistic that ran away.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import ClassVar, NamedTuple
+
+from holter.faults.numerics.module_norms import Norms, gradient_norms
+from holter.faults.shared.wording import listed
+from holter.faults.window import Window
+from holter.records import Evidence, Finding
+
+MAX_SHOWN = 5
+
+
+class Shift(NamedTuple):
+    """One module, then and now."""
+
+    module: str
+    first_step: int
+    before: float
+    now: float
+    ratio_before: float
+    """To the middle one of its peers."""
+    ratio: float
+
+
+@dataclass(frozen=True)
+class GradientBalance:
+    """Judges each module's share of the gradient against its own beginning."""
+
+    name: ClassVar[str] = "gradient_balance"
+
+    ratio: float = 100.0
+    """Between one module's norm and the middle one."""
+    growth: float = 10.0
+    """Of that ratio since the beginning."""
+    min_checks: int = 5
+    """Checks in a row until now, and at least twice as many before."""
+    skip_checks: int = 2
+    """The first checks are no beginning: too much settles then."""
+
+    def __post_init__(self) -> None:
+        if self.min_checks < 1:
+            raise ValueError(f"gradient_balance.min_checks must be at least 1, got {self.min_checks}")
+        if self.ratio <= 1 or self.growth <= 1:
+            raise ValueError(f"gradient_balance.ratio and growth must be above 1, got {self.ratio} and {self.growth}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding, with all such modules."""
+        checks = list(gradient_norms(window).items())[self.skip_checks :]
+        if len(checks) < 3 * self.min_checks:
+            return
+        base = [norms for _, norms in checks[: 2 * self.min_checks]]
+        names = [name for name in checks[-1][1] if all(name in norms for norms in base)]
+        if len(names) < 3:  # noqa: PLR2004 - two modules have no middle
+            return
+        usual = {name: median(norms[name] for norms in base) for name in names}
+        shifts = [shift for name in names if (shift := self._shift(name, usual, checks[2 * self.min_checks :]))]
+        if shifts:
+            yield _finding(window, shifts, checks[-1][0])
+
+    def _shift(self, name: str, usual: Norms, later: list[tuple[int, Norms]]) -> Shift | None:
+        middle = median(usual.values())
+        if not usual[name] or not middle:
+            return None
+        before, first, num = usual[name] / middle, -1, 0
+        for step, norms in reversed(later):
+            known = [norms[other] for other in usual if other in norms]
+            if name not in norms or not self._is_off(norms[name], median(known), usual[name], middle):
+                break
+            first, num = step, num + 1
+        if num < self.min_checks:
+            return None
+        last = later[-1][1]
+        ratio = last[name] / median(last[other] for other in usual if other in last)
+        return Shift(name, first, usual[name], last[name], before, ratio)
+
+    def _is_off(self, norm: float, middle: float, own_before: float, middle_before: float) -> bool:
+        if not middle or not norm:
+            return False
+        ratio, before = norm / middle, own_before / middle_before
+        is_above = ratio > max(self.ratio, self.growth * before) and norm > self.growth * own_before
+        is_below = ratio < min(1 / self.ratio, before / self.growth) and norm * self.ratio < own_before
+        # A middle that fell as well is a run that settles.
+        return is_above or (is_below and middle * 3 > middle_before)
+
+
+def _finding(window: Window, shifts: list[Shift], last: int) -> Finding:
+    shifts = sorted(shifts, key=lambda shift: -abs(math.log(shift.ratio)))
+    lead, first = shifts[0], min(shift.first_step for shift in shifts)
+    is_above = lead.ratio > 1
+    side = f"{lead.ratio:.3g} times" if is_above else f"one {1 / lead.ratio:.3g}th of"
+    shown = listed(
+        f"{s.module} {s.before:.2g} then and {s.now:.2g} now ({s.ratio_before:.2g} and {s.ratio:.2g} of the middle one)"
+        for s in shifts[:MAX_SHOWN]
+    )
+    return Finding(
+        detector=GradientBalance.name,
+        severity="warning",
+        first_step=first,
+        detected_step=last,
+        ranks=tuple(sorted(window.attached)),
+        modules=tuple(shift.module for shift in shifts),
+        summary=f"The gradient of {lead.module} is {side} its peers' since step {first}; in the beginning it was {lead.ratio_before:.2g} times.",
+        facts={
+            "is_above": is_above,
+            "is_single": len(shifts) == 1,
+            "was_so_before": False,
+            "series": ["gradient_norm", "loss"],
+        },
+        evidence=(
+            Evidence(
+                kind="modules",
+                summary=f"gradient norms: {shown}",
+                values={"modules": {s.module: [s.before, s.now] for s in shifts[:MAX_SHOWN]}, "step": last},
+            ),
+        ),
+    )

@@ -1,0 +1,124 @@
+"""Vanishing gradients: some trained modules get gradients too small to learn from, check after check.
+
+What it detects
+    Modules whose gradient norm, at five checks or more in a row, is not zero and yet below 1e-8 and a millionth of the largest, or below
+    a millionth of the middle one of their peers.
+
+Why it matters
+    Those modules stay as they were initialised, while the rest learns around them.
+
+False positives
+    Gradients that are exactly zero are another detector's. A run that has converged has small gradients everywhere, not beside large
+    ones. Gates and adapters that begin at zero give their neighbours tiny gradients that grow with each step, and are silent.
+
+What to do
+    Look at what lies between the named modules and the loss: saturated activations, missing residual paths or normalisation.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import ClassVar
+
+from holter.faults.numerics.module_norms import Norms, gradient_norms
+from holter.faults.shared.wording import listed
+from holter.faults.window import Window
+from holter.records import Evidence, Finding
+
+MAX_SHOWN = 5
+
+Checks = Mapping[int, Norms]
+"""Step -> norms."""
+
+
+@dataclass(frozen=True)
+class GradientVanishing:
+    """Judges modules against their peers."""
+
+    name: ClassVar[str] = "gradient_vanishing"
+
+    floor: float = 1e-8
+    """A norm below this is too small for float32."""
+    ratio: float = 1e-7
+    """Of a module's norm to its peers'."""
+    min_checks: int = 5
+    """Checks in a row until now."""
+    max_growth: float = 1.5
+    """A norm that grows more over those checks is on its way."""
+
+    def __post_init__(self) -> None:
+        if self.min_checks < 2:  # noqa: PLR2004 - one check shows no trend
+            raise ValueError(f"gradient_vanishing.min_checks must be at least 2, got {self.min_checks}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding, with all such modules."""
+        checks = gradient_norms(window)
+        if len(checks) < self.min_checks:
+            return
+        steps = sorted(checks)
+        tiny = {step: self._tiny(checks[step]) for step in steps}
+        found = [name for name in tiny[steps[-1]] if self._is_lasting(name, steps, checks, tiny)]
+        if found:
+            since = {name: _since(name, steps, tiny) for name in found}
+            yield _finding(window, checks, steps, since)
+
+    def _tiny(self, norms: Mapping[str, float]) -> set[str]:
+        if len(norms) < 2:  # noqa: PLR2004 - no peers
+            return set()
+        largest, middle = max(norms.values()), median(norms.values())
+        limit = max(min(self.floor, self.ratio * largest), self.ratio * middle)
+        return {name for name, norm in norms.items() if 0 < norm < limit}
+
+    def _is_lasting(self, name: str, steps: Sequence[int], checks: Checks, tiny: Mapping[int, set[str]]) -> bool:
+        begin = steps.index(_since(name, steps, tiny))
+        norms = [checks[step][name] for step in steps[begin:]]
+        part = max(1, len(norms) // 3)
+        is_growing = median(norms[-part:]) > self.max_growth * median(norms[:part])
+        return len(norms) >= self.min_checks and not is_growing
+
+
+def _since(name: str, steps: Sequence[int], tiny: Mapping[int, set[str]]) -> int:
+    """The first of the checks, in a row until the last, at which this module was tiny."""
+    first = steps[-1]
+    for step in reversed(steps):
+        if name not in tiny[step]:
+            break
+        first = step
+    return first
+
+
+def _finding(window: Window, checks: Checks, steps: Sequence[int], since: Mapping[str, int]) -> Finding:
+    first, last = min(since.values()), steps[-1]
+    names = sorted(since, key=lambda name: checks[last][name])
+    largest_name, largest = max(checks[last].items(), key=lambda item: item[1])
+    num_checks = sum(step >= first for step in steps)
+    shown = listed(f"{name} {checks[last][name]:.2g}" for name in names[:MAX_SHOWN])
+    more = f" and {len(names) - MAX_SHOWN} more" if len(names) > MAX_SHOWN else ""
+    return Finding(
+        detector=GradientVanishing.name,
+        severity="warning",
+        first_step=first,
+        detected_step=last,
+        ranks=tuple(sorted(window.attached)),
+        modules=tuple(names),
+        summary=f"{len(names)} of {len(checks[last])} modules have had next to no gradient since step {first}: {names[0]} "
+        f"{checks[last][names[0]]:.2g}, while {largest_name} has {largest:.2g}.",
+        facts={
+            "is_from_start": first == steps[0],
+            "is_zero_elsewhere": any(norm == 0 for norm in checks[last].values()),
+            "is_growing": False,
+            "series": ["gradient_norm", "loss"],
+        },
+        evidence=(
+            Evidence(
+                kind="modules",
+                summary=f"gradient norms at step {last}: {shown}{more}; the largest is {largest_name} {largest:.2g}; so at {num_checks} checks in a row",
+                values={
+                    "step": last,
+                    "norms": {name: checks[last][name] for name in names[:MAX_SHOWN]},
+                    "largest": largest,
+                    "num_checks": num_checks,
+                },
+            ),
+        ),
+    )

@@ -1,0 +1,161 @@
+"""Loss terms: one term of the loss outweighs all others, or one is exactly zero.
+
+What it detects
+    Of the terms that the script tells (`watch.log(loss_terms={...})`): one that is a hundred times all the others together, by the median
+    of twenty logs or more; one that was there and is exactly zero at the last twenty logs; one that has been exactly zero at all of forty
+    logs.
+
+Why it matters
+    What a term does not contribute it does not teach. The sum looks ordinary either way.
+
+False positives
+    A term whose weight is raised by a schedule starts small or at zero and grows: it is silent as long as the others' share grows, and for
+    the first forty logs. A term whose weight is let down to zero by a schedule gets small before it is zero, and is silent too.
+
+What to do
+    Compare weights and scales of the terms; see that the small one still reaches the weights it is for.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import ClassVar
+
+from holter.faults.shared.robust import Points, finite
+from holter.faults.shared.wording import listed
+from holter.faults.window import Window
+from holter.records import Evidence, Finding
+
+PREFIX = "log.loss_terms."
+MAX_LOGS = 400
+
+
+@dataclass(frozen=True)
+class LossTerms:
+    """Judges the magnitudes of the terms against each other."""
+
+    name: ClassVar[str] = "loss_terms"
+
+    ratio: float = 100.0
+    """Of one term to all the others together."""
+    min_logs: int = 20
+    """Logs before anything is said."""
+    min_zero_logs: int = 40
+    """Logs before a term that was never there is spoken of."""
+
+    def __post_init__(self) -> None:
+        if self.min_logs < 3:  # noqa: PLR2004 - thirds are compared
+            raise ValueError(f"loss_terms.min_logs must be at least 3, got {self.min_logs}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding: a term that is gone, else one that dominates."""
+        terms = _terms(window)
+        if len(terms) < 2:  # noqa: PLR2004 - one term has no others
+            return
+        for name, points in terms.items():
+            others = [other for other in terms if other != name]
+            since = self._gone_since(points)
+            if since is not None and all(median(_sizes(terms[other][-self.min_logs :])) > 0 for other in others):
+                yield _of_zero(window, name, points, since, terms)
+                return
+        if (found := self._dominating(terms)) is not None:
+            yield _of_dominance(window, found, terms, self.min_logs)
+
+    def _gone_since(self, points: Points) -> int | None:
+        """The first of the zeros that end the series, if they are many, and began at the start or abruptly."""
+        num = next((i for i, (_, value) in enumerate(reversed(points)) if value != 0), len(points))
+        if num == len(points):
+            return points[0][0] if num >= self.min_zero_logs else None
+        if num < self.min_logs:
+            return None
+        alive = _sizes(points[:-num])
+        usual = median(alive)
+        is_abrupt = len(alive) >= 5 and min(alive[-3:]) > 0.1 * usual > 0  # noqa: PLR2004 - a schedule lets down slowly
+        return points[-num][0] if is_abrupt else None
+
+    def _dominating(self, terms: Mapping[str, Points]) -> str | None:
+        shares = _common(terms)
+        if len(shares) < self.min_logs:
+            return None
+        for name in terms:
+            sums = [(row[name], sum(size for other, size in row.items() if other != name)) for row in shares]
+            recent = sums[-self.min_logs :]
+            if median(rest for _, rest in recent) > 0 and all(own > self.ratio * rest for own, rest in recent):
+                return None if _is_growing([rest / own for own, rest in sums if own > 0]) else name
+        return None
+
+
+def _terms(window: Window) -> dict[str, Points]:
+    names = sorted({name for entry in window.series[-MAX_LOGS:] for name in entry.numbers if name.startswith(PREFIX)})
+    return {name: points for name in names if (points := finite(window.values(name))[-MAX_LOGS:])}
+
+
+def _sizes(points: Points) -> list[float]:
+    return [abs(value) for _, value in points]
+
+
+def _common(terms: Mapping[str, Points]) -> list[dict[str, float]]:
+    """Magnitudes at the steps at which every term was logged."""
+    by_name = {name: dict(points) for name, points in terms.items()}
+    steps = sorted(set.intersection(*(set(points) for points in by_name.values())))
+    return [{name: abs(points[step]) for name, points in by_name.items()} for step in steps]
+
+
+def _is_growing(shares: Sequence[float]) -> bool:
+    """Whether the others' share grew by half from the first third to the last, or in the last stretch."""
+    part = max(1, len(shares) // 3)
+    recent = shares[-20:]
+    half = max(1, len(recent) // 2)
+    return median(shares[-part:]) > 1.5 * median(shares[:part]) or median(recent[half:]) > 1.2 * median(recent[:half])
+
+
+def _short(name: str) -> str:
+    return name.removeprefix(PREFIX)
+
+
+def _sizes_evidence(terms: Mapping[str, Points], num: int) -> Evidence:
+    sizes = {_short(name): median(_sizes(points[-num:])) for name, points in terms.items()}
+    shown = listed(f"{name} {size:.3g}" for name, size in sorted(sizes.items(), key=lambda item: -item[1]))
+    return Evidence(kind="terms", summary=f"median magnitude over the last {num} logs: {shown}", values=sizes)
+
+
+def _of_zero(window: Window, name: str, points: Points, since: int, terms: Mapping[str, Points]) -> Finding:
+    is_from_start = since == points[0][0]
+    how = "has been exactly zero from the start" if is_from_start else f"is exactly zero since step {since}"
+    return _finding(
+        window,
+        terms,
+        step=since,
+        summary=f"The loss term {_short(name)!r} {how}, while the others are not.",
+        facts={"is_zero": True, "is_zero_from_start": is_from_start, "is_dominating": False, "is_growing": False},
+        evidence=_sizes_evidence(terms, 20),
+    )
+
+
+def _of_dominance(window: Window, name: str, terms: Mapping[str, Points], num: int) -> Finding:
+    own = median(_sizes(terms[name][-num:]))
+    rest = sum(median(_sizes(points[-num:])) for other, points in terms.items() if other != name)
+    times = f"{own / rest:.3g} times" if rest else "far above"
+    return _finding(
+        window,
+        terms,
+        step=terms[name][0][0],
+        summary=f"The loss term {_short(name)!r} is {times} all the others together.",
+        facts={"is_zero": False, "is_zero_from_start": False, "is_dominating": True, "is_growing": False},
+        evidence=_sizes_evidence(terms, num),
+    )
+
+
+def _finding(  # noqa: PLR0913 - a record's fields
+    window: Window, terms: Mapping[str, Points], *, step: int, summary: str, facts: dict[str, bool], evidence: Evidence
+) -> Finding:
+    return Finding(
+        detector=LossTerms.name,
+        severity="warning",
+        first_step=step,
+        detected_step=max(points[-1][0] for points in terms.values()),
+        ranks=tuple(sorted(window.attached)),
+        summary=summary,
+        facts=facts | {"series": sorted(terms)},
+        evidence=(evidence,),
+    )

@@ -1,0 +1,129 @@
+"""Non-finite loss: the raw loss is NaN or Inf while no non-finite gradient was seen to reach the weights.
+
+What it detects
+    Steps whose loss, as backward got it, was NaN or Inf, and for which no NaN was seen in what the optimizer applied. It also says what
+    the logger showed meanwhile: a running average, or a filter such as the Trainer's `logging_nan_inf_filter`, shows a sound number.
+
+Why it matters
+    The curve that everybody looks at is ordinary while the run learns nothing, or learns from a part of its batches.
+
+False positives
+    Losses of a step that a loss scaler skipped do not count. A loss that is NaN once, because a batch held no label that counts, is
+    told as information. A script that drops such batches before backward is not seen at all.
+
+What to do
+    Look at the raw loss of the first step named here, not at the logger's. If every step since is NaN, stop: the weights are gone.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.shared.logged_series import logged, plain
+from holter.faults.shared.wording import ranks_text
+from holter.faults.window import Spread, Window
+from holter.records import Evidence, Finding, Severity
+
+LOGGED = frozenset({"loss", "train_loss", "training_loss"})
+"""What a script's logger shows as its loss."""
+
+Step = tuple[int, Spread]
+
+
+@dataclass(frozen=True)
+class NonfiniteLoss:
+    """Judges steps whose raw loss is not finite."""
+
+    name: ClassVar[str] = "nonfinite_loss"
+
+    min_steps: int = 2
+    """Fewer steps than this are information only."""
+    lost_steps: int = 5
+    """So many in a row until now, on every rank: it will not come back."""
+
+    def __post_init__(self) -> None:
+        if self.min_steps < 1:
+            raise ValueError(f"nonfinite_loss.min_steps must be at least 1, got {self.min_steps}")
+        if self.lost_steps < self.min_steps:
+            raise ValueError(f"nonfinite_loss.lost_steps must not be below min_steps, got {self.lost_steps}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """One finding: the first such step."""
+        losses = window.values("loss")
+        odd = [(step, spread) for step, spread in losses if spread.num_nonfinite]
+        # NaN in what was applied is another detector's, and the better explanation.
+        if not odd or any(entry.where != "input" for view in window.steps for _, entry in view.nonfinite):
+            return
+        first = odd[0][0]
+        since = [spread for step, spread in losses if step >= first]
+        is_lost = len(since) >= self.lost_steps and all(s.num_nonfinite == s.num for s in since[-self.lost_steps :])
+        severity: Severity = "critical" if is_lost else "warning" if len(odd) >= self.min_steps else "info"
+        yield _finding(window, odd, len(since), severity, is_lost=is_lost)
+
+
+def _finding(window: Window, odd: list[Step], num_since: int, severity: Severity, *, is_lost: bool) -> Finding:
+    first, last = odd[0][0], odd[-1][0]
+    shown_by, shown = _shown(window, first)
+    ranks = tuple(sorted(window.attached))
+    hidden = f" while the logger showed {shown[-1][1]:.4g}" if shown else ""
+    return Finding(
+        detector=NonfiniteLoss.name,
+        severity=severity,
+        first_step=first,
+        detected_step=last,
+        ranks=ranks,
+        summary=f"The raw loss is NaN or Inf since step {first}, at {len(odd)} of {num_since} steps{hidden}.",
+        facts={
+            "is_logged_finite": True if shown else False if shown_by else None,
+            "is_repeated": len(odd) > 1,
+            "is_on_all_ranks": all(spread.num_nonfinite == spread.num for _, spread in odd),
+            "is_beyond_return": is_lost,
+            "has_finite_gradient": _has_finite_gradient(window, {step for step, _ in odd}),
+            "series": ["loss", *([shown_by] if shown_by else []), "gradient_norm"],
+        },
+        evidence=tuple(_evidence(odd, num_since, shown_by, shown, ranks)),
+    )
+
+
+def _shown(window: Window, first: int) -> tuple[str | None, list[tuple[int, float]]]:
+    """The name under which the script has logged a loss since, and what was finite of it."""
+    finite = {
+        name: [point for point in points if point[0] >= first]
+        for name, points in logged(window, LOGGED.__contains__).items()
+        if name.startswith("log.")
+    }
+    name = next((name for name, points in finite.items() if points), None)
+    if name is not None:
+        return name, finite[name]
+    said = (name for entry in window.series if entry.step >= first for name in entry.numbers)
+    return next((name for name in said if plain(name) in LOGGED and name.startswith("log.")), None), []
+
+
+def _has_finite_gradient(window: Window, steps: set[int]) -> bool | None:
+    """Whether gradients at those steps were finite; None: nobody read them."""
+    norms = [spread for step, spread in window.values("gradient_norm") if step in steps]
+    return not any(spread.num_nonfinite for spread in norms) if norms else None
+
+
+def _evidence(
+    odd: list[Step], num_since: int, shown_by: str | None, shown: list[tuple[int, float]], ranks: tuple[int, ...]
+) -> Iterator[Evidence]:
+    (first, spread), (last, _) = odd[0], odd[-1]
+    yield Evidence(
+        kind="loss",
+        summary=f"the loss that backward got was NaN or Inf on {spread.num_nonfinite} of {spread.num} ranks at step {first}, and at "
+        f"{len(odd)} of the {num_since} steps since, the last of them {last}",
+        values={"first_step": first, "last_step": last, "num_steps": len(odd), "num_ranks": spread.num_nonfinite},
+    )
+    if shown:
+        step, value = shown[-1]
+        yield Evidence(
+            kind="log",
+            summary=f"the script's logger showed {value:.4g} as `{shown_by}` at step {step}: an average or a filter hides the NaN",
+            values={"name": shown_by, "step": step, "value": value},
+        )
+    elif shown_by is None:
+        yield Evidence(kind="missing", summary="what the script's logger showed since: it logged no loss that was seen")
+    if spread.num_nonfinite < spread.num:
+        summary = f"which of {ranks_text(ranks)} had it: only the number of ranks is kept, so all are named"
+        yield Evidence(kind="missing", summary=summary)

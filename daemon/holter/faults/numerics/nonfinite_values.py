@@ -1,0 +1,324 @@
+"""Non-finite values: an optimizer was given gradients that held NaN or Inf.
+
+What it detects
+    The first step at which an optimizer was given gradients that held NaN or Inf, and the rank that made them. After a reduction every
+    rank holds the same NaN, so only what a rank had before the reduction counts against it: its batch, its loss, its own gradients, in
+    this order. Where no such view exists every rank is named, and the finding says so.
+
+Why it matters
+    One NaN in one gradient makes every weight NaN on every rank within a step. Nothing raises, the job keeps its machines busy, and
+    every checkpoint written from then on is worthless.
+
+False positives
+    A step that a loss scaler skipped is not reported by the probe, and a batch whose non-finite values were there on healthy steps as
+    well (an attention mask of -inf) is not held against its rank. A script that steps with NaN gradients on purpose would be reported.
+
+What to do
+    Where the action is halt the step is held before it is applied and the run is stopped with a checkpoint from before it: resume
+    from that. Else stop the run, which cannot recover by itself, and resume from a checkpoint older than the first step named here.
+    In both cases after the fix that the diagnosis gives (`holter explain nonfinite_input`, `nonfinite_forward`,
+    `activation_overflow`, `nonfinite_backward`).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from holter.faults.shared.wording import listed, ranks_text, was
+from holter.faults.window import StepView, Window
+from holter.records import Evidence, Finding, Nonfinite, Origin, Where
+
+LOCAL: tuple[Where, ...] = ("input", "loss", "gradient")
+"""Views from before the reduction, in the order in which a NaN travels."""
+
+WORDS: dict[Where, str] = {
+    "input": "batch",
+    "loss": "loss",
+    "gradient": "own gradients",
+    "reduced_gradient": "reduced gradients",
+}
+SUBJECTS: dict[Where, str] = {
+    "input": "input",
+    "gradient": "own gradient of",
+    "reduced_gradient": "reduced gradient of",
+}
+SUMS = (
+    "Linear",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
+    "Bilinear",
+    "Conv1D",
+)
+"""Modules that only multiply and add: out of finite numbers they can make Inf by overflow alone."""
+WEIGHTS_ARE_BAD = "its own weights are not finite"
+"""How the replay says so: the largest weight is that of the finite ones."""
+MAX_ENTRIES = 6
+"""Evidence lines about single tensors; the rest is counted."""
+
+Entry = tuple[int, Nonfinite]
+
+
+@dataclass(frozen=True)
+class NonfiniteValues:
+    """Judges the first step whose gradients were applied while not finite."""
+
+    name: ClassVar[str] = "nonfinite_values"
+
+    patience_s: float = 2.0
+    """How long to wait for ranks that have not reported a step, because one of them may be the culprit."""
+    headroom: float = 16.0
+    """What is finite in an overflown output comes within this factor of the dtype's largest number."""
+
+    def __post_init__(self) -> None:
+        if self.patience_s < 0:
+            raise ValueError(f"nonfinite_values.patience_s must not be negative, got {self.patience_s}")
+        if self.headroom < 1:
+            raise ValueError(f"nonfinite_values.headroom must be at least 1, got {self.headroom}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding: all later NaNs are the first one's."""
+        view = next((view for view in window.steps if _proofs(view)), None)
+        if view is None:
+            return
+        missing = sorted({rank for earlier in window.steps if earlier.step <= view.step for rank in earlier.missing})
+        if missing and window.now_ns - view.first_seen_ns < self.patience_s * 1e9:
+            return
+        yield _finding(window, view, missing, self.headroom)
+
+
+def _proofs(view: StepView) -> list[Entry]:
+    return [(rank, entry) for rank, entry in view.nonfinite if entry.where != "input" or entry.healthy_steps == 0]
+
+
+def _suspects(proofs: list[Entry]) -> tuple[Where, list[int]]:
+    """The earliest place in which a NaN was met, and on whom."""
+    ranks: dict[Where, set[int]] = {where: {rank for rank, entry in proofs if entry.where == where} for where in WORDS}
+    # A NaN in a batch that left its rank's own loss and gradients finite harmed nobody.
+    harmed = ranks["loss"] | ranks["gradient"]
+    if harmed:
+        ranks["input"] &= harmed
+    earliest: Where = next((where for where in LOCAL if ranks[where]), "reduced_gradient")
+    # A clip by the norm of all shards gives one rank's NaN to every shard.
+    own = {rank for rank, entry in proofs if not entry.is_from_clip}
+    return earliest, sorted(ranks[earliest] & own or ranks[earliest])
+
+
+def _finding(window: Window, view: StepView, missing: list[int], headroom: float) -> Finding:
+    proofs = _proofs(view)
+    where, culprits = _suspects(proofs)
+    of_culprits = [entry for rank, entry in proofs if rank in culprits]
+    is_local = where in LOCAL
+    origin = _origin(window, view.step, culprits) if where != "input" else None
+    is_overflow = _is_overflow(origin, headroom)
+    # A finite loss says that what is not finite in the forward pass may be meant, a mask of -inf; an overflow is not.
+    if where != "loss" and not is_overflow:
+        origin, is_overflow = None, None
+    tensors, modules = _scope(where, of_culprits, origin)
+    facts: dict[str, Any] = {
+        "has_nonfinite_input": where == "input",
+        "has_nonfinite_loss": any(entry.where == "loss" for entry in of_culprits),
+        # No entry may also mean that nobody looked: not every framework shows gradients from before the reduction.
+        "has_nonfinite_gradient": any(entry.where == "gradient" for entry in of_culprits) or None,
+        "is_local_view": is_local,
+        "is_on_all_ranks": set(culprits) >= window.attached and len(culprits) > 1,
+        "is_everyone_heard": not missing,
+        "has_origin_module": bool(origin.module) if origin and origin.replayed else None,
+        "is_origin_input_finite": origin.is_input_finite if origin and origin.module else None,
+        "is_overflow": is_overflow,
+        "missing_ranks": missing,
+        "series": ["loss", "gradient_norm"],
+    }
+    return Finding(
+        detector=NonfiniteValues.name,
+        severity="critical",
+        first_step=view.step,
+        detected_step=view.step,
+        ranks=tuple(culprits),
+        tensors=tensors,
+        modules=modules,
+        summary=_summary(view.step, where, culprits, origin, is_clipped=any(entry.is_from_clip for _, entry in proofs)),
+        facts=facts,
+        evidence=(
+            *_nonfinite_evidence(view.step, where, proofs, culprits),
+            *_comparison(window, view, proofs, culprits),
+            *_origin_evidence(origin),
+            *_overflow_evidence(origin, is_overflow=is_overflow),
+            *_clip_evidence(view.step, proofs),
+            *_missing_evidence(missing),
+        ),
+    )
+
+
+def _origin(window: Window, step: int, culprits: list[int]) -> Origin | None:
+    return next((window.origins[rank, step] for rank in culprits if (rank, step) in window.origins), None)
+
+
+def _is_overflow(origin: Origin | None, headroom: float) -> bool | None:
+    """Whether magnitudes tell that the module's output passed its dtype's range; None: nobody measured them.
+
+    log(0) is -Inf as well, but what is finite beside it is small.
+    """
+    if origin is None or not origin.module or origin.dtype_max <= 0:
+        return None
+    weight = origin.weight_absmax
+    if not origin.is_input_finite or not math.isfinite(weight) or WEIGHTS_ARE_BAD in origin.reason:
+        return False
+    is_near = math.isfinite(origin.output_absmax) and origin.output_absmax * headroom >= origin.dtype_max
+    is_beyond = origin.input_absmax * weight > origin.dtype_max
+    is_sum = origin.module_class in SUMS and weight > 0 and origin.output_infs > 0
+    return is_near or is_beyond or is_sum
+
+
+def _scope(where: Where, entries: list[Nonfinite], origin: Origin | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Tensors and modules to name: the batch's, the module of the replay, or gradients in backward order."""
+    if where == "loss" or origin is not None:
+        return (), (origin.module,) if origin and origin.module else ()
+    ordered = sorted((entry for entry in entries if entry.where == where), key=lambda entry: entry.order)
+    tensors = tuple(dict.fromkeys(entry.name for entry in ordered))
+    if where == "input":
+        return tensors, ()
+    module = tensors[0].rpartition(".")[0]
+    return tensors, (module,) if module else ()
+
+
+def _summary(step: int, where: Where, culprits: list[int], origin: Origin | None, *, is_clipped: bool) -> str:
+    applied = f"The optimizer was given NaN or Inf in the gradients of step {step}"
+    if where == "reduced_gradient" and is_clipped:
+        return f"{applied}; before they were clipped it was in the shards of {ranks_text(culprits)} only."
+    if where == "reduced_gradient":
+        return f"{applied}; there was no view from before the reduction, so {ranks_text(culprits)} are all named."
+    whom = f"{WORDS[where]} of {ranks_text(culprits)}"
+    born = f", made by module {origin.module!r}" if origin and origin.module else ""
+    return f"{applied}; before the reduction it was in the {whom}{born}."
+
+
+def _clip_evidence(step: int, proofs: list[Entry]) -> Iterator[Evidence]:
+    given = sorted({rank for rank, entry in proofs if entry.is_from_clip})
+    if given:
+        summary = (
+            f"{ranks_text(given)}, step {step}: gradients were finite until they were clipped by the norm of all shards"
+        )
+        yield Evidence(kind="nonfinite", summary=summary, values={"clipped_ranks": given})
+
+
+def _nonfinite_evidence(step: int, where: Where, proofs: list[Entry], culprits: list[int]) -> Iterator[Evidence]:
+    """The culprits' tensors up to where it was first seen and the loss; what only carried it on is counted."""
+    order = tuple(WORDS)
+    own = sorted(
+        ((rank, entry) for rank, entry in proofs if rank in culprits),
+        key=lambda proof: (order.index(proof[1].where), proof[1].order, proof[0]),
+    )
+    shown = [(rank, entry) for rank, entry in own if entry.where in {where, "loss"}]
+    for rank, entry in shown[:MAX_ENTRIES]:
+        yield _entry_evidence(step, rank, entry)
+    if (num_more := len(shown) - MAX_ENTRIES) > 0:
+        summary = f"and {num_more} more tensors of {ranks_text(culprits)} at step {step}"
+        yield Evidence(kind="nonfinite", summary=summary, values={"num_more": num_more})
+    num_carried = len({entry.name for _, entry in own if entry.where == "gradient"})
+    if where in {"input", "loss"} and num_carried:
+        summary = (
+            f"{ranks_text(culprits)}, step {step}: it reached {num_carried} of the gradients from before the reduction"
+        )
+        yield Evidence(kind="nonfinite", summary=summary, values={"num_gradients": num_carried})
+
+
+def _entry_evidence(step: int, rank: int, entry: Nonfinite) -> Evidence:
+    held = [f"{count} {kind}" for count, kind in ((entry.nans, "NaN"), (entry.infs, "Inf")) if count]
+    counts = listed(held or ["NaN or Inf"])
+    is_first = entry.where == "gradient" and entry.order == 0
+    first = ", the first gradient that the backward pass makes" if is_first else ""
+    subject = "the loss" if entry.where == "loss" else f"{SUBJECTS[entry.where]} {entry.name}"
+    amount = "was not finite" if entry.where == "loss" else f"held {counts} in {entry.numel} values"
+    return Evidence(
+        kind="nonfinite",
+        summary=f"rank {rank}, step {step}: {subject} {amount}{first}",
+        values={
+            "rank": rank,
+            "step": step,
+            "where": entry.where,
+            "name": entry.name,
+            "nans": entry.nans,
+            "infs": entry.infs,
+            "numel": entry.numel,
+            "order": entry.order,
+        },
+    )
+
+
+def _comparison(window: Window, view: StepView, proofs: list[Entry], culprits: list[int]) -> Iterator[Evidence]:
+    """What the other ranks had: the reason why they are not named."""
+    local = {rank for rank, entry in proofs if entry.where in LOCAL}
+    others = sorted(window.attached - set(culprits) - set(view.missing))
+    finite = [rank for rank in others if rank not in local]
+    spread = [rank for rank in others if rank in local]
+    if finite and local:
+        yield Evidence(
+            kind="comparison",
+            summary=f"{ranks_text(finite)} had nothing of the kind in batch, loss or own gradients at step {view.step}",
+            values={"ranks": finite},
+        )
+    if spread:
+        yield Evidence(
+            kind="comparison",
+            summary=f"{ranks_text(spread)} had it later in the step than {ranks_text(culprits)}, which {was(culprits)} first",
+            values={"ranks": spread},
+        )
+
+
+def _missing_evidence(missing: list[int]) -> Iterator[Evidence]:
+    if missing:
+        summary = f"{ranks_text(missing)} had not reported by the time this was judged, and may hold an earlier NaN"
+        yield Evidence(kind="missing", summary=summary, values={"ranks": missing})
+
+
+def _origin_evidence(origin: Origin | None) -> Iterator[Evidence]:
+    if origin is None:
+        return
+    kind, inputs = "origin", "inputs that were not finite"
+    if origin.is_input_finite:
+        inputs = f"finite inputs of up to {origin.input_absmax:.3g}"
+    summary = (
+        f"replaying the batch, {origin.module} ({origin.module_class}) was the first to make NaN or Inf, from {inputs}"
+    )
+    if not origin.replayed:
+        kind, summary = "missing", f"the step's batch could not be replayed: {origin.reason}"
+    elif not origin.module:
+        summary = f"replaying the batch made no NaN inside the model: {origin.reason}"
+    yield Evidence(
+        kind=kind,
+        summary=summary,
+        values={
+            "module": origin.module,
+            "module_class": origin.module_class,
+            "is_input_finite": origin.is_input_finite,
+            "input_absmax": origin.input_absmax,
+            "replayed": origin.replayed,
+        },
+    )
+
+
+def _overflow_evidence(origin: Origin | None, *, is_overflow: bool | None) -> Iterator[Evidence]:
+    if origin is None or is_overflow is None:
+        return
+    ratio = origin.output_absmax / origin.dtype_max
+    held = f"its output held {origin.output_infs} Inf and {origin.output_nans} NaN; the rest reached {origin.output_absmax:.3g}"
+    limits = f"{ratio:.2g} of the largest {origin.dtype} ({origin.dtype_max:.4g})"
+    sizes = f"input up to {origin.input_absmax:.3g}, weights up to {origin.weight_absmax:.3g}"
+    yield Evidence(
+        kind="range",
+        summary=f"{origin.module}: {held}, {limits}; {sizes}",
+        values={
+            "dtype": origin.dtype,
+            "dtype_max": origin.dtype_max,
+            "output_absmax": origin.output_absmax,
+            "output_infs": origin.output_infs,
+            "output_nans": origin.output_nans,
+            "input_absmax": origin.input_absmax,
+            "weight_absmax": origin.weight_absmax,
+        },
+    )

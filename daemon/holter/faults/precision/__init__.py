@@ -1,0 +1,1 @@
+"""What the dtypes did."""

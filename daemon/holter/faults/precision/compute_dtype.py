@@ -1,0 +1,148 @@
+"""Compute dtype: a rank, or the whole model, computes in another precision than its peers or its autocast region says.
+
+What it detects
+    Modules whose output has another dtype on some ranks than on others in the first training pass; and a model that is called in an
+    autocast region while no linear layer or convolution of it gives the region's dtype.
+
+Why it matters
+    Ranks of different precision average gradients of different models. A region that does not take effect costs the time and memory
+    that it was to save.
+
+False positives
+    Single modules that are kept in fp32 on purpose raise nothing, as long as all ranks do it: normalisation, routers, heads.
+    Modules that only some ranks have (pipeline stages) are not compared.
+
+What to do
+    Compare the ranks' settings of mixed precision, and the device that the region was opened for (`holter explain
+    autocast_not_applied`).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.shared.wording import listed, names_text, ranks_text
+from holter.faults.window import Window
+from holter.records import Evidence, Finding, Inspection
+
+CAST = ("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
+"""Classes that every autocast region casts."""
+
+
+@dataclass(frozen=True)
+class ComputeDtype:
+    """Judges the dtypes of outputs."""
+
+    name: ClassVar[str] = "compute_dtype"
+
+    min_layers: int = 2
+    """One layer alone may be kept wide on purpose."""
+
+    def __post_init__(self) -> None:
+        if self.min_layers < 1:
+            raise ValueError(f"compute_dtype.min_layers must be positive, got {self.min_layers}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding: ranks that differ before a region without effect."""
+        first: dict[int, Inspection] = {}
+        steps: dict[int, int] = {}
+        for note, inspection in window.notes_of(Inspection):
+            if inspection.reason == "first" and note.rank not in first:
+                first[note.rank], steps[note.rank] = inspection, note.step
+        if not first:
+            return
+        step = min(steps.values())
+        if differing := _differing(first):
+            yield _ranks_differ(window, first, differing, step)
+        elif idle := {rank: layers for rank, one in first.items() if (layers := self._not_cast(one))}:
+            yield _region_idle(window, first, idle, step)
+
+    def _not_cast(self, inspection: Inspection) -> list[str]:
+        """All layers that the region should have cast, if it cast none."""
+        if not inspection.autocast_dtype:
+            return []
+        layers = [w for w in inspection.witnesses if w.module_class in CAST and w.num_calls and w.output_dtype]
+        is_any_cast = any(witness.output_dtype == inspection.autocast_dtype for witness in layers)
+        return [] if is_any_cast or len(layers) < self.min_layers else [witness.module for witness in layers]
+
+
+def _differing(first: dict[int, Inspection]) -> dict[str, dict[str, list[int]]]:
+    """Module -> dtype -> ranks, where ranks that called the same module got different dtypes."""
+    seen: dict[str, dict[str, list[int]]] = {}
+    for rank, inspection in sorted(first.items()):
+        for witness in inspection.witnesses:
+            if witness.num_calls and witness.output_dtype:
+                seen.setdefault(witness.module, {}).setdefault(witness.output_dtype, []).append(rank)
+    return {module: by_dtype for module, by_dtype in seen.items() if len(by_dtype) > 1}
+
+
+def _ranks_differ(
+    window: Window, first: dict[int, Inspection], differing: dict[str, dict[str, list[int]]], step: int
+) -> Finding:
+    by_dtype = next(iter(differing.values()))
+    groups = sorted(by_dtype.values(), key=len, reverse=True)
+    everyone = sorted(rank for group in groups for rank in group)
+    has_majority = 2 * len(groups[0]) > len(everyone)
+    ranks = tuple(sorted(rank for group in groups[1:] for rank in group)) if has_majority else tuple(everyone)
+    shown = listed(f"{dtype} on {ranks_text(some)}" for dtype, some in sorted(by_dtype.items()))
+    regions = sorted({one.autocast_dtype or "none" for one in first.values()})
+    modules = tuple(differing)
+    return Finding(
+        detector=ComputeDtype.name,
+        severity="warning",
+        first_step=step,
+        detected_step=step,
+        ranks=ranks,
+        modules=modules,
+        summary=f"Ranks compute in different precision: {modules[0]} gives {shown}.",
+        facts={
+            "do_ranks_differ": True,
+            "do_regions_differ": len(regions) > 1,
+            "has_majority": has_majority,
+            "is_region_idle": None,
+            "do_all_agree": False,
+            "is_on_all_ranks": set(everyone) >= window.attached,
+        },
+        evidence=(
+            Evidence(
+                kind="inspection",
+                summary=f"{len(modules)} modules differ in the dtype of their output between ranks: {names_text(modules)}",
+                values={"by_dtype": {dtype: some[:64] for dtype, some in by_dtype.items()}},
+            ),
+            Evidence(
+                kind="inspection",
+                summary=f"autocast regions in which the ranks called the model: {listed(regions)}",
+                values={"regions": regions},
+            ),
+        ),
+    )
+
+
+def _region_idle(window: Window, first: dict[int, Inspection], idle: dict[int, list[str]], step: int) -> Finding:
+    rank, modules = next(iter(sorted(idle.items())))
+    wanted = first[rank].autocast_dtype
+    got = sorted({w.output_dtype for w in first[rank].witnesses if w.module in set(modules)})
+    return Finding(
+        detector=ComputeDtype.name,
+        severity="warning",
+        first_step=step,
+        detected_step=step,
+        ranks=tuple(sorted(idle)),
+        modules=tuple(modules),
+        summary=f"The model is called in an autocast region of {wanted}, and none of its {len(modules)} linear layers and convolutions computes in it.",
+        facts={
+            "do_ranks_differ": False,
+            "do_regions_differ": None,
+            "has_majority": None,
+            "is_region_idle": True,
+            "do_all_agree": False,
+            "is_on_all_ranks": set(idle) >= window.attached,
+        },
+        evidence=(
+            Evidence(
+                kind="inspection",
+                summary=f"{ranks_text(idle)}: the region says {wanted}, the outputs of {names_text(modules)} are {listed(got)}",
+                values={"autocast_dtype": wanted, "output_dtypes": got, "num_layers": len(modules)},
+            ),
+        ),
+    )

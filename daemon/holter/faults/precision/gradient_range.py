@@ -1,0 +1,119 @@
+"""Gradient range: gradients are so small that their dtype turns them into zeros.
+
+What it detects
+    Modules whose gradients in fp16 or bf16 lie at the very bottom of the dtype's range: the largest is not above the smallest
+    normal number, most are zero or subnormal, at several checks in a row. The same for fp32 gradients that came out of an fp16
+    autocast region without a loss scaler.
+
+Why it matters
+    Below the range a gradient is exactly zero, and what it would have taught is gone. The layers nearest to the input lose theirs
+    first.
+
+False positives
+    Zeros of a ReLU or of rows that were not looked up stand beside gradients of normal size, and raise nothing. A single step with
+    a tiny loss raises nothing either.
+
+What to do
+    Scale the loss, or use bf16, whose range is that of fp32 (`holter explain gradient_underflow`).
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.shared.streaks import Streak, find_streak
+from holter.faults.shared.wording import names_text, ranks_text
+from holter.faults.window import Window
+from holter.records import Evidence, Finding, Inspection, ModuleVitals, Vitals
+
+SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
+
+
+@dataclass(frozen=True)
+class GradientRange:
+    """Judges gradients against the bottom of their dtype's range."""
+
+    name: ClassVar[str] = "gradient_range"
+
+    num_vitals: int = 3
+    """Said so many times in a row."""
+    min_steps: int = 4
+    """Over so many steps."""
+    min_lost: float = 0.9
+    """Share of gradient values that are zero or subnormal."""
+    min_subnormals: float = 0.02
+    """Share that is subnormal: the proof that the zeros beside them fell out of the range."""
+
+    def __post_init__(self) -> None:
+        if not 0.5 < self.min_lost <= 1:  # noqa: PLR2004 - a ReLU alone makes half of them zero
+            raise ValueError(f"gradient_range.min_lost must be in (0.5, 1], got {self.min_lost}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding."""
+        is_half_region = any(found.autocast_dtype == "float16" for _, found in window.notes_of(Inspection))
+        has_scaler = bool(window.values("loss_scale"))
+
+        def lost(vitals: Vitals) -> list[ModuleVitals]:
+            return [m for m in vitals.modules if self._is_lost(m, is_unscaled_half=is_half_region and not has_scaler)]
+
+        streak = find_streak(
+            window, Vitals, lambda v: bool(lost(v)), at_least=self.num_vitals, min_steps=self.min_steps
+        )
+        if streak is None:
+            return
+        always = set.intersection(*({module.module for module in lost(vitals)} for _, vitals in streak.notes))
+        modules = [module for module in lost(streak.last[1]) if module.module in always]
+        if modules:
+            yield _finding(window, streak, modules, has_scaler=has_scaler)
+
+    def _is_lost(self, module: ModuleVitals, *, is_unscaled_half: bool) -> bool:
+        zeros, subnormals = module.gradient_zeros, module.gradient_subnormals
+        if module.dtype in SMALLEST_NORMAL:
+            is_low = 0 < module.gradient_absmax <= SMALLEST_NORMAL[module.dtype]
+            return is_low and subnormals >= self.min_subnormals and zeros + subnormals >= self.min_lost
+        is_low = 0 < module.gradient_absmax <= SMALLEST_NORMAL["float16"]
+        return is_unscaled_half and module.dtype == "float32" and is_low and zeros >= self.min_lost
+
+
+def _finding(window: Window, streak: Streak[Vitals], modules: list[ModuleVitals], *, has_scaler: bool) -> Finding:
+    note = streak.last[0]
+    names = tuple(module.module for module in modules)
+    is_narrow = all(module.dtype in SMALLEST_NORMAL for module in modules)
+    return Finding(
+        detector=GradientRange.name,
+        severity="warning",
+        first_step=streak.first_step,
+        detected_step=note.step,
+        ranks=streak.ranks,
+        modules=names,
+        summary=f"The gradients of {names_text(names)} fall below the range of their dtype and become zero.",
+        facts={
+            "has_subnormals": is_narrow,
+            "has_normal_gradients": False,
+            "has_loss_scaler": has_scaler,
+            "is_on_all_ranks": set(streak.ranks) >= window.attached,
+        },
+        evidence=tuple(_evidence(streak, modules)),
+    )
+
+
+def _evidence(streak: Streak[Vitals], modules: list[ModuleVitals]) -> Iterator[Evidence]:
+    for module in modules[:4]:
+        dtype = module.dtype if module.dtype in SMALLEST_NORMAL else "float16"
+        subnormals = 0.0 if math.isnan(module.gradient_subnormals) else module.gradient_subnormals
+        yield Evidence(
+            kind="gradient",
+            summary=f"{module.module}: {module.gradient_zeros:.0%} of its gradient values are zero and {subnormals:.0%} subnormal; the largest is {module.gradient_absmax:.2g}, the smallest normal {dtype} {SMALLEST_NORMAL[dtype]:.2g}",
+            values={
+                "zeros": module.gradient_zeros,
+                "subnormals": subnormals,
+                "absmax": module.gradient_absmax,
+                "exponents": module.exponents,
+            },
+        )
+    yield Evidence(
+        kind="history",
+        summary=f"{ranks_text(streak.ranks)}: so at {len(streak.notes)} checks in a row, from step {streak.first_step} to step {streak.last[0].step}",
+        values={"num_checks": len(streak.notes)},
+    )

@@ -1,0 +1,1 @@
+"""Ranks that should be equal and are not."""

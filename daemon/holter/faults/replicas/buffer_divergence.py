@@ -1,0 +1,122 @@
+"""Buffer divergence: parameters agree between ranks, buffers do not.
+
+What it detects
+    Buffers of a replicated model (running statistics of a normalisation, tables, counters) that differ between ranks at two comparisons
+    or more, while parameters and gradients agree. Buffers are compared when the model is called, where DDP has just broadcast them.
+
+Why it matters
+    Training looks ordinary, because each rank normalises with its own batch. Evaluation and checkpoints use the running statistics of
+    one rank alone, so that the saved model has seen the statistics of a fraction of the data, and ranks evaluate different models.
+
+False positives
+    Buffers that are local by intention: leave them out of the replica (DDP ignores what it is told to ignore), or let DDP broadcast them,
+    and nothing is reported. Buffers that part because the parameters did are not reported apart.
+
+What to do
+    Leave `broadcast_buffers` on, or synchronise the statistics (SyncBatchNorm), or average them before evaluating and saving.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.shared.parting import Difference, Parting, agreed_since, find_difference, find_parting, request
+from holter.faults.shared.replica_evidence import majority_evidence, named
+from holter.faults.shared.wording import ranks_text
+from holter.faults.window import ClassHistory, Window
+from holter.records import Evidence, Finding
+
+EARLIER = ("parameters_before", "gradients_reduced", "gradients", "parameters_after")
+"""Classes that carry their difference into the buffers."""
+PARAMETERS = ("parameters_before", "parameters_after")
+
+
+@dataclass(frozen=True)
+class BufferDivergence:
+    """Judges buffers that differ again and again."""
+
+    name: ClassVar[str] = "buffer_divergence"
+
+    min_comparisons: int = 2
+    """At how many comparisons buffers must differ."""
+    max_ranks_asked: int = 8
+    """Of how many ranks the table of fingerprints is asked."""
+
+    def __post_init__(self) -> None:
+        if self.min_comparisons < 1:
+            raise ValueError(f"buffer_divergence.min_comparisons must be positive, got {self.min_comparisons}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding; it asks for tables until they are there or cannot be had."""
+        history, parting = window.classes.get("buffers"), find_parting(window, "buffers")
+        if history is None or parting is None or history.num_unequal < self.min_comparisons:
+            return
+        if _has_earlier_cause(window, parting.step) or agreed_since(window, "buffers", parting.step):
+            return
+        if asked := request(window, "buffers", parting.step, parting.asked(self.max_ranks_asked)):
+            yield Finding(
+                detector=self.name,
+                severity="warning",
+                first_step=parting.step,
+                detected_step=parting.step,
+                ranks=parting.ranks,
+                summary=f"Buffers differ between ranks since step {parting.step}.",
+                needs=(asked,),
+            )
+            return
+        difference = find_difference(window, parting)
+        if difference.num_tensors and not _without_local(window, difference.tensors):
+            return
+        yield _finding(window, parting, history, difference)
+
+
+def _has_earlier_cause(window: Window, step: int) -> bool:
+    onsets = (history.first_unequal_step for name in EARLIER if (history := window.classes.get(name)))
+    return any(onset is not None and onset <= step for onset in onsets)
+
+
+def _without_local(window: Window, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Those that are part of a replica, as far as the census tells."""
+    census = next(iter(window.census.values()), None)
+    known = {entry.name: entry for entry in census.entries if entry.is_buffer} if census else {}
+    return tuple(name for name in names if name not in known or known[name].is_replicated)
+
+
+def _finding(window: Window, parting: Parting, history: ClassHistory, difference: Difference) -> Finding:
+    tensors = _without_local(window, difference.tensors)
+    ranks = parting.minority or parting.ranks
+    compared = [known for name in PARAMETERS if (known := window.classes.get(name))]
+    count = f"{len(tensors)} of {difference.num_tensors} buffers" if difference.num_tensors else "buffers"
+    return Finding(
+        detector=BufferDivergence.name,
+        severity="warning",
+        first_step=parting.step,
+        detected_step=parting.step,
+        ranks=ranks,
+        tensors=tensors,
+        modules=tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0]))),
+        summary=f"{count[0].upper()}{count[1:]} differ between {ranks_text(parting.ranks)} since step {parting.step}, while the parameters "
+        f"{'agree' if compared else 'were not compared'}.",
+        facts={
+            "first_class": "buffers",
+            "compared_ranks": list(parting.ranks),
+            "buffers_differ_repeatedly": history.num_unequal > 1,
+            "buffers_agreed_at_first": history.is_equal_at_first,
+            "parameters_differ": any(known.num_unequal for known in compared) if compared else None,
+            "has_majority": bool(parting.minority),
+        },
+        evidence=(
+            Evidence(
+                kind="fingerprint",
+                summary=f"buffers differed at {history.num_unequal} of {history.num_unequal + history.num_equal} comparisons, first at step "
+                f"{parting.step}: {named(tensors) or 'which ones is not known'}",
+                values={"num_unequal": history.num_unequal, "num_equal": history.num_equal},
+            ),
+            Evidence(
+                kind="fingerprint",
+                summary=f"parameters agreed at {sum(known.num_equal for known in compared)} comparisons and differed at "
+                f"{sum(known.num_unequal for known in compared)}",
+            ),
+            majority_evidence(parting),
+        ),
+    )

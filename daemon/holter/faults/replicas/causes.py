@@ -1,0 +1,317 @@
+"""Ranks that should be equal and are not."""
+
+from holter.faults.cause import CauseEntry
+from holter.records import Fix
+
+UNSYNCED_INITIALISATION = CauseEntry(
+    cause="unsynced_initialisation",
+    happened="Replicas did not start from the same weights.",
+    mechanism=(
+        "Each rank built its model from its own random state, or loaded other weights, and nothing broadcast rank 0's. Equal gradients "
+        "are then added to different weights, so that the distance stays for the whole run while the loss looks ordinary."
+    ),
+    would_refute="The ranks' parameters were equal when they were first compared.",
+    refuting_fact="parameters_differ_at_first",
+    is_refuted_by=False,
+    fix=Fix(
+        do=(
+            "Restart from the beginning with the same weights on all ranks: leave DDP's broadcast on (`init_sync=True`, the default), or "
+            "seed all ranks alike while the model is built, or load the same checkpoint on each before wrapping."
+        ),
+        changes="The starting weights of all ranks but one.",
+        does_not_fix="The run so far. Its gradients were averages over different models; broadcasting now keeps one rank's weights and that history.",
+        expect="Parameters agree at step 0 and at every step after.",
+        verify="The restarted run reports equal parameters at its first comparison; `holter report` stays empty.",
+        otherwise=(
+            "If the seed is the same and the broadcast is on, a rank changes its weights after wrapping: look for loading, "
+            "re-initialising or resizing that only some ranks do."
+        ),
+    ),
+)
+
+GRADIENT_SYNC_BYPASSED = CauseEntry(
+    cause="gradient_sync_bypassed",
+    happened="Gradients are not reduced between ranks: each rank trains a model of its own.",
+    mechanism=(
+        "The reduction hangs on hooks of the wrapper's parameters and on calling the wrapper. Calling `model.module`, converting the "
+        "wrapped model (`.double()`, `.to()`, which replaces the parameters that have the hooks), or stepping on a micro-batch that ran "
+        "inside `no_sync` leaves every gradient local. Nothing raises."
+    ),
+    would_refute="The reduced gradients agreed between ranks again at a later step.",
+    refuting_fact="gradients_differ_once",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Call the wrapper, not the module inside it, in the step that precedes `optimizer.step()`. Do every conversion of dtype or "
+            "device before wrapping. Make sure that the last micro-batch of an accumulation runs outside `no_sync`. Restart."
+        ),
+        changes="Gradients become averages over all ranks: the effective batch grows by the number of ranks, so check the learning rate.",
+        does_not_fix="The run so far: each rank has trained on its own share of the data only, and averaging their weights now is no substitute.",
+        expect="Reduced gradients and parameters agree at each step; a step takes longer by the time of the reduction.",
+        verify="The restarted run reports equal gradients from its first step.",
+        otherwise=(
+            "If the wrapper is called and nothing was converted, look for a communication hook that does not reduce, or for ranks that "
+            "are each alone in their process group."
+        ),
+    ),
+)
+
+SILENT_DATA_CORRUPTION = CauseEntry(
+    cause="silent_data_corruption",
+    happened="Bits of a tensor changed on a rank with no optimizer step that could have changed them.",
+    mechanism=(
+        "A memory or compute error, or a stray write by some code, changed weights on one rank. The reduced gradients still agree, so "
+        "every later step adds the same update to a different weight: the damage stays, and the loss hardly shows it."
+    ),
+    would_refute="The reduced gradients had differed before the parameters did: then the update, not the memory, was different.",
+    refuting_fact="gradients_differ",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Take the named rank's host out of the job (if several are named, one of them is it): read its kernel log (EDAC, machine "
+            "checks) and its device's ECC and row-remap counters, and run a memory test. Resume elsewhere from a checkpoint that is older "
+            "than this step."
+        ),
+        changes="Which machine runs this rank. The training code stays as it is.",
+        does_not_fix="Weights saved from the named rank since this step. If that is rank 0, checkpoints after this step hold the damage.",
+        expect="On another host the same steps keep all ranks equal.",
+        verify="Replay past this step from the older checkpoint: parameters agree, and no rank's weights change between two steps.",
+        otherwise=(
+            "If it comes back on other hardware at the same step, it is code: look for something that only this rank runs between two "
+            "steps and that writes to parameters (loading, averaging, pruning, evaluation with swapped weights)."
+        ),
+    ),
+)
+
+UNREDUCED_PARAMETERS = CauseEntry(
+    cause="unreduced_parameters",
+    happened="Some parameters are in no reduction: each rank trains them on its own data alone.",
+    mechanism=(
+        "The wrapper notes which parameters train when it is built, and sorts them into buckets that are reduced when each of their "
+        "gradients has come. A parameter that is unfrozen later is in no bucket. A parameter that gets no gradient keeps its bucket "
+        "waiting, and all that shares the bucket stays local, unless the wrapper was told to find unused parameters."
+    ),
+    would_refute="The reduced gradients differ in all tensors: then nothing is reduced, for another reason.",
+    refuting_fact="gradients_differ_in_all_tensors",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Freeze and unfreeze before wrapping, and wrap anew after a layer was unfrozen. Remove parameters that the forward pass never "
+            "uses, or freeze them, or pass `find_unused_parameters=True`. Restart, or resume from a checkpoint older than this step."
+        ),
+        changes="The named tensors get averaged gradients; with `find_unused_parameters` each step walks the graph once more.",
+        does_not_fix="The named tensors as they are: they have grown apart, and rank 0's copy has seen its own share of the data only.",
+        expect="Reduced gradients of the named tensors agree at each comparison.",
+        verify="The restarted run reports no difference at its first comparison, and the unused parameters are gone from the evidence.",
+        otherwise=(
+            "If the tensors trained from the start and are used in each step, look for code that replaces parameters after wrapping (tying, "
+            "resizing an embedding, adapters) or a list of parameters that the wrapper was told to ignore."
+        ),
+    ),
+)
+
+UNEVEN_CLIPPING = CauseEntry(
+    cause="uneven_clipping",
+    happened="Gradients agree after the reduction, and some ranks change them before the optimizer gets them while others do not.",
+    mechanism=(
+        "Clipping or scaling runs after the reduction, on each rank for itself. If it skips tensors on some ranks, uses another limit or "
+        "another norm, or hangs on a condition that not all ranks meet, equal gradients become different updates. Loss and norm look normal."
+    ),
+    would_refute="The gradients differ already as the reduction leaves them.",
+    refuting_fact="gradients_differ",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Look at what runs between `backward` and `optimizer.step` for a condition on the rank, or a list of parameters that is built "
+            "differently per rank; make each rank clip the same tensors with the same norm and limit. Then broadcast the named tensors and "
+            "their optimizer state from one rank, or resume from a checkpoint older than this step."
+        ),
+        changes="The named tensors' updates on the named ranks.",
+        does_not_fix="The distance that has grown since: without a broadcast the replicas stay apart.",
+        expect="The factor between reduced and applied gradient is the same for each tensor on all ranks.",
+        verify="Gradients as the optimizer is given them agree at the next comparison.",
+        otherwise=(
+            "If all ranks clip alike, look for a loss scaler per rank, an optimizer hook on one rank, or a norm that is computed over shards "
+            "on some ranks and over whole tensors on others."
+        ),
+    ),
+)
+
+CLIP_ON_LOCAL_SHARD = CauseEntry(
+    cause="clip_on_local_shard",
+    happened="Each rank clips its shard of the gradients by the shard's own norm instead of the global one.",
+    mechanism=(
+        "A plain clip on sharded gradients takes the norm of what this rank holds. Shards with a large norm are scaled down, others are not: "
+        "the update no longer points along the gradient, and the limit means something else with each number of ranks."
+    ),
+    would_refute="What was clipped is whole on some rank.",
+    refuting_fact="is_sharded_everywhere",
+    is_refuted_by=False,
+    fix=Fix(
+        do="Clip through the wrapper, which adds the shards' norms up: `model.clip_grad_norm_` (FSDP), `accelerator.clip_grad_norm_`, or plain clipping on DTensors.",
+        changes="The clip factor: one for all ranks. The global norm is larger than each shard's, so that the same limit clips more.",
+        does_not_fix="Steps that were taken; they were distorted, not wrong in size, and the run may go on from here.",
+        expect="The clipped norm is the same number on all ranks.",
+        verify="The evidence's two norms agree in the next steps.",
+        otherwise="If the wrapper's clip is used, the model was clipped a second time somewhere: search for `clip_grad_norm_` in callbacks and trainers.",
+    ),
+)
+
+OPTIMIZER_STATE_MISMATCH = CauseEntry(
+    cause="optimizer_state_mismatch",
+    happened="Gradients agree, and the optimizers do other things with them: learning rate, loss scale, step count or moments differ.",
+    mechanism=(
+        "Each rank has an optimizer of its own, and nothing compares them. A schedule that steps on some ranks only, a state that was loaded "
+        "on one rank, a setting that hangs on the rank, or moments that were damaged turn equal gradients into different updates."
+    ),
+    would_refute="The gradients differ as well, and did so first.",
+    refuting_fact="gradients_differ",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Compare the values in the evidence with what the configuration says; make the named rank build, load and schedule its optimizer "
+            "like the others (call `scheduler.step()` on all ranks, load the optimizer's state on all). Resume from a checkpoint older than this step."
+        ),
+        changes="The named rank's optimizer.",
+        does_not_fix="Weights that have parted since: setting the learning rate right leaves the distance as it is.",
+        expect="Settings, state and parameters agree at each comparison.",
+        verify="`holter report` of the resumed run stays empty past this step.",
+        otherwise=(
+            "If the code is the same for all ranks, the schedule follows something local: a loss or a metric that was not reduced "
+            "(`ReduceLROnPlateau`), a loss scaler per rank, a count of local batches."
+        ),
+    ),
+)
+
+CORRUPTED_COLLECTIVE = CauseEntry(
+    cause="corrupted_collective",
+    happened="A reduction delivered wrong data to a rank, once.",
+    mechanism=(
+        "The reduced gradients agreed before and after, and differed at one step. The update of that step was another one on some rank, and the "
+        "distance between the weights has been there since. A faulty link, adapter or buffer does so; so does a buffer that is written while it is sent."
+    ),
+    would_refute="The gradients differ at later steps as well.",
+    refuting_fact="gradients_differ_repeatedly",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Resume from a checkpoint older than this step, with the named rank on another host (if several are named, one of them is it). Read "
+            "the link and adapter counters of these hosts (NVLink, InfiniBand symbol errors, retransmits) and the kernel log of that minute."
+        ),
+        changes="Which machine and which links carry this rank.",
+        does_not_fix="The weights since this step: they differ by one wrong update on some rank, perhaps on rank 0, whose weights are saved.",
+        expect="Past this step gradients and parameters agree.",
+        verify="Repeat the steps from the older checkpoint: this step's gradients agree.",
+        otherwise=(
+            "If it comes back on other links, something writes to gradients while they are reduced: a second stream, an asynchronous clip, a "
+            "communication hook."
+        ),
+    ),
+)
+
+BUFFER_DIVERGENCE = CauseEntry(
+    cause="buffer_divergence",
+    happened="Parameters agree between ranks, buffers do not: running statistics or tables are each rank's own.",
+    mechanism=(
+        "Gradients are reduced, buffers are not. Where the wrapper does not broadcast them (`broadcast_buffers=False`), each rank updates its "
+        "running statistics from its own batches, and evaluation and checkpoints use those of one rank."
+    ),
+    would_refute="The parameters differ as well: then the buffers follow them.",
+    refuting_fact="parameters_differ",
+    is_refuted_by=True,
+    fix=Fix(
+        do=(
+            "Leave `broadcast_buffers` on, or convert the model with `SyncBatchNorm.convert_sync_batchnorm` before wrapping. To save this run: "
+            "average the named buffers over the ranks (`all_reduce`) before evaluating and saving."
+        ),
+        changes="The named buffers. SyncBatchNorm also changes training itself: batches are normalised over all ranks.",
+        does_not_fix="Evaluations so far: they depended on which rank ran them.",
+        expect="Buffers agree when the model is called.",
+        verify="No difference at the next two comparisons; ranks evaluate the same batch to the same loss.",
+        otherwise="If the statistics are meant to be local, tell the wrapper to ignore these buffers, and average them where you save.",
+    ),
+)
+
+NONDETERMINISTIC_DRIFT = CauseEntry(
+    cause="nondeterministic_drift",
+    happened="Replicas part slowly, by rounding.",
+    mechanism=(
+        "Sums of floats depend on their order. A reduction that each rank does in an order of its own (gather and add, a tree that is rooted "
+        "differently), or kernels that differ between devices, give results that differ in the last bits, and nothing brings them together again."
+    ),
+    would_refute="The distance between the ranks is more than rounding makes.",
+    refuting_fact="is_distance_tiny",
+    is_refuted_by=False,
+    fix=Fix(
+        do=(
+            "Reduce with `all_reduce`, which gives all ranks the same bits, instead of gathering and adding; use the same device, library "
+            "versions and algorithm settings on all ranks. To go on with this run: broadcast rank 0's parameters now and then every few hundred steps."
+        ),
+        changes="The last bits of the gradients.",
+        does_not_fix="The distance so far; a broadcast does.",
+        expect="Fingerprints agree at each comparison.",
+        verify="Gradients and parameters agree from the first comparison of a new run.",
+        otherwise="If the distance jumps instead of growing, it is no rounding: read the step at which it did.",
+    ),
+)
+
+MODEL_STRUCTURE_MISMATCH = CauseEntry(
+    cause="model_structure_mismatch",
+    happened="Ranks built models with other parameters: names, shapes or order differ.",
+    mechanism=(
+        "A reduction pairs tensors by position. Ranks whose parameters have other names or another order add one tensor's gradient to another's; "
+        "with other shapes the reduction fails, or reads past the end."
+    ),
+    would_refute="All ranks have the same names, shapes and order.",
+    refuting_fact="is_structure_different",
+    is_refuted_by=False,
+    fix=Fix(
+        do=(
+            "Stop the run. Build the model by the same code and configuration on all ranks: no branch on the rank, no iteration over a set, no "
+            "configuration read at different times. Restart from the beginning or from a checkpoint of a sound run."
+        ),
+        changes="The named tensors on the named ranks.",
+        does_not_fix="What was trained so far: gradients went into the wrong tensors.",
+        expect="All ranks report the same census.",
+        verify="`[(n, p.shape) for n, p in model.named_parameters()]` is equal on all ranks before wrapping.",
+        otherwise="If the code is the same, compare library versions and the checkpoint's configuration on the named hosts.",
+    ),
+)
+
+DTYPE_MISMATCH_ACROSS_RANKS = CauseEntry(
+    cause="dtype_mismatch_across_ranks",
+    happened="The same tensor has another dtype on some rank.",
+    mechanism=(
+        "Ranks were built or loaded with other precision settings: a checkpoint in half precision on one host, a conversion behind a branch on the "
+        "rank, another library default. A reduction over other dtypes aborts, or adds bits that mean something else; where it works, the ranks round differently."
+    ),
+    would_refute="All ranks hold the named tensors in the same dtype.",
+    refuting_fact="are_dtypes_different",
+    is_refuted_by=False,
+    fix=Fix(
+        do=(
+            "Stop the run. Give the dtype where the model is built or loaded (`dtype=...`), the same on all ranks, and convert before wrapping. "
+            "Restart, or resume from a checkpoint of a sound rank."
+        ),
+        changes="The named tensors' dtype on the named ranks, and their memory.",
+        does_not_fix="Precision that the named ranks have already lost: load their weights anew, do not only widen them.",
+        expect="The census shows one dtype for each tensor, and parameters agree.",
+        verify="`{n: p.dtype for n, p in model.named_parameters()}` is equal on all ranks.",
+        otherwise="If the code is the same, compare environment variables, library versions and device types of the named hosts: some choose a dtype by device.",
+    ),
+)
+
+CAUSES: tuple[CauseEntry, ...] = (
+    UNSYNCED_INITIALISATION,
+    GRADIENT_SYNC_BYPASSED,
+    UNREDUCED_PARAMETERS,
+    UNEVEN_CLIPPING,
+    CLIP_ON_LOCAL_SHARD,
+    OPTIMIZER_STATE_MISMATCH,
+    CORRUPTED_COLLECTIVE,
+    SILENT_DATA_CORRUPTION,
+    BUFFER_DIVERGENCE,
+    NONDETERMINISTIC_DRIFT,
+    MODEL_STRUCTURE_MISMATCH,
+    DTYPE_MISMATCH_ACROSS_RANKS,
+)

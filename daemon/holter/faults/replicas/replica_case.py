@@ -1,0 +1,172 @@
+"""One parting of replicas with all that is known of it: which classes parted, when, and which tables tell more."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from holter.faults.shared.parting import Difference, Parting, find_difference, request, tables_at
+from holter.faults.shared.replica_evidence import WORDS
+from holter.faults.shared.structure import distinct_censuses
+from holter.faults.shared.tie_breaks import history_break
+from holter.faults.window import ClassHistory, Window
+from holter.records import TableRequest, Vitals
+
+PARAMETERS = ("parameters_before", "parameters_after")
+SETTINGS = ("hyperparameters", "optimizer_state")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One parting, with all that is known of it."""
+
+    window: Window
+    first: Parting
+    partings: Mapping[str, Parting]
+    nearly_all: float
+    implausible_ratio: float
+    max_ranks_asked: int
+    ranks_per_group: int
+
+    @property
+    def weights(self) -> Parting | None:
+        """The first parting of the parameters."""
+        found = (self.partings[name] for name in PARAMETERS if name in self.partings)
+        return min(found, key=lambda parting: parting.step, default=None)
+
+    @property
+    def reduction(self) -> str:
+        """The class that shows what the reduction left: the optimizer's own view where nothing earlier was seen."""
+        return "gradients_reduced" if "gradients_reduced" in self.window.classes else "gradients"
+
+    @property
+    def reduced(self) -> Parting | None:
+        """Where gradients part at the reduction."""
+        return self.partings.get(self.reduction)
+
+    @property
+    def given(self) -> Parting | None:
+        """Where gradients part after a reduction that left them equal."""
+        given = self.partings.get("gradients")
+        is_seen = self.reduction == "gradients_reduced" and self.reduced is None
+        return given if given and is_seen else None
+
+    @property
+    def settings(self) -> Parting | None:
+        """The first parting of the optimizers' settings or state, if neither gradients nor earlier weights explain it."""
+        if self.reduced or self.given:
+            return None
+        if "hyperparameters" in self.partings:
+            return self.partings["hyperparameters"]
+        state, before = self.partings.get("optimizer_state"), self.partings.get("parameters_before")
+        # A decay that is added to the gradient carries weights that differ into the state.
+        return state if state and not (before and before.step <= state.step) else None
+
+    def difference(self, parting: Parting | None) -> Difference:
+        """Which tensors differ there."""
+        return find_difference(
+            self.window, parting, nearly_all=self.nearly_all, implausible_ratio=self.implausible_ratio
+        )
+
+    def requests(self) -> Iterator[TableRequest]:
+        """The tables that are still to be asked for."""
+        wanted = [(parting.tensor_class, parting.step, parting) for parting in (self.weights, self.reduced) if parting]
+        if self.given:
+            wanted += [(name, self.given.step, self.given) for name in ("gradients", "gradients_reduced")]
+        if self.settings:
+            wanted.append((self.settings.tensor_class, self.settings.step, self.settings))
+            wanted += [(self.settings.tensor_class, past, self.settings) for past in self.past_of_settings]
+        found = [asked for part in wanted if (asked := self._request(*part))]
+        yield from found
+        if not found and (past := self.past_of_weights) is not None and self.weights:
+            asked = self._request(self.weights.tensor_class, past, self.weights)
+            yield from [asked] if asked else []
+
+    def _request(self, tensor_class: str, step: int, parting: Parting) -> TableRequest | None:
+        return request(self.window, tensor_class, step, parting.asked(self.max_ranks_asked, self.ranks_per_group))
+
+    @property
+    def past_of_weights(self) -> int | None:
+        """The step whose tables may tell whose weights went where no training leads; None where nothing is left to tell."""
+        if not self.weights or self.reduced or self.given or self.settings or self.first.minority:
+            return None
+        now = tables_at(self.window, self.weights.tensor_class, self.weights.step, self.weights.ranks)
+        if not all(table.sums for table in now.values()) or history_break(self.window, self.weights).ranks:
+            return None
+        return self.agreed_before(self.weights) if now else None
+
+    @property
+    def past_of_settings(self) -> tuple[int, ...]:
+        """Steps at which the settings still agreed, the last one first: two show where a schedule was going."""
+        last = self.agreed_before(self.settings) if self.settings else None
+        if last is None or self.settings is None:
+            return ()
+        is_alone = self.settings.minority or self.settings.tensor_class != "hyperparameters" or last == 0
+        return (last,) if is_alone else (last, last - 1)
+
+    def agreed_before(self, parting: Parting) -> int | None:
+        """The step at which ranks last agreed on this class."""
+        return self.window.classes[parting.tensor_class].last_equal_step
+
+
+def weights_agreed(classes: Mapping[str, ClassHistory]) -> int | None:
+    """Completed steps of the last state whose weights were equal on all ranks, before they first differed; -1: none; None: nobody compares."""
+    known = [
+        -1 if history.last_equal_step is None else history.last_equal_step + num_more
+        for name, num_more in zip(PARAMETERS, (0, 1), strict=True)
+        if (history := classes.get(name))
+    ]
+    return max(known, default=None)
+
+
+def agreed_steps(window: Window, first: Parting) -> int:
+    """Completed steps of the last state that was good as far as comparisons tell; -1: none was."""
+    own = window.classes[first.tensor_class].last_equal_step
+    own = -1 if own is None else own
+    weights = weights_agreed(window.classes)
+    # Moments are read more rarely than weights, and may be wrong long before those part.
+    return own if weights is None else min(own, weights) if first.tensor_class == "optimizer_state" else weights
+
+
+def is_beginning_forgotten(window: Window, first: Parting, partings: Mapping[str, Parting]) -> bool:
+    """Then it was judged before, and better: what began later would be taken for the beginning."""
+    watched = [name for name in WORDS if name not in SETTINGS or name in partings]
+    onsets = (history.first_unequal_step for name in watched if (history := window.classes.get(name)))
+    return any(step is not None and step < first.step for step in onsets)
+
+
+def must_agree(window: Window) -> bool:
+    """Whether anything is known to be replicated; without a census what is compared is believed."""
+    distinct = distinct_censuses(window)
+    return not distinct or any(
+        census.is_replicated or any(entry.is_replicated for entry in census.entries) for census in distinct
+    )
+
+
+def are_settings_common(window: Window) -> bool:
+    """Whether all that an optimizer trains is replicated: experts and stages of a pipeline may have settings of their own."""
+    distinct = distinct_censuses(window)
+    return all(
+        entry.is_replicated or not entry.requires_grad or entry.optimizer < 0
+        for census in distinct
+        if census.components
+        for entry in census.entries
+    )
+
+
+def unused_names(case: Case) -> tuple[str, ...]:
+    """Replicated parameters that train and got no gradient, under a wrapper that was not told to look for such."""
+    census = case.window.census.get(case.first.ranks[0])
+    if census is None or case.reduced is None:
+        return ()
+    lookers = {place for place, component in enumerate(census.components) if component.is_find_unused}
+    expected = {
+        e.name
+        for e in census.entries
+        if e.requires_grad and e.optimizer >= 0 and e.is_replicated and not e.is_buffer and e.component not in lookers
+    }
+    parting = case.reduced
+    idle = {name for _, vitals in case.window.notes_of(Vitals) for name in vitals.no_gradient.names}
+    for rank in parting.ranks:
+        table = case.window.tables.get((parting.tensor_class, parting.step, rank))
+        if table:
+            idle |= {name for name, print_ in zip(table.names, table.fingerprints, strict=True) if not print_}
+    return tuple(sorted((expected & idle) - set(case.difference(parting).tensors)))

@@ -1,0 +1,359 @@
+"""Replica divergence: tensors that must be equal on all ranks are not.
+
+What it detects
+    Replicas whose parameters (before or after the optimizer's step), gradients (as reduced, and as the optimizer is given them), or
+    optimizer's settings and state differ between ranks, compared by fingerprint, bit for bit: since which step, in which tensors, on
+    which ranks. It also says whether they were equal at first, whether gradients part at the reduction or after it, in all tensors or a
+    few, once or ever since, and whose weights changed between two steps although no optimizer ran.
+
+Why it matters
+    Replicas that part train different models while the loss curve looks ordinary. Only rank 0's weights are usually saved, so the
+    others' work is lost and nobody is told.
+
+False positives
+    Only replicas known as such (from the wrapper, or from a reduction that the script calls) are compared; settings only where all that
+    trains is replicated. Local SGD and other methods that let replicas part on purpose between two averagings are reported. Ranks whose
+    models differ in structure are left to `structure_mismatch`. After a NaN the bit patterns of NaN may differ between ranks: that is
+    listed under the NaN, not apart.
+
+What to do
+    Read which came first. Different from the start: initialisation. Gradients differ at every step: the reduction is bypassed, for all
+    tensors or for those named. Gradients part after the reduction: clipping. Gradients agree and settings do not: the optimizer. One
+    rank's weights changed by themselves: suspect its memory. With two ranks there is no majority; unless a rank's own history or an
+    implausible norm breaks the tie, both are named.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from holter.faults.replicas.replica_case import (
+    SETTINGS,
+    Case,
+    agreed_steps,
+    are_settings_common,
+    is_beginning_forgotten,
+    must_agree,
+    unused_names,
+)
+from holter.faults.shared.call_counts import MIN_STEPS, are_counted
+from holter.faults.shared.mismatched_calls import uncounted
+from holter.faults.shared.parting import Difference, Parting, agreed_since, find_parting
+from holter.faults.shared.replica_evidence import (
+    WORDS,
+    cap,
+    culprit_evidence,
+    history_evidence,
+    named,
+    tensor_evidence,
+)
+from holter.faults.shared.structure import compare_structures
+from holter.faults.shared.tie_breaks import (
+    HistoryBreak,
+    changed_alone,
+    clipping_evidence,
+    factors,
+    history_break,
+    jumped_alone,
+    left_schedule,
+    settings_evidence,
+    uneven_clippers,
+)
+from holter.faults.shared.wording import ranks_text
+from holter.faults.window import Window
+from holter.records import Evidence, Finding, TableRequest
+
+MAX_SETTINGS_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class ReplicaDivergence:
+    """Judges when replicas first parted, in what, and who left."""
+
+    name: ClassVar[str] = "replica_divergence"
+
+    patience_s: float = 2.0
+    """How long to wait for ranks that have not reported the step, because they may make the majority, or their calls of it."""
+    ranks_per_group: int = 2
+    """Of how many ranks with equal roots the table of fingerprints is asked."""
+    max_ranks_asked: int = 8
+    """Of how many ranks in all."""
+    implausible_ratio: float = 100.0
+    """A norm so many times its peers' is the implausible side."""
+    nearly_all: float = 0.9
+    """From this share of a class's tensors on, all are taken to differ: a few gradients may be equal by chance."""
+    rounding_distance: float = 1e-4
+    """Replicas that are closer than this, relatively, may have parted by rounding alone."""
+
+    def __post_init__(self) -> None:
+        if self.patience_s < 0:
+            raise ValueError(f"replica_divergence.patience_s must not be negative, got {self.patience_s}")
+        if self.max_ranks_asked < 2:  # noqa: PLR2004 - a comparison needs two
+            raise ValueError(f"replica_divergence.max_ranks_asked must be at least 2, got {self.max_ranks_asked}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding: the first parting; it asks for tables until they are there or cannot be had."""
+        partings = {name: parting for name in WORDS if (parting := find_parting(window, name))}
+        if not partings or not must_agree(window):
+            return
+        if not are_settings_common(window):
+            partings = {name: parting for name, parting in partings.items() if name not in SETTINGS}
+        first = min(partings.values(), key=lambda parting: parting.step, default=None)
+        if first is None or is_beginning_forgotten(window, first, partings) or compare_structures(window):
+            return
+        if self._is_waiting(window, first):
+            return
+        case = Case(
+            window,
+            first,
+            partings,
+            nearly_all=self.nearly_all,
+            implausible_ratio=self.implausible_ratio,
+            max_ranks_asked=self.max_ranks_asked,
+            ranks_per_group=self.ranks_per_group,
+        )
+        needs = tuple(case.requests())
+        if needs:
+            yield _finding(
+                first,
+                summary=f"{cap(WORDS[first.tensor_class])} differ between ranks at step {first.step}.",
+                needs=needs,
+            )
+            return
+        if not _may_be_left_out(window, first, self.patience_s):
+            yield _explained(case, self.rounding_distance)
+
+    def _is_waiting(self, window: Window, parting: Parting) -> bool:
+        view = window.step(parting.step)
+        return bool(view and view.missing and window.now_ns - view.first_seen_ns < self.patience_s * 1e9)
+
+
+def _may_be_left_out(window: Window, parting: Parting, patience_s: float) -> bool:
+    """Gradients that part from one step to the next: a rank may have left their reduction out, which its count of calls will tell.
+
+    Copies of the recorders are made every second or two. If one did, `collective_mismatch` knows better; it has time to read them.
+    """
+    view = window.step(parting.step)
+    is_sudden = "gradients" in parting.tensor_class and window.classes[parting.tensor_class].num_equal >= MIN_STEPS
+    if view is None or not is_sudden or window.exits:
+        return False
+    age_s = (window.now_ns - view.first_seen_ns) / 1e9
+    if uncounted(window) is not None:
+        return age_s < 3 * patience_s
+    return age_s < 2 * patience_s and not are_counted(window.paces, parting.ranks, parting.step)
+
+
+def _explained(case: Case, rounding_distance: float) -> Finding:
+    window, first = case.window, case.first
+    in_weights, in_reduced, in_given = (
+        case.difference(parting) for parting in (case.weights, case.reduced, case.given)
+    )
+    in_settings = case.difference(case.settings)
+    broke = history_break(window, case.weights)
+    ranks, is_known, more = _culprits(case, broke, in_weights, in_given, in_settings)
+    gradients = in_given if case.given else in_reduced
+    leading = gradients if case.given or "gradients" in first.tensor_class else in_weights
+    facts = {
+        "first_class": first.tensor_class,
+        "compared_ranks": list(first.ranks),
+        "parameter_tensors": list(in_weights.tensors),
+        "gradient_tensors": list(gradients.tensors),
+        "own_history_broke_on_some": None if broke.is_on_all is None else bool(broke.ranks),
+        "own_history_broke_on_all": broke.is_on_all,
+        "has_majority": bool(first.minority),
+        "has_implausible_side": bool(in_weights.odd_ranks) if in_weights.has_norms else None,
+        "is_culprit_known": is_known,
+        "parameters_differ_in_all_tensors": in_weights.is_all,
+        "gradients_differ_in_all_tensors": in_reduced.is_all,
+        "is_one_side_rounded": bool(in_weights.rounded_ranks) if in_weights.num_tensors else None,
+        "is_distance_tiny": _is_tiny(case, in_weights, gradients, rounding_distance),
+        **_unused(case, in_reduced),
+        **_when_weights(case),
+        **_when_gradients(case),
+        **_settings(case),
+    }
+    step = broke.step if broke.step is not None else first.step
+    evidence = (
+        *history_evidence(window.classes),
+        *tensor_evidence(case.weights, in_weights),
+        *tensor_evidence(case.reduced, in_reduced),
+        *tensor_evidence(case.given, in_given),
+        *more,
+        *_unused_evidence(case, in_reduced),
+        *culprit_evidence(first, broke, in_weights),
+    )
+    return _finding(
+        first,
+        step=step,
+        ranks=ranks,
+        tensors=leading.tensors,
+        summary=_summary(first, step, leading if leading.num_tensors else Difference(), ranks),
+        facts=facts,
+        evidence=evidence,
+        agreed=agreed_steps(window, first),
+    )
+
+
+def _culprits(
+    case: Case, broke: HistoryBreak, in_weights: Difference, in_given: Difference, in_settings: Difference
+) -> tuple[tuple[int, ...], bool, list[Evidence]]:
+    """Who left, whether that is known, and what shows it."""
+    more: list[Evidence] = []
+    found: tuple[int, ...] = ()
+    if case.given:
+        of_rank = factors(case.window, case.given, in_given.tensors)
+        found = uneven_clippers(case.given, of_rank)
+        shown = clipping_evidence(of_rank, case.given.step)
+        more = [shown] if shown else []
+    elif case.settings:
+        agreed = case.past_of_settings
+        alone = changed_alone(case.window, case.settings, agreed[0], in_settings.tensors) if agreed else ()
+        strayed = left_schedule(case.window, case.settings, agreed, in_settings.tensors)
+        # Where a schedule moves them all, the one that stood still is not the sound one.
+        alone = () if strayed and alone != strayed else alone
+        found = case.settings.minority or strayed or alone
+        more = _settings_evidence(case.window, case.settings, in_settings, alone)
+    elif case.weights and (past := case.past_of_weights) is not None:
+        found, text = jumped_alone(case.window, case.weights, past, in_weights.tensors)
+        more = [Evidence(kind="history", summary=text, values={"ranks": list(found)})] if found else []
+    found = found or broke.ranks or case.first.minority or in_weights.rounded_ranks or in_weights.odd_ranks
+    return found or case.first.ranks, bool(found), more
+
+
+def _settings_evidence(
+    window: Window, parting: Parting, difference: Difference, alone: tuple[int, ...]
+) -> list[Evidence]:
+    if parting.tensor_class != "hyperparameters":
+        return list(tensor_evidence(parting, difference))
+    lines = settings_evidence(window, parting, difference.tensors[:MAX_SETTINGS_SHOWN])
+    if alone:
+        summary = f"since they last agreed, the settings that differ have changed on {ranks_text(alone)} and not on the others"
+        lines.append(Evidence(kind="history", summary=summary, values={"ranks": list(alone)}))
+    return lines or list(tensor_evidence(parting, difference))
+
+
+def _is_tiny(case: Case, in_weights: Difference, in_gradients: Difference, limit: float) -> bool | None:
+    """Whether all that differs is so close that rounding can have done it; None: the distance is not known."""
+    known = [
+        difference.distance
+        for parting, difference in ((case.weights, in_weights), (case.given or case.reduced, in_gradients))
+        if parting
+    ]
+    distances = [distance for distance in known if distance is not None]
+    if not known or len(distances) < len(known):
+        return None
+    return max(distances) < limit
+
+
+def _unused(case: Case, in_reduced: Difference) -> dict[str, bool | None]:
+    """Facts about why some gradients are in no reduction."""
+    differing = set(in_reduced.tensors)
+    unfrozen = {c.name for c in case.window.census_changes if c.what == "requires_grad" and c.after == "True"}
+    return {
+        "has_unused_parameter": bool(unused_names(case)) if case.reduced else None,
+        "were_frozen_before": differing <= unfrozen if differing and case.window.census_changes else None,
+    }
+
+
+def _unused_evidence(case: Case, in_reduced: Difference) -> Iterator[Evidence]:
+    names = unused_names(case) if in_reduced.num_tensors else ()
+    if names:
+        yield Evidence(
+            kind="census",
+            summary=f"{named(names)} {'is' if len(names) == 1 else 'are'} trained, replicated and got no gradient, and the wrapper was not told to "
+            "find unused parameters: it waits for them and reduces nothing that shares their bucket",
+            values={"unused": list(names[:20])},
+        )
+
+
+def _when_weights(case: Case) -> dict[str, bool | None]:
+    """Facts about time: equal at first, parted within a step or between two."""
+    classes, weights = case.window.classes, case.weights
+    before, after = classes.get("parameters_before"), classes.get("parameters_after")
+    is_within: bool | None = None
+    if weights and weights.tensor_class == "parameters_after" and before and before.last_equal_step is not None:
+        is_within = before.last_equal_step >= weights.step or None
+    if weights and weights.tensor_class == "parameters_before" and after and after.last_equal_step == weights.step - 1:
+        is_within = False
+    at_first = not before.is_equal_at_first if before else None
+    if before is None and after and after.is_equal_at_first:
+        at_first = False
+    return {
+        "parameters_differ": bool(weights) if before or after else None,
+        "parameters_differ_at_first": at_first,
+        "parameters_parted_within_a_step": is_within,
+    }
+
+
+def _when_gradients(case: Case) -> dict[str, bool | None]:
+    """Facts about gradients: at the reduction or after it, always, ever since, or once."""
+    history = case.window.classes.get(case.reduction)
+    given = case.window.classes.get("gradients")
+    has_agreed_since: bool | None = None
+    if history and history.first_unequal_step is not None:
+        has_agreed_since = agreed_since(case.window, case.reduction, history.first_unequal_step)
+    return {
+        "gradients_differ": history.num_unequal > 0 if history else None,
+        "gradients_differ_always": history.num_equal == 0 if history else None,
+        "gradients_differ_repeatedly": history.num_unequal > 1 if history else None,
+        "gradients_differ_ever_since": history.num_unequal > 1 and has_agreed_since is False if history else None,
+        "gradients_differ_once": history.num_unequal == 1 and has_agreed_since is True if history else None,
+        "is_reduction_seen": case.reduction != "gradients" if history else None,
+        "given_gradients_differ": bool(case.given) if given and case.reduction != "gradients" else None,
+    }
+
+
+def _settings(case: Case) -> dict[str, bool | None]:
+    """Facts about the optimizers."""
+    classes = case.window.classes
+    scales = [spread for _, spread in case.window.values("loss_scale") if spread.num > 1]
+    state, parted = case.partings.get("optimizer_state"), bool(case.weights)
+    return {
+        "state_parted_with_weights": (bool(state) if parted else None) if "optimizer_state" in classes else None,
+        "hyperparameters_differ": "hyperparameters" in case.partings if "hyperparameters" in classes else None,
+        "optimizer_state_differs": _is_of(case.settings, "optimizer_state") if "optimizer_state" in classes else None,
+        "loss_scales_differ": any(spread.low != spread.high for spread in scales) if scales else None,
+    }
+
+
+def _is_of(parting: Parting | None, tensor_class: str) -> bool:
+    return parting is not None and parting.tensor_class == tensor_class
+
+
+def _finding(  # noqa: PLR0913 - a record's fields
+    first: Parting,
+    *,
+    summary: str,
+    step: int | None = None,
+    ranks: tuple[int, ...] = (),
+    tensors: tuple[str, ...] = (),
+    facts: Mapping[str, Any] | None = None,
+    evidence: tuple[Evidence, ...] = (),
+    agreed: int | None = None,
+    needs: tuple[TableRequest, ...] = (),
+) -> Finding:
+    return Finding(
+        detector=ReplicaDivergence.name,
+        severity="critical",
+        first_step=first.step if step is None else step,
+        detected_step=first.step,
+        ranks=ranks or first.ranks,
+        tensors=tensors,
+        modules=_modules(tensors),
+        summary=summary,
+        facts=dict(facts or {"first_class": first.tensor_class, "compared_ranks": list(first.ranks)}),
+        evidence=evidence,
+        agreed_steps=agreed,
+        needs=needs,
+    )
+
+
+def _modules(tensors: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0])))
+
+
+def _summary(first: Parting, step: int, difference: Difference, ranks: tuple[int, ...]) -> str:
+    what = cap(WORDS[first.tensor_class])
+    count = f" in {len(difference.tensors)} of {difference.num_tensors} tensors" if difference.num_tensors else ""
+    who = "" if set(ranks) == set(first.ranks) else f"; {ranks_text(ranks)} parted from the rest"
+    return f"{what} differ between {ranks_text(first.ranks)} since step {step}{count}{who}."

@@ -1,0 +1,136 @@
+"""Structure mismatch: ranks that should hold the same model hold models of another shape.
+
+What it detects
+    Replicas whose parameters differ between ranks in name, shape, order, dtype or frozenness, from each rank's own census. A wrapper
+    compares shapes at most: ranks that freeze different layers of the same shape pass, and reduce one layer into the other.
+
+Why it matters
+    A reduction goes by position, not by name. Ranks with other names, another order or another frozen set add the gradient of one
+    tensor to another one, and nothing raises.
+
+False positives
+    Only components that are replicated over all ranks are compared; shards, stages of a pipeline, experts and what the wrapper was told
+    to ignore are not. Layers that all ranks freeze or unfreeze at one step are told by one rank earlier than by another: this waits
+    until all have gone past that step.
+
+What to do
+    Build the model by the same code on every rank, without a branch on the rank, and freeze before wrapping. Restart: what was trained so
+    far is mixed up.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.shared.replica_evidence import named
+from holter.faults.shared.structure import StructureDifference, compare_structures
+from holter.faults.shared.wording import ranks_text
+from holter.faults.window import Window
+from holter.records import Evidence, Finding
+
+MAX_SHOWN = 4
+"""Tensors with a line of evidence of their own."""
+
+
+@dataclass(frozen=True)
+class StructureMismatch:
+    """Judges the ranks' censuses against each other."""
+
+    name: ClassVar[str] = "structure_mismatch"
+
+    patience_s: float = 2.0
+    """How long to wait for ranks whose new census may be on its way."""
+    patience_steps: int = 2
+    """How many steps all ranks must have completed since the last change of a census."""
+
+    def __post_init__(self) -> None:
+        if self.patience_s < 0:
+            raise ValueError(f"structure_mismatch.patience_s must not be negative, got {self.patience_s}")
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding."""
+        found = compare_structures(window)
+        if found is None:
+            return
+        began = _began(window, found)
+        # A rank that was heard late tells what it is by then, and not what it was.
+        told = max((window.census_steps.get(rank, 0) for rank in window.attached), default=0)
+        if self._is_settled(window, max(began, told)):
+            yield _finding(window, found, began)
+
+    def _is_settled(self, window: Window, began: int) -> bool:
+        """Whether all ranks have told what they are since the step at which one of them last changed or first told."""
+        if any(exit_.rank in window.attached for exit_ in window.exits):
+            return True
+        later = [view for view in window.steps if view.step >= began]
+        is_past = any(not view.missing and view.step >= began + self.patience_steps for view in later)
+        if is_past:
+            return True
+        return bool(later) and window.now_ns - later[0].first_seen_ns > 5 * self.patience_s * 1e9
+
+
+def _began(window: Window, found: StructureDifference) -> int:
+    """The step of the last change to one of the tensors that differ; 0 if they never changed."""
+    names = set(found.tensors)
+    return max((change.step for change in window.census_changes if change.name in names), default=0)
+
+
+def _finding(window: Window, found: StructureDifference, began: int) -> Finding:
+    largest, *others = found.groups
+    everyone = tuple(sorted(rank for group in found.groups for rank in group))
+    has_majority = 2 * len(largest) > len(everyone)
+    ranks = tuple(sorted(rank for group in others for rank in group)) if has_majority else everyone
+    structural = tuple(dict.fromkeys((*found.presence, *found.shapes, *found.order)))
+    tensors = structural or found.frozen or found.dtypes
+    what = _what(found)
+    return Finding(
+        detector=StructureMismatch.name,
+        severity="critical",
+        first_step=began,
+        detected_step=max((view.step for view in window.steps), default=began),
+        ranks=ranks,
+        tensors=tensors,
+        modules=tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0]))),
+        summary=f"The replicas of {ranks_text(everyone)} {what}: {named(tensors)}.",
+        facts={
+            "first_class": "census",
+            "compared_ranks": list(everyone),
+            "is_structure_different": bool(structural),
+            "are_frozen_sets_different": bool(found.frozen),
+            "are_dtypes_different": bool(found.dtypes),
+            "has_majority": has_majority,
+        },
+        evidence=(*_lines(found, tensors), _majority(found, has_majority=has_majority)),
+    )
+
+
+def _what(found: StructureDifference) -> str:
+    if found.presence:
+        return "do not have the same parameters"
+    if found.shapes:
+        return "have parameters of other shapes"
+    if found.order:
+        return "have their parameters in another order"
+    return "do not train the same parameters" if found.frozen else "hold parameters in other dtypes"
+
+
+def _lines(found: StructureDifference, tensors: tuple[str, ...]) -> Iterator[Evidence]:
+    for name in tensors[:MAX_SHOWN]:
+        one, two = found.words[name]
+        yield Evidence(
+            kind="census",
+            summary=f"{name} is {one} on {ranks_text(found.groups[0])} and {two} on {ranks_text(found.groups[1])}",
+            values={"name": name},
+        )
+    if len(tensors) > MAX_SHOWN:
+        yield Evidence(kind="census", summary=f"{len(tensors)} tensors differ in all", values={"num": len(tensors)})
+
+
+def _majority(found: StructureDifference, *, has_majority: bool) -> Evidence:
+    sizes = " against ".join(str(len(group)) for group in found.groups[:MAX_SHOWN])
+    text = (
+        "the larger group is taken for the sound one" if has_majority else "there is no majority, so that all are named"
+    )
+    return Evidence(
+        kind="majority", summary=f"{sizes} ranks: {text}", values={"groups": [list(g) for g in found.groups]}
+    )

@@ -1,0 +1,1 @@
+"""What detectors of several families share."""

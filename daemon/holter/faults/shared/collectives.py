@@ -1,0 +1,150 @@
+"""What ranks called, as evidence: who waits where for whom, and a rank's last calls in lines that are ready to print."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+
+from holter.faults.shared.wording import ranks_text
+from holter.flight import Analysis, Wait, analyse, signature
+from holter.records import Call, Evidence, Flight
+
+MAX_WAITS = 3
+"""Waits told beside the one that everything hangs on."""
+MAX_RANKS = 4
+"""Ranks whose last calls are shown."""
+MAX_CALLS = 8
+"""Of one rank, the newest."""
+MAX_NAME = 28
+"""Characters of a group's name in a table."""
+MIN_AGE_S = 0.05
+"""Calls younger than this were made just now."""
+
+
+class _Known:
+    """Flights by identity: they are the same objects at the next judgement, and need not be analysed again."""
+
+    def __init__(self, flights: Mapping[int, Flight]) -> None:
+        self.flights = dict(flights)
+
+    def __hash__(self) -> int:
+        return hash(tuple((rank, id(flight)) for rank, flight in self.flights.items()))
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Known)
+            and self.flights.keys() == other.flights.keys()
+            and all(flight is other.flights[rank] for rank, flight in self.flights.items())
+        )
+
+
+def analysed(flights: Mapping[int, Flight], world_size: int) -> Analysis:
+    """What `analyse` says, remembered as long as the flights are the same."""
+    return _analysed(_Known(flights), world_size)
+
+
+@lru_cache(maxsize=4)
+def _analysed(known: _Known, world_size: int) -> Analysis:
+    return analyse(known.flights, world_size)
+
+
+def evidence(analysis: Analysis, ranks: Sequence[int], flights: Mapping[int, Flight] | None = None) -> list[Evidence]:
+    """Who waits where, the wait that blocks first; and the last calls of these ranks, of which there is a flight."""
+    first = [analysis.blocking] if analysis.blocking else []
+    others = [wait for wait in analysis.waits if wait.absent and wait != analysis.blocking]
+    known = flights or {}
+    shown = [rank for rank in ranks if rank in known][:MAX_RANKS]
+    return [
+        *(_waiting(wait) for wait in (*first, *others[:MAX_WAITS])),
+        *(last_calls(rank, known[rank]) for rank in shown),
+    ]
+
+
+def last_calls(rank: int, flight: Flight, limit: int = MAX_CALLS, until: Call | None = None) -> Evidence:
+    """The end of one rank's recorder, or what it called up to some call: the newest at the bottom."""
+    called = [call for call in flight.calls if until is None or _moment(call) <= _moment(until)]
+    newest = sorted(called, key=_moment)[-limit:]
+    names = descriptions(flight)
+    is_cut = len(called) < len(flight.calls)
+    what = f"calls of rank {rank} up to that one" if is_cut else f"last collectives of rank {rank}"
+    if newest:
+        last = f"its last is {place(newest[-1], names)}, {'over' if is_over(newest[-1]) else 'not over'}"
+        lines = list(_lines(newest, names, flight.taken_ns))
+    else:
+        lines = list(_counts(flight, limit))
+        last = "its recorder holds none, but counts how far it came in each group" if lines else "it has called none"
+    return Evidence(
+        kind="last_collectives",
+        summary=what if is_cut else f"{what}: {last}",
+        values={"rank": rank, "calls": lines},
+    )
+
+
+def _moment(call: Call) -> tuple[int, int]:
+    return call.created_ns, call.record
+
+
+def descriptions(flight: Flight) -> dict[str, str]:
+    """Group -> what it is called by people."""
+    return {group.name: group.description or group.name for group in flight.groups}
+
+
+def group_name(group: str, description: str) -> str:
+    """`default_pg`; its number where nobody named it."""
+    return description if description not in ("", "undefined") else group
+
+
+def place(call: Call, names: Mapping[str, str]) -> str:
+    """`all_reduce float32 [100], number 40 of group default_pg`."""
+    name = group_name(call.group, names.get(call.group, ""))
+    return f"{signature(call)}, number {call.sequence} of group {name}"
+
+
+def is_over(call: Call) -> bool:
+    """Retired is all that gloo tells; NCCL's recorder says `completed` a little earlier."""
+    return call.is_retired or call.state == "completed"
+
+
+def _waiting(wait: Wait) -> Evidence:
+    name = group_name(wait.group, wait.description)
+    waits = "waits" if len(wait.entered) == 1 else "wait"
+    has = "has" if len(wait.absent) == 1 else "have"
+    absent = f"; {ranks_text(wait.absent)} {has} not entered it" if wait.absent else ""
+    return Evidence(
+        kind="collective",
+        summary=f"{ranks_text(wait.entered)} {waits} in {wait.signature}, number {wait.sequence} of group {name}{absent}",
+        values={
+            "group": name,
+            "sequence": wait.sequence,
+            "operation": wait.operation,
+            "signature": wait.signature,
+            "entered": list(wait.entered),
+            "absent": list(wait.absent),
+        },
+    )
+
+
+def _lines(calls: Sequence[Call], names: Mapping[str, str], taken_ns: int) -> Iterator[str]:
+    words = [(_short(call.group, names.get(call.group, "")), f"#{call.sequence}", signature(call)) for call in calls]
+    for call, line in zip(calls, _columns(words), strict=True):
+        age_s = (taken_ns - call.created_ns) / 1e9 if taken_ns and call.created_ns else 0.0
+        age = f"  -{age_s:.1f} s" if age_s >= MIN_AGE_S else ""
+        yield f"{line}  {'over' if is_over(call) else 'open'}{age}"
+
+
+def _counts(flight: Flight, limit: int) -> Iterator[str]:
+    """Of a recorder that has let go of all calls: the last number of each group, the most called first."""
+    known = sorted((group for group in flight.groups if group.last_entered >= 0), key=lambda one: -one.last_entered)
+    words = [(_short(group.name, group.description), f"#{group.last_entered}") for group in known[:limit]]
+    for group, line in zip(known, _columns(words), strict=False):
+        yield f"{line}  last entered, {'over' if group.last_completed >= group.last_entered else 'open'}"
+
+
+def _short(group: str, description: str) -> str:
+    """Lines of a table fit a terminal."""
+    name = group_name(group, description)
+    return name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def _columns(words: Sequence[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*words, strict=True)]
+    for row in words:
+        yield "  ".join(f"{word:<{width}}" for word, width in zip(row, widths, strict=True))

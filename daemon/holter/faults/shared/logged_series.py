@@ -1,0 +1,51 @@
+"""What the script or its framework logged, found by name whatever it was put under: `log.train/reward_std` is `reward_std`."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache
+
+from holter.faults.window import Window
+
+Point = tuple[int, float]
+"""Step, mean over the ranks that logged it."""
+
+MAX_LOGS = 512
+"""How many of a name's newest values are looked at."""
+MAX_STEPS = 1024
+"""What was not logged in so many of the newest steps is logged no more."""
+_HELD_OUT = re.compile(r"(^|[/_.])(eval|val|valid|validation|test|dev)([/_.]|$)")
+
+
+@lru_cache(maxsize=4096)
+def plain(name: str) -> str:
+    """A logged name without what it was put under, lower case; empty for what was measured on held-out data."""
+    name = name.lower().removeprefix("log.")
+    return "" if _HELD_OUT.search(name) else name.rpartition("/")[2]
+
+
+def logged(window: Window, matches: Callable[[str], bool]) -> dict[str, list[Point]]:
+    """Full name -> its newest values, the oldest first, of all numbers whose plain name matches."""
+    names = set[str]().union(*(entry.numbers for entry in window.series[-MAX_STEPS:]))
+    found: dict[str, list[Point]] = {}
+    for name in sorted(name for name in names if (bare := plain(name)) and matches(bare)):
+        values = window.values(name)[-MAX_LOGS:]
+        points = [(step, spread.mean) for step, spread in values if spread.num > spread.num_nonfinite]
+        if points:
+            found[name] = points
+    return found
+
+
+def trailing(points: Sequence[Point], holds: Callable[[float], bool]) -> Sequence[Point]:
+    """The newest points in a row for which it holds, the oldest first."""
+    for length, (_, value) in enumerate(reversed(points)):
+        if not holds(value):
+            return points[len(points) - length :]
+    return points
+
+
+def halves(points: Sequence[Point]) -> Iterator[float]:
+    """Median of the first half, then of the second: whether something rises or falls."""
+    middle = len(points) // 2
+    for part in (points[:middle], points[middle:]):
+        values = sorted(value for _, value in part)
+        yield values[len(values) // 2]

@@ -1,0 +1,289 @@
+"""One call at which ranks of a group do not match: who called what, found in their recorders.
+
+number 40 of group default_pg     all_reduce float32 [100]   ranks 0, 2, 3
+                                  all_reduce float32 [200]   rank 1
+"""
+
+import dataclasses
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from holter.faults.shared.call_counts import Behind, behind, left_out
+from holter.faults.shared.collectives import descriptions, group_name, is_over
+from holter.faults.shared.parting import find_parting
+from holter.faults.shared.wording import listed, ranks_text
+from holter.faults.window import Pace, Window
+from holter.flight import Analysis, Deviation, signature
+from holter.records import Call, Flight
+
+KINDS = ("order", "shape", "dtype")
+"""Deviations that are a mismatch wherever they are seen."""
+MESSAGES = ("send", "recv")
+REPEATS = 3
+"""How often a pattern of calls must have been seen before a call counts as leaving it."""
+MIN_HISTORY = 8
+"""Calls that must follow the pattern."""
+
+AVERAGED = ("gradients_reduced", "gradients", "parameters_before", "parameters_after")
+"""Classes of tensors that part where a reduction was left out."""
+
+Place = tuple[str, int]
+"""(group, sequence)"""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """A call that ranks of one group made differently."""
+
+    group: str
+    description: str
+    sequence: int
+    operation: str
+    kind: str
+    """`order`, `shape`, `dtype`; `missing` or `extra` where nobody waits: everything after it is one off."""
+    sides: Mapping[str, tuple[int, ...]]
+    """Signature -> ranks that called it, the larger side first; one only if nothing is known of the other."""
+    ranks: tuple[int, ...]
+    """Who deviated; all if that cannot be told."""
+    is_clear: bool
+    why: str
+    alternative: str | None = None
+    """Another kind that fits nearly as well."""
+    step: int | None = None
+    """In which it was made, where its number alone does not tell."""
+    has_passed: bool = False
+    """Some rank has left the call: it did not stop there."""
+
+    @property
+    def place(self) -> str:
+        """`number 40 of group default_pg`."""
+        return f"number {self.sequence} of group {group_name(self.group, self.description)}"
+
+    @property
+    def everyone(self) -> tuple[int, ...]:
+        """All ranks that it speaks of."""
+        return tuple(sorted({rank for ranks in self.sides.values() for rank in ranks} | set(self.ranks)))
+
+    @property
+    def is_seen_on_both_sides(self) -> bool:
+        """Whether recorders show all of it."""
+        return len(self.sides) > 1
+
+
+def earliest(window: Window, analysis: Analysis | None, flights: Mapping[int, Flight]) -> Mismatch | None:
+    """Of the mismatches that the recorders show the one that was called first."""
+    found = [one for one in analysis.deviations if _is_mismatch(window, one, flights)] if analysis else []
+    if not found:
+        return None
+    when = began_ns(flights, {(one.group, one.sequence) for one in found})
+    first = min(found, key=lambda one: (when.get((one.group, one.sequence), 0), one.group, one.sequence))
+    seen = Mismatch(
+        group=first.group,
+        description=first.description,
+        sequence=first.sequence,
+        operation=first.operation,
+        kind=first.kind,
+        sides=_sides(flights, first) or _standing(flights, first),
+        ranks=first.ranks,
+        is_clear=first.is_clear,
+        why=first.why,
+        alternative=first.alternative,
+        has_passed=any(is_over(call) for call in calls_at(flights, first.group, first.sequence).values()),
+    )
+    return _since_when(window, seen, first.others)
+
+
+def _since_when(window: Window, seen: Mismatch, others: Sequence[int]) -> Mismatch:
+    """Where calls are alike, one that was left out shows only when the others come to an end: counts tell when it was."""
+    if seen.kind != "order" or not seen.is_clear:
+        return seen
+    paces = window.paces.get(seen.group, ())
+    found = behind(paces, seen.ranks, others) or _left_out_by(paces, seen.ranks)
+    if found is None:
+        return seen
+    calls = "one call" if found.by == 1 else f"{found.by} calls"
+    said = [text for text, ranks in seen.sides.items() if set(ranks) & set(others)]
+    why = (
+        f"left out {calls} of group {group_name(seen.group, seen.description)} in step {found.step}: up to then all had called as many by "
+        f"the end of each step, and in the {found.num_steps} steps that were seen since they were {found.by} apart, until {listed(said)} met nobody"
+    )
+    return dataclasses.replace(seen, kind="missing", why=why, step=found.step, alternative=None)
+
+
+def uncounted(window: Window) -> tuple[str, tuple[int, ...], tuple[int, ...], Behind] | None:
+    """(group, who, the others, how far) where a rank left out a whole round of calls, and what the rounds average parts with it.
+
+    Each call then meets the others' next, of the same size, and nothing fails. That calls are counted to another step here than there
+    proves nothing by itself: replicas that part in that step do.
+    """
+    partings = [parting for name in AVERAGED if (parting := find_parting(window, name))]
+    for group, paces in window.paces.items() if partings else ():
+        found = left_out(paces)
+        if found is None:
+            continue
+        ranks, others, lost = found
+        if any(parting.step >= lost.step and {*ranks, *others} <= set(parting.ranks) for parting in partings):
+            return group, ranks, others, lost
+    return None
+
+
+def of_counts(
+    group: str, ranks: tuple[int, ...], others: tuple[int, ...], found: Behind, flights: Mapping[int, Flight]
+) -> Mismatch:
+    """What the counts show, with what the recorders still hold of it."""
+    sequence = found.last + 1
+    known = {rank: flight for rank, flight in flights.items() if rank in others}
+    held = calls_at(known, group, sequence)
+    operations = {call.operation for flight in known.values() for call in flight.calls if call.group == group}
+    call = next(iter(held.values()), None)
+    common = operations.pop() if len(operations) == 1 else "unknown"
+    description = next((text for flight in flights.values() if (text := descriptions(flight).get(group))), "")
+    name = group_name(group, description)
+    calls = "one call" if found.by == 1 else f"{found.by} calls"
+    why = (
+        f"left out {calls} of group {name} in step {found.step}: up to then all had called as many by the end of each step, since then "
+        f"they are {found.by} apart, so that what was called in one step meets what was called in another, and replicas part"
+    )
+    return Mismatch(
+        group=group,
+        description=description,
+        sequence=sequence,
+        operation=call.operation if call else common,
+        kind="missing",
+        sides={
+            f"{signature(call) if call else common}, made in step {found.step}": others,
+            "the same number, made in a later step": ranks,
+        },
+        ranks=ranks,
+        is_clear=True,
+        why=why,
+        step=found.step,
+        has_passed=True,
+    )
+
+
+def _left_out_by(paces: Sequence[Pace], ranks: Sequence[int]) -> Behind | None:
+    found = left_out(paces)
+    return found[2] if found is not None and set(found[0]) == set(ranks) else None
+
+
+def _is_mismatch(window: Window, one: Deviation, flights: Mapping[int, Flight]) -> bool:
+    """Whether it is proven, and ours: a rank that left a call out while all stand still is a stall."""
+    concerned = {*one.ranks, *one.others}
+    members = {group.ranks for flight in flights.values() for group in flight.groups if group.name == one.group}
+    # Ranks of different groups that have one name are not to be compared.
+    if len(members - {()}) > 1 and not any(concerned <= set(ranks) for ranks in members):
+        return False
+    if one.kind == "order" and not one.is_clear and not _is_final(window, concerned):
+        return False
+    late = [window.delays[rank].overdue.tier for rank in concerned if rank in window.delays]
+    if one.kind not in KINDS:
+        return not late and bool(_sides(flights, one))
+    # Ranks in a circle have not met at one number: that they stay there must be known.
+    return bool(_sides(flights, one)) or (len(late) == len(concerned) and set(late) == {"overdue"})
+
+
+def _is_final(window: Window, ranks: Collection[int]) -> bool:
+    """One of them has waited for too long, or is dead: two that called in another order do not get out of it."""
+    is_overdue = any(rank in window.delays and window.delays[rank].overdue.tier == "overdue" for rank in ranks)
+    return is_overdue or any(end.exited.exit_code != 0 for end in window.exits)
+
+
+def began_ns(flights: Mapping[int, Flight], places: Collection[Place]) -> dict[Place, int]:
+    """(group, sequence) -> when the first rank entered it."""
+    found: dict[Place, int] = {}
+    for flight in flights.values():
+        for call in flight.calls:
+            place = (call.group, call.sequence)
+            if not call.is_p2p and place in places:
+                found[place] = min(call.created_ns, found.get(place, call.created_ns))
+    return found
+
+
+def calls_at(flights: Mapping[int, Flight], group: str, sequence: int, *, is_p2p: bool = False) -> dict[int, Call]:
+    """Rank -> its call of this number."""
+    return {
+        rank: call
+        for rank, flight in sorted(flights.items())
+        for call in flight.calls
+        if (call.group, call.sequence, call.is_p2p) == (group, sequence, is_p2p)
+    }
+
+
+def _sides(flights: Mapping[int, Flight], one: Deviation) -> dict[str, tuple[int, ...]]:
+    """Who called what at that number; empty if they did not differ there."""
+    if one.operation.startswith(MESSAGES):
+        ends = calls_at(flights, one.group, one.sequence, is_p2p=True)
+        senders = tuple(rank for rank in one.ranks if rank in ends and ends[rank].operation.startswith("send"))
+        return {one.expected: senders, one.seen: tuple(rank for rank in one.ranks if rank not in senders)}
+    concerned = {*one.ranks, *one.others}
+    calls = calls_at(flights, one.group, one.sequence)
+    sides = _by_text({rank: signature(call) for rank, call in calls.items() if rank in concerned})
+    if len(sides) == 1 and one.others and concerned <= calls.keys() and one.expected != one.seen:
+        # Calls that are made as one have one number: the last of them agree, the others do not.
+        return {one.expected: one.others, one.seen: one.ranks}
+    return sides if len(sides) > 1 else {}
+
+
+def _standing(flights: Mapping[int, Flight], one: Deviation) -> dict[str, tuple[int, ...]]:
+    """In which call each rank of a circle waits."""
+    texts: dict[int, str] = {}
+    for rank in sorted({*one.ranks, *one.others} & flights.keys()):
+        call = next((call for call in flights[rank].calls if not is_over(call)), None)
+        if call is not None:
+            name = group_name(call.group, descriptions(flights[rank]).get(call.group, ""))
+            texts[rank] = f"{signature(call)} of group {name}"
+    return _by_text(texts) or {one.seen: one.ranks}
+
+
+def _by_text(texts: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
+    """The larger side first."""
+    sides: dict[str, list[int]] = {}
+    for rank, text in sorted(texts.items()):
+        sides.setdefault(text, []).append(rank)
+    return {text: tuple(ranks) for text, ranks in sorted(sides.items(), key=lambda side: (-len(side[1]), side[1]))}
+
+
+def one_sided(window: Window, flights: Mapping[int, Flight]) -> Mismatch | None:
+    """A rank aborted, and one is in a call that its own habit does not have there, of which nobody else's copy is new enough to tell."""
+    aborted = {end.rank for end in window.exits if signal.SIGABRT in {end.exited.signal, -(end.exited.exit_code or 0)}}
+    for rank, flight in sorted(flights.items()) if aborted else ():
+        call = next((call for call in flight.calls if not is_over(call) and not call.is_p2p), None)
+        if call is None or len(calls_at(flights, call.group, call.sequence)) > 1:
+            continue
+        habit = _habit([one for one in flight.calls if one.group == call.group and not one.is_p2p], call)
+        kind = _kind(habit, call) if habit is not None else None
+        if habit is not None and kind is not None:
+            lost = "it aborted there" if rank in aborted else f"{ranks_text(aborted)} aborted"
+            return Mismatch(
+                group=call.group,
+                description=descriptions(flight).get(call.group, ""),
+                sequence=call.sequence,
+                operation=call.operation,
+                kind=kind,
+                sides={signature(call): (rank,)},
+                ranks=(rank,),
+                is_clear=False,
+                why=f"at this place it had always called {signature(habit)}; {lost}, and no peer's record of this call is left",
+            )
+    return None
+
+
+def _habit(calls: Sequence[Call], last: Call) -> Call | None:
+    """What a rank's own pattern of calls lets expect in place of this one; None where there is no pattern."""
+    before = [call for call in calls if call.sequence < last.sequence]
+    texts = [signature(call) for call in before]
+    for period in range(1, len(before) // REPEATS + 1):
+        num_equal = max((REPEATS - 1) * period, MIN_HISTORY - period)
+        recent = range(len(texts) - num_equal, len(texts))
+        if all(index >= period and texts[index] == texts[index - period] for index in recent):
+            return before[-period]
+    return None
+
+
+def _kind(habit: Call, call: Call) -> str | None:
+    """How a call differs from what was expected; another operation may well be another part of the script."""
+    if habit.operation != call.operation or signature(habit) == signature(call):
+        return None
+    return "dtype" if habit.dtypes != call.dtypes else "shape"

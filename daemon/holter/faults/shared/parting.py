@@ -1,0 +1,214 @@
+"""When replicas parted, and in which tensors: roots compared first, tables of fingerprints where roots differ."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from holter.faults.window import StepView, Window
+from holter.records import Mark, Table, TableRequest
+
+Groups = tuple[tuple[int, ...], ...]
+"""Ranks with equal roots, the largest group first."""
+MATRIX = 2
+"""Dimensions from which on two tensors are not equal by chance."""
+RANKS_PER_GROUP = 2
+"""Of how many ranks with equal roots tables are asked."""
+
+
+@dataclass(frozen=True)
+class Parting:
+    """The first step at which ranks differed in one class of tensors."""
+
+    tensor_class: str
+    step: int
+    groups: Groups
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Everyone who was compared."""
+        return tuple(sorted(rank for group in self.groups for rank in group))
+
+    @property
+    def minority(self) -> tuple[int, ...]:
+        """Everyone outside the group that holds more than half of the ranks; empty if there is none such."""
+        largest, *others = self.groups
+        return tuple(sorted(rank for group in others for rank in group)) if 2 * len(largest) > len(self.ranks) else ()
+
+    def group_of(self, ranks: Iterable[int]) -> tuple[int, ...]:
+        """Those ranks and all who agree with one of them."""
+        chosen = set(ranks)
+        return tuple(sorted(rank for group in self.groups if chosen & set(group) for rank in group))
+
+    def asked(self, max_ranks: int, per_group: int = RANKS_PER_GROUP) -> list[int]:
+        """Whose tables show the difference: some of each group, in turn."""
+        rounds = (group[turn] for turn in range(per_group) for group in self.groups if turn < len(group))
+        return [rank for rank, _ in zip(rounds, range(max_ranks), strict=False)]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Which tensors of a class differ, from the tables that could be had."""
+
+    tensors: tuple[str, ...] = ()
+    num_tensors: int = 0
+    is_all: bool | None = None
+    """None: no tables. A tensor that is zero on every rank cannot differ and does not count."""
+    odd_ranks: tuple[int, ...] = ()
+    """Ranks with an implausible norm in a tensor that differs."""
+    odd_text: str = ""
+    has_norms: bool = False
+    distance: float | None = None
+    """Largest distance of a tensor between ranks over its norm, estimated from sums and norms; None: those were not taken."""
+    rounded_ranks: tuple[int, ...] = ()
+    """Ranks whose side of the difference has no low mantissa bits, while the others' has."""
+
+
+def find_parting(window: Window, tensor_class: str) -> Parting | None:
+    """The first step at which ranks differed in this class; None if they never did, or the step is forgotten."""
+    history = window.classes.get(tensor_class)
+    if history is None or history.first_unequal_step is None:
+        return None
+    step = history.first_unequal_step
+    view = window.step(step)
+    if view is None or len(view.roots.get(tensor_class, {})) < 2:  # noqa: PLR2004 - one root is agreement
+        return None
+    return parting_at(view, tensor_class)
+
+
+def agreed_since(window: Window, tensor_class: str, step: int) -> bool | None:
+    """Whether a later comparison found all ranks equal; None: there was no later one."""
+    later = [
+        view.roots[tensor_class]
+        for view in window.steps
+        if view.step > step and tensor_class in view.roots and not view.missing
+    ]
+    # A rank that checks at other steps than the rest is compared with nobody.
+    compared = [by_root for by_root in later if sum(map(len, by_root.values())) > 1]
+    return any(len(by_root) == 1 for by_root in compared) if compared else None
+
+
+def parting_at(view: StepView, tensor_class: str) -> Parting:
+    """How ranks differ at one step in this class."""
+    by_root = view.roots[tensor_class].values()
+    groups = sorted((tuple(sorted(ranks)) for ranks in by_root), key=lambda group: (-len(group), group))
+    return Parting(tensor_class, view.step, tuple(groups))
+
+
+def request(window: Window, tensor_class: str, step: int, ranks: Iterable[int]) -> TableRequest | None:
+    """What is still to be asked for of these ranks' tables; None when each is there or cannot be had."""
+    keys = {rank: (tensor_class, step, rank) for rank in ranks}
+    wanted = sorted(rank for rank, key in keys.items() if key not in window.tables and key not in window.unavailable)
+    return TableRequest(tensor_class, step, tuple(wanted)) if wanted else None
+
+
+def tables_at(window: Window, tensor_class: str, step: int, ranks: Iterable[int]) -> dict[int, Table]:
+    """Of these ranks' tables those that are there."""
+    keys = {rank: (tensor_class, step, rank) for rank in ranks}
+    return {rank: window.tables[key] for rank, key in keys.items() if key in window.tables}
+
+
+def column(table: Table, values: list[float] | list[int]) -> dict[str, float]:
+    """One column of a table by name, without the tensors that were not read; empty where the column was not taken."""
+    if len(values) != len(table.names):
+        return {}
+    rows = zip(table.names, table.fingerprints, values, strict=True)
+    return {name: value for name, fingerprint, value in rows if fingerprint}
+
+
+def find_difference(
+    window: Window,
+    parting: Parting | None,
+    *,
+    nearly_all: float = 0.9,
+    implausible_ratio: float = 100.0,
+    is_common_only: bool = False,
+) -> Difference:
+    """Which tensors differ at a parting, as far as tables of both sides are there.
+
+    A tensor that one side alone has differs too, unless `is_common_only`.
+    """
+    if parting is None:
+        return Difference()
+    tables = tables_at(window, parting.tensor_class, parting.step, parting.ranks)
+    if len({table.root for table in tables.values()}) < 2:  # noqa: PLR2004 - tables of one side show no difference
+        return Difference()
+    prints = {rank: column(table, table.fingerprints) for rank, table in tables.items()}
+    norms = {rank: column(table, table.norms) for rank, table in tables.items() if table.norms}
+    names = tuple(
+        name
+        for name in dict.fromkeys(name for table in tables.values() for name in table.names)
+        if (all if is_common_only else any)(name in of_rank for of_rank in prints.values())
+    )
+    differing = tuple(name for name in names if len({of_rank.get(name) for of_rank in prints.values()}) > 1)
+    odd_ranks, odd_text = _implausible(differing, norms, parting, implausible_ratio)
+    return Difference(
+        tensors=differing,
+        num_tensors=len(names),
+        is_all=_is_all(window, names, differing, norms if len(norms) == len(tables) else {}, nearly_all),
+        odd_ranks=odd_ranks,
+        odd_text=odd_text,
+        has_norms=bool(norms),
+        distance=_distance(differing, tables),
+        rounded_ranks=_rounded(differing, tables, parting, nearly_all),
+    )
+
+
+def _is_all(
+    window: Window,
+    names: tuple[str, ...],
+    differing: tuple[str, ...],
+    norms: Mapping[int, Mapping[str, float]],
+    nearly_all: float,
+) -> bool:
+    idle = {name for name in names if norms and all(of_rank.get(name) == 0 for of_rank in norms.values())}
+    agreeing = set(names) - set(differing) - idle
+    if len(differing) < nearly_all * (len(differing) + len(agreeing)):
+        return False
+    census = next(iter(window.census.values()), None)
+    return not (agreeing and census and any(e.name in agreeing and len(e.shape) >= MATRIX for e in census.entries))
+
+
+def _implausible(
+    names: Iterable[str], norms: Mapping[int, Mapping[str, float]], parting: Parting, ratio: float
+) -> tuple[tuple[int, ...], str]:
+    """Ranks whose norm is NaN, Inf or far above their peers'. A far smaller one is no proof: it may be the sound side."""
+    for name in names:
+        of_rank = {rank: values[name] for rank, values in norms.items() if name in values}
+        finite = {rank: norm for rank, norm in of_rank.items() if math.isfinite(norm)}
+        odd = set(of_rank) - set(finite)
+        if not odd and finite and min(finite.values()) > 0:
+            odd = {rank for rank, norm in finite.items() if norm > ratio * min(finite.values())}
+        if odd and odd != set(of_rank):
+            shown = ", ".join(f"{norm:.4g} on rank {rank}" for rank, norm in sorted(of_rank.items()))
+            return parting.group_of(odd), f"norm of {name}: {shown}"
+    return (), ""
+
+
+def _distance(names: Iterable[str], tables: Mapping[int, Table]) -> float | None:
+    """A difference whose signs are random has a sum about as large as its norm; one that scales a tensor shows in the norm."""
+    norms = [column(table, table.norms) for table in tables.values()]
+    sums = [column(table, table.sums) for table in tables.values()]
+    found = []
+    for name in names:
+        of_norms = [of_rank.get(name, math.nan) for of_rank in norms]
+        of_sums = [of_rank.get(name, math.nan) for of_rank in sums]
+        if not all(map(math.isfinite, (*of_norms, *of_sums))) or max(of_norms) <= 0:
+            return None
+        found.append(max(max(of_norms) - min(of_norms), max(of_sums) - min(of_sums)) / max(of_norms))
+    return max(found, default=None)
+
+
+def _rounded(names: Iterable[str], tables: Mapping[int, Table], parting: Parting, nearly_all: float) -> tuple[int, ...]:
+    """The ranks on whose side nearly every varying tensor that differs has been rounded, if on another side none was."""
+    marks = {rank: column(table, table.marks) for rank, table in tables.items()}
+    flat = Mark.CONSTANT | Mark.ZERO
+    telling = [
+        name for name in names if all(name in of and not int(of[name]) & flat for of in marks.values())
+    ]  # fmt: skip
+    if not telling:
+        return ()
+    share = {
+        rank: sum(bool(int(of[name]) & Mark.ROUNDED) for name in telling) / len(telling) for rank, of in marks.items()
+    }
+    rounded = [rank for rank, part in share.items() if part >= nearly_all]
+    return parting.group_of(rounded) if min(share.values()) <= 1 - nearly_all else ()

@@ -1,0 +1,134 @@
+"""Robust statistics of numbers over time: medians, not means, so that one spike neither alarms nor hides an alarm.
+
+finite(window.values("loss"))   -> [(step, mean over the ranks)], where every rank's number was finite
+score(value, history)           -> how many robust deviations above its history, on a linear scale
+log_score(value, history)       -> the same on a log scale, for norms and rates
+find_rise(points)               -> since when a number is far above its best stretch, and stays there
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from holter.faults.window import Spread
+
+Points = list[tuple[int, float]]
+"""(step, value), ascending."""
+
+GAUSSIAN = 1.4826
+"""Median absolute deviation of a normal distribution times this is its standard deviation."""
+MIN_LOG_DEVIATION = 0.1
+"""A history without noise: a tenth is no news on a log scale."""
+MIN_RELATIVE_DEVIATION = 0.02
+MAX_SLOPE_POINTS = 60
+"""Pairs grow with the square."""
+
+
+def finite(series: Iterable[tuple[int, Spread]]) -> Points:
+    """The mean over the ranks, where every rank's number was finite."""
+    return [(step, spread.mean) for step, spread in series if not spread.num_nonfinite and math.isfinite(spread.mean)]
+
+
+def values(points: Points) -> list[float]:
+    """Without their steps."""
+    return [value for _, value in points]
+
+
+def deviation(history: Sequence[float]) -> float:
+    """Robust standard deviation: scaled median absolute deviation from the median; 0 for a constant history."""
+    centre = median(history)
+    return GAUSSIAN * median(abs(value - centre) for value in history)
+
+
+def score(value: float, history: Sequence[float]) -> float:
+    """How many robust deviations a value lies above its history."""
+    centre = median(history)
+    return (value - centre) / max(deviation(history), MIN_RELATIVE_DEVIATION * abs(centre), 1e-30)
+
+
+def log_score(value: float, history: Sequence[float]) -> float:
+    """The same on a log scale; values and history are positive, an infinite value is infinitely far."""
+    if math.isinf(value):
+        return math.inf
+    logs = [math.log(past) for past in history]
+    return (math.log(value) - median(logs)) / max(deviation(logs), MIN_LOG_DEVIATION)
+
+
+def levels(series: Sequence[float], width: int = 5) -> list[float]:
+    """Running median: what the series keeps to for `width` values, whatever a single one does."""
+    return [median(series[i : i + width]) for i in range(len(series) - width + 1)]
+
+
+def slope(points: Sequence[tuple[float, float]]) -> float:
+    """Theil-Sen: the median of the slopes of all pairs, of at most `MAX_SLOPE_POINTS` points spread over the series."""
+    stride = max(1, math.ceil(len(points) / MAX_SLOPE_POINTS))
+    kept = points[::stride]
+    rises = [(b - a) / (t - s) for i, (s, a) in enumerate(kept) for t, b in kept[i + 1 :] if t != s]
+    return median(rises) if rises else 0.0
+
+
+@dataclass(frozen=True)
+class Rise:
+    """A number left its best stretch upward and stays above it."""
+
+    first_step: int
+    last_step: int
+    start: float
+    """Level of the first steps that are remembered."""
+    best: float
+    """Level of the best stretch."""
+    noise: float
+    """Robust deviation there."""
+    now: float
+    """Level of the last steps."""
+    num_steps: int
+    """For how many steps it has stayed up."""
+
+    @property
+    def factor(self) -> float:
+        """How many times its best level, for a number that is positive."""
+        return self.now / self.best if self.best > 0 else math.inf
+
+
+def find_rise(
+    points: Points, *, stretch: int = 20, stay: int = 30, deviations: float = 8.0, factor: float = 2.0
+) -> Rise | None:
+    """Far above the best stretch, above half of the way back to the start, for at least `stay` steps until now, and not falling.
+
+    A run that got from 1.4 to 0.0001 and bounces to 0.01 has lost a hundredth of its way: no rise.
+    """
+    series = values(points)
+    if len(series) <= stretch + stay:
+        return None
+    # The newest stretch cannot be the best one if it has risen; candidates overlap by half.
+    begins = range(0, len(series) - stretch - stay, max(1, stretch // 2))
+    begin = min(begins, key=lambda i: median(series[i : i + stretch]))
+    calm = series[begin : begin + stretch]
+    best, start, now = median(calm), median(series[:5]), median(series[-stretch:])
+    noise = max(deviation(calm), MIN_RELATIVE_DEVIATION * abs(best))
+    limit = max(best + deviations * noise, best + (factor - 1) * abs(best), best + 0.5 * (start - best))
+    first = _begin_of_stay(series, limit, begin + stretch)
+    num_up = len(series) - first
+    if num_up < stay or _is_falling(series[first:], best):
+        return None
+    return Rise(points[first][0], points[-1][0], start, best, noise, now, num_up)
+
+
+def _begin_of_stay(series: Sequence[float], limit: float, floor: int) -> int:
+    """Since when nine of ten values, the last of them in any case, have been above the limit."""
+    first, num_below = len(series), 0
+    for i in range(len(series) - 1, floor - 1, -1):
+        if series[i] > limit:
+            first = i
+        else:
+            num_below += 1
+            if 10 * num_below > len(series) - i and num_below > 1:
+                break
+    return first
+
+
+def _is_falling(stay: Sequence[float], best: float) -> bool:
+    """Whether a third of the height was lost again."""
+    part = max(5, len(stay) // 3)
+    return median(stay[-part:]) - best < 0.67 * (median(stay[:part]) - best)

@@ -1,0 +1,136 @@
+"""How the ranks' models differ in structure: names, shapes, order, dtypes and frozenness of what is replicated over all of them.
+
+Equal censuses are one object, so that comparing 16,000 healthy ranks compares none.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from holter.faults.window import Window
+from holter.records import Census, Component, TensorEntry
+
+MAX_DISTINCT = 64
+"""Different censuses that are compared; the rest is left aside."""
+
+
+@dataclass(frozen=True)
+class StructureDifference:
+    """Names of tensors by what differs about them, and the ranks by what they have."""
+
+    groups: tuple[tuple[int, ...], ...]
+    """Ranks with equal structure, the largest group first."""
+    presence: tuple[str, ...] = ()
+    """On some ranks only."""
+    shapes: tuple[str, ...] = ()
+    order: tuple[str, ...] = ()
+    """The same names, in another order."""
+    frozen: tuple[str, ...] = ()
+    """Frozen on some ranks and trained on others."""
+    dtypes: tuple[str, ...] = ()
+    words: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """What each is, in the first group and in the first that differs from it."""
+
+    @property
+    def is_any(self) -> bool:
+        """Whether there is a difference at all."""
+        return bool(self.presence or self.shapes or self.order or self.frozen or self.dtypes)
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """All that differ."""
+        return tuple(dict.fromkeys((*self.presence, *self.shapes, *self.order, *self.frozen, *self.dtypes)))
+
+
+def distinct_censuses(window: Window) -> list[Census]:
+    """What the ranks told, each once; at most so many that looking at all entries stays cheap."""
+    return list({id(census): census for census in window.census.values()}.values())[:MAX_DISTINCT]
+
+
+def compare_structures(window: Window) -> StructureDifference | None:
+    """How the attached ranks' models differ; None while a rank has not told, or where all are equal."""
+    if not window.attached or any(rank not in window.census for rank in window.attached):
+        return None
+    holders: dict[int, list[int]] = {}
+    for rank in sorted(window.attached):
+        holders.setdefault(id(window.census[rank]), []).append(rank)
+    if len(holders) < 2:  # noqa: PLR2004 - one census is agreement
+        return None
+    structures: dict[tuple[TensorEntry, ...], list[int]] = {}
+    for ranks in list(holders.values())[:MAX_DISTINCT]:
+        structures.setdefault(_structure(window.census[ranks[0]], window.world_size), []).extend(ranks)
+    groups = sorted(structures.items(), key=lambda item: (-len(item[1]), item[1]))
+    if len(groups) < 2:  # noqa: PLR2004 - as above
+        return None
+    found = _merged(tuple(tuple(ranks) for _, ranks in groups), [entries for entries, _ in groups])
+    return found if found.is_any else None
+
+
+def _structure(census: Census, world_size: int) -> tuple[TensorEntry, ...]:
+    """What must be equal, without what may differ: values, buffers, shards, who holds it."""
+    return tuple(
+        TensorEntry(entry.name, entry.shape, entry.dtype, entry.requires_grad, False, -1, entry.is_replicated)
+        for entry in replicated_entries(census, world_size)
+    )
+
+
+def replicated_entries(census: Census, world_size: int) -> Iterator[TensorEntry]:
+    """Parameters of the components that are replicated over all ranks, without their shards."""
+    whole = [_is_over_all(census, place, world_size) for place in range(max(1, len(census.components)))]
+    for entry in census.entries:
+        is_whole = whole[entry.component] if entry.component < len(whole) else False
+        if is_whole and not entry.is_buffer and not entry.is_sharded:
+            yield entry
+
+
+def _is_over_all(census: Census, place: int, world_size: int) -> bool:
+    if not census.components:
+        return census.is_replicated
+    component: Component = census.components[place]
+    if component.num_replicas:
+        return component.num_replicas == world_size
+    own = [entry for entry in census.entries if entry.component == place and not entry.is_buffer]
+    return bool(own) and all(entry.is_replicated for entry in own)
+
+
+def _merged(groups: tuple[tuple[int, ...], ...], structures: list[tuple[TensorEntry, ...]]) -> StructureDifference:
+    """Each group against the first."""
+    found: dict[str, dict[str, None]] = {what: {} for what in ("presence", "shapes", "order", "frozen", "dtypes")}
+    words: dict[str, tuple[str, str]] = {}
+    first = structures[0]
+    for other in structures[1:]:
+        for what, name, one, two in _compared(first, other):
+            found[what][name] = None
+            words.setdefault(name, (one, two))
+    return StructureDifference(groups, **{what: tuple(names) for what, names in found.items()}, words=words)
+
+
+def _compared(first: tuple[TensorEntry, ...], other: tuple[TensorEntry, ...]) -> Iterator[tuple[str, str, str, str]]:
+    mine, theirs = {entry.name: entry for entry in first}, {entry.name: entry for entry in other}
+    # A component that one side does not hold replicated at all is not comparable; a tensor within one is.
+    for name, entry in mine.items():
+        if name not in theirs and entry.is_replicated and theirs:
+            yield "presence", name, "there", "not there"
+    for name, entry in theirs.items():
+        if name not in mine and entry.is_replicated and mine:
+            yield "presence", name, "not there", "there"
+    common = [(mine[name], theirs[name]) for name in mine if name in theirs]
+    for one, two in common:
+        is_replicated = one.is_replicated and two.is_replicated
+        if one.shape != two.shape and is_replicated:
+            yield "shapes", one.name, str(list(one.shape)), str(list(two.shape))
+        if one.dtype != two.dtype and is_replicated:
+            yield "dtypes", one.name, one.dtype, two.dtype
+        if one.requires_grad != two.requires_grad and (one.is_replicated or two.is_replicated):
+            yield "frozen", one.name, _frozenness(one), _frozenness(two)
+    if len(common) == len(mine) == len(theirs):
+        yield from _order(list(mine), list(theirs))
+
+
+def _order(mine: list[str], theirs: list[str]) -> Iterator[tuple[str, str, str, str]]:
+    for place, (one, two) in enumerate(zip(mine, theirs, strict=True)):
+        if one != two:
+            yield "order", one, f"at place {place}", f"at place {theirs.index(one)}"
+
+
+def _frozenness(entry: TensorEntry) -> str:
+    return "trained" if entry.requires_grad else "frozen"

@@ -1,0 +1,222 @@
+"""A late rank against the others: how late at each step, and what could excuse or explain it.
+
+Shared words of `slow_rank`; nothing here decides whether a rank is slow.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import median
+
+from holter.faults.window import Arrival, StepArrivals, Window
+from holter.records import Census, Device, Evidence
+
+IN_DATA_SHARE = 0.6
+"""Of the lag that the data loader must explain."""
+SHARED_LATENESS = 0.5
+"""A rank with this share of the latest one's lag is among the latest."""
+LOW_CLOCK = 0.9
+"""Of the others' clock: a device below it is held down where all are."""
+PRESSED = 0.25
+"""Pressure on a host's processors that is worth a word."""
+MAX_CENSUSES = 64
+"""Different ones that are compared."""
+WORK = ("batch.num_samples", "micro_steps")
+"""Numbers that say how much a rank has to do in a step."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One rank at one step."""
+
+    step: int
+    excess_s: float
+    """Its lag, less what is usual among the others at their worst collectives."""
+    is_among_latest: bool
+    usual_s: float
+    spread_s: float
+    error_s: float
+    arrival: Arrival | None
+    """None: it was not among the few latest."""
+    pressure: float = 0.0
+    """On its host's processors, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """A rank that is slow, and the steps that prove it."""
+
+    rank: int
+    points: tuple[Point, ...]
+    first_step: int
+    limit_s: float
+    error_s: float
+    """How well its lag is known, with what its noise remembers from step to step."""
+
+    @cached_property
+    def arrivals(self) -> list[Arrival]:
+        """At the steps where it was late."""
+        return [
+            point.arrival for point in self.points if point.arrival is not None and point.excess_s >= self.limit_s / 2
+        ]
+
+    @property
+    def lag_s(self) -> float:
+        """Median over those steps."""
+        return median(arrival.lag_s for arrival in self.arrivals)
+
+    @property
+    def data_excess_s(self) -> float:
+        """What it spends in its data loader above the others."""
+        return median(arrival.data_s - arrival.others_data_s for arrival in self.arrivals)
+
+    @property
+    def is_in_data(self) -> bool:
+        """Whether its batches explain its lag."""
+        return self.data_excess_s >= IN_DATA_SHARE * self.lag_s
+
+    @property
+    def where(self) -> Arrival:
+        """Where it was last late, in the group where it is late most often."""
+        group = Counter(arrival.group for arrival in self.arrivals).most_common(1)[0][0]
+        return next(arrival for arrival in reversed(self.arrivals) if arrival.group == group)
+
+
+@dataclass(frozen=True)
+class Work:
+    """Whether a rank has more to do than the others."""
+
+    is_more: bool | None
+    """None: nothing tells."""
+    why: str = ""
+
+
+def point(one: StepArrivals, rank: int) -> Point:
+    """One rank at one step; one that is not among the few latest was not late."""
+    arrival = next((known for known in one.latest if known.rank == rank), None)
+    others = [known.lag_s for known in one.latest if known.rank != rank]
+    usual = max(0.0, median(others)) if others and len(one.latest) == one.num_ranks else one.usual_s
+    lag = 0.0 if arrival is None else arrival.lag_s
+    is_among_latest = arrival is not None and lag >= SHARED_LATENESS * one.latest[0].lag_s
+    pressure = 0.0 if arrival is None else arrival.pressure
+    return Point(one.step, lag - usual, is_among_latest, usual, one.spread_s, one.error_s, arrival, pressure)
+
+
+def lost_s(window: Window, late: Late, slow: set[int]) -> float:
+    """By how much a step would be shorter without the slow ranks: until the next one that is not among them."""
+    steps = {point.step for point in late.points}
+    lost = []
+    for one in window.arrivals:
+        if one.step in steps and one.latest:
+            next_lag = next((arrival.lag_s for arrival in one.latest if arrival.rank not in slow), one.usual_s)
+            lost.append(max(0.0, one.latest[0].lag_s - max(0.0, next_lag)))
+    return median(lost) if lost else 0.0
+
+
+def work(window: Window, late: Late, max_ratio: float) -> Work:
+    """By the size of its batches, by its micro-steps, and by its part of the model."""
+    steps = {point.step for point in late.points}
+    is_known = False
+    for name in WORK:
+        said = [spread for step, spread in window.values(name) if step in steps and spread.num > 1]
+        is_known = is_known or bool(said)
+        more = sum(spread.high_rank == late.rank and spread.high > max_ratio * spread.mean for spread in said)
+        if 2 * more > len(said):
+            highs = median(spread.high for spread in said)
+            return Work(True, f"{name} is {highs:g} on rank {late.rank}, {median(s.mean for s in said):g} in the mean")
+    if late.rank not in window.census:
+        return Work(False if is_known else None)
+    if not _is_like_most(window, late.rank):
+        return Work(True, f"rank {late.rank} holds another part of the model than most ranks")
+    return Work(False)
+
+
+def is_throttled(window: Window, rank: int) -> bool | None:
+    """Whether its device is held down, and most others are not, or less. None: no reading."""
+    newest = {note.rank: device for note, device in window.notes_of(Device)}
+    own = newest.pop(rank, None)
+    if own is None:
+        return None
+    others = list(newest.values())
+    num_alike = sum(bool(set(own.throttled_by) & set(other.throttled_by)) for other in others)
+    is_alike = bool(others) and 2 * num_alike >= len(others)
+    is_lower = bool(others) and own.clock_mhz < LOW_CLOCK * median(other.clock_mhz for other in others)
+    return bool(own.throttled_by) and (not is_alike or is_lower)
+
+
+def evidence(late: Late) -> Evidence:
+    """How late, how often, against what."""
+    arrivals, points = late.arrivals, late.points
+    others_s = median(point.spread_s for point in points)
+    pressure = median(point.pressure for point in points)
+    return Evidence(
+        kind="arrival_lag",
+        summary=(
+            f"rank {late.rank} entered collectives {late.lag_s * 1e3:.1f} ms after the median of the others in {len(arrivals)} of "
+            f"{len(points)} steps that were compared ({points[0].step} to {points[-1].step}), last number {late.where.sequence} of "
+            f"group {late.where.group}; this lag is known to {late.error_s * 1e3:.1f} ms, from {late.limit_s * 1e3:.0f} ms on a rank is slow"
+            f"{f', the others differ by {others_s * 1e3:.1f} ms' if others_s else ''}"
+            f"{f'; tasks wait for a processor of its host {pressure:.0%} of the time' if pressure >= PRESSED else ''}"
+        ),
+        values={
+            "rank": late.rank,
+            "lag_s": late.lag_s,
+            "num_late": len(arrivals),
+            "num_steps": len(points),
+            "first_step": late.first_step,
+            "limit_s": late.limit_s,
+            "error_s": late.error_s,
+            "pressure": pressure,
+            "spread_s": others_s,
+            "usual_s": median(point.usual_s for point in points),
+            "clock_error_s": median(point.error_s for point in points),
+            "group": late.where.group,
+            "sequence": late.where.sequence,
+        },
+    )
+
+
+def causes(window: Window, group: Sequence[tuple[Late, Work]]) -> Iterator[Evidence]:
+    """What explains or excuses the first of them: data, device, work."""
+    late, found = group[0]
+    own, others = (
+        median(a.data_s for a in late.arrivals),
+        median(a.others_data_s for a in late.arrivals),
+    )
+    share = f"{late.data_excess_s / late.lag_s:.0%} of its lag" if late.is_in_data else "that does not explain its lag"
+    yield Evidence(
+        kind="data_wait",
+        summary=f"rank {late.rank} spends {own * 1e3:.1f} ms of a step in its data loader, the others {others * 1e3:.1f} ms: {share}",
+        values={"rank": late.rank, "data_s": own, "others_data_s": others},
+    )
+    for note, device in [pair for pair in window.notes_of(Device) if pair[0].rank == late.rank][-1:]:
+        held = f"held down by {', '.join(device.throttled_by)}" if device.throttled_by else "not held down"
+        yield Evidence(
+            kind="device",
+            summary=(
+                f"rank {late.rank}'s device {device.uuid} is {held}: {device.clock_mhz:.0f} of {device.clock_limit_mhz:.0f} MHz, "
+                f"{device.temperature_c:.0f} C, {device.power_w:.0f} W (step {note.step})"
+            ),
+            values={"rank": late.rank, "uuid": device.uuid, "throttled_by": device.throttled_by},
+        )
+    if found.is_more:
+        yield Evidence(kind="work", summary=found.why, values={"rank": late.rank})
+
+
+def _is_like_most(window: Window, rank: int) -> bool:
+    """Whether more than half of the ranks hold the same tensors; equal censuses are one object."""
+    holders: dict[int, list[Census]] = {}
+    for census in window.census.values():
+        holders.setdefault(id(census), []).append(census)
+    told = list(holders.values())[:MAX_CENSUSES]
+    own = _holds(window.census[rank])
+    num_alike = sum(len(alike) for alike in told if _holds(alike[0]) == own)
+    return 2 * num_alike > sum(map(len, told)) or len(window.census) == 1
+
+
+def _holds(census: Census) -> frozenset[tuple[str, tuple[int, ...]]]:
+    """What there is to compute: names and shapes; a shard's shape may differ from rank to rank."""
+    return frozenset(
+        (entry.name, () if entry.is_sharded else entry.shape) for entry in census.entries if not entry.is_buffer
+    )

@@ -1,0 +1,155 @@
+"""accelerate: what `accelerator.save_state` writes, loaded by `accelerator.load_state` and `skip_first_batches`.
+
+    state/  model.safetensors  optimizer.bin  scheduler.bin  random_states_<rank>.pkl …
+
+Held, all ranks call `save_state` itself, with the user's own hooks. In a rescue one rank calls it, alone, and then writes the random
+states of every rank from what their rewinds say. Neither names, counts nor deletes the user's own checkpoints.
+
+Random states are those that a loop needs which loads first and makes its iterator then (`seeding`).
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.scheduler import AcceleratedScheduler
+from accelerate.state import PartialState
+from accelerate.utils import RNG_STATE_NAME
+from torch.distributed.tensor import DTensor
+
+from holter.errors import PartlySavedError, SaveError
+from holter.frameworks.accelerate.alone import REPLICATED, alone
+from holter.frameworks.saving import averages, randomness, seeding
+from holter.frameworks.saving.keeper import Task, shares, tensors_of
+from holter.rank.search import living
+from holter.rank.state_objects import innermost
+
+if TYPE_CHECKING:
+    from holter.rank.context import Context
+
+
+def find(context: "Context", optimizers: Sequence[torch.optim.Optimizer]) -> "AccelerateKeeper | None":
+    """The keeper of the Accelerator that prepared one of these optimizers."""
+    for accelerator in living(Accelerator):
+        if shares(getattr(accelerator, "_optimizers", ()), optimizers):
+            return AccelerateKeeper(accelerator, optimizers, context)
+    return None
+
+
+class AccelerateKeeper:
+    """Saves by an Accelerator's own `save_state`."""
+
+    framework = "accelerate"
+
+    def __init__(self, accelerator: Any, optimizers: Sequence[torch.optim.Optimizer], context: "Context") -> None:
+        self._accelerator = accelerator
+        self._optimizers = optimizers
+        self._context = context
+        self._num_backwards = context.log.num_backwards
+        """Completed in the step that is undone."""
+        self._has_written_shared = False
+
+    def save(self, task: Task) -> None:
+        """Write `state/`; random states and buffers of this process are rewound by now."""
+        accelerator = self._accelerator
+        if task.is_rescue:
+            if not task.writes_shared:
+                return
+            _check_replicated(accelerator)
+        accelerator.project_configuration.automatic_checkpoint_naming = False
+        if not task.is_snapshot:
+            self._rewind_counters(is_held=not task.is_rescue)
+        withheld = _withhold_positions(accelerator)
+        with torch.no_grad():
+            if task.is_rescue:
+                self._has_written_shared = True
+                with alone():
+                    accelerator.save_state(output_dir=str(task.state))
+            else:
+                self._has_written_shared = _is_writer(accelerator)
+                accelerator.save_state(output_dir=str(task.state))
+        self._write_random_states(task)
+        if withheld:
+            raise PartlySavedError(
+                f"the position of stateful data loader {', '.join(map(str, withheld))} is not saved, it is past the step "
+                "that was undone: skip the batches of the completed steps instead"
+            )
+
+    def live(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What `save_state` wrote here. Optimizers and averages that the Accelerator never got are among it: they must be missed."""
+        if self._has_written_shared:
+            held = [innermost(each) for each in (*self._accelerator._optimizers, *self._optimizers)]  # noqa: SLF001
+            unique = list({id(optimizer): optimizer for optimizer in held}.values())
+            yield from tensors_of(self._accelerator._models, unique)  # noqa: SLF001
+            for average in averages.find(self._context, self._accelerator._models):  # noqa: SLF001
+                yield from average.tensors()
+
+    def _write_random_states(self, task: Task) -> None:
+        """Over what `save_state` wrote of this process; in a rescue, where it wrote as rank 0, the files of all ranks."""
+        own = _path(task, 0 if task.is_rescue else task.rank)
+        written = torch.load(own, weights_only=False)
+        ranks = range(task.world_size) if task.is_rescue else (task.rank,)
+        num_seeds = seeding.num_ahead(self._context, task.rewinds[task.rank])
+        if task.is_rescue:
+            own.unlink()
+        for rank in filter(task.rewinds.__contains__, ranks):
+            states = randomness.at_beginning(task.rewinds[rank])
+            kept = {"random_state": states.python, **seeding.as_loaded(states.torch, num_seeds)}
+            if states.numpy is not None:
+                kept["numpy_random_seed"] = states.numpy
+            if "torch_cuda_manual_seed" in written and states.cuda:
+                kept["torch_cuda_manual_seed"] = states.cuda
+            torch.save(written | kept, _path(task, rank))
+        randomness.check(task, ranks)
+
+    def _rewind_counters(self, *, is_held: bool) -> None:
+        """Take back what the micro-steps of the undone step counted: in `accumulate`, and in a scheduler called at each of them."""
+        accelerator = self._accelerator
+        every, done = accelerator.gradient_accumulation_steps, self._num_backwards
+        begun = accelerator.step % every or (every if done else 0)
+        accelerator.step = max(0, accelerator.step - (done if is_held else begun))
+        # The last micro-step of a step has not called it yet.
+        calls = done - 1 if is_held else min(done, every - 1) if accelerator.sync_gradients else done
+        for scheduler in accelerator._schedulers:  # noqa: SLF001
+            if isinstance(scheduler, AcceleratedScheduler) and scheduler.gradient_state.adjust_scheduler:
+                _uncount(scheduler.scheduler, calls)
+
+
+def _uncount(scheduler: Any, calls: int) -> None:
+    """Undo calls that were counted but did not step (OneCycleLR ends by that count); a script that makes none has none to undo."""
+    counted, stepped = getattr(scheduler, "_step_count", None), getattr(scheduler, "last_epoch", None)
+    if isinstance(counted, int) and isinstance(stepped, int):
+        scheduler._step_count = counted - max(0, min(calls, counted - 1 - stepped))  # noqa: SLF001
+
+
+def _withhold_positions(accelerator: Any) -> list[int]:
+    """Have `save_state` leave out where stateful loaders are: none, which is noticed, is better than a wrong one. Numbers from 0."""
+    found = []
+    for number, loader in enumerate(accelerator._dataloaders):  # noqa: SLF001
+        if getattr(loader, "use_stateful_dataloader", False):
+            loader.use_stateful_dataloader = False
+            found.append(number)
+    return found
+
+
+def _path(task: Task, rank: int) -> Path:
+    return task.state / f"{RNG_STATE_NAME}_{rank}.pkl"
+
+
+def _is_writer(accelerator: Any) -> bool:
+    state = PartialState()
+    is_on_each_node = accelerator.project_configuration.save_on_each_node
+    return bool(state.is_local_main_process if is_on_each_node else state.is_main_process)
+
+
+def _check_replicated(accelerator: Any) -> None:
+    if accelerator.distributed_type not in REPLICATED:
+        raise SaveError(
+            f"accelerate saves {accelerator.distributed_type.value} state by collectives, and ranks are blocked"
+        )
+    for model in accelerator._models:  # noqa: SLF001
+        for name, parameter in model.named_parameters():
+            if isinstance(parameter, DTensor):
+                raise SaveError(f"{name} is sharded: no rank has all of it, and accelerate gathers it by a collective")

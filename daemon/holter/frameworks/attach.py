@@ -1,0 +1,315 @@
+"""The base of every integration: put holter on in this process, once.
+
+    page made -> sidecar started -> probes installed -> coordinator's address through the job's store
+
+Any step that fails leaves training as it was and says one sentence.
+"""
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+import holter
+from holter import clock
+from holter.config import Settings, usable
+from holter.errors import PageError
+from holter.frameworks import counting, halts, place, restarts
+from holter.frameworks.accelerate import registered
+from holter.frameworks.loggers import Loggers
+from holter.frameworks.place import Place
+from holter.page import PageWriter
+from holter.rank.flight_server import FlightServer
+from holter.rank.guard import say
+from holter.rank.hold.halt_agent import Desk
+from holter.rank.hooks.crash_notice import LastBreath, allow_stacks
+from holter.rank.interactive import is_interactive
+from holter.rank.monitor import Monitor
+from holter.rank.publish.observations import Recorder
+from holter.rank.rendezvous import Rendezvous
+from holter.records import Attached
+from holter.sidecar import bootstrap, spawn
+from holter.sidecar.bootstrap import Bootstrap
+from holter.sidecar.process import started_ticks
+
+RANK_PID = "HOLTER_RANK_PID"
+"""Marks the environment of a rank, so that its children know they are none."""
+
+
+@dataclass
+class Attachment:
+    """What this process wears."""
+
+    monitor: Monitor
+    run_dir: str
+    """Empty on ranks that learn it from rank 0."""
+
+
+_attachment: Attachment | None = None
+_has_failed = False
+
+
+def attach(framework: str = "loop") -> Attachment | None:
+    """Put holter on; the second time gives the first attachment. None: it could not be, and training goes on unobserved."""
+    global _attachment, _has_failed  # noqa: PLW0603  a process wears one
+    if _attachment is not None or _has_failed:
+        return _attachment
+    # Before the try: whatever ends it, even the end of the process, it is not made again in the middle of training.
+    _has_failed = True
+    try:
+        settings, here = _settings(), place.find()
+        restarts.settle(settings, here, os.environ)
+        _attachment = _attach(settings, here, framework)
+    except Exception as error:  # noqa: BLE001  the loop must go on
+        say(f"cannot watch this process, training goes on unobserved: {type(error).__name__}: {error}")
+    _has_failed = _attachment is None
+    return _attachment
+
+
+def _settings() -> Settings:
+    settings, wrong = usable()
+    for sentence in wrong:
+        say(f"{sentence}; the rest is used, the action is {settings.action}")
+    for warning in settings.warnings():
+        say(warning)
+    if settings.action == "halt" and is_interactive():
+        # A halt ends the process, and with it everything that the person has in it.
+        say("this is an interactive session, which a halt would end: the action is notify")
+        settings = dataclasses.replace(settings, action="notify")
+    return settings
+
+
+def _attach(settings: Settings, here: Place, framework: str) -> Attachment | None:
+    try:
+        page = PageWriter.create(
+            rank=here.rank,
+            world_size=here.world_size,
+            pid=os.getpid(),
+            started_ticks=started_ticks(os.getpid()),
+            ring_bytes=settings.ring_bytes,
+        )
+    except PageError as error:
+        say(f"rank {here.rank} trains unobserved: {error}")
+        return None
+    word, listener = _word(settings, here)
+    recorder_path, breath = _serve_recorder(), LastBreath()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    send = _start_sidecar(
+        settings,
+        here,
+        page=page,
+        listener=listener,
+        recorder_path=recorder_path,
+        breath=breath,
+        orders=theirs,
+    )
+    breath.install()
+    if word is not None:
+        send(bootstrap.encode(word))
+    recorder = Recorder(page, here.rank)
+    recorder.say(0, _introduce(here, framework))
+    monitor = Monitor(
+        recorder,
+        world_size=here.world_size,
+        budget=settings.overhead_budget,
+        floor_s=settings.overhead_floor_s,
+        threads=settings.threads,
+        local_buffers=settings.local_buffers,
+        frozen=settings.frozen,
+        snapshot_every=settings.snapshot_every,
+        snapshot_bytes=settings.snapshot_bytes,
+    )
+    monitor.context.count_steps = counting.count
+    monitor.context.find_registered = registered.find
+    if monitor.context.snapshots is not None:
+        from holter.frameworks import counters  # noqa: PLC0415  not for those who want no snapshots
+
+        monitor.context.snapshots.also.append(counters.find)
+    try:
+        desk = halts.open_desk(settings, here, monitor, ours, _own_run_dir(settings, word))
+        monitor.install()
+        Loggers(monitor).install()
+        _meet(monitor, here, word, send, desk)
+    except Exception:
+        _take_off(monitor, ours)
+        raise
+    os.environ[RANK_PID] = str(os.getpid())
+    if here.rank == 0 and word is not None:
+        say(
+            f"watching {here.world_size} rank{'s' * (here.world_size > 1)} · http://{word.address} · {_short(word.run_dir)}"
+        )
+    return Attachment(monitor, word.run_dir if word else "")
+
+
+def _take_off(monitor: Monitor, orders: socket.socket) -> None:
+    """What was put on in part is taken off: no step is held, no order is heard."""
+    monitor.context.halts = None
+    with contextlib.suppress(Exception):
+        monitor.uninstall()
+    with contextlib.suppress(OSError):
+        # Not closed: the desk's thread may be listening.
+        orders.shutdown(socket.SHUT_RDWR)
+
+
+def _word(settings: Settings, here: Place) -> tuple[Bootstrap | None, socket.socket | None]:
+    """What rank 0 knows from the start, and every rank does when a coordinator was named; the others look for it."""
+    run_id = settings.run_id or f"{clock.compact(clock.wall_ns())}-{secrets.token_hex(2)}"
+    run_dir = str(Path(settings.run_dir or Path("holter-runs") / run_id).absolute())
+    if settings.coordinator:
+        address = settings.coordinator.removeprefix("http://").rstrip("/")
+        return Bootstrap(
+            address=address,
+            token=settings.token,
+            run_id=settings.run_id,
+            run_dir=run_dir,
+            action=settings.action,
+        ), None
+    if here.rank != 0:
+        return None, None
+    listener, warning = place.listen(_listen_host(settings, here), settings.port)
+    if warning:
+        say(warning)
+    _check_writable(run_dir)
+    restarts.introduce(run_dir, os.environ)
+    return Bootstrap(
+        address=f"{here.address}:{listener.getsockname()[1]}",
+        token=settings.token or secrets.token_hex(16),
+        run_id=run_id,
+        run_dir=run_dir,
+        action=settings.action,
+        save_deadline_s=settings.save_deadline_s,
+        starts_coordinator=True,
+    ), listener
+
+
+def _listen_host(settings: Settings, here: Place) -> str:
+    """Of the coordinator, which ranks of other hosts come to, and of every sidecar, which Prometheus comes to."""
+    return settings.listen_host or ("127.0.0.1" if here.is_one_host else "0.0.0.0")  # noqa: S104
+
+
+def _check_writable(run_dir: str) -> None:
+    try:
+        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        probe = Path(run_dir) / ".writable"
+        probe.write_text("", encoding="utf-8")
+        probe.unlink()
+    except OSError as error:
+        say(f"cannot write to {run_dir} ({error.strerror}): incidents are shown live but not kept")
+
+
+def _serve_recorder() -> str:
+    """Where the Flight Recorder can be copied; empty: nowhere."""
+    server = FlightServer()
+    try:
+        server.start()
+    except (OSError, RuntimeError) as error:
+        say(f"the Flight Recorder cannot be copied, a hang is explained without it: {error}")
+    return server.path
+
+
+def _start_sidecar(  # noqa: PLR0913 - what is handed down
+    settings: Settings,
+    here: Place,
+    *,
+    page: PageWriter,
+    listener: socket.socket | None,
+    recorder_path: str,
+    breath: LastBreath,
+    orders: socket.socket,
+) -> "Pipe":
+    read_end, write_end = os.pipe()
+    arguments = ["sidecar", "--page", str(page.fd), "--bootstrap-fd", str(read_end)]
+    arguments += ["--breath-fd", str(breath.sidecar_fd), "--orders-fd", str(orders.fileno())]
+    pass_fds = [page.fd, read_end, breath.sidecar_fd, orders.fileno()]
+    if recorder_path:
+        arguments += ["--recorder", recorder_path]
+    if listener is not None:
+        arguments += ["--listen-fd", str(listener.fileno())]
+        pass_fds.append(listener.fileno())
+    if settings.metrics_port:
+        arguments += ["--metrics-port", str(settings.metrics_port + here.local_rank)]
+    arguments += ["--metrics-host", _listen_host(settings, here)]
+    if here.rank == 0 and (terminal := _terminal()):
+        arguments += ["--terminal", terminal]
+    try:
+        allow_stacks(spawn.start(arguments, pass_fds=pass_fds, environ=os.environ))
+    finally:
+        os.close(read_end)
+        orders.close()
+        if listener is not None:
+            listener.close()
+    return Pipe(write_end)
+
+
+class Pipe:
+    """The rank's end of the pipe to its sidecar: one line, then closed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def __call__(self, line: bytes) -> None:
+        """Send it."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            # A sidecar that is gone leaves a broken pipe; it is missed at its heartbeat.
+            with contextlib.suppress(OSError):
+                os.write(descriptor, line)
+            os.close(descriptor)
+
+
+def _own_run_dir(settings: Settings, word: Bootstrap | None) -> str:
+    """Empty: not known yet, or another's, who was there before the job."""
+    return word.run_dir if word is not None and not settings.coordinator else ""
+
+
+def _meet(monitor: Monitor, here: Place, word: Bootstrap | None, send: Pipe, desk: Desk) -> None:
+    if here.world_size == 1 or (word is not None and not word.starts_coordinator):
+        return
+    published = None
+    if word is not None:
+        published = bootstrap.encode(msgspec.structs.replace(word, starts_coordinator=False))
+
+    def found(line: bytes) -> None:
+        send(line)
+        desk.run_dir = bootstrap.decode(line).run_dir
+
+    Rendezvous(monitor.context, word=published, found=found).install()
+
+
+def _introduce(here: Place, framework: str) -> Attached:
+    return Attached(
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        world_size=here.world_size,
+        local_rank=here.local_rank,
+        command=sys.argv,
+        versions={
+            "holter": holter.__version__,
+            "torch": str(torch.__version__),
+            "python": ".".join(map(str, sys.version_info[:3])),
+        },
+        framework=framework,
+    )
+
+
+def _terminal() -> str:
+    """The terminal that the launcher was started from, if standard error still goes there and can draw."""
+    try:
+        return os.ttyname(2) if os.isatty(2) and os.environ.get("TERM", "dumb") != "dumb" else ""
+    except OSError:
+        return ""
+
+
+def _short(path: str) -> str:
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        # Elsewhere, or from a directory that has been deleted.
+        return path

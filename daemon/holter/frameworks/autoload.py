@@ -1,0 +1,73 @@
+"""Called at the end of `import torch` in every process, by the `torch.backends` entry point.
+
+An unmodified script is attached when HOLTER=1 says so; the elastic agent, a rank's children and everything else are left alone.
+"""
+
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from holter.config import is_enabled
+
+LAUNCHERS = frozenset(
+    {
+        "torchrun",
+        "torch.distributed.run",
+        "torch.distributed.launch",
+        "accelerate",
+        "accelerate.commands.launch",
+        "deepspeed",
+        "deepspeed.launcher.launch",
+    }
+)
+"""Programs that start ranks. Where a cluster sets RANK for a whole host they look like one."""
+_is_told = False
+"""`python -m holter` runs the script: attach even where no launcher set a rank."""
+
+
+def expect() -> None:
+    """The next `import torch` of this process attaches."""
+    global _is_told  # noqa: PLW0603
+    _is_told = True
+
+
+def autoload() -> None:
+    """Attach, if this process is a rank that wants it; nothing that goes wrong reaches the user's `import torch`."""
+    try:
+        if _is_rank():
+            from holter.frameworks import attach  # noqa: PLC0415  imports torch, which has just been imported
+
+            attach.attach()
+    except Exception as error:  # noqa: BLE001
+        with contextlib.suppress(Exception):
+            sys.stderr.write(f"holter: cannot attach, training goes on unobserved: {error}\n")
+
+
+def _is_rank() -> bool:
+    if not is_enabled() or os.environ.get("HOLTER_RANK_PID", "") not in ("", str(os.getpid())):
+        return False
+    if _is_told:
+        return True
+    if _program() in LAUNCHERS:
+        return False
+    if "RANK" not in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        if "LOCAL_RANK" in os.environ:
+            sys.stderr.write(
+                "holter: RANK is not set: not attached; call holter.watch once the process group is there\n"
+            )
+        return False
+    return "LOCAL_RANK" in os.environ or "RANK" in os.environ
+
+
+def _program() -> str:
+    """What the interpreter was started with: a module's name, or a script's without its folder."""
+    words = iter(sys.orig_argv[1:])
+    for word in words:
+        if word == "-m":
+            return next(words, "")
+        if word in ("-W", "-X"):
+            next(words, "")
+        elif not word.startswith("-"):
+            return Path(word).name
+    return ""

@@ -1,0 +1,1 @@
+"""DeepSpeed, by itself or through accelerate."""

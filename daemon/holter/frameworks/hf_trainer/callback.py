@@ -1,0 +1,22 @@
+"""`Trainer(..., callbacks=[holter.HolterCallback()])`."""
+
+from typing import Any
+
+from transformers import TrainerCallback
+
+from holter.frameworks import attach, watch
+
+
+class HolterCallback(TrainerCallback):  # type: ignore[misc]
+    """Attaches when training begins; passes the Trainer's log on."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """The model is wrapped by now."""
+        attachment = attach.attach("hf_trainer")
+        if attachment is not None and kwargs.get("model") is not None:
+            attachment.monitor.add_model(kwargs["model"])
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
+        """What the Trainer shows, which may hide a NaN."""
+        if logs:
+            watch.log(logs)

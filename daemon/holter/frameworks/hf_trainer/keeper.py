@@ -1,0 +1,155 @@
+"""Hugging Face Trainer: what it writes as `checkpoint-N`, resumed by `trainer.train(resume_from_checkpoint=…)`.
+
+    state/  model.safetensors  optimizer.pt  scheduler.pt  rng_state(_<rank>).pth  trainer_state.json  training_args.bin …
+
+By the pieces that the Trainer's own `_save_checkpoint` is made of, without rotation, without a best model, without the hub. When it
+resumes, it sets random states after the first batch was fetched, or before an epoch's iterator is made:
+
+    within an epoch     skip batches   fetch   set random states   forward …       so they are kept as the first forward found them
+    at its beginning    set random states   iter   fetch   forward …               so they are kept as the step before left them
+"""
+
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import Trainer
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ExportableState
+
+from holter.errors import SaveError
+from holter.frameworks.accelerate.alone import REPLICATED, alone
+from holter.frameworks.saving import averages, randomness
+from holter.frameworks.saving.keeper import Task, shares, tensors_of
+from holter.rank.search import living
+from holter.rank.state_objects import innermost
+
+if TYPE_CHECKING:
+    from holter.rank.context import Context
+    from holter.rank.undo.rewind import Rewound
+
+
+def find(context: "Context", optimizers: Sequence[torch.optim.Optimizer]) -> "TrainerKeeper | None":
+    """The keeper of the Trainer that trains with one of these optimizers."""
+    for trainer in living(Trainer):
+        if shares([trainer.optimizer], optimizers):
+            return TrainerKeeper(trainer, context)
+    return None
+
+
+class TrainerKeeper:
+    """Saves by a Trainer's own functions."""
+
+    framework = "hf_trainer"
+
+    def __init__(self, trainer: Any, context: "Context") -> None:
+        self._trainer = trainer
+        self._context = context
+        self._num_backwards = context.log.num_backwards
+        """Completed in the step that is undone."""
+        self._has_written_shared = False
+
+    def save(self, task: Task) -> None:
+        """Write `state/`; random states and buffers of this process are rewound by now."""
+        if task.is_rescue and not task.writes_shared:
+            return
+        task.state.mkdir(parents=True, exist_ok=True)
+        with torch.no_grad():
+            if task.is_rescue:
+                self._check_replicated()
+                with alone():
+                    self._save(task)
+            else:
+                self._save(task)
+
+    def live(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What the Trainer wrote here, and averages of a callback, which it knows nothing of: they must be missed."""
+        if self._has_written_shared:
+            yield from tensors_of([self._trainer.model], [innermost(self._trainer.optimizer)])
+            for average in averages.find(self._context, [self._trainer.model]):
+                yield from average.tensors()
+
+    def _check_replicated(self) -> None:
+        kind = self._trainer.accelerator.distributed_type
+        if kind not in REPLICATED or getattr(self._trainer, "is_distributed_loading_by_transformers", False):
+            raise SaveError(f"the Trainer saves {kind.value} state by collectives, and ranks are blocked")
+
+    def _save(self, task: Task) -> None:
+        """As `_save_checkpoint` does; a rescuer speaks for as many ranks as there are."""
+        trainer, folder = self._trainer, str(task.state)
+        self._has_written_shared = trainer.args.should_save
+        self._uncount(
+            0 if task.is_snapshot else self._num_backwards, num_ranks=task.world_size if task.is_rescue else 1
+        )
+        trainer.store_flos()
+        trainer.save_model(folder, _internal_call=True)
+        trainer._save_optimizer_and_scheduler(folder)  # noqa: SLF001
+        trainer._save_scaler(folder)  # noqa: SLF001
+        if self._has_written_shared:
+            _export(trainer)
+            trainer.state.save_to_json(str(task.state / TRAINER_STATE_NAME))
+        self._save_random_states(task)
+
+    def _uncount(self, num_backwards: int, *, num_ranks: int) -> None:
+        """Take back what the Trainer counted of batches whose step is undone."""
+        trainer, state = self._trainer, self._trainer.state
+        tokens = state.num_input_tokens_seen
+        for inputs in _batches(trainer)[:num_backwards]:
+            trainer.current_flos -= float(trainer.floating_point_ops(inputs))
+            trainer._track_num_input_tokens(inputs)  # noqa: SLF001
+        state.num_input_tokens_seen = tokens - (state.num_input_tokens_seen - tokens) * num_ranks
+        trainer.current_flos *= num_ranks
+
+    def _save_random_states(self, task: Task) -> None:
+        """The Trainer's own file, with what it will find when it resumes; in a rescue, one for every rank."""
+        trainer, folder = self._trainer, task.state
+        trainer._save_rng_state(str(folder))  # noqa: SLF001
+        index = trainer.args.process_index
+        path = folder / ("rng_state.pth" if trainer.args.world_size <= 1 else f"rng_state_{index}.pth")
+        own = torch.load(path, weights_only=False)
+        path.unlink()
+        ranks = range(task.world_size) if task.is_rescue else (task.rank,)
+        for rank in ranks:
+            if rank in task.rewinds:
+                name = "rng_state.pth" if task.world_size <= 1 else f"rng_state_{rank}.pth"
+                torch.save(own | self._random_states(task.rewinds[rank], own), folder / name)
+        randomness.check(task, ranks)
+
+    def _random_states(self, rewound: "Rewound", own: Mapping[str, Any]) -> dict[str, Any]:
+        states = randomness.at_beginning(rewound) if self._is_at_epoch() else randomness.at_forward(rewound)
+        kept = {"python": states.python, "cpu": states.torch}
+        if states.numpy is not None:
+            kept["numpy"] = states.numpy
+        if "cuda" in own and states.cuda:
+            is_all = isinstance(own["cuda"], list)
+            kept["cuda"] = states.cuda if is_all else states.cuda[torch.cuda.current_device()]
+        return kept
+
+    def _is_at_epoch(self) -> bool:
+        """Whether the resumed Trainer begins with the iterator of an epoch, at no batch or by not skipping any."""
+        state = self._trainer.state
+        return bool(self._trainer.args.ignore_data_skip or not state.global_step or float(state.epoch).is_integer())
+
+
+def _batches(trainer: Any) -> Sequence[Any]:
+    """The micro-batches that the Trainer fetched for the step it is in, from its own frame."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+    while frame is not None:
+        if frame.f_code.co_name == "_run_epoch" and frame.f_locals.get("self") is trainer:
+            return frame.f_locals.get("batch_samples") or ()
+        frame = frame.f_back
+    return ()
+
+
+def _export(trainer: Any) -> None:
+    """Callbacks that have a state put it into the Trainer's."""
+    stored = trainer.state.stateful_callbacks
+    for part in (*trainer.callback_handler.callbacks, trainer.control):
+        if isinstance(part, ExportableState):
+            name = type(part).__name__
+            if isinstance(stored.get(name), list):
+                stored[name].append(part.state())
+            else:
+                stored[name] = part.state()

@@ -1,0 +1,123 @@
+"""What the script logs through its framework or its tracker, read by name where it is logged.
+
+Nothing is imported for this: a library is followed once the script has imported it, which is looked for when a backward pass begins
+and the interpreter knows more modules than before. Of a log that calls another, the Trainer's that writes to TensorBoard, the outermost counts.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holter.rank.hooks.late_imports import Awaited
+from holter.rank.monitor import Monitor
+
+Read = Callable[..., Any]
+"""What the arguments of a call say, by name; anything but a mapping says nothing."""
+
+
+def _first(_self: Any, values: Any = None, *_: Any, **kwargs: Any) -> Any:
+    return kwargs.get("data", values)
+
+
+def _on_log(
+    handler: Any, _args: Any = None, _state: Any = None, _control: Any = None, logs: Any = None, **_: Any
+) -> Any:
+    # Our own callback passes it on.
+    is_told = any(type(callback).__name__ == "HolterCallback" for callback in getattr(handler, "callbacks", ()))
+    return None if is_told else logs
+
+
+def _scalar(_self: Any, tag: Any = "", scalar_value: Any = None, *_: Any, **__: Any) -> Mapping[str, Any]:
+    return {str(tag): scalar_value}
+
+
+def _scalars(_self: Any, main_tag: Any = "", tag_scalar_dict: Any = None, *_: Any, **__: Any) -> Mapping[str, Any]:
+    return {f"{main_tag}/{tag}": value for tag, value in (tag_scalar_dict or {}).items()}
+
+
+def _metric(key: Any = "", value: Any = None, *_: Any, **__: Any) -> Mapping[str, Any]:
+    return {str(key): value}
+
+
+def _metrics(metrics: Any = None, *_: Any, **__: Any) -> Any:
+    return metrics
+
+
+@dataclass(frozen=True)
+class Logger:
+    """One function by which scripts log."""
+
+    module: str
+    owner: str
+    """Class in that module; empty: the module itself."""
+    name: str
+    read: Read
+    also: str = ""
+    """Another module that knows the same function."""
+
+
+LOGGERS = (
+    Logger("accelerate.accelerator", "Accelerator", "log", _first),
+    Logger("transformers.trainer_callback", "CallbackHandler", "on_log", _on_log),
+    Logger("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", _scalar),
+    Logger("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalars", _scalars),
+    Logger("tensorboardX.writer", "SummaryWriter", "add_scalar", _scalar),
+    Logger("tensorboardX.writer", "SummaryWriter", "add_scalars", _scalars),
+    Logger("wandb.sdk.wandb_run", "Run", "log", _first),
+    Logger("mlflow.tracking.fluent", "", "log_metric", _metric, also="mlflow"),
+    Logger("mlflow.tracking.fluent", "", "log_metrics", _metrics, also="mlflow"),
+)
+
+
+class Loggers:
+    """Follows the libraries that the script has imported."""
+
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self._awaited = Awaited(LOGGERS)
+        self._depth = 0
+        self._has_wandb = False
+
+    def install(self) -> None:
+        """Look for them at every backward pass."""
+        self._monitor.before_backward.append(self._monitor.context.guard.wrap(self.look))
+
+    def look(self) -> None:
+        """Follow what has come since the last look."""
+        for logger, owners in self._awaited.come():
+            self._follow(logger.name, logger.read, *owners)
+        self._follow_wandb()
+
+    def _follow_wandb(self) -> None:
+        """`wandb.log` is a method of the run that was begun, taken from it before we could follow that."""
+        wandb = sys.modules.get("wandb")
+        bound: Any = getattr(wandb, "log", None)
+        if wandb is not None and not self._has_wandb and hasattr(bound, "__func__"):
+            self._has_wandb = True
+            if bound.__func__ is not getattr(type(bound.__self__), "log", None):
+                self._follow("log", functools.partial(_first, None), wandb)
+
+    def _follow(self, name: str, read: Read, *owners: Any) -> None:
+        self._monitor.context.patches.replace(name, functools.partial(self._around, read), *owners)
+
+    def _around(self, read: Read, original: Callable[..., Any]) -> Callable[..., Any]:
+        tell = self._monitor.context.guard.wrap(self._tell)
+
+        @functools.wraps(original)
+        def log(*args: Any, **kwargs: Any) -> Any:
+            if self._depth == 0:
+                tell(read, *args, **kwargs)
+            self._depth += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._depth -= 1
+
+        return log
+
+    def _tell(self, read: Read, *args: Any, **kwargs: Any) -> None:
+        values = read(*args, **kwargs)
+        if isinstance(values, Mapping):
+            self._monitor.logs.log(values)

@@ -1,0 +1,1 @@
+"""A training loop of the script's own: plain, DDP, or sharded by DTensors."""

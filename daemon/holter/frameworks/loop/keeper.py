@@ -1,0 +1,215 @@
+"""A loop of the script's own, kept by torch.distributed.checkpoint: plain, DDP, and sharded by DTensors (FSDP2, tensor parallel).
+
+    dcp.load({"model": …, "optim": …}, checkpoint_id=run/"checkpoints/30/state")      no holter needed
+
+The same planner and the same writer as `dcp.save`, but what savers must tell each other goes through files (`exchange.py`): one way for
+a held step and for a thread beside a blocked main thread. Replicated state is written by the first saver alone.
+
+Shards that nobody wrote are said, and the metadata is then called `.metadata.incomplete`: `dcp.load` would take a checkpoint with holes
+without a word and leave what it does not find as it was initialised.
+"""
+
+import contextlib
+import json
+import pickle
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+
+from holter import clock
+from holter.errors import PartlySavedError, SaveError
+from holter.frameworks.loop import aliases, named_state, other_state
+from holter.frameworks.saving import averages, random_states, randomness
+from holter.frameworks.saving.exchange import Exchange
+from holter.frameworks.saving.keeper import Task
+from holter.rank.context import Context
+
+PATIENCE_S = 15.0
+"""A plan is made in a fraction of a second: a saver that has given none by now gives none."""
+INCOMPLETE = ".metadata.incomplete"
+
+
+def keep(context: Context, optimizers: Sequence[torch.optim.Optimizer]) -> "DistributedKeeper":
+    """The keeper of a loop that no framework runs."""
+    return DistributedKeeper(context, optimizers)
+
+
+class DistributedKeeper:
+    """One rank's part of a checkpoint of torch.distributed.checkpoint."""
+
+    framework = "dcp"
+
+    def __init__(self, context: Context, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._context = context
+        self._optimizers = list(optimizers)
+        ours = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        self._models = [m for m in context.models if m.was_optimized or any(id(p) in ours for _, p in m.parameters)]
+        self._averages: list[averages.Average] = []
+        self._written: list[tuple[str, torch.Tensor]] = []
+        self.is_sharded = False
+        """Known once it is saved."""
+
+    def live(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What this rank wrote, as it lies in memory: its shards, and on the first saver what all ranks share."""
+        return iter(self._written)
+
+    def save(self, task: Task) -> None:
+        """Write this rank's part; the first saver also says what the whole is."""
+        if not self._models:
+            raise SaveError("no model was seen that the optimizer trains")
+        task.state.mkdir(parents=True, exist_ok=True)
+        with torch.no_grad(), _beside_training(is_rescue=task.is_rescue):
+            ranks = random_states.write(task, named_state.own_buffers(self._models) if task.world_size > 1 else {})
+            trained = [inner for model in self._models if (inner := model.inner) is not None]
+            self._averages = averages.find(self._context, trained)
+            if named_state.is_flat(self._models):
+                self._save_gathered(task)
+            else:
+                self._save_parts(task)
+        randomness.check(task, ranks)
+        if task.writes_shared and (lost := self._lost(task)):
+            raise PartlySavedError(f"averages of the weights are not saved as of this step: {', '.join(lost)}")
+
+    def _lost(self, task: Task) -> list[str]:
+        """Averages that FSDP1 would have to gather, or that no snapshot has put back with the weights."""
+        copied = [model.inner for model in self._context.models.all()] if task.is_snapshot else []
+        is_lost = task.is_snapshot or named_state.is_flat(self._models)
+        return [each.name for each in self._averages if is_lost and not any(each.holder is held for held in copied)]
+
+    def _save_parts(self, task: Task) -> None:
+        found = other_state.find(
+            self._optimizers, [each for each in self._averages if each.name not in self._lost(task)]
+        )
+        state = {**named_state.state_of(self._models, self._optimizers, found), "step": task.completed}
+        savers = task.savers or tuple(range(task.world_size))
+        self.is_sharded = any(_is_shard(tensor) for _, tensor in named_state.tensors(state))
+        if not self.is_sharded:
+            if task.rank != savers[0]:
+                return
+            savers = savers[:1]
+        if task.rank == savers[0]:
+            (task.state / other_state.NAMES).write_text(
+                json.dumps(other_state.described(self._optimizers, found), indent=2) + "\n"
+            )
+        exchange = Exchange(task.directory, task.rank, clock.monotonic_s() + task.deadline_s)
+        try:
+            missing = self._write(task, state, exchange, savers)
+        except Exception as error:
+            exchange.fail(error)
+            raise
+        if missing:
+            raise PartlySavedError(missing)
+
+    def _write(self, task: Task, state: dict[str, Any], exchange: Exchange, savers: tuple[int, ...]) -> str:
+        """Returns what is missing of the whole, if this rank is the one who knows."""
+        is_first = task.rank == savers[0]
+        planner, writer = DefaultSavePlanner(), dcp.FileSystemWriter(task.state)
+        planner.set_up_planner(state, writer.storage_meta(), is_coordinator=is_first)
+        writer.set_up_storage_writer(is_first, rank=task.rank, use_collectives=True)
+        exchange.put("plan", writer.prepare_local_plan(planner.create_local_plan()))
+        if is_first:
+            plans, silent = exchange.gather("plan", savers, PATIENCE_S)
+            # Ranks without a plan keep their place: files are called by it.
+            padded = [plans.get(rank, SavePlan([], planner_data={})) for rank in range(task.world_size)]
+            orders, metadata = create_default_global_save_plan(dedup_save_plans(padded, save_to_lowest_rank=True))
+            exchange.put("orders", writer.prepare_global_plan(orders))
+        plan = planner.finish_plan(exchange.get("orders", savers[0], 2 * PATIENCE_S)[task.rank])
+        exchange.put("written", writer.write_data(plan, planner).wait())
+        self._written = list(_pieces(planner, plan))
+        if not is_first:
+            # Where in its files a rank's tensors lie stands in the metadata: without it nobody could read them back.
+            exchange.get("end", savers[0], task.deadline_s)
+            return ""
+        results, late = exchange.gather("written", plans, task.deadline_s)
+        metadata.planner_data = {key: path for plan in plans.values() for key, path in plan.planner_data.items()}
+        whys = dict.fromkeys(task.lost, "cannot save") | silent | late
+        missing = _finish(writer, metadata, results, whys, state["optim"]["param_groups"])
+        exchange.put("end", missing)
+        return missing
+
+    def _save_gathered(self, task: Task) -> None:
+        """FSDP1, by its own collectives, which only a held step allows."""
+        if task.is_rescue:
+            raise SaveError(
+                "FSDP1 gathers its shards to save them, and the ranks are blocked (fully_shard can save without)"
+            )
+        self.is_sharded = True
+        root = self._models[0].root
+        assert root is not None
+        weights, optim = get_state_dict(root, self._optimizers)
+        dcp.save({"model": weights, "optim": optim, "step": task.completed}, checkpoint_id=task.state)
+
+
+def _finish(
+    writer: dcp.FileSystemWriter,
+    metadata: Metadata,
+    results: Mapping[int, list[WriteResult]],
+    whys: Mapping[int, str],
+    groups: Sequence[Mapping[str, Any]],
+) -> str:
+    """Write the metadata, with all names or as an incomplete one; returns what is missing."""
+    written = [result for each in results.values() for result in each]
+    holes = _holes(metadata, {result.index for result in written})
+    if not holes:
+        writer.finish(metadata, [written, aliases.add(metadata, written, groups)])
+        return ""
+    metadata.storage_data = {result.index: result.storage_data for result in written}
+    (Path(writer.path) / INCOMPLETE).write_bytes(pickle.dumps(metadata))
+    who = "; ".join(f"rank {rank} {why}" for rank, why in sorted(whys.items()))
+    return f"of {len(holes)} tensors parts are missing ({holes[0]}, …): {who}"
+
+
+def _pieces(planner: DefaultSavePlanner, plan: SavePlan) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a plan has this rank write: a shard as its DTensor, unless it is stored in several pieces."""
+    items = [item for item in plan.items if item.tensor_data is not None]
+    counts = Counter(item.index.fqn for item in items)
+    for item in items:
+        name = item.index.fqn
+        yield name, planner.state_dict[name] if counts[name] == 1 else planner.resolve_data(item)
+
+
+def _holes(metadata: Metadata, written: AbstractSet[MetadataIndex]) -> list[str]:
+    """Entries that nobody wrote, or not all of."""
+    found = []
+    for key, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            chunks = [chunk for chunk in entry.chunks if MetadataIndex(key, chunk.offsets) in written]
+            is_whole = sum(chunk.sizes.numel() for chunk in chunks) == entry.size.numel()
+        else:
+            is_whole = MetadataIndex(key) in written
+        if not is_whole:
+            found.append(key)
+    return found
+
+
+def _is_shard(tensor: torch.Tensor) -> bool:
+    """Whether other ranks hold other parts of it."""
+    return isinstance(tensor, DTensor) and any(
+        not placement.is_replicate() and size > 1
+        for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True)
+    )
+
+
+@contextlib.contextmanager
+def _beside_training(*, is_rescue: bool) -> Iterator[None]:
+    """On a device: not behind the call that hangs on its stream; in a held step, after all that was queued."""
+    if not torch.cuda.is_initialized():
+        yield
+    elif is_rescue:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            yield
+    else:
+        torch.cuda.synchronize()
+        yield

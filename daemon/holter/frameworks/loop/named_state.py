@@ -1,0 +1,119 @@
+"""A loop's training state by name, as `get_state_dict` of torch.distributed.checkpoint gives it, read without disturbing anybody.
+
+    {"model": {fqn: tensor}, "optim": {"state": {fqn: {…}}, "param_groups": [{…, "params": [fqn, …]}]}, "scheduler": …, "scaler": …, "ema": …}
+
+The first model's tensors are called as it calls them, those of others begin with their variable.
+
+`get_state_dict` itself may not be called while main threads are blocked: of FSDP2 it reshards the parameters that the forward pass is
+using, of FSDP1 it gathers. Here a sharded parameter is taken from where FSDP2 keeps it while modules hold the gathered one.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from holter.errors import SaveError
+from holter.frameworks.loop.other_state import Other
+from holter.rank import state_objects
+from holter.rank.models import Model
+
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+"""Parts of a name that a wrapper inside a model adds, and that checkpoints leave out."""
+
+
+def state_of(
+    models: Sequence[Model], optimizers: Sequence[torch.optim.Optimizer], others: Iterable[Other]
+) -> dict[str, Any]:
+    """Everything but random states and counters."""
+    weights: dict[str, Any] = {}
+    names: dict[int, str] = {}
+    for name, value in _entries(models):
+        weights[name] = value
+        # A tied weight is known to its optimizer by its first name.
+        names.setdefault(id(value), name)
+    state = {"model": weights, "optim": _optim(optimizers, names)}
+    for each in others:
+        is_module = isinstance(each.holder, torch.nn.Module)
+        state[each.key] = _held(each.holder) if is_module else each.holder.state_dict()
+    return state
+
+
+def tensors(state: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors at any depth."""
+    for key, value in state.items():
+        if isinstance(value, torch.Tensor):
+            yield f"{path}{key}", value
+        elif isinstance(value, Mapping):
+            yield from tensors(value, f"{path}{key}.")
+        elif isinstance(value, list):
+            yield from tensors(dict(enumerate(value)), f"{path}{key}.")
+
+
+def is_flat(models: Sequence[Model]) -> bool:
+    """Whether FSDP1 holds them: its flat shards have no place in a checkpoint before they are gathered."""
+    return any(
+        isinstance(each, FullyShardedDataParallel) for model in models if model.root for each in model.root.modules()
+    )
+
+
+def own_buffers(models: Sequence[Model]) -> dict[str, torch.Tensor]:
+    """Persistent buffers that nobody keeps equal on all ranks: a checkpoint has those of one rank."""
+    loose = [model for model in models if model.ddp is None or not model.ddp.broadcast_buffers]
+    return {
+        name: value.detach().cpu()
+        for name, value in _entries(models, loose)
+        if isinstance(value, torch.Tensor)
+        and not isinstance(value, torch.nn.Parameter)
+        and not hasattr(value, "placements")
+    }
+
+
+def _entries(models: Sequence[Model], wanted: Sequence[Model] | None = None) -> Iterator[tuple[str, Any]]:
+    """Names, and what a state_dict has there; `models` are all that are kept."""
+    for number, model in enumerate(models):
+        if wanted is not None and model not in wanted:
+            continue
+        if (inner := model.inner) is None:
+            raise SaveError("the script has let go of its model")
+        # It may have been found after a model that is not kept, and have got a name of its own for that.
+        prefix = model.prefix if number else ""
+        for name, value in _held(inner).items():
+            yield prefix + plain(name), value
+
+
+def _held(module: torch.nn.Module) -> dict[str, Any]:
+    """What its state_dict has, a sharded parameter as the optimizer knows it."""
+    sharded = state_objects.sharded(module)
+    if not sharded:
+        return dict(module.state_dict(keep_vars=True))
+    held: dict[str, Any] = {}
+    for path, part in module.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        # The part of state_dict() below FSDP2's hook, which would reshard.
+        part._save_to_state_dict(held, prefix, keep_vars=True)  # noqa: SLF001
+        for name in list(part._parameters):  # noqa: SLF001
+            if (id(part), name) in sharded:
+                held[prefix + name] = sharded[id(part), name]
+    return held
+
+
+def plain(name: str) -> str:
+    """As checkpoints have it."""
+    for wrapper in WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
+def _optim(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> dict[str, Any]:
+    state: dict[str, Any] = {}
+    groups: list[dict[str, Any]] = []
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            unknown = sum(id(p) not in names for p in group["params"])
+            if unknown:
+                raise SaveError(f"{unknown} parameters of {type(optimizer).__name__} belong to no model that was seen")
+            groups.append({**group, "params": [names[id(p)] for p in group["params"]]})
+            state |= {names[id(p)]: dict(optimizer.state[p]) for p in group["params"] if p in optimizer.state}
+    return {"state": state, "param_groups": groups}

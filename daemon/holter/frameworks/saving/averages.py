@@ -1,0 +1,76 @@
+"""Averaged copies of the trained models: no optimizer knows them, and a run that goes on without them has lost what it averaged.
+
+    watch.log(ema=average)          the script says so
+    AveragedModel                   torch's own, if its parameters have the shapes of a trained model's
+    any other module of such shapes, no part of a larger one, that is frozen, and changed in place again and again
+
+A frozen copy to compare with (a reference model) is changed a few times while it is made, and rests. A copy that could be trained, and that
+nobody logs, is not known from a model of an earlier training; one that is changed through `.data` is not seen to change.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch.optim.swa_utils import AveragedModel
+
+from holter.rank import naming
+from holter.rank.search import living, parameters_of, top_level
+
+if TYPE_CHECKING:
+    from holter.rank.context import Context
+
+MANY_CHANGES = 16
+"""In place, of every parameter: more than initialising and loading make."""
+
+
+class Average(NamedTuple):
+    """One copy."""
+
+    name: str
+    """What the script calls it, or its class."""
+    holder: Any
+    """A module, or an object with a `state_dict`."""
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What must be found again of it."""
+        if isinstance(self.holder, torch.nn.Module):
+            for name, parameter in self.holder.named_parameters():
+                yield f"{self.name}, an average: {name}", parameter.detach()
+
+
+def find(context: "Context", trained: Sequence[torch.nn.Module]) -> list[Average]:
+    """Those that live, in the order of their names."""
+    ours = {id(p) for model in trained for p in model.parameters()}
+    # A model that an optimizer stepped, perhaps long ago, is no average of another.
+    ours |= {id(p) for model in context.models if model.was_optimized for _, p in model.parameters}
+    shapes = [_shapes(model.parameters()) for model in trained]
+    found: dict[int, Any] = {id(each): each for each in context.averages}
+    for module in (*living(AveragedModel), *top_level()):
+        parameters = parameters_of(module)
+        if _shapes(parameters) in shapes and (isinstance(module, AveragedModel) or _is_updated(parameters)):
+            found[id(module)] = module
+    # A wrapper, a part or an alias of what is trained is none.
+    return _named([each for each in found.values() if not any(id(p) in ours for p in parameters_of(each))])
+
+
+def _named(found: Sequence[Any]) -> list[Average]:
+    """What no variable holds comes last: it may be waiting to be collected."""
+    named = sorted(
+        ((naming.variable_of(each), type(each).__name__, each) for each in found), key=lambda it: (not it[0], it[:2])
+    )
+    averages: list[Average] = []
+    for variable, label, holder in named:
+        name = naming.unique(variable or label, {each.name for each in averages})
+        averages.append(Average(name, holder))
+    return averages
+
+
+def _shapes(parameters: Any) -> list[torch.Size]:
+    return [parameter.shape for parameter in parameters]
+
+
+def _is_updated(parameters: Sequence[Any]) -> bool:
+    # Nobody counts the changes of inference tensors.
+    resting = (p.requires_grad or p.is_inference() or p._version <= MANY_CHANGES for p in parameters)  # noqa: SLF001
+    return bool(parameters) and not any(resting)

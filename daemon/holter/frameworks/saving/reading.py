@@ -1,0 +1,119 @@
+"""Every tensor in the files of a checkpoint, one at a time, whatever framework wrote them; nothing that a file names is run.
+
+    *.safetensors                       by safetensors
+    *.bin *.pt *.pth *.pkl *.ckpt       what torch.save wrote, by `torch_files`
+    *.distcp                            pieces of torch.distributed.checkpoint, found by its .metadata: `name@offset,offset`
+
+A file of another kind holds no tensors as far as we know; its digest covers it.
+"""
+
+import contextlib
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holter.errors import VaultError
+from holter.frameworks.saving import inert, torch_files
+
+TORCH_SAVED = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
+_PIECES = re.compile(r"__(\d+)_\d+\.distcp")
+MAX_CONTAINERS = 10_000_000
+
+Named = tuple[str, torch.Tensor]
+
+
+def holds_tensors(name: str) -> bool:
+    """Whether a file of this name may hold tensors."""
+    return Path(name).suffix in TORCH_SAVED | {".safetensors", ".distcp"}
+
+
+def tensors_in(path: Path) -> Iterator[Named]:
+    """Those of one file. Raises VaultError with why it cannot be read safely, perhaps after some of them."""
+    read = {".safetensors": _of_safetensors, ".distcp": _of_pieces}.get(path.suffix, _of_torch_save)
+    try:
+        yield from read(path)
+    except VaultError:
+        raise
+    except Exception as error:  # a damaged file makes its reader stumble over anything
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        raise VaultError(f"{path.name} cannot be read: {reason[:200]}") from error
+
+
+def _of_safetensors(path: Path) -> Iterator[Named]:
+    from safetensors import safe_open  # noqa: PLC0415 - comes with the frameworks that write it
+
+    with safe_open(str(path), framework="pt") as file:
+        for name in file.keys():  # noqa: SIM118 - it is no mapping
+            yield name, file.get_tensor(name)
+
+
+def _of_torch_save(path: Path) -> Iterator[Named]:
+    yield from _walk("", torch_files.load(path))
+
+
+def _of_pieces(path: Path) -> Iterator[Named]:
+    pieces = [piece for piece in _pieces(*_metadata(path)) if piece.file == path.name]
+    if not pieces:
+        raise VaultError(f"{path.name} is not in the checkpoint's .metadata")
+    with path.open("rb") as file:
+        for piece in pieces:
+            file.seek(piece.offset)
+            content = file.read(piece.length)
+            with contextlib.suppress(Exception) if piece.is_bytes else contextlib.nullcontext():
+                loaded = torch_files.load(content)
+                name = piece.name + (f"@{','.join(map(str, piece.corner))}" if any(piece.corner) else "")
+                yield from _walk(name, loaded)
+
+
+class _Piece:
+    """Where one item of a distributed checkpoint lies."""
+
+    def __init__(self, index: Any, info: Any) -> None:
+        self.name = str(index.fqn)
+        corner = getattr(index, "offset", None)
+        self.is_bytes = corner is None
+        """Not a tensor by itself; there may be some in it."""
+        self.corner = tuple(corner or ())
+        self.file, self.offset, self.length = str(info.relative_path), int(info.offset), int(info.length)
+
+
+def _metadata(path: Path) -> tuple[Path, int]:
+    found = _PIECES.fullmatch(path.name)
+    own = [path.with_name(f"__{found[1]}.metadata")] if found else []
+    for candidate in (path.with_name(".metadata"), path.with_name(".metadata.incomplete"), *own):
+        if candidate.is_file():
+            return candidate, candidate.stat().st_mtime_ns
+    raise VaultError(f"there is no .metadata beside {path.name}, which says where in it the tensors are")
+
+
+@functools.lru_cache(maxsize=4)
+def _pieces(path: Path, _written_ns: int) -> list[_Piece]:
+    try:
+        metadata = inert.Unpickler().loads(path.read_bytes())
+        return [_Piece(index, info) for index, info in metadata.storage_data.items()]
+    except Exception as error:
+        raise VaultError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _walk(name: str, thing: Any, seen: set[int] | None = None) -> Iterator[Named]:
+    """Tensors in it, by their path; what holds itself is entered once."""
+    seen = set() if seen is None else seen
+    if isinstance(thing, torch.Tensor):
+        yield name, thing
+    elif id(thing) not in seen and len(seen) < MAX_CONTAINERS:
+        for key, part in _inside(thing):
+            seen.add(id(thing))
+            yield from _walk(f"{name}.{key}" if name else str(key), part, seen)
+
+
+def _inside(thing: Any) -> Iterator[tuple[Any, Any]]:
+    if isinstance(thing, Mapping):
+        yield from thing.items()
+    elif isinstance(thing, (list, tuple)):
+        yield from enumerate(thing)
+    elif isinstance(thing, inert.Inert):
+        yield from vars(thing).items()

@@ -1,0 +1,1 @@
+"""Where checkpoints are kept: written beside, verified, named last, never overwritten."""

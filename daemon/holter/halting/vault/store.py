@@ -1,0 +1,297 @@
+"""Where checkpoints of halts are kept: written beside, checked, named last, and never overwritten.
+
+    checkpoints/.30.partial      being written: no checkpoint, whoever finds it
+    checkpoints/30               sealed: manifest.json lists every file of it
+    checkpoints/30-2             sealed, of the same step, and not the same bits
+    checkpoints/30-incomplete    sealed, and its manifest says what is missing
+    checkpoints/vault.json       runs that have sealed here: a run directory may have several lives
+
+Two good ones are kept; an older one goes only when a newer one has its name. Whatever fails raises VaultError, and what had its name before
+keeps it.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from holter.clock import rfc3339, wall_ns
+from holter.errors import VaultError
+from holter.files import write_whole
+from holter.halting.vault import manifest as manifests
+from holter.halting.vault.completeness import Circumstances, lacking, random_states, unclaimed, why
+from holter.halting.vault.manifest import Manifest, Part, Progress, StoredFile
+from holter.records import Verdict
+
+FOLDER = "checkpoints"
+NUM_KEPT = 2
+"""Of each verdict."""
+SEALED = re.compile(r"(\d+)(-\d+|-incomplete(-\d+)?)?")
+"""Names of sealed checkpoints: completed steps, and what tells several of them apart."""
+
+
+class Sealed(NamedTuple):
+    """A checkpoint with a name."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of the manifest."""
+        return self.manifest.verdict
+
+    @property
+    def why(self) -> str:
+        """Of the manifest."""
+        return self.manifest.why
+
+    @property
+    def state(self) -> Path:
+        """What to give to the framework."""
+        return self.path / manifests.STATE
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """`vault.json`."""
+
+    runs: list[str] = []
+
+
+class Vault:
+    """The checkpoints of one run directory. Every method may take as long as its disk does."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.folder = run_dir / FOLDER
+
+    def begin(self, step: int, stamp: int = 0) -> Path:
+        """A fresh directory to save into; what a halt that died left unfinished is removed. Raises VaultError.
+
+        `stamp` makes its name its own: a disk that answers late must not take away what ranks write meanwhile.
+        """
+        partial = self.partial(step, stamp)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left in list(self.folder.glob(".*.partial")):
+                if left != partial or not stamp:
+                    _remove(left)
+            for left in list(self.folder.glob(".*.gone")):
+                shutil.rmtree(left, ignore_errors=True)
+            for part in (manifests.STATE, manifests.PARTS, manifests.RANKS):
+                (partial / part).mkdir(parents=True, exist_ok=bool(stamp))
+        except OSError as error:
+            raise VaultError(f"nothing can be saved below {self.folder}: {_reason(error)}") from error
+        return partial
+
+    def partial(self, step: int, stamp: int = 0) -> Path:
+        """Where a state of so many completed steps is written until it is sealed."""
+        return self.folder / (f".{step}.{stamp}.partial" if stamp else f".{step}.partial")
+
+    def seal(self, partial: Path, about: Circumstances, progress: Progress = lambda _done, _of: None) -> Sealed:
+        """Check what was written, write its manifest, and give it its name. Raises VaultError; then nothing has a new name."""
+        try:
+            sealed = self._seal(partial, about, progress)
+        except OSError as error:
+            raise VaultError(
+                f"the checkpoint of step {about.step} could not be sealed: {_reason(error)}; what was written of it is in {partial}, unverified"
+            ) from error
+        # The new one has its name: that an old one cannot be removed takes nothing from it.
+        with contextlib.suppress(OSError):
+            self.prune()
+        return sealed
+
+    def discard(self, partial: Path) -> None:
+        """What was written is not whole and cannot be sealed; that it cannot be removed is no trouble."""
+        with contextlib.suppress(OSError):
+            _remove(partial)
+
+    def all(self) -> list[Sealed]:
+        """Every checkpoint with a readable manifest, oldest first."""
+        return [Sealed(path, found) for path, found in self._named() if found is not None]
+
+    def damaged(self) -> list[Path]:
+        """Those that have a name, and no manifest that can be read."""
+        return [path for path, found in self._named() if found is None]
+
+    def last_good(self) -> Sealed | None:
+        """The newest that is healthy and whose files are all there."""
+        return next((one for one in reversed(self.all()) if _is_good(one)), None)
+
+    def prune(self) -> None:
+        """Keep the newest two of each verdict; one whose files are not all there stands in no other's place. Raises OSError."""
+        by_verdict: dict[Verdict, list[Sealed]] = {}
+        for one in reversed(self.all()):
+            if one.verdict != "healthy" or _is_good(one):
+                by_verdict.setdefault(one.verdict, []).append(one)
+        for alike in by_verdict.values():
+            for one in alike[NUM_KEPT:]:
+                _remove(one.path)
+
+    def runs(self) -> list[str]:
+        """Ids of the runs that have sealed here; empty: not known."""
+        try:
+            return msgspec.json.decode((self.folder / "vault.json").read_bytes(), type=Ledger).runs
+        except (OSError, msgspec.MsgspecError):
+            return []
+
+    def _named(self) -> list[tuple[Path, Manifest | None]]:
+        found: list[tuple[tuple[str, int], Path, Manifest | None]] = []
+        with contextlib.suppress(OSError):
+            for path in self.folder.iterdir():
+                if SEALED.fullmatch(path.name) and path.is_dir():
+                    manifest = _manifest(path)
+                    found.append(((manifest.sealed_at if manifest else "", _written_ns(path)), path, manifest))
+        return [(path, manifest) for _, path, manifest in sorted(found, key=lambda one: (one[0], one[1].name))]
+
+    def _seal(self, partial: Path, about: Circumstances, progress: Progress) -> Sealed:
+        files = _digested(partial, progress)
+        parts, damaged = _parts(partial)
+        lacks = [*lacking(about, parts, files), *damaged]
+        is_whole, known_states = not lacks, random_states(files)
+        about = _looked_at(about, parts)
+        manifest = manifests.signed(
+            Manifest(
+                run_id=about.run_id,
+                step=about.step,
+                framework=next((part.framework for part in parts.values()), ""),
+                world_size=about.world_size,
+                mesh=dict(about.mesh),
+                verdict=about.verdict if is_whole else "incomplete",
+                why=why(about, parts, known_states) if is_whole else "; ".join(lacks),
+                cause=about.cause,
+                savers=list(about.savers),
+                lost=list(about.lost),
+                random_states=known_states,
+                files=files,
+                tensors=[tensor for part in parts.values() for tensor in part.tensors],
+                unread={name: reason for part in parts.values() for name, reason in part.unread.items()}
+                | dict.fromkeys(unclaimed(parts, files), "no rank read it back"),
+                sealed_at=rfc3339(wall_ns()),
+            )
+        )
+        if (same := self._same(manifest)) is not None:
+            _remove(partial)
+            return same
+        write_whole(partial / manifests.NAME, manifests.encode(manifest))
+        _sync_folders(partial)
+        write_whole(self.folder / "vault.json", manifests.encode(Ledger(sorted({*self.runs(), about.run_id}))))
+        path = self._free(str(about.step) + ("" if is_whole else "-incomplete"))
+        partial.rename(path)
+        # Its name is given. A crash that takes the name back leaves a partial one, which is no lie; the parts are in the manifest.
+        with contextlib.suppress(OSError):
+            _sync(self.folder)
+        shutil.rmtree(path / manifests.PARTS, ignore_errors=True)
+        return Sealed(path, manifest)
+
+    def _same(self, manifest: Manifest) -> Sealed | None:
+        """One of this step that holds the same, file for file and bit for bit, and is as good."""
+        for one in self.all():
+            is_alike = (one.manifest.step, one.verdict, one.manifest.files) == (
+                manifest.step,
+                manifest.verdict,
+                manifest.files,
+            )
+            if is_alike and _digested(one.path, lambda _done, _of: None) == manifest.files:
+                return one
+        return None
+
+    def _free(self, name: str) -> Path:
+        number, path = 1, self.folder / name
+        # A name that is taken by anything at all is taken, also by a link that leads nowhere.
+        while os.path.lexists(path):
+            number += 1
+            path = self.folder / f"{name}-{number}"
+        return path
+
+
+def _digested(directory: Path, progress: Progress) -> dict[str, StoredFile]:
+    """Every file, on the disk and read back."""
+    sizes = manifests.listed(directory)
+    total, done = sum(sizes.values()), 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    return {
+        name: StoredFile(size, manifests.sha256(directory / name, on_bytes, is_synced=True))
+        for name, size in sizes.items()
+    }
+
+
+def _parts(partial: Path) -> tuple[dict[int, Part], list[str]]:
+    found, damaged = {}, []
+    for path in sorted((partial / manifests.PARTS).glob("*.json")):
+        try:
+            part = manifests.read_part(path)
+        except VaultError as error:
+            damaged.append(str(error))
+        else:
+            found[part.rank] = part
+    return dict(sorted(found.items())), damaged
+
+
+def _looked_at(about: Circumstances, parts: dict[int, Part]) -> Circumstances:
+    """With what the ranks saw in the numbers themselves, whatever the detectors had seen before."""
+    bad = [name for part in parts.values() for name in part.with_nan]
+    if not bad or about.verdict == "poisoned":
+        return about
+    return replace(
+        about, verdict="poisoned", why=f"{len(bad)} tensors hold NaN or Inf ({bad[0]}{', …' if bad[1:] else ''})"
+    )
+
+
+def _is_good(one: Sealed) -> bool:
+    """Healthy by its manifest, with every file there in its full size: `holter checkpoint verify` looks closer."""
+    if one.verdict != "healthy":
+        return False
+    try:
+        sizes = manifests.listed(one.path)
+    except OSError:
+        return False
+    return sizes == {name: file.bytes for name, file in one.manifest.files.items()}
+
+
+def _manifest(path: Path) -> Manifest | None:
+    try:
+        return manifests.read(path)
+    except VaultError:
+        return None
+
+
+def _written_ns(path: Path) -> int:
+    try:
+        return (path / manifests.NAME).stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _remove(path: Path) -> None:
+    """Its name goes first: nobody finds half of it. What cannot be deleted stays, without a name. Raises OSError for the name."""
+    gone = path.with_name(f".{path.name.lstrip('.')}.{wall_ns()}.gone")
+    path.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _sync_folders(directory: Path) -> None:
+    for folder, _, _ in os.walk(directory, topdown=False):
+        _sync(Path(folder))
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reason(error: OSError) -> str:
+    where = f" ({error.filename})" if error.filename else ""
+    return f"{error.strerror or error}{where}"

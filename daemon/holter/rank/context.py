@@ -1,0 +1,103 @@
+"""What the probes of one rank share."""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holter.rank.guard import Guard
+from holter.rank.hold.halts import Halts
+from holter.rank.hold.known_finite import Shown
+from holter.rank.hold.peers import Circle
+from holter.rank.hooks.patches import Patches
+from holter.rank.hooks.phases import PhaseClock
+from holter.rank.models import Models
+from holter.rank.publish.budget import Schedule
+from holter.rank.publish.observations import Recorder
+from holter.rank.publish.step_log import StepLog
+from holter.rank.readings.batches import Inputs
+from holter.rank.readings.fused_pass import Readings
+from holter.records import Phase
+
+if TYPE_CHECKING:
+    from holter.rank.hooks.data import DataProbe
+    from holter.rank.undo.rewind import Rewind
+    from holter.rank.undo.snapshots import Snapshots
+
+
+@dataclass
+class Context:
+    """One rank's mouth, clock, dials and memory."""
+
+    recorder: Recorder
+    schedule: Schedule
+    world_size: int
+    guard: Guard = field(default_factory=Guard)
+    patches: Patches = field(default_factory=Patches)
+    phases: PhaseClock = field(default_factory=PhaseClock)
+    models: Models = field(default_factory=Models)
+    readings: Readings = field(default_factory=Readings)
+    log: StepLog = field(default_factory=StepLog)
+    declared_frozen: tuple[str, ...] = ()
+    """Patterns of names that the user's settings declare frozen."""
+    inputs: Inputs | None = None
+    """The last training call of a model, until the step is done."""
+    held_inputs: Inputs | None = None
+    """The call after which the first non-finite value of this step was seen."""
+    lent: "weakref.WeakKeyDictionary[Any, list[tuple[tuple[str, Any], Any]]]" = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    """By optimizer: gradients that it will apply and does not hold yet, by the names of their parameters (`zero`)."""
+    partitioned: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
+    """Optimizers of which each rank applies a part, whether it is finite or not (`zero`)."""
+    averages: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
+    """What the script has logged as an average of its weights."""
+    shown: Shown = field(default_factory=Shown)
+    """Gradients of this step that are known to be finite."""
+    halts: Halts | None = None
+    """The rank's desk for halts; None: steps are never held."""
+    peers: Circle | None = None
+    """The ranks with which to agree that all shards are finite; None: there are none."""
+    is_torn: Callable[[], bool] = lambda: False
+    """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
+    count_steps: Callable[[Any], tuple[int, str] | None] = lambda _: None
+    """An optimizer -> how many steps the framework that steps it has counted, and its name; None: there is none that counts."""
+    find_registered: Callable[[Any], Callable[[], Iterable[Any]] | None] = lambda _: None
+    """An optimizer -> what gives the objects that the script has its framework save too; None: the framework takes none."""
+    rewind: "Rewind" = field(init=False)
+    """How the step under way began."""
+    data: "DataProbe" = field(init=False)
+    """The loaders of this process."""
+    snapshots: "Snapshots | None" = None
+    """Copies of the training state in memory; None: the user wants none."""
+    poisoned_step: int | None = None
+    """The first step whose gradients were applied although they were not finite; None: none that is known of."""
+
+    def hold_inputs(self) -> None:
+        """Something is not finite: of several micro-batches, this one is to be questioned."""
+        if self.held_inputs is None:
+            self.held_inputs = self.inputs
+
+    def enter(self, phase: Phase) -> Phase:
+        """Begin a phase and let the sidecar see it; returns the phase to go back to."""
+        interrupted = self.phases.enter(phase)
+        self.recorder.beat(self.log.step, phase, self.log.now.micro_steps)
+        return interrupted
+
+
+def in_phase(context: Context, phase: Phase, original: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, with the phase shown while it runs."""
+    interrupted: list[Phase] = []
+    begin = context.guard.wrap(lambda: interrupted.append(context.enter(phase)))
+    end = context.guard.wrap(lambda: context.enter(interrupted.pop()) if interrupted else None)
+
+    @functools.wraps(original)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        begin()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            end()
+
+    return within

@@ -1,0 +1,132 @@
+"""The Flight Recorder's way out of the rank: a socket that answers even when the main thread never will.
+
+    sidecar --POST /handler/fr_trace_json--> native threads of torch's worker server --> the recorder's JSON, without the interpreter lock
+            --POST /handler/dump_traceback->                                         --> stacks, if the interpreter lock can be had
+
+The worker server is private API of torch. Where it is missing or fails, a thread of Python serves the same two questions
+(`flight_thread`): then a rank that holds the interpreter lock cannot answer, and everything else is the same.
+
+The socket lies in a directory that only the user can enter. The rank removes it at its end, the sidecar if the rank could not.
+"""
+
+import atexit
+import contextlib
+import ctypes
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from holter import clock
+from holter.threads import without_signals
+
+NATIVE, PYTHON = "native", "python"
+"""Name of the socket: who answers."""
+MAX_PATH_BYTES = 107
+"""What fits a socket's address, with its final zero."""
+STOP_PATIENCE_S = 0.5
+POLL_S = 0.005
+LOG_LEVEL_ERROR = 2
+_STATE, _CONNECTED = 5, ("02", "03")
+"""Field of /proc/net/unix, and what it says of a connection that waits or is open."""
+
+
+class FlightServer:
+    """Serves this process's recorder from `start` to `stop`; a forked child neither serves nor cleans up."""
+
+    def __init__(self) -> None:
+        self.path = ""
+        """Of the socket; empty: nobody serves."""
+        self._pid = 0
+        self._server: Any = None
+
+    def start(self) -> None:
+        """Begin; raises OSError or RuntimeError if neither way can be had."""
+        if not dist.is_available():
+            return
+        directory = _private_directory()
+        try:
+            self._server, name = _serve(directory)
+        except BaseException:
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
+        self.path, self._pid = str(directory / name), os.getpid()
+        # A destructor joins threads: in a forked child there are none, and it would wait for ever.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._server))
+        atexit.register(self.stop)
+
+    def stop(self) -> None:
+        """Before the interpreter ends: let nobody in, and wait a moment for who is being answered, who may need the interpreter.
+
+        torch's own `shutdown` is not called. It waits for a slow reader, for seconds and with the interpreter lock held, and for ever
+        if the server has only just been started. Its threads, idle by now, end with the process.
+        """
+        if os.getpid() != self._pid or self._server is None:
+            return
+        server, self._server = self._server, None
+        shutil.rmtree(Path(self.path).parent, ignore_errors=True)
+        atexit.unregister(self.stop)
+        deadline = clock.monotonic_s() + STOP_PATIENCE_S
+        while _is_anyone_in(self.path) and clock.monotonic_s() < deadline:
+            threading.Event().wait(POLL_S)
+        if Path(self.path).name == PYTHON:
+            server.shutdown()
+
+
+def dump() -> bytes | None:
+    """This process's recorder as JSON, asked for from inside; None: there is none."""
+    native = getattr(torch._C, "_distributed_c10d", None)  # noqa: SLF001  private: it may be gone
+    copy = getattr(native, "_dump_fr_trace_json", None)
+    return None if copy is None else bytes(copy())
+
+
+def _private_directory() -> Path:
+    for parent in (None, "/tmp"):  # noqa: S108  mkdtemp makes it ours alone
+        directory = Path(tempfile.mkdtemp(prefix="holter-", dir=parent))
+        if len(os.fsencode(directory / NATIVE)) <= MAX_PATH_BYTES:
+            return directory
+        directory.rmdir()
+    raise OSError(f"a socket's address has {MAX_PATH_BYTES} bytes, and {directory} leaves no room for it")
+
+
+def _serve(directory: Path) -> tuple[Any, str]:
+    try:
+        from torch._C._distributed_c10d import _WorkerServer  # noqa: PLC0415  private: it may be gone
+
+        with _quiet(), without_signals():
+            return _WorkerServer(str(directory / NATIVE)), NATIVE
+    except Exception:  # noqa: BLE001  whatever is wrong with it, the other way is tried
+        from holter.rank.flight_thread import FlightThread  # noqa: PLC0415  a server that is rarely needed
+
+        return FlightThread(str(directory / PYTHON), dump), PYTHON
+
+
+def _is_anyone_in(path: str) -> bool:
+    """Whether somebody is connected, or waits to be."""
+    try:
+        sockets = Path("/proc/net/unix").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return True
+    mine = [line.split() for line in sockets if line.endswith(f" {path}")]
+    return any(fields[_STATE] in _CONNECTED for fields in mine)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The worker server warns standard error that it begins; for this millisecond only errors pass."""
+    try:
+        level = ctypes.c_int.in_dll(ctypes.CDLL("libc10.so"), "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        yield
+        return
+    before, level.value = level.value, max(level.value, LOG_LEVEL_ERROR)
+    try:
+        yield
+    finally:
+        level.value = before

@@ -1,0 +1,422 @@
+"""The rank's desk for halts: a thread that hears orders, and the place where the main thread stands while it is decided.
+
+    sidecar's socket ─┐                        ┌─▶ answers to the sidecar
+    signals' pipe ────┼─▶ rank_protocol.advance ─┼─▶ the main thread, if it stands in `hold`: ask the cell, save, go on, leave
+    the clock ────────┤                        ├─▶ a thread that saves while the main thread is blocked
+    hold, linger ─────┘                        └─▶ the process: leave with 93, or die of what it was dying of
+
+In a healthy run the thread is blocked in `poll` and costs nothing; the main thread reads two attributes a step. Every wait ends: by an order, by the
+sidecar's end, by the clock, by Ctrl-C.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+
+import msgspec
+
+from holter import clock
+from holter.halting import rank_protocol as table
+from holter.halting.orders import refusal
+from holter.halting.rank_protocol import Ask, Do, Happening, Rank, Save, Say, Stand
+from holter.rank.hold.agent_parts import DeskSettings, Means
+from holter.rank.hold.commit_register import Cell
+from holter.records import Halting, Observation, Order, RankState
+from holter.threads import without_signals
+
+POLL_S = 0.2
+"""How often a main thread that stands looks up; what concerns it wakes it at once."""
+LOOK_S = 1.0
+"""Between two looks into the cell."""
+ORPHAN_S = 2.0
+"""So long a rank without a sidecar waits for a peer's word in the cell before it offers its own."""
+ASKED_S = 30.0
+"""So long after a SIGTERM that asks for a halt the halt may take to begin."""
+SPARE_S = 5.0
+"""More than we grant ourselves, for a signal that ends the process when we do not."""
+MAX_ORDER_BYTES = 1 << 20
+NEVER = float("inf")
+_KEEPING = (Stand.SAVING, Stand.SAVED)
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(Order)
+
+
+@dataclass
+class _Clock:
+    """When the patience of the present standing is over."""
+
+    standing: tuple[Stand, float | None] = (Stand.TRAINING, None)
+    until_s: float = NEVER
+    asked_until_s: float = NEVER
+    """Of a SIGTERM that asked for a halt."""
+    is_terminated: bool = False
+    """A SIGTERM came: without our grant the process dies of it."""
+
+
+@dataclass
+class _Standing:
+    """What waits for the main thread, which stands."""
+
+    why: str = ""
+    todo: deque[Ask | Save | Do] = field(default_factory=deque)
+    is_saving: bool = False
+    is_lingering: bool = False
+    """In the excepthook, not in `hold`."""
+
+
+class Desk:
+    """One rank's; implements what the probes know as `Halts`."""
+
+    def __init__(self, settings: DeskSettings, means: Means, line: socket.socket) -> None:
+        self.run_dir = settings.run_dir
+        """Below which orders may have us write; learned late by ranks other than 0."""
+        self.num_refused = 0
+        """Orders that made no sense."""
+        self._settings = settings
+        self._means = means
+        self._line = line
+        self._rank = Rank(settings.rank)
+        self._due: float = NEVER
+        """From this step on the main thread has to stand; read without the lock."""
+        self._asked = -1
+        """The last step before which the main thread asked whether it has to."""
+        self._is_wanted = settings.is_halting
+        self._known: set[int] = set()
+        """Halts of which an order was obeyed: only these can end the rank while it trains."""
+        self._main = _Standing()
+        self._signal = ""
+        """Name of the last that came."""
+        self._clock = _Clock()
+        self._cell: Cell | None = None
+        self._changed = threading.Condition(threading.RLock())
+        self._awake, self._wake = os.pipe()
+        self._pid = os.getpid()
+
+    def start(self) -> None:
+        """Hear from now on."""
+        os.set_blocking(self._wake, False)
+        with without_signals():
+            threading.Thread(target=self._listen, name="holter-halts", daemon=True).start()
+
+    # What the main thread calls.
+
+    def is_wanted(self) -> bool:
+        """Whether a step that is not finite is to be held. Once released from such a hold it is not: the weights have the numbers then."""
+        return self._is_wanted
+
+    def is_due(self, step: int) -> bool:
+        """Whether to stand before this step."""
+        # In this order: whoever orders a step sets `_due` first and then looks at `_asked`, so that one of the two sees the other.
+        self._asked = step
+        return step >= self._due
+
+    def hold(self, step: int, why: str, num_skipped: int = 0) -> None:
+        """Stand before this step until it is decided; returns to train on, or leaves with SystemExit(93)."""
+        with self._changed:
+            if self._rank.stand is Stand.LEAVING:
+                # The script has caught the SystemExit.
+                self._means.leaving.leave(tells_agent=False)
+            is_agreed = why == "agreed" and self._rank.stand not in _KEEPING
+            self._main = _Standing(why=why)
+            self._happen(table.Reached(step, is_agreed, num_skipped))
+        try:
+            self._stand(step)
+        except SystemExit:
+            raise
+        except BaseException:
+            self._happen(Happening.INTERRUPTED)
+            raise
+        if why != "agreed":
+            self._is_wanted = False
+
+    def linger(self, why: str) -> None:
+        """An exception has left the script: wait whether something is to be saved first; returns to die of it."""
+        if not self._settings.is_halting or os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._main = _Standing(why=why, is_lingering=True)
+            try:
+                self._happen(Happening.THROWN)
+                while self._rank.stand is Stand.DYING or self._rank.stand in _KEEPING:
+                    self._changed.wait(POLL_S)
+                    self._look_at_clock()
+            except KeyboardInterrupt:
+                self._happen(Happening.INTERRUPTED)
+
+    def finish(self) -> None:
+        """The script is done: a save that is under way is not cut off by the interpreter's end."""
+        with self._changed:
+            while os.getpid() == self._pid and self._rank.stand in _KEEPING:
+                self._changed.wait(POLL_S)
+                self._look_at_clock()
+
+    def _stand(self, step: int) -> None:
+        looked_s = clock.monotonic_s()
+        while True:
+            with self._changed:
+                if not self._main.todo:
+                    if self._rank.stand in (Stand.TRAINING, Stand.WILLING, Stand.DEAD):
+                        return
+                    self._changed.wait(POLL_S)
+                    # The desk's own thread does that, too; whoever waits must not depend on it.
+                    self._look_at_clock()
+                action = self._main.todo.popleft() if self._main.todo else None
+                # Under the lock: an order to leave must see either the save in the list or that it has begun.
+                self._main.is_saving = isinstance(action, Save)
+            match action:
+                case Do.RELEASE:
+                    return
+                case Do.LEAVE:
+                    self._means.leaving.leave(tells_agent=self._tells_agent())
+                case Ask():
+                    self._happen(table.Answered(self._offer(action)))
+                case Save():
+                    self._save(action)
+                case None if clock.monotonic_s() - looked_s > LOOK_S:
+                    looked_s = clock.monotonic_s()
+                    self._look(step)
+
+    def _look(self, step: int) -> None:
+        """A peer may have heard what we have not: its word in the cell is as good as an order."""
+        if self._rank.stand is not Stand.HELD:
+            return
+        with contextlib.suppress(Exception):
+            word = self._reach_cell().look(step)
+            with self._changed:
+                if word is None or self._rank.stand is not Stand.HELD:
+                    return
+                if word.kind == "abort":
+                    self._happen(Happening.PATIENCE_OVER)
+                elif self._is_sane(word):
+                    self._obey(word)
+
+    def _offer(self, ask: Ask) -> Order:
+        """What the cell says to our offer; where it cannot be reached, nobody commits."""
+        abort = msgspec.structs.replace(ask.order, kind="abort")
+        try:
+            cell = self._reach_cell()
+            if ask.order.kind == "abort" and not self._rank.has_sidecar:
+                until_s = clock.monotonic_s() + ORPHAN_S
+                while cell.look(ask.step) is None and clock.monotonic_s() < until_s:
+                    with self._changed:
+                        self._changed.wait(POLL_S)
+            word = cell.offer(ask.step, ask.order)
+        except Exception as error:  # noqa: BLE001  a store is another process's
+            self._means.log(f"the job's store cannot be asked ({type(error).__name__}: {error}); training goes on")
+            return abort
+        return word if self._is_sane(word) else abort
+
+    def _reach_cell(self) -> Cell:
+        if self._cell is None:
+            self._cell = self._means.cell()
+        return self._cell
+
+    # What the desk's thread does.
+
+    def _listen(self) -> None:
+        poll = select.poll()
+        for descriptor in (self._line.fileno(), self._means.signal_fd, self._awake):
+            if descriptor >= 0:
+                poll.register(descriptor, select.POLLIN)
+        while True:
+            ready = [descriptor for descriptor, _ in poll.poll(self._timeout_ms())]
+            try:
+                self._turn(poll, ready)
+            except Exception as error:  # noqa: BLE001  whatever is wrong with one order, the next is heard
+                self._means.log(f"the desk for halts failed: {type(error).__name__}: {error}")
+                # What cannot be read is not read again and again.
+                threading.Event().wait(POLL_S)
+
+    def _turn(self, poll: select.poll, ready: list[int]) -> None:
+        if self._awake in ready:
+            os.read(self._awake, 4096)
+        if self._line.fileno() in ready and not self._hear():
+            poll.unregister(self._line.fileno())
+        if self._means.signal_fd in ready:
+            for number in os.read(self._means.signal_fd, 4096):
+                self._signalled(number)
+        self._look_at_clock()
+
+    def _hear(self) -> bool:
+        """One order; False: nobody is there any more."""
+        try:
+            said = self._line.recv(MAX_ORDER_BYTES)
+        except OSError:
+            said = b""
+        if not said:
+            with self._changed:
+                self._happen(Happening.SIDECAR_LOST)
+                if self._rank.stand in (Stand.DYING, Stand.TERMINATED):
+                    self._happen(Happening.PATIENCE_OVER)
+            return False
+        try:
+            order = _DECODER.decode(said)
+        except msgspec.MsgspecError:
+            self.num_refused += 1
+            return True
+        if self._is_sane(order):
+            self._obey(order)
+        return True
+
+    def _obey(self, order: Order) -> None:
+        with self._changed:
+            is_ending = self._rank.stand in (Stand.DYING, Stand.TERMINATED)
+            if order.kind == "leave" and order.halt not in self._known and not is_ending:
+                self.num_refused += 1
+                return
+            if order.kind in ("prepare", "commit", "rescue"):
+                if not self._settings.is_halting and not order.is_requested:
+                    # A coordinator that was started apart may be set to halt; this job is not.
+                    self.num_refused += 1
+                    self._say("unwilling", order.halt, "the job's action is not halt")
+                    return
+                self._known.add(order.halt)
+            if order.kind == "prepare":
+                self._due = min(self._due, order.step)
+            self._happen(table.Told(order, self._asked))
+
+    def _is_sane(self, order: Order) -> bool:
+        settings = self._settings
+        why = refusal(order, rank=settings.rank, world_size=settings.world_size, run_dir=self.run_dir)
+        if why is not None:
+            self.num_refused += 1
+            if self.num_refused == 1:
+                self._means.log(f"an order to rank {settings.rank} is not obeyed: {why}")
+        return why is None
+
+    def _signalled(self, number: int) -> None:
+        is_term = number == signal.SIGTERM
+        with self._changed:
+            self._clock.is_terminated |= is_term
+            self._signal = signal.Signals(number).name
+            if number in self._settings.halt_signals and self._rank.has_sidecar:
+                if is_term:
+                    self._clock.asked_until_s = clock.monotonic_s() + ASKED_S
+                self._happen(Happening.ASKED)
+            elif is_term:
+                self._happen(Happening.SIGNALLED)
+                if not self._rank.has_sidecar and self._rank.stand is Stand.TERMINATED:
+                    self._happen(Happening.PATIENCE_OVER)
+                if self._rank.stand in (Stand.TRAINING, Stand.WILLING, Stand.DEAD):
+                    self._die()
+            self._grant()
+
+    def _look_at_clock(self) -> None:
+        now_s = clock.monotonic_s()
+        with self._changed:
+            if now_s >= self._clock.until_s:
+                self._clock.until_s = NEVER
+                self._happen(Happening.PATIENCE_OVER)
+            if now_s >= self._clock.asked_until_s:
+                self._clock.asked_until_s = NEVER
+                # One that is willing has patience of its own.
+                if self._rank.stand is Stand.TRAINING:
+                    self._die()
+
+    def _timeout_ms(self) -> float | None:
+        with self._changed:
+            until_s = min(self._clock.until_s, self._clock.asked_until_s)
+        return None if until_s == NEVER else max(0.0, until_s - clock.monotonic_s()) * 1000 + 1
+
+    # What both do, under the lock.
+
+    def _happen(self, event: table.Event) -> None:
+        """Advance, and do what that asks for."""
+        with self._changed:
+            if isinstance(event, Happening) and event is Happening.THROWN and not self._rank.has_sidecar:
+                return
+            self._rank, actions = table.advance(self._rank, event)
+            self._settle()
+            for action in actions:
+                self._do(action)
+            self._changed.notify_all()
+
+    def _settle(self) -> None:
+        """What follows from where the rank stands now: whether the main thread has to stand too, and until when."""
+        rank, patience_s = self._rank, self._means.patience_s(self._rank)
+        if rank.stand in (*_KEEPING, Stand.LEAVING):
+            self._due = -1
+        else:
+            self._due = rank.step if rank.stand is Stand.WILLING else NEVER
+        if (rank.stand, patience_s) == self._clock.standing:
+            return
+        self._clock.standing = rank.stand, patience_s
+        self._clock.until_s = NEVER if patience_s is None else clock.monotonic_s() + patience_s
+        self._grant()
+        # A full pipe wakes as well.
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake, b"!")
+
+    def _grant(self) -> None:
+        """Whatever we wait for after a SIGTERM, the process dies of it if we do not come back."""
+        if not self._clock.is_terminated or self._means.signals is None:
+            return
+        until_s = min(self._clock.until_s, self._clock.asked_until_s)
+        left_s = ASKED_S if until_s == NEVER else max(0.0, until_s - clock.monotonic_s())
+        self._means.signals.grant(left_s + SPARE_S)
+
+    def _do(self, action: table.Action) -> None:
+        match action:
+            case Say():
+                self._say(action.state, action.halt, action.why)
+            case Save(is_main_thread=False):
+                self._save_beside(action)
+            case Ask() | Save() | Do.RELEASE:
+                self._main.todo.append(action)
+            case Do.LEAVE:
+                self._leave()
+            case Do.DIE if self._rank.ending == "signal":
+                self._die()
+
+    def _save_beside(self, save: Save) -> None:
+        try:
+            with without_signals():
+                threading.Thread(target=self._save, args=(save,), name="holter-rescue", daemon=True).start()
+        except RuntimeError as error:
+            self._happen(table.Saved(save.order.halt, f"no thread could be started to save: {error}"))
+
+    def _leave(self) -> None:
+        if self._rank.is_standing and not self._main.is_saving and not self._main.is_lingering:
+            # A save that has not begun is not wanted any more; it might hang.
+            self._main.todo.clear()
+            self._main.todo.append(Do.LEAVE)
+        else:
+            self._means.leaving.leave_now(tells_agent=self._tells_agent())
+
+    def _die(self) -> None:
+        if self._means.signals is not None:
+            self._means.signals.die(signal.SIGTERM)
+
+    def _tells_agent(self) -> bool:
+        """One rank of each agent does, for it ends the others: the first that saved, and where nobody did, each for itself."""
+        order, own = self._rank.order, self._settings.rank
+        return own == min(self._settings.neighbours & set(order.savers if order is not None else ()), default=own)
+
+    def _say(self, state: RankState, halt: int, why: str) -> None:
+        position = self._means.hands.position()
+        if state in ("held", "dying"):
+            why = self._main.why
+        elif state in ("terminated", "asking"):
+            why = self._signal
+        said = Halting(state=state, halt=halt, why=why, is_torn=position.is_torn, poisoned_step=position.poisoned_step)
+        observation = Observation(rank=self._settings.rank, step=position.step, at_ns=clock.wall_ns(), body=said)
+        # A sidecar that is gone, or has stopped reading, is missed elsewhere.
+        with contextlib.suppress(OSError):
+            self._line.send(_ENCODER.encode(observation), socket.MSG_DONTWAIT)
+
+    def _save(self, save: Save) -> None:
+        """In the main thread or in one of its own."""
+        failure = ""
+        try:
+            self._means.hands.save(save.order, is_main_thread=save.is_main_thread)
+        except Exception as error:  # noqa: BLE001  whatever a framework raises says that nothing was saved
+            failure = str(error) or type(error).__name__
+        if save.is_main_thread:
+            self._main.is_saving = False
+        self._happen(table.Saved(save.order.halt, failure))

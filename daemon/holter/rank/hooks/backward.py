@@ -1,0 +1,199 @@
+"""The raw loss, read where backward is called: what a logger shows may be an average that hides a NaN.
+
+Also the moment at which gradients are complete and still the rank's own: a callback queued by the first hook of the backward pass
+runs when the pass is over and before DDP's own callback copies the reduced gradients back.
+"""
+
+import functools
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from holter.rank.context import Context
+from holter.rank.hooks.skipped_steps import SkipProbe
+from holter.rank.publish.step_log import OpenStep
+from holter.records import Nonfinite, Phase
+
+MAX_NODES = 16
+LOOKED_THROUGH = (
+    "MulBackward",
+    "DivBackward",
+    "AddBackward",
+    "SubBackward",
+    "ToCopyBackward",
+    "SqueezeBackward",
+    "ViewBackward",
+)
+
+
+class LossProbe:
+    """Follows `torch.autograd.backward`; calls back when a pass begins, when its gradients are there, and when it is over.
+
+    And when a loss scaler has ended a round.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        on_begin: Callable[[], None],
+        on_gradients: Callable[[], None],
+        on_end: Callable[[], None],
+        on_round: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._skips = SkipProbe(context)
+        self._on_begin, self._on_end, self._on_round = on_begin, on_end, on_round
+        on_gradients = context.guard.wrap(on_gradients, "any")
+        engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
+        self._queue = context.guard.wrap(lambda _: engine.queue_callback(on_gradients), "any")
+        self._depth = 0
+        self._is_round_over = False
+        self._interrupted = Phase.OTHER
+        self._unscaled: tuple[Any, torch.Tensor, float | None] | None = None
+
+    def install(self) -> None:
+        """Call through ours: backward, and the scaler that multiplies the loss before it."""
+        patches = self._context.patches
+        patches.replace("backward", self._around_backward, torch.autograd)
+        patches.replace("scale", self._around_scale, torch.amp.GradScaler)
+        patches.replace("update", self._around_update, torch.amp.GradScaler)
+
+    def _around_backward(self, original: Callable[..., None]) -> Callable[..., None]:
+        begin, end = self._context.guard.wrap(self._begin, "claims"), self._context.guard.wrap(self._end)
+
+        @functools.wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if torch.compiler.is_compiling():
+                return original(tensors, *args, **kwargs)
+            if not isinstance(tensors, (torch.Tensor, list, tuple)):
+                # A generator can be read once, and torch is to read it too.
+                tensors = tuple(tensors)
+            hooks: list[Any] = []
+            try:
+                # Reentrant checkpointing calls backward inside backward: only the outermost is the step's.
+                self._depth += 1
+                if self._depth == 1:
+                    begin(tensors, hooks)
+                return original(tensors, *args, **kwargs)
+            finally:
+                self._depth -= 1
+                if self._depth == 0:
+                    end(hooks)
+
+        return backward
+
+    def _around_scale(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        remember = self._context.guard.wrap(self._remember)
+
+        @functools.wraps(original)
+        def scale(scaler: Any, outputs: Any) -> Any:
+            scaled = original(scaler, outputs)
+            remember(scaler, scaled, outputs)
+            return scaled
+
+        return scale
+
+    def _around_update(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        end_round, begin_round = (self._context.guard.wrap(call) for call in (self._end_round, self._begin_round))
+
+        @functools.wraps(original)
+        def update(scaler: Any, *args: Any, **kwargs: Any) -> Any:
+            end_round(scaler)
+            result = original(scaler, *args, **kwargs)
+            begin_round()
+            return result
+
+        return update
+
+    def _remember(self, scaler: Any, scaled: Any, outputs: Any) -> None:
+        if isinstance(scaled, torch.Tensor) and isinstance(outputs, torch.Tensor) and scaler.is_enabled():
+            factor = scaler._scale  # noqa: SLF001  get_scale() would wait for a device
+            is_here = factor is not None and factor.device.type == "cpu"
+            self._unscaled = weakref.ref(scaled), outputs.detach(), float(factor) if is_here else None
+
+    def _end_round(self, scaler: Any) -> None:
+        """The scaler's round is over; what is still open was not applied: the optimizer was not called."""
+        if not scaler.is_enabled():
+            return
+        # A factor may also be set by hand, in the middle of a round.
+        self._is_round_over = any(state["found_inf_per_device"] for state in scaler._per_optimizer_states.values())  # noqa: SLF001
+        self._skips.end_round(scaler)
+        self._context.log.now.acquit(is_skipped=True)
+        self._context.held_inputs = None
+
+    def _begin_round(self) -> None:
+        is_over, self._is_round_over = self._is_round_over, False
+        if is_over:
+            self._on_round()
+
+    def _begin(self, tensors: Any, hooks: list[Any]) -> None:
+        self._on_begin()
+        self._interrupted = self._context.enter(Phase.BACKWARD)
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+        loss = next((t for t in roots if isinstance(t, torch.Tensor) and t.requires_grad), None)
+        if loss is None:
+            return
+        if loss.numel() == 1:
+            self._read(loss)
+        hooks.append(loss.register_hook(self._queue))
+
+    def _end(self, hooks: list[Any]) -> None:
+        for hook in hooks:
+            hook.remove()
+        self._on_end()
+        self._context.log.now.micro_steps += 1
+        self._context.enter(self._interrupted)
+
+    def _read(self, loss: torch.Tensor) -> None:
+        raw, step, node = loss.detach(), self._context.log.now, loss.grad_fn
+        if self._unscaled is not None and self._unscaled[0]() is loss:
+            raw, step.loss_scale = self._unscaled[1:]
+            # The scaler's own factor is the outermost product.
+            node = node.next_functions[0][0] if node is not None else None
+            if step.loss_scale is not None:
+                step.numbers["loss_scale"] = step.loss_scale
+        self._unscaled = None
+        step.numbers["loss.is_divided"] = min(step.numbers.get("loss.is_divided", 1.0), float(is_divided(node)))
+        if raw.device.type == "cpu":
+            self._learn(step, float(raw))
+            return
+
+        def learn(table: Any) -> None:
+            odd = math.nan if table.nans[0] else math.inf if table.pos_infs[0] + table.neg_infs[0] else 0.0
+            self._learn(step, float(table.sum[0]) + odd)
+
+        # A list of its own for each micro-step: the device may not have answered the one before.
+        self._context.readings.read(f"loss{step.micro_steps}", [raw], step.owe(learn))
+
+    def _learn(self, step: OpenStep, value: float) -> None:
+        step.losses.append(value)
+        if not math.isfinite(value):
+            is_nan = math.isnan(value)
+            step.suspect(Nonfinite(where="loss", name="loss", nans=int(is_nan), infs=int(not is_nan), numel=1))
+            self._context.hold_inputs()
+
+
+def is_divided(node: Any) -> bool:
+    """Whether a loss is a quotient or a product with a constant; sums and casts are looked through.
+
+    >>> import torch
+    >>> x = torch.ones(2, requires_grad=True)
+    >>> is_divided((x.sum() / 4).grad_fn), is_divided(x.mean().grad_fn)
+    (True, False)
+    """
+    nodes = [node]
+    for _ in range(MAX_NODES):
+        if not nodes:
+            break
+        node = nodes.pop(0)
+        name = node.name() if node is not None else ""
+        inner = [function for function, _ in node.next_functions if function is not None] if name else []
+        if name.startswith(("MulBackward", "DivBackward")) and len(inner) == 1:
+            return True
+        if name.startswith(LOOKED_THROUGH):
+            nodes += inner
+    return False

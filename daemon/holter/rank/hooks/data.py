@@ -1,0 +1,248 @@
+"""Data loaders: the time spent in `iter` and `next`, and each pass over one, told when it begins and when it ends.
+
+Whether a loader feeds the training is seen, not told: a backward pass follows its batch. So the beginning of a loader's first pass is
+told at the first backward pass after it; a loader that is never trained on, at its end.
+
+    iter(loader)   next   forward   backward        next …   StopIteration
+    pass begins                     begin is told            end is told
+"""
+
+import functools
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
+
+from holter.rank.context import Context, in_phase
+from holter.rank.hooks import loader_description
+from holter.rank.readings import batches
+from holter.rank.readings.batches import Leaf
+from holter.records import Feed, Phase
+
+MAX_LOADERS = 64
+"""A script that makes a loader for each step is heard for so many of them."""
+MAX_PASSES = 32
+"""From here on only passes 32, 64, 128 ... are told: a script may begin one for every batch."""
+TOGETHER = 3
+"""A loader whose batch was fetched, if not last, before so many backward passes in a row is read together with another."""
+
+
+@dataclass(eq=False)
+class _Loader:
+    number: int
+    num_passes: int = 0
+    num_in_a_row: int = 0
+    is_training: bool = False
+
+
+@dataclass
+class _Pass:
+    loader: _Loader
+    epoch: int
+    said: loader_description.Description | None
+    """None: this pass is not told."""
+    num_taken: int = 0
+    num_samples: int = 0
+    order: int = 0
+    is_order_known: bool = True
+    is_told: bool = False
+    is_over: bool = False
+
+
+@dataclass
+class Taken:
+    """One batch that a loader gave."""
+
+    origin: _Pass
+    signature: int
+    num_samples: int
+    leaves: list[Leaf] = field(default_factory=list)
+    """Of the last batch only."""
+
+
+class DataProbe:
+    """Follows every DataLoader of the process."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._num_loaders = 0
+        self._loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
+        self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
+        self._recent: deque[Taken] = deque(maxlen=64)
+        """Since the last backward pass."""
+        self._before: list[_Loader] = []
+        """Read before the last one."""
+
+    def install(self) -> None:
+        """Call through ours whenever a pass begins and a batch is fetched."""
+        patches = self._context.patches
+        patches.replace("_get_iterator", self._around_iterator, DataLoader)
+        patches.replace("_reset", self._around_reset, _BaseDataLoaderIter)
+        patches.replace("__next__", self._around_next, _BaseDataLoaderIter)
+        # Workers that persist are made ready for another pass here, not in `_get_iterator`.
+        patches.replace(
+            "_reset", functools.partial(in_phase, self._context, Phase.DATA), _MultiProcessingDataLoaderIter
+        )
+
+    def trained(self) -> list[Taken]:
+        """A backward pass begins: the batches that were fetched for it, in order."""
+        recent = list(self._recent)
+        self._recent.clear()
+        fetched = {taken.origin.loader.number: taken.origin for taken in recent}
+        for last in fetched.values():
+            last.loader.num_in_a_row = last.loader.num_in_a_row + 1 if last.loader in self._before else 1
+            is_last = last is recent[-1].origin
+            if not last.is_over and (is_last or last.loader.num_in_a_row >= TOGETHER):
+                last.loader.is_training = True
+            if last.loader.is_training:
+                self._tell_beginning(last)
+        self._before = [last.loader for last in fetched.values()]
+        return [taken for taken in recent if taken.origin.loader.is_training]
+
+    def under_way(self, asked: Collection[int]) -> list[tuple[Any, list[int]]]:
+        """Loaders that feed the step, with the seeds of their living iterators; none asked yet: those whose pass goes on."""
+        passes = list(self._passes.items())
+        feeding = asked or {
+            known.loader.number for _, known in passes if known.loader.is_training and not known.is_over
+        }
+        return [
+            (loader, [getattr(iterator, "_base_seed", 0) for iterator, known in passes if known.loader is held])
+            for loader, held in list(self._loaders.items())
+            if held.number in feeding
+        ]
+
+    def _around_iterator(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        # Workers start here, and are slow where `next` is quick.
+        make = in_phase(self._context, Phase.DATA, original)
+        begin, ask = self._context.guard.wrap(self._begin), self._context.guard.wrap(self._ask)
+
+        @functools.wraps(original)
+        def get_iterator(loader: Any) -> Any:
+            ask(loader)
+            iterator = make(loader)
+            begin(iterator, loader, loader_description.caller_frame())
+            return iterator
+
+        return get_iterator
+
+    def _around_reset(self, original: Callable[..., None]) -> Callable[..., None]:
+        begin, ask = self._context.guard.wrap(self._begin), self._context.guard.wrap(self._ask)
+
+        @functools.wraps(original)
+        def reset(iterator: Any, loader: Any, first_iter: bool = False, *args: Any, **kwargs: Any) -> None:  # noqa: FBT001, FBT002
+            if not first_iter:
+                ask(loader)
+            original(iterator, loader, first_iter, *args, **kwargs)
+            if not first_iter:
+                # Workers that persist: the same iterator, a new pass.
+                begin(iterator, loader, loader_description.caller_frame())
+
+        return reset
+
+    def _around_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        fetch = in_phase(self._context, Phase.DATA, original)
+        ask = self._context.guard.wrap(self._ask_next)
+        take, end = self._context.guard.wrap(self._take), self._context.guard.wrap(self._end)
+
+        @functools.wraps(original)
+        def following(iterator: Any) -> Any:
+            ask(iterator)
+            try:
+                batch = fetch(iterator)
+            except StopIteration:
+                end(iterator)
+                raise
+            take(iterator, batch)
+            return batch
+
+        return following
+
+    def _known(self, loader: Any) -> _Loader:
+        known = self._loaders.get(loader)
+        if known is None:
+            known = self._loaders[loader] = _Loader(self._num_loaders)
+            self._num_loaders += 1
+        return known
+
+    def _ask(self, loader: Any) -> None:
+        """Before an iterator is made: it draws its seed."""
+        known = self._known(loader)
+        self._context.rewind.asking(known.number, is_beginning=True, is_training=known.is_training)
+
+    def _ask_next(self, iterator: Any) -> None:
+        here = self._passes.get(iterator)
+        if here is not None:
+            known = here.loader
+            self._context.rewind.asking(known.number, is_beginning=False, is_training=known.is_training)
+
+    def _begin(self, iterator: Any, loader: Any, frame: Any) -> None:
+        known = self._known(loader)
+        epoch = known.num_passes
+        known.num_passes += 1
+        is_heard = known.number < MAX_LOADERS and (epoch <= MAX_PASSES or epoch & (epoch - 1) == 0)
+        said = loader_description.describe(loader, loader_description.wrapper_of(loader, frame)) if is_heard else None
+        begun = self._passes[iterator] = _Pass(known, epoch, said)
+        if known.is_training:
+            self._tell_beginning(begun)
+
+    def _take(self, iterator: Any, batch: Any) -> None:
+        here = self._passes.get(iterator)
+        if here is None:
+            return
+        leaves = list(islice(batches.leaves(batch, "batch"), batches.MAX_SIGNED))
+        signature = batches.sign([tensor for _, tensor in leaves])
+        num_samples = next((t.shape[0] for _, t in leaves if t.dim()), 0)
+        here.num_taken += 1
+        here.num_samples = here.num_samples + num_samples if num_samples and here.num_samples >= 0 else -1
+        here.order = batches.fold(here.order, signature)
+        here.is_order_known &= signature != 0
+        if self._recent:
+            # One batch is held, whatever is fetched before the next backward pass.
+            self._recent[-1].leaves = []
+        self._recent.append(Taken(here, signature, num_samples, leaves))
+
+    def _end(self, iterator: Any) -> None:
+        here = self._passes.get(iterator)
+        if here is not None and not here.is_over:
+            here.is_over = True
+            self._context.rewind.ended(here.loader.number)
+            self._tell_beginning(here)
+            self._tell(here, is_end=True)
+
+    def _tell_beginning(self, here: _Pass) -> None:
+        if not here.is_told:
+            here.is_told = True
+            self._tell(here, is_end=False)
+
+    def _tell(self, here: _Pass, *, is_end: bool) -> None:
+        said = here.said
+        if said is None:
+            return
+        feed = Feed(
+            loader=here.loader.number,
+            epoch=here.epoch,
+            is_end=is_end,
+            is_training=here.loader.is_training,
+            dataset=said.dataset,
+            dataset_size=said.dataset_size,
+            num_batches=0 if self._is_joined() else said.num_batches,
+            batch_size=said.batch_size,
+            num_taken=here.num_taken,
+            num_samples=here.num_samples,
+            sampler=said.sampler,
+            is_shuffling=said.is_shuffling,
+            sampler_epoch=said.sampler_epoch,
+            num_shards=said.num_shards,
+            order=here.order if is_end and here.is_order_known else 0,
+        )
+        self._context.recorder.say(self._context.log.step, feed)
+
+    def _is_joined(self) -> bool:
+        """Whether DDP's `join()` lets each rank end when it likes: then no length binds the others."""
+        configs = (getattr(model.ddp, "_join_config", None) for model in self._context.models)
+        return any(config is not None and config.enable for config in configs)

@@ -1,0 +1,205 @@
+"""What the script logs, in whatever way, as numbers by known names.
+
+    watch.log(rewards=tensor)         accelerator.log({"train/reward_std": 0.0})
+        log.rewards, log.rewards_std,     log.train/reward_std, and under the name that detectors know: log.rewards_std
+        rewards.num_groups ...
+
+A number stays a number and a tensor becomes its mean; `DERIVED` says what else is made of the few that mean more. Nothing waits for a
+device: what lies there is told when it has answered.
+"""
+
+import math
+import numbers
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from holter.rank.context import Context
+from holter.rank.readings.averages import AverageReader, named_tensors
+from holter.rank.readings.batches import corner
+from holter.records import Logged
+
+MAX_NAMES = 256
+"""Different names of one run; a script that logs a histogram of every tensor is not ours to carry."""
+MAX_CALLS = 64
+"""Calls of one step that are heard."""
+SAMPLED = 1 << 14
+"""Of a larger tensor every n-th element is asked."""
+FLAT = 1e-8
+"""A group whose spread is below this share of its magnitude has none: rounding."""
+EVALUATION = ("eval", "val", "valid", "validation", "test", "dev")
+
+ALIASES = {
+    "reward": "rewards",
+    "reward_mean": "rewards",
+    "mean_reward": "rewards",
+    "rewards_mean": "rewards",
+    "reward_std": "rewards_std",
+    "std_reward": "rewards_std",
+    "frac_reward_zero_std": "rewards_flat_share",
+    "policy_entropy": "entropy",
+    "kl_div": "kl",
+    "kl_divergence": "kl",
+    "vocab_size": "vocabulary",
+    "code_usage": "codebook_usage",
+    "codebook_utilization": "codebook_usage",
+    "codebook_utilisation": "codebook_usage",
+    "code_perplexity": "codebook_perplexity",
+    "vq_perplexity": "codebook_perplexity",
+    "num_codes": "codebook_size",
+    "train_loss": "loss",
+    "training_loss": "loss",
+    "val_loss": "eval_loss",
+    "valid_loss": "eval_loss",
+    "validation_loss": "eval_loss",
+    "test_loss": "eval_loss",
+}
+"""Names that scripts and libraries use, lower case and without what comes before a slash, and what is meant."""
+
+Numbers = Iterator[tuple[str, float]]
+
+
+class LogProbe:
+    """Takes what is logged; says it at once, with the step that is open."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._average = AverageReader(context)
+        self._names: set[str] = set()
+        self._step = -1
+        self._num_calls = 0
+        self._has_ratio = False
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Tell these; never raises."""
+        self._context.guard.wrap(self._log)(values)
+
+    def _log(self, values: Mapping[str, Any]) -> None:
+        step = self._context.log.step
+        if step != self._step:
+            self._step, self._num_calls, self._has_ratio = step, 0, False
+        self._num_calls += 1
+        if self._num_calls > MAX_CALLS:
+            return
+        told: dict[str, float] = {}
+        # Rewards before advantages: both have groups, and theirs are as they were given.
+        for name, value in sorted(values.items(), key=lambda item: str(item[0]).lower().endswith("advantages")):
+            for key, number in self._numbers(str(name).lower(), value):
+                told.setdefault(key, number)
+        self._say(step, told)
+
+    def _say(self, step: int, told: dict[str, float]) -> None:
+        room = MAX_NAMES - len(self._names)
+        self._names.update([name for name in told if name not in self._names][: max(room, 0)])
+        kept = {name: number for name, number in told.items() if name in self._names}
+        if kept:
+            self._context.recorder.say(step, Logged(values=kept))
+
+    def _numbers(self, name: str, value: Any) -> Numbers:
+        meaning = meaning_of(name)
+        if meaning == "ema" and (found := named_tensors(value)):
+            if hasattr(value, "state_dict"):
+                self._context.averages.add(value)
+            yield from self._average.read(found)
+            return
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                yield from self._numbers(f"{name}.{str(key).lower()}", inner)
+            return
+        if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+            value = torch.from_numpy(value)
+        if isinstance(value, numbers.Real):
+            yield f"log.{name}", float(value)
+            if meaning != name:
+                yield f"log.{meaning}", float(value)
+        elif isinstance(value, torch.Tensor) and _is_readable(value):
+            yield from self._of_tensor(name, meaning, value)
+
+    def _of_tensor(self, name: str, meaning: str, value: torch.Tensor) -> Numbers:
+        if meaning == "kl":
+            yield "log.kl_requires_grad", float(value.requires_grad)
+        value = value.detach()
+        if value.device.type != "cpu":
+            self._ask_device(name, meaning, value)
+            return
+        derive = DERIVED.get(meaning) if value.numel() > 1 else None
+        if derive is not None:
+            yield from derive(meaning, value)
+        if meaning == "ratio" and not self._has_ratio and self._context.log.micro_step <= 1:
+            self._has_ratio = True
+            yield "ratio.first_deviation", float((sample(value).double() - 1.0).abs().max())
+        if meaning != "codebook_usage" or value.numel() == 1:
+            mean = float(sample(value).double().mean())
+            yield f"log.{name}", mean
+            if meaning != name:
+                yield f"log.{meaning}", mean
+
+    def _ask_device(self, name: str, meaning: str, value: torch.Tensor) -> None:
+        if not value.is_floating_point():
+            return
+        step, numel, names = self._step, value.numel(), {f"log.{name}", f"log.{meaning}"}
+
+        def answered(table: Any) -> None:
+            is_odd = bool(table.nans[0] + table.pos_infs[0] + table.neg_infs[0])
+            mean = math.nan if is_odd else float(table.sum[0]) / numel
+            self._say(step, dict.fromkeys(names, mean))
+
+        self._context.readings.read(f"log.{name}", [value], answered)
+
+
+def meaning_of(name: str) -> str:
+    """The name that detectors know a lower-case name by; itself where they do not."""
+    before, _, tail = name.rpartition("/")
+    if not before:
+        return ALIASES.get(name, name)
+    is_evaluation = before.rpartition("/")[2] in EVALUATION
+    if tail == "loss":
+        return "eval_loss" if is_evaluation else "loss" if before in ("train", "training") else name
+    if before == "loss":
+        return "eval_loss" if tail in EVALUATION else "loss" if tail in ("train", "training") else name
+    if is_evaluation:
+        return name
+    meaning = ALIASES.get(tail, tail)
+    return meaning if meaning in KNOWN else name
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_complex() and not tensor.is_meta and tensor.numel() > 0
+
+
+def sample(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or elements of it that stand for the rest."""
+    if tensor.numel() <= SAMPLED:
+        return tensor
+    return tensor.view(-1)[:: -(-tensor.numel() // SAMPLED) | 1] if tensor.is_contiguous() else corner(tensor)
+
+
+def _of_rewards(meaning: str, value: torch.Tensor) -> Numbers:
+    """Of [groups, samples]: how many groups have no spread at all."""
+    groups = value.reshape(value.shape[0], -1) if value.dim() > 1 else value.reshape(1, -1)
+    groups = groups[: max(1, SAMPLED * 4 // groups.shape[1])].double()
+    yield f"log.{meaning}_std", float(groups.std(correction=0))
+    if groups.shape[1] > 1:
+        spread = groups.amax(1) - groups.amin(1)
+        yield "rewards.num_groups", float(len(groups))
+        yield "rewards.num_flat_groups", float((spread <= FLAT * groups.abs().amax(1)).sum())
+
+
+def _of_codebook(meaning: str, value: torch.Tensor) -> Numbers:
+    """Of counts, [codes] or a row for each codebook: the share in use and the perplexity, of the worst codebook."""
+    counts = value.reshape(-1, value.shape[-1])[:64].double()
+    shares = counts / counts.sum(1, keepdim=True).clamp_min(1e-30)
+    perplexity = torch.exp(-torch.special.xlogy(shares, shares).sum(1))
+    yield f"log.{meaning}", float((counts > 0).double().mean(1).min())
+    yield "log.codebook_perplexity", float(perplexity.min())
+    yield "log.codebook_size", float(counts.shape[1])
+
+
+DERIVED: dict[str, Callable[[str, torch.Tensor], Numbers]] = {
+    "rewards": _of_rewards,
+    "advantages": _of_rewards,
+    "codebook_usage": _of_codebook,
+}
+KNOWN = frozenset(ALIASES.values()) | frozenset(DERIVED) | {"ratio", "ema"}

@@ -1,0 +1,211 @@
+"""Forward and evaluation: calls of the watched models, with their inputs kept until the step is done.
+
+Hooks sit on the outermost module of a model only: one on every module would cost a step its speed. They are not to be found in what the
+script makes of its model: they are off while it is saved or given to TorchScript, a copy or a pickle of it holds a call that
+does nothing in their place, and torch.compile may fold them away. So its wrapper has one of its own, outside of what is compiled: that
+a step's forward pass begins must be known.
+"""
+
+import contextlib
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from holter.rank.context import Context, in_phase
+from holter.rank.guard import is_from_signal_handler
+from holter.rank.readings import batches
+from holter.records import Phase
+
+EVENT = "holter.detached"
+
+
+class Hook:
+    """A module's hook that does not survive in its copies."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        """Unless torch.compile is tracing."""
+        if not torch.compiler.is_compiling():
+            self._call(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The standard library's, so that the copy loads where there is no holter: an audit event that nobody hears.
+        return functools.partial, (sys.audit, EVENT)
+
+
+class CallProbe:
+    """Follows the calls of models."""
+
+    def __init__(
+        self,
+        context: Context,
+        on_training_call: Callable[[torch.nn.Module], None],
+        *,
+        on_compiled_call: Callable[[], None] = lambda: None,
+        on_call: Callable[[torch.nn.Module, Any], None] = lambda *_: None,
+        on_return: Callable[[torch.nn.Module, Any], None] = lambda *_: None,
+    ) -> None:
+        self._context = context
+        self._on_training_call, self._on_compiled_call = on_training_call, on_compiled_call
+        self._on_call, self._on_return = on_call, on_return
+        self._registration: Any = None
+        self._handles: list[Any] = []
+        self._followed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._wrapped: list[weakref.ref[torch.nn.Module]] = []
+        self._interrupted: list[Phase] = []
+        self._taken: list[tuple[dict[int, Any], int, Any]] = []
+        self._num_aside = 0
+        # A signal handler of the script may save while the same thread does.
+        self._turn = threading.RLock()
+
+    def install(self) -> None:
+        """See DDP take its module; step aside for what would take our hooks along."""
+        notice = self._context.guard.wrap(self._notice, "any")
+        self._registration = register_module_module_registration_hook(lambda *args: notice(*args))  # noqa: PLW0108
+        patches = self._context.patches
+        patches.replace("save", self._around_save, torch, torch.serialization)
+        patches.replace("script", self._around_script, torch.jit, torch.jit._script)  # noqa: SLF001
+        patches.replace("trace", self._around_trace, torch.jit, torch.jit._trace)  # noqa: SLF001
+
+    def uninstall(self) -> None:
+        """Hear nothing more."""
+        if self._registration is not None:
+            self._registration.remove()
+        for handle in self._handles:
+            handle.remove()
+
+    def forget(self) -> None:
+        """This is a forked child: no thread is left that could hold the lock."""
+        self._turn = threading.RLock()
+
+    def follow(self, module: torch.nn.Module | None) -> None:
+        """Watch the calls of one model's own module."""
+        if module is None or module in self._followed or isinstance(module, torch.jit.ScriptModule):
+            return
+        self._followed.add(module)
+        wrap = self._context.guard.wrap
+        self._handles += [
+            module.register_forward_pre_hook(Hook(wrap(self._begin)), with_kwargs=True),
+            module.register_forward_hook(Hook(wrap(self._end)), always_call=True),
+        ]
+
+    def follow_compiled(self, root: torch.nn.Module | None) -> None:
+        """Watch when training calls what torch.compile made of a model."""
+        for wrapper in torch.nn.Module.modules(root) if root is not None else ():
+            if _is_compiled(wrapper) and wrapper not in self._followed:
+                self._followed.add(wrapper)
+                hook = Hook(self._context.guard.wrap(self._begin_compiled))
+                self._handles.append(wrapper.register_forward_pre_hook(hook))
+
+    def find_wrapped(self) -> None:
+        """Count what DDP has taken since the last look among the models."""
+        while self._wrapped:
+            root = self._wrapped.pop(0)()
+            if root is not None:
+                self._context.models.add(root)
+
+    def _notice(self, parent: torch.nn.Module, name: str, child: torch.nn.Module | None) -> None:
+        if name == "module" and isinstance(parent, DistributedDataParallel):
+            # DDP is still in its constructor: its attributes are read when its module is first called.
+            self._wrapped.append(weakref.ref(parent))
+            self.follow(child)
+        elif name == "_orig_mod" and _is_compiled(parent):
+            self.follow_compiled(parent)
+
+    def _begin(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        self.find_wrapped()
+        if self._context.models.note_call(module, self._context.log.step):
+            # A frozen component's call is a part of whatever calls it.
+            self._interrupted.append(self._context.phases.phase)
+            return
+        is_training = module.training and torch.is_grad_enabled()
+        self._interrupted.append(self._context.enter(Phase.FORWARD if is_training else Phase.EVALUATION))
+        self._on_call(module, (args, kwargs))
+        if is_training:
+            self._context.inputs = batches.capture(weakref.ref(module), args, kwargs)
+            self._on_training_call(module)
+
+    def _begin_compiled(self, module: torch.nn.Module, _: Any) -> None:
+        if module.training and torch.is_grad_enabled():
+            self._on_compiled_call()
+
+    def _end(self, module: torch.nn.Module, _: Any, output: Any) -> None:
+        if self._interrupted:
+            self._context.enter(self._interrupted.pop())
+        self._on_return(module, output)
+
+    @contextlib.contextmanager
+    def _aside(self, modules: Iterable[Any]) -> Iterator[None]:
+        """Take our hooks, and what stands for them in copies, out of these modules until nobody needs them out."""
+        with self._turn:
+            self._num_aside += 1
+        try:
+            try:
+                self._take(modules)
+            except Exception as error:
+                if is_from_signal_handler(error):
+                    raise
+                # Hooks that stay are pickled as calls that do nothing.
+                self._context.guard.count("CallProbe._take", error)
+            yield
+        finally:
+            with self._turn:
+                self._num_aside -= 1
+                while self._taken and not self._num_aside:
+                    hooks, key, hook = self._taken.pop(0)
+                    hooks[key] = hook
+
+    def _take(self, modules: Iterable[Any]) -> None:
+        with self._turn:
+            for module in list(modules):
+                # A script may have an attribute of its own called `modules`.
+                for part in torch.nn.Module.modules(module) if isinstance(module, torch.nn.Module) else ():
+                    for hooks in (part._forward_pre_hooks, part._forward_hooks):  # noqa: SLF001
+                        ours = [(key, hook) for key, hook in list(hooks.items()) if _is_ours(hook)]
+                        self._taken += [(hooks, key, hook) for key, hook in ours if hooks.pop(key, None) is not None]
+
+    def _around_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        shown = in_phase(self._context, Phase.CHECKPOINT, original)
+
+        @functools.wraps(original)
+        def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._aside(self._followed):
+                return shown(obj, *args, **kwargs)
+
+        return save
+
+    def _around_script(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
+            # TorchScript looks names up in its caller's frame: ours, and that of the context, lie between.
+            with self._aside([obj]):
+                return original(obj, optimize, _frames_up + 1, *args, **kwargs)
+
+        return script
+
+    def _around_trace(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
+            with self._aside([func]):
+                return original(func, *args, **kwargs)
+
+        return trace
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    """Whether torch.compile made it; by name, for importing its class takes seconds."""
+    kind = type(module)
+    return kind.__name__ == "OptimizedModule" and kind.__module__.startswith("torch._dynamo")
+
+
+def _is_ours(hook: Any) -> bool:
+    return isinstance(hook, Hook) or (isinstance(hook, functools.partial) and hook.args == (EVENT,))

@@ -1,0 +1,77 @@
+"""Who belongs to which process group, told once: gloo's recorder does not say it, so a rank that never comes to its group would not be missed.
+
+Three of a group's ranks tell, the lowest: more would say the same. A group of everyone is known without being told.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch.distributed as dist
+
+from holter.rank.context import Context
+from holter.records import Group, Groups
+
+NUM_TELLERS = 3
+MAX_MEMBERS = 4096
+"""Of one record; a group of more is not told."""
+
+
+class GroupProbe:
+    """Looks when a group has been made, and at every backward pass for those that were made in another way."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._seen: tuple[int, int] | None = None
+        self._told: set[str] = set()
+
+    def install(self) -> None:
+        """Look after every new group; all ways to make one but splitting lead through here."""
+        if dist.is_available():
+            self._context.patches.replace("_new_group_with_tag", self._around, dist.distributed_c10d)
+
+    def look(self) -> None:
+        """Tell the groups that are new; asks nobody, and costs nothing while there are none."""
+        if not dist.is_available() or not dist.is_initialized():
+            return
+        world = dist.distributed_c10d._world  # noqa: SLF001  nothing public lists the groups; the guard counts it if this is gone
+        seen = len(world.pg_names), world.group_count
+        if seen == self._seen:
+            return
+        self._seen = seen
+        for part in _parts(self._new(world)):
+            self._context.recorder.say(self._context.log.step, Groups(groups=part))
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        look = self._context.guard.wrap(self.look, "any")
+
+        @functools.wraps(original)
+        def new_group(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            look()
+            return made
+
+        return new_group
+
+    def _new(self, world: Any) -> Iterator[Group]:
+        rank, everyone = dist.get_rank(), dist.get_world_size()
+        living = dict(world.pg_names)
+        self._told &= set(living.values())
+        for group, name in living.items():
+            members = tuple(sorted(world.pg_group_ranks.get(group, ())))
+            is_told = name in self._told or rank not in members[:NUM_TELLERS]
+            self._told.add(name)
+            if not is_told and len(members) < everyone and len(members) <= MAX_MEMBERS:
+                yield Group(str(name), str(getattr(group, "group_desc", "")), members)
+
+
+def _parts(groups: Iterator[Group]) -> Iterator[list[Group]]:
+    """As many in a record as have MAX_MEMBERS together."""
+    part: list[Group] = []
+    for group in groups:
+        if part and sum(len(one.ranks) for one in part) + len(group.ranks) > MAX_MEMBERS:
+            yield part
+            part = []
+        part.append(group)
+    if part:
+        yield part

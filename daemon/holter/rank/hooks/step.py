@@ -1,0 +1,439 @@
+"""The step boundary: torch's global optimizer hooks, which fire for every optimizer of every framework.
+
+    backward … backward   optimizer A   optimizer B   │   backward …        one step: what came before belongs to it
+
+Optimizers that step with no backward pass between them make one step together. It is told at once when all that took part in the
+last one have stepped, and at the latest when the next backward pass begins. An optimizer inside another's step is the other's matter.
+
+Before the first optimizer of a step nothing of it is applied: here the rank may be held (`holding`), for as long as it takes to decide
+what becomes of the step. Before a later one it is held for numbers that are not finite alone, and says that it is torn: whether an
+optimizer's gradients are still clipped, zeroed or computed before its own step cannot be known earlier.
+
+A loss scaler that skips a step calls no optimizer: its round is begun anew under the same number. So that such a run can be halted too, the
+rank is asked before the scaler decides, and rounds count as steps towards the one that was agreed on.
+
+torch calls no hook where `step()` raises: such a step is over when no call of it is running any more. Tried again it is the same step.
+"""
+
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from holter import clock
+from holter.rank.context import Context
+from holter.rank.guard import say
+from holter.rank.hold.finite_guard import FiniteGuard
+from holter.rank.hold.halts import HoldReason
+from holter.rank.hold.shards import Shards
+from holter.rank.publish import completed_before
+from holter.rank.publish.sidecar_link import Companion
+from holter.rank.publish.step_log import OpenStep
+from holter.rank.readings.batch_blame import FeedingProbe
+from holter.rank.readings.census import CensusTaker
+from holter.rank.readings.comparison import ComparisonProbe
+from holter.rank.readings.gradients import GradientProbe
+from holter.rank.readings.vitals import VitalsProbe
+from holter.records import Phase, SightLost, StepDone
+
+REFRESH_EVERY = 16
+"""Steps between two looks for parameters that were frozen, thawed or added."""
+THAW_EVERY = 4
+"""Steps between two quick looks for what was frozen or thawed: the same steps on all ranks, whatever their budgets allow."""
+
+Optimizers = weakref.WeakSet
+
+
+@dataclass
+class Looks:
+    """What looks at a step while it is taken."""
+
+    gradients: GradientProbe
+    comparison: ComparisonProbe
+    feeding: FeedingProbe
+    vitals: VitalsProbe
+    finite: FiniteGuard
+
+
+class StepProbe:
+    """Follows every optimizer; tells a step when it is over."""
+
+    def __init__(
+        self,
+        context: Context,
+        looks: Looks,
+        find_models: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._find_models = find_models
+        self._gradients = looks.gradients
+        self._comparison = looks.comparison
+        self._feeding = looks.feeding
+        self._vitals = looks.vitals
+        self._finite = looks.finite
+        self._shards = Shards(context)
+        self._known: list[weakref.ref[torch.optim.Optimizer]] = []
+        """In order of their first step."""
+        self._stepped: Optimizers[torch.optim.Optimizer] = Optimizers()
+        """Took part in the open step."""
+        self._last: Optimizers[torch.optim.Optimizer] = Optimizers()
+        """Took part in the step before."""
+        self._depth = 0
+        """Steps that have begun, each inside the one before, and have not said their end."""
+        self._num_around = 0
+        """Of these, a framework's own."""
+        self._caller: Any = None
+        """The code of torch that calls our hooks, and runs for as long as a step does."""
+        self._current: Callable[[], torch.optim.Optimizer | None] = lambda: None
+        self._is_applying = False
+        self._is_straggler = False
+        self._is_questioned = False
+        self._census = CensusTaker(context.declared_frozen)
+        self._told_census: Any = None
+        self._outline: Any = None
+        self._began = clock.monotonic_s()
+        self._own_began = 0.0
+        self._read_began = 0.0
+        self._interrupted = Phase.OTHER
+        self._companion = Companion(context.recorder.page)
+        self._handles: list[Any] = []
+        context.is_torn = self._is_torn
+        looks.finite.before_scaled = context.guard.wrap(self._hold_if_due, "claims")
+
+    def install(self) -> None:
+        """Listen to every optimizer, those that do not exist yet included."""
+        wrap = self._context.guard.wrap
+        before, after = wrap(self._before, "claims"), wrap(self._after)
+
+        def pre(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+            # A compiled step is left as it is: a hook that is traced would change it.
+            if not torch.compiler.is_compiling():
+                self._caller = getattr(sys._getframe().f_back, "f_code", None)  # noqa: SLF001
+                before(optimizer, has_closure=any(c is not None for c in (*args[1:], kwargs.get("closure"))))
+
+        def post(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
+            if not torch.compiler.is_compiling():
+                after(optimizer)
+
+        self._handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
+
+    def uninstall(self) -> None:
+        """Hear nothing more."""
+        for handle in self._handles:
+            handle.remove()
+        self._shards.leave()
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that have stepped and still exist, in order of their first step."""
+        alive = [optimizer for reference in self._known if (optimizer := reference()) is not None]
+        if len(alive) < len(self._known):
+            self._known = [reference for reference in self._known if reference() is not None]
+        return alive
+
+    @property
+    def next_step(self) -> int:
+        """The step that a forward pass belongs to if it begins now: where an optimizer has stepped, the open step had its own."""
+        return self._context.log.step + bool(self._stepped)
+
+    def begin(self, optimizer: torch.optim.Optimizer) -> None:
+        """A framework's own step begins, around those of this optimizer."""
+        self._num_around += 1
+        self._before(optimizer)
+
+    def end(self, optimizer: torch.optim.Optimizer) -> None:
+        """It is over."""
+        try:
+            self._after(optimizer)
+        finally:
+            self._num_around -= 1
+
+    def end_open_step(self) -> None:
+        """A backward pass begins: what stepped before it is a step of its own."""
+        if self._drop_raised():
+            self._is_applying = self._is_straggler = False
+            self._context.enter(self._interrupted)
+        if self._stepped and not self._depth:
+            self._close(is_late=True)
+
+    def end_round(self) -> None:
+        """A loss scaler's round is over: if it called no optimizer, what was computed for the step is thrown away."""
+        log = self._context.log
+        if not self._stepped and not self._depth and log.num_backwards:
+            log.drop()
+            self._context.rewind.begin_anew()
+
+    def _before(self, optimizer: torch.optim.Optimizer, *, has_closure: bool = False) -> None:
+        context = self._context
+        is_after_raised = self._drop_raised(is_beginning=True)
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if is_after_raised:
+            if self._current() is optimizer:
+                # It is tried again: all was looked at, and other ranks are not asked twice.
+                return
+            self._is_applying = False
+            context.enter(self._interrupted)
+        self._current = weakref.ref(optimizer)
+        if optimizer in self._stepped:
+            self._close()
+        if not any(known is optimizer for known in self.optimizers):
+            self._meet(optimizer)
+        # Nothing was computed since the last step was told, and this one had no part in it: it comes late to that one.
+        self._is_straggler = (
+            not context.log.micro_step and not self._stepped and optimizer not in self._last and bool(self._last)
+        )
+        step = context.log.step
+        if step % REFRESH_EVERY == 0 or (step % THAW_EVERY == 0 and context.models.has_thawed()):
+            context.models.refresh()
+        self._tell_census(is_thorough=step % THAW_EVERY == 0)
+        self._judge(optimizer)
+        if context.halts is not None:
+            self._hold_if_need_be(optimizer, has_closure=has_closure)
+        if not self._stepped and not self._is_straggler:
+            self._compare_before(optimizer)
+        if context.snapshots is not None:
+            context.snapshots.settle()
+        self._is_applying = True
+        self._interrupted = context.enter(Phase.OPTIMIZER)
+
+    def _after(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._depth > 1:
+            self._drop_raised()
+        self._depth = max(0, self._depth - 1)
+        if self._depth > 0:
+            return
+        context = self._context
+        self._is_applying = False
+        context.enter(self._interrupted)
+        if self._is_straggler and not context.log.micro_step:
+            self._last.add(optimizer)
+            self._is_straggler = False
+            return
+        # A closure calls backward inside the step.
+        self._judge(optimizer)
+        self._stepped.add(optimizer)
+        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+        if context.log.now.learning_rate is None and isinstance(rate, (int, float)):
+            context.log.now.learning_rate = float(rate)
+        if all(other in self._stepped for other in self._last):
+            self._close()
+
+    def _drop_raised(self, *, is_beginning: bool = False) -> bool:
+        """Forget steps that have begun and run no more; whether the outermost is among them."""
+        if not self._depth:
+            return False
+        num_running, frame = self._num_around - is_beginning, sys._getframe().f_back  # noqa: SLF001
+        while frame is not None:
+            num_running += frame.f_code is self._caller
+            frame = frame.f_back
+        if num_running >= self._depth:
+            return False
+        self._depth = num_running
+        return num_running == 0
+
+    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+        if not self._known and self._context.log.step == 0:
+            self._context.guard.wrap(completed_before.tell)(self._context, optimizer)
+            self._context.guard.wrap(self._find_registered)(optimizer)
+        self._known.append(weakref.ref(optimizer))
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if held - {id(p) for model in self._context.models for _, p in model.parameters}:
+            self._find_models()
+        for model in self._context.models:
+            model.is_active |= any(id(p) in held for _, p in model.parameters)
+
+    def _find_registered(self, optimizer: torch.optim.Optimizer) -> None:
+        if (found := self._context.find_registered(optimizer)) is not None:
+            self._context.rewind.registered.find = found
+
+    def _judge(self, optimizer: torch.optim.Optimizer) -> None:
+        """Ask whether what the optimizer applies is finite, and if not, where that comes from."""
+        self._gradients.read_applied(optimizer)
+        if self._context.log.now.is_applied:
+            self._question()
+
+    def _question(self) -> None:
+        if not self._is_questioned:
+            self._is_questioned = True
+            self._feeding.question()
+
+    def _is_torn(self) -> bool:
+        return self._is_applying or bool(self._stepped) or self._is_straggler
+
+    def _hold_if_need_be(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
+        """Nothing of this optimizer's step is applied yet; once one of several has stepped, only a NaN is worth a torn state."""
+        context = self._context
+        halts = context.halts
+        assert halts is not None
+        if halts.is_wanted():
+            self._hold_if_bad(optimizer, has_closure=has_closure)
+        was_torn = self._is_torn()
+        # Set before it is asked: a rescue that begins from now on must not take what is about to change.
+        self._is_applying = True
+        if halts.is_due(self._round) and not was_torn:
+            self._is_applying = False
+            self._hold("agreed")
+
+    def _hold_if_due(self) -> None:
+        """A loss scaler is about to call an optimizer, or not to: then nobody else asks."""
+        halts = self._context.halts
+        if halts is not None and not self._depth and not self._is_torn() and halts.is_due(self._round):
+            self._hold("agreed")
+
+    @property
+    def _round(self) -> int:
+        """The step, and those that a scaler would not take since: the same on all ranks that share their gradients."""
+        return self._context.log.step + self._context.log.now.num_skipped
+
+    def _hold_if_bad(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
+        """This rank's gradients are not finite, or another's shards are not."""
+        context = self._context
+        step, late = context.log.step, self._finite.late()
+        own = step if late is None and not has_closure and self._finds(optimizer) else late
+        first = own if self._finite.is_scaled(optimizer) else self._shards.agree(optimizer, own)
+        if first is None:
+            return
+        if late is not None or first < step:
+            self._note_poisoned(first)
+        self._hold("peer" if own is None else "nonfinite")
+        # Released: the script goes on with what it has.
+        self._note_poisoned(first)
+        if context.halts is not None and not context.halts.is_wanted():
+            self._shards.leave()
+
+    def _note_poisoned(self, step: int) -> None:
+        context = self._context
+        context.poisoned_step = step if context.poisoned_step is None else min(step, context.poisoned_step)
+
+    def _finds(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether what is about to be applied is not finite; then the step says all it knows of that."""
+        step = self._context.log.now
+        if not step.is_applied and not self._finite.finds(optimizer):
+            return False
+        if not step.is_applied and not step.is_local_whole:
+            # Nobody has seen all of this rank's own gradients: it cannot be said that another one made the NaN.
+            self._gradients.read_applied(optimizer, is_known_bad=True)
+            self._question()
+        return True
+
+    def _hold(self, why: HoldReason) -> None:
+        """Stand still until it is decided; the time is neither the step's nor ours."""
+        context = self._context
+        log, halts, began = context.log, context.halts, clock.monotonic_s()
+        if why != "agreed" and not log.now.is_told:
+            log.now.told = {"seconds": began - self._began, "phase_seconds": context.phases.take()}
+            self._tell(log.now)
+        assert halts is not None
+        context.guard.wrap(halts.hold)(log.step, why, num_skipped=log.now.num_skipped)
+        held_s = clock.monotonic_s() - began
+        self._began += held_s
+        context.guard.own_s -= held_s
+        context.phases.take()
+
+    def _compare_before(self, optimizer: torch.optim.Optimizer) -> None:
+        context = self._context
+        step, plan = context.log.step, context.schedule.plan
+        is_check, together = plan.is_check(step), self._taking_part(optimizer)
+        self._feeding.observe(is_check=is_check)
+        self._comparison.hyperparameters(together)
+        self._vitals.glance(together)
+        if not is_check and not plan.is_after_check(step):
+            return
+        if self._comparison.is_possible():
+            self._comparison.parameters("before", together)
+            if is_check:
+                self._comparison.gradients(optimizer)
+        if is_check:
+            self._comparison.frozen()
+            self._vitals.before_step(together)
+
+    def _taking_part(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+        """Whose models are compared: those of the last round if this optimizer was in it, else its own alone."""
+        return [other for other in self.optimizers if other in self._last] if optimizer in self._last else [optimizer]
+
+    def _close(self, *, is_late: bool = False) -> None:
+        context = self._context
+        log = context.log
+        if self._comparison.is_due() and self._stepped:
+            first = next(optimizer for optimizer in self.optimizers if optimizer in self._stepped)
+            self._comparison.parameters("after", self._taking_part(first))
+            self._comparison.optimizer_state(first)
+        if self._stepped:
+            self._vitals.after_step()
+        now = clock.monotonic_s()
+        context.schedule.observe(
+            step_s=now - self._began,
+            own_s=context.guard.own_s - self._own_began,
+            reading_s=context.readings.spent_s - self._read_began,
+            gradients_s=log.now.gradients_s,
+            check_s=log.now.check_s if context.schedule.plan.is_check(log.step) else 0.0,
+        )
+        log.close({"seconds": now - self._began, "phase_seconds": context.phases.take()})
+        self._began, self._own_began, self._read_began = now, context.guard.own_s, context.readings.spent_s
+        self._last, self._stepped = self._stepped, Optimizers()
+        self._is_questioned = self._is_straggler = False
+        context.inputs = context.held_inputs = None
+        context.shown.clear()
+        context.rewind.step_closed(log.step, is_late=is_late)
+        context.readings.poll()
+        self._tell_ready()
+        self._heed_sidecar()
+        context.recorder.beat(log.step, context.phases.phase, 0)
+
+    def _tell_ready(self) -> None:
+        for step in self._context.log.ready():
+            if not step.is_told:
+                self._tell(step)
+
+    def _tell(self, step: OpenStep) -> None:
+        context, step.is_told = self._context, True
+        context.recorder.say(
+            step.step,
+            StepDone(
+                seconds=step.told["seconds"],
+                phase_seconds=step.told["phase_seconds"],
+                micro_steps=step.micro_steps,
+                loss=step.loss,
+                gradient_norm=step.gradient_norm,
+                learning_rate=step.learning_rate,
+                batch=step.batch,
+                roots=step.roots,
+                nonfinite=step.suspects if step.is_applied else [],
+                overhead_ratio=context.schedule.overhead_ratio,
+                check_interval=context.schedule.plan.check_interval,
+                view=step.view,
+                numbers=step.numbers,
+            ),
+        )
+
+    def _tell_census(self, *, is_thorough: bool) -> None:
+        """If it changed. A thorough look goes by identity; between two, only numbers are held against the last."""
+        context, optimizers = self._context, self.optimizers
+        known = len(list(context.models)), context.models.generation, len(self._gradients.ready_order)
+        outline = known, [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
+        if outline == self._outline and not is_thorough:
+            return
+        self._outline = outline
+        held = {frozenset([id(p) for g in optimizer.param_groups for p in g["params"]]) for optimizer in optimizers}
+        if (known, held) == self._told_census or not known[0]:
+            return
+        self._told_census = known, held
+        for part in self._census.take(context.models, optimizers, list(self._gradients.ready_order)):
+            context.recorder.say(context.log.step, part)
+
+    def _heed_sidecar(self) -> None:
+        context = self._context
+        context.schedule.thin(self._companion.thinning())
+        notice = self._companion.notice()
+        if notice:
+            say(notice)
+        loss = self._companion.loss()
+        if loss:
+            say(f"rank {context.recorder.rank} trains unobserved: {loss}")
+            context.recorder.say(context.log.step, SightLost(what=loss, dropped=context.recorder.page.dropped))

@@ -1,0 +1,214 @@
+"""All probes of a rank, put on and taken off together."""
+
+import os
+from collections.abc import Callable, Sequence
+
+import torch
+
+from holter.rank.context import Context
+from holter.rank.hold.finite_guard import FiniteGuard
+from holter.rank.hooks.autocast import RegionProbe
+from holter.rank.hooks.backward import LossProbe
+from holter.rank.hooks.clips import ClipProbe
+from holter.rank.hooks.components import ComponentProbe
+from holter.rank.hooks.data import DataProbe
+from holter.rank.hooks.device import DeviceProbe
+from holter.rank.hooks.ending import FarewellProbe
+from holter.rank.hooks.exits import ExitProbe
+from holter.rank.hooks.logs import LogProbe
+from holter.rank.hooks.model_calls import CallProbe
+from holter.rank.hooks.process_groups import GroupProbe
+from holter.rank.hooks.reductions import ReplicationProbe
+from holter.rank.hooks.saves import SaveProbe
+from holter.rank.hooks.step import Looks, StepProbe
+from holter.rank.hooks.warnings import WarningProbe
+from holter.rank.hooks.zero import ZeroProbe
+from holter.rank.models import Models, wrapped
+from holter.rank.publish.budget import Schedule
+from holter.rank.publish.observations import Recorder
+from holter.rank.readings.batch_blame import FeedingProbe
+from holter.rank.readings.comparison import ComparisonProbe
+from holter.rank.readings.gradients import GradientProbe
+from holter.rank.readings.inspection import InspectionProbe
+from holter.rank.readings.vitals import VitalsProbe
+from holter.rank.undo.rewind import Rewind
+from holter.records import Phase
+from holter_kernels import set_num_threads
+
+
+class Monitor:
+    """What a rank wears."""
+
+    def __init__(  # noqa: PLR0913 - settings, all named
+        self,
+        recorder: Recorder,
+        *,
+        world_size: int,
+        budget: float,
+        floor_s: float,
+        threads: int = 1,
+        local_buffers: Sequence[str] = (),
+        frozen: Sequence[str] = (),
+        snapshot_every: int = 0,
+        snapshot_bytes: int = 0,
+    ) -> None:
+        set_num_threads(threads)
+        self.context = Context(
+            recorder,
+            Schedule(budget=budget, floor_s=floor_s),
+            world_size,
+            models=Models(local_buffers),
+            declared_frozen=tuple(frozen),
+        )
+        self.context.rewind = Rewind(self.context)
+        self._inspection = InspectionProbe(self.context)
+        self._regions = RegionProbe(self.context)
+        self._vitals = VitalsProbe(self.context, budget=budget, floor_s=floor_s, on_idle=self._inspection.ask)
+        self._gradients = GradientProbe(self.context, self._vitals.see_gradients)
+        self._comparison = ComparisonProbe(self.context)
+        self._losses = LossProbe(
+            self.context,
+            on_begin=self._on_backward,
+            on_gradients=self._on_gradients,
+            on_end=self._on_backward_end,
+            on_round=self._on_round,
+        )
+        self._calls = CallProbe(
+            self.context,
+            self._on_call,
+            on_compiled_call=self._on_forward,
+            on_call=self._regions.begin,
+            on_return=self._on_return,
+        )
+        self._clips = ClipProbe(self.context)
+        self._components = ComponentProbe(self.context, self._calls)
+        self._replication = ReplicationProbe(self.context, self._comparison.reduced_by_hand)
+        self._feeding = FeedingProbe(self.context)
+        self._finite = FiniteGuard(self.context)
+        looks = Looks(self._gradients, self._comparison, self._feeding, self._vitals, self._finite)
+        self._steps = StepProbe(self.context, looks, self._find_models)
+        if snapshot_every:
+            from holter.rank.undo.snapshots import Snapshots  # noqa: PLC0415  imports what most scripts do not
+
+            self.context.snapshots = Snapshots(
+                self.context, lambda: self.optimizers, every=snapshot_every, max_bytes=snapshot_bytes
+            )
+        self._data = self.context.data = DataProbe(self.context)
+        self._farewell = FarewellProbe(self.context)
+        self._exits = ExitProbe(self.context, self._farewell)
+        self._warnings = WarningProbe(self.context)
+        self._saves = SaveProbe(self.context)
+        self.logs = LogProbe(self.context)
+        self.before_backward: list[Callable[[], None]] = [self.context.guard.wrap(self._saves.look)]
+        """Called at every backward pass, by those who wait for the script to import something."""
+        self.before_backward.append(self.context.guard.wrap(DeviceProbe(self.context).look))
+        self.before_backward.append(self.context.guard.wrap(ZeroProbe(self.context, self._steps).look))
+        self._groups = GroupProbe(self.context)
+        self.before_backward.append(self.context.guard.wrap(self._groups.look))
+        self._is_searched = False
+
+    def install(self) -> None:
+        """Put everything on; a forked child of the rank is not a rank and wears nothing."""
+        for probe in (self._steps, self._losses, self._calls, self._data, self._farewell, self._warnings):
+            probe.install()
+        self._replication.install()
+        self._regions.install()
+        self._clips.install()
+        self._finite.install()
+        self._exits.install()
+        self._saves.install()
+        self._groups.install()
+        os.register_at_fork(after_in_child=self._forget)
+        self.context.enter(Phase.OTHER)
+
+    def uninstall(self) -> None:
+        """Take everything off."""
+        self._inspection.end(is_told=False)
+        self.context.guard.is_on = False
+        self.context.patches.restore()
+        for probe in (self._steps, self._calls, self._farewell):
+            probe.uninstall()
+        if self.context.snapshots is not None:
+            self.context.snapshots.forget()
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that have stepped and still exist, in order of their first step."""
+        return self._steps.optimizers
+
+    def add_model(self, model: torch.nn.Module) -> None:
+        """Watch a model that the script names."""
+        self.context.guard.wrap(self._add)(model)
+
+    def _add(self, root: torch.nn.Module) -> None:
+        self._calls.find_wrapped()
+        model = self.context.models.add(wrapped(root) if self.context.world_size > 1 else root)
+        if model is not None:
+            model.is_active = True
+            self._calls.follow(model.inner)
+            self._calls.follow_compiled(model.root)
+
+    def _find_models(self) -> None:
+        """Look for models that were not told and are not DDP's."""
+        self._is_searched = True
+        self._calls.find_wrapped()
+        for model in self.context.models.discover():
+            self._calls.follow(model.inner)
+            self._calls.follow_compiled(model.root)
+
+    def _on_forward(self) -> None:
+        """A forward pass of training begins, or a call in it: the first of a step shows how it began."""
+        step, snapshots = self._steps.next_step, self.context.snapshots
+        if self.context.rewind.forward_begins(step) and snapshots is not None:
+            snapshots.begin(step)
+
+    def _on_call(self, module: torch.nn.Module) -> None:
+        """A model is called in training; for its buffers, the first of several micro-steps is enough."""
+        self._on_forward()
+        self._feeding.see_call()
+        model = self.context.models.of(module)
+        if model is None:
+            return
+        model.is_active = True
+        if self.context.log.micro_step == 0 and self._comparison.is_due():
+            self._comparison.buffers(model)
+        self._inspection.begin(module)
+
+    def _on_return(self, module: torch.nn.Module, output: object) -> None:
+        self._regions.end(module, output)
+        self._inspection.failed()
+
+    def _on_backward(self) -> None:
+        """Backward begins: by now the models exist; learn the order of their gradients, once."""
+        self._steps.end_open_step()
+        self.context.rewind.backward_begins()
+        self.context.shown.clear()
+        self._feeding.begin_backward(self._data.trained())
+        for call in self.before_backward:
+            call()
+        self._calls.find_wrapped()
+        if not self._is_searched and not list(self.context.models):
+            self._find_models()
+        self._gradients.follow_order()
+        if self.context.log.micro_step == 0:
+            self._components.look()
+            self._vitals.begin_backward()
+
+    def _on_backward_end(self) -> None:
+        self._gradients.unfollow_order()
+        self._inspection.end()
+        if self._comparison.is_due():
+            self._comparison.reduced_gradients()
+
+    def _on_round(self) -> None:
+        self._steps.end_round()
+
+    def _on_gradients(self) -> None:
+        self._gradients.read_local()
+        if self.context.log.now.suspects:
+            self.context.hold_inputs()
+
+    def _forget(self) -> None:
+        self.context.guard.is_on = False
+        self._calls.forget()
+        self.context.recorder.page.close()

@@ -1,0 +1,1 @@
+"""What is measured in the rank: gradients, replicas, vitals, batches, where a NaN began."""

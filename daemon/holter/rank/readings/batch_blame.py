@@ -1,0 +1,129 @@
+"""Was the batch to blame? Asked when the optimizer is given a gradient that is not finite; the weights are still untouched then.
+
+The batch of the step is still held. If it was finite, it is replayed to find the module that made the NaN. Of every step the batch
+is signed. On a healthy step of comparison its statistics are taken, and what of it is never finite, a mask of -inf, is learnt.
+"""
+
+import torch
+
+from holter.rank.context import Context
+from holter.rank.hooks.data import Taken
+from holter.rank.readings import batch_survey, batches, nan_origin
+from holter.rank.readings.batches import Inputs
+from holter.records import Nonfinite
+
+MAX_REPLAYS = 3
+"""A NaN is born once; a run that goes on with it need not be replayed at every step."""
+MAX_CALLS = 32
+"""Calls of a step that are signed: a model may be called once for each element of a sequence."""
+
+
+class FeedingProbe:
+    """Looks at batches when there is a reason to."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._num_replays = 0
+        self._healthy_steps: dict[str, int] = {}
+        """Tensors of a batch that were not finite on steps that were."""
+        self._signature = 0
+        """Of what was fed and no backward pass has claimed yet."""
+        self._num_calls = 0
+        self._num_samples = [0, 0]
+        """Of this step: by the models' inputs, by the loaders."""
+        self._leaves: list[batches.Leaf] = []
+        """The last loader's batch."""
+
+    def see_call(self) -> None:
+        """A model is called in training: its inputs are there."""
+        self._num_calls += 1
+        if self._num_calls > MAX_CALLS:
+            return
+        tensors = [tensor for _, tensor in _tensors(self._context.inputs)]
+        self._signature = batches.fold(self._signature, batches.sign(tensors))
+        self._num_samples[0] += next((t.shape[0] for t in tensors if t.dim()), 0)
+
+    def begin_backward(self, taken: list[Taken]) -> None:
+        """What was fed since the last backward pass is this step's; `taken` is what its loaders gave."""
+        for batch in taken:
+            self._signature = batches.fold(self._signature, batch.signature)
+            self._num_samples[1] += batch.num_samples
+        if taken:
+            self._leaves = taken[-1].leaves
+        self._claim()
+
+    def question(self) -> None:
+        """The step is spoiled: look at its batch, and if that is sound, for the module."""
+        context = self._context
+        inputs = context.held_inputs or context.inputs
+        bad = batches.read(_tensors(inputs))
+        if all(entry.name in self._healthy_steps for entry in bad):
+            # Labels go past the model.
+            seen = {_place(tensor) for _, tensor in _tensors(inputs)}
+            bad += batches.read([leaf for leaf in self._leaves if _place(leaf[1]) not in seen])
+        for entry in bad:
+            context.log.now.suspect(
+                Nonfinite(
+                    where="input",
+                    name=entry.name,
+                    nans=entry.nans,
+                    infs=entry.infs,
+                    numel=entry.numel,
+                    healthy_steps=self._healthy_steps.get(entry.name, 0),
+                )
+            )
+        is_sound = all(entry.name in self._healthy_steps for entry in bad)
+        if is_sound and self._num_replays < MAX_REPLAYS:
+            self._num_replays += 1
+            self._replay(inputs)
+
+    def observe(self, *, is_check: bool) -> None:
+        """A step is about to be applied: remember what it was fed."""
+        self._claim()
+        if is_check and not self._context.log.now.suspects:
+            self.learn()
+        self._leaves, self._num_calls, self._num_samples = [], 0, [0, 0]
+
+    def learn(self) -> None:
+        """The step is healthy: what its batch is like."""
+        inputs, numbers = _tensors(self._context.inputs), self._context.log.now.numbers
+        told = (self._leaves or inputs)[: batch_survey.MAX_LEAVES]
+        found = {entry.path: entry for entry in batch_survey.survey(told)}
+        for entry in found.values():
+            numbers.update(entry.numbers())
+        called, fetched = self._num_samples
+        if called or fetched:
+            # Loaders may be a batch ahead; but a model that is called twice for one loss sees its samples twice.
+            is_one_call_each = self._num_calls == self._context.log.micro_step
+            numbers["batch.num_samples"] = float(called if called and (is_one_call_each or not fetched) else fetched)
+        # The loader's tensors are often the very inputs: no memory is read twice.
+        paths = {_place(tensor): path for path, tensor in told}
+        others = [(path, t) for path, t in inputs if t.is_floating_point() and _place(t) not in paths]
+        odd = [entry.path for entry in batch_survey.survey(others) if entry.nans or entry.infs]
+        for path, tensor in inputs:
+            same = found.get(paths.get(_place(tensor), ""))
+            if path in odd or (same is not None and (same.nans or same.infs)):
+                self._healthy_steps[path] = self._healthy_steps.get(path, 0) + 1
+        for path in {path for path, entry in found.items() if entry.nans or entry.infs} - {path for path, _ in inputs}:
+            self._healthy_steps[path] = self._healthy_steps.get(path, 0) + 1
+
+    def _claim(self) -> None:
+        now = self._context.log.now
+        now.batch, self._signature = batches.fold(now.batch, self._signature), 0
+
+    def _replay(self, inputs: Inputs | None) -> None:
+        context = self._context
+        module = inputs.model() if inputs is not None else None
+        model = next((model for model in context.models if model.inner is module), None)
+        with context.guard.paused():
+            found = nan_origin.find(inputs, model.prefix if model else "")
+        context.recorder.say(context.log.step, found)
+
+
+def _tensors(inputs: Inputs | None) -> list[batches.Leaf]:
+    return [(path, tensor) for path, tensor, _ in inputs.leaves] if inputs else []
+
+
+def _place(tensor: torch.Tensor) -> tuple[int, torch.Size, torch.dtype]:
+    is_here = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    return tensor.data_ptr() if is_here else id(tensor), tensor.shape, tensor.dtype

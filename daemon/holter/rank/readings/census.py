@@ -1,0 +1,135 @@
+"""Who is there: names, shapes, dtypes, frozenness, buffers, what is odd about them, and which optimizer holds what, by identity."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from holter.rank.models import Model, Models
+from holter.rank.placement import is_sharded
+from holter.rank.readings.marks import MAX_BYTES, Kinds, marks, progression
+from holter.records import Census, Component, TensorEntry
+from holter_kernels import summarize
+
+ENTRIES_PER_PART = 500
+"""About 50 KB a part: small beside the page's ring."""
+
+Looked = tuple[int, str, int]
+"""Marks, pattern, number of different values."""
+NOT_LOOKED: Looked = (0, "", -1)
+
+
+class CensusTaker:
+    """Takes the census of all watched models, in parts; values are looked at when a tensor is first met."""
+
+    def __init__(self, declared_frozen: Sequence[str] = ()) -> None:
+        self._declared_frozen = list(declared_frozen)
+        self._looked: dict[tuple[str, torch.dtype], Looked] = {}
+
+    def take(
+        self, models: Models, optimizers: Sequence[torch.optim.Optimizer], ready_order: Sequence[int]
+    ) -> Iterator[Census]:
+        """`ready_order` holds ids of parameters in the order in which their gradients came."""
+        watched = models.all()
+        tensors = [(name, p) for model in watched for name, p in model.parameters]
+        place = {id(p): index for index, (_, p) in enumerate(tensors)}
+        self._look([*tensors, *((name, b) for model in watched for name, b in model.buffers)])
+        entries = self._entries(watched, optimizers)
+        held = [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
+        foreign = [[p for p in parameters if id(p) not in place] for parameters in held]
+        parts = max(1, -(-len(entries) // ENTRIES_PER_PART))
+        for part in range(parts):
+            yield Census(
+                model=0,
+                wrapper=watched[0].wrapper if watched else "",
+                is_replicated=any(model.is_replicated for model in watched),
+                optimizers=[type(optimizer).__name__ for optimizer in optimizers],
+                components=[_component(model, held) for model in watched],
+                num_held=[len(parameters) for parameters in held],
+                num_foreign=[len(parameters) for parameters in foreign],
+                num_foreign_with_gradient=[sum(p.grad is not None for p in parameters) for parameters in foreign],
+                declared_frozen=self._declared_frozen,
+                backward_order=[place[i] for i in ready_order if i in place] if part == 0 else [],
+                part=part,
+                parts=parts,
+                entries=entries[part * ENTRIES_PER_PART : (part + 1) * ENTRIES_PER_PART],
+            )
+
+    def _entries(self, watched: Sequence[Model], optimizers: Sequence[torch.optim.Optimizer]) -> list[TensorEntry]:
+        holder = {
+            id(parameter): index
+            for index, optimizer in enumerate(optimizers)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        owners = [_owners(model) for model in watched]
+        parameters = [(number, name, p, False) for number, model in enumerate(watched) for name, p in model.parameters]
+        buffers = [(number, name, b, True) for number, model in enumerate(watched) for name, b in model.buffers]
+        entries = []
+        for number, name, t, is_buffer in parameters + buffers:
+            module_class, is_persistent = owners[number].get(name, ("", True))
+            found, pattern, num_distinct = self._looked.get((name, t.dtype), NOT_LOOKED)
+            entries.append(
+                TensorEntry(
+                    name=name,
+                    shape=tuple(t.shape),
+                    dtype=str(t.dtype).removeprefix("torch."),
+                    requires_grad=t.requires_grad,
+                    is_buffer=is_buffer,
+                    optimizer=holder.get(id(t), -1),
+                    is_replicated=id(t) in watched[number].replicas,
+                    is_sharded=is_sharded(t),
+                    component=number,
+                    module_class=module_class,
+                    is_persistent=is_persistent,
+                    marks=found,
+                    pattern=pattern if is_buffer else "",
+                    num_distinct=num_distinct if is_buffer else -1,
+                )
+            )
+        return entries
+
+    def _look(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Read what was never met before; on a device nobody looks, for an answer would have to be waited for."""
+        new = [(name, t) for name, t in named if (name, t.dtype) not in self._looked]
+        self._looked.update({(name, t.dtype): NOT_LOOKED for name, t in new})
+        new = [(name, t) for name, t in new if _is_readable(t)]
+        if sum(t.nbytes for _, t in new) > MAX_BYTES or not new:
+            return
+        found = marks(summarize([t for _, t in new], histogram="off"), Kinds.of([t.dtype for _, t in new]))
+        for (name, t), mark in zip(new, found.tolist(), strict=True):
+            is_buffer = not isinstance(t, torch.nn.Parameter)
+            self._looked[name, t.dtype] = (mark, *(progression(t) if is_buffer else ("", -1)))
+
+
+def _component(model: Model, held: Sequence[Sequence[Any]]) -> Component:
+    ids = {id(p) for parameters in held for p in parameters}
+    model.was_optimized |= any(id(p) in ids for _, p in model.parameters)
+    inner = model.inner
+    return Component(
+        name=model.prefix.removesuffix("."),
+        module_class=type(inner).__name__ if inner is not None else "",
+        wrapper=model.wrapper,
+        is_trained=model.was_optimized,
+        num_replicas=model.num_replicas,
+        is_find_unused=bool(getattr(model.ddp, "find_unused_parameters", False)),
+    )
+
+
+def _owners(model: Model) -> dict[str, tuple[str, bool]]:
+    """Name of a tensor -> class of its module, and whether a state dict holds it."""
+    found = {}
+    for path, module in model.inner.named_modules() if model.inner is not None else ():
+        prefix = f"{model.prefix}{path}." if path else model.prefix
+        volatile = getattr(module, "_non_persistent_buffers_set", ())
+        own = *module.named_parameters(recurse=False), *module.named_buffers(recurse=False)
+        for name, _ in own:
+            found[prefix + name] = (type(module).__name__, name not in volatile)
+    return found
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    kinds = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return (
+        type(tensor) in kinds and tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.numel() > 0
+    )

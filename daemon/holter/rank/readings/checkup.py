@@ -1,0 +1,272 @@
+"""One vital step: its readings, and what they say once all have been answered."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from holter.rank.context import Context
+from holter.rank.models import Model
+from holter.rank.readings import idle_parameters
+from holter.rank.readings.histories import MAX_NAMES, History, Moves, prints
+from holter.rank.readings.idle_parameters import IdleWatch
+from holter.rank.readings.leftover_gradients import Leftovers
+from holter.rank.readings.module_groups import Group, grouped
+from holter.rank.readings.samples import Samples, is_readable, local, strided
+from holter.rank.readings.views import view
+from holter.records import ModuleVitals, Named, Vitals
+
+ROUNDED_SHARE = 0.999
+LEAST_ROUNDED = 16
+"""Values that are not zero, below which nothing is said of their mantissas."""
+RESOLUTION = {"float32": 2.0**-23, "float64": 2.0**-52, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+LOST_FACTOR = 4.0
+"""A step of learning rate times gradient this many units in the last place of the weight cannot be lost to rounding."""
+COPY_DISTANCE = 0.5
+"""A frozen tensor nearer to a live one than this, relative to it, is taken for its copy."""
+NUM_TWINS = 16
+NUM_COPY_ELEMENTS = 256
+
+Parameters = Sequence[tuple[str, Any]]
+
+
+@dataclass
+class Findings:
+    """What outlives a checkup."""
+
+    idle: IdleWatch
+    leftovers: Leftovers
+    trained: History
+    frozen: History
+    moved_names: list[str] = field(default_factory=list)
+    """Trained parameters that were seen to move between two steps, not told yet."""
+
+
+@dataclass
+class _Answers:
+    gradients: Any = None
+    before: Any = None
+    after: Any = None
+    frozen_before: Any = None
+    frozen_after: Any = None
+    samples: Any = None
+    num_owed: int = 0
+
+
+class _Rows:
+    """Some rows of a table."""
+
+    def __init__(self, table: Any, places: list[int]) -> None:
+        self._table, self._places = table, places
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)[self._places]
+
+
+class Checkup:
+    """Reads before and after one step; says `Vitals` when a device, too, has answered."""
+
+    def __init__(
+        self, context: Context, findings: Findings, trained: Parameters, frozen: Parameters, rates: dict[int, float]
+    ) -> None:
+        self.step = context.log.step
+        self._context, self._findings = context, findings
+        self._all = list(trained)
+        self._trained = [(name, p) for name, p in trained if readable(p)]
+        self._frozen = list(frozen)
+        self._rates = [rates.get(id(p), math.nan) for _, p in self._trained]
+        self._groups = grouped(self._trained)
+        self._answers = _Answers()
+        self._samples: Samples | None = None
+        self._view = view(context.models.active())
+        self._given = [
+            place
+            for place, (_, p) in enumerate(self._trained)
+            if p.grad is not None and not p.grad.is_sparse and is_readable(local(p.grad))
+        ]
+
+    def begin(self) -> None:
+        """Before the optimizer steps."""
+        self._read("gradients", [self._trained[place][1].grad for place in self._given], histogram="sampled")
+        self._read_weights("before")
+        self._samples = Samples([[self._trained[place][1] for place in group.places] for group in self._groups])
+
+    def end(self) -> None:
+        """After it did."""
+        if self._samples is None or not all(readable(p) for _, p in (*self._trained, *self._frozen)):
+            return
+        self._read_weights("after")
+        self._read("samples", self._samples.differences())
+        self._samples = None
+        self._conclude()
+
+    def _read_weights(self, moment: str) -> None:
+        """Trained ones, unless the comparison of replicas has just read them; frozen ones."""
+        ids, table = self._context.readings.kept.get(f"parameters_{moment}", ([], None))
+        rows = dict(zip(ids, range(len(ids)), strict=True))
+        places = [rows.get(id(p), -1) for _, p in self._trained]
+        if table is not None and min(places, default=-1) >= 0:
+            setattr(self._answers, moment, _Rows(table, places))
+        else:
+            self._read(moment, [p for _, p in self._trained])
+        self._read(f"frozen_{moment}", [p for _, p in self._frozen])
+
+    def _read(self, what: str, tensors: list[Any], *, histogram: str = "off") -> None:
+        if not tensors:
+            return
+        self._answers.num_owed += 1
+
+        def learn(table: Any) -> None:
+            setattr(self._answers, what, table)
+            self._answers.num_owed -= 1
+            self._conclude()
+
+        self._context.readings.read(f"vitals.{what}", tensors, learn, histogram=histogram)
+
+    def _conclude(self) -> None:
+        answers = self._answers
+        if answers.num_owed or self._samples is not None or answers.samples is None or answers.after is None:
+            return
+        findings, before, after = self._findings, prints(answers.before), prints(answers.after)
+        frozen = [prints(table) for table in (answers.frozen_before, answers.frozen_after) if table is not None]
+        moves = findings.trained.compare(self.step, [p for _, p in self._trained], before, after, is_adjacent=True)
+        still = Moves()
+        if self._frozen:
+            still = findings.frozen.compare(self.step, [p for _, p in self._frozen], *frozen, is_adjacent=False)
+        moved, findings.moved_names = findings.moved_names, []
+        live = {int(value) for value in (*before, *after)}
+        between = [p for p in still.between if p not in still.in_step and not self._is_copy(p, frozen[0][p], live)]
+        disturbed = sorted({*still.in_step, *between})
+        none, zero, idle_steps = self._idle()
+        vitals = Vitals(
+            view=self._view,
+            modules=[self._module(number, group) for number, group in enumerate(self._groups)],
+            num_trainable=len(self._all),
+            no_gradient=none,
+            zero_gradient=zero,
+            idle_steps=idle_steps,
+            unchanged=self._named(self._trained, self._unchanged(moves)),
+            rounded=self._named(self._trained, self._rounded(moves)),
+            frozen_moved_in_step=self._named(self._frozen, still.in_step),
+            frozen_moved_between=self._named(self._frozen, between),
+            frozen_still_checks=min((still.still[place] for place in disturbed), default=0),
+            moved_between=_names(dict.fromkeys([*moved, *(self._trained[place][0] for place in moves.between)])),
+            uncleared_steps=findings.leftovers.num_checks,
+            uncleared_growth=findings.leftovers.growth,
+        )
+        self._context.recorder.say(self.step, vitals)
+        # Nothing of a checkup outlives it: what the script lets go of is let go at once.
+        self._all, self._trained, self._frozen, answers.samples = [], [], [], None
+
+    def _idle(self) -> tuple[Named, Named, int]:
+        """Those whose zeros the optimizer is given too; a rank's own may be zero where the others' are not."""
+        idle, table = self._findings.idle, self._answers.gradients
+        is_given_zero = {
+            self._trained[place][0]
+            for row, place in enumerate(self._given)
+            if table is not None and table.zeros[row] == table.numel[row]
+        }
+        zero = {name: n for name, n in idle.zero(self.step, self._all).items() if name in is_given_zero}
+        (none_names, zero_names), steps = idle_parameters.named(idle.none(self.step, self._all), zero)
+        return _names(none_names), _names(zero_names), steps
+
+    def _module(self, number: int, group: Group) -> ModuleVitals:
+        answers, places = self._answers, set(group.places)
+        rows = np.array([row for row, place in enumerate(self._given) if place in places], dtype=np.int64)
+        table, samples = answers.gradients, answers.samples
+        numel = int(table.numel[rows].sum()) if len(rows) else 0
+        weight, added, masked = (3 * number + k for k in range(3))
+        num_masked = int(samples.numel[masked] - samples.nans[masked])
+        weight_norm = math.sqrt(samples.square_sum[weight])
+        absmax = table.absmax[rows] if len(rows) else np.zeros(0)
+        return ModuleVitals(
+            module=group.module,
+            dtype=group.dtype,
+            numel=sum(int(answers.after.numel[place]) for place in group.places),
+            weight_norm=math.sqrt(float(answers.after.square_sum[group.places].sum())),
+            gradient_norm=math.sqrt(float(table.square_sum[rows].sum())) if numel else 0.0,
+            gradient_zeros=float(table.zeros[rows].sum()) / numel if numel else math.nan,
+            gradient_subnormals=float(table.subnormals[rows].sum()) / numel if numel else math.nan,
+            gradient_absmax=float(np.nanmax(absmax)) if np.isfinite(absmax).any() else math.nan,
+            update_ratio=math.sqrt(samples.square_sum[added]) / weight_norm if weight_norm else math.nan,
+            changed=1.0 - float(samples.zeros[masked]) / num_masked if num_masked else math.nan,
+            learning_rate=max((self._rates[place] for place in group.places), default=math.nan),
+            exponents=table.histogram[rows].sum(axis=0).reshape(32, 8).sum(axis=1).tolist() if numel else [],
+        )
+
+    def _unchanged(self, moves: Moves) -> list[int]:
+        """Of those given a gradient: no bit moved, or the last step was undone, although it is too large to be lost to rounding."""
+        moved, out = set(moves.in_step) - set(moves.restored), []
+        table, before = self._answers.gradients, self._answers.before
+        for row, place in enumerate(self._given):
+            if place in moved:
+                continue
+            dtype = str(self._trained[place][1].dtype).removeprefix("torch.")
+            unit = RESOLUTION.get(dtype, 1.0) * float(before.absmax[place])
+            if self._rates[place] * float(table.absmax[row]) > LOST_FACTOR * unit and before.numel[place]:
+                out.append(place)
+        return out
+
+    def _rounded(self, moves: Moves) -> list[int]:
+        """Before the step as well: a script that rounds between two steps rounds what the last one left."""
+        tables = self._answers.before, self._answers.after
+        return [
+            place
+            for place in moves.since_first
+            if self._trained[place][1].dtype == torch.float32 and any(_is_rounded(table, place) for table in tables)
+        ]
+
+    def _is_copy(self, place: int, fingerprint: Any, live: set[int]) -> bool:
+        """Whether a frozen tensor that moved holds what a live one holds, or held a few steps ago."""
+        if int(fingerprint) in live:
+            return True
+        mine = local(self._frozen[place][1])
+        twins = [t for _, p in self._trained if (t := local(p)).shape == mine.shape and t.is_cpu and mine.is_cpu]
+        sample = strided(mine, NUM_COPY_ELEMENTS).double()
+        others = [strided(twin, NUM_COPY_ELEMENTS).double() for twin in twins[:NUM_TWINS]]
+        return any(float((sample - other).norm()) < COPY_DISTANCE * float(other.norm()) for other in others)
+
+    @staticmethod
+    def _named(named: Parameters, places: Iterable[int]) -> Named:
+        return _names([named[place][0] for place in places])
+
+
+def _is_rounded(table: Any, place: int) -> bool:
+    num_infs = int(table.pos_infs[place] + table.neg_infs[place])
+    num_values = int(table.numel[place] - table.zeros[place]) - num_infs
+    num_short = int(table.low_mantissa_zero[place] - table.zeros[place]) - num_infs
+    return num_values >= LEAST_ROUNDED and num_short > ROUNDED_SHARE * num_values
+
+
+def readable(parameter: Any) -> bool:
+    """Whether this rank holds elements of it."""
+    return is_readable(local(parameter))
+
+
+def trained_by(
+    models: Iterable[Model], optimizers: Sequence[torch.optim.Optimizer]
+) -> tuple[list[tuple[str, Any]], dict[int, float]]:
+    """Parameters that require gradients and that these optimizers hold, and the learning rate of each."""
+    rates = {
+        id(p): rate
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for rate in (_rate(group),)
+        for p in group["params"]
+    }
+    return [(name, p) for m in models for name, p in m.parameters if p.requires_grad and id(p) in rates], rates
+
+
+def _rate(group: dict[str, Any]) -> float:
+    rate = group.get("lr")
+    if isinstance(rate, torch.Tensor):
+        return float(rate) if rate.is_cpu else math.nan
+    return float(rate) if isinstance(rate, (int, float)) else math.nan
+
+
+def _names(names: Iterable[str]) -> Named:
+    names = list(names)
+    return Named(len(names), names[:MAX_NAMES])

@@ -1,0 +1,238 @@
+"""One training pass under hooks on every module: which were called, in which dtype, with gradients on, with anything but zeros.
+
+    step 2      once a run
+    idle        when parameters have had no gradient for long, at most three times
+
+The hooks stay until the backward pass is over: reentrant checkpointing calls its modules without gradients first, and again, with
+gradients, in backward. A model of which torch.compile or TorchScript has any part is left alone.
+"""
+
+import math
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from holter.rank.context import Context
+from holter.rank.hooks.model_calls import Hook
+from holter.rank.readings.samples import is_plain_moment, is_readable, strided
+from holter.records import Inspection, Named, Witness
+
+FIRST_STEP = 2
+MAX_IDLE = 3
+MAX_WITNESSES = 256
+MAX_NAMES = 32
+MAX_DEPTH = 3
+NUM_ELEMENTS = 4096
+KINDS = ("Linear", "Conv", "Embedding", "Norm")
+"""What a module's class is called, if it is looked at although it has children."""
+FAST_PATHS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
+"""Outside of training these take another way, with other roundings, where no module has a hook."""
+UNCALLED = (nn.ParameterList, nn.ParameterDict)
+"""Never called, by design."""
+
+
+@dataclass
+class _Seen:
+    module: "weakref.ref[nn.Module]"
+    num_calls: int = 0
+    dtype: str = ""
+    output_zeros: float = math.nan
+    input_zeros: float = math.nan
+    was_gradient_on: bool = False
+    has_gradient_path: bool = False
+
+
+@dataclass
+class _Pass:
+    reason: Literal["first", "idle"]
+    seen: dict[str, _Seen] = field(default_factory=dict)
+    roots: list[nn.Module] = field(default_factory=list)
+    handles: list[Any] = field(default_factory=list)
+    autocast_dtype: str = ""
+    num_modules: int = 0
+    called: set[int] = field(default_factory=set)
+
+
+class InspectionProbe:
+    """Puts hooks on for one pass, and takes them off again."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._open: _Pass | None = None
+        self._is_first_due = True
+        self._is_asked = False
+        self._num_idle = 0
+        self._asked_step = -1
+
+    def ask(self) -> None:
+        """Parameters are idle: the next pass is to say why."""
+        step = self._context.log.step
+        # Twice as long after each look: a branch that is idle by intention is not worth three looks in a row.
+        if self._num_idle < MAX_IDLE and step >= self._asked_step << self._num_idle:
+            self._is_asked = True
+
+    def begin(self, module: nn.Module) -> None:
+        """A model is called in training."""
+        log = self._context.log
+        if self._open is None:
+            if log.micro_step or not (self._is_asked or (self._is_first_due and log.step >= FIRST_STEP)):
+                return
+            self._open = _Pass("idle" if self._is_asked else "first")
+            self._is_first_due, self._num_idle = self._is_first_due and self._is_asked, self._num_idle + self._is_asked
+            self._asked_step, self._is_asked = max(log.step, 1), False
+        if any(root is module for root in self._open.roots) or is_compiled(module):
+            return
+        self._open.roots.append(module)
+        self._put_on(self._open, module)
+
+    def failed(self) -> None:
+        """A model's call is over; if it raised, there is nothing more to be seen."""
+        if self._open is not None and sys.exc_info()[0] is not None:
+            self.end(is_told=False)
+
+    def end(self, *, is_told: bool = True) -> None:
+        """The backward pass is over, or the step, or the run."""
+        inspected, self._open = self._open, None
+        if inspected is None:
+            return
+        for handle in inspected.handles:
+            handle.remove()
+        if is_told and inspected.called:
+            self._context.recorder.say(self._context.log.step, _told(inspected))
+
+    def _put_on(self, inspected: _Pass, root: nn.Module) -> None:
+        model = self._context.models.of(root)
+        prefix = model.prefix if model is not None else ""
+        _note_autocast(inspected, root)
+        for name, module in _parts(root):
+            inspected.num_modules += 1
+            seen = None
+            if len(inspected.seen) < MAX_WITNESSES and _is_witness(module):
+                seen = inspected.seen[prefix + name] = _Seen(weakref.ref(module))
+            elif not _own(module):
+                continue
+            hook = Hook(self._context.guard.wrap(_watch(inspected, seen), "any"))
+            inspected.handles.append(module.register_forward_hook(hook))
+
+
+def is_compiled(root: nn.Module) -> bool:
+    """Whether torch.compile or TorchScript has a part of this model, or of anything in this process: hooks would make it compile anew."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    if counters.get("stats", {}).get("unique_graphs", 0):
+        return True
+    return any(
+        isinstance(module, torch.jit.ScriptModule)
+        or "_orig_mod" in module._modules  # noqa: SLF001
+        or module._compiled_call_impl is not None  # noqa: SLF001
+        for module in root.modules()
+    )
+
+
+def _parts(root: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Submodules by name, without those that must have no hook."""
+    shut: list[str] = []
+    for name, module in root.named_modules():
+        if any(name.startswith(prefix) for prefix in shut):
+            continue
+        if isinstance(module, FAST_PATHS):
+            if not module.training:
+                shut.append(f"{name}." if name else "")
+                continue
+            if isinstance(module, nn.MultiheadAttention):
+                # It reads its children's parameters and does not call them.
+                shut.append(f"{name}.")
+        yield name, module
+
+
+def _is_witness(module: nn.Module) -> bool:
+    kind = type(module).__name__
+    return not isinstance(module, UNCALLED) and (not module._modules or any(part in kind for part in KINDS))  # noqa: SLF001
+
+
+def _own(module: nn.Module) -> bool:
+    return bool(module._parameters) and not isinstance(module, UNCALLED)  # noqa: SLF001
+
+
+def _watch(inspected: _Pass, seen: _Seen | None) -> Any:
+    def watch(module: nn.Module, args: Any, output: Any) -> None:
+        inspected.called.add(id(module))
+        if seen is None:
+            return
+        seen.num_calls += 1
+        seen.was_gradient_on |= torch.is_grad_enabled()
+        first = _first(output)
+        if first is None:
+            return
+        _note_autocast(inspected, module, first.device.type)
+        seen.has_gradient_path |= first.requires_grad
+        seen.dtype = str(first.dtype).removeprefix("torch.")
+        if is_plain_moment():
+            seen.output_zeros = _zeros(first)
+            seen.input_zeros = _zeros(_first(args))
+
+    return watch
+
+
+def _first(thing: Any, depth: int = 0) -> torch.Tensor | None:
+    """The first floating-point tensor of a module's arguments or results."""
+    if isinstance(thing, torch.Tensor):
+        return thing if thing.is_floating_point() else None
+    parts = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, (list, tuple)) else ()
+    found = (_first(part, depth + 1) for part in parts) if depth < MAX_DEPTH else ()
+    return next((tensor for tensor in found if tensor is not None), None)
+
+
+def _zeros(tensor: torch.Tensor | None) -> float:
+    """Share of zeros in a sample; of host memory only, a device is never waited for."""
+    if tensor is None or not tensor.is_cpu or type(tensor) not in (torch.Tensor, nn.Parameter):
+        return math.nan
+    tensor = tensor.detach()
+    if not is_readable(tensor):
+        return math.nan
+    return float((strided(tensor, NUM_ELEMENTS) == 0).float().mean())
+
+
+def _note_autocast(inspected: _Pass, module: nn.Module, device: str = "") -> None:
+    if inspected.autocast_dtype:
+        return
+    if not device:
+        parameter = next(module.parameters(), None)
+        device = parameter.device.type if parameter is not None else "cpu"
+    if torch.is_autocast_enabled(device):
+        inspected.autocast_dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+
+
+def _told(inspected: _Pass) -> Inspection:
+    witnesses, uncalled = [], []
+    for name, seen in inspected.seen.items():
+        module = seen.module()
+        if module is None:
+            continue
+        if not seen.num_calls:
+            uncalled += [name] if _own(module) else []
+            continue
+        witnesses.append(
+            Witness(
+                name,
+                type(module).__name__,
+                seen.num_calls,
+                seen.dtype,
+                seen.output_zeros,
+                seen.input_zeros,
+                seen.was_gradient_on,
+                seen.has_gradient_path,
+                _own(module),
+            )
+        )
+    return Inspection(
+        reason=inspected.reason,
+        autocast_dtype=inspected.autocast_dtype,
+        witnesses=witnesses,
+        num_modules=inspected.num_modules,
+        uncalled=Named(len(uncalled), uncalled[:MAX_NAMES]),
+    )

@@ -1,0 +1,235 @@
+"""Where a NaN was born: the first module that made one out of finite inputs.
+
+The step's batch is run through the model once more, under hooks. Nothing is left behind: no gradient is recorded; random states are put
+back; buffers and what modules keep in plain attributes are copies meanwhile. The wrapper is not called, and a collective that the
+model calls itself ends the replay: one rank alone would wait for its peers for ever. Weights are still those of the forward pass:
+the optimizer has not stepped.
+"""
+
+import contextlib
+import io
+import random
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from holter.rank.readings.batches import Inputs, leaves
+from holter.records import Origin
+
+COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_dtensor"})
+PLAIN = (list, dict, set)
+TORCHS_OWN = frozenset(name for name in vars(torch.nn.Module()) if name.startswith("_"))
+"""Attributes of every module in which torch keeps its parts and hooks: what a forward pass writes is in the others."""
+NEAR_LIMIT = 0.01
+"""A -Inf beside values above this share of the dtype's largest number is an overflow, and no mask."""
+
+
+def find(inputs: Inputs | None, prefix: str) -> Origin:
+    """Replay the captured call; says why if that cannot be done."""
+    module = inputs.model() if inputs is not None else None
+    if inputs is None or module is None:
+        return _unknown("the inputs of the step were not seen")
+    obstacle = _obstacle(inputs, module)
+    if obstacle:
+        return _unknown(obstacle)
+    watch = _Watch(module, prefix)
+    try:
+        _replay(module, inputs, watch)
+    except _FoundError:
+        return watch.births[0]
+    except _CollectiveError as collective:
+        return _unknown(f"the model communicates ({collective}): one rank cannot replay it alone")
+    except Exception as error:  # noqa: BLE001  the script's module may not bear a second call
+        return _unknown(f"the replay raised {type(error).__name__}: {error}")
+    reason = "replayed with the same batch and random state: every module's output is finite"
+    nowhere = Origin(module="", module_class="", is_input_finite=True, input_absmax=0.0, replayed=True, reason=reason)
+    return next(iter(watch.births), nowhere)
+
+
+def _replay(module: torch.nn.Module, inputs: Inputs, watch: "_Watch") -> None:
+    is_cast, dtype = inputs.autocast
+    with (
+        _left_as_it_was(module),
+        _hooked(module, watch),
+        warnings.catch_warnings(action="ignore"),
+        contextlib.redirect_stdout(io.StringIO()),
+        torch.no_grad(),
+        torch.autocast("cpu", dtype=dtype, enabled=is_cast),
+        _Alone(),
+    ):
+        torch.random.set_rng_state(inputs.random_state)
+        module(*inputs.args, **inputs.kwargs)
+
+
+def _obstacle(inputs: Inputs, module: torch.nn.Module) -> str:
+    if not inputs.leaves:
+        return "no tensor was seen among the inputs: it is not known where they are, nor whether they have changed"
+    held = chain(module.parameters(), module.buffers(), (t for _, t, _ in inputs.leaves))
+    if any(t.device.type != "cpu" for t in held):
+        return "the model is on a device: a replay would have to wait for it"
+    if any(t._version != version for _, t, version in inputs.leaves):  # noqa: SLF001
+        return "an input was changed in place since: the replay would not see what the model saw"
+    if any(hasattr(p, "ds_tensor") for p in module.parameters()):
+        return "ZeRO-3 gathers the model's parameters: one rank cannot replay it alone"
+    if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+        return "a part of the model is compiled by TorchScript and takes no hooks"
+    return ""
+
+
+class _FoundError(Exception):
+    """The first non-finite output was seen; the rest of the forward pass is not needed."""
+
+
+class _CollectiveError(Exception):
+    """The model calls a collective."""
+
+
+class _Alone(TorchDispatchMode):  # type: ignore[misc]
+    """Lets everything pass but what needs other ranks."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in COLLECTIVES:
+            raise _CollectiveError(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+def _unknown(reason: str) -> Origin:
+    return Origin(module="", module_class="", is_input_finite=False, input_absmax=0.0, replayed=False, reason=reason)
+
+
+class _Watch:
+    """Judges modules as they end; children end before their parents, so that the first birth is the innermost.
+
+    A NaN or a +Inf out of finite inputs is one. A -Inf alone may be a mask: zeros beside it say so; of others the first is suspected.
+    """
+
+    def __init__(self, module: torch.nn.Module, prefix: str) -> None:
+        self._names = {id(child): prefix + name for name, child in module.named_modules()}
+        self._suspects: list[torch.nn.Module] = []
+        self.births: list[Origin] = []
+
+    def judge(self, child: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        """A forward hook; raises when the rest of the pass is not needed."""
+        made = _Values.of(t for _, t in leaves(output, ""))
+        if made.is_finite:
+            return
+        taken = _Values.of(t for _, t in leaves((args, kwargs), ""))
+        if taken.nans or taken.pos_infs or (taken.neg_infs and not made.nans):
+            return
+        if taken.neg_infs and self.births:
+            raise _FoundError
+        is_mild = not made.nans and not made.pos_infs and made.absmax < NEAR_LIMIT * made.dtype_max
+        if is_mild and made.absmax == 0.0:
+            return
+        if not is_mild and any(part is suspect for suspect in self._suspects for part in child.modules()):
+            raise _FoundError
+        self._suspects.append(child)
+        self.births.append(self._birth(child, taken, made))
+        if not is_mild:
+            # What was suspected before is no part of it.
+            del self.births[:-1]
+            raise _FoundError
+
+    def _birth(self, child: torch.nn.Module, taken: "_Values", made: "_Values") -> Origin:
+        own = _Values.of(child.parameters(recurse=False))
+        return Origin(
+            module=self._names.get(id(child), ""),
+            module_class=type(child).__name__,
+            is_input_finite=taken.is_finite,
+            input_absmax=taken.absmax,
+            replayed=True,
+            reason="first module whose output is not finite while its inputs are"
+            + ("" if taken.is_finite else ", but for a mask of -inf")
+            + ("" if own.is_finite else "; its own weights are not finite"),
+            dtype=made.dtype,
+            dtype_max=made.dtype_max,
+            output_nans=made.nans,
+            output_infs=made.pos_infs + made.neg_infs,
+            output_absmax=made.absmax,
+            weight_absmax=own.absmax,
+        )
+
+
+@dataclass
+class _Values:
+    """What is odd about some tensors, taken together; integers are always finite."""
+
+    nans: int = 0
+    pos_infs: int = 0
+    neg_infs: int = 0
+    absmax: float = 0.0
+    """Of what is finite."""
+    dtype: str = ""
+    """Of the first tensor that is not finite, with its largest number."""
+    dtype_max: float = 0.0
+
+    @property
+    def is_finite(self) -> bool:
+        return not (self.nans or self.pos_infs or self.neg_infs)
+
+    @classmethod
+    def of(cls, tensors: Iterable[torch.Tensor]) -> "_Values":
+        """Count."""
+        found = cls()
+        for tensor in tensors:
+            if tensor.is_floating_point() and tensor.numel():
+                found._add(tensor.detach())
+        return found
+
+    def _add(self, tensor: torch.Tensor) -> None:
+        finite = torch.isfinite(tensor)
+        if bool(finite.all()):
+            self.absmax = max(self.absmax, float(tensor.abs().max()))
+            return
+        if not self.dtype:
+            self.dtype, self.dtype_max = str(tensor.dtype).removeprefix("torch."), torch.finfo(tensor.dtype).max
+        self.nans += int(torch.isnan(tensor).sum())
+        self.pos_infs += int(torch.isposinf(tensor).sum())
+        self.neg_infs += int(torch.isneginf(tensor).sum())
+        if bool(finite.any()):
+            self.absmax = max(self.absmax, float(tensor[finite].abs().max()))
+
+
+@contextlib.contextmanager
+def _hooked(module: torch.nn.Module, watch: _Watch) -> Iterator[None]:
+    handles = []
+    try:
+        for child in module.modules():
+            handles.append(child.register_forward_hook(watch.judge, with_kwargs=True))  # noqa: PERF401  some are on when one fails
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
+    """Random states, buffers and plain attributes, all put back at the end."""
+    now = torch.random.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    parts = list(module.modules())
+    buffers = [(part, dict(part._buffers)) for part in parts]  # noqa: SLF001
+    attributes = [(part, {k: v for k, v in part.__dict__.items() if k not in TORCHS_OWN}) for part in parts]
+    contents = [(v, v.copy()) for _, kept in attributes for v in kept.values() if type(v) in PLAIN]
+    try:
+        for part, kept in buffers:
+            part._buffers.update({name: b.detach().clone() for name, b in kept.items() if b is not None})  # noqa: SLF001
+        yield
+    finally:
+        for part, kept in buffers:
+            part._buffers.update(kept)  # noqa: SLF001
+        for part, kept in attributes:
+            part.__dict__.update(kept)
+            for name in [k for k in part.__dict__ if k not in TORCHS_OWN and k not in kept]:
+                del part.__dict__[name]
+        for container, before in contents:
+            container.clear()
+            container.extend(before) if isinstance(container, list) else container.update(before)
+        torch.random.set_rng_state(now[0])
+        random.setstate(now[1])
+        np.random.set_state(now[2])  # noqa: NPY002

@@ -1,0 +1,184 @@
+"""The weights against their own history: what a step changes, and what changes without one.
+
+    begin of backward     what is left in the gradients
+    before the optimizer  gradients as it is given them; weights; a sample of both
+    after it              weights again, and what became of the sample
+
+All is the rank's own. Most steps only glance; a step of comparison looks for gradients that are None; every fourth of those, or fewer,
+reads the values. `records.Vitals` says what it tells.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from holter import clock
+from holter.rank.context import Context
+from holter.rank.readings.checkup import Checkup, Findings, readable, trained_by
+from holter.rank.readings.histories import History, prints
+from holter.rank.readings.idle_parameters import IdleWatch
+from holter.rank.readings.leftover_gradients import TOLD_CHECKS, Leftovers
+from holter.rank.readings.rhythm import Rhythm
+
+LEAST_FROZEN_BYTES = 16 << 20
+"""Frozen tensors that are read at a vital step, if the trained ones are fewer bytes than that."""
+
+
+class VitalsProbe:
+    """Looks at what a step changes."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        budget: float = 1.0,
+        floor_s: float = 0.0,
+        on_idle: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._context = context
+        self._on_idle = on_idle
+        self._idle = IdleWatch()
+        self._leftovers = Leftovers(context)
+        self._rhythm = Rhythm(rank=context.recorder.rank, world_size=context.world_size, budget=budget, floor_s=floor_s)
+        self._findings = Findings(self._idle, self._leftovers, History(), History())
+        self._checkup: Checkup | None = None
+        self._vital_step = -2
+        self._frozen_place = 0
+        self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._ever_held: set[int] = set()
+        self._said: set[str] = set()
+        self._spent_s = 0.0
+
+    def see_gradients(self, named: Sequence[tuple[str, Any]], table: Any) -> None:
+        """Gradients were read, by whomever."""
+        self._idle.see(self._context.log.step, named, table)
+
+    def begin_backward(self) -> None:
+        """The first backward pass of a step begins: see what is left in the gradients."""
+        if self._context.schedule.plan.is_check(self._context.log.step):
+            self._leftovers.take()
+
+    def glance(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """A step is about to be applied, whichever."""
+        context = self._context
+        step, is_check = context.log.step, context.schedule.plan.is_check(context.log.step)
+        self._checkup = None
+        context.readings.kept.clear()
+        self._rhythm.tick()
+        self._idle.glance()
+        self._meet(optimizers)
+        if is_check:
+            return
+        if self._vital_step == step - 1:
+            with self._timed():
+                self._look_between(step, optimizers)
+        if self._has_news(step) and context.log.micro_step and not _is_skipping(optimizers):
+            self._begin(optimizers)
+
+    def before_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """A step of comparison is about to be applied."""
+        context = self._context
+        step = context.log.step
+        # Without a backward pass before it the step makes its gradients itself, in a closure.
+        if not context.log.micro_step or _is_skipping(optimizers):
+            return
+        self._idle.look(step, trained_by(context.models, optimizers)[0])
+        self._leftovers.judge(optimizers)
+        is_vital = self._rhythm.is_vital(step, context.schedule.plan.check_interval)
+        if self._has_news(step) or is_vital:
+            self._begin(optimizers)
+
+    def _begin(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        trained, rates = trained_by(self._context.models, optimizers)
+        if trained:
+            with self._timed():
+                frozen = self._frozen(trained, optimizers)
+                self._checkup = Checkup(self._context, self._findings, trained, frozen, rates)
+                self._checkup.begin()
+
+    def after_step(self) -> None:
+        """It was."""
+        checkup, self._checkup = self._checkup, None
+        if checkup is None or checkup.step != self._context.log.step:
+            return
+        with self._timed():
+            checkup.end()
+        self._vital_step = checkup.step
+        self._rhythm.spend(self._spent_s)
+        self._spent_s = 0.0
+
+    def _meet(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        for optimizer in optimizers:
+            if optimizer not in self._met:
+                self._met.add(optimizer)
+                self._ever_held |= _held([optimizer])
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """What is read here has a dial of its own: to the schedule it is reading, not a cost that every step has."""
+        readings = self._context.readings
+        started, read_s = clock.monotonic_s(), readings.spent_s
+        yield
+        elapsed = clock.monotonic_s() - started
+        self._spent_s += elapsed
+        readings.spent_s = max(readings.spent_s, read_s + elapsed)
+
+    def _has_news(self, step: int) -> bool:
+        """Whether something is to be told that was not the last time."""
+        news = {"idle"} if self._idle.is_long(step) else set()
+        if news:
+            self._on_idle()
+        news |= {f"uncleared {num}" for num in TOLD_CHECKS if self._leftovers.num_checks >= num}
+        if self._findings.moved_names:
+            news.add("moved")
+        is_new = bool(news - self._said)
+        self._said = news
+        return is_new
+
+    def _look_between(self, step: int, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """The step before was vital: see whether what it left is still there."""
+        trained, _ = trained_by(self._context.models, optimizers)
+        chosen = [(name, p) for name, p in trained if readable(p)]
+        if not chosen:
+            return
+
+        def learn(table: Any) -> None:
+            moved = self._findings.trained.moved_since(step, [p for _, p in chosen], prints(table))
+            self._findings.moved_names += [chosen[place][0] for place in moved]
+
+        self._context.readings.read("vitals.between", [p for _, p in chosen], learn)
+
+    def _frozen(
+        self, trained: Sequence[tuple[str, Any]], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> list[tuple[str, Any]]:
+        """This step's share of the frozen parameters; what only rests while another optimizer steps is not frozen."""
+        held = _held(optimizers)
+        every = [
+            (name, p)
+            for model in self._context.models.all()
+            for name, p in model.parameters
+            if not p.requires_grad and (id(p) in held or id(p) not in self._ever_held) and readable(p)
+        ]
+        room = max(sum(p.numel() * p.element_size() for _, p in trained), LEAST_FROZEN_BYTES)
+        start = self._frozen_place if self._frozen_place < len(every) else 0
+        chosen: list[tuple[str, Any]] = []
+        for name, p in every[start:] + every[:start]:
+            room -= p.numel() * p.element_size()
+            if room < 0 and chosen:
+                break
+            chosen.append((name, p))
+        self._frozen_place = (start + len(chosen)) % max(len(every), 1)
+        return chosen
+
+
+def _is_skipping(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    """Whether the loss scaler found something and a fused optimizer will do nothing; on a device nobody can know yet."""
+    found = [getattr(optimizer, "found_inf", None) for optimizer in optimizers]
+    return any(isinstance(flag, torch.Tensor) and (not flag.is_cpu or bool(flag)) for flag in found)
+
+
+def _held(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
+    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}

@@ -1,0 +1,78 @@
+"""Trust through the job's own store: rank 0 publishes the coordinator's address, run and token; the other ranks find them there.
+
+The store is torch's, made by `init_process_group`; only non-blocking calls are made on it, by a thread that lives until the word is
+found or the patience is over. Nobody waits for it.
+"""
+
+import atexit
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from holter.rank.context import Context
+from holter.threads import without_signals
+
+KEY = "holter/bootstrap/1"
+PATIENCE_S = 120.0
+INTERVAL_S = 0.1
+
+
+class Rendezvous:
+    """Publishes or finds one word, once a process group exists."""
+
+    def __init__(self, context: Context, *, word: bytes | None, found: Callable[[bytes], None]) -> None:
+        self._context = context
+        self._word = word
+        self._found = found
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def install(self) -> None:
+        """Act when a group is made; at once if there is one."""
+        if not dist.is_available():
+            return
+        self._context.patches.replace("init_process_group", self._around_init, c10d, dist)
+        atexit.register(self.stop)
+        if dist.is_initialized():
+            self._context.guard.wrap(self._meet, "any")()
+
+    def stop(self) -> None:
+        """End the thread before the interpreter does: one caught in native code at the end would abort the process."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+
+    def _around_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        meet = self._context.guard.wrap(self._meet, "any")
+
+        @functools.wraps(original)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            meet()
+            return result
+
+        return init_process_group
+
+    def _meet(self) -> None:
+        store = c10d._get_default_store()  # noqa: SLF001
+        if self._word is not None:
+            store.set(KEY, self._word)
+        elif self._thread is None:
+            self._thread = threading.Thread(target=self._look, args=(store,), name="holter-rendezvous", daemon=True)
+            with without_signals():
+                self._thread.start()
+
+    def _look(self, store: Any) -> None:
+        for _ in range(int(PATIENCE_S / INTERVAL_S)):
+            try:
+                if store.check([KEY]):
+                    self._found(bytes(store.get(KEY)))
+                    return
+            except Exception:  # noqa: BLE001  the store went away with the job
+                return
+            if self._stop.wait(INTERVAL_S):
+                return

@@ -1,0 +1,1 @@
+"""How a step is undone: random states, buffers, counters and snapshots from before it."""

@@ -1,0 +1,242 @@
+"""Copies of the training state in memory: a poisoned, torn or hung run goes back to a step of seconds ago.
+
+    forward k begins    the state of k completed steps: buffers and random states are known as of here, weights rest until the optimizer's step
+    forward, backward   weights and optimizer state are copied beside it (`copying`)
+    optimizer's step    waits until they are; the newest two copies are kept, the older one's memory takes the next
+
+Which steps are copied is a matter of their numbers, so that ranks agree. With `max_bytes` for two copies too little there is one; with
+less there is none, which is said. Frozen parameters rest: they are copied only once they have moved.
+
+The copies are the user's to want: they count neither as overhead nor to its budget. Approximately, on two shared virtual cores:
+100 MB (AdamW, 8 M parameters) take 1 ms before the forward pass and 20 ms beside it (5 GB/s); 10 MB 0.5 and 5 ms; the step finds
+them done, but a pass that keeps all cores busy takes longer by about as much. Once, 80 ms to look for schedulers.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from holter import clock
+from holter.errors import RewindError
+from holter.rank.context import Context
+from holter.rank.guard import is_from_signal_handler, say
+from holter.rank.readings.samples import is_plain_moment, local
+from holter.rank.undo import copying, images, parts
+from holter.rank.undo.copying import Copying, Pair
+from holter.rank.undo.gathering import Gathering, Resting
+from holter.rank.undo.parts import Part
+from holter.rank.undo.rewind import Rewound
+from holter.records import Snapped
+
+NUM_COPIES = 2
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """One copy of everything."""
+
+    step: int
+    """Completed steps in it."""
+    rewound: Rewound
+    images: list[tuple[Part, Any]]
+    """Without their living states."""
+    copies: list[torch.Tensor]
+    under_way: Copying
+    resting: list[tuple[torch.Tensor, int]]
+    """What may not change while it is copied, with the number of its changes so far."""
+    frozen: list[Resting]
+    """What is not copied, because it does not change; likewise."""
+    began_s: float
+    num_lost: int
+    is_told: bool = False
+
+    @property
+    def num_bytes(self) -> int:
+        """Of host memory."""
+        return sum(copy.nbytes for copy in self.copies)
+
+
+class Snapshots:
+    """One rank's; `begin` and `settle` are called by the probes, `restore` once a halt is decided."""
+
+    def __init__(
+        self,
+        context: Context,
+        optimizers: Callable[[], list[torch.optim.Optimizer]],
+        *,
+        every: int,
+        max_bytes: int = 0,
+    ) -> None:
+        self._context = context
+        self._gathering = Gathering(context.models, optimizers)
+        self.also = self._gathering.also
+        self._every, self._max_bytes = every, max_bytes
+        self._whole: list[Snapshot] = []
+        """Oldest first."""
+        self._open: Snapshot | None = None
+        self._is_restless = False
+        """Weights were seen to change during a forward pass: all is copied before it."""
+        self._is_off = False
+        self._has_said = self._has_missed = False
+        self._begun = 0
+        """The last step to be copied whose forward pass was seen."""
+        self._num_lost = 0
+        context.models.on_forget.append(self.forget)
+
+    def begin(self, step: int) -> None:
+        """The first forward pass of this step begins."""
+        if not self._is_due(step):
+            return
+        self._begun = step
+        if not is_plain_moment() or copying.is_captured():
+            return
+        with self._unharmed():
+            self._open = self._lay_out(step)
+            if self._open is not None:
+                self._open.under_way.start()
+
+    def _is_due(self, step: int) -> bool:
+        return step > 0 and step % self._every == 0 and not self._is_off
+
+    def settle(self) -> None:
+        """Weights are about to change: what is being copied of them has to be there."""
+        log = self._context.log
+        if self._is_due(log.step) and self._begun != log.step and log.micro_step and not self._has_missed:
+            self._has_missed = True
+            say(
+                f"rank {self._context.recorder.rank}: there is no snapshot of step {log.step}, because its forward pass "
+                "was not seen (a compiled model shows none)"
+            )
+        if self._open is not None:
+            with self._unharmed():
+                self._finish(self._open)
+            self._open = None
+        for snapshot in self._whole:
+            if not snapshot.is_told and snapshot.under_way.is_done():
+                self._tell(snapshot)
+
+    def restore(self, step: int) -> Rewound:
+        """Put the state of `step` completed steps back into the living objects; after a halt is decided only."""
+        opened = self._open
+        if opened is not None and opened.step == step:
+            self._finish(opened)
+        found = next((each for each in self._whole if each.step == step and each.under_way.is_done()), None)
+        if found is None:
+            steps = " and ".join(str(each.step) for each in self._whole)
+            raise RewindError(f"there is no snapshot of step {step}" + f", only of {steps}" * bool(steps))
+        parameters = list(parts.parameters_of(self._context.models.all()))
+        self._check(found, parameters)
+        # On a device: not behind the call that hangs on its stream.
+        side = next((torch.cuda.Stream(each.device) for each in parameters if each.is_cuda), None)
+        with torch.no_grad(), torch.cuda.stream(side) if side is not None else contextlib.nullcontext():
+            for part, image in found.images:
+                part.put(part.owner(), image, found.copies)
+        if side is not None:
+            side.synchronize()
+        found.rewound.restore()
+        return found.rewound
+
+    def forget(self) -> None:
+        """The script let go of a model, in any thread and at any moment: its memory is not ours to hold."""
+        self._num_lost += 1
+        self._open, self._whole = None, []
+
+    @contextlib.contextmanager
+    def _unharmed(self) -> Iterator[None]:
+        """What fails ends the snapshots, not the training; the time is not our looking's."""
+        began_s = clock.monotonic_s()
+        try:
+            yield
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            self._give_up(f"{type(error).__name__}: {error}")
+        self._context.guard.own_s -= clock.monotonic_s() - began_s
+
+    def _give_up(self, why: str) -> None:
+        self._is_off, self._open, self._whole = True, None, []
+        say(f"rank {self._context.recorder.rank} keeps no snapshots any more: {why}")
+
+    def _lay_out(self, step: int) -> Snapshot | None:
+        began_s, num_lost = clock.monotonic_s(), self._num_lost
+        rewound = self._context.rewind.known()
+        if engine := self._gathering.engine():
+            self._give_up(f"{engine} keeps weights and counters where they are not found")
+        if self._is_off or rewound is None:
+            return None
+        found, frozen = self._gathering.gather(self._context.rewind.buffers)
+        sources: list[torch.Tensor] = []
+        shown: list[tuple[Part, Any]] = []
+        moving: list[bool] = []
+        for part in found:
+            shown.append((replace(part, state=None, apart=()), images.take(part.state, sources, part.apart)))
+            moving += [part.is_moving or self._is_restless] * (len(sources) - len(moving))
+        sources = [local(source) for source in sources]
+        room = self._room(sources)
+        if room is None:
+            return None
+        pairs: dict[bool, list[Pair]] = {False: [], True: []}
+        for target, source, is_moving in zip(room, sources, moving, strict=True):
+            pairs[is_moving].append((target, source))
+        under_way = Copying(pairs[False], pairs[True])
+        resting = [(source, source._version) for _, source in pairs[False]]  # noqa: SLF001
+        return Snapshot(step, rewound, shown, room, under_way, resting, frozen, began_s, num_lost)
+
+    def _room(self, sources: Sequence[torch.Tensor]) -> list[torch.Tensor] | None:
+        """Host memory for one copy: that of the oldest, where as many are kept as may be; None: not even one may be."""
+        num_bytes = sum(source.nbytes for source in sources)
+        most = NUM_COPIES if not self._max_bytes else min(NUM_COPIES, self._max_bytes // max(num_bytes, 1))
+        if not most:
+            self._give_up(
+                f"one takes {num_bytes / 1e6:.1f} MB, and snapshot_bytes allows {self._max_bytes / 1e6:.1f} MB"
+            )
+            return None
+        spare: list[torch.Tensor] = []
+        if self._open is not None:
+            # A loss scaler skipped the step that it was of.
+            self._open.under_way.settle()
+            spare, self._open = self._open.copies, None
+        while len(self._whole) >= most:
+            spare = self._whole.pop(0).copies
+        if not self._has_said and self._context.recorder.rank == 0:
+            self._has_said = True
+            say(
+                f"every {self._every} steps the training state is copied in memory: {num_bytes / 1e6:.1f} MB on rank 0, "
+                f"of which {most} cop{'ies are' if most > 1 else 'y is'} kept"
+            )
+        if len(spare) == len(sources) and all(map(copying.fits, spare, sources)):
+            return spare
+        del spare
+        return [copying.room_for(source) for source in sources]
+
+    def _finish(self, snapshot: Snapshot) -> None:
+        snapshot.under_way.settle()
+        resting, snapshot.resting = snapshot.resting, []
+        if any(tensor._version != version for tensor, version in resting):  # noqa: SLF001
+            self._is_restless = True
+            say(
+                f"rank {self._context.recorder.rank}: weights change between the forward pass and the optimizer's step: "
+                f"there is no snapshot of step {snapshot.step}, and the next ones are copied before the pass"
+            )
+        elif snapshot.num_lost == self._num_lost and snapshot not in self._whole:
+            self._whole.append(snapshot)
+
+    def _tell(self, snapshot: Snapshot) -> None:
+        snapshot.is_told = True
+        seconds = snapshot.under_way.ended_s() - snapshot.began_s
+        self._context.recorder.say(snapshot.step, Snapped(num_bytes=snapshot.num_bytes, seconds=seconds))
+
+    def _check(self, snapshot: Snapshot, parameters: Sequence[torch.nn.Parameter]) -> None:
+        """Whether all that trains now is in it, and all that is in it still exists."""
+        about = f"the snapshot of step {snapshot.step}"
+        owners = {id(owner) for part, _ in snapshot.images if (owner := part.owner()) is not None}
+        for each in (*self._gathering.in_use(), *(each for each in parameters if each.requires_grad)):
+            if id(each) not in owners:
+                raise RewindError(f"{about} has no {type(each).__name__} that is used now")
+        if any(part.owner() is None for part, _ in snapshot.images):
+            raise RewindError(f"part of what {about} has does not exist any more")
+        if any((rests := first()) is not None and rests._version != version for first, version in snapshot.frozen):  # noqa: SLF001
+            raise RewindError(f"{about} lacks a frozen parameter that has moved since")

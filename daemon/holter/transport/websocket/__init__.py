@@ -1,0 +1,1 @@
+"""Records over a WebSocket on the coordinator's one port: the default."""

@@ -1,0 +1,91 @@
+"""What was appended comes back, in order, whatever happened to the last bytes."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.coordinator.conftest import attached, census, done, exited
+
+from holter.coordinator.disk import Disk
+from holter.coordinator.recovery import journal
+from holter.coordinator.recovery.journal import Entry, Journal
+
+
+def write(folder: Path, entries: list[Entry], **options: int) -> Journal:
+    disk, kept = Disk(), Journal(folder, **options)
+    for entry in entries:
+        kept.append(entry.received_ns, entry.observation)
+    kept.flush(disk)
+    assert disk.close(5.0)
+    return kept
+
+
+def entries(num_steps: int) -> list[Entry]:
+    said = [attached(0), census(0), *(done(0, step) for step in range(num_steps)), exited(0, num_steps)]
+    return [Entry(number, observation) for number, observation in enumerate(said)]
+
+
+def test_everything_comes_back_in_order(tmp_path: Path) -> None:
+    said = entries(20)
+    write(tmp_path, said)
+    assert said == list(journal.read(tmp_path))
+
+
+def test_a_second_coordinator_goes_on_where_the_first_ended(tmp_path: Path) -> None:
+    said = entries(20)
+    write(tmp_path, said[:10])
+    write(tmp_path, said[10:])
+    assert said == list(journal.read(tmp_path))
+
+
+@settings(max_examples=30, deadline=None)
+@given(lost=st.integers(1, 400))
+def test_a_torn_tail_loses_only_the_tail(tmp_path_factory: pytest.TempPathFactory, lost: int) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    said = [Entry(step, done(0, step)) for step in range(20)]
+    write(folder, said)
+    (path,) = (path for number, path in journal.segments(folder) if number != journal.IDENTITY)
+    path.write_bytes(path.read_bytes()[:-lost])
+    found = list(journal.read(folder))
+    assert said[: len(found)] == found
+    assert len(found) >= 20 - 1 - lost // 100
+
+
+def test_damage_in_the_middle_is_where_reading_stops(tmp_path: Path) -> None:
+    write(tmp_path, [Entry(step, done(0, step)) for step in range(20)])
+    (path,) = (path for number, path in journal.segments(tmp_path) if number != journal.IDENTITY)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 :] = b"\xff" * (len(content) - len(content) // 2)
+    path.write_bytes(content)
+    assert 5 < len(list(journal.read(tmp_path))) < 15
+
+
+def test_the_oldest_goes_and_identity_stays(tmp_path: Path) -> None:
+    kept = Journal(tmp_path, limit_bytes=64 * 1024, num_segments=4)
+    kept.append(0, attached(0))
+    for step in range(3000):
+        kept.append(1 + step, done(0, step))
+        if step % 20 == 0:
+            disk = Disk()
+            kept.flush(disk)
+            assert disk.close(5.0)
+    size = sum(path.stat().st_size for _, path in journal.segments(tmp_path))
+    assert size < 64 * 1024
+    found = list(journal.read(tmp_path))
+    assert attached(0).body == found[0].observation.body
+    assert found[-1].observation.step > 2900
+
+
+def test_a_disk_that_cannot_be_written_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "journal").write_text("a file where a folder should be")
+    kept = write(tmp_path / "journal", entries(3))
+    assert kept.dropped > 0
+
+
+def test_a_disk_that_hangs_costs_records_not_memory(tmp_path: Path) -> None:
+    kept = Journal(tmp_path)
+    kept._is_writing = True
+    while kept.dropped == 0:
+        kept.append(0, done(0, 1))
+    assert kept._buffered_bytes <= journal.MAX_BUFFER_BYTES

@@ -1,0 +1,284 @@
+"""What makes judging urgent, and what a sidecar may not say."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.coordinator.conftest import RUN_ID, attached, done, exited, seen
+from tests.coordinator.test_assembly import feed_note
+
+from holter import clock
+from holter.coordinator.http import status
+from holter.coordinator.recovery import journal
+from holter.coordinator.run import Ward, WardSettings
+from holter.exporters.webhook import Pager
+from holter.faults import Window
+from holter.records import (
+    Body,
+    ExamRequest,
+    Finding,
+    Halting,
+    Inspection,
+    Judged,
+    Link,
+    Logged,
+    Nonfinite,
+    Overdue,
+    Phase,
+    Skipped,
+    StepDone,
+    Swapped,
+    Table,
+    Unavailable,
+    Vitals,
+)
+from holter.transport import wire
+
+HELLO = wire.Hello(run_id=RUN_ID, rank=0, world_size=1, host="h", rank_pid=1, sidecar_pid=2, metrics_address="")
+
+
+@pytest.fixture
+def ward(tmp_path: Path) -> Ward:
+    made = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"))
+    made.connect(HELLO, 0)
+    return made
+
+
+def hear(ward: Ward, *bodies: Body) -> bool:
+    said = [seen(0, 3, body) for body in bodies]
+    return ward.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), 5)
+
+
+def skipped(in_a_row: int) -> Skipped:
+    return Skipped(in_a_row=in_a_row, scale=1.0, lowest_scale=1.0, first_scale=65536.0, loss=1.0)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_urgent"),
+    [
+        (skipped(16), True),
+        (skipped(15), False),
+        (feed_note(0, 0), True),
+        (feed_note(0, 0, is_end=True), False),
+        (Swapped(distance=0.1, is_input_equal=True, is_output_equal=True, num_times=1), True),
+        (Inspection(reason="first", autocast_dtype="", witnesses=[], num_modules=1), True),
+        (exited(0, 3).body, True),
+        (Vitals(view="local", modules=[], num_trainable=1), False),
+        (Logged(values={"kl": 1.0}), False),
+        (done(0, 3).body, False),
+    ],
+)
+def test_what_cannot_wait_is_urgent(ward: Ward, body: Body, is_urgent: bool) -> None:  # noqa: FBT001
+    assert is_urgent is hear(ward, body)
+
+
+def test_a_sidecar_cannot_speak_for_the_coordinator(ward: Ward) -> None:
+    hear(ward, Judged(), Unavailable(tensor_class="gradients"), Link(state="silent"))
+    assert 3 == ward.strangers
+    assert "connected" == ward.assembly.window(0).links[0].state
+    assert frozenset() == ward.assembly.window(0).unavailable
+
+
+def test_a_time_that_cannot_be_does_not_reach_a_judge(ward: Ward) -> None:
+    odd = Overdue(tier="suspect", phase=Phase.FORWARD, micro_step=0, waited_s=math.nan, deadline_s=3.0, because="")
+    assert not hear(ward, odd)
+    assert (1, {}) == (ward.strangers, ward.assembly.window(0).delays)
+
+
+def test_what_was_asked_long_ago_is_forgotten(tmp_path: Path) -> None:
+    class Restless:
+        """Wants another examination at every judgement."""
+
+        name = "restless"
+
+        def judge(self, window: Window) -> Iterator[Finding]:
+            needs = (ExamRequest(window.now_ns, "quick", (0,)),)
+            yield Finding(
+                detector="restless", severity="info", first_step=0, detected_step=0, ranks=(0,), summary="", needs=needs
+            )
+
+    ward = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Restless()])
+    ward.connect(HELLO, 0)
+    for second in range(1, 4000):
+        ward.hear(0, EMPTY, second * S)
+        assert 1 == len(ward.judge(second * S).exams)
+    assert len(ward._asked) < 1000
+
+
+def test_an_incident_is_in_the_journal_as_soon_as_it_is_in_the_database(tmp_path: Path) -> None:
+    class Certain:
+        name = "dead_rank"
+
+        def judge(self, _: Window) -> Iterator[Finding]:
+            yield Finding(
+                detector="dead_rank", severity="critical", first_step=0, detected_step=0, ranks=(0,), summary="it is"
+            )
+
+    ward = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Certain()])
+    ward.connect(HELLO, 0)
+    made = ward.judge(5 * S).fresh
+    assert 1 == len(made)
+    ward.disk.close(5.0)  # As SIGKILL finds it a moment later: nothing else was flushed.
+    bodies = [entry.observation.body for entry in journal.read(tmp_path / "journal")]
+    assert [True] == [body.is_news for body in bodies if isinstance(body, Judged)]
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_who_comes_after_a_crash_pages_again_and_a_resumed_run_does_not(tmp_path: Path, has_ended: bool) -> None:  # noqa: FBT001
+    settings = WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
+    former = Ward(settings)
+    former.connect(HELLO, clock.wall_ns())
+    bad = Nonfinite(where="input", name="x", nans=1, infs=0, numel=4)
+    said = [attached(0, 1), done(0, 0), done(0, 1, nonfinite=[bad])]
+    former.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), clock.wall_ns())
+    former.judge(clock.wall_ns(), is_final=True)
+    former.write_down()
+    if has_ended:
+        former.end(clock.wall_ns())
+        former.close(5.0)
+    else:
+        former.disk.close(5.0)
+    (told,) = Pager("http://127.0.0.1:1", "http://runbooks").look(former.incidents.standing(), "")
+    later = Ward(settings)
+    later.recall(clock.wall_ns())
+    (known,) = later.incidents.all()
+    assert has_ended == (known.closed_at is not None)
+    pager = Pager("http://127.0.0.1:1", "http://runbooks")
+    pager.remember(later.left_open)
+    (again,) = pager.look(later.incidents.standing(), "")
+    assert ("resolved" if has_ended else "firing") == again["status"]
+    assert told["alerts"][0]["fingerprint"] == again["alerts"][0]["fingerprint"]
+
+
+def test_what_a_former_life_left_open_is_over_in_the_files_too_and_counts_as_a_strike(tmp_path: Path) -> None:
+    settings = WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
+    bad = Nonfinite(where="input", name="x", nans=1, infs=0, numel=4)
+    for now_ns in (S, 60 * S):
+        ward = Ward(settings)
+        ward.recall(now_ns)
+        ward.connect(HELLO, now_ns)
+        said = [attached(0, 1), done(0, 0), done(0, 1, nonfinite=[bad])]
+        ward.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), now_ns)
+        ward.judge(now_ns, is_final=True)
+        ward.end(now_ns)
+        ward.close(5.0)
+    written = [msgspec.json.decode(path.read_bytes()) for path in tmp_path.glob("incidents/*/diagnosis.json")]
+    assert {(1, False), (2, True)} == {(one["strikes"], one["closed_at"] is None) for one in written}
+
+
+@pytest.mark.parametrize("by", ["an operator", "a signal"])
+@pytest.mark.parametrize("is_answered", [False, True])
+def test_a_request_that_was_noted_is_taken_up_after_a_crash_unless_it_has_its_answer(
+    tmp_path: Path,
+    by: str,
+    is_answered: bool,  # noqa: FBT001
+) -> None:
+    settings = WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
+    former, now_ns = Ward(settings), clock.wall_ns()
+    former.connect(HELLO, now_ns)
+    said = [attached(0, 1), *([seen(0, 3, Halting(state="asking", why="SIGUSR1"))] if by == "a signal" else [])]
+    former.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), now_ns)
+    if by == "an operator":
+        assert former.halts.ask("me", "wrong data", now_ns) is None
+    assert former.halts.is_asked
+    if is_answered:
+        former.disconnect(0, 1, now_ns, is_closed=True)
+        former.judge(now_ns)
+        former.judge(now_ns + 11 * S)
+        assert not former.halts.is_asked
+    former.write_down()
+    former.disk.close(5.0)
+    later = Ward(settings)
+    later.recall(clock.wall_ns())
+    assert later.halts.is_asked != is_answered
+
+
+@pytest.mark.parametrize("part", ["norms", "sums", "marks"])
+def test_a_table_that_does_not_add_up_counts_as_none(ward: Ward, part: str) -> None:
+    beside = {"norms": [], part: [1]}
+    table = Table(tensor_class="g", root=1, names=["a", "b"], fingerprints=[1, 2], **beside)
+    ward.hear_table(("g", 3, 0), seen(0, 3, table), 5)
+    window = ward.assembly.window(0)
+    assert ({}, {("g", 3, 0)}) == (window.tables, window.unavailable)
+
+
+def test_the_journal_says_when_it_was_judged_and_what_could_not_be_had(ward: Ward, tmp_path: Path) -> None:
+    hear(ward, done(0, 3).body)
+    ward.judge(6)
+    ward.judge(7)
+    ward.hear_table(("g", 3, 0), None, 8)
+    ward.judge(9)
+    ward.end(10)
+    ward.close(5.0)
+    bodies = [entry.observation.body for entry in journal.read(tmp_path / "journal")]
+    assert [Link, StepDone, Judged, Unavailable, Judged] == [type(body) for body in bodies], (
+        "nothing new, nothing written"
+    )
+
+
+S = 10**9
+EMPTY = wire.Report(heartbeat=None, observations=[], dropped=0)
+
+
+def links(tmp_path: Path) -> list[str]:
+    entries = journal.read(tmp_path / "journal")
+    return [entry.observation.body.state for entry in entries if isinstance(entry.observation.body, Link)]
+
+
+def judge_for(ward: Ward, first_s: int, last_s: int) -> None:
+    for quarter in range(first_s * 4, last_s * 4 + 1):
+        ward.judge(quarter * S // 4)
+
+
+def test_a_line_that_falls_silent_is_in_the_window_and_in_the_journal(ward: Ward, tmp_path: Path) -> None:
+    judge_for(ward, 0, 7)
+    view = ward.assembly.window(7 * S).links[0]
+    assert "silent" == view.state
+    assert 5 * S < view.since_ns <= 7 * S
+    assert "silent" == status.status(ward, 7 * S)["ranks"][0]["sidecar"]
+    assert ["rank 0 on h: its sidecar is silent, and nobody closed its line"] == ward.blind()
+    ward.hear(0, EMPTY, 8 * S)
+    assert ("connected", []) == (ward.assembly.window(8 * S).links[0].state, ward.blind())
+    ward.disconnect(0, 1, 9 * S, is_closed=True)
+    assert "closed" == ward.assembly.window(9 * S).links[0].state
+    ward.connect(HELLO, 10 * S)
+    ward.end(11 * S)
+    ward.close(5.0)
+    assert ["connected", "silent", "connected", "closed", "connected"] == links(tmp_path)
+
+
+def test_an_ordinary_end_of_a_line_is_no_news(ward: Ward, tmp_path: Path) -> None:
+    ward.roster.goodbye(0)
+    ward.disconnect(0, 1, 2 * S, is_closed=True)
+    judge_for(ward, 2, 20)
+    ward.end(21 * S)
+    ward.close(5.0)
+    assert ["connected"] == links(tmp_path)
+
+
+class Curious:
+    """A detector that wants rank 0 examined."""
+
+    name = "curious"
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        assert window.world_size <= 1
+        yield Finding(
+            detector=self.name,
+            severity="info",
+            first_step=0,
+            detected_step=0,
+            ranks=(0,),
+            summary="x",
+            needs=(ExamRequest(asked_ns=1, depth="quick", ranks=(0,)),),
+        )
+
+
+def test_a_silent_sidecar_is_not_asked(tmp_path: Path) -> None:
+    ward = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Curious()])
+    ward.connect(HELLO, 0)
+    asked = [judgement.exams for second in range(8) if (judgement := ward.judge(second * S))]
+    assert (1, 0) == (len(asked[0]), sum(map(len, asked[1:])))
+    assert {0: 1} == ward.assembly.window(0).unexamined

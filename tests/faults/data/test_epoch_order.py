@@ -1,0 +1,105 @@
+"""Fires when a shuffling sampler repeats itself; quiet without shuffling, on handfuls of samples and on one batch for ever."""
+
+from typing import Any
+
+import pytest
+
+from holter.diagnosis import rank_causes, top_cause
+from holter.faults.data.epoch_order import EpochOrder
+from holter.faults.window import Note, StepView, Window
+from holter.records import Feed, Finding
+
+
+def feed(epoch: int, order: int, **fields: Any) -> Feed:
+    known = {
+        "loader": 0, "epoch": epoch, "is_end": True, "is_training": True, "dataset": "Text", "dataset_size": 64, "num_batches": 8,
+        "batch_size": 4, "num_taken": 8, "num_samples": 32, "sampler": "BatchSampler>DistributedSampler", "is_shuffling": True,
+        "sampler_epoch": 0, "num_shards": 2, "order": order,
+    }  # fmt: skip
+    return Feed(**known | fields)
+
+
+def judge(*feeds: Feed, ranks: tuple[int, ...] = (0, 1), signatures: tuple[int, ...] = ()) -> list[Finding]:
+    notes = tuple(
+        Note(rank, 8 * (one.epoch + is_end), 0, one if is_end else feed(one.epoch, 0, is_end=False, is_training=False))
+        for one in feeds
+        for is_end in (False, True)
+        for rank in ranks
+    )
+    steps = tuple(StepView(step, 0, 2, (), batches={of: (0,)}) for step, of in enumerate(signatures))
+    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=notes, steps=steps)
+    return list(EpochOrder().judge(window))
+
+
+def test_two_epochs_in_one_order_are_named() -> None:
+    (finding,) = judge(feed(0, 11), feed(1, 11))
+    assert (finding.severity, finding.first_step, finding.detected_step, finding.ranks) == ("warning", 8, 16, (0, 1))
+    assert top_cause(finding) == "repeated_epoch_order"
+    assert "Passes 0 and 1 over the data came in the same order on ranks 0 and 1" in finding.summary
+    assert any("its epoch was 0 each time" in e.summary for e in finding.evidence)
+
+
+def test_it_began_with_the_first_repeat_however_late_it_is_judged() -> None:
+    (finding,) = judge(feed(0, 9), *(feed(epoch, 11) for epoch in range(1, 7)))
+    assert (finding.first_step, finding.detected_step) == (16, 56)
+    assert "Passes 1 to 6 over the data" in finding.summary
+
+
+def test_a_sampler_that_takes_no_epoch_is_named_too() -> None:
+    (finding,) = judge(
+        *(feed(epoch, 11, sampler="BatchSampler>RandomSampler", sampler_epoch=-1, num_shards=1) for epoch in (0, 1))
+    )
+    assert rank_causes(finding)[0].confidence == 0.88
+
+
+def test_only_the_rank_that_repeats_is_named() -> None:
+    (finding,) = judge(feed(0, 11), feed(1, 11), ranks=(1,))
+    assert finding.ranks == (1,)
+
+
+@pytest.mark.parametrize(
+    "feeds",
+    [
+        [feed(0, 11), feed(1, 12)],
+        [feed(0, 11)],
+        [feed(0, 11, is_shuffling=False), feed(1, 11, is_shuffling=False)],
+        [feed(0, 11, sampler_epoch=0), feed(1, 11, sampler_epoch=1)],
+        [feed(0, 0), feed(1, 0)],
+        [feed(0, 11, is_training=False), feed(1, 11, is_training=False)],
+        [feed(0, 11, num_taken=3), feed(1, 11, num_taken=3)],
+        [
+            feed(0, 11, num_taken=4, num_samples=4, num_batches=4),
+            feed(1, 11, num_taken=4, num_samples=4, num_batches=4),
+        ],
+        [feed(0, 11, num_samples=8), feed(1, 11, num_samples=8)],
+    ],
+    ids=[
+        "other order",
+        "one pass",
+        "in order on purpose",
+        "told a new epoch",
+        "unknown",
+        "evaluation",
+        "left",
+        "four",
+        "eight",
+    ],
+)
+def test_healthy_passes_raise_nothing(feeds: list[Feed]) -> None:
+    assert judge(*feeds) == []
+
+
+def test_the_newest_passes_count_when_older_ones_are_forgotten() -> None:
+    (finding,) = judge(feed(7, 11), feed(8, 11))
+    assert finding.first_step == 64
+    assert judge(feed(4, 11), feed(8, 11)) == []
+
+
+def test_one_batch_for_ever_has_no_order() -> None:
+    assert judge(feed(0, 11), feed(1, 11), signatures=(5, 5, 5, 5)) == []
+    assert len(judge(feed(0, 11), feed(1, 11), signatures=(5, 6, 7, 5))) == 1
+
+
+def test_a_wrong_threshold_is_named() -> None:
+    with pytest.raises(ValueError, match=r"epoch_order\.min_batches must be at least 2, got 1"):
+        EpochOrder(min_batches=1)

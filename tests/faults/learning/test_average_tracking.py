@@ -1,0 +1,47 @@
+"""Fires on an average that stands still or leaves; quiet on one that rests between updates."""
+
+from holter.diagnosis import top_cause
+from holter.faults import AverageTracking, Window
+from holter.faults.window import Spread, StepNumbers
+from holter.records import Finding
+
+
+def same(value: float) -> Spread:
+    return Spread(value, value, value, 0, 1, 2)
+
+
+def judge(moved: list[int], distances: list[float]) -> list[Finding]:
+    series = tuple(
+        StepNumbers(step, 0, {"ema.moved": same(flag), "ema.distance": same(distance)})
+        for step, (flag, distance) in enumerate(zip(moved, distances, strict=True))
+    )
+    return list(AverageTracking().judge(Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series)))
+
+
+def test_an_average_that_never_moves_is_found() -> None:
+    (finding,) = judge([0] * 40, [0.01 * step for step in range(40)])
+    assert (finding.severity, finding.first_step, finding.detected_step) == ("warning", 0, 20)
+    assert top_cause(finding) == "average_not_tracking"
+    assert "went from 0 to 0.2" in finding.evidence[1].summary
+
+
+def test_an_average_that_follows_is_healthy() -> None:
+    assert judge([0] + [1] * 59, [min(0.01 * step, 0.2) for step in range(60)]) == []
+
+
+def test_one_that_is_updated_now_and_then_is_healthy() -> None:
+    assert judge([int(step % 16 == 15) for step in range(120)], [0.01 * (step % 16) for step in range(120)]) == []
+
+
+def test_weights_that_stand_still_themselves_are_no_fault_of_the_average() -> None:
+    assert judge([0] * 40, [0.0] * 40) == []
+
+
+def test_an_average_that_goes_away_is_found() -> None:
+    (finding,) = judge([1] * 40, [0.2 * step for step in range(40)])
+    assert finding.facts["is_copy_leaving"] is True
+    assert top_cause(finding) == "average_not_tracking"
+
+
+def test_an_average_that_lags_by_a_lot_and_settles_is_healthy() -> None:
+    assert judge([1] * 40, [min(0.05 * step, 0.9) for step in range(40)]) == []

@@ -1,0 +1,136 @@
+"""Fires on modules that are called and get no gradient; quiet on what is not called, on warm-up, and on zeros with another reason."""
+
+import math
+
+from holter.diagnosis import top_cause
+from holter.faults import MissingGradients, Window
+from holter.faults.window import Note, Spread, StepNumbers
+from holter.records import Finding, Inspection, Named, Vitals, Witness
+
+
+def vitals(none: tuple[str, ...] = (), zero: tuple[str, ...] = (), *, idle: int = 16, num_trainable: int = 6) -> Vitals:
+    return Vitals(
+        view="replicated",
+        modules=[],
+        num_trainable=num_trainable,
+        no_gradient=Named(len(none), list(none)),
+        zero_gradient=Named(len(zero), list(zero)),
+        idle_steps=idle,
+    )
+
+
+def witness(
+    module: str,
+    kind: str = "Linear",
+    *,
+    calls: int = 1,
+    on: bool = True,
+    path: bool = True,
+    zeros: float = math.nan,
+    given: float = math.nan,
+) -> Witness:
+    return Witness(module, kind, calls, "float32", zeros, given, on, path, kind != "ReLU")
+
+
+def judge(
+    *said: Vitals, seen: tuple[Witness, ...] = (), rate: float = 1e-3, reason: str = "idle", ranks: int = 2
+) -> list[Finding]:
+    notes = [Note(rank, 15 + i, 0, one) for i, one in enumerate(said) for rank in range(ranks)]
+    if seen:
+        inspection = Inspection(reason=reason, autocast_dtype="", witnesses=list(seen), num_modules=len(seen))  # type: ignore[arg-type]
+        notes.append(Note(0, 17, 0, inspection))
+    rates = Spread(rate, rate, rate, 0, 0, ranks)
+    window = Window(
+        now_ns=0,
+        world_size=ranks,
+        attached=frozenset(range(ranks)),
+        notes=tuple(notes),
+        series=tuple(StepNumbers(step, 0, {"learning_rate": rates}) for step in range(18)),
+    )
+    return list(MissingGradients().judge(window))
+
+
+BLOCKS = ("blocks.0.0.weight", "blocks.0.0.bias", "blocks.1.0.weight", "blocks.1.0.bias")
+CUT = (
+    witness("blocks.0.0", on=False, path=False),
+    witness("blocks.1.0", on=False, path=False),
+    witness("head"),
+)
+
+
+def test_checkpointed_blocks_behind_a_frozen_embedding_are_named_and_not_the_head() -> None:
+    (finding,) = judge(vitals(BLOCKS), vitals(BLOCKS, idle=17), seen=CUT)
+    assert finding.modules == ("blocks.0.0", "blocks.1.0")
+    assert finding.tensors == BLOCKS
+    assert (finding.severity, finding.first_step, finding.detected_step, finding.ranks) == ("warning", 0, 16, (0, 1))
+    assert finding.facts["is_gradient_off"] is True
+    assert top_cause(finding) == "graph_detached"
+    assert any("ran while gradients were not recorded" in one.summary for one in finding.evidence)
+
+
+def test_an_output_without_a_path_is_proof_as_well() -> None:
+    (finding,) = judge(vitals(BLOCKS), vitals(BLOCKS, idle=17), seen=(witness("blocks.0.0", path=False),))
+    assert finding.modules == ("blocks.0.0",)
+    assert (finding.severity, top_cause(finding)) == ("warning", "graph_detached")
+
+
+def test_modules_that_were_not_called_are_silent() -> None:
+    assert judge(vitals(BLOCKS), vitals(BLOCKS), seen=(witness("blocks.0.0", calls=0), witness("head"))) == []
+
+
+def test_without_an_inspection_nothing_is_said() -> None:
+    assert judge(vitals(BLOCKS), vitals(BLOCKS)) == []
+    assert judge(vitals(BLOCKS), vitals(BLOCKS), seen=CUT, reason="first") == []
+
+
+def test_a_few_idle_steps_are_silent() -> None:
+    assert judge(vitals(BLOCKS, idle=3), vitals(BLOCKS, idle=4), seen=CUT) == []
+    assert judge(vitals(BLOCKS), vitals(), seen=CUT) == []
+    assert judge(vitals(("aux.weight",), idle=9), vitals(("aux.weight",), idle=13), seen=(witness("aux"),)) == []
+
+
+def test_what_is_proven_takes_eight_steps() -> None:
+    (finding,) = judge(vitals(BLOCKS, idle=5), vitals(BLOCKS, idle=9), seen=CUT)
+    assert finding.first_step == 8
+
+
+def test_zero_gradients_while_the_learning_rate_is_zero_do_not_count() -> None:
+    lora = ("lora_A.weight",)
+    dead = (witness("lora_A"), witness("lora_B", zeros=1.0))
+    assert judge(vitals(zero=lora), vitals(zero=lora), seen=dead, rate=0.0) == []
+
+
+def test_a_branch_that_is_called_and_whose_result_is_not_used_is_information_only() -> None:
+    (finding,) = judge(vitals(("aux.weight", "aux.bias")), vitals(("aux.weight", "aux.bias")), seen=(witness("aux"),))
+    assert finding.severity == "info"
+
+
+def test_a_detached_trunk_is_most_of_the_model() -> None:
+    seen = (witness("blocks.0.0"), witness("blocks.1.0"), witness("head"))
+    (finding,) = judge(vitals(BLOCKS), vitals(BLOCKS), seen=seen)
+    assert (finding.severity, top_cause(finding)) == ("warning", "graph_detached")
+
+
+def test_a_dead_relu_is_named_with_what_feeds_it() -> None:
+    zero = ("fc1.weight", "fc1.bias", "fc2.weight")
+    seen = (witness("fc1", zeros=0.0), witness("act", "ReLU", zeros=1.0), witness("fc2", zeros=0.0, given=1.0))
+    (finding,) = judge(vitals(zero=zero), vitals(zero=zero), seen=seen)
+    assert finding.modules == ("act", "fc1")
+    assert (finding.severity, top_cause(finding)) == ("warning", "dead_activations")
+    assert any("gave 100%" in one.summary for one in finding.evidence)
+
+
+def test_an_activation_without_a_module_is_found_by_what_it_feeds() -> None:
+    zero = ("fc1.weight", "fc1.bias", "fc2.weight")
+    seen = (witness("fc1", zeros=0.0), witness("fc2", zeros=0.0, given=1.0))
+    (finding,) = judge(vitals(zero=zero), vitals(zero=zero), seen=seen)
+    assert finding.modules == ("fc2", "fc1")
+    assert top_cause(finding) == "dead_activations"
+
+
+def test_a_loss_term_of_weight_zero_is_silent() -> None:
+    zero = ("aux.weight", "aux.bias")
+    seen = (witness("trunk", zeros=0.0), witness("aux", zeros=0.0), witness("head", zeros=0.0))
+    assert judge(vitals(zero=zero), vitals(zero=zero), seen=seen) == []
+    elsewhere = (witness("pad", "Embedding", zeros=1.0), witness("trunk"), witness("mid"), witness("aux", zeros=0.0))
+    assert judge(vitals(zero=zero), vitals(zero=zero), seen=elsewhere) == []

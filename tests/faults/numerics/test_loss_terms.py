@@ -1,0 +1,67 @@
+"""One term outweighs the others, or is gone; weights on a schedule are silent."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from holter.faults import LossTerms, Window
+from holter.faults.window import Spread, StepNumbers
+from holter.records import Finding
+
+
+def judge(num: int = 60, **terms: Callable[[int], float]) -> list[Finding]:
+    def spread(value: float) -> Spread:
+        return Spread(value, value, value, 0, 0, 1)
+
+    series = tuple(
+        StepNumbers(i, i, {f"log.loss_terms.{name}": spread(term(i)) for name, term in terms.items()})
+        for i in range(num)
+    )
+    return list(LossTerms().judge(Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series)))
+
+
+def test_a_term_of_a_hundred_times_the_others_is_named() -> None:
+    (finding,) = judge(reconstruction=lambda _: 900.0, kl=lambda _: -1.0, commit=lambda _: 0.5)
+    assert finding.severity == "warning"
+    assert "'reconstruction' is 600 times all the others together" in finding.summary
+    assert finding.facts["is_dominating"] is True
+    assert finding.facts["series"] == [f"log.loss_terms.{name}" for name in ("commit", "kl", "reconstruction")]
+    assert finding.evidence[0].values["kl"] == 1.0
+
+
+def test_a_term_that_is_gone_is_dated_and_one_that_never_was_is_named() -> None:
+    (gone,) = judge(a=lambda _: 1.0, b=lambda i: 0.5 if i < 30 else 0.0)
+    assert gone.first_step == 30
+    assert gone.facts["is_zero_from_start"] is False
+    (never,) = judge(a=lambda _: 1.0, b=lambda _: 0.0)
+    assert never.facts["is_zero_from_start"] is True
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_schedules_and_scatter_are_silent(seed: int) -> None:
+    noise = random.Random(seed)  # noqa: S311 - noise, no secret
+
+    def usual(_: int) -> float:
+        return noise.lognormvariate(0, 1)
+
+    cases: list[Callable[[int], float]] = [
+        lambda i: 0.0 if i < 30 else 0.3,
+        lambda i: 0.0005 * (i + 1),
+        lambda i: max(0.0, 1 - i / 30),
+        lambda _: 0.0 if noise.random() < 0.5 else 0.4,
+        lambda _: noise.lognormvariate(-3, 1),
+    ]
+    for case in cases:
+        for num in (25, 45, 60, 200):
+            assert judge(num, a=usual, b=case) == []
+
+
+def test_one_term_alone_and_few_logs_are_silent() -> None:
+    assert judge(a=lambda _: 900.0) == []
+    assert judge(15, a=lambda _: 900.0, b=lambda _: 0.1) == []
+
+
+def test_a_wrong_threshold_is_named() -> None:
+    with pytest.raises(ValueError, match=r"loss_terms\.min_logs must be at least 3, got 1"):
+        LossTerms(min_logs=1)

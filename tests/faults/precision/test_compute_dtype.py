@@ -1,0 +1,62 @@
+"""Fires when ranks compute in different precision, or in none of the region's; quiet on modules that are kept wide on purpose."""
+
+import math
+
+from holter.diagnosis import top_cause
+from holter.faults import ComputeDtype, Window
+from holter.faults.window import Note
+from holter.records import Finding, Inspection, Witness
+
+
+def inspection(region: str, **dtypes: str) -> Inspection:
+    witnesses = [
+        Witness(name, "LayerNorm" if "norm" in name else "Linear", 1, dtype, math.nan, math.nan, True, True, True)
+        for name, dtype in dtypes.items()
+    ]
+    return Inspection(reason="first", autocast_dtype=region, witnesses=witnesses, num_modules=len(witnesses))
+
+
+def judge(*of_ranks: Inspection) -> list[Finding]:
+    notes = tuple(Note(rank, 2, 0, one) for rank, one in enumerate(of_ranks))
+    ranks = frozenset(range(len(of_ranks)))
+    return list(ComputeDtype().judge(Window(now_ns=0, world_size=len(ranks), attached=ranks, notes=notes)))
+
+
+GOOD = inspection("bfloat16", fc1="bfloat16", norm="float32", fc2="bfloat16", head="float32")
+WIDE = inspection("", fc1="float32", norm="float32", fc2="float32", head="float32")
+
+
+def test_a_region_that_casts_is_healthy_even_with_a_head_kept_wide() -> None:
+    assert judge(GOOD, GOOD) == []
+
+
+def test_no_region_is_healthy() -> None:
+    assert judge(WIDE, WIDE) == []
+
+
+def test_the_minority_is_named() -> None:
+    (finding,) = judge(GOOD, GOOD, WIDE, GOOD)
+    assert (finding.severity, finding.ranks, finding.modules) == ("warning", (2,), ("fc1", "fc2"))
+    assert top_cause(finding) == "autocast_not_applied"
+    assert "bfloat16 on ranks 0, 1 and 3 and float32 on rank 2" in finding.summary
+
+
+def test_with_two_ranks_both_are_named() -> None:
+    (finding,) = judge(GOOD, WIDE)
+    assert finding.ranks == (0, 1)
+    assert finding.facts["has_majority"] is False
+
+
+def test_a_region_without_effect_is_found() -> None:
+    idle = inspection("bfloat16", fc1="float32", norm="float32", fc2="float32")
+    (finding,) = judge(idle, idle)
+    assert finding.modules == ("fc1", "fc2")
+    assert top_cause(finding) == "autocast_not_applied"
+
+
+def test_one_layer_alone_may_be_wide_on_purpose() -> None:
+    assert judge(inspection("bfloat16", fc="float32", norm="float32")) == []
+
+
+def test_stages_that_only_some_ranks_have_are_not_compared() -> None:
+    assert judge(inspection("", stage0="float32"), inspection("", stage1="bfloat16")) == []

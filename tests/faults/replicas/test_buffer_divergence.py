@@ -1,0 +1,86 @@
+"""Fires on buffers that part while parameters agree; quiet where the wrapper broadcasts them, or the parameters parted first."""
+
+from collections.abc import Mapping
+
+from holter.diagnosis import rank_causes
+from holter.faults import BufferDivergence, ClassHistory, StepView, TableKey, Window
+from holter.records import Census, Finding, Table, TableRequest, TensorEntry
+
+NAMES = ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+TWO = {11: (0,), 22: (1,)}
+SAME = {5: (0, 1)}
+
+
+def history(first_unequal: int | None, num_unequal: int = 0) -> ClassHistory:
+    return ClassHistory(0, first_unequal != 0, None if first_unequal == 0 else 0, first_unequal, 3, num_unequal)
+
+
+def tables(step: int) -> dict[TableKey, Table]:
+    return {
+        ("buffers", step, rank): Table(
+            tensor_class="buffers", root=11, names=NAMES, fingerprints=[7 + rank, 9 + rank, 4], norms=[1.0, 2.0, 3.0]
+        )
+        if rank == 0
+        else Table(tensor_class="buffers", root=22, names=NAMES, fingerprints=[8, 10, 4], norms=[1.5, 2.0, 3.0])
+        for rank in (0, 1)
+    }
+
+
+def judge(
+    classes: dict[str, ClassHistory],
+    known: dict[TableKey, Table] | None = None,
+    later: Mapping[int, tuple[int, ...]] = TWO,
+    census: Census | None = None,
+) -> list[Finding]:
+    views = (StepView(1, 0, 2, (), roots={"buffers": TWO}), StepView(8, 0, 2, (), roots={"buffers": later}))
+    told = {0: census, 1: census} if census else {}
+    window = Window(
+        10**12,
+        2,
+        frozenset({0, 1}),
+        steps=views,
+        classes=classes,
+        tables=tables(1) if known is None else known,
+        census=told,
+    )
+    return list(BufferDivergence().judge(window))
+
+
+AGREED = history(None)
+
+
+def test_statistics_that_part_while_parameters_agree() -> None:
+    (finding,) = judge({"buffers": history(1, 2), "parameters_before": AGREED, "gradients": AGREED})
+    assert finding.severity == "warning"
+    assert finding.tensors == ("norm.running_mean", "norm.running_var")
+    assert finding.ranks == (0, 1)
+    assert finding.first_step == 1
+    cause = rank_causes(finding)[0]
+    assert (cause.cause, cause.confidence) == ("buffer_divergence", 0.93)
+    assert any("differed at 2 of 5 comparisons" in e.summary for e in finding.evidence)
+
+
+def test_it_asks_for_the_tables_first() -> None:
+    (finding,) = judge({"buffers": history(1, 2), "parameters_before": AGREED}, known={})
+    assert finding.needs == (TableRequest("buffers", 1, (0, 1)),)
+
+
+def test_buffers_that_the_wrapper_makes_equal_again_raise_nothing() -> None:
+    assert judge({"buffers": history(1, 2)}, later=SAME) == []
+
+
+def test_one_comparison_is_not_enough() -> None:
+    assert judge({"buffers": history(1, 1)}) == []
+
+
+def test_buffers_that_follow_the_parameters_raise_nothing() -> None:
+    assert judge({"buffers": history(1, 2), "parameters_before": history(0, 3)}) == []
+    assert judge({"buffers": history(1, 2), "gradients_reduced": history(1, 3)}) == []
+
+
+def test_buffers_that_are_local_by_intention_raise_nothing() -> None:
+    entries = [TensorEntry(name, (4,), "float32", False, True, -1, is_replicated=False) for name in NAMES]
+    census = Census(
+        model=0, wrapper="DDP", is_replicated=True, optimizers=[], backward_order=[], part=0, parts=1, entries=entries
+    )
+    assert judge({"buffers": history(1, 2)}, census=census) == []

@@ -1,0 +1,100 @@
+"""Putting holter on: with the settings that can be used, once, wholly or not at all."""
+
+import builtins
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holter.frameworks import attach, watch
+from holter.halting import tombstone
+from made_up import HALT
+
+HALF_WORN = """
+    import os, signal, sys, threading
+    import torch
+    from holter.frameworks import attach as loop
+
+    def functions():
+        return torch.save, torch.autograd.backward, sys.excepthook, os._exit
+
+    def fail(*_):
+        raise RuntimeError("no store")
+
+    before = functions()
+    loop._meet = fail
+    assert loop.attach() is None
+    assert before == functions()
+    # The desk has heard that nobody is there.
+    threading.Event().wait(1.0)
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(2.0)
+    print("SIGTERM was kept")
+"""
+
+
+@pytest.fixture
+def bare(monkeypatch: Any) -> None:
+    """A process that has not tried yet."""
+    monkeypatch.setattr(attach, "_attachment", None)
+    monkeypatch.setattr(attach, "_has_failed", False)
+
+
+def test_a_wrong_setting_does_not_make_an_observer_halt(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setenv("HOLTER_ACTION", "observe")
+    monkeypatch.setenv("HOLTER_OVERHEAD_BUDGET", "1%")
+    assert "observe" == attach._settings().action
+    said = capsys.readouterr().err
+    assert "HOLTER_OVERHEAD_BUDGET must be a number, got '1%'" in said
+    assert "the action is observe" in said
+
+
+@pytest.mark.parametrize(("owner", "name"), [(sys, "ps1"), (builtins, "get_ipython")])
+def test_a_session_in_which_a_person_sits_is_not_halted(monkeypatch: Any, capsys: Any, owner: Any, name: str) -> None:
+    assert "halt" == attach._settings().action
+    monkeypatch.setattr(owner, name, ">>> ", raising=False)
+    assert "notify" == attach._settings().action
+    assert 1 == capsys.readouterr().err.count("interactive session")
+
+
+def test_a_session_that_asks_for_less_is_told_nothing(monkeypatch: Any, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    monkeypatch.setenv("HOLTER_ACTION", "observe")
+    assert "observe" == attach._settings().action
+    assert "" == capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("bare")
+def test_what_could_not_be_put_on_is_not_tried_again_in_mid_training(
+    tmp_path: Path, monkeypatch: Any, capsys: Any
+) -> None:
+    monkeypatch.setenv("HOLTER_RING_BYTES", str(1 << 60))
+    monkeypatch.setenv("HOLTER_RUN_DIR", str(tmp_path))
+    assert attach.attach() is None
+    tombstone.write(tmp_path, HALT)
+    watch.log({"kl": 0.1})
+    assert 1 == capsys.readouterr().err.count("trains unobserved")
+
+
+@pytest.mark.slow
+def test_what_was_put_on_in_part_is_taken_off(tmp_path: Path) -> None:
+    environ = os.environ | {"HOLTER_RUN_DIR": str(tmp_path / "run"), "HOLTER_LINGER_S": "0"}
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(HALF_WORN)],
+        env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert "unobserved: RuntimeError: no store" in ended.stderr
+    assert (-signal.SIGTERM, "") == (ended.returncode, ended.stdout), ended.stderr
+
+
+def test_a_directory_that_was_deleted_is_no_reason_to_fail(tmp_path: Path, monkeypatch: Any) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert "/runs/7" == attach._short("/runs/7")

@@ -1,0 +1,100 @@
+"""A rank worn in this very process: a real page, a real monitor, and the reader a sidecar would use."""
+
+import gc
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+import torch.distributed as dist
+
+from holter.page import PageReader, PageWriter
+from holter.rank.monitor import Monitor
+from holter.rank.publish.observations import Recorder
+from holter.rank.readings.fused_pass import Readings
+from holter.records import Observation
+from holter_kernels import Pass
+
+
+class LatePass(Pass):
+    """Answers at the fifth question, as a device that still computes."""
+
+    num_asked = 0
+
+    def launch(self) -> None:
+        self.num_asked = 0
+        super().launch()
+
+    def launch_on(self, tensors) -> bool:
+        self.num_asked = 0
+        return super().launch_on(tensors)
+
+    def poll(self):
+        self.num_asked += 1
+        return super().poll() if self.num_asked >= 5 else None
+
+
+class Worn:
+    """A monitor and what it has said so far."""
+
+    def __init__(self, *, world_size: int = 1, budget: float = 1e9, **settings: object) -> None:
+        self.page = PageWriter.create(rank=0, world_size=world_size, pid=1, started_ticks=1, ring_bytes=4 << 20)
+        self.reader = PageReader.open(self.page.fd)
+        self.monitor = Monitor(Recorder(self.page, 0), world_size=world_size, budget=budget, floor_s=0.0, **settings)
+        self.monitor.install()
+        self._decoder = msgspec.msgpack.Decoder(Observation)
+        self._said: list[Observation] = []
+
+    def answer_late(self) -> None:
+        """From now on readings are answered as a busy device answers them."""
+        self.monitor.context.readings = Readings(LatePass)
+
+    def said(self, kind: type) -> list[Observation]:
+        """Observations of one kind, in order."""
+        self._said += [self._decoder.decode(payload) for payload in self.reader.read(100_000)]
+        return [observation for observation in self._said if isinstance(observation.body, kind)]
+
+    def forget(self) -> None:
+        """Begin to listen anew."""
+        self.said(object)
+        self._said = []
+
+    def close(self) -> None:
+        self.monitor.uninstall()
+        self.reader.close()
+        self.page.close()
+
+
+@pytest.fixture
+def swept() -> None:
+    """Models of other tests that nobody holds any more would be found among the interpreter's objects."""
+    gc.collect()
+
+
+@pytest.fixture
+def worn() -> Iterator[Worn]:
+    made = Worn()
+    yield made
+    made.close()
+    assert not made.monitor.context.guard.failures
+
+
+@pytest.fixture
+def wear() -> Iterator[Callable[..., Worn]]:
+    """Put a monitor on when the test says so; what it fails at is the test's to look at."""
+    made: list[Worn] = []
+
+    def put_on(**how: float) -> Worn:
+        made.append(Worn(**how))
+        return made[-1]
+
+    yield put_on
+    for each in reversed(made):
+        each.close()
+
+
+@pytest.fixture
+def gloo() -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()

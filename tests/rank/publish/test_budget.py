@@ -1,0 +1,119 @@
+"""The budget is kept, gradients come first, ranks keep meeting at common steps."""
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holter.rank.publish.budget import (
+    CHECK_FLOORS,
+    CHECK_SHARE,
+    GRADIENT_FLOORS,
+    GRADIENT_SHARE,
+    MAX_INTERVAL,
+    MAX_STRIDE,
+    USUAL_INTERVAL,
+    Costs,
+    Plan,
+    Schedule,
+    plan,
+)
+
+seconds = st.floats(min_value=1e-6, max_value=10.0)
+dials = st.builds(
+    Plan,
+    gradient_stride=st.sampled_from([1, 2, 4, 8, 16, 32]),
+    check_interval=st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
+)
+
+
+@given(st.builds(Costs, step_s=seconds, fixed_s=seconds, gradients_s=seconds, check_s=seconds), dials)
+def test_what_is_planned_fits_unless_the_dials_are_at_their_end(costs, current):
+    chosen = plan(costs, budget=0.01, floor_s=1e-4, current=current)
+    budget, floor = 0.01 * costs.step_s, 1e-4
+    gradients = costs.gradients_s / chosen.gradient_stride
+    checks = costs.check_s * 4 / 3 / chosen.check_interval
+    most = max(budget * (1 - CHECK_SHARE) - costs.fixed_s, GRADIENT_SHARE * budget, GRADIENT_FLOORS * floor)
+    assert gradients <= most * (1 + 1e-9) or chosen.gradient_stride == MAX_STRIDE
+    is_usual = chosen.check_interval == USUAL_INTERVAL and checks <= CHECK_FLOORS * floor
+    room = max(budget - costs.fixed_s - gradients, CHECK_SHARE * budget, floor)
+    assert checks <= room * (1 + 1e-9) or is_usual or chosen.check_interval == MAX_INTERVAL
+
+
+def test_short_steps_are_compared_every_eighth_time_as_long_as_that_is_small():
+    demo = Costs(step_s=0.06, fixed_s=7e-4, gradients_s=6e-4, check_s=2.5e-3)
+    assert plan(demo, budget=0.01, floor_s=5e-4, current=Plan()) == Plan(1, USUAL_INTERVAL)
+    large = Costs(step_s=0.06, fixed_s=7e-4, gradients_s=6e-4, check_s=25e-3)
+    assert plan(large, budget=0.01, floor_s=5e-4, current=Plan()).check_interval > USUAL_INTERVAL
+
+
+def test_a_rank_is_held_against_its_own_history_right_after_a_comparison():
+    assert [0, 1, 9, 17] == [step for step in range(20) if Plan(check_interval=8).reads_before(step)]
+    assert all(Plan(check_interval=1).reads_before(step) for step in range(20))
+
+
+@given(dials, dials)
+def test_ranks_with_other_dials_still_compare_the_same_steps(one, other):
+    common = math.lcm(one.check_interval, other.check_interval)
+    assert common == max(one.check_interval, other.check_interval)
+    assert one.is_check(common)
+    assert other.is_check(common)
+
+
+def test_a_cheap_reading_is_made_at_every_step():
+    costs = Costs(step_s=0.5, fixed_s=1e-4, gradients_s=1e-3, check_s=2e-3)
+    assert plan(costs, budget=0.01, floor_s=0.0, current=Plan()) == Plan(1, 1)
+
+
+def test_a_dear_comparison_is_made_less_often_and_gradients_still_at_every_step():
+    costs = Costs(step_s=0.5, fixed_s=1e-4, gradients_s=3e-3, check_s=12e-3)
+    chosen = plan(costs, budget=0.01, floor_s=0.0, current=Plan())
+    assert chosen.gradient_stride == 1
+    assert chosen.check_interval == 16
+
+
+def test_one_bad_measurement_does_not_blind():
+    schedule = Schedule(budget=0.01, floor_s=0.0)
+    for step in range(30):
+        noise = 50.0 if step == 10 else 1.0
+        schedule.observe(step_s=0.5, own_s=2e-3, reading_s=1.8e-3, gradients_s=1e-3 * noise, check_s=0.8e-3 * noise)
+    assert schedule.plan == Plan(1, 1)
+
+
+def test_a_bad_measurement_right_after_the_first_steps_does_not_blind():
+    schedule = Schedule(budget=0.01, floor_s=5e-4)
+    for step in range(12):
+        check_s = (1.0 if step >= 4 else 1e-3) if schedule.plan.is_check(step) else 0.0
+        schedule.observe(step_s=5e-3, own_s=2e-3, reading_s=1e-3, gradients_s=1e-4, check_s=check_s)
+    assert schedule.plan.check_interval <= 8
+
+
+def test_the_dials_do_not_flutter():
+    schedule = Schedule(budget=0.01, floor_s=0.0)
+    seen = []
+    for step in range(200):
+        is_check = schedule.plan.is_check(step)
+        schedule.observe(
+            step_s=0.5,
+            own_s=6e-3,
+            reading_s=5e-3,
+            gradients_s=2e-3,
+            check_s=(2.8e-3 if step % 2 else 3.1e-3) * is_check,
+        )
+        seen.append(schedule.plan)
+    assert len(set(seen[50:])) == 1
+
+
+def test_a_sidecar_that_cannot_keep_up_thins_the_comparisons():
+    schedule = Schedule(budget=0.5, floor_s=0.0)
+    schedule.thin(3)
+    for _ in range(20):
+        schedule.observe(step_s=0.5, own_s=2e-3, reading_s=1.8e-3, gradients_s=1e-3, check_s=1e-3)
+    assert schedule.plan.check_interval == 8
+
+
+def test_the_ratio_is_what_we_took_of_the_rest():
+    schedule = Schedule(budget=0.01, floor_s=0.0)
+    for _ in range(20):
+        schedule.observe(step_s=1.1, own_s=0.1, reading_s=0.1, gradients_s=0.05, check_s=0.05)
+    assert math.isclose(schedule.overhead_ratio, 0.1)
