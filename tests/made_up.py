@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from holter.halting.tombstone import Halt
+from holter.halting.tombstone import HaltRecord
 from holter.records import Cause, Diagnosis, Directive, Fix
 
 FIX = Fix(do="", changes="", does_not_fix="", expect="", verify="", otherwise="")
-HALT = Halt(
+HALT = HaltRecord(
     cause="nonfinite_input",
     ranks=[1],
     step=30,

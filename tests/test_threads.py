@@ -13,14 +13,14 @@ from holter.threads import without_signals
 SCRIPT = """
 import os, signal, socket, sys, tempfile, threading, time
 def desk():
-    from holter.rank.hold.commit_register import OwnCell
-    from holter.rank.hold.halt_agent import Desk
-    from holter.rank.hold.agent_parts import DeskSettings; from holter.rank.hold.agent_parts import Means
+    from holter.rank.hold.commit_register import LocalRegister
+    from holter.rank.hold.halt_agent import HaltAgent
+    from holter.rank.hold.agent_parts import AgentSettings; from holter.rank.hold.agent_parts import AgentParts
     from holter.rank.hold.leaving import Leaving
     global line
     ours, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    means = Means(hands=None, cell=OwnCell, leaving=Leaving(lambda: None))
-    Desk(DeskSettings(rank=0, world_size=1), means, ours).start()
+    means = AgentParts(hands=None, cell=LocalRegister, leaving=Leaving(lambda: None))
+    HaltAgent(AgentSettings(rank=0, world_size=1), means, ours).start()
 def worker_server():
     from holter.rank.flight_server import FlightServer
     FlightServer().start()
@@ -32,9 +32,9 @@ def flight_thread():
     FlightThread(os.path.join(tempfile.mkdtemp(), "python"), lambda: None)
 def circle():
     from holter.rank.hold.agreement import Tree
-    from holter.rank.hold.peers import Circle
-    from holter.rank.hold.peer_connections import Seat
-    Circle(Seat(Tree(0, 2), "127.0.0.1", 0), store=threading.Event().wait).agree(0, None)
+    from holter.rank.hold.peers import ShardPeers
+    from holter.rank.hold.peer_connections import PeerAddress
+    ShardPeers(PeerAddress(Tree(0, 2), "127.0.0.1", 0), store=threading.Event().wait).agree(0, None)
 for start in sys.argv[1:]:
     globals()[start]()
 assert not signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})

@@ -21,7 +21,7 @@ from holter.page import PageWriter
 from holter.rank.context import Context
 from holter.rank.hold.finite_guard import FiniteGuard
 from holter.rank.publish.budget import Schedule
-from holter.rank.publish.observations import Recorder
+from holter.rank.publish.observations import ObservationWriter
 from holter_kernels import set_num_threads
 
 SIZES = {10: (8192, 320, 6), 100: (32768, 768, 11)}
@@ -146,7 +146,7 @@ def main() -> int:
     options = parser.parse_args()
     torch.manual_seed(0)
     page = PageWriter.create(rank=0, world_size=1, pid=1, started_ticks=1, ring_bytes=1 << 20)
-    context = Context(Recorder(page, 0), Schedule(budget=0.02, floor_s=0.0), 1)
+    context = Context(ObservationWriter(page, 0), Schedule(budget=0.02, floor_s=0.0), 1)
     for size in options.sizes:
         params = parameters(*SIZES[size])
         checks = Checks(params, context)

@@ -215,7 +215,7 @@ def test_wrong_use_is_one_sentence(tmp_path, capsys):
 
 def test_list_shows_what_halts_kept_and_what_the_script_saved(checkpoint, tmp_path, capsys):
     run_dir = checkpoint.parent.parent
-    own = script_saves.Save(
+    own = script_saves.ScriptSave(
         step=20,
         path=str(tmp_path / "gone"),
         framework="torch",
@@ -224,7 +224,7 @@ def test_list_shows_what_halts_kept_and_what_the_script_saved(checkpoint, tmp_pa
         verdict="poisoned",
         why="NaN at step 12",
     )
-    script_saves.path_in(run_dir).write_bytes(msgspec.json.encode(script_saves.Saves([own])))
+    script_saves.path_in(run_dir).write_bytes(msgspec.json.encode(script_saves.ScriptSaves([own])))
     assert 0 == main(["checkpoint", "list", str(run_dir), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [(20, "poisoned", "script", False), (30, "healthy", "holter", True)] == [

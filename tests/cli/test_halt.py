@@ -8,14 +8,14 @@ from typing import Any
 import aiohttp
 import pytest
 from tests.coordinator.conftest import RUN_ID, TOKEN, Running, SimulatedRank, eventually, run_coordinator
-from tests.halting.test_vault import write
+from tests.halting.vault.test_store import write
 
 from holter.cli import main
 from holter.cli.halt import _from_files
-from holter.cli.runs import Run
+from holter.cli.runs import RunReader
 from holter.coordinator.lifetime import Limits
 from holter.halting import tombstone
-from holter.halting.tombstone import Halt
+from holter.halting.tombstone import HaltRecord
 from holter.records import Order
 
 __all__ = ["run_coordinator"]
@@ -168,7 +168,7 @@ def test_a_coordinator_that_is_gone_before_it_answered_has_left_a_stone_or_not(
     tmp_path: Path, checkpoint: str | None, verdict: Any, code: int, outcome: str
 ) -> None:
     if verdict:
-        stone = Halt(
+        stone = HaltRecord(
             cause="requested",
             ranks=[],
             step=30,
@@ -181,7 +181,7 @@ def test_a_coordinator_that_is_gone_before_it_answered_has_left_a_stone_or_not(
             run_id=RUN_ID,
         )
         tombstone.write(tmp_path, stone)
-    found = _from_files(Run(tmp_path, "", {}), {"number": 1})
+    found = _from_files(RunReader(tmp_path, "", {}), {"number": 1})
     assert (code, outcome) == (found[0], found[1]["outcome"])
     assert verdict in found[1]["text"]
 

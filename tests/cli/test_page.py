@@ -18,7 +18,7 @@ from tests.coordinator.conftest import RUN_ID, attached, census, done, exited, r
 
 from holter.cli import main
 from holter.halting import tombstone
-from holter.halting.tombstone import Halt
+from holter.halting.tombstone import HaltRecord
 
 __all__ = ["run_coordinator"]
 
@@ -31,7 +31,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rounds += [[done(rank, step) for rank in range(2)] for step in range(19)]
     rounds += [[done(0, 19), done(1, 19, nonfinite=[NAN])], [exited(0, 20), exited(1, 20, number=9)]]
     record(run_dir, rounds)
-    halt = Halt(cause="nonfinite_gradient", ranks=[1], step=19, checkpoint=None, verdict="unknown", at="", why="kept")
+    halt = HaltRecord(
+        cause="nonfinite_gradient", ranks=[1], step=19, checkpoint=None, verdict="unknown", at="", why="kept"
+    )
     tombstone.write(run_dir, halt)
     return run_dir
 

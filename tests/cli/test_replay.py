@@ -14,12 +14,12 @@ from tests.coordinator.conftest import RUN_ID, attached, census, done, exited, h
 
 from holter.cli import main
 from holter.cli.replay import changed
-from holter.coordinator.incidents.tracker import Casebook
+from holter.coordinator.incidents.tracker import IncidentTracker
 from holter.coordinator.recovery import journal
 from holter.coordinator.recovery.recovery import recall
 from holter.coordinator.recovery.replay import Replay, differences, substances
-from holter.coordinator.rounds import Rounds
-from holter.coordinator.run import Ward, WardSettings
+from holter.coordinator.rounds import JudgingRounds
+from holter.coordinator.run import Run, RunSettings
 from holter.coordinator.window.assembly import Assembly
 from holter.errors import UsageError
 from holter.faults import ALL, Detector
@@ -49,7 +49,7 @@ def record(
     detectors: Sequence[Detector] = ALL,
 ) -> Recorded:
     """As the service does it: hear, judge, fetch, judge again, twice a second."""
-    ward = Ward(WardSettings(run_dir, RUN_ID, "http://127.0.0.1:1"), detectors)
+    ward = Run(RunSettings(run_dir, RUN_ID, "http://127.0.0.1:1"), detectors)
     for rank in range(2):
         hello = wire.Hello(
             run_id=RUN_ID, rank=rank, world_size=2, host="h", rank_pid=1, sidecar_pid=2, metrics_address=""
@@ -73,7 +73,7 @@ def record(
     return Recorded(run_dir, ward.incidents.all())
 
 
-def judge(ward: Ward, now_ns: int, *, has_tables: bool, is_final: bool = False) -> None:
+def judge(ward: Run, now_ns: int, *, has_tables: bool, is_final: bool = False) -> None:
     for number in range(4):
         needs = ward.judge(now_ns + number, is_final=is_final).needs
         if not needs:
@@ -244,7 +244,7 @@ def test_wrong_use_ends_with_2(tmp_path: Path) -> None:
 
 def test_a_coordinator_that_is_started_again_knows_what_the_former_one_knew(tmp_path: Path) -> None:
     live = record(tmp_path, diverging(6), is_killed=True)
-    again = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"))
+    again = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"))
     now_ns = START_NS + 60 * SECOND_NS
     again.recall(now_ns)
     assert 11 == len(again.assembly.window(now_ns).steps)
@@ -299,7 +299,7 @@ def test_a_coordinator_that_is_started_again_tells_a_hang_that_came_back_from_th
     twice = [*stalling(10, 10, 130), overdue("overdue", 140)]
     live = record(tmp_path, twice, is_killed=True, detectors=[Standing()])
     assert [False, True] == [one.closed_at is None for one in live.diagnoses]
-    again = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Standing()])
+    again = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Standing()])
     now_ns = START_NS + 90 * SECOND_NS
     again.recall(now_ns)
     again.judge(now_ns + 5 * SECOND_NS)
@@ -316,7 +316,7 @@ def test_a_coordinator_that_is_started_again_tells_a_hang_that_came_back_from_th
 def test_another_past_is_not_recalled(tmp_path: Path, case: str) -> None:
     if case != "none":
         record(tmp_path, diverging(6), is_killed=case != "ended")
-    ward = Ward(WardSettings(tmp_path, "run-2" if case == "another run" else RUN_ID, "http://127.0.0.1:1"))
+    ward = Run(RunSettings(tmp_path, "run-2" if case == "another run" else RUN_ID, "http://127.0.0.1:1"))
     written_ns = max((path.stat().st_mtime_ns for path in tmp_path.rglob("*.msgpack")), default=0)
     ward.recall(written_ns + (3600 * SECOND_NS if case == "long ago" else 1))
     assert (0, ()) == (ward._silent_until_ns, ward.assembly.window(0).steps)
@@ -327,7 +327,7 @@ def test_another_past_is_not_recalled(tmp_path: Path, case: str) -> None:
 def test_reading_the_past_ends_in_time(tmp_path: Path) -> None:
     record(tmp_path, healthy(50))
     ticking = iter(range(10_000))
-    rounds = Rounds(Assembly(), Casebook(RUN_ID, "halt"), ALL)
+    rounds = JudgingRounds(Assembly(), IncidentTracker(RUN_ID, "halt"), ALL)
     found = recall(tmp_path / "journal", rounds, lambda: float(next(ticking)), deadline_s=20.0)
     assert not found.is_complete
     assert 21 == found.num_entries

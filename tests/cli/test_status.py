@@ -11,9 +11,9 @@ from holter.cli import main
 from holter.cli.status import _live
 from holter.coordinator.http.status import rank_status, status
 from holter.coordinator.roster import Member
-from holter.coordinator.run import Ward, WardSettings
+from holter.coordinator.run import Run, RunSettings
 from holter.halting import tombstone
-from holter.halting.tombstone import Halt
+from holter.halting.tombstone import HaltRecord
 from holter.records import ExamRequest, Finding, Severity
 from holter.transport.wire import Hello
 
@@ -33,7 +33,7 @@ def heard(rank: int, loss: float | None) -> Member:
 
 def said(run_dir: Path, **changed: object) -> list[str]:
     """The lines that follow on the table of a run without ranks."""
-    ward = Ward(WardSettings(run_dir, "r", "http://127.0.0.1:1", 2))
+    ward = Run(RunSettings(run_dir, "r", "http://127.0.0.1:1", 2))
     ward.findings = (
         finding("slow_rank", "warning", "Rank 1 is slow."),
         finding("stalled_rank", "critical", "Rank 1 stands.", ExamRequest(asked_ns=0, depth="quick", ranks=(0, 1))),
@@ -72,7 +72,9 @@ def test_of_a_run_that_is_over_it_is_told_where_it_was_halted(
     (tmp_path / "run.json").write_text(json.dumps({"run_id": "r", "ended_at": "2026-11-15T10:15:00Z"}))
     assert 0 == main(["status", str(tmp_path)])
     assert "halted" not in capsys.readouterr().out
-    kept = Halt(cause="rank_dead", ranks=[1], step=30, checkpoint="checkpoints/30/state", verdict="healthy", at="")
+    kept = HaltRecord(
+        cause="rank_dead", ranks=[1], step=30, checkpoint="checkpoints/30/state", verdict="healthy", at=""
+    )
     tombstone.write(tmp_path, kept)
     assert 0 == main(["status", str(tmp_path)])
     assert "  halted    after 30 steps, rank_dead; checkpoints/30/state, healthy\n" in capsys.readouterr().out

@@ -33,8 +33,20 @@ SHARED_TABLES = {"rank": ("holter.halting.rank_protocol", "holter.halting.orders
 
 IMPURE = {"torch", "asyncio", "socket", "os", "time", "threading", "logging"}
 PURE = ["records", "flight", "faults", "diagnosis", "halting/decide.py", "halting/protocol.py"]
-TORCH_FREE = ["status_page", "offline", "sidecar", "coordinator", "transport", "exporters", "page", "config.py", "__init__.py", "cli"]
+TORCH_FREE = [
+    "status_page",
+    "offline",
+    "sidecar",
+    "coordinator",
+    "transport",
+    "exporters",
+    "page",
+    "config.py",
+    "__init__.py",
+    "cli",
+]
 FRAMEWORKS = {"accelerate", "deepspeed", "transformers"}
+
 
 def files(where: str) -> list[Path]:
     path = HOLTER / where

@@ -13,7 +13,7 @@ import pytest
 from holter import clock
 from holter.coordinator.incidents.outlets import OutletSettings
 from holter.coordinator.lifetime import Limits
-from holter.coordinator.run import WardSettings
+from holter.coordinator.run import RunSettings
 from holter.coordinator.service import Coordinator, ServiceSettings
 from holter.records import (
     Attached,
@@ -232,7 +232,7 @@ async def run_coordinator(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitab
         outlets = options.pop("outlets", OutletSettings())
         given = {name: options.pop(name) for name in ("detectors", "ask_halt") if name in options}
         # Simulated ranks obey no orders; tests of halts say what they want.
-        ward = WardSettings(run_dir, RUN_ID, f"http://127.0.0.1:{port}", **({"action": "notify"} | options))
+        ward = RunSettings(run_dir, RUN_ID, f"http://127.0.0.1:{port}", **({"action": "notify"} | options))
         settings = ServiceSettings(token=TOKEN, version="test", limits=limits, outlets=outlets)
         coordinator = Coordinator(ward, settings, **given)
         await coordinator.start(listener)

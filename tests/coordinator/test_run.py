@@ -7,12 +7,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.coordinator.conftest import RUN_ID, attached, done, exited, seen
-from tests.coordinator.test_assembly import feed_note
+from tests.coordinator.window.test_assembly import feed_note
 
 from holter import clock
 from holter.coordinator.http import status
 from holter.coordinator.recovery import journal
-from holter.coordinator.run import Ward, WardSettings
+from holter.coordinator.run import Run, RunSettings
 from holter.exporters.webhook import Pager
 from holter.faults import Window
 from holter.records import (
@@ -40,13 +40,13 @@ HELLO = wire.Hello(run_id=RUN_ID, rank=0, world_size=1, host="h", rank_pid=1, si
 
 
 @pytest.fixture
-def ward(tmp_path: Path) -> Ward:
-    made = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"))
+def ward(tmp_path: Path) -> Run:
+    made = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"))
     made.connect(HELLO, 0)
     return made
 
 
-def hear(ward: Ward, *bodies: Body) -> bool:
+def hear(ward: Run, *bodies: Body) -> bool:
     said = [seen(0, 3, body) for body in bodies]
     return ward.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), 5)
 
@@ -70,18 +70,18 @@ def skipped(in_a_row: int) -> Skipped:
         (done(0, 3).body, False),
     ],
 )
-def test_what_cannot_wait_is_urgent(ward: Ward, body: Body, is_urgent: bool) -> None:  # noqa: FBT001
+def test_what_cannot_wait_is_urgent(ward: Run, body: Body, is_urgent: bool) -> None:  # noqa: FBT001
     assert is_urgent is hear(ward, body)
 
 
-def test_a_sidecar_cannot_speak_for_the_coordinator(ward: Ward) -> None:
+def test_a_sidecar_cannot_speak_for_the_coordinator(ward: Run) -> None:
     hear(ward, Judged(), Unavailable(tensor_class="gradients"), Link(state="silent"))
     assert 3 == ward.strangers
     assert "connected" == ward.assembly.window(0).links[0].state
     assert frozenset() == ward.assembly.window(0).unavailable
 
 
-def test_a_time_that_cannot_be_does_not_reach_a_judge(ward: Ward) -> None:
+def test_a_time_that_cannot_be_does_not_reach_a_judge(ward: Run) -> None:
     odd = Overdue(tier="suspect", phase=Phase.FORWARD, micro_step=0, waited_s=math.nan, deadline_s=3.0, because="")
     assert not hear(ward, odd)
     assert (1, {}) == (ward.strangers, ward.assembly.window(0).delays)
@@ -99,7 +99,7 @@ def test_what_was_asked_long_ago_is_forgotten(tmp_path: Path) -> None:
                 detector="restless", severity="info", first_step=0, detected_step=0, ranks=(0,), summary="", needs=needs
             )
 
-    ward = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Restless()])
+    ward = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Restless()])
     ward.connect(HELLO, 0)
     for second in range(1, 4000):
         ward.hear(0, EMPTY, second * S)
@@ -116,7 +116,7 @@ def test_an_incident_is_in_the_journal_as_soon_as_it_is_in_the_database(tmp_path
                 detector="dead_rank", severity="critical", first_step=0, detected_step=0, ranks=(0,), summary="it is"
             )
 
-    ward = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Certain()])
+    ward = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Certain()])
     ward.connect(HELLO, 0)
     made = ward.judge(5 * S).fresh
     assert 1 == len(made)
@@ -127,8 +127,8 @@ def test_an_incident_is_in_the_journal_as_soon_as_it_is_in_the_database(tmp_path
 
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_who_comes_after_a_crash_pages_again_and_a_resumed_run_does_not(tmp_path: Path, has_ended: bool) -> None:  # noqa: FBT001
-    settings = WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
-    former = Ward(settings)
+    settings = RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
+    former = Run(settings)
     former.connect(HELLO, clock.wall_ns())
     bad = Nonfinite(where="input", name="x", nans=1, infs=0, numel=4)
     said = [attached(0, 1), done(0, 0), done(0, 1, nonfinite=[bad])]
@@ -141,7 +141,7 @@ def test_who_comes_after_a_crash_pages_again_and_a_resumed_run_does_not(tmp_path
     else:
         former.disk.close(5.0)
     (told,) = Pager("http://127.0.0.1:1", "http://runbooks").look(former.incidents.standing(), "")
-    later = Ward(settings)
+    later = Run(settings)
     later.recall(clock.wall_ns())
     (known,) = later.incidents.all()
     assert has_ended == (known.closed_at is not None)
@@ -153,10 +153,10 @@ def test_who_comes_after_a_crash_pages_again_and_a_resumed_run_does_not(tmp_path
 
 
 def test_what_a_former_life_left_open_is_over_in_the_files_too_and_counts_as_a_strike(tmp_path: Path) -> None:
-    settings = WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
+    settings = RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
     bad = Nonfinite(where="input", name="x", nans=1, infs=0, numel=4)
     for now_ns in (S, 60 * S):
-        ward = Ward(settings)
+        ward = Run(settings)
         ward.recall(now_ns)
         ward.connect(HELLO, now_ns)
         said = [attached(0, 1), done(0, 0), done(0, 1, nonfinite=[bad])]
@@ -175,8 +175,8 @@ def test_a_request_that_was_noted_is_taken_up_after_a_crash_unless_it_has_its_an
     by: str,
     is_answered: bool,  # noqa: FBT001
 ) -> None:
-    settings = WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
-    former, now_ns = Ward(settings), clock.wall_ns()
+    settings = RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
+    former, now_ns = Run(settings), clock.wall_ns()
     former.connect(HELLO, now_ns)
     said = [attached(0, 1), *([seen(0, 3, Halting(state="asking", why="SIGUSR1"))] if by == "a signal" else [])]
     former.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), now_ns)
@@ -190,13 +190,13 @@ def test_a_request_that_was_noted_is_taken_up_after_a_crash_unless_it_has_its_an
         assert not former.halts.is_asked
     former.write_down()
     former.disk.close(5.0)
-    later = Ward(settings)
+    later = Run(settings)
     later.recall(clock.wall_ns())
     assert later.halts.is_asked != is_answered
 
 
 @pytest.mark.parametrize("part", ["norms", "sums", "marks"])
-def test_a_table_that_does_not_add_up_counts_as_none(ward: Ward, part: str) -> None:
+def test_a_table_that_does_not_add_up_counts_as_none(ward: Run, part: str) -> None:
     beside = {"norms": [], part: [1]}
     table = Table(tensor_class="g", root=1, names=["a", "b"], fingerprints=[1, 2], **beside)
     ward.hear_table(("g", 3, 0), seen(0, 3, table), 5)
@@ -204,7 +204,7 @@ def test_a_table_that_does_not_add_up_counts_as_none(ward: Ward, part: str) -> N
     assert ({}, {("g", 3, 0)}) == (window.tables, window.unavailable)
 
 
-def test_the_journal_says_when_it_was_judged_and_what_could_not_be_had(ward: Ward, tmp_path: Path) -> None:
+def test_the_journal_says_when_it_was_judged_and_what_could_not_be_had(ward: Run, tmp_path: Path) -> None:
     hear(ward, done(0, 3).body)
     ward.judge(6)
     ward.judge(7)
@@ -227,12 +227,12 @@ def links(tmp_path: Path) -> list[str]:
     return [entry.observation.body.state for entry in entries if isinstance(entry.observation.body, Link)]
 
 
-def judge_for(ward: Ward, first_s: int, last_s: int) -> None:
+def judge_for(ward: Run, first_s: int, last_s: int) -> None:
     for quarter in range(first_s * 4, last_s * 4 + 1):
         ward.judge(quarter * S // 4)
 
 
-def test_a_line_that_falls_silent_is_in_the_window_and_in_the_journal(ward: Ward, tmp_path: Path) -> None:
+def test_a_line_that_falls_silent_is_in_the_window_and_in_the_journal(ward: Run, tmp_path: Path) -> None:
     judge_for(ward, 0, 7)
     view = ward.assembly.window(7 * S).links[0]
     assert "silent" == view.state
@@ -249,7 +249,7 @@ def test_a_line_that_falls_silent_is_in_the_window_and_in_the_journal(ward: Ward
     assert ["connected", "silent", "connected", "closed", "connected"] == links(tmp_path)
 
 
-def test_an_ordinary_end_of_a_line_is_no_news(ward: Ward, tmp_path: Path) -> None:
+def test_an_ordinary_end_of_a_line_is_no_news(ward: Run, tmp_path: Path) -> None:
     ward.roster.goodbye(0)
     ward.disconnect(0, 1, 2 * S, is_closed=True)
     judge_for(ward, 2, 20)
@@ -277,7 +277,7 @@ class Curious:
 
 
 def test_a_silent_sidecar_is_not_asked(tmp_path: Path) -> None:
-    ward = Ward(WardSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Curious()])
+    ward = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Curious()])
     ward.connect(HELLO, 0)
     asked = [judgement.exams for second in range(8) if (judgement := ward.judge(second * S))]
     assert (1, 0) == (len(asked[0]), sum(map(len, asked[1:])))

@@ -19,7 +19,7 @@ from pathlib import Path
 from holter import clock
 from holter.coordinator.halt.attempts import Outcome
 from holter.coordinator.lifetime import Limits
-from holter.coordinator.run import WardSettings
+from holter.coordinator.run import RunSettings
 from holter.coordinator.service import Coordinator, ServiceSettings
 from holter.records import (
     Attached,
@@ -204,7 +204,7 @@ def made(run_dir: Path, args: argparse.Namespace, listener: socket.socket) -> Si
     """A coordinator that is not started yet, and its ranks."""
     run_dir.mkdir(parents=True, exist_ok=True)
     port = listener.getsockname()[1]
-    ward = WardSettings(run_dir, run_dir.name, f"http://127.0.0.1:{port}", args.ranks, "notify")
+    ward = RunSettings(run_dir, run_dir.name, f"http://127.0.0.1:{port}", args.ranks, "notify")
     halts: list[tuple[str, str]] = []
 
     def ask_halt(reason: str, by: str) -> str | None:

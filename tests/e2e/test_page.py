@@ -335,7 +335,7 @@ def test_a_run_that_is_over_is_looked_at_again(visit: Visit, tmp_path: Path) -> 
     run_dir = tmp_path / "past"
     with Simulated(run_dir, ("--ranks", "4", "--step-s", "0.05", "--fault", "ending")) as run:
         expect(visit(run.address).locator("#charts figure:visible")).to_have_count(4)
-    halt = tombstone.Halt(
+    halt = tombstone.HaltRecord(
         cause="asked by me", ranks=[], step=7, checkpoint="checkpoints/7/state", verdict="healthy", at="", why="kept"
     )
     tombstone.write(run_dir, halt)

@@ -13,7 +13,7 @@ from holter import cli, faults
 from holter.exporters import IncidentInfo, alerts, watcher_rules
 from holter.exporters.naming import alert_name, describe
 from holter.exporters.places import annotations, place_of
-from holter.exporters.rule import Rule
+from holter.exporters.rule import AlertRule
 from holter.faults import causes
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
@@ -48,7 +48,7 @@ def test_every_cause_every_detector_and_every_blindness_has_one_alert() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.alert)
-def test_a_rule_keeps_the_conventions(rule: alerts.Rule) -> None:
+def test_a_rule_keeps_the_conventions(rule: alerts.AlertRule) -> None:
     assert re.fullmatch(r"Holter([A-Z][a-z0-9]*)+", rule.alert)
     assert rule.severity in {"critical", "warning", "info", "{{ $labels.severity }}"}
     assert "{{" not in rule.summary
@@ -181,7 +181,7 @@ def _expected(alert: str, at: str, fired: list[tuple[dict[str, str], str, str]])
     }
 
 
-def _panel(rule: Rule, run_id: str) -> dict[str, str]:
+def _panel(rule: AlertRule, run_id: str) -> dict[str, str]:
     found = annotations(place_of(rule.layer, rule.page))
     return {name: text.replace("{{ $labels.run_id }}", run_id) for name, text in found.items()}
 

@@ -1,7 +1,7 @@
 """A rank that never trains is overdue for hours: its peers are no victims of it, and their own hang is still found."""
 
 import msgspec
-from tests.detectors.standing_jobs import MAIN, SPIN, START_S, WAIT, Actor, calls, play
+from tests.faults.standing_jobs import MAIN, SPIN, START_S, WAIT, Actor, calls, play
 
 from holter.records import Flight, Frame, Group, Phase, ThreadStack
 

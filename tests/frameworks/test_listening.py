@@ -4,7 +4,7 @@ import pytest
 
 from holter.config import Settings
 from holter.frameworks.attach import _listen_host
-from holter.frameworks.place import Place
+from holter.frameworks.place import RankPlace
 
 
 @pytest.mark.parametrize(
@@ -12,5 +12,5 @@ from holter.frameworks.place import Place
     [("", True, "127.0.0.1"), ("", False, "0.0.0.0"), ("10.0.0.7", False, "10.0.0.7"), ("::1", True, "::1")],  # noqa: S104
 )
 def test_nobody_listens_wider_than_needed(listen_host: str, is_one_host: bool, expected: str) -> None:  # noqa: FBT001
-    here = Place(rank=1, world_size=2, local_rank=1, is_one_host=is_one_host, address="node-0")
+    here = RankPlace(rank=1, world_size=2, local_rank=1, is_one_host=is_one_host, address="node-0")
     assert expected == _listen_host(Settings(listen_host=listen_host), here)

@@ -15,7 +15,7 @@ from transformers.trainer_callback import CallbackHandler, TrainerControl, Train
 from holter.frameworks.loggers import Loggers
 from holter.page import PageReader, PageWriter
 from holter.rank.monitor import Monitor
-from holter.rank.publish.observations import Recorder
+from holter.rank.publish.observations import ObservationWriter
 from holter.records import Logged, Observation
 
 
@@ -25,7 +25,7 @@ class Rank:
     def __init__(self) -> None:
         self.page = PageWriter.create(rank=0, world_size=1, pid=1, started_ticks=1, ring_bytes=1 << 20)
         self.reader = PageReader.open(self.page.fd)
-        self.monitor = Monitor(Recorder(self.page, 0), world_size=1, budget=1e9, floor_s=0.0)
+        self.monitor = Monitor(ObservationWriter(self.page, 0), world_size=1, budget=1e9, floor_s=0.0)
         self.monitor.install()
         Loggers(self.monitor).install()
 

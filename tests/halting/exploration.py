@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from holter.halting import protocol, rank_protocol
-from holter.halting.protocol import Course, Gone, Halt, Heard, Tell
-from holter.halting.rank_protocol import ENDS, Answered, Ask, Do, Rank, Reached, Saved, Say, Stand, Told
+from holter.halting.protocol import Course, Gone, HaltState, Heard, Tell
+from holter.halting.rank_protocol import ENDS, Answered, Ask, Do, Rank, RankTold, Reached, Saved, Say, Stand
 from holter.records import Order
 
 STEP = 1
@@ -100,7 +100,7 @@ class Explorer:
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
         self.places: Pool[Place] = Pool()
-        self.halts: Pool[Halt] = Pool()
+        self.halts: Pool[HaltState] = Pool()
         self.journals: Pool[tuple[Order, ...]] = Pool()
         self.orders: Pool[Order] = Pool()
         self._moves: dict[int, list[tuple[str, int]]] = {}
@@ -137,7 +137,7 @@ class Explorer:
         """One rank's."""
         return self.places.items[world.places[number]]
 
-    def halt(self, world: World) -> Halt | None:
+    def halt(self, world: World) -> HaltState | None:
         """The coordinator's."""
         return self.halts.items[world.halt] if world.halt >= 0 else None
 
@@ -161,7 +161,7 @@ class Explorer:
         if rank.stand in ENDS:
             return
         if rank_protocol.patience_s(rank) is not None:
-            yield "time", self._after(place, rank_protocol.Happening.PATIENCE_OVER)
+            yield "time", self._after(place, rank_protocol.RankEvent.PATIENCE_OVER)
         if rank.stand is Stand.SAVING and rank.order is not None:
             yield "save", self._after(replace(place, has_part=True), Saved(rank.order.halt))
             yield "save", self._after(place, Saved(rank.order.halt, LATE))
@@ -176,7 +176,7 @@ class Explorer:
                 yield "step", self._after(place, Reached(STEP, is_agreed=not scene.is_nonfinite))
             else:
                 yield "step", replace(place, is_past=True)
-        yield "death", self._after(_without_line(place), rank_protocol.Happening.SIDECAR_LOST)
+        yield "death", self._after(_without_line(place), rank_protocol.RankEvent.SIDECAR_LOST)
         yield "death", replace(_without_line(place), rank=replace(rank, stand=Stand.DEAD), offer=None)
 
     def _of_wires(self, world: World, number: int, index: int) -> Iterator[World]:
@@ -206,13 +206,13 @@ class Explorer:
                 begun, actions = protocol.begin(self.scene.order, self._everyone, world.standing)
                 yield self._do(world._replace(halt=self.halts.number(begun)), actions)
         else:
-            yield self._tell_coordinator(world, protocol.Happening.OVER)
+            yield self._tell_coordinator(world, protocol.HaltEvent.OVER)
             if halt.course is Course.SEALING:
                 parts = frozenset(number for number in self._everyone if self.place(world, number).has_part)
                 named = world._replace(sealed=parts) if world.sealed is None else world
-                yield self._tell_coordinator(named, protocol.Happening.SEALED)
+                yield self._tell_coordinator(named, protocol.HaltEvent.SEALED)
             if world.repeats:
-                yield self._tell_coordinator(world._replace(repeats=world.repeats - 1), protocol.Happening.AGAIN)
+                yield self._tell_coordinator(world._replace(repeats=world.repeats - 1), protocol.HaltEvent.AGAIN)
         if world.deaths:
             yield world._replace(is_up=False, halt=-1, deaths=world.deaths - 1)
 
@@ -226,7 +226,7 @@ class Explorer:
                 found = self._after(replace(place, offer=None), Answered(self.orders.items[what[1]]))
             else:
                 reached = STEP if place.is_past or place.rank.is_standing else STEP - 1
-                found = self._after(replace(place, down=place.down[1:]), Told(place.down[0], reached))
+                found = self._after(replace(place, down=place.down[1:]), RankTold(place.down[0], reached))
             after = self._told[key] = self.places.number(found)
         return _put(world, number, after)
 

@@ -10,13 +10,13 @@ from holter.halting import protocol, rank_protocol
 from holter.halting.protocol import Course
 from holter.halting.rank_protocol import (
     ENDS,
-    Act,
     Answered,
     Ask,
-    Cue,
     Event,
-    Happening,
     Rank,
+    RankAct,
+    RankCue,
+    RankEvent,
     Stand,
     advance,
     patience_s,
@@ -96,7 +96,7 @@ def _comes_to_an_end(place: Place, explorer: Explorer, cell: int) -> bool:
         if offer is None and patience_s(rank) is None:
             return False
         word = word or offer
-        event: Event = Answered(word) if offer is not None and word is not None else Happening.PATIENCE_OVER
+        event: Event = Answered(word) if offer is not None and word is not None else RankEvent.PATIENCE_OVER
         rank, actions = advance(rank, event, explorer.scene.rank_table)
         offer = next((action.order for action in actions if isinstance(action, Ask)), None)
     return False
@@ -157,14 +157,14 @@ def test_a_table_with_a_hole_is_found_out() -> None:
     """Ranks that obey a commit without asking the cell part as soon as one patience ends before the order comes."""
     at_once = {
         **rank_protocol.TABLE,
-        (Stand.HELD, Cue.OVER): (Stand.TRAINING, (Act.SAY_RELEASED,)),
+        (Stand.HELD, RankCue.OVER): (Stand.TRAINING, (RankAct.SAY_RELEASED,)),
     }
     with pytest.raises(AssertionError, match="one rank leaves and another goes on"):
         Explorer(replace(nonfinite(2), rank_table=at_once)).explore(check_together)
 
 
 def test_a_table_in_which_a_rank_waits_for_ever_is_found_out() -> None:
-    deaf = without(rank_protocol.TABLE, (Stand.SAVED, Cue.BOUND_OVER))
+    deaf = without(rank_protocol.TABLE, (Stand.SAVED, RankCue.BOUND_OVER))
     with pytest.raises(AssertionError, match="waits for ever"):
         Explorer(replace(nonfinite(2), rank_table=deaf)).explore(check_together)
 

@@ -9,15 +9,15 @@ from msgspec.structs import replace
 
 from holter.config import Settings
 from holter.frameworks import restarts
-from holter.frameworks.place import Place
+from holter.frameworks.place import RankPlace
 from holter.halting import tombstone
 from made_up import HALT
 
 AGENT = {"TORCHELASTIC_RESTART_COUNT": "1"}
 
 
-def place(rank: int = 0) -> Place:
-    return Place(rank=rank, world_size=2, local_rank=rank, is_one_host=True, address="127.0.0.1")
+def place(rank: int = 0) -> RankPlace:
+    return RankPlace(rank=rank, world_size=2, local_rank=rank, is_one_host=True, address="127.0.0.1")
 
 
 def test_a_halt_comes_back_as_it_was_written(tmp_path):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from holter.page import PageReader, PageWriter
 from holter.rank.monitor import Monitor
-from holter.rank.publish.observations import Recorder
+from holter.rank.publish.observations import ObservationWriter
 from holter.rank.readings.fused_pass import Readings
 from holter.records import Observation
 from holter_kernels import Pass
@@ -39,7 +39,9 @@ class Worn:
     def __init__(self, *, world_size: int = 1, budget: float = 1e9, **settings: object) -> None:
         self.page = PageWriter.create(rank=0, world_size=world_size, pid=1, started_ticks=1, ring_bytes=4 << 20)
         self.reader = PageReader.open(self.page.fd)
-        self.monitor = Monitor(Recorder(self.page, 0), world_size=world_size, budget=budget, floor_s=0.0, **settings)
+        self.monitor = Monitor(
+            ObservationWriter(self.page, 0), world_size=world_size, budget=budget, floor_s=0.0, **settings
+        )
         self.monitor.install()
         self._decoder = msgspec.msgpack.Decoder(Observation)
         self._said: list[Observation] = []

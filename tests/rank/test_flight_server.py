@@ -127,7 +127,7 @@ def test_without_the_private_api_a_thread_answers_the_same(monkeypatch, wait_for
         status, body = ask(server.path, "fr_trace_json")
         assert 200 == status
         assert json.loads(dump())["entries"] == json.loads(body)["entries"]
-        assert b"test_flight.py" in ask(server.path, "dump_traceback")[1]
+        assert b"test_flight_server.py" in ask(server.path, "dump_traceback")[1]
         assert (200, b"pong") == ask(server.path, "ping")
         assert 404 == ask(server.path, "nothing")[0]
     finally:

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from holter.sidecar.crash_notice import Breath, Dying
+from holter.sidecar.crash_notice import CrashingRank, CrashListener
 
 pytest.importorskip("holter.rank._last_breath")
 
@@ -76,8 +76,8 @@ class Crash:
 async def test_it_dies_as_without_us(how, faults):
     bare_code, bare_said, _ = Crash(how, faults, worn=False).end()
     crash = Crash(how, faults)
-    breath = Breath(crash.ours.detach())
-    heard: asyncio.Queue[Dying] = asyncio.Queue()
+    breath = CrashListener(crash.ours.detach())
+    heard: asyncio.Queue[CrashingRank] = asyncio.Queue()
     breath.listen(asyncio.get_running_loop(), heard.put_nowait)
     dying = await asyncio.wait_for(heard.get(), 60)
     assert dying.signal == DIES_OF[how]
@@ -133,15 +133,15 @@ def test_a_handler_that_was_there_before_is_called_each_time():
 
 async def test_halves_of_a_word_are_put_together():
     ours, theirs = socket.socketpair()
-    heard: asyncio.Queue[Dying] = asyncio.Queue()
-    breath = Breath(ours.detach())
+    heard: asyncio.Queue[CrashingRank] = asyncio.Queue()
+    breath = CrashListener(ours.detach())
     breath.listen(asyncio.get_running_loop(), heard.put_nowait)
     word = struct.pack("=ii", 6, 4711)
     theirs.sendall(word[:3])
     await asyncio.sleep(0.05)
     theirs.sendall(word[3:] + word)
-    assert Dying(6, 4711) == await asyncio.wait_for(heard.get(), 10)
-    assert Dying(6, 4711) == await asyncio.wait_for(heard.get(), 10)
+    assert CrashingRank(6, 4711) == await asyncio.wait_for(heard.get(), 10)
+    assert CrashingRank(6, 4711) == await asyncio.wait_for(heard.get(), 10)
     theirs.close()
     await asyncio.sleep(0.05)
     breath.acknowledge()

@@ -28,7 +28,7 @@ from holter.sidecar import examine, stacks
 from holter.sidecar.deadlines import Deadlines
 from holter.sidecar.examine import Examiner, bounded
 from holter.sidecar.process import Process, started_ticks
-from holter.sidecar.progress import Watch
+from holter.sidecar.progress import ProgressWatch
 from holter.sidecar.state import RankState
 
 SPIN = "def spin():\n    print('ready', flush=True)\n    while True:\n        pass\nspin()\n"
@@ -100,7 +100,7 @@ def rank() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def examiner(rank) -> Examiner:
-    watch = Watch(Deadlines())
+    watch = ProgressWatch(Deadlines())
     state = RankState(0, "host")
     state.learn(Observation(rank=0, step=4, at_ns=1, body=STEP))
     watch.look(PageHeartbeat(step=5, phase=Phase.FORWARD, micro_step=2, at_ns=1), None, time.perf_counter() - 9.0)
@@ -194,7 +194,7 @@ async def test_a_rank_that_moves_is_not_paused_for_native_frames(examiner):
 
 
 async def test_many_ranks_together_send_no_more_calls_than_few(rank):
-    examiner = Examiner(0, 16_000, Process(rank.pid, 0), Watch(Deadlines()), RankState(0, "host"))
+    examiner = Examiner(0, 16_000, Process(rank.pid, 0), ProgressWatch(Deadlines()), RankState(0, "host"))
     examiner.use(FakeRecorder(True), FakeCopies(flight(300)))
     exam = await examiner.exam(1, "quick", "asked")
     assert 16 == len(exam.flight.calls)
@@ -282,7 +282,7 @@ async def test_of_a_rank_that_died_there_is_what_was_last_seen(examiner, rank):
 
 
 def test_of_a_rank_of_which_nothing_was_seen_there_are_reasons(rank):
-    examiner = Examiner(0, 2, Process(rank.pid, 0), Watch(Deadlines()), RankState(0, "host"))
+    examiner = Examiner(0, 2, Process(rank.pid, 0), ProgressWatch(Deadlines()), RankState(0, "host"))
     exam = examiner.of_the_dead(9, is_orderly=False)
     assert isinstance(exam, Exam)
     assert (9, {}, [], None, Phase.ATTACH) == (exam.asked_ns, exam.statistics, exam.stacks, exam.flight, exam.phase)

@@ -3,7 +3,7 @@
 import struct
 
 from holter.records import Census, Observation, PackedTable, Table, TensorEntry
-from holter.sidecar.history import History
+from holter.sidecar.history import TableHistory
 
 
 def packed(step: int, *fingerprints: int, tensor_class: str = "parameters_before") -> Observation:
@@ -33,7 +33,7 @@ def census(*names: str, part: int = 0, parts: int = 1, buffers: tuple[str, ...] 
 
 
 def test_a_table_is_unpacked_with_its_names():
-    history = History()
+    history = TableHistory()
     history.learn_census(census("a", "b"))
     history.keep(packed(4, 11, 2**64 - 1))
     found = history.table("parameters_before", 4)
@@ -47,7 +47,7 @@ def test_a_table_is_unpacked_with_its_names():
 
 
 def test_what_was_not_kept_is_not_there():
-    history = History()
+    history = TableHistory()
     history.learn_census(census("a"))
     history.keep(packed(4, 11))
     assert history.table("parameters_before", 5) is None
@@ -55,7 +55,7 @@ def test_what_was_not_kept_is_not_there():
 
 
 def test_without_names_there_is_no_table():
-    history = History()
+    history = TableHistory()
     history.keep(packed(4, 11))
     assert history.table("parameters_before", 4) is None
     history.learn_census(census("a", part=0, parts=2))
@@ -63,14 +63,14 @@ def test_without_names_there_is_no_table():
 
 
 def test_names_that_do_not_fit_are_not_believed():
-    history = History()
+    history = TableHistory()
     history.learn_census(census("a", "b", "c"))
     history.keep(packed(4, 11, 12))
     assert history.table("parameters_before", 4) is None
 
 
 def test_a_census_in_parts_is_put_together():
-    history = History()
+    history = TableHistory()
     history.learn_census(census("a", "b", part=0, parts=2))
     history.learn_census(census("c", part=1, parts=2))
     history.keep(packed(1, 1, 2, 3))
@@ -78,7 +78,7 @@ def test_a_census_in_parts_is_put_together():
 
 
 def test_the_oldest_are_forgotten_first_and_the_bound_holds():
-    history = History(max_bytes=10 * 12)
+    history = TableHistory(max_bytes=10 * 12)
     history.learn_census(census("a"))
     for step in range(100):
         history.keep(packed(step, step))
@@ -87,7 +87,7 @@ def test_the_oldest_are_forgotten_first_and_the_bound_holds():
 
 
 def test_one_table_larger_than_the_bound_is_kept():
-    history = History(max_bytes=1)
+    history = TableHistory(max_bytes=1)
     history.learn_census(census("a"))
     history.keep(packed(0, 1))
     history.keep(packed(1, 1))
@@ -96,7 +96,7 @@ def test_one_table_larger_than_the_bound_is_kept():
 
 
 def test_a_table_told_twice_is_counted_once():
-    history = History(max_bytes=3 * 12)
+    history = TableHistory(max_bytes=3 * 12)
     history.learn_census(census("a"))
     history.keep(packed(0, 1))
     for _ in range(50):
@@ -105,7 +105,7 @@ def test_a_table_told_twice_is_counted_once():
 
 
 def test_sums_and_marks_are_unpacked_beside_the_fingerprints():
-    history = History()
+    history = TableHistory()
     history.learn_census(census("a", "b"))
     body = PackedTable(
         tensor_class="gradients",
@@ -128,7 +128,7 @@ def hyperparameters(step: int, rate: float) -> Observation:
 
 
 def test_hyperparameters_have_names_of_their_own_and_hold_until_they_change():
-    history = History()
+    history = TableHistory()
     history.keep(hyperparameters(2, 0.5))
     history.keep(hyperparameters(7, 0.25))
     (bits,) = struct.unpack("<Q", struct.pack("<d", 0.5))
@@ -140,7 +140,7 @@ def test_hyperparameters_have_names_of_their_own_and_hold_until_they_change():
 
 
 def test_a_table_keeps_the_names_of_its_own_time():
-    history = History()
+    history = TableHistory()
     history.learn_census(census("a", "b"))
     history.keep(packed(4, 11, 12))
     history.learn_census(census("c", "d"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holter.sidecar.process import Ending, Process, started_ticks
+from holter.sidecar.process import Process, ProcessEnding, started_ticks
 
 
 def wait_for(is_there: Callable[[], object], seconds: float = 10.0) -> None:
@@ -30,10 +30,10 @@ def let_go(process: subprocess.Popen[bytes]) -> None:
 
 
 ENDINGS = [
-    ("import sys; sys.stdin.read(); sys.exit(0)", Ending(0, None)),
-    ("import sys; sys.stdin.read(); sys.exit(93)", Ending(93, None)),
-    ("import sys, os; sys.stdin.read(); os.kill(os.getpid(), 9)", Ending(None, signal.SIGKILL)),
-    ("import sys, os; sys.stdin.read(); os.abort()", Ending(None, signal.SIGABRT)),
+    ("import sys; sys.stdin.read(); sys.exit(0)", ProcessEnding(0, None)),
+    ("import sys; sys.stdin.read(); sys.exit(93)", ProcessEnding(93, None)),
+    ("import sys, os; sys.stdin.read(); os.kill(os.getpid(), 9)", ProcessEnding(None, signal.SIGKILL)),
+    ("import sys, os; sys.stdin.read(); os.abort()", ProcessEnding(None, signal.SIGABRT)),
 ]
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from holter.page import PageHeartbeat
 from holter.records import Overdue, Phase, ProcessState
 from holter.sidecar.deadlines import Deadlines
-from holter.sidecar.progress import Watch
+from holter.sidecar.progress import ProgressWatch
 
 POLL_S = 0.05
 
@@ -26,7 +26,7 @@ class Rank:
     """A rank on a clock of its own, looked at every 50 ms."""
 
     def __init__(self) -> None:
-        self.watch = Watch(Deadlines())
+        self.watch = ProgressWatch(Deadlines())
         self.now_s = 1000.0
         self.step = 0
         self.beat: PageHeartbeat | None = None
@@ -118,7 +118,7 @@ def test_nothing_is_said_before_the_first_beat_nor_after_the_end(rank):
     rank.stay(2, process("zombie"))
     rank.stay(100, process("gone"))
     assert [] == rank.said
-    assert 0.0 == Watch(Deadlines()).waited_s(5.0)
+    assert 0.0 == ProgressWatch(Deadlines()).waited_s(5.0)
 
 
 def test_the_first_steps_may_take_their_time(rank):

@@ -18,7 +18,7 @@ from holter.cli.tables import printable, table
 from holter.errors import UsageError
 from holter.halting.vault import script_saves, verification
 from holter.halting.vault.store import Sealed, Vault
-from holter.halting.vault.verification import Examined
+from holter.halting.vault.verification import CheckpointExamination
 
 
 def add_parser(subparsers: Any) -> None:
@@ -58,7 +58,7 @@ def _verify(path: Path, *, is_json: bool) -> int:
     return 0 if found.is_good else 1
 
 
-def _sealed(directory: Path, meter: Meter) -> Examined:
+def _sealed(directory: Path, meter: Meter) -> CheckpointExamination:
     found = verification.examine(directory, meter.of("digests"))
     if found.manifest is not None and found.manifest.tensors:
         try:
@@ -70,7 +70,7 @@ def _sealed(directory: Path, meter: Meter) -> Examined:
     return found
 
 
-def _own(path: Path, meter: Meter) -> Examined:
+def _own(path: Path, meter: Meter) -> CheckpointExamination:
     """One that holter did not make."""
     try:
         from holter.frameworks.saving import comparing  # noqa: PLC0415 - brings torch
@@ -78,7 +78,7 @@ def _own(path: Path, meter: Meter) -> Examined:
         raise UsageError(f"{path} has no manifest.json, and without torch nothing can be said of it: {error}") from None
     total = sum(each.stat().st_size for each in path.rglob("*") if each.is_file()) if path.is_dir() else 0
     seen = comparing.survey(path, meter.per_file(total))
-    found = Examined(path, None, seen.problems, seen.notes, seen.num_files, seen.num_bytes)
+    found = CheckpointExamination(path, None, seen.problems, seen.notes, seen.num_files, seen.num_bytes)
     found.notes.append("no manifest: it is not one that holter sealed, so that there is nothing to compare it with")
     if not seen.num_tensors and not seen.problems:
         raise UsageError(f"{path} is no checkpoint: there is no manifest.json, and no tensor in it")
@@ -86,7 +86,7 @@ def _own(path: Path, meter: Meter) -> Examined:
     return found
 
 
-def _told(found: Examined) -> Iterator[str]:
+def _told(found: CheckpointExamination) -> Iterator[str]:
     manifest = found.manifest
     yield printable(f"{found.directory}: {'good' if found.is_good else 'not good'}")
     if manifest is not None:
@@ -102,7 +102,7 @@ def _told(found: Examined) -> Iterator[str]:
     yield from (printable(f"  ({note})") for note in found.notes)
 
 
-def _facts(found: Examined) -> dict[str, Any]:
+def _facts(found: CheckpointExamination) -> dict[str, Any]:
     manifest = found.manifest
     is_poisoned = any(problem.kind == "nonfinite_tensor" for problem in found.problems)
     return {
@@ -160,7 +160,7 @@ def _kept(one: Sealed) -> dict[str, Any]:
     }
 
 
-def _watched(save: script_saves.Save) -> dict[str, Any]:
+def _watched(save: script_saves.ScriptSave) -> dict[str, Any]:
     is_there = "://" in save.path or Path(save.path).exists()
     return {
         "step": save.step,

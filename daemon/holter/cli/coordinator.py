@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from holter.coordinator.incidents.outlets import OutletSettings  # noqa: PLC0415
     from holter.coordinator.incidents.webhook_sender import WebhookSettings  # noqa: PLC0415
     from holter.coordinator.lifetime import Limits  # noqa: PLC0415
-    from holter.coordinator.run import WardSettings  # noqa: PLC0415
+    from holter.coordinator.run import RunSettings  # noqa: PLC0415
     from holter.coordinator.service import ServiceSettings, serve  # noqa: PLC0415
     from holter.exporters.alerts import RUNBOOKS  # noqa: PLC0415
 
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         limits = Limits(first_s=args.first_s, idle_s=args.idle_s, linger_s=settings.linger_s)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    ward = WardSettings(
+    ward = RunSettings(
         run_dir,
         args.run_id or run_dir.name,
         address,

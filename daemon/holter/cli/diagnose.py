@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from holter.coordinator.incidents.tracker import Casebook
-from holter.coordinator.rounds import Rounds
+from holter.coordinator.incidents.tracker import IncidentTracker
+from holter.coordinator.rounds import JudgingRounds
 from holter.coordinator.window.assembly import Assembly
 from holter.diagnosis import report
 from holter.errors import UsageError
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 def judged(found: Dumps, run_id: str) -> tuple[list[Diagnosis], list[str]]:
     """What the detectors find in these dumps, explained; and a sentence for each detector that failed."""
     assembly, now_ns = Assembly(len(found.ranks)), found.taken_ns
-    rounds = Rounds(assembly, Casebook(run_id, "observe"), DETECTORS)
+    rounds = JudgingRounds(assembly, IncidentTracker(run_id, "observe"), DETECTORS)
     diagnoses: dict[str, Diagnosis] = {}
     for observation in found.observations():
         assembly.add(observation, now_ns)

@@ -13,7 +13,7 @@ import threading
 from typing import Any
 
 from holter import clock, config
-from holter.cli.runs import Run, locate
+from holter.cli.runs import RunReader, locate
 from holter.errors import UsageError
 
 DEADLINE_S = 10.0
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     return _told(args, *_wait(found, args.wait_s, is_quiet=args.json))
 
 
-def _wait(found: Run, wait_s: float, *, is_quiet: bool) -> tuple[int, dict[str, Any]]:
+def _wait(found: RunReader, wait_s: float, *, is_quiet: bool) -> tuple[int, dict[str, Any]]:
     until_s, shown = clock.monotonic_s() + wait_s, ""
     last: dict[str, Any] = {}
     while clock.monotonic_s() < until_s:
@@ -70,7 +70,7 @@ def _wait(found: Run, wait_s: float, *, is_quiet: bool) -> tuple[int, dict[str, 
     return REFUSED, {"outcome": "late", "text": f"not halted within {wait_s:.0f} s; it may still be"}
 
 
-def _from_files(found: Run, last: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+def _from_files(found: RunReader, last: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     if found.directory is not None and (found.directory / "halt.json").exists():
         stone = json.loads((found.directory / "halt.json").read_text(encoding="utf-8"))
         kept = stone.get("checkpoint") or "no checkpoint"
@@ -85,7 +85,7 @@ def _told(args: argparse.Namespace, code: int, facts: dict[str, Any]) -> int:
     return code
 
 
-def _post(found: Run, body: dict[str, str]) -> tuple[int, dict[str, Any]]:
+def _post(found: RunReader, body: dict[str, str]) -> tuple[int, dict[str, Any]]:
     host, _, port = found.address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=DEADLINE_S)
     headers = {"Authorization": f"Bearer {_token(found)}", "Content-Type": "application/json"}
@@ -100,7 +100,7 @@ def _post(found: Run, body: dict[str, str]) -> tuple[int, dict[str, Any]]:
     return response.status, content if isinstance(content, dict) else {}
 
 
-def _token(found: Run) -> str:
+def _token(found: RunReader) -> str:
     if token := config.load().token:
         return token
     if found.directory is None:

@@ -88,7 +88,7 @@ def supervise(command: list[str], run_dir: Path, variables: Mapping[str, str]) -
     return _refuse(run_dir, halt)
 
 
-def _refuse(run_dir: Path, halt: tombstone.Halt) -> int:
+def _refuse(run_dir: Path, halt: tombstone.HaltRecord) -> int:
     """Say what stands, and what to do about it."""
     for sentence in tombstone.sentences(run_dir, halt, os.environ):
         sys.stderr.write(f"holter: {sentence}\n")

@@ -9,7 +9,7 @@ from typing import Any
 
 import holter
 from holter.cli.replay import with_progress
-from holter.cli.runs import Run, locate
+from holter.cli.runs import RunReader, locate
 from holter.errors import UsageError
 
 
@@ -34,16 +34,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _serve(found: Run, listener: socket.socket) -> None:
+def _serve(found: RunReader, listener: socket.socket) -> None:
     from holter.coordinator.recovery import finished_run, journal  # noqa: PLC0415 - wrong use is told at once
-    from holter.coordinator.run import WardSettings  # noqa: PLC0415
+    from holter.coordinator.run import RunSettings  # noqa: PLC0415
 
     assert found.directory is not None
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     run_dir, damage = found.directory.absolute(), list[str]()
-    settings = WardSettings(run_dir, found.name, address, int(found.identity.get("world_size") or 0))
-    told = finished_run.Past(settings, found.identity)
+    settings = RunSettings(run_dir, found.name, address, int(found.identity.get("world_size") or 0))
+    told = finished_run.FinishedRun(settings, found.identity)
     for entry in with_progress(journal.read(run_dir / "journal", damage)):
         told.feed(entry)
     told.finish(found.diagnoses())

@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 import msgspec
 
 from holter import clock
-from holter.cli.runs import Run, has_open_critical, locate
+from holter.cli.runs import RunReader, has_open_critical, locate
 from holter.coordinator.recovery import journal
 from holter.coordinator.recovery.replay import Replay, differences
 from holter.diagnosis import report
@@ -118,7 +118,7 @@ def with_progress(entries: Iterator[journal.Entry]) -> Iterator[journal.Entry]:
         sys.stderr.write(f"\rholter: {number} entries in {clock.monotonic_s() - began_s:.0f} s      \n")
 
 
-def _remarks(found: Run, replay: Replay, damage: list[str]) -> Iterator[str]:
+def _remarks(found: RunReader, replay: Replay, damage: list[str]) -> Iterator[str]:
     assert found.directory is not None
     folder = found.directory / "journal"
     if not replay.num_entries:
@@ -130,7 +130,7 @@ def _remarks(found: Run, replay: Replay, damage: list[str]) -> Iterator[str]:
     yield from replay.failures()
 
 
-def _rendered(found: Run, diagnoses: list[Diagnosis], args: argparse.Namespace) -> str:
+def _rendered(found: RunReader, diagnoses: list[Diagnosis], args: argparse.Namespace) -> str:
     if args.json:
         return msgspec.json.format(msgspec.json.encode(diagnoses), indent=2).decode() + "\n"
     if not diagnoses:
@@ -138,7 +138,7 @@ def _rendered(found: Run, diagnoses: list[Diagnosis], args: argparse.Namespace) 
     return "\n".join(report.to_text(one, color=sys.stdout.isatty()) for one in diagnoses)
 
 
-def _verdict(found: Run, diagnoses: list[Diagnosis], *, is_changed: bool) -> str:
+def _verdict(found: RunReader, diagnoses: list[Diagnosis], *, is_changed: bool) -> str:
     assert found.directory is not None
     recorded = dataclasses.replace(found, address="").diagnoses()
     differ = differences(recorded, diagnoses)

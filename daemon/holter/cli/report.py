@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from holter.cli.runs import Run, has_open_critical, locate
+from holter.cli.runs import RunReader, has_open_critical, locate
 from holter.diagnosis import report
 from holter.errors import UsageError
 from holter.records import Diagnosis
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     return int(has_open_critical(diagnoses))
 
 
-def _select(found: Run, incident: str | None) -> list[Diagnosis]:
+def _select(found: RunReader, incident: str | None) -> list[Diagnosis]:
     diagnoses = found.diagnoses()
     if incident is None:
         return diagnoses
@@ -54,7 +54,7 @@ def _select(found: Run, incident: str | None) -> list[Diagnosis]:
     return selected
 
 
-def _rendered(found: Run, diagnoses: list[Diagnosis], args: argparse.Namespace) -> str:
+def _rendered(found: RunReader, diagnoses: list[Diagnosis], args: argparse.Namespace) -> str:
     if args.json:
         return msgspec.json.format(msgspec.json.encode(diagnoses), indent=2).decode() + "\n"
     if not diagnoses:

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 
 from holter.cli import launch
-from holter.cli.runs import Run, locate
+from holter.cli.runs import RunReader, locate
 from holter.errors import UsageError
 from holter.halting import tombstone
-from holter.halting.tombstone import Halt
+from holter.halting.tombstone import HaltRecord
 
 HOW = {
     "accelerate": "accelerator.load_state({path!r}), then skip_first_batches(loader, batches of the epoch that are done)",
@@ -59,11 +59,11 @@ def run(args: argparse.Namespace) -> int:
     return launch.supervise(command, found.directory.absolute(), {"HOLTER_RESUME_FROM": path or ""})
 
 
-def _as_json(halt: Halt, path: str | None) -> str:
+def _as_json(halt: HaltRecord, path: str | None) -> str:
     return json.dumps({**msgspec.to_builtins(halt), "path": path}, indent=2) + "\n"
 
 
-def _as_text(found: Run, halt: Halt, path: str | None) -> str:
+def _as_text(found: RunReader, halt: HaltRecord, path: str | None) -> str:
     where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else ""
     lines = [f"lifted: halted by {halt.cause}{where} after {halt.step} steps" + (f", {halt.at}" if halt.at else "")]
     if path is None:

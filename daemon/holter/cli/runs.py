@@ -20,7 +20,7 @@ DEADLINE_S = 3.0
 
 
 @dataclass(frozen=True)
-class Run:
+class RunReader:
     """Where a run can be read."""
 
     directory: Path | None
@@ -53,7 +53,7 @@ class Run:
         return sorted((one for one in found if one is not None), key=lambda one: (one.opened_at, one.id))
 
 
-def locate(run: str | None, runs: Path = RUNS) -> Run:
+def locate(run: str | None, runs: Path = RUNS) -> RunReader:
     """The run that the user means."""
     if run is None:
         return _of_directory(_newest(runs))
@@ -61,7 +61,7 @@ def locate(run: str | None, runs: Path = RUNS) -> Run:
         return _of_directory(Path(run))
     host, colon, port = run.removeprefix("http://").rstrip("/").rpartition(":")
     if colon and host and port.isdigit() and int(port) < 2**16 and "/" not in host:
-        return Run(None, f"{host}:{port}", {})
+        return RunReader(None, f"{host}:{port}", {})
     raise UsageError(f"{run} is neither a run directory nor an address such as host:port")
 
 
@@ -77,12 +77,12 @@ def _newest(runs: Path) -> Path:
     return max(found)[1]
 
 
-def _of_directory(directory: Path) -> Run:
+def _of_directory(directory: Path) -> RunReader:
     identity = _identity(directory)
     if not identity and not (directory / "incidents").is_dir():
         raise UsageError(f"{directory} is not a run directory: it has no run.json")
     address = str(identity.get("coordinator", "")).removeprefix("http://")
-    return Run(directory, "" if identity.get("ended_at") else address, identity)
+    return RunReader(directory, "" if identity.get("ended_at") else address, identity)
 
 
 def _identity(directory: Path) -> dict[str, Any]:

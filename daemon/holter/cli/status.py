@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from holter.cli.runs import Run, has_open_critical, locate
+from holter.cli.runs import RunReader, has_open_critical, locate
 from holter.cli.tables import printable, table
 from holter.diagnosis.report import headline
 from holter.errors import UsageError
@@ -57,7 +57,7 @@ def _live(state: dict[str, Any]) -> Iterator[str]:
     yield from (f"warning: {printable(what)}" for what in state["warnings"])
 
 
-def _past(found: Run) -> Iterator[str]:
+def _past(found: RunReader) -> Iterator[str]:
     about = found.identity
     if about.get("ended_at"):
         how = f"ended at {about['ended_at']}"
@@ -90,11 +90,11 @@ def _halt(halt: dict[str, Any]) -> str:
     return f"halt: {course}" + (f" ({why})" if why else "")
 
 
-def _stone(found: Run) -> tombstone.Halt | None:
+def _stone(found: RunReader) -> tombstone.HaltRecord | None:
     return None if found.directory is None else tombstone.read(found.directory)
 
 
-def _recorded(found: Run, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
+def _recorded(found: RunReader, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     incidents = [{"id": one.id, "headline": headline(one)} for one in diagnoses]
     stone = _stone(found)
     return {**found.identity, "incidents": incidents, "halt": None if stone is None else msgspec.to_builtins(stone)}

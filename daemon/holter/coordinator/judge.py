@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass
-class Bench:
+class DetectorRunner:
     """The detectors, and how each is doing."""
 
     detectors: Sequence[Detector]

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from holter import clock
-from holter.coordinator.incidents.tracker import Casebook
-from holter.coordinator.judge import DIAGNOSIS, Bench, pending
+from holter.coordinator.incidents.tracker import IncidentTracker
+from holter.coordinator.judge import DIAGNOSIS, DetectorRunner, pending
 from holter.coordinator.window.assembly import Assembly
 from holter.faults import Detector, ExamKey, TableKey
 from holter.records import Diagnosis, Finding
@@ -30,12 +30,12 @@ class Seen:
     """New, or better understood than before."""
 
 
-class Rounds:
+class JudgingRounds:
     """What was heard, who judges it, and the incidents made of it."""
 
-    def __init__(self, assembly: Assembly, casebook: Casebook, detectors: Sequence[Detector]) -> None:
+    def __init__(self, assembly: Assembly, casebook: IncidentTracker, detectors: Sequence[Detector]) -> None:
         self.assembly = assembly
-        self.bench = Bench(detectors, clock.monotonic_s)
+        self.bench = DetectorRunner(detectors, clock.monotonic_s)
         self.casebook = casebook
 
     def make(self, now_ns: int, *, is_final: bool = False) -> Seen:

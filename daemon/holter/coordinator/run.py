@@ -16,16 +16,16 @@ from holter.coordinator import identity
 from holter.coordinator.disk import Disk
 from holter.coordinator.halt import situation
 from holter.coordinator.halt.attempts import Act, Attempt, View
-from holter.coordinator.halt.driver import Halts
+from holter.coordinator.halt.driver import HaltDriver
 from holter.coordinator.halt.script_saves import SaveBook, compared_until, reported_until
-from holter.coordinator.halt.sealing import Ending, Kept
+from holter.coordinator.halt.sealing import HaltEnding, SealedHalt
 from holter.coordinator.incidents.store import Incidents
-from holter.coordinator.incidents.tracker import Casebook, cause_of
-from holter.coordinator.judge import Bench
+from holter.coordinator.incidents.tracker import IncidentTracker, cause_of
+from holter.coordinator.judge import DetectorRunner
 from holter.coordinator.recovery.journal import Journal
-from holter.coordinator.recovery.recovery import Recalled, is_interrupted, recall
+from holter.coordinator.recovery.recovery import Recovered, is_interrupted, recall
 from holter.coordinator.roster import Roster
-from holter.coordinator.rounds import Rounds
+from holter.coordinator.rounds import JudgingRounds
 from holter.coordinator.urgency import is_answer, is_sound, is_urgent
 from holter.coordinator.window.assembly import Assembly
 from holter.exporters.webhook import Deliveries
@@ -66,7 +66,7 @@ ASKED_NS = 600 * 10**9
 
 
 @dataclass(frozen=True)
-class WardSettings:
+class RunSettings:
     """Which run is watched, and where it is written down."""
 
     run_dir: Path
@@ -101,10 +101,10 @@ class Judgement:
     """How it goes with the halt, for the job's own log."""
 
 
-class Ward:
+class Run:
     """One run under observation."""
 
-    def __init__(self, settings: WardSettings, detectors: Sequence[Detector] = ALL) -> None:
+    def __init__(self, settings: RunSettings, detectors: Sequence[Detector] = ALL) -> None:
         self.settings = settings
         self.disk = Disk()
         self.roster = Roster(settings.world_size)
@@ -113,10 +113,10 @@ class Ward:
         self.journal = Journal(settings.run_dir / "journal", journal_bytes)
         self.incidents = Incidents(settings.run_dir, self.disk)
         self.incidents.load()
-        self.casebook = Casebook(settings.run_id, settings.action, self.incidents.all())
-        self.rounds = Rounds(self.assembly, self.casebook, detectors)
+        self.casebook = IncidentTracker(settings.run_id, settings.action, self.incidents.all())
+        self.rounds = JudgingRounds(self.assembly, self.casebook, detectors)
         self.saves = SaveBook(settings.run_dir, self.disk)
-        self.halts = Halts(self._write_own, settings.save_deadline_s)
+        self.halts = HaltDriver(self._write_own, settings.save_deadline_s)
         self.findings: list[Finding] = []
         """What stands as of the last judgement."""
         self.left_open: list[Diagnosis] = []
@@ -141,7 +141,7 @@ class Ward:
         """Examinations -> when they were first asked for."""
 
     @property
-    def bench(self) -> Bench:
+    def bench(self) -> DetectorRunner:
         """The detectors, and how each is doing."""
         return self.rounds.bench
 
@@ -218,7 +218,7 @@ class Ward:
         told, self.halts.sentences = tuple(self.halts.sentences), []
         return Judgement(seen.needs, exams, fresh, tuple(alarms), acts, told)
 
-    def ending(self, order: Order) -> Ending:
+    def ending(self, order: Order) -> HaltEnding:
         """What a halt's checkpoint is sealed with."""
         attempt = self.halts.attempt
         assert attempt is not None
@@ -235,7 +235,7 @@ class Ward:
             why=verdict.why,
             mesh={name: [list(ranks) for ranks in sorted(found)] for name, found in self._mesh.items()},
         )
-        return Ending(
+        return HaltEnding(
             run_dir=self.settings.run_dir,
             partial=Path(order.directory),
             about=about,
@@ -251,7 +251,7 @@ class Ward:
         has_answered = attempt.halt is not None and attempt.halt.heard.get(rank) in SETTLED
         return not has_answered and member is not None and member.exited is None
 
-    def sealed(self, kept: Kept) -> None:
+    def sealed(self, kept: SealedHalt) -> None:
         """A halt has kept what could be kept."""
         if kept.sealed is not None:
             self.saves.note_sealed(kept.sealed)
@@ -274,7 +274,7 @@ class Ward:
             found = recall(self.journal.folder, self.rounds, clock.monotonic_s, RECALL_DEADLINE_S)
         except OSError as error:
             logger.warning("cannot read the journal of a former coordinator: %s", error)
-            found = Recalled()
+            found = Recovered()
         self.casebook.count([known for known in self.incidents.all() if known.id not in found.diagnoses])
         if not found.num_entries:
             return

@@ -28,7 +28,7 @@ from holter.coordinator.http.pages import Pages
 from holter.coordinator.http.requests import AskHalt
 from holter.coordinator.incidents.outlets import Outlets, OutletSettings
 from holter.coordinator.lifetime import Limits, end_reason
-from holter.coordinator.run import Judgement, Ward, WardSettings
+from holter.coordinator.run import Judgement, Run, RunSettings
 from holter.diagnosis import report
 from holter.faults import ALL, Detector
 from holter.files import write_whole
@@ -83,12 +83,12 @@ class Coordinator:
 
     def __init__(
         self,
-        ward: WardSettings,
+        ward: RunSettings,
         settings: ServiceSettings,
         detectors: Sequence[Detector] = ALL,
         ask_halt: AskHalt | None = None,
     ) -> None:
-        self.ward = Ward(ward, detectors)
+        self.ward = Run(ward, detectors)
         self._settings = settings
         self._lines = Lines(self.ward, settings.token, self._hurry, self._hold)
         self._pages = Pages(self.ward, settings.version, token=settings.token, ask_halt=ask_halt or self._ask_halt)
@@ -192,7 +192,7 @@ class Coordinator:
         except Exception as error:
             logger.exception("what was saved could not be sealed")
             text = f"halted, and what was saved could not be sealed: {type(error).__name__}: {error}"
-            kept = sealing.Kept(Outcome("failed", text), None)
+            kept = sealing.SealedHalt(Outcome("failed", text), None)
         self.ward.sealed(kept)
         self._hurry()
 
@@ -279,7 +279,7 @@ def _in_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
     return future
 
 
-async def serve(ward: WardSettings, settings: ServiceSettings, listener: socket.socket) -> str:
+async def serve(ward: RunSettings, settings: ServiceSettings, listener: socket.socket) -> str:
     """Run a coordinator until its work is done or SIGTERM or SIGINT comes; returns why it ended."""
     coordinator = Coordinator(ward, settings)
     loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from holter import faults
 from holter.diagnosis import pages
 from holter.exporters import runbooks, watcher_rules
 from holter.exporters.naming import alert_name
-from holter.exporters.rule import Rule, to_yaml
+from holter.exporters.rule import AlertRule, to_yaml
 from holter.faults import causes
 from holter.faults.causes import CauseEntry
 
@@ -36,7 +36,7 @@ OFF = dict.fromkeys(("ranks", "tensors", "collective", "step", "url", "instance"
 """Told in the description, but no part of the alert's identity: a better diagnosis of the same incident is not a second page."""
 
 
-def groups() -> dict[str, list[Rule]]:
+def groups() -> dict[str, list[AlertRule]]:
     """All rules, by group."""
     return {
         "holter-causes": [_cause_rule(entry) for entry in causes.ALL],
@@ -76,8 +76,8 @@ def page_of_alert(alert: str) -> str | None:
     return next((rule.page for rules in groups().values() for rule in rules if rule.alert == alert), None)
 
 
-def _cause_rule(entry: CauseEntry) -> Rule:
-    return Rule(
+def _cause_rule(entry: CauseEntry) -> AlertRule:
+    return AlertRule(
         alert=alert_name(entry.cause),
         page=entry.cause,
         expr=_standing(f'holter_incident_info{{cause="{entry.cause}"}}'),
@@ -107,9 +107,9 @@ def _unexplained(detector: str, severity: str, by: str) -> str:
     return f'({found} unless on (run_id) holter_incident_open{{severity=~"{by}"}})'
 
 
-def _detector_rule(detector: faults.Detector) -> Rule:
+def _detector_rule(detector: faults.Detector) -> AlertRule:
     docstring = (sys.modules[type(detector).__module__].__doc__ or "").strip()
-    return Rule(
+    return AlertRule(
         alert=alert_name(f"unexplained_{detector.name}"),
         page=detector.name,
         # What is less grave explains nothing: a plateau may stand for days, a slow rank for a night.

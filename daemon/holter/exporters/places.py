@@ -9,34 +9,34 @@ dashboard: /d/holter-incidents?viewPanel=6&var-run={{ $labels.run_id }}      bel
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
+class PanelPlace(NamedTuple):
     """A panel of a dashboard."""
 
     uid: str
     panel: int
 
 
-INCIDENT = Place("holter-incidents", 6)
-FINDING = Place("holter-incidents", 8)
-WATCHER = Place("holter-self", 4)
+INCIDENT = PanelPlace("holter-incidents", 6)
+FINDING = PanelPlace("holter-incidents", 8)
+WATCHER = PanelPlace("holter-self", 4)
 OF_ALERT = {
-    "coordinator_absent": Place("holter-self", 11),
-    "sidecar_absent": Place("holter-self", 7),
-    "detector_failing": Place("holter-self", 10),
-    "observations_dropped": Place("holter-self", 6),
-    "no_progress": Place("holter-ranks", 7),
-    "halt_failed": Place("holter-incidents", 10),
-    "incidents_not_listed": Place("holter-incidents", 3),
+    "coordinator_absent": PanelPlace("holter-self", 11),
+    "sidecar_absent": PanelPlace("holter-self", 7),
+    "detector_failing": PanelPlace("holter-self", 10),
+    "observations_dropped": PanelPlace("holter-self", 6),
+    "no_progress": PanelPlace("holter-ranks", 7),
+    "halt_failed": PanelPlace("holter-incidents", 10),
+    "incidents_not_listed": PanelPlace("holter-incidents", 3),
 }
 """Alerts about holter itself that have a panel of their own."""
 
 
-def place_of(layer: str, name: str) -> Place:
+def place_of(layer: str, name: str) -> PanelPlace:
     """`layer` is incident, finding or watcher; `name` that of the cause, the detector or the alert."""
     return {"incident": INCIDENT, "finding": FINDING}.get(layer) or OF_ALERT.get(name, WATCHER)
 
 
-def annotations(place: Place, run: str = "{{ $labels.run_id }}") -> dict[str, str]:
+def annotations(place: PanelPlace, run: str = "{{ $labels.run_id }}") -> dict[str, str]:
     """What an alert carries so that it leads to the panel; in a rule of Prometheus the run is a template."""
     return {
         "__dashboardUid__": place.uid,

@@ -12,7 +12,7 @@ Layer = Literal["incident", "finding", "watcher"]
 
 
 @dataclass(frozen=True)
-class Rule:
+class AlertRule:
     """What fires when, and what it says."""
 
     alert: str
@@ -31,7 +31,7 @@ class Rule:
     """More labels; an empty one takes a label of the series off the alert."""
 
 
-def to_yaml(groups: Mapping[str, Sequence[Rule]], runbooks: str) -> str:
+def to_yaml(groups: Mapping[str, Sequence[AlertRule]], runbooks: str) -> str:
     """A rule file; every text is quoted as JSON, which is YAML too."""
     lines = ["# Written by `holter alerts`; a test compares it with what the code would write now.", "groups:"]
     for name, rules in groups.items():
@@ -40,7 +40,7 @@ def to_yaml(groups: Mapping[str, Sequence[Rule]], runbooks: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _rule(rule: Rule, runbooks: str) -> Iterator[str]:
+def _rule(rule: AlertRule, runbooks: str) -> Iterator[str]:
     yield f"      - alert: {rule.alert}"
     yield f"        expr: {_quoted(rule.expr)}"
     if rule.wait:

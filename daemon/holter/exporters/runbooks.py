@@ -4,13 +4,13 @@ import re
 from itertools import pairwise
 
 from holter.diagnosis.pages import indented
-from holter.exporters.watcher_rules import Watch
+from holter.exporters.watcher_rules import WatcherRule
 
 INDENT = "    "
 _SETTING = re.compile(r"    \w+\.\w+ = ")
 
 
-def watch_page(watch: Watch) -> str:
+def watch_page(watch: WatcherRule) -> str:
     """As the page of a cause."""
     sections = (
         ("What happened", watch.happened),

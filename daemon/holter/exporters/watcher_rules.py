@@ -6,7 +6,7 @@ A number in here is about the watching, never about the training: what is wrong 
 from dataclasses import dataclass
 
 from holter.exporters.naming import alert_name
-from holter.exporters.rule import Rule
+from holter.exporters.rule import AlertRule
 
 _LATEST = '{__name__=~"holter_(job_)?last_progress_timestamp_seconds"}'
 _EXPLAINED = f'max by (run_id) (holter_incident_opened_timestamp_seconds{{severity="critical"}}) > on (run_id) (max by (run_id) ({_LATEST}) - 300)'
@@ -20,7 +20,7 @@ def _sent(outcome: str) -> str:
 
 
 @dataclass(frozen=True)
-class Watch:
+class WatcherRule:
     """A rule and its page."""
 
     name: str
@@ -36,9 +36,9 @@ class Watch:
     wait: str = ""
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> AlertRule:
         """For Prometheus."""
-        return Rule(
+        return AlertRule(
             alert=alert_name(self.name),
             page=self.name,
             expr=self.expr,
@@ -50,8 +50,8 @@ class Watch:
         )
 
 
-ALL: tuple[Watch, ...] = (
-    Watch(
+ALL: tuple[WatcherRule, ...] = (
+    WatcherRule(
         name="coordinator_absent",
         expr="(max by (run_id) (holter_coordinator_up) == 0) or (count by (run_id) (holter_coordinator_up) unless on (run_id) holter_detector_failures_total)",
         severity="critical",
@@ -62,7 +62,7 @@ ALL: tuple[Watch, ...] = (
         quiet="A run that has ended: its sidecars are gone with it.",
         do="`holter status RUN` on rank 0's host. Its log is logs/coordinator.log in the run directory. Rank 0's sidecar starts it again three times at most; `holter coordinator --run-dir RUN --port PORT` starts it by hand on the same address. If it runs, Prometheus does not reach it: look at its target's error.",
     ),
-    Watch(
+    WatcherRule(
         name="sidecar_absent",
         expr="count by (run_id) (holter_sidecar_up == 0)",
         severity="warning",
@@ -73,7 +73,7 @@ ALL: tuple[Watch, ...] = (
         quiet="A rank that ended: its sidecar said goodbye and has no series any more. One that has not come two minutes after the first.",
         do="`holter status RUN` names ranks and hosts. A rank that never came was not attached: is holter installed on its host, does its log say why, does it reach the coordinator? On the host: is the sidecar's process there (`pgrep -af 'holter.cli sidecar'`), and does it reach the coordinator's port? Its log is logs/sidecar-RANK.log in the run directory. The rank itself is not harmed; a sidecar that died comes back with the next start of the rank.",
     ),
-    Watch(
+    WatcherRule(
         name="detector_failing",
         expr="sum by (run_id, detector) (increase(holter_detector_failures_total[5m])) > 0",
         severity="warning",
@@ -83,7 +83,7 @@ ALL: tuple[Watch, ...] = (
         quiet="A failure that is more than five minutes old.",
         do="`blind` in /api/v1/status says how it fails, and the traceback is in logs/coordinator.log of the run directory. It is a defect of holter: report it with the journal of the run, on which `holter replay` shows it again.",
     ),
-    Watch(
+    WatcherRule(
         name="observations_dropped",
         expr="(sum by (run_id) (max by (run_id, rank) (increase(holter_observations_dropped_total[10m]))) > 0) or (max by (run_id) (increase(holter_job_observations_dropped_total[10m])) > 0)",
         severity="warning",
@@ -93,7 +93,7 @@ ALL: tuple[Watch, ...] = (
         quiet="Losses that are more than ten minutes old.",
         do="`holter status RUN` shows which ranks drop. One rank: its host is too busy to let the sidecar run. All: the line to the coordinator is too slow, or the ring is too small for the model (`HOLTER_RING_BYTES`).",
     ),
-    Watch(
+    WatcherRule(
         name="no_progress",
         expr=f"(time() - max by (run_id) ({_LATEST}) > 1800) unless on (run_id) ({_EXPLAINED})",
         severity="critical",
@@ -104,7 +104,7 @@ ALL: tuple[Watch, ...] = (
         quiet="A critical incident was opened when the ranks stopped, or since: then that is the news. Saves and evaluations of more than half an hour that report no step are met by a silence in Alertmanager.",
         do="`holter status RUN`: which phase are the ranks in? `py-spy dump --native --pid PID` on a rank shows what it waits for. If the job only works long (evaluation, a first compile), silence this alert for the run; if it hangs, keep the run directory: its journal shows what holter missed.",
     ),
-    Watch(
+    WatcherRule(
         name="blind_spots",
         expr="max by (run_id) (holter_blind_spots) > 0",
         severity="warning",
@@ -115,7 +115,7 @@ ALL: tuple[Watch, ...] = (
         quiet="What could not be seen for less than ten minutes.",
         do="`holter status RUN --json` and read `blind`: lost sidecars, detectors that fail, probes that a rank switched off to protect itself. Each sentence says what is missing.",
     ),
-    Watch(
+    WatcherRule(
         name="incidents_not_listed",
         expr="sum by (run_id) (holter_incident_open) > on (run_id) count by (run_id) (holter_incident_info)",
         severity="warning",
@@ -126,7 +126,7 @@ ALL: tuple[Watch, ...] = (
         quiet="Every open incident has a series of its own.",
         do="`holter report RUN` prints all of them.",
     ),
-    Watch(
+    WatcherRule(
         name="webhook_failing",
         expr=f"({_sent('dropped')} > 0) or ({_sent('failed')} > 0 unless on (run_id) {_sent('delivered')} > 0)",
         severity="warning",
@@ -136,7 +136,7 @@ ALL: tuple[Watch, ...] = (
         quiet="An attempt that failed and was made up for by a later one.",
         do="`warnings` in /api/v1/status has the last error. Check address, token file (`HOLTER_WEBHOOK_TOKEN_FILE`), and the way out of the cluster from rank 0's host.",
     ),
-    Watch(
+    WatcherRule(
         name="halt_failed",
         expr=f"max by (run_id, outcome) (increase({_BAD_HALTS}[15m]) > 0 or ({_BAD_HALTS} > 0 unless {_BAD_HALTS} offset 15m))",
         severity="critical",

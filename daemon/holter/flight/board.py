@@ -24,7 +24,7 @@ class Track:
 
 
 @dataclass(slots=True)
-class Table:
+class CallTable:
     """One group."""
 
     name: str
@@ -45,7 +45,7 @@ class Table:
 class _Place:
     """Where a rank's calls in one group go. The newest waits for the next: calls that are made as one have one number."""
 
-    table: Table
+    table: CallTable
     track: Track
     sequence: int = -1
     number: int = -1
@@ -70,7 +70,7 @@ class Board:
 
     def __init__(self, flights: Mapping[int, Flight], world_size: int) -> None:
         self.flights = flights
-        self.tables: dict[str, Table] = {}
+        self.tables: dict[str, CallTable] = {}
         self.texts: list[str] = []
         """Signatures by their number."""
         self.inside: set[int] = set()
@@ -97,7 +97,7 @@ class Board:
             number = self._numbers[key] = self._text(signature(call))
         return number
 
-    def sequence(self, rank: int, table: Table) -> dict[int, int]:
+    def sequence(self, rank: int, table: CallTable) -> dict[int, int]:
         """What a rank called in a group, as far as its recorder holds it: number -> signature."""
         called: dict[int, int] = {}
         for call in self.flights[rank].calls:
@@ -121,10 +121,10 @@ class Board:
         for group in flight.groups:
             self._listed.setdefault(group.name, []).append((rank, group))
             if group.name not in self.tables:
-                self.tables[group.name] = Table(group.name, group.description)
+                self.tables[group.name] = CallTable(group.name, group.description)
         for name in {call.group for call in flight.calls}:
             if name not in self.tables:
-                self.tables[name] = Table(name, "")
+                self.tables[name] = CallTable(name, "")
 
     def _enter(self, rank: int, flight: Flight) -> None:
         """The one loop over all calls of all ranks: what it does, it does millions of times."""
@@ -155,7 +155,7 @@ class Board:
         for place in places.values():
             place.write(rank)
 
-    def _members(self, table: Table) -> tuple[int, ...]:
+    def _members(self, table: CallTable) -> tuple[int, ...]:
         """As some rank says; else everyone, if every recorder knows the group and they are most; else who knows it."""
         listed = self._listed.get(table.name, [])
         for _, group in listed:
@@ -167,7 +167,7 @@ class Board:
             return tuple(range(self.world_size))
         return tuple(sorted(known))
 
-    def _believe_status(self, table: Table) -> None:
+    def _believe_status(self, table: CallTable) -> None:
         """A recorder's own count says how far a rank came whose calls are not there; if it counts what we count.
 
         NCCL's counts messages as well in groups that have them.

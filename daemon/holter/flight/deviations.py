@@ -9,7 +9,7 @@ stands in its first other call has either left one out or swapped two: left out,
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from holter.flight.board import Board, Table
+from holter.flight.board import Board, CallTable
 from holter.flight.patterns import MAX_SHIFT, Pattern, align, is_within_step, pattern
 from holter.flight.verdicts import Deviation, Kind
 
@@ -29,7 +29,7 @@ class _Parting:
     pattern: Pattern | None
 
 
-def deviations(board: Board, table: Table) -> Iterator[Deviation]:
+def deviations(board: Board, table: CallTable) -> Iterator[Deviation]:
     """What differs in one group, each rank's first deviation only."""
     parted = sorted(sequence for sequence, row in table.rows.items() if len(row) > 1)
     explained: set[int] = set()
@@ -48,7 +48,7 @@ def deviations(board: Board, table: Table) -> Iterator[Deviation]:
             return
 
 
-def _history(board: Board, table: Table, sides: dict[int, list[int]], sequence: int) -> list[int]:
+def _history(board: Board, table: CallTable, sides: dict[int, list[int]], sequence: int) -> list[int]:
     """The longest memory that any of the ranks has: up to here they agree."""
     num_asked = 4
     ranks = [rank for side in sides.values() for rank in side[:num_asked]]
@@ -59,7 +59,7 @@ def _history(board: Board, table: Table, sides: dict[int, list[int]], sequence: 
     return max(memories, key=len)
 
 
-def _judged(board: Board, table: Table, parting: _Parting) -> Iterator[Deviation]:
+def _judged(board: Board, table: CallTable, parting: _Parting) -> Iterator[Deviation]:
     right, why = _right_side(parting)
     if right is None:
         yield _unclear(board, table, parting, why)
@@ -85,7 +85,7 @@ def _right_side(parting: _Parting) -> tuple[int | None, str]:
     return expected, f"the group's calls before that, {rounds} times the same {parting.pattern.period}, go on like this"
 
 
-def _unclear(board: Board, table: Table, parting: _Parting, why: str) -> Deviation:
+def _unclear(board: Board, table: CallTable, parting: _Parting, why: str) -> Deviation:
     one, other = sorted(parting.sides, key=lambda side: min(parting.sides[side]))[:2]
     ranks = tuple(sorted(rank for side in parting.sides.values() for rank in side))
     expected, seen = board.texts[one], board.texts[other]
@@ -104,7 +104,7 @@ def _unclear(board: Board, table: Table, parting: _Parting, why: str) -> Deviati
     )
 
 
-def _explained(board: Board, table: Table, parting: _Parting, sides: tuple[int, int], why: str) -> Deviation:
+def _explained(board: Board, table: CallTable, parting: _Parting, sides: tuple[int, int], why: str) -> Deviation:
     """Of the side that was to be called and the one that was called instead."""
     right, wrong = ((side, sorted(parting.sides[side])) for side in sides)
     seen = max((_from(board, table, rank, parting.sequence) for rank in wrong[1][:4]), key=len)
@@ -130,7 +130,7 @@ def _explained(board: Board, table: Table, parting: _Parting, sides: tuple[int, 
     )
 
 
-def _times_ns(board: Board, table: Table, rank: int, sequence: int) -> list[int]:
+def _times_ns(board: Board, table: CallTable, rank: int, sequence: int) -> list[int]:
     """When a rank made its calls up to there."""
     times = {
         call.sequence: call.created_ns
@@ -144,7 +144,7 @@ def _is_within(parting: _Parting, times_ns: list[int], by: int) -> bool:
     return parting.pattern is not None and is_within_step(times_ns, parting.pattern.period, by)
 
 
-def _from(board: Board, table: Table, rank: int, sequence: int) -> list[int]:
+def _from(board: Board, table: CallTable, rank: int, sequence: int) -> list[int]:
     return [called for number, called in sorted(board.sequence(rank, table).items()) if number >= sequence]
 
 

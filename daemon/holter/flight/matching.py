@@ -10,7 +10,7 @@ deadlocks   a circle -> who left the program
 from collections.abc import Mapping, Sequence
 
 from holter.flight import chains, deadlocks, deviations, messages, queues, waits
-from holter.flight.board import Board, Table
+from holter.flight.board import Board, CallTable
 from holter.flight.namesakes import named_as_before, told_apart
 from holter.flight.verdicts import Analysis, Deviation, Kind, Wait
 from holter.flight.waits import Standing
@@ -74,7 +74,7 @@ def _excused(board: Board, deviation: Deviation) -> tuple[int, ...]:
     return deviation.ranks if is_open or deviation.kind == "extra" else ()
 
 
-def _matched(board: Board, table: Table, deviated: Sequence[Deviation]) -> int:
+def _matched(board: Board, table: CallTable, deviated: Sequence[Deviation]) -> int:
     """The last number that all ranks of a group entered alike; of a rank without a flight, what others completed with it."""
     known = [rank for rank in table.members if rank in board.flights]
     last = min((table.last(rank) for rank in known), default=-1)

@@ -8,7 +8,7 @@ nobody else.
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from holter.flight.board import Board, Table
+from holter.flight.board import Board, CallTable
 from holter.flight.digests import signature
 from holter.flight.verdicts import Wait
 from holter.records import Call
@@ -33,7 +33,7 @@ class Standing:
     """Waiting rank -> which of all its calls it waits in."""
 
 
-def standings(board: Board, table: Table) -> Iterator[Standing]:
+def standings(board: Board, table: CallTable) -> Iterator[Standing]:
     """The waits of one group's collectives, the earliest call first."""
     opened = sorted({sequence for track in table.tracks.values() for sequence in track.open})
     lasts = sorted({table.last(rank) for rank in table.members})
@@ -48,7 +48,7 @@ def standings(board: Board, table: Table) -> Iterator[Standing]:
         yield _standing(board, table, sequence, end)
 
 
-def _standing(board: Board, table: Table, sequence: int, end: int) -> Standing:
+def _standing(board: Board, table: CallTable, sequence: int, end: int) -> Standing:
     """Everyone who is in one of the calls from a number on, up to where somebody else is missing, too."""
     calls: dict[int, Call] = {}
     for rank, track in table.tracks.items():

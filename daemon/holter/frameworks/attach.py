@@ -24,15 +24,15 @@ from holter.errors import PageError
 from holter.frameworks import counting, halts, place, restarts
 from holter.frameworks.accelerate import registered
 from holter.frameworks.loggers import Loggers
-from holter.frameworks.place import Place
+from holter.frameworks.place import RankPlace
 from holter.page import PageWriter
 from holter.rank.flight_server import FlightServer
 from holter.rank.guard import say
-from holter.rank.hold.halt_agent import Desk
-from holter.rank.hooks.crash_notice import LastBreath, allow_stacks
+from holter.rank.hold.halt_agent import HaltAgent
+from holter.rank.hooks.crash_notice import CrashNotice, allow_stacks
 from holter.rank.interactive import is_interactive
 from holter.rank.monitor import Monitor
-from holter.rank.publish.observations import Recorder
+from holter.rank.publish.observations import ObservationWriter
 from holter.rank.rendezvous import Rendezvous
 from holter.records import Attached
 from holter.sidecar import bootstrap, spawn
@@ -86,7 +86,7 @@ def _settings() -> Settings:
     return settings
 
 
-def _attach(settings: Settings, here: Place, framework: str) -> Attachment | None:
+def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment | None:
     try:
         page = PageWriter.create(
             rank=here.rank,
@@ -99,7 +99,7 @@ def _attach(settings: Settings, here: Place, framework: str) -> Attachment | Non
         say(f"rank {here.rank} trains unobserved: {error}")
         return None
     word, listener = _word(settings, here)
-    recorder_path, breath = _serve_recorder(), LastBreath()
+    recorder_path, breath = _serve_recorder(), CrashNotice()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     send = _start_sidecar(
         settings,
@@ -113,7 +113,7 @@ def _attach(settings: Settings, here: Place, framework: str) -> Attachment | Non
     breath.install()
     if word is not None:
         send(bootstrap.encode(word))
-    recorder = Recorder(page, here.rank)
+    recorder = ObservationWriter(page, here.rank)
     recorder.say(0, _introduce(here, framework))
     monitor = Monitor(
         recorder,
@@ -158,7 +158,7 @@ def _take_off(monitor: Monitor, orders: socket.socket) -> None:
         orders.shutdown(socket.SHUT_RDWR)
 
 
-def _word(settings: Settings, here: Place) -> tuple[Bootstrap | None, socket.socket | None]:
+def _word(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, socket.socket | None]:
     """What rank 0 knows from the start, and every rank does when a coordinator was named; the others look for it."""
     run_id = settings.run_id or f"{clock.compact(clock.wall_ns())}-{secrets.token_hex(2)}"
     run_dir = str(Path(settings.run_dir or Path("holter-runs") / run_id).absolute())
@@ -189,7 +189,7 @@ def _word(settings: Settings, here: Place) -> tuple[Bootstrap | None, socket.soc
     ), listener
 
 
-def _listen_host(settings: Settings, here: Place) -> str:
+def _listen_host(settings: Settings, here: RankPlace) -> str:
     """Of the coordinator, which ranks of other hosts come to, and of every sidecar, which Prometheus comes to."""
     return settings.listen_host or ("127.0.0.1" if here.is_one_host else "0.0.0.0")  # noqa: S104
 
@@ -216,12 +216,12 @@ def _serve_recorder() -> str:
 
 def _start_sidecar(  # noqa: PLR0913 - what is handed down
     settings: Settings,
-    here: Place,
+    here: RankPlace,
     *,
     page: PageWriter,
     listener: socket.socket | None,
     recorder_path: str,
-    breath: LastBreath,
+    breath: CrashNotice,
     orders: socket.socket,
 ) -> "Pipe":
     read_end, write_end = os.pipe()
@@ -269,7 +269,7 @@ def _own_run_dir(settings: Settings, word: Bootstrap | None) -> str:
     return word.run_dir if word is not None and not settings.coordinator else ""
 
 
-def _meet(monitor: Monitor, here: Place, word: Bootstrap | None, send: Pipe, desk: Desk) -> None:
+def _meet(monitor: Monitor, here: RankPlace, word: Bootstrap | None, send: Pipe, desk: HaltAgent) -> None:
     if here.world_size == 1 or (word is not None and not word.starts_coordinator):
         return
     published = None
@@ -283,7 +283,7 @@ def _meet(monitor: Monitor, here: Place, word: Bootstrap | None, send: Pipe, des
     Rendezvous(monitor.context, word=published, found=found).install()
 
 
-def _introduce(here: Place, framework: str) -> Attached:
+def _introduce(here: RankPlace, framework: str) -> Attached:
     return Attached(
         pid=os.getpid(),
         host=socket.gethostname(),

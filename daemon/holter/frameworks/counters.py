@@ -18,7 +18,7 @@ from holter.frameworks.saving.keeper import shares
 from holter.rank.search import living
 from holter.rank.undo import images
 from holter.rank.undo.gathering import Source, source_of
-from holter.rank.undo.parts import Copies, Part
+from holter.rank.undo.parts import Copies, StatePart
 
 
 def find(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Source]:
@@ -34,11 +34,13 @@ def find(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Source]:
                 yield source_of(_of_trainer, trainer)
 
 
-def _of_accelerator(accelerator: Any) -> Part:
+def _of_accelerator(accelerator: Any) -> StatePart:
     begun = accelerator.step % accelerator.gradient_accumulation_steps
     registered = _registered(accelerator)
     state = {"step": accelerator.step - begun, "registered": [each.state_dict() for each in registered]}
-    return Part(weakref.ref(accelerator), state, _put_accelerator, is_moving=True, apart=(accelerator, *registered))
+    return StatePart(
+        weakref.ref(accelerator), state, _put_accelerator, is_moving=True, apart=(accelerator, *registered)
+    )
 
 
 def _put_accelerator(accelerator: Any, image: Any, copies: Copies) -> None:
@@ -54,7 +56,7 @@ def _registered(accelerator: Any) -> list[Any]:
     return [*accelerator._custom_objects, *foreign]  # noqa: SLF001
 
 
-def _of_trainer(trainer: Any) -> Part:
+def _of_trainer(trainer: Any) -> StatePart:
     counted = vars(trainer.state)
     state = {
         "state": {name: value for name, value in counted.items() if name != "log_history"},
@@ -63,7 +65,7 @@ def _of_trainer(trainer: Any) -> Part:
         "exported": [each.state() for each in _exporting(trainer)],
         "flos": trainer.current_flos,
     }
-    return Part(weakref.ref(trainer), state, _put_trainer, is_moving=True, apart=(trainer,))
+    return StatePart(weakref.ref(trainer), state, _put_trainer, is_moving=True, apart=(trainer,))
 
 
 def _put_trainer(trainer: Any, image: Any, copies: Copies) -> None:

@@ -19,15 +19,15 @@ from holter import clock
 from holter.config import Settings
 from holter.errors import HolterError, PartlySavedError, RewindError, SaveError
 from holter.files import write_whole
-from holter.frameworks.place import Place
+from holter.frameworks.place import RankPlace
 from holter.rank.guard import say
 from holter.rank.hold import store_register
-from holter.rank.hold.agent_parts import DeskSettings, Means, Position
+from holter.rank.hold.agent_parts import AgentParts, AgentSettings, Position
 from holter.rank.hold.agreement import Tree
-from holter.rank.hold.halt_agent import Desk
+from holter.rank.hold.halt_agent import HaltAgent
 from holter.rank.hold.leaving import Leaving, find_agent
-from holter.rank.hold.peer_connections import Seat
-from holter.rank.hold.peers import Circle
+from holter.rank.hold.peer_connections import PeerAddress
+from holter.rank.hold.peers import ShardPeers
 from holter.rank.hooks.termination import Termination
 from holter.rank.monitor import Monitor
 from holter.records import Farewell, Order
@@ -45,7 +45,7 @@ FULL_BYTES = 1 << 18
 """Less is no room for a file of a checkpoint."""
 
 
-def open_desk(settings: Settings, here: Place, monitor: Monitor, line: socket.socket, run_dir: str) -> Desk:
+def open_desk(settings: Settings, here: RankPlace, monitor: Monitor, line: socket.socket, run_dir: str) -> HaltAgent:
     """The desk of this rank, heard and seen from now on; to be opened before anything registers what it does at exit."""
     context = monitor.context
 
@@ -58,8 +58,8 @@ def open_desk(settings: Settings, here: Place, monitor: Monitor, line: socket.so
     is_halting = settings.action == "halt"
     termination = Termination()
     termination.install(mapped | ({signal.SIGTERM} if is_halting else set()))
-    desk = Desk(
-        DeskSettings(
+    desk = HaltAgent(
+        AgentSettings(
             rank=here.rank,
             world_size=here.world_size,
             run_dir=run_dir,
@@ -67,7 +67,7 @@ def open_desk(settings: Settings, here: Place, monitor: Monitor, line: socket.so
             halt_signals=mapped,
             neighbours=here.neighbours,
         ),
-        Means(
+        AgentParts(
             hands=RankHands(monitor, here),
             cell=lambda: store_register.reach(here.restarts),
             leaving=leaving,
@@ -81,14 +81,14 @@ def open_desk(settings: Settings, here: Place, monitor: Monitor, line: socket.so
     desk.start()
     context.halts = desk
     if is_halting and here.world_size > 1:
-        context.peers = Circle(Seat(Tree(here.rank, here.world_size), here.address, here.restarts))
+        context.peers = ShardPeers(PeerAddress(Tree(here.rank, here.world_size), here.address, here.restarts))
     return desk
 
 
 class RankHands:
     """Saves this rank's part, and knows where its main thread is."""
 
-    def __init__(self, monitor: Monitor, here: Place) -> None:
+    def __init__(self, monitor: Monitor, here: RankPlace) -> None:
         self._monitor = monitor
         self._here = here
 
@@ -192,7 +192,7 @@ def _lack_of_room(directory: Path) -> str:
     return f"No space left on device: {left_bytes >> 10} KB are free" if left_bytes < FULL_BYTES else ""
 
 
-def _rewinds(order: Order, here: Place, own: "Rewound", *, patience_s: float) -> "Mapping[int, Rewound]":
+def _rewinds(order: Order, here: RankPlace, own: "Rewound", *, patience_s: float) -> "Mapping[int, Rewound]":
     """How the step began for each rank: of others, what their sidecars wrote."""
     found = {here.rank: own}
     until_s = clock.monotonic_s() + patience_s

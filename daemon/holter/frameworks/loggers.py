@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from holter.rank.hooks.late_imports import Awaited
+from holter.rank.hooks.late_imports import LateImports
 from holter.rank.monitor import Monitor
 
 Read = Callable[..., Any]
@@ -76,7 +76,7 @@ class Loggers:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
-        self._awaited = Awaited(LOGGERS)
+        self._awaited = LateImports(LOGGERS)
         self._depth = 0
         self._has_wandb = False
 

@@ -9,7 +9,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """A rank among its peers."""
 
     rank: int
@@ -26,13 +26,13 @@ class Place:
     """An elastic agent would start it again."""
 
 
-def find(environ: Mapping[str, str] = os.environ) -> Place:
+def find(environ: Mapping[str, str] = os.environ) -> RankPlace:
     """This process's place."""
     rank, world_size = _group() or (_number(environ, "RANK", 0), _number(environ, "WORLD_SIZE", 1))
     master = environ.get("MASTER_ADDR", "") or "127.0.0.1"
     restarts = _number(environ, "TORCHELASTIC_RESTART_COUNT", 0)
     is_one_host = world_size == 1 or master in LOOPBACK or _number(environ, "LOCAL_WORLD_SIZE", 0) == world_size
-    return Place(
+    return RankPlace(
         rank=rank,
         world_size=world_size,
         local_rank=_number(environ, "LOCAL_RANK", rank),

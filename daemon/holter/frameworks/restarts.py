@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from holter.config import Settings
-from holter.frameworks.place import Place
+from holter.frameworks.place import RankPlace
 from holter.halting import tombstone
 from holter.rank.guard import say
 
@@ -20,7 +20,7 @@ SAYS_S = 30.0
 """A launcher ends all ranks when the first has left: the others wait so long at most for rank 0, which says why and may still be importing."""
 
 
-def settle(settings: Settings, here: Place, environ: Mapping[str, str]) -> None:
+def settle(settings: Settings, here: RankPlace, environ: Mapping[str, str]) -> None:
     """End with 93 where a halt stands for this job; lift it where the user said so."""
     stands = tombstone.find(settings.run_dir, RUNS, tombstone.job_names(environ, os.getppid(), is_start=True))
     if stands is None:

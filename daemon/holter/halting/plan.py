@@ -60,7 +60,7 @@ class Wish:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class JobShape:
     """What is known of the job as a whole."""
 
     step_s: float
@@ -70,7 +70,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class HaltPlan:
     """What to order."""
 
     kind: Literal["prepare", "commit", "rescue"]
@@ -96,7 +96,9 @@ class NotYet:
     why: str
 
 
-def choose(wish: Wish, ranks: Sequence[Whereabouts], job: Job, *, waited_s: float, attempt: int = 0) -> Plan | NotYet:  # noqa: PLR0911 - one return for each situation
+def choose(  # noqa: PLR0911  one line a situation
+    wish: Wish, ranks: Sequence[Whereabouts], job: JobShape, *, waited_s: float, attempt: int = 0
+) -> HaltPlan | NotYet:
     """`waited_s`: since a rank first stood, or the wish came; `attempt`: how many prepares came too late so far."""
     able = [one for one in ranks if one.is_there and one.is_able]
     if not able:
@@ -119,16 +121,16 @@ def choose(wish: Wish, ranks: Sequence[Whereabouts], job: Job, *, waited_s: floa
     return _prepare(able, job.step_s, attempt)
 
 
-def _commit(wish: Wish, ranks: Sequence[Whereabouts], step: int) -> Plan:
+def _commit(wish: Wish, ranks: Sequence[Whereabouts], step: int) -> HaltPlan:
     # All save together, and in a framework's own function its first process writes what they share: who wrote it reads it back.
     savers = tuple(sorted(one.rank for one in ranks))
     # One of several optimizers was applied before the next one's numbers were seen: who is asked for that says so.
     is_torn = any(one.is_torn for one in ranks)
     snapshot = _snapshot(ranks, before=wish.first_bad) if is_torn or _is_spoiled(wish, step) else -1
-    return Plan(kind="commit", step=step, savers=savers, snapshot=snapshot)
+    return HaltPlan(kind="commit", step=step, savers=savers, snapshot=snapshot)
 
 
-def _rescue(wish: Wish, able: Sequence[Whereabouts], lost: tuple[int, ...], job: Job) -> Plan:
+def _rescue(wish: Wish, able: Sequence[Whereabouts], lost: tuple[int, ...], job: JobShape) -> HaltPlan:
     whole = [one for one in able if not one.is_torn and one.step is not None]
     step = _commonest(one.step for one in whole if one.step is not None)
     is_apart = len(whole) < len(able) or len({one.step for one in whole}) > 1
@@ -137,22 +139,22 @@ def _rescue(wish: Wish, able: Sequence[Whereabouts], lost: tuple[int, ...], job:
         if snapshot >= 0:
             at = max(one.step for one in able if one.step is not None)
             everyone = _ordered((one.rank for one in able), wish.ranks)
-            return Plan(kind="rescue", step=at, savers=everyone, lost=lost, snapshot=snapshot)
+            return HaltPlan(kind="rescue", step=at, savers=everyone, lost=lost, snapshot=snapshot)
     if step is None:
         # Nobody has anything that is whole: who is asked says so, and the run ends all the same.
         known = [one for one in able if one.step is not None] or list(able)
-        return Plan(kind="rescue", step=known[0].step or 0, savers=(known[0].rank,), lost=lost)
+        return HaltPlan(kind="rescue", step=known[0].step or 0, savers=(known[0].rank,), lost=lost)
     savers = _ordered((one.rank for one in whole if one.step == step), wish.ranks)
-    return Plan(kind="rescue", step=step, savers=savers, lost=lost)
+    return HaltPlan(kind="rescue", step=step, savers=savers, lost=lost)
 
 
-def _prepare(able: Sequence[Whereabouts], step_s: float, attempt: int) -> Plan | NotYet:
+def _prepare(able: Sequence[Whereabouts], step_s: float, attempt: int) -> HaltPlan | NotYet:
     steps = [one.step for one in able if one.step is not None]
     if len(steps) < len(able):
         return NotYet("not every rank has said where it is")
     ahead = MIN_AHEAD + int(AHEAD_S / max(step_s, 1e-3)) * 4**attempt
     savers = tuple(sorted(one.rank for one in able))
-    return Plan(kind="prepare", step=max(steps) + ahead, savers=savers, wait_s=2 * (ahead + 1) * step_s)
+    return HaltPlan(kind="prepare", step=max(steps) + ahead, savers=savers, wait_s=2 * (ahead + 1) * step_s)
 
 
 def _is_spoiled(wish: Wish, step: int) -> bool:

@@ -40,7 +40,7 @@ class Course(StrEnum):
 
 
 @dataclass(frozen=True)
-class Halt:
+class HaltState:
     """One attempt to halt, as the coordinator has it."""
 
     order: Order
@@ -94,7 +94,7 @@ class Gone:
     rank: int
 
 
-class Happening(StrEnum):
+class HaltEvent(StrEnum):
     """Events without a word of their own."""
 
     OVER = "over"
@@ -105,7 +105,7 @@ class Happening(StrEnum):
     """Time to repeat what was not answered."""
 
 
-Event = Heard | Gone | Happening
+Event = Heard | Gone | HaltEvent
 
 
 @dataclass(frozen=True)
@@ -184,14 +184,14 @@ _BEGINS: dict[OrderKind, Course] = {
 }
 
 
-def begin(order: Order, ranks: Iterable[int], standing: Iterable[int] = ()) -> tuple[Halt, tuple[Action, ...]]:
+def begin(order: Order, ranks: Iterable[int], standing: Iterable[int] = ()) -> tuple[HaltState, tuple[Action, ...]]:
     """A halt that starts with this order, and whom to tell."""
     everyone = frozenset(ranks)
-    halt = Halt(order, everyone, frozenset(standing), _BEGINS[order.kind])
+    halt = HaltState(order, everyone, frozenset(standing), _BEGINS[order.kind])
     return halt, (Tell(order, tuple(sorted(everyone))),)
 
 
-def recalled(orders: Sequence[Order], ranks: Iterable[int], standing: Iterable[int] = ()) -> Halt | None:
+def recalled(orders: Sequence[Order], ranks: Iterable[int], standing: Iterable[int] = ()) -> HaltState | None:
     """The halt that stands after these orders, as a coordinator that is started again finds them in its journal."""
     everyone = frozenset(ranks)
     begun = next((order for order in reversed(orders) if order.kind in _BEGINS), None)
@@ -199,10 +199,12 @@ def recalled(orders: Sequence[Order], ranks: Iterable[int], standing: Iterable[i
         return None
     after = {order.kind for order in orders if order.halt == begun.halt}
     course = Course.DONE if "leave" in after else Course.CALLED_OFF if "abort" in after else _BEGINS[begun.kind]
-    return Halt(begun, everyone, everyone if begun.kind == "commit" else frozenset(standing), course)
+    return HaltState(begun, everyone, everyone if begun.kind == "commit" else frozenset(standing), course)
 
 
-def advance(halt: Halt, event: Event, table: dict[tuple[Course, Cue], Row] = TABLE) -> tuple[Halt, tuple[Action, ...]]:
+def advance(
+    halt: HaltState, event: Event, table: dict[tuple[Course, Cue], Row] = TABLE
+) -> tuple[HaltState, tuple[Action, ...]]:
     """The halt after this event, and what is to be done."""
     noted = _note(halt, event)
     cue = _read(noted, event)
@@ -217,7 +219,7 @@ def advance(halt: Halt, event: Event, table: dict[tuple[Course, Cue], Row] = TAB
     return after, tuple(action for action in actions if not isinstance(action, Tell) or action.ranks)
 
 
-def _note(halt: Halt, event: Event) -> Halt:
+def _note(halt: HaltState, event: Event) -> HaltState:
     match event:
         case Gone(rank=rank):
             return replace(halt, gone=halt.gone | {rank})
@@ -228,7 +230,7 @@ def _note(halt: Halt, event: Event) -> Halt:
     return halt
 
 
-def _is_about(halt: Halt, heard: Heard) -> bool:
+def _is_about(halt: HaltState, heard: Heard) -> bool:
     """Of this halt; a rank that stands by itself does not know its number."""
     if heard.rank not in halt.ranks:
         return False
@@ -237,14 +239,14 @@ def _is_about(halt: Halt, heard: Heard) -> bool:
     return heard.halt == halt.order.halt or (heard.halt == 0 and (is_standing or is_ending))
 
 
-def _read(halt: Halt, event: Event) -> Cue | None:
+def _read(halt: HaltState, event: Event) -> Cue | None:
     match event:
-        case Happening.OVER if halt.is_decided:
+        case HaltEvent.OVER if halt.is_decided:
             return Cue.OVER
-        case Happening.OVER:
+        case HaltEvent.OVER:
             is_cell_asked = bool(halt.standing) and halt.course is not Course.PREPARING
             return None if is_cell_asked else Cue.UNDECIDED_OVER
-        case Happening.SEALED | Happening.AGAIN:
+        case HaltEvent.SEALED | HaltEvent.AGAIN:
             return Cue[event.name]
         case Heard() if not _is_about(halt, event):
             is_elsewhere = event.state == "held" and event.rank in halt.ranks and halt.course is Course.PREPARING
@@ -259,14 +261,14 @@ def _read(halt: Halt, event: Event) -> Cue | None:
     return reader(halt) if reader is not None else None
 
 
-def _read_preparing(halt: Halt) -> Cue | None:
+def _read_preparing(halt: HaltState) -> Cue | None:
     heard = halt.heard
     if halt.gone or any(state in REFUSING for state in heard.values()):
         return Cue.REFUSED
     return Cue.ALL_HELD if all(heard.get(rank) == "held" for rank in halt.ranks) else None
 
 
-def _read_keeping(halt: Halt) -> Cue | None:
+def _read_keeping(halt: HaltState) -> Cue | None:
     heard = halt.heard
     if not halt.is_decided:
         asked = halt.standing or halt.awaited
@@ -282,11 +284,11 @@ def _read_keeping(halt: Halt) -> Cue | None:
     return Cue.SETTLED if is_settled else None
 
 
-def _read_lapsed(halt: Halt) -> Cue | None:
+def _read_lapsed(halt: HaltState) -> Cue | None:
     return None if halt.standing <= halt.gone else Cue.FOUND
 
 
-def _perform(halt: Halt, act: Act) -> tuple[Halt, Action]:
+def _perform(halt: HaltState, act: Act) -> tuple[HaltState, Action]:
     order = halt.order
     if act is Act.SEAL:
         return halt, Seal(order)
@@ -313,7 +315,7 @@ _ANSWERS: dict[Course, tuple[RankState, ...]] = {
 }
 
 
-def _repeated(halt: Halt) -> Tell:
+def _repeated(halt: HaltState) -> Tell:
     """The order that stands, for those who have not answered it."""
     heard, answers = halt.heard, _ANSWERS[halt.course]
     whom = halt.ranks if halt.course is Course.CALLED_OFF else halt.awaited | halt.standing

@@ -80,7 +80,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Told:
+class RankTold:
     """An order arrived."""
 
     order: Order
@@ -116,7 +116,7 @@ class Saved:
     """Empty: it was proven."""
 
 
-class Happening(StrEnum):
+class RankEvent(StrEnum):
     """Events without a word of their own."""
 
     PATIENCE_OVER = "patience over"
@@ -132,7 +132,7 @@ class Happening(StrEnum):
     SIDECAR_LOST = "sidecar lost"
 
 
-Event = Told | Reached | Answered | Saved | Happening
+Event = RankTold | Reached | Answered | Saved | RankEvent
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Ask:
 
 
 @dataclass(frozen=True)
-class Save:
+class SaveState:
     """Save now: in the main thread, which stands in `hold`, if every rank does so; else in a thread, without collectives."""
 
     order: Order
@@ -171,10 +171,10 @@ class Do(StrEnum):
     """Let the exception, or the signal, take its course."""
 
 
-Action = Say | Ask | Save | Do
+Action = Say | Ask | SaveState | Do
 
 
-class Cue(StrEnum):
+class RankCue(StrEnum):
     """An event as the table knows it: with what it means to this rank, at this moment."""
 
     PREPARE = "prepare"
@@ -204,7 +204,7 @@ class Cue(StrEnum):
     SIDECAR_LOST = "sidecar lost"
 
 
-class Act(StrEnum):
+class RankAct(StrEnum):
     """What a row does; `_perform` puts the rank's own words into it."""
 
     SAY_WILLING = "say willing"
@@ -234,72 +234,76 @@ _STANDING = (Stand.HELD, Stand.DECIDING)
 _KEEPING = (Stand.SAVING, Stand.SAVED)
 _ALL = tuple(stand for stand in Stand if stand not in ENDS)
 
-Row = tuple[Stand, tuple[Act, ...]]
+Row = tuple[Stand, tuple[RankAct, ...]]
 
 
-def _rows(stands: tuple[Stand, ...], cue: Cue, goal: Stand | None, *acts: Act) -> dict[tuple[Stand, Cue], Row]:
+def _rows(
+    stands: tuple[Stand, ...], cue: RankCue, goal: Stand | None, *acts: RankAct
+) -> dict[tuple[Stand, RankCue], Row]:
     """The same row for several standings; without a goal they stay."""
     return {(stand, cue): (stand if goal is None else goal, acts) for stand in stands}
 
 
-TABLE: dict[tuple[Stand, Cue], Row] = {
+TABLE: dict[tuple[Stand, RankCue], Row] = {
     # An agreed step.
-    **_rows(_BEFORE, Cue.PREPARE, Stand.WILLING, Act.SAY_WILLING),
-    **_rows(_BEFORE, Cue.LATE_PREPARE, BACK, Act.SAY_UNWILLING),
-    **_rows((Stand.WILLING,), Cue.REPEAT, None, Act.SAY_WILLING),
-    **_rows((Stand.WILLING,), Cue.OVER, BACK, Act.SAY_RELEASED),
-    **_rows((Stand.WILLING,), Cue.SIDECAR_LOST, BACK),
-    **_rows((Stand.HELD,), Cue.PREPARE, None, Act.SAY_HELD),
-    **_rows((Stand.HELD,), Cue.LATE_PREPARE, None, Act.SAY_HELD),
-    **_rows((Stand.HELD,), Cue.REPEAT, None, Act.SAY_HELD),
-    **_rows(_ENDING, Cue.PREPARE, None, Act.SAY_UNWILLING),
-    **_rows(_ENDING, Cue.LATE_PREPARE, None, Act.SAY_UNWILLING),
+    **_rows(_BEFORE, RankCue.PREPARE, Stand.WILLING, RankAct.SAY_WILLING),
+    **_rows(_BEFORE, RankCue.LATE_PREPARE, BACK, RankAct.SAY_UNWILLING),
+    **_rows((Stand.WILLING,), RankCue.REPEAT, None, RankAct.SAY_WILLING),
+    **_rows((Stand.WILLING,), RankCue.OVER, BACK, RankAct.SAY_RELEASED),
+    **_rows((Stand.WILLING,), RankCue.SIDECAR_LOST, BACK),
+    **_rows((Stand.HELD,), RankCue.PREPARE, None, RankAct.SAY_HELD),
+    **_rows((Stand.HELD,), RankCue.LATE_PREPARE, None, RankAct.SAY_HELD),
+    **_rows((Stand.HELD,), RankCue.REPEAT, None, RankAct.SAY_HELD),
+    **_rows(_ENDING, RankCue.PREPARE, None, RankAct.SAY_UNWILLING),
+    **_rows(_ENDING, RankCue.LATE_PREPARE, None, RankAct.SAY_UNWILLING),
     # Standing before a step.
-    **_rows((*_BEFORE, Stand.TERMINATED), Cue.REACHED, Stand.HELD, Act.SAY_HELD),
-    **_rows(_KEEPING, Cue.REACHED, None),
-    **_rows(_ALL, Cue.REACHED_AGAIN, None, Act.RELEASE),
-    **_rows((Stand.HELD,), Cue.COMMIT, Stand.DECIDING, Act.ASK_ORDER),
-    **_rows((Stand.HELD,), Cue.ABORT, Stand.DECIDING, Act.ASK_ABORT),
-    **_rows((Stand.HELD,), Cue.OVER, Stand.DECIDING, Act.ASK_ABORT),
-    **_rows((Stand.HELD,), Cue.SIDECAR_LOST, Stand.DECIDING, Act.ASK_ABORT),
-    **_rows((*_BEFORE, *_ENDING, Stand.HELD), Cue.STRAY_COMMIT, None, Act.SAY_RELEASED),
-    **_rows(_STANDING, Cue.CELL_COMMIT, Stand.SAVING, Act.SAY_SAVING, Act.SAVE_IN_MAIN),
-    **_rows(_STANDING, Cue.CELL_SAVE, Stand.SAVING, Act.SAY_SAVING, Act.SAVE),
-    **_rows(_STANDING, Cue.CELL_WAIT, Stand.SAVED, Act.SAY_RESULT),
-    **_rows(_STANDING, Cue.CELL_ABORT, BACK, Act.SAY_RELEASED),
+    **_rows((*_BEFORE, Stand.TERMINATED), RankCue.REACHED, Stand.HELD, RankAct.SAY_HELD),
+    **_rows(_KEEPING, RankCue.REACHED, None),
+    **_rows(_ALL, RankCue.REACHED_AGAIN, None, RankAct.RELEASE),
+    **_rows((Stand.HELD,), RankCue.COMMIT, Stand.DECIDING, RankAct.ASK_ORDER),
+    **_rows((Stand.HELD,), RankCue.ABORT, Stand.DECIDING, RankAct.ASK_ABORT),
+    **_rows((Stand.HELD,), RankCue.OVER, Stand.DECIDING, RankAct.ASK_ABORT),
+    **_rows((Stand.HELD,), RankCue.SIDECAR_LOST, Stand.DECIDING, RankAct.ASK_ABORT),
+    **_rows((*_BEFORE, *_ENDING, Stand.HELD), RankCue.STRAY_COMMIT, None, RankAct.SAY_RELEASED),
+    **_rows(_STANDING, RankCue.CELL_COMMIT, Stand.SAVING, RankAct.SAY_SAVING, RankAct.SAVE_IN_MAIN),
+    **_rows(_STANDING, RankCue.CELL_SAVE, Stand.SAVING, RankAct.SAY_SAVING, RankAct.SAVE),
+    **_rows(_STANDING, RankCue.CELL_WAIT, Stand.SAVED, RankAct.SAY_RESULT),
+    **_rows(_STANDING, RankCue.CELL_ABORT, BACK, RankAct.SAY_RELEASED),
     # The main thread is blocked, or about to die: a thread saves.
-    **_rows((*_BEFORE, *_ENDING), Cue.RESCUE, Stand.SAVING, Act.SAY_SAVING, Act.SAVE),
-    **_rows((*_BEFORE, *_ENDING), Cue.STAND_BY, Stand.SAVED),
-    **_rows((Stand.HELD,), Cue.RESCUE, Stand.DECIDING, Act.ASK_ORDER),
-    **_rows((Stand.SAVED,), Cue.RESCUE, Stand.SAVING, Act.SAY_SAVING, Act.SAVE),
-    **_rows((Stand.SAVING,), Cue.REPEAT, None, Act.SAY_SAVING),
-    **_rows((Stand.SAVED,), Cue.REPEAT, None, Act.SAY_RESULT),
-    **_rows((Stand.SAVING,), Cue.SAVED, Stand.SAVED, Act.SAY_RESULT),
-    **_rows((Stand.SAVING,), Cue.OVER, Stand.SAVED, Act.SAY_RESULT),
-    **_rows((Stand.SAVING,), Cue.BOUND_OVER, Stand.SAVED, Act.SAY_RESULT),
-    **_rows(_KEEPING, Cue.ABORT, BACK, Act.SAY_RELEASED),
-    **_rows((Stand.SAVED,), Cue.OVER, BACK, Act.SAY_RELEASED),
-    **_rows((Stand.SAVED,), Cue.BOUND_OVER, Stand.LEAVING, Act.LEAVE),
+    **_rows((*_BEFORE, *_ENDING), RankCue.RESCUE, Stand.SAVING, RankAct.SAY_SAVING, RankAct.SAVE),
+    **_rows((*_BEFORE, *_ENDING), RankCue.STAND_BY, Stand.SAVED),
+    **_rows((Stand.HELD,), RankCue.RESCUE, Stand.DECIDING, RankAct.ASK_ORDER),
+    **_rows((Stand.SAVED,), RankCue.RESCUE, Stand.SAVING, RankAct.SAY_SAVING, RankAct.SAVE),
+    **_rows((Stand.SAVING,), RankCue.REPEAT, None, RankAct.SAY_SAVING),
+    **_rows((Stand.SAVED,), RankCue.REPEAT, None, RankAct.SAY_RESULT),
+    **_rows((Stand.SAVING,), RankCue.SAVED, Stand.SAVED, RankAct.SAY_RESULT),
+    **_rows((Stand.SAVING,), RankCue.OVER, Stand.SAVED, RankAct.SAY_RESULT),
+    **_rows((Stand.SAVING,), RankCue.BOUND_OVER, Stand.SAVED, RankAct.SAY_RESULT),
+    **_rows(_KEEPING, RankCue.ABORT, BACK, RankAct.SAY_RELEASED),
+    **_rows((Stand.SAVED,), RankCue.OVER, BACK, RankAct.SAY_RELEASED),
+    **_rows((Stand.SAVED,), RankCue.BOUND_OVER, Stand.LEAVING, RankAct.LEAVE),
     # The end.
-    **_rows(_ALL, Cue.LEAVE, Stand.LEAVING, Act.LEAVE),
-    **_rows(_BEFORE, Cue.THROWN, Stand.DYING, Act.SAY_DYING),
-    **_rows((Stand.TERMINATED,), Cue.THROWN, Stand.DYING, Act.SAY_DYING),
-    **_rows(_BEFORE, Cue.SIGNALLED, Stand.TERMINATED, Act.SAY_TERMINATED),
-    **_rows(_STANDING, Cue.SIGNALLED, None, Act.SAY_TERMINATED),
-    **_rows((*_KEEPING, Stand.DYING), Cue.SIGNALLED, None),
-    **_rows(_KEEPING, Cue.THROWN, None),
-    **_rows((Stand.SAVED,), Cue.BOUND_SIGNALLED, Stand.LEAVING, Act.LEAVE),
-    **_rows(_ENDING, Cue.ABORT, Stand.DEAD, Act.DIE),
-    **_rows(_ENDING, Cue.OVER, Stand.DEAD, Act.DIE),
-    **_rows(_ENDING, Cue.SIDECAR_LOST, Stand.DEAD, Act.DIE),
-    **_rows(_BEFORE, Cue.ASKED, None, Act.SAY_ASKING),
-    **_rows(_ALL, Cue.INTERRUPTED, Stand.DEAD, Act.DIE),
-    **_rows((Stand.WILLING,), Cue.ABORT, BACK, Act.SAY_RELEASED),
+    **_rows(_ALL, RankCue.LEAVE, Stand.LEAVING, RankAct.LEAVE),
+    **_rows(_BEFORE, RankCue.THROWN, Stand.DYING, RankAct.SAY_DYING),
+    **_rows((Stand.TERMINATED,), RankCue.THROWN, Stand.DYING, RankAct.SAY_DYING),
+    **_rows(_BEFORE, RankCue.SIGNALLED, Stand.TERMINATED, RankAct.SAY_TERMINATED),
+    **_rows(_STANDING, RankCue.SIGNALLED, None, RankAct.SAY_TERMINATED),
+    **_rows((*_KEEPING, Stand.DYING), RankCue.SIGNALLED, None),
+    **_rows(_KEEPING, RankCue.THROWN, None),
+    **_rows((Stand.SAVED,), RankCue.BOUND_SIGNALLED, Stand.LEAVING, RankAct.LEAVE),
+    **_rows(_ENDING, RankCue.ABORT, Stand.DEAD, RankAct.DIE),
+    **_rows(_ENDING, RankCue.OVER, Stand.DEAD, RankAct.DIE),
+    **_rows(_ENDING, RankCue.SIDECAR_LOST, Stand.DEAD, RankAct.DIE),
+    **_rows(_BEFORE, RankCue.ASKED, None, RankAct.SAY_ASKING),
+    **_rows(_ALL, RankCue.INTERRUPTED, Stand.DEAD, RankAct.DIE),
+    **_rows((Stand.WILLING,), RankCue.ABORT, BACK, RankAct.SAY_RELEASED),
 }
 """What has no row here changes nothing."""
 
 
-def advance(rank: Rank, event: Event, table: dict[tuple[Stand, Cue], Row] = TABLE) -> tuple[Rank, tuple[Action, ...]]:
+def advance(
+    rank: Rank, event: Event, table: dict[tuple[Stand, RankCue], Row] = TABLE
+) -> tuple[Rank, tuple[Action, ...]]:
     """The rank after this event, and what is to be done, in order."""
     cue = read(rank, event)
     if rank.stand in ENDS or cue is None:
@@ -309,7 +313,7 @@ def advance(rank: Rank, event: Event, table: dict[tuple[Stand, Cue], Row] = TABL
     if row is None:
         return noted, ()
     goal, acts = row
-    halt = event.order.halt if isinstance(event, Told) else noted.order.halt if noted.order is not None else 0
+    halt = event.order.halt if isinstance(event, RankTold) else noted.order.halt if noted.order is not None else 0
     if goal is BACK and rank.stand is not BACK:
         after, dos = _go_back(noted)
     else:
@@ -332,83 +336,83 @@ def patience_s(rank: Rank) -> float | None:
     return patience.get(rank.stand)
 
 
-def read(rank: Rank, event: Event) -> Cue | None:  # noqa: PLR0911 - one return for each kind of event
+def read(rank: Rank, event: Event) -> RankCue | None:  # noqa: PLR0911 - one return for each kind of event
     """What an event means to this rank now; None: nothing."""
     match event:
-        case Told(order=order):
+        case RankTold(order=order):
             return _read_order(rank, order, event.reached)
         case Reached(step=step):
             is_wanted = rank.stand is Stand.WILLING and step + event.num_skipped == rank.step
             is_unwanted = event.is_agreed and not is_wanted
-            return Cue.REACHED_AGAIN if is_unwanted or step == rank.went_on else Cue.REACHED
+            return RankCue.REACHED_AGAIN if is_unwanted or step == rank.went_on else RankCue.REACHED
         case Answered(order=order):
             if order.kind == "rescue":
-                return Cue.CELL_SAVE if rank.number in order.savers else Cue.CELL_WAIT
-            return Cue.CELL_COMMIT if order.kind == "commit" else Cue.CELL_ABORT
+                return RankCue.CELL_SAVE if rank.number in order.savers else RankCue.CELL_WAIT
+            return RankCue.CELL_COMMIT if order.kind == "commit" else RankCue.CELL_ABORT
         case Saved(halt=halt):
-            return Cue.SAVED if rank.order is not None and halt == rank.order.halt else None
-        case Happening.PATIENCE_OVER:
-            return Cue.BOUND_OVER if rank.is_bound else Cue.OVER
-        case Happening.SIGNALLED if rank.is_bound:
-            return Cue.BOUND_SIGNALLED
-    return Cue[event.name]
+            return RankCue.SAVED if rank.order is not None and halt == rank.order.halt else None
+        case RankEvent.PATIENCE_OVER:
+            return RankCue.BOUND_OVER if rank.is_bound else RankCue.OVER
+        case RankEvent.SIGNALLED if rank.is_bound:
+            return RankCue.BOUND_SIGNALLED
+    return RankCue[event.name]
 
 
-def _read_order(rank: Rank, order: Order, reached: int) -> Cue | None:  # noqa: PLR0911 - one for each kind of order
+def _read_order(rank: Rank, order: Order, reached: int) -> RankCue | None:  # noqa: PLR0911 - one for each kind of order
     if order.halt <= rank.past:
         # It went on from that halt; the coordinator may not know.
-        return Cue.STRAY_COMMIT if order.kind in {"prepare", "commit", "rescue"} else None
+        return RankCue.STRAY_COMMIT if order.kind in {"prepare", "commit", "rescue"} else None
     if order.kind == "leave":
-        return Cue.LEAVE
+        return RankCue.LEAVE
     if order == rank.order and rank.stand is not Stand.DECIDING:
-        return Cue.REPEAT
+        return RankCue.REPEAT
     if order.kind == "prepare":
-        return Cue.PREPARE if order.step > reached else Cue.LATE_PREPARE
+        return RankCue.PREPARE if order.step > reached else RankCue.LATE_PREPARE
     if order.kind == "commit":
-        return Cue.COMMIT if rank.stand is Stand.HELD and order.step == rank.step else Cue.STRAY_COMMIT
+        return RankCue.COMMIT if rank.stand is Stand.HELD and order.step == rank.step else RankCue.STRAY_COMMIT
     if order.kind == "rescue":
         if rank.stand is Stand.HELD or rank.number in order.savers:
-            return Cue.RESCUE
-        return Cue.STAND_BY
+            return RankCue.RESCUE
+        return RankCue.STAND_BY
     is_other = rank.is_bound or (rank.stand is Stand.HELD and order.step != rank.step)
-    return Cue.STRAY_ABORT if is_other else Cue.ABORT
+    return RankCue.STRAY_ABORT if is_other else RankCue.ABORT
 
 
-_IS_PAST = {Cue.ABORT, Cue.STRAY_ABORT, Cue.STRAY_COMMIT, Cue.LATE_PREPARE, Cue.CELL_ABORT}
+_IS_PAST = {RankCue.ABORT, RankCue.STRAY_ABORT, RankCue.STRAY_COMMIT, RankCue.LATE_PREPARE, RankCue.CELL_ABORT}
 """After these the rank is done with the halt that was named."""
 
 
-def _note(rank: Rank, event: Event, cue: Cue, *, has_row: bool) -> Rank:  # noqa: C901 - one case an event
+def _note(rank: Rank, event: Event, cue: RankCue, *, has_row: bool) -> Rank:  # noqa: C901 - one case an event
     """What the rank remembers of an event, wherever it goes from here."""
     noted = rank
     own = rank.order.halt if rank.order is not None else 0
     match event:
-        case Told(order=order) | Answered(order=order) if cue in _IS_PAST:
+        case RankTold(order=order) | Answered(order=order) if cue in _IS_PAST:
             if not rank.is_bound:
-                noted = replace(noted, past=max(rank.past, order.halt, own if cue is Cue.CELL_ABORT else 0))
-        case Told(order=order) if has_row and cue is Cue.PREPARE and rank.stand in _BEFORE:
+                noted = replace(noted, past=max(rank.past, order.halt, own if cue is RankCue.CELL_ABORT else 0))
+        case RankTold(order=order) if has_row and cue is RankCue.PREPARE and rank.stand in _BEFORE:
             noted = replace(noted, order=order, step=order.step)
-        case Told(order=order) if has_row and cue in {Cue.COMMIT, Cue.RESCUE, Cue.STAND_BY}:
-            is_saver = cue is Cue.RESCUE and rank.stand is not Stand.HELD
+        case RankTold(order=order) if has_row and cue in {RankCue.COMMIT, RankCue.RESCUE, RankCue.STAND_BY}:
+            is_saver = cue is RankCue.RESCUE and rank.stand is not Stand.HELD
             noted = replace(noted, order=order, result="", why="", is_bound=rank.is_bound or is_saver)
         case Answered(order=order):
             noted = replace(noted, order=order, is_bound=True, result="", why="")
-        case Reached(step=step) if cue is Cue.REACHED:
+        case Reached(step=step) if cue is RankCue.REACHED:
             is_self = rank.stand in _BEFORE and step != rank.step
             order_kept = None if is_self else rank.order
             noted = replace(noted, step=step, order=order_kept, is_standing=True)
         case Saved(failure=failure):
             noted = replace(noted, result="failed" if failure else "saved", why=failure)
-        case Happening.PATIENCE_OVER if rank.stand is Stand.SAVING and rank.order is not None:
+        case RankEvent.PATIENCE_OVER if rank.stand is Stand.SAVING and rank.order is not None:
             why = f"the save was not over after {rank.order.deadline_s:.0f} s"
             noted = replace(noted, result="failed", why=why)
-        case Happening.SIDECAR_LOST:
+        case RankEvent.SIDECAR_LOST:
             noted = replace(noted, has_sidecar=False)
-        case Happening.THROWN:
+        case RankEvent.THROWN:
             noted = replace(noted, ending="exception")
-        case Happening.SIGNALLED:
+        case RankEvent.SIGNALLED:
             noted = replace(noted, ending=rank.ending or "signal")
-    if rank.stand is Stand.WILLING and cue in {Cue.OVER, Cue.THROWN, Cue.SIGNALLED}:
+    if rank.stand is Stand.WILLING and cue in {RankCue.OVER, RankCue.THROWN, RankCue.SIGNALLED}:
         noted = replace(noted, past=max(noted.past, own))
     return noted
 
@@ -423,28 +427,32 @@ def _go_back(rank: Rank) -> tuple[Rank, tuple[Action, ...]]:
     return after, ()
 
 
-def _word(rank: Rank, act: Act, halt: int) -> Action:
+def _word(rank: Rank, act: RankAct, halt: int) -> Action:
     """An act, with the rank's own words in it."""
     abort = Order(halt=halt, kind="abort", step=rank.step)
-    if act is Act.ASK_ABORT:
+    if act is RankAct.ASK_ABORT:
         return Ask(rank.step, abort)
-    if act in {Act.ASK_ORDER, Act.SAVE, Act.SAVE_IN_MAIN}:
+    if act in {RankAct.ASK_ORDER, RankAct.SAVE, RankAct.SAVE_IN_MAIN}:
         assert rank.order is not None
-        return Ask(rank.step, rank.order) if act is Act.ASK_ORDER else Save(rank.order, act is Act.SAVE_IN_MAIN)
-    if act is Act.SAY_RESULT:
+        return (
+            Ask(rank.step, rank.order)
+            if act is RankAct.ASK_ORDER
+            else SaveState(rank.order, act is RankAct.SAVE_IN_MAIN)
+        )
+    if act is RankAct.SAY_RESULT:
         # Others save for it: its own part is none.
         return Say(rank.result or "saved", halt, rank.why)
     said = _SAID.get(act)
     return Say(said, halt) if said is not None else Do(act.value)
 
 
-_SAID: dict[Act, RankState] = {
-    Act.SAY_WILLING: "willing",
-    Act.SAY_UNWILLING: "unwilling",
-    Act.SAY_HELD: "held",
-    Act.SAY_SAVING: "saving",
-    Act.SAY_RELEASED: "released",
-    Act.SAY_DYING: "dying",
-    Act.SAY_TERMINATED: "terminated",
-    Act.SAY_ASKING: "asking",
+_SAID: dict[RankAct, RankState] = {
+    RankAct.SAY_WILLING: "willing",
+    RankAct.SAY_UNWILLING: "unwilling",
+    RankAct.SAY_HELD: "held",
+    RankAct.SAY_SAVING: "saving",
+    RankAct.SAY_RELEASED: "released",
+    RankAct.SAY_DYING: "dying",
+    RankAct.SAY_TERMINATED: "terminated",
+    RankAct.SAY_ASKING: "asking",
 }

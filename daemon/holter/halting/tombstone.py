@@ -27,7 +27,7 @@ REQUEUES, RESTARTS = "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"
 """How often a scheduler, or an elastic agent, has started this job again."""
 
 
-class Halt(msgspec.Struct, frozen=True, kw_only=True):
+class HaltRecord(msgspec.Struct, frozen=True, kw_only=True):
     """`halt.json`: public; fields are added, never changed."""
 
     cause: str
@@ -58,13 +58,13 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     """A life of the run has gone on from it."""
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class JobNames(msgspec.Struct, frozen=True, kw_only=True):
     """`job.json`."""
 
     names: list[str]
 
 
-def read(run_dir: Path) -> Halt | None:
+def read(run_dir: Path) -> HaltRecord | None:
     """The halt that stands in this run directory; one that is there and cannot be read stands too."""
     stone = run_dir / "halt.json"
     try:
@@ -75,13 +75,13 @@ def read(run_dir: Path) -> Halt | None:
             return None
         content = b""
     try:
-        return msgspec.json.decode(content, type=Halt)
+        return msgspec.json.decode(content, type=HaltRecord)
     except msgspec.MsgspecError:
         why = "halt.json cannot be read"
-        return Halt(cause="unknown", ranks=[], step=0, checkpoint=None, verdict="unknown", at="", why=why)
+        return HaltRecord(cause="unknown", ranks=[], step=0, checkpoint=None, verdict="unknown", at="", why=why)
 
 
-def write(run_dir: Path, halt: Halt) -> None:
+def write(run_dir: Path, halt: HaltRecord) -> None:
     """Set the stone, whole or not at all, also on a full disk if there was room once. Raises OSError."""
     try:
         _write(run_dir / "halt.json", halt)
@@ -92,7 +92,7 @@ def write(run_dir: Path, halt: Halt) -> None:
             raise error from None
 
 
-def lift(run_dir: Path) -> Halt | None:
+def lift(run_dir: Path) -> HaltRecord | None:
     """Take the stone away and remember it; gives it. None: there was none. Raises OSError."""
     halt = read(run_dir)
     if halt is None:
@@ -125,11 +125,11 @@ def begin(run_dir: Path) -> None:
 def introduce(run_dir: Path, names: Iterable[str]) -> None:
     """Leave word by which names this job goes, and take room for a halt; a directory that cannot be written to is somebody else's sentence."""
     with contextlib.suppress(OSError):
-        _write(run_dir / "job.json", Job(names=sorted(names)))
+        _write(run_dir / "job.json", JobNames(names=sorted(names)))
         write_whole(run_dir / ROOM, b"\n" * ROOM_BYTES)
 
 
-def find(run_dir: str, runs: Path, names: Iterable[str]) -> tuple[Path, Halt] | None:
+def find(run_dir: str, runs: Path, names: Iterable[str]) -> tuple[Path, HaltRecord] | None:
     """The stone that stands for this job: in its own directory if that was named, else in one of `runs` that is of the same job."""
     if run_dir:
         halt = read(Path(run_dir))
@@ -167,7 +167,7 @@ def is_restart(environ: Mapping[str, str]) -> bool:
     return _is_counted(environ, REQUEUES) or _is_counted(environ, RESTARTS)
 
 
-def sentences(run_dir: Path, halt: Halt, environ: Mapping[str, str]) -> list[str]:
+def sentences(run_dir: Path, halt: HaltRecord, environ: Mapping[str, str]) -> list[str]:
     """Why nothing is started, and what to do."""
     variable = ", or start with HOLTER_RESUME=1" if not is_restart(environ) else " (in a restart nothing else lifts it)"
     where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else f": {halt.reason}" * bool(halt.reason)
@@ -194,7 +194,7 @@ def _is_counted(environ: Mapping[str, str], name: str) -> bool:
 
 def _names(run_dir: Path) -> list[str]:
     try:
-        return msgspec.json.decode((run_dir / "job.json").read_bytes(), type=Job).names
+        return msgspec.json.decode((run_dir / "job.json").read_bytes(), type=JobNames).names
     except (OSError, msgspec.MsgspecError):
         return []
 
@@ -210,7 +210,7 @@ def _write(path: Path, record: msgspec.Struct) -> None:
     write_whole(path, _encoded(record))
 
 
-def _write_into_room(run_dir: Path, halt: Halt) -> None:
+def _write_into_room(run_dir: Path, halt: HaltRecord) -> None:
     """Over what is there, which takes nothing of the disk; what does not fit is the end of why."""
     over = len(_encoded(halt)) - ROOM_BYTES
     if over > 0:

@@ -52,7 +52,7 @@ class Spoil(NamedTuple):
     incident: str = ""
 
 
-class Judgement(NamedTuple):
+class CheckpointJudgement(NamedTuple):
     """A verdict, and the sentence that goes with it."""
 
     verdict: Verdict
@@ -84,23 +84,27 @@ def spoils(findings: Iterable[Finding], diagnoses: Iterable[Diagnosis]) -> list[
     return sorted(filter(None, found), key=lambda spoil: (spoil.verdict != "poisoned", spoil.first_bad))
 
 
-def of_state(step: int, spoiled: Sequence[Spoil], sight: Sight) -> Judgement:
+def of_state(step: int, spoiled: Sequence[Spoil], sight: Sight) -> CheckpointJudgement:
     """Of a state of `step` completed steps, counted as findings count them; `spoiled` in the order of `spoils`."""
     for spoil in spoiled:
         if spoil.first_bad <= step:
-            return Judgement(spoil.verdict, spoil.why, spoil.incident)
+            return CheckpointJudgement(spoil.verdict, spoil.why, spoil.incident)
     if sight.blind:
-        return Judgement("unknown", f"not all was seen: {sight.blind[0]}")
+        return CheckpointJudgement("unknown", f"not all was seen: {sight.blind[0]}")
     if sight.until_step < step:
-        return Judgement("unknown", f"step {sight.until_step} has not been reported by every rank")
+        return CheckpointJudgement("unknown", f"step {sight.until_step} has not been reported by every rank")
     if sight.compared_until is None:
-        return Judgement("healthy", "every step in it was seen, and none spoiled it; no replicas were compared")
+        return CheckpointJudgement(
+            "healthy", "every step in it was seen, and none spoiled it; no replicas were compared"
+        )
     if sight.compared_until < step:
-        return Judgement("unknown", f"{_compared(sight.compared_until)}, and not since")
-    return Judgement("healthy", "every step in it was seen, none spoiled it, and replicas were equal afterwards")
+        return CheckpointJudgement("unknown", f"{_compared(sight.compared_until)}, and not since")
+    return CheckpointJudgement(
+        "healthy", "every step in it was seen, none spoiled it, and replicas were equal afterwards"
+    )
 
 
-def of_halt(step: int, spoiled: Sequence[Spoil], compared_until: int | None = None) -> Judgement:
+def of_halt(step: int, spoiled: Sequence[Spoil], compared_until: int | None = None) -> CheckpointJudgement:
     """Of what a halt saves: a rank that holds or hangs reports no more, and its last step was finished by all before.
 
     Nor are replicas compared once more: what was not seen to part is believed, and it is said until when they were seen.
@@ -109,7 +113,7 @@ def of_halt(step: int, spoiled: Sequence[Spoil], compared_until: int | None = No
     if found.verdict != "healthy":
         return found
     seen = f"; {_compared(compared_until)}" if compared_until is not None and compared_until < step else ""
-    return Judgement("healthy", f"nothing had spoiled it by step {step}{seen}")
+    return CheckpointJudgement("healthy", f"nothing had spoiled it by step {step}{seen}")
 
 
 def _compared(until: int) -> str:

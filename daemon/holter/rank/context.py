@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from holter.rank.guard import Guard
 from holter.rank.hold.halts import Halts
-from holter.rank.hold.known_finite import Shown
-from holter.rank.hold.peers import Circle
+from holter.rank.hold.known_finite import KnownFinite
+from holter.rank.hold.peers import ShardPeers
 from holter.rank.hooks.patches import Patches
 from holter.rank.hooks.phases import PhaseClock
 from holter.rank.models import Models
 from holter.rank.publish.budget import Schedule
-from holter.rank.publish.observations import Recorder
+from holter.rank.publish.observations import ObservationWriter
 from holter.rank.publish.step_log import StepLog
 from holter.rank.readings.batches import Inputs
 from holter.rank.readings.fused_pass import Readings
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Context:
     """One rank's mouth, clock, dials and memory."""
 
-    recorder: Recorder
+    recorder: ObservationWriter
     schedule: Schedule
     world_size: int
     guard: Guard = field(default_factory=Guard)
@@ -53,11 +53,11 @@ class Context:
     """Optimizers of which each rank applies a part, whether it is finite or not (`zero`)."""
     averages: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
     """What the script has logged as an average of its weights."""
-    shown: Shown = field(default_factory=Shown)
+    shown: KnownFinite = field(default_factory=KnownFinite)
     """Gradients of this step that are known to be finite."""
     halts: Halts | None = None
     """The rank's desk for halts; None: steps are never held."""
-    peers: Circle | None = None
+    peers: ShardPeers | None = None
     """The ranks with which to agree that all shards are finite; None: there are none."""
     is_torn: Callable[[], bool] = lambda: False
     """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""

@@ -13,7 +13,7 @@ from holter.rank.hooks.clips import ClipProbe
 from holter.rank.hooks.components import ComponentProbe
 from holter.rank.hooks.data import DataProbe
 from holter.rank.hooks.device import DeviceProbe
-from holter.rank.hooks.ending import FarewellProbe
+from holter.rank.hooks.ending import EndingProbe
 from holter.rank.hooks.exits import ExitProbe
 from holter.rank.hooks.logs import LogProbe
 from holter.rank.hooks.model_calls import CallProbe
@@ -25,8 +25,8 @@ from holter.rank.hooks.warnings import WarningProbe
 from holter.rank.hooks.zero import ZeroProbe
 from holter.rank.models import Models, wrapped
 from holter.rank.publish.budget import Schedule
-from holter.rank.publish.observations import Recorder
-from holter.rank.readings.batch_blame import FeedingProbe
+from holter.rank.publish.observations import ObservationWriter
+from holter.rank.readings.batch_blame import BatchBlameProbe
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.inspection import InspectionProbe
@@ -41,7 +41,7 @@ class Monitor:
 
     def __init__(  # noqa: PLR0913 - settings, all named
         self,
-        recorder: Recorder,
+        recorder: ObservationWriter,
         *,
         world_size: int,
         budget: float,
@@ -83,7 +83,7 @@ class Monitor:
         self._clips = ClipProbe(self.context)
         self._components = ComponentProbe(self.context, self._calls)
         self._replication = ReplicationProbe(self.context, self._comparison.reduced_by_hand)
-        self._feeding = FeedingProbe(self.context)
+        self._feeding = BatchBlameProbe(self.context)
         self._finite = FiniteGuard(self.context)
         looks = Looks(self._gradients, self._comparison, self._feeding, self._vitals, self._finite)
         self._steps = StepProbe(self.context, looks, self._find_models)
@@ -94,7 +94,7 @@ class Monitor:
                 self.context, lambda: self.optimizers, every=snapshot_every, max_bytes=snapshot_bytes
             )
         self._data = self.context.data = DataProbe(self.context)
-        self._farewell = FarewellProbe(self.context)
+        self._farewell = EndingProbe(self.context)
         self._exits = ExitProbe(self.context, self._farewell)
         self._warnings = WarningProbe(self.context)
         self._saves = SaveProbe(self.context)

@@ -31,12 +31,12 @@ from holter.records import (
     StepDone,
 )
 from holter.sidecar.copies import Copies
-from holter.sidecar.crash_notice import Breath, Dying
+from holter.sidecar.crash_notice import CrashingRank, CrashListener
 from holter.sidecar.deadlines import Deadlines
 from holter.sidecar.devices import Devices
 from holter.sidecar.examine import Examiner, Reason
 from holter.sidecar.process import Process
-from holter.sidecar.progress import Watch
+from holter.sidecar.progress import ProgressWatch
 from holter.sidecar.recorder import Recorder
 from holter.sidecar.state import RankState
 from holter.sidecar.traffic import TrafficLog
@@ -68,7 +68,7 @@ class Attention:
         self._clock_error = clock_error
         """(offset, error) of this host's clock against the coordinator's, nanoseconds."""
         self._deadlines = Deadlines()
-        self._watch = Watch(self._deadlines)
+        self._watch = ProgressWatch(self._deadlines)
         self._examiner = Examiner(who.rank, who.world_size, process, self._watch, state)
         self._traffic = TrafficLog()
         self._devices = Devices()
@@ -77,7 +77,7 @@ class Attention:
         self._recorder: Recorder | None = None
         self._copies: Copies | None = None
         self._has_stepped = False
-        self._breath: Breath | None = None
+        self._breath: CrashListener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._exams: set[asyncio.Task[None]] = set()
 
@@ -89,7 +89,7 @@ class Attention:
             self._examiner.use(self._recorder, self._copies)
             self._spawn(self._copies.run(), "recorder copies", self._tasks)
         if breath_fd >= 0:
-            self._breath = Breath(breath_fd)
+            self._breath = CrashListener(breath_fd)
             self._breath.listen(asyncio.get_running_loop(), self._on_breath)
 
     @property
@@ -185,7 +185,7 @@ class Attention:
             pressure = self._seen.pressure.get("cpu", 0.0) if self._seen is not None else 0.0
             self._tell(msgspec.structs.replace(traffic, pressure=pressure), False)
 
-    def _on_breath(self, dying: Dying) -> None:
+    def _on_breath(self, dying: CrashingRank) -> None:
         logger.warning("a thread of the rank (%d) dies of signal %d", dying.thread, dying.signal)
         self._spawn(self._attend(), "last breath", self._exams)
 

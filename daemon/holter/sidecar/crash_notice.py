@@ -15,7 +15,7 @@ _WORD = struct.Struct("=ii")
 
 
 @dataclass(frozen=True)
-class Dying:
+class CrashingRank:
     """What a crashing thread said."""
 
     signal: int
@@ -23,7 +23,7 @@ class Dying:
     """Its number in the kernel."""
 
 
-class Breath:
+class CrashListener:
     """The sidecar's end of the socket."""
 
     def __init__(self, descriptor: int) -> None:
@@ -31,7 +31,7 @@ class Breath:
         self._received = bytearray()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def listen(self, loop: asyncio.AbstractEventLoop, on_breath: Callable[[Dying], None]) -> None:
+    def listen(self, loop: asyncio.AbstractEventLoop, on_breath: Callable[[CrashingRank], None]) -> None:
         """Call back for each crash, until the rank is gone."""
         os.set_blocking(self._descriptor, False)
         self._loop = loop
@@ -52,7 +52,7 @@ class Breath:
         os.close(self._descriptor)
         self._descriptor = -1
 
-    def _readable(self, on_breath: Callable[[Dying], None]) -> None:
+    def _readable(self, on_breath: Callable[[CrashingRank], None]) -> None:
         try:
             chunk = os.read(self._descriptor, 4096)
         except BlockingIOError:
@@ -66,4 +66,4 @@ class Breath:
         while len(self._received) >= _WORD.size:
             number, thread = _WORD.unpack_from(self._received)
             del self._received[: _WORD.size]
-            on_breath(Dying(number, thread))
+            on_breath(CrashingRank(number, thread))

@@ -37,7 +37,7 @@ CHECKPOINT_COPIES = 3
 
 
 @dataclass(frozen=True)
-class Rule:
+class DeadlineRule:
     """How one phase is allowed its time."""
 
     floor_s: float = 6.0
@@ -50,15 +50,15 @@ class Rule:
 
 
 RULES = {
-    Phase.ATTACH: Rule(unseen_s=600.0, ceiling_s=1800.0),
+    Phase.ATTACH: DeadlineRule(unseen_s=600.0, ceiling_s=1800.0),
     # Storage that hesitates for some seconds comes back.
-    Phase.DATA: Rule(floor_s=10.0, unseen_s=20.0, num_enough=16),
-    Phase.FORWARD: Rule(has_one_off=True),
-    Phase.BACKWARD: Rule(has_one_off=True),
-    Phase.OPTIMIZER: Rule(has_one_off=True),
-    Phase.CHECKPOINT: Rule(floor_s=10.0, ceiling_s=1800.0, num_enough=1),
-    Phase.EVALUATION: Rule(num_enough=1),
-    Phase.OTHER: Rule(has_one_off=True),
+    Phase.DATA: DeadlineRule(floor_s=10.0, unseen_s=20.0, num_enough=16),
+    Phase.FORWARD: DeadlineRule(has_one_off=True),
+    Phase.BACKWARD: DeadlineRule(has_one_off=True),
+    Phase.OPTIMIZER: DeadlineRule(has_one_off=True),
+    Phase.CHECKPOINT: DeadlineRule(floor_s=10.0, ceiling_s=1800.0, num_enough=1),
+    Phase.EVALUATION: DeadlineRule(num_enough=1),
+    Phase.OTHER: DeadlineRule(has_one_off=True),
 }
 
 

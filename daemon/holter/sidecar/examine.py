@@ -24,7 +24,7 @@ from holter.records import Exam, ExamDepth, Flight, Group, Phase, ProcessState, 
 from holter.sidecar import stacks
 from holter.sidecar.copies import Copies
 from holter.sidecar.process import Process
-from holter.sidecar.progress import ENDED, HALTED, Watch
+from holter.sidecar.progress import ENDED, HALTED, ProgressWatch
 from holter.sidecar.recorder import Recorder
 from holter.sidecar.state import RankState
 
@@ -54,7 +54,7 @@ Part = TypeVar("Part")
 class Examiner:
     """Looks at one rank, when asked and when it dies; keeps the last stacks."""
 
-    def __init__(self, rank: int, world_size: int, process: Process, watch: Watch, state: RankState) -> None:
+    def __init__(self, rank: int, world_size: int, process: Process, watch: ProgressWatch, state: RankState) -> None:
         self._rank = rank
         self._max_calls = max(MIN_CALLS, min(MAX_CALLS, WORLD_CALLS // max(1, world_size)))
         self._max_frames = max(MIN_FRAMES, min(MAX_FRAMES, WORLD_FRAMES // max(1, world_size)))

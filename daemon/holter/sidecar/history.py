@@ -13,7 +13,7 @@ Names = dict[str, list[str]]
 Kept = tuple[Observation, Names]
 
 
-class History:
+class TableHistory:
     """Tables by (class, step), oldest forgotten first."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:

@@ -12,7 +12,7 @@ import msgspec
 from holter.page import PageIdentity
 from holter.records import Observation
 from holter.sidecar import bootstrap
-from holter.sidecar.supervise import Coordinator
+from holter.sidecar.supervise import CoordinatorProcess
 from holter.transport import wire
 from holter.transport.limits import settings_for
 from holter.transport.websocket.uplink import Uplink
@@ -112,7 +112,7 @@ class Line:
         if word.starts_coordinator:
             arguments = ["--run-dir", word.run_dir, "--run-id", word.run_id, "--world-size", str(who.world_size)]
             arguments += ["--action", word.action, "--save-deadline-s", str(word.save_deadline_s)]
-            Coordinator(arguments=arguments, token=word.token, listen_fd=listen_fd).start()
+            CoordinatorProcess(arguments=arguments, token=word.token, listen_fd=listen_fd).start()
         hello = wire.Hello(
             run_id=word.run_id,
             rank=who.rank,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from holter.records import ProcessState
-from holter.sidecar.surroundings import Kept, Pressure, cgroup_files, is_frozen
+from holter.sidecar.surroundings import CachedFile, Pressure, cgroup_files, is_frozen
 
 _INFO = struct.Struct("=QQ11Ii")  # struct pidfd_info, first version: mask, cgroup id, eleven ids, exit code
 _INFO_EXIT = 1 << 3
@@ -44,14 +44,14 @@ _STATES: dict[str, State] = {
 
 
 @dataclass(frozen=True)
-class Ending:
+class ProcessEnding:
     """How a process ended; both None: nobody could say."""
 
     exit_code: int | None
     signal: int | None
 
     @classmethod
-    def from_status(cls, status: int) -> "Ending":
+    def from_status(cls, status: int) -> "ProcessEnding":
         """From a wait status."""
         signal = status & 0x7F
         return cls(None, signal) if signal else cls(status >> 8 & 0xFF, None)
@@ -66,7 +66,7 @@ class Process:
         """-1: it ended before we came, and what it left on the page is all there is."""
         self._oom_events = _oom_file(pid)
         self._num_oom = _oom_count(self._oom_events)
-        self._files = {name: Kept(f"/proc/{pid}/{name}") for name in ("stat", "wchan", "schedstat", "cgroup")}
+        self._files = {name: CachedFile(f"/proc/{pid}/{name}") for name in ("stat", "wchan", "schedstat", "cgroup")}
         self._pressure = Pressure()
         self._cpu: deque[tuple[float, float]] = deque(maxlen=_MAX_LOOKS)
         self._still: tuple[str, str] | None = None
@@ -112,12 +112,12 @@ class Process:
             self._still, self._still_since_s = still, now_s
         return now_s - self._still_since_s
 
-    def ending(self) -> Ending | None:
+    def ending(self) -> ProcessEnding | None:
         """How it ended, as far as the kernel tells now; None: alive, or not yet to be known."""
         status = self._status_of_zombie() if self.pidfd >= 0 else None
         if status is None:
             status = self._status_after_reaping()
-        return None if status is None else Ending.from_status(status)
+        return None if status is None else ProcessEnding.from_status(status)
 
     def was_out_of_memory(self) -> bool:
         """Whether the kernel ended a process of the rank's group for memory since we began to watch."""

@@ -42,7 +42,7 @@ class _Verdict:
     """Of the process's state, not of the phase."""
 
 
-class Watch:
+class ProgressWatch:
     """Looks every few milliseconds; keeps what was said of the present standstill."""
 
     def __init__(self, deadlines: Deadlines) -> None:

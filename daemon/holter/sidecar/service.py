@@ -22,11 +22,11 @@ from holter.page import CONTROL_NOTHING, CONTROL_THIN, PageReader
 from holter.records import Body, Census, Exited, Farewell, LastCalls, Observation, PackedTable, Phase, StepDone
 from holter.sidecar import job_log
 from holter.sidecar.attention import Attention
-from holter.sidecar.history import History
+from holter.sidecar.history import TableHistory
 from holter.sidecar.line import Line
 from holter.sidecar.metrics import MetricsServer
 from holter.sidecar.orders import Orders
-from holter.sidecar.process import Ending, Process
+from holter.sidecar.process import Process, ProcessEnding
 from holter.sidecar.state import RankState
 from holter.sidecar.terminal import StatusLine
 from holter.transport import wire
@@ -71,7 +71,7 @@ class Sidecar:
         self.rank = identity.rank
         self._process = Process(identity.pid, identity.started_ticks)
         self._state = RankState(self.rank, socket.gethostname())
-        self._history = History()
+        self._history = TableHistory()
         self._decoder = msgspec.msgpack.Decoder(Observation)
         self._num_undecodable = 0
         self._farewell: Farewell | None = None
@@ -247,14 +247,14 @@ class Sidecar:
         logger.info("rank %d ended: exit code %s, signal %s", self.rank, ending.exit_code, ending.signal)
         await self._line.close(GOODBYE_DEADLINE_S)
 
-    async def _ending(self) -> Ending:
+    async def _ending(self) -> ProcessEnding:
         deadline = clock.monotonic_s() + ENDING_PATIENCE_S
         while clock.monotonic_s() < deadline:
             ending = self._process.ending()
             if ending is not None:
                 return ending
             await asyncio.sleep(0.005)
-        return Ending(None, None)
+        return ProcessEnding(None, None)
 
     def _scrape(self, accept: str) -> tuple[bytes, str]:
         rank = self._state.snapshot(self.dropped, self._attention.device, is_coordinator_there=self._line.is_connected)

@@ -15,7 +15,7 @@ RESTART_PAUSE_S = 0.5
 logger = logging.getLogger(__name__)
 
 
-class Coordinator:
+class CoordinatorProcess:
     """The coordinator's process, as its starter sees it."""
 
     def __init__(self, *, arguments: list[str], token: str, listen_fd: int) -> None:

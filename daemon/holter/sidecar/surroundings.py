@@ -8,7 +8,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 _BYTES = 4096
 
 
-class Kept:
+class CachedFile:
     """A small file of the kernel's that is held open and read from its beginning every time."""
 
     def __init__(self, path: str) -> None:
@@ -35,7 +35,7 @@ class Pressure:
     """Of the host, as the kernel measures it; a kernel that does not measures nothing."""
 
     def __init__(self) -> None:
-        self._files = {name: Kept(f"/proc/pressure/{name}") for name in ("cpu", "memory", "io")}
+        self._files = {name: CachedFile(f"/proc/pressure/{name}") for name in ("cpu", "memory", "io")}
 
     def read(self) -> dict[str, float]:
         """Share of the last ten seconds in which some task waited, 0 to 1."""

@@ -11,13 +11,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol, Self
 
 import msgspec
 from aiohttp import web
 
 from holter import clock
-from holter.coordinator.http.picture import Picture
 
 MAX_LISTENERS = 64
 INTERVAL_S = 0.5
@@ -48,6 +47,16 @@ HEADERS = {
 }
 
 
+class Picture(Protocol):
+    """What is shown, at one moment."""
+
+    def whole(self) -> dict[str, Any]:
+        """For who sees it first."""
+
+    def since(self, before: Self) -> dict[str, Any]:
+        """For who saw the one before."""
+
+
 class _Listener:
     """Who reads, and what waits for it."""
 
@@ -70,7 +79,7 @@ class _Listener:
         self.wake.set()
 
 
-class Feed:
+class EventStream:
     """All listeners of one run."""
 
     def __init__(self, paint: Callable[[], Picture], now_ns: Callable[[], int] = clock.wall_ns) -> None:

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from holter.coordinator.halt.attempts import Act, Open, Outcome, View
-from holter.coordinator.halt.driver import MAX_TRIES, Halts
-from holter.halting.plan import Job, Whereabouts, Wish
+from holter.coordinator.halt.driver import MAX_TRIES, HaltDriver
+from holter.halting.plan import JobShape, Whereabouts, Wish
 from holter.halting.protocol import Course, Seal, Tell
 from holter.records import (
     Body,
@@ -36,7 +36,7 @@ LOST = "RuntimeError: Connection closed by peer [127.0.0.1]:4321"
 class Scene:
     """Two ranks of a run, and what the coordinator sees of them."""
 
-    halts: Halts = field(init=False)
+    halts: HaltDriver = field(init=False)
     ranks: dict[int, Whereabouts] = field(init=False)
     wish: Wish | None = None
     suspicion: Wish | None = None
@@ -44,7 +44,7 @@ class Scene:
     now_ns: int = 1_700_000_000 * SECOND_NS
 
     def __post_init__(self) -> None:
-        self.halts = Halts(lambda body, _: self.notes.append(body), deadline_s=60.0)
+        self.halts = HaltDriver(lambda body, _: self.notes.append(body), deadline_s=60.0)
         self.ranks = {rank: Whereabouts(rank=rank, step=30) for rank in range(2)}
 
     def place(self, rank: int, **where: Any) -> None:
@@ -66,7 +66,7 @@ class Scene:
             whereabouts=lambda: list(self.ranks.values()),
             wish=lambda: self.wish,
             suspicion=lambda: self.suspicion,
-            job=lambda: Job(step_s=0.1),
+            job=lambda: JobShape(step_s=0.1),
         )
         return self.halts.look(self.now_ns, view)
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from tests.coordinator.conftest import RUN_ID, attached, census, done, exited, seen
-from tests.halting.test_vault import write
+from tests.halting.vault.test_store import write
 
 from holter.coordinator.halt.attempts import Act, Open
-from holter.coordinator.halt.sealing import Ending, open_directory, seal
-from holter.coordinator.run import Ward, WardSettings
+from holter.coordinator.halt.sealing import HaltEnding, open_directory, seal
+from holter.coordinator.run import Run, RunSettings
 from holter.halting import tombstone
 from holter.halting.protocol import Seal, Tell
 from holter.halting.vault import manifest, store
@@ -32,8 +32,8 @@ ABOUT = Circumstances(
 NAN = Nonfinite(where="gradient", name="a.weight", nans=1, infs=0, numel=16)
 
 
-def ending(run_dir: Path, partial: Path, **changes: Any) -> Ending:
-    made = Ending(run_dir=run_dir, partial=partial, about=ABOUT, ranks=(1,), incident="i-1", last_healthy=None)
+def ending(run_dir: Path, partial: Path, **changes: Any) -> HaltEnding:
+    made = HaltEnding(run_dir=run_dir, partial=partial, about=ABOUT, ranks=(1,), incident="i-1", last_healthy=None)
     return replace(made, **changes)
 
 
@@ -151,7 +151,7 @@ class Watched:
     """A ward with two ranks that train, without a socket; the test carries out what it asks for."""
 
     def __init__(self, run_dir: Path, start_ns: int = START_NS, **settings: Any) -> None:
-        self.ward = Ward(WardSettings(run_dir, RUN_ID, "http://127.0.0.1:1", world_size=2, **settings))
+        self.ward = Run(RunSettings(run_dir, RUN_ID, "http://127.0.0.1:1", world_size=2, **settings))
         self.run_dir, self.now_ns = run_dir, start_ns
         self.told: list[Tell] = []
 
@@ -273,7 +273,7 @@ def test_a_saver_that_has_not_answered_and_was_not_seen_to_end_may_still_be_at_i
 
 
 def test_steps_before_a_resume_are_counted_in_what_is_sealed(tmp_path: Path) -> None:
-    past = tombstone.Halt(
+    past = tombstone.HaltRecord(
         cause="requested",
         ranks=[],
         step=100,

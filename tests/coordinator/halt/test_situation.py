@@ -5,13 +5,13 @@ from typing import Any
 import msgspec
 import pytest
 from tests.coordinator.conftest import RUN_ID, done, exited, seen
-from tests.coordinator.test_halts import diagnosis
+from tests.coordinator.halt.test_driver import diagnosis
 
-from holter.coordinator.halt.driver import Halts
+from holter.coordinator.halt.driver import HaltDriver
 from holter.coordinator.halt.situation import HANGS, job, suspicion, whereabouts, wish
 from holter.coordinator.roster import Roster
 from holter.faults.window import Delay, Examined, Spread, StepNumbers, Window
-from holter.halting.plan import Job, Whereabouts
+from holter.halting.plan import JobShape, Whereabouts
 from holter.records import (
     Action,
     Diagnosis,
@@ -47,8 +47,8 @@ def roster() -> Roster:
 
 
 @pytest.fixture
-def halts() -> Halts:
-    return Halts(lambda _body, _now_ns: None)
+def halts() -> HaltDriver:
+    return HaltDriver(lambda _body, _now_ns: None)
 
 
 def window(**facts: Any) -> Window:
@@ -67,7 +67,7 @@ def directed(cause: str, directive: Action = "halt", **about: Any) -> Diagnosis:
     return msgspec.structs.replace(plain, causes=(first,), action=action, **about)
 
 
-def test_every_rank_of_the_job_is_placed_and_who_never_came_is_not_there(roster: Roster, halts: Halts) -> None:
+def test_every_rank_of_the_job_is_placed_and_who_never_came_is_not_there(roster: Roster, halts: HaltDriver) -> None:
     assert [
         Whereabouts(rank=0, step=5),
         Whereabouts(rank=1, step=5),
@@ -76,7 +76,7 @@ def test_every_rank_of_the_job_is_placed_and_who_never_came_is_not_there(roster:
 
 
 @pytest.mark.parametrize("how", ["exited", "hung up", "silent", "goodbye"])
-def test_who_ended_or_is_not_heard_is_not_there(roster: Roster, halts: Halts, how: str) -> None:
+def test_who_ended_or_is_not_heard_is_not_there(roster: Roster, halts: HaltDriver, how: str) -> None:
     member = roster.members[1]
     match how:
         case "exited":
@@ -90,7 +90,9 @@ def test_who_ended_or_is_not_heard_is_not_there(roster: Roster, halts: Halts, ho
     assert [True, False, False] == [one.is_there for one in whereabouts(roster, window(), halts)]
 
 
-def test_what_a_rank_that_stands_says_of_itself_is_believed_before_its_heartbeat(roster: Roster, halts: Halts) -> None:
+def test_what_a_rank_that_stands_says_of_itself_is_believed_before_its_heartbeat(
+    roster: Roster, halts: HaltDriver
+) -> None:
     roster.beat(1, wire.Heartbeat(5, Phase.OPTIMIZER, 0, 0), 0)
     assert whereabouts(roster, window(), halts)[1].is_torn, "inside the optimizer's step"
     halts.hear(seen(1, 6, Halting(state="held", why="nonfinite")), 0)
@@ -102,7 +104,7 @@ def test_what_a_rank_that_stands_says_of_itself_is_believed_before_its_heartbeat
     assert (5, None) == (whereabouts(roster, window(), halts)[1].step, whereabouts(roster, window(), halts)[1].state)
 
 
-def test_the_copies_in_memory_are_known(roster: Roster, halts: Halts) -> None:
+def test_the_copies_in_memory_are_known(roster: Roster, halts: HaltDriver) -> None:
     for step in (2, 3, 4):
         roster.observe(seen(0, step, Snapped(num_bytes=1, seconds=0.1)), 0)
     assert [(3, 4), (), ()] == [one.snapshots for one in whereabouts(roster, window(), halts)]
@@ -121,7 +123,7 @@ def test_the_copies_in_memory_are_known(roster: Roster, halts: Halts) -> None:
     ],
 )
 def test_who_does_not_move_on_can_save_if_its_last_examination_lets_it(
-    roster: Roster, halts: Halts, examined: tuple[Examined, ...], *, is_able: bool
+    roster: Roster, halts: HaltDriver, examined: tuple[Examined, ...], *, is_able: bool
 ) -> None:
     found = whereabouts(roster, window(delays={1: STILL}, exams={1: examined}), halts)
     assert [True, is_able] == [one.is_able for one in found[:2]]
@@ -129,7 +131,7 @@ def test_who_does_not_move_on_can_save_if_its_last_examination_lets_it(
 
 
 def test_how_long_a_step_takes_is_told_by_the_last_ones(roster: Roster) -> None:
-    assert Job(step_s=1.0) == job(window(), roster)
+    assert JobShape(step_s=1.0) == job(window(), roster)
     took = [9.0, 1.0, 1.0, 2.0, 2.0]
     series = [StepNumbers(step, 0, {"seconds": Spread(s, s, s, 0, 0, 2)}) for step, s in enumerate(took)]
     assert 1.5 == job(window(series=tuple(series)), roster).step_s

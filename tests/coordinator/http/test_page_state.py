@@ -9,16 +9,16 @@ from tests.diagnosis.test_report import bad_batch, diagnose
 
 from holter import clock
 from holter.coordinator.halt.attempts import Outcome
-from holter.coordinator.http.page_state import CALLED_OFF_NS, MAX_LINES, Easel
-from holter.coordinator.run import Ward, WardSettings
+from holter.coordinator.http.page_state import CALLED_OFF_NS, MAX_LINES, PageState
+from holter.coordinator.run import Run, RunSettings
 from holter.halting.vault import manifest
 from holter.halting.vault.manifest import Manifest
 from holter.transport.wire import Hello
 
 
 @pytest.fixture
-def ward(tmp_path: Path) -> Iterator[Ward]:
-    made = Ward(WardSettings(tmp_path, "run-1", "http://127.0.0.1:1"))
+def ward(tmp_path: Path) -> Iterator[Run]:
+    made = Run(RunSettings(tmp_path, "run-1", "http://127.0.0.1:1"))
     for rank in range(40):
         hello = Hello(
             run_id="", rank=rank, world_size=40, host="h", rank_pid=rank + 1, sidecar_pid=1, metrics_address=""
@@ -45,8 +45,8 @@ def seal(run_dir: Path, name: str, step: int, sealed_at: str) -> None:
     (folder / manifest.NAME).write_bytes(manifest.encode(manifest.signed(made)))
 
 
-def test_checkpoints_of_halts_are_shown_newest_first_and_told_in_the_timeline(ward: Ward, tmp_path: Path) -> None:
-    easel = Easel(ward, clock.wall_ns)
+def test_checkpoints_of_halts_are_shown_newest_first_and_told_in_the_timeline(ward: Run, tmp_path: Path) -> None:
+    easel = PageState(ward, clock.wall_ns)
     seal(tmp_path, "30", 30, "2026-11-15T10:00:00Z")
     easel.read_vault()
     seal(tmp_path, "40", 40, "2026-11-15T11:00:00Z")
@@ -61,23 +61,23 @@ def test_checkpoints_of_halts_are_shown_newest_first_and_told_in_the_timeline(wa
     ]
 
 
-def test_the_vault_is_looked_at_by_the_disks_own_thread(ward: Ward, tmp_path: Path) -> None:
-    easel = Easel(ward, clock.wall_ns)
+def test_the_vault_is_looked_at_by_the_disks_own_thread(ward: Run, tmp_path: Path) -> None:
+    easel = PageState(ward, clock.wall_ns)
     seal(tmp_path, "30", 30, "2026-11-15T10:00:00Z")
     easel.look()
     assert ward.disk.close(5.0)
     assert 1 == len(easel.paint().facts["checkpoints"])
 
 
-def test_thousands_of_blind_spots_are_a_few_lines_and_a_number(ward: Ward) -> None:
+def test_thousands_of_blind_spots_are_a_few_lines_and_a_number(ward: Run) -> None:
     for rank in range(40):
         ward.disconnect(rank, rank + 1, clock.wall_ns(), is_closed=True)
-    about = Easel(ward, clock.wall_ns).paint().facts["about"]
+    about = PageState(ward, clock.wall_ns).paint().facts["about"]
     assert (MAX_LINES, 40 - MAX_LINES) == (len(about["blind"]), about["blind_left_out"])
 
 
-def test_an_open_incident_names_its_ranks_and_a_closed_one_does_not(ward: Ward) -> None:
-    easel, opened = Easel(ward, clock.wall_ns), diagnose(bad_batch())
+def test_an_open_incident_names_its_ranks_and_a_closed_one_does_not(ward: Run) -> None:
+    easel, opened = PageState(ward, clock.wall_ns), diagnose(bad_batch())
     ward.incidents.recall([opened])
     before = easel.paint()
     assert [1] == [rank for rank, blame in enumerate(before.columns["blame"]) if blame == 2]
@@ -88,8 +88,8 @@ def test_an_open_incident_names_its_ranks_and_a_closed_one_does_not(ward: Ward) 
     assert {"incidents", "columns"} <= set(after.since(before))
 
 
-def test_a_better_explanation_makes_another_card(ward: Ward) -> None:
-    easel, opened = Easel(ward, clock.wall_ns), diagnose(bad_batch())
+def test_a_better_explanation_makes_another_card(ward: Run) -> None:
+    easel, opened = PageState(ward, clock.wall_ns), diagnose(bad_batch())
     ward.incidents.recall([opened])
     (card,) = easel.paint().facts["incidents"]
     cause = msgspec.structs.replace(opened.causes[0], mechanism=opened.causes[0].mechanism + " And more.")
@@ -101,10 +101,10 @@ def test_a_better_explanation_makes_another_card(ward: Ward) -> None:
 
 @pytest.mark.parametrize(("name", "is_cleared"), [("called_off", True), ("failed", False)])
 def test_a_halt_that_was_called_off_is_news_for_a_while_and_one_that_failed_stands(
-    ward: Ward, name: str, *, is_cleared: bool
+    ward: Run, name: str, *, is_cleared: bool
 ) -> None:
     now_ns = clock.wall_ns()
-    easel = Easel(ward, lambda: now_ns)
+    easel = PageState(ward, lambda: now_ns)
     assert easel.paint().facts["about"]["halt"] is None
     ward.halts.outcome = Outcome(name, "rank 3 does not answer", is_halted=False)
     easel.look()

@@ -7,7 +7,7 @@ import msgspec
 from tests.diagnosis.test_report import bad_batch, diagnose
 
 from holter.coordinator.http.timeline import MAX_HAPPENINGS, Timeline
-from holter.halting.vault.script_saves import Save
+from holter.halting.vault.script_saves import ScriptSave
 from holter.records import Finding, TableRequest
 
 SECOND_NS = 10**9
@@ -68,7 +68,9 @@ def test_an_incident_is_opened_explained_otherwise_and_closed() -> None:
 
 def test_a_verdict_on_a_checkpoint_that_changes_is_said_again() -> None:
     timeline = Timeline()
-    save = Save(step=20, path="/c/20", framework="dcp", saved_at="t", seconds=1.0, verdict="unknown", why="looked at")
+    save = ScriptSave(
+        step=20, path="/c/20", framework="dcp", saved_at="t", seconds=1.0, verdict="unknown", why="looked at"
+    )
     timeline.look_at_saves([save], [], 0)
     timeline.look_at_saves([save], [], 0)
     timeline.look_at_saves([msgspec.structs.replace(save, verdict="poisoned", why="NaN")], [], 5 * SECOND_NS)

@@ -8,7 +8,7 @@ from tests.coordinator.conftest import attached, done
 
 from holter.coordinator.disk import Disk
 from holter.coordinator.incidents.store import DATABASE, PATIENCE_S, SETTLE_S, Incidents
-from holter.coordinator.incidents.tracker import Casebook, cause_of
+from holter.coordinator.incidents.tracker import IncidentTracker, cause_of
 from holter.coordinator.window.assembly import Assembly
 from holter.faults import ALL, Window, causes
 from holter.files import write_whole
@@ -29,28 +29,28 @@ def findings(window: Window) -> list[Finding]:
     return [finding for detector in ALL for finding in detector.judge(window)]
 
 
-def judged(book: Casebook, step: int, now_ns: int = SECOND_NS) -> list[Diagnosis]:
+def judged(book: IncidentTracker, step: int, now_ns: int = SECOND_NS) -> list[Diagnosis]:
     window = nan_at(step)
     return list(book.settle(findings(window), window, now_ns))
 
 
 def test_the_same_fault_seen_again_is_no_second_incident() -> None:
-    book = Casebook("r", "notify")
+    book = IncidentTracker("r", "notify")
     (first,) = judged(book, 5)
     assert ("19700101T000001-1", 1.0, 1) == (first.id, first.detected_after_s, first.strikes)
     assert [] == judged(book, 5, 2 * SECOND_NS)
 
 
 def test_a_cause_that_comes_back_after_a_restart_is_a_second_strike() -> None:
-    (first,) = judged(Casebook("r", "notify"), 5)
-    (second,) = judged(Casebook("r", "notify", [first]), 9)
+    (first,) = judged(IncidentTracker("r", "notify"), 5)
+    (second,) = judged(IncidentTracker("r", "notify", [first]), 9)
     assert (cause_of(first), 2) == (cause_of(second), second.strikes)
 
 
 def test_the_next_coordinator_knows_the_incidents_of_the_last(tmp_path: Path) -> None:
     disk = Disk()
     kept = Incidents(tmp_path, disk)
-    (found,) = judged(Casebook("r", "notify"), 5)
+    (found,) = judged(IncidentTracker("r", "notify"), 5)
     kept.put(found)
     assert disk.close(5.0)
     again = Incidents(tmp_path, Disk())
@@ -66,7 +66,7 @@ def test_what_is_counted_begins_at_0_and_never_falls(tmp_path: Path) -> None:
     disk = Disk()
     kept = Incidents(tmp_path, disk)
     assert {entry.cause: 0 for entry in causes.ALL} == kept.by_cause()
-    (found,) = judged(Casebook("r", "notify"), 5)
+    (found,) = judged(IncidentTracker("r", "notify"), 5)
     revised = msgspec.structs.replace(found.causes[0], cause="nonfinite_input")
     kept.put(found)
     kept.put(msgspec.structs.replace(found, causes=(revised,)))
@@ -81,7 +81,7 @@ def test_what_is_counted_begins_at_0_and_never_falls(tmp_path: Path) -> None:
 
 def test_the_newest_of_each_severity_says_when_it_was_opened(tmp_path: Path) -> None:
     kept = Incidents(tmp_path, Disk())
-    (found,) = judged(Casebook("r", "notify"), 5)
+    (found,) = judged(IncidentTracker("r", "notify"), 5)
     for number, at in enumerate(("2026-11-15T10:15:00Z", "2026-11-15T10:15:30Z", "2026-11-15T10:15:10Z")):
         kept.put(msgspec.structs.replace(found, id=f"T-{number}", opened_at=at))
     assert {"critical": 1794737730.0} == kept.opened_s()
@@ -103,7 +103,7 @@ def test_a_pager_waits_until_the_blame_has_settled(tmp_path: Path) -> None:
         kept.put(msgspec.structs.replace(found, causes=(cause,)))
 
     kept = Incidents(tmp_path, Disk())
-    (found,) = judged(Casebook("r", "notify"), 5)
+    (found,) = judged(IncidentTracker("r", "notify"), 5)
     lay(0.93, 0)
     assert (1, []) == (len(kept.open()), kept.settled())
     passes(SETTLE_S - 0.5)

@@ -3,7 +3,7 @@
 import pytest
 
 from holter.clock import compact
-from holter.coordinator.incidents.tracker import Casebook
+from holter.coordinator.incidents.tracker import IncidentTracker
 from holter.faults import RankExit, Window
 from holter.faults.window import StepNumbers
 from holter.records import Exited, Finding, Phase
@@ -18,7 +18,7 @@ def finding(detector: str, **facts: object) -> Finding:
 
 
 def settled_after_s(seen: Finding, window: Window, now_s: float) -> float:
-    (diagnosis,) = Casebook("run", "notify").settle([seen], window, int(now_s * SECOND))
+    (diagnosis,) = IncidentTracker("run", "notify").settle([seen], window, int(now_s * SECOND))
     return diagnosis.detected_after_s
 
 
@@ -52,14 +52,16 @@ def moving(now_s: int) -> Window:
     return Window(now_ns=now_s * SECOND, world_size=2, attached=frozenset({0, 1}), series=series)
 
 
-def settled(casebook: Casebook, now_s: int, *found: Finding, is_final: bool = False) -> list[tuple[str, bool, int]]:
+def settled(
+    casebook: IncidentTracker, now_s: int, *found: Finding, is_final: bool = False
+) -> list[tuple[str, bool, int]]:
     """(id, whether it is open, strikes) of what is told."""
     told = casebook.settle(found, moving(now_s), now_s * SECOND, is_final=is_final)
     return [(one.id.rpartition("-")[2], one.closed_at is None, one.strikes) for one in told]
 
 
 def test_a_hang_that_is_over_closes_once_and_is_another_strike_when_it_comes_back() -> None:
-    casebook = Casebook("run", "notify")
+    casebook = IncidentTracker("run", "notify")
     assert [("1", True, 1)] == settled(casebook, 100, STALLED)
     assert [] == settled(casebook, 110)
     assert [] == settled(casebook, 169)
@@ -70,7 +72,7 @@ def test_a_hang_that_is_over_closes_once_and_is_another_strike_when_it_comes_bac
 
 
 def test_what_comes_and_goes_within_the_minute_stays_one_incident() -> None:
-    casebook = Casebook("run", "notify")
+    casebook = IncidentTracker("run", "notify")
     settled(casebook, 100, STALLED)
     for now_s in range(110, 400, 50):
         assert [] == settled(casebook, now_s)
@@ -78,7 +80,7 @@ def test_what_comes_and_goes_within_the_minute_stays_one_incident() -> None:
 
 
 def test_what_another_casebook_saw_pass_does_not_swallow_what_comes_back() -> None:
-    casebook = Casebook("run", "notify")
+    casebook = IncidentTracker("run", "notify")
     settled(casebook, 100, STALLED)
     casebook.close(["20200101T000000-7", compact(100 * SECOND) + "-1"])
     assert [("2", True, 2)] == settled(casebook, 120, STALLED)

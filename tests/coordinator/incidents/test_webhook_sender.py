@@ -11,7 +11,7 @@ from aiohttp import web
 from tests.coordinator.conftest import eventually
 
 from holter.coordinator.incidents.outlets import OutletSettings
-from holter.coordinator.incidents.webhook_sender import MAX_WAITING, Courier, WebhookSettings
+from holter.coordinator.incidents.webhook_sender import MAX_WAITING, WebhookSender, WebhookSettings
 from holter.exporters.webhook import Deliveries
 from holter.records import Nonfinite
 from holter.transport.backoff import Backoff
@@ -47,9 +47,9 @@ async def receiver() -> AsyncIterator[Receiver]:
     await runner.cleanup()
 
 
-def courier(url: str, token_file: str = "") -> tuple[Courier, Deliveries]:
+def courier(url: str, token_file: str = "") -> tuple[WebhookSender, Deliveries]:
     deliveries = Deliveries()
-    made = Courier(WebhookSettings(url, token_file), deliveries, Backoff(first_s=0.01, cap_s=0.05))
+    made = WebhookSender(WebhookSettings(url, token_file), deliveries, Backoff(first_s=0.01, cap_s=0.05))
     made.start()
     return made, deliveries
 

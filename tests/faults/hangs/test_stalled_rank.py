@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.detectors.standing_jobs import (
+from tests.faults.standing_jobs import (
     COMPILING,
     LOADING,
     LOCKED,

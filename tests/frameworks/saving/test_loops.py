@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from tests.probes.conftest import Worn
+from tests.rank.conftest import Worn
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn

@@ -77,7 +77,7 @@ def task(directory: Path, rank: int = 0, **changes: object) -> Task:
     return Task(**(about | changes))
 
 
-def part(directory: Path, rank: int = 0) -> manifests.Part:
+def part(directory: Path, rank: int = 0) -> manifests.RankPart:
     return manifests.read_part(directory / "parts" / f"{rank}.json")
 
 

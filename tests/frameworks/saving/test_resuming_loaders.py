@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import DataLoaderConfiguration
-from tests.probes.conftest import Worn
+from tests.rank.conftest import Worn
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

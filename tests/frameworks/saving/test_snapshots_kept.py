@@ -20,11 +20,11 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, Traini
 from holter.errors import PartlySavedError, RewindError
 from holter.frameworks import counters
 from holter.frameworks.halts import RankHands
-from holter.frameworks.place import Place
+from holter.frameworks.place import RankPlace
 from holter.frameworks.saving import random_states
 from holter.page import PageWriter
 from holter.rank.monitor import Monitor
-from holter.rank.publish.observations import Recorder
+from holter.rank.publish.observations import ObservationWriter
 from holter.records import Order
 
 pytestmark = pytest.mark.slow
@@ -38,7 +38,9 @@ class Rank:
 
     def __init__(self) -> None:
         self.page = PageWriter.create(rank=0, world_size=1, pid=1, started_ticks=1, ring_bytes=1 << 20)
-        self.monitor = Monitor(Recorder(self.page, 0), world_size=1, budget=1e9, floor_s=0.0, snapshot_every=EVERY)
+        self.monitor = Monitor(
+            ObservationWriter(self.page, 0), world_size=1, budget=1e9, floor_s=0.0, snapshot_every=EVERY
+        )
         assert self.monitor.context.snapshots is not None
         self.monitor.context.snapshots.also.append(counters.find)
         self.monitor.install()
@@ -48,7 +50,7 @@ class Rank:
         usual = {"step": AT + 2, "snapshot": AT, "savers": (0,), "deadline_s": 60.0}
         kind = "commit" if is_held else "rescue"
         order = Order(halt=1, kind=kind, directory=str(directory), **(usual | changes))
-        here = Place(
+        here = RankPlace(
             rank=rank, world_size=len(order.savers + order.lost), local_rank=rank, is_one_host=True, address=""
         )
         RankHands(self.monitor, here).save(order, is_main_thread=is_held)

@@ -11,7 +11,7 @@ import pytest
 from holter.errors import VaultError
 from holter.halting.vault import manifest as manifests
 from holter.halting.vault.completeness import Circumstances
-from holter.halting.vault.manifest import Part, StoredTensor
+from holter.halting.vault.manifest import RankPart, StoredTensor
 from holter.halting.vault.store import Sealed, Vault
 
 ABOUT = Circumstances(run_id="run-a", step=30, world_size=2, savers=(0, 1), cause="nonfinite_input", why="held in time")
@@ -34,7 +34,7 @@ def write(partial: Path, rank: int, files: dict[str, bytes], **part: object) -> 
     for name, content in files.items():
         (partial / "state" / name).write_bytes(content)
     sizes = {f"state/{name}": len(content) for name, content in files.items()}
-    record = Part(**{"rank": rank, "framework": "accelerate", "files": sizes, **part})
+    record = RankPart(**{"rank": rank, "framework": "accelerate", "files": sizes, **part})
     (partial / "parts" / f"{rank}.json").write_bytes(msgspec.json.encode(record))
 
 

@@ -5,7 +5,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holter.rank.hold.agreement import KEPT_ROUNDS, Round, Rounds, Sending, Tree, Word
+from holter.rank.hold.agreement import KEPT_ROUNDS, AgreementRounds, Round, Sending, Tree, Word
 
 FIRST = Round(7, 0)
 
@@ -14,7 +14,7 @@ class Job:
     """All ranks of a job, and what is under way between them."""
 
     def __init__(self, world_size: int, fan_out: int) -> None:
-        self.rounds = [Rounds(Tree(rank, world_size, fan_out)) for rank in range(world_size)]
+        self.rounds = [AgreementRounds(Tree(rank, world_size, fan_out)) for rank in range(world_size)]
         self.under_way: deque[tuple[int, Sending]] = deque()
 
     def say(self, rank: int, word: Word) -> None:
@@ -76,7 +76,7 @@ def test_whoever_waits_knows_whom_it_waits_for():
 
 
 def test_an_answer_that_comes_late_is_none_to_the_round_that_is_asked():
-    rank = Rounds(Tree(1, 2))
+    rank = AgreementRounds(Tree(1, 2))
     rank.hear(1, Word(Round(8, 0), None))
     rank.hear(0, Word(FIRST, 7))
     assert rank.answered(Round(8, 0)) is None
@@ -97,7 +97,7 @@ def test_two_turns_of_one_step_are_two_rounds():
 
 
 def test_rounds_in_which_somebody_never_speaks_are_forgotten():
-    root = Rounds(Tree(0, 2))
+    root = AgreementRounds(Tree(0, 2))
     for step in range(10 * KEPT_ROUNDS):
         assert [] == root.hear(0, Word(Round(step, 0), None))
     assert KEPT_ROUNDS == len(root._said)

@@ -16,9 +16,9 @@ import pytest
 
 from holter.halting import rank_protocol
 from holter.rank.hold import halt_agent
-from holter.rank.hold.agent_parts import DeskSettings, Means, Position
-from holter.rank.hold.commit_register import OwnCell
-from holter.rank.hold.halt_agent import Desk
+from holter.rank.hold.agent_parts import AgentParts, AgentSettings, Position
+from holter.rank.hold.commit_register import LocalRegister
+from holter.rank.hold.halt_agent import HaltAgent
 from holter.rank.hold.leaving import Leaving
 from holter.records import Halting, Observation, Order
 
@@ -89,14 +89,14 @@ class Signals:
 class Rank:
     """A desk and what stands around it."""
 
-    def __init__(self, number: int, cell: OwnCell, patience_s: Patience, **settings: Any) -> None:
+    def __init__(self, number: int, cell: LocalRegister, patience_s: Patience, **settings: Any) -> None:
         self.hands, self.left, self.signals = Hands(), Left(), Signals()
         self.hands.may_end.set()
         self.sidecar, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sidecar.settimeout(20)
         arrive, self.signal_to = os.pipe()
         patience = patience_s if callable(patience_s) else lambda _: patience_s
-        means = Means(
+        means = AgentParts(
             hands=self.hands,
             cell=lambda: cell,
             leaving=self.left,
@@ -105,7 +105,7 @@ class Rank:
             patience_s=lambda rank: None if rank_protocol.patience_s(rank) is None else patience(rank),
         )
         usual = {"rank": number, "world_size": 2, "run_dir": RUN}
-        self.desk = Desk(DeskSettings(**{**usual, **settings}), means, line)
+        self.desk = HaltAgent(AgentSettings(**{**usual, **settings}), means, line)
         self.desk.start()
         self.outcome: Any = None
         self._thread: threading.Thread | None = None
@@ -163,7 +163,7 @@ def ranks() -> Iterator[Callable[..., list[Rank]]]:
     made: list[Rank] = []
 
     def make(num: int = 1, patience_s: Patience = 20.0, **settings: Any) -> list[Rank]:
-        cell = OwnCell()
+        cell = LocalRegister()
         made.extend(Rank(number, cell, patience_s, **settings) for number in range(num))
         return made
 
@@ -349,7 +349,7 @@ def test_the_word_to_leave_may_overtake_the_save(ranks):
 
     def do_and_hear(action: rank_protocol.Action) -> None:
         do(action)
-        if isinstance(action, rank_protocol.Save):
+        if isinstance(action, rank_protocol.SaveState):
             # The main thread has not looked yet.
             rank.desk._obey(order("leave"))
 

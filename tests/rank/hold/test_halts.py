@@ -10,10 +10,10 @@ from torch import nn
 
 from holter.errors import SaveError
 from holter.frameworks.halts import RankHands
-from holter.frameworks.place import Place
+from holter.frameworks.place import RankPlace
 from holter.records import Order
 
-HERE = Place(rank=0, world_size=1, local_rank=0, is_one_host=True, address="")
+HERE = RankPlace(rank=0, world_size=1, local_rank=0, is_one_host=True, address="")
 
 
 class Desk:

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from holter import clock
 from holter.rank.hold import peer_connections
 from holter.rank.hold.agreement import Tree
-from holter.rank.hold.peer_connections import Joining, Seat, own_address
-from holter.rank.hold.peers import MAX_MISSES, Circle
+from holter.rank.hold.peer_connections import PeerAddress, PeerJoin, own_address
+from holter.rank.hold.peers import MAX_MISSES, ShardPeers
 
 PATIENCE_S = 60.0
 Ask = Callable[[int, dict[int, int]], list[int | None]]
@@ -28,7 +28,7 @@ class Ranks:
     def __init__(self, store: dist.Store, world_size: int, *, fan_out: int = 16, wait_s: float = 60.0) -> None:
         # One connection to the store for all: torch takes five seconds to let the twentieth of a process in.
         self.circles = [
-            Circle(Seat(Tree(rank, world_size, fan_out), "127.0.0.1", life=3), lambda: store, wait_s)
+            ShardPeers(PeerAddress(Tree(rank, world_size, fan_out), "127.0.0.1", life=3), lambda: store, wait_s)
             for rank in range(world_size)
         ]
         self._threads = ThreadPoolExecutor(world_size)
@@ -171,8 +171,8 @@ def test_steps_before_all_have_met_are_not_waited_for(ranks):
 
 def test_a_stranger_is_turned_away_and_keeps_nobody_waiting(store):
     secret = b"s" * 32
-    seats = [Seat(Tree(rank, 2), "127.0.0.1") for rank in range(2)]
-    root = Joining(seats[0], store.clone, threading.Event(), patience_s=PATIENCE_S)
+    seats = [PeerAddress(Tree(rank, 2), "127.0.0.1") for rank in range(2)]
+    root = PeerJoin(seats[0], store.clone, threading.Event(), patience_s=PATIENCE_S)
     with ThreadPoolExecutor(2) as joiners:
         first = joiners.submit(root.join)
         until(lambda: store.check(["holter/circle/0/address/0"]), "the root's address")
@@ -191,7 +191,7 @@ def test_a_stranger_is_turned_away_and_keeps_nobody_waiting(store):
                 stranger.settimeout(30)
                 assert b"" == stranger.recv(1)
             assert not first.done()
-            other = Joining(seats[1], store.clone, threading.Event(), patience_s=PATIENCE_S)
+            other = PeerJoin(seats[1], store.clone, threading.Event(), patience_s=PATIENCE_S)
             links = [first.result(30) for first in (first, joiners.submit(other.join))]
             # The one that said nothing was still at the door.
             assert 3 == root.num_turned_away
@@ -202,7 +202,7 @@ def test_a_stranger_is_turned_away_and_keeps_nobody_waiting(store):
 
 
 def test_ranks_that_do_not_come_are_named(store):
-    alone = Joining(Seat(Tree(0, 4), "127.0.0.1"), store.clone, threading.Event(), patience_s=0.5)
+    alone = PeerJoin(PeerAddress(Tree(0, 4), "127.0.0.1"), store.clone, threading.Event(), patience_s=0.5)
     with pytest.raises(TimeoutError, match=r"ranks 1, 2, 3 did not come within 0 s"):
         alone.join()
     for opened in alone.sockets:
@@ -210,7 +210,7 @@ def test_ranks_that_do_not_come_are_named(store):
 
 
 def test_a_join_that_is_told_to_stop_stops(store):
-    circle = Circle(Seat(Tree(1, 4), "127.0.0.1"), store.clone)
+    circle = ShardPeers(PeerAddress(Tree(1, 4), "127.0.0.1"), store.clone)
     assert circle.agree(0, None) is None
     circle._finish()
     assert not circle._thread.is_alive()
@@ -221,7 +221,7 @@ def test_a_lost_store_is_said():
     def broken() -> dist.Store:
         raise RuntimeError("no store")
 
-    circle = Circle(Seat(Tree(1, 4), "127.0.0.1"), broken)
+    circle = ShardPeers(PeerAddress(Tree(1, 4), "127.0.0.1"), broken)
     circle.agree(0, None)
     until(lambda: circle.is_over, "the end")
     assert "RuntimeError: no store" == circle.loss

@@ -14,14 +14,14 @@ from holter.rank.publish.budget import (
     MAX_STRIDE,
     USUAL_INTERVAL,
     Costs,
-    Plan,
     Schedule,
+    StepPlan,
     plan,
 )
 
 seconds = st.floats(min_value=1e-6, max_value=10.0)
 dials = st.builds(
-    Plan,
+    StepPlan,
     gradient_stride=st.sampled_from([1, 2, 4, 8, 16, 32]),
     check_interval=st.sampled_from([1, 2, 4, 8, 16, 32, 64]),
 )
@@ -42,14 +42,14 @@ def test_what_is_planned_fits_unless_the_dials_are_at_their_end(costs, current):
 
 def test_short_steps_are_compared_every_eighth_time_as_long_as_that_is_small():
     demo = Costs(step_s=0.06, fixed_s=7e-4, gradients_s=6e-4, check_s=2.5e-3)
-    assert plan(demo, budget=0.01, floor_s=5e-4, current=Plan()) == Plan(1, USUAL_INTERVAL)
+    assert plan(demo, budget=0.01, floor_s=5e-4, current=StepPlan()) == StepPlan(1, USUAL_INTERVAL)
     large = Costs(step_s=0.06, fixed_s=7e-4, gradients_s=6e-4, check_s=25e-3)
-    assert plan(large, budget=0.01, floor_s=5e-4, current=Plan()).check_interval > USUAL_INTERVAL
+    assert plan(large, budget=0.01, floor_s=5e-4, current=StepPlan()).check_interval > USUAL_INTERVAL
 
 
 def test_a_rank_is_held_against_its_own_history_right_after_a_comparison():
-    assert [0, 1, 9, 17] == [step for step in range(20) if Plan(check_interval=8).reads_before(step)]
-    assert all(Plan(check_interval=1).reads_before(step) for step in range(20))
+    assert [0, 1, 9, 17] == [step for step in range(20) if StepPlan(check_interval=8).reads_before(step)]
+    assert all(StepPlan(check_interval=1).reads_before(step) for step in range(20))
 
 
 @given(dials, dials)
@@ -62,12 +62,12 @@ def test_ranks_with_other_dials_still_compare_the_same_steps(one, other):
 
 def test_a_cheap_reading_is_made_at_every_step():
     costs = Costs(step_s=0.5, fixed_s=1e-4, gradients_s=1e-3, check_s=2e-3)
-    assert plan(costs, budget=0.01, floor_s=0.0, current=Plan()) == Plan(1, 1)
+    assert plan(costs, budget=0.01, floor_s=0.0, current=StepPlan()) == StepPlan(1, 1)
 
 
 def test_a_dear_comparison_is_made_less_often_and_gradients_still_at_every_step():
     costs = Costs(step_s=0.5, fixed_s=1e-4, gradients_s=3e-3, check_s=12e-3)
-    chosen = plan(costs, budget=0.01, floor_s=0.0, current=Plan())
+    chosen = plan(costs, budget=0.01, floor_s=0.0, current=StepPlan())
     assert chosen.gradient_stride == 1
     assert chosen.check_interval == 16
 
@@ -77,7 +77,7 @@ def test_one_bad_measurement_does_not_blind():
     for step in range(30):
         noise = 50.0 if step == 10 else 1.0
         schedule.observe(step_s=0.5, own_s=2e-3, reading_s=1.8e-3, gradients_s=1e-3 * noise, check_s=0.8e-3 * noise)
-    assert schedule.plan == Plan(1, 1)
+    assert schedule.plan == StepPlan(1, 1)
 
 
 def test_a_bad_measurement_right_after_the_first_steps_does_not_blind():

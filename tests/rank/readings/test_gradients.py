@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from holter.rank.publish.budget import Plan
+from holter.rank.publish.budget import StepPlan
 from holter.records import Census, StepDone
 
 
@@ -81,7 +81,7 @@ def test_where_tensors_are_read_in_turns_the_norm_is_of_all_as_last_read(worn):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     worn.monitor.add_model(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    worn.monitor.context.schedule.plan = Plan(gradient_stride=2, check_interval=64)
+    worn.monitor.context.schedule.plan = StepPlan(gradient_stride=2, check_interval=64)
     for _ in range(3):
         step(model, optimizer, torch.ones(3, 4))
     expected = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])).item()

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holter.halting import protocol
-from holter.halting.plan import Job, Plan, Whereabouts, Wish
+from holter.halting.plan import HaltPlan, JobShape, Whereabouts, Wish
 from holter.halting.protocol import Course, Seal, Tell
 from holter.records import Order
 
@@ -32,7 +32,7 @@ class View:
     """Of the diagnoses."""
     suspicion: Callable[[], Wish | None]
     """Of a diagnosis that is not sure enough to halt a run that trains, but explains why ranks stand."""
-    job: Callable[[], Job]
+    job: Callable[[], JobShape]
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Attempt:
     """One try to halt."""
 
     wish: Wish
-    plan: Plan
-    halt: protocol.Halt | None = None
+    plan: HaltPlan
+    halt: protocol.HaltState | None = None
     """None until the directory is there."""
     course_ns: int = 0
     """When its present course began."""
@@ -88,7 +88,7 @@ def order_of(attempt: Attempt, number: int, directory: Path, deadline_s: float, 
     )
 
 
-def patience_ns(halt: protocol.Halt) -> float:
+def patience_ns(halt: protocol.HaltState) -> float:
     """So long it may stay in its present course."""
     if halt.course is Course.PREPARING:
         return halt.order.deadline_s * 1e9
@@ -96,7 +96,7 @@ def patience_ns(halt: protocol.Halt) -> float:
     return (halt.order.deadline_s + SPARE_S) * 1e9 if keeping else float("inf")
 
 
-def is_known_to_all(halt: protocol.Halt) -> bool:
+def is_known_to_all(halt: protocol.HaltState) -> bool:
     """Everybody who can has said that it goes on."""
     heard = halt.heard
     return all(heard.get(rank) in ("released", "unwilling") for rank in halt.ranks - halt.gone)

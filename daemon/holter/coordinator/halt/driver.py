@@ -28,8 +28,8 @@ from holter.coordinator.halt.attempts import (
 )
 from holter.faults.hangs.endings import LOST_CONNECTION
 from holter.halting import protocol
-from holter.halting.plan import NotYet, Plan, Wish, choose
-from holter.halting.protocol import Course, Gone, Happening, Heard, Tell
+from holter.halting.plan import HaltPlan, NotYet, Wish, choose
+from holter.halting.protocol import Course, Gone, HaltEvent, Heard, Tell
 from holter.halting.tombstone import EXIT_CODE
 from holter.records import Body, Diagnosis, HaltAnswered, HaltAsked, Halting, Observation, Order, Ordered
 
@@ -61,7 +61,7 @@ class _Said:
     """When we first heard this state of it."""
 
 
-class Halts:
+class HaltDriver:
     """Of one run."""
 
     def __init__(self, note: Callable[[Body, int], None], deadline_s: float = 300.0) -> None:
@@ -176,7 +176,7 @@ class Halts:
         """What was saved has its name, or it is known that nothing could be kept."""
         self._conclude(outcome)
         self._asked = None
-        self._heard.append(Happening.SEALED)
+        self._heard.append(HaltEvent.SEALED)
 
     def look(self, now_ns: int, view: View) -> list[Act]:
         """What to do now."""
@@ -203,7 +203,7 @@ class Halts:
             return
         last, order = orders[-1], halt.order
         wish = Wish(cause=last.cause, reason=order.reason, ranks=last.ranks, incident=last.incident)
-        plan = Plan(
+        plan = HaltPlan(
             kind=_BEGUN[order.kind], step=order.step, savers=order.savers, lost=order.lost, snapshot=order.snapshot
         )
         failures = {rank: said.halting.why for rank, said in self._said.items() if _is_failure(said.halting, order)}
@@ -299,10 +299,10 @@ class Halts:
         assert attempt.halt is not None
         if now_ns - attempt.course_ns >= patience_ns(attempt.halt):
             attempt.course_ns = now_ns
-            self._advance(attempt, Happening.OVER, now_ns)
+            self._advance(attempt, HaltEvent.OVER, now_ns)
         if now_ns - attempt.told_ns >= AGAIN_NS:
             attempt.told_ns = now_ns
-            self._advance(attempt, Happening.AGAIN, now_ns)
+            self._advance(attempt, HaltEvent.AGAIN, now_ns)
         is_late = now_ns - attempt.course_ns >= CALLED_OFF_NS
         # Lines that were all lost at once may come back.
         is_lapsed = attempt.halt.course is Course.LAPSED and is_late

@@ -21,7 +21,7 @@ from holter.faults.window import ClassHistory, StepView
 from holter.files import write_whole
 from holter.halting import tombstone, verdicts
 from holter.halting.vault import script_saves
-from holter.halting.vault.script_saves import Save, Saves
+from holter.halting.vault.script_saves import ScriptSave, ScriptSaves
 from holter.halting.vault.store import FOLDER, Sealed, Vault
 from holter.halting.verdicts import APPLIED, Sight
 from holter.records import Attached, Begun, Diagnosis, Finding, Halting, Healthy, Kept, Observation
@@ -31,7 +31,7 @@ MAX_SAVES = 256
 
 @dataclass
 class _Entry:
-    save: Save
+    save: ScriptSave
     step: int | None
     """Completed steps as findings of this life count them; None: it is of a former life, and its verdict stands."""
 
@@ -113,7 +113,7 @@ class SaveBook:
         """Of this life of the run, oldest first."""
         return list(self._diagnoses.values())
 
-    def verdict_of(self, step: int, compared_until: int | None) -> verdicts.Judgement:
+    def verdict_of(self, step: int, compared_until: int | None) -> verdicts.CheckpointJudgement:
         """Of a state of so many completed steps, as findings of this life count them, that a halt saves."""
         return verdicts.of_halt(step, self._spoils(), compared_until)
 
@@ -125,11 +125,11 @@ class SaveBook:
         why = f"NaN or Inf was applied to the weights at step {said}, as a rank learned too late to hold it"
         return [verdicts.Spoil("poisoned", said + 1, why), *found]
 
-    def all(self) -> list[Save]:
+    def all(self) -> list[ScriptSave]:
         """Those that are remembered, oldest first."""
         return [entry.save for entry in self._entries]
 
-    def is_gone(self, save: Save) -> bool:
+    def is_gone(self, save: ScriptSave) -> bool:
         """Whether its framework has rotated it away since, as far as was looked."""
         return save.path in self._gone
 
@@ -157,7 +157,7 @@ class SaveBook:
         if known is not None:
             # Written over: what was there is there no more.
             self._entries.remove(known)
-        save = Save(
+        save = ScriptSave(
             step=step,
             path=kept.path,
             framework=kept.framework,
@@ -182,7 +182,7 @@ class SaveBook:
     def _is_ours(self, path: str) -> bool:
         return Path(path).is_relative_to((self._run_dir / FOLDER).absolute())
 
-    def _alarm(self, save: Save) -> str:
+    def _alarm(self, save: ScriptSave) -> str:
         healthy = self.last_healthy()
         other = (
             f"the last healthy one is of step {healthy.step} ({healthy.path})" if healthy else "no healthy one is known"
@@ -191,7 +191,7 @@ class SaveBook:
 
     def _write(self) -> None:
         path = script_saves.path_in(self._run_dir)
-        content = msgspec.json.encode(Saves([entry.save for entry in self._entries]))
+        content = msgspec.json.encode(ScriptSaves([entry.save for entry in self._entries]))
         self._disk.submit(partial(_write, path, msgspec.json.format(content, indent=2) + b"\n"))
 
     def _look(self) -> None:

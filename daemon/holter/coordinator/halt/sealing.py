@@ -18,7 +18,7 @@ UNHEARD_POLL_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class HaltEnding:
     """What is known of a halt when its ranks have saved."""
 
     run_dir: Path
@@ -37,7 +37,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SealedHalt:
     """How it went."""
 
     outcome: Outcome
@@ -54,7 +54,7 @@ def open_directory(run_dir: Path, step: int, stamp: int = 0) -> tuple[Path, str]
         return vault.partial(step, stamp), str(error)
 
 
-def seal(ending: Ending) -> Kept:
+def seal(ending: HaltEnding) -> SealedHalt:
     """Give what was saved its name and set the stone; raises nothing that a disk may do."""
     if (done := _done_before(ending)) is not None:
         return done
@@ -72,20 +72,20 @@ def seal(ending: Ending) -> Kept:
         tombstone.write(ending.run_dir, stone)
     except OSError as error:
         unmarked = f"; halt.json could not be written ({error.strerror}): nothing stops a blind restart"
-    return Kept(_outcome(stone, sealed, failure, unmarked), sealed)
+    return SealedHalt(_outcome(stone, sealed, failure, unmarked), sealed)
 
 
-def _done_before(ending: Ending) -> Kept | None:
+def _done_before(ending: HaltEnding) -> SealedHalt | None:
     """A coordinator that died between the seal and the word to leave: what it named stays named, and its stone stands."""
     stone = tombstone.read(ending.run_dir)
     if ending.partial.exists() or stone is None or stone.checkpoint is None:
         return None
     is_ours = (stone.run_id, stone.step) == (ending.about.run_id, ending.about.step)
     kept = [one for one in Vault(ending.run_dir).all() if one.state == ending.run_dir / stone.checkpoint]
-    return Kept(_outcome(stone, kept[0], "", ""), kept[0]) if is_ours and kept else None
+    return SealedHalt(_outcome(stone, kept[0], "", ""), kept[0]) if is_ours and kept else None
 
 
-def _await_parts(ending: Ending) -> None:
+def _await_parts(ending: HaltEnding) -> None:
     """A rank whose sidecar was killed saves on; that it has come to its end shows on the disk."""
     until_s = monotonic_s() + UNHEARD_S
     parts = [ending.partial / PARTS / f"{rank}.json" for rank in ending.unheard]
@@ -93,13 +93,13 @@ def _await_parts(ending: Ending) -> None:
         threading.Event().wait(UNHEARD_POLL_S)
 
 
-def _stone(ending: Ending, sealed: Sealed | None, failure: str) -> tombstone.Halt:
+def _stone(ending: HaltEnding, sealed: Sealed | None, failure: str) -> tombstone.HaltRecord:
     is_whole = sealed is not None and sealed.verdict != "incomplete"
     kept = sealed.state.relative_to(ending.run_dir) if sealed is not None and is_whole else None
     why = sealed.why if sealed is not None else f"nothing was saved: {failure}"
     if kept is None and ending.last_healthy is not None:
         why += f"; the last healthy checkpoint is of step {ending.last_healthy.step}: {ending.last_healthy.path}"
-    return tombstone.Halt(
+    return tombstone.HaltRecord(
         cause=ending.about.cause,
         ranks=list(ending.ranks),
         step=ending.about.step,
@@ -114,7 +114,7 @@ def _stone(ending: Ending, sealed: Sealed | None, failure: str) -> tombstone.Hal
     )
 
 
-def _outcome(stone: tombstone.Halt, sealed: Sealed | None, failure: str, unmarked: str) -> Outcome:
+def _outcome(stone: tombstone.HaltRecord, sealed: Sealed | None, failure: str, unmarked: str) -> Outcome:
     if sealed is None:
         return Outcome("failed", f"halted after {stone.step} steps, and nothing was saved: {failure}{unmarked}")
     where = f"{FOLDER}/{sealed.path.name}"

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from holter.coordinator.halt.driver import Halts
+from holter.coordinator.halt.driver import HaltDriver
 from holter.coordinator.roster import Member, Roster
 from holter.diagnosis.passing import STALLS
 from holter.faults import Window
 from holter.halting import verdicts
-from holter.halting.plan import Job, Whereabouts, Wish
+from holter.halting.plan import JobShape, Whereabouts, Wish
 from holter.records import Cause, Diagnosis, Finding, Phase
 
 HANGS = STALLS | {"collective_order_mismatch"}
@@ -21,13 +21,13 @@ NUM_RECENT = 4
 """Steps: how long one takes may just have changed."""
 
 
-def whereabouts(roster: Roster, window: Window, halts: Halts) -> list[Whereabouts]:
+def whereabouts(roster: Roster, window: Window, halts: HaltDriver) -> list[Whereabouts]:
     """Every rank of the job; those that never came are not there."""
     world = roster.world_size or len(roster.members)
     return [_place(rank, roster.members.get(rank), window, halts) for rank in range(world)]
 
 
-def _place(rank: int, member: Member | None, window: Window, halts: Halts) -> Whereabouts:
+def _place(rank: int, member: Member | None, window: Window, halts: HaltDriver) -> Whereabouts:
     if member is None:
         return Whereabouts(rank=rank, step=None, is_there=False)
     is_there = member.exited is None and member.is_connected and not member.is_silent and not member.has_said_goodbye
@@ -54,10 +54,10 @@ def _is_able(rank: int, window: Window) -> bool:
     return not is_held_back and last.is_lock_free is not False
 
 
-def job(window: Window, roster: Roster) -> Job:
+def job(window: Window, roster: Roster) -> JobShape:
     """How long a step takes, and whether its state is cut into shards."""
     recent = [spread.mean for _, spread in window.values("seconds")[-NUM_RECENT:]]
-    return Job(
+    return JobShape(
         step_s=sum(recent) / len(recent) if recent else DEFAULT_STEP_S,
         is_sharded=any(member.is_sharded for member in roster.members.values()),
     )

@@ -13,7 +13,7 @@ from holter.coordinator.http.picture import Picture
 from holter.coordinator.http.status import about, halt, headline
 from holter.coordinator.http.timeline import Timeline
 from holter.coordinator.incidents.tracker import cause_of
-from holter.coordinator.run import Ward
+from holter.coordinator.run import Run
 from holter.diagnosis import report
 from holter.halting.vault.store import FOLDER, SEALED, Sealed, Vault
 from holter.records import Diagnosis
@@ -32,10 +32,10 @@ CALLED_OFF_NS = 10 * 60 * 10**9
 BLAME = {"info": 0, "warning": 1, "critical": 2}
 
 
-class Easel:
+class PageState:
     """One for a run, whoever looks at it."""
 
-    def __init__(self, ward: Ward, now_ns: Callable[[], int], *, record: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, ward: Run, now_ns: Callable[[], int], *, record: Mapping[str, Any] | None = None) -> None:
         self.timeline = Timeline()
         self._ward = ward
         self.now_ns = now_ns

@@ -10,17 +10,17 @@ from aiohttp import hdrs, web
 
 from holter import clock
 from holter.coordinator.http import requests
-from holter.coordinator.http.page_state import Easel
+from holter.coordinator.http.page_state import PageState
 from holter.coordinator.http.requests import AskHalt
 from holter.coordinator.http.status import beginning, rank_details, snapshot, status
 from holter.coordinator.http.targets import sidecar_targets
-from holter.coordinator.run import Ward
+from holter.coordinator.run import Run
 from holter.diagnosis import report
 from holter.diagnosis.blocks import printable
 from holter.exporters import expose, families
 from holter.status_page import assets
 from holter.status_page.assets import HEADERS
-from holter.status_page.feed import Feed
+from holter.status_page.feed import EventStream
 
 MAX_PLAIN = 128
 """Ranks in the table of the page itself; `/plain` has all."""
@@ -53,15 +53,15 @@ class Pages:
 
     def __init__(
         self,
-        ward: Ward,
+        ward: Run,
         version: str,
         *,
         token: str = "",
         ask_halt: AskHalt | None = None,
-        easel: Easel | None = None,
+        easel: PageState | None = None,
     ) -> None:
-        self.easel = easel or Easel(ward, clock.wall_ns)
-        self.feed = Feed(self.easel.paint, self.easel.now_ns)
+        self.easel = easel or PageState(ward, clock.wall_ns)
+        self.feed = EventStream(self.easel.paint, self.easel.now_ns)
         self._ward = ward
         self._version = version
         self._token = token

@@ -8,26 +8,26 @@ from holter.coordinator.http.figures import job_figures
 from holter.coordinator.incidents.tracker import cause_of
 from holter.coordinator.judge import DIAGNOSIS
 from holter.coordinator.roster import Member
-from holter.coordinator.run import Ward
+from holter.coordinator.run import Run
 from holter.diagnosis.explain import WORST_FIRST
 from holter.exporters import CoordinatorSnapshot, IncidentInfo, incident_info
 from holter.records import Diagnosis
 
 
-def status(ward: Ward, now_ns: int) -> dict[str, Any]:
+def status(ward: Run, now_ns: int) -> dict[str, Any]:
     """The run as of now."""
     return about(ward, now_ns) | {
         "ranks": [rank_status(member, now_ns) for _, member in sorted(ward.roster.members.items())]
     }
 
 
-def beginning(ward: Ward, now_ns: int, limit: int) -> dict[str, Any]:
+def beginning(ward: Run, now_ns: int, limit: int) -> dict[str, Any]:
     """The same with the first few ranks only."""
     first = sorted(ward.roster.members)[:limit]
     return about(ward, now_ns) | {"ranks": [rank_status(ward.roster.members[rank], now_ns) for rank in first]}
 
 
-def about(ward: Ward, now_ns: int) -> dict[str, Any]:
+def about(ward: Run, now_ns: int) -> dict[str, Any]:
     """The same without the ranks, which may be thousands."""
     return {
         "schema": 1,
@@ -61,7 +61,7 @@ def about(ward: Ward, now_ns: int) -> dict[str, Any]:
     }
 
 
-def halt(ward: Ward) -> dict[str, Any] | None:
+def halt(ward: Run) -> dict[str, Any] | None:
     """The halt that is under way, or what became of the last one."""
     attempt, outcome = ward.halts.attempt, ward.halts.outcome
     if attempt is None and ward.halts.is_asked:
@@ -95,7 +95,7 @@ def headline(diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def snapshot(ward: Ward) -> CoordinatorSnapshot:
+def snapshot(ward: Run) -> CoordinatorSnapshot:
     """For the exporter."""
     healthy = ward.saves.last_healthy()
     return CoordinatorSnapshot(
@@ -115,7 +115,7 @@ def snapshot(ward: Ward) -> CoordinatorSnapshot:
     )
 
 
-def _infos(ward: Ward) -> tuple[IncidentInfo, ...]:
+def _infos(ward: Run) -> tuple[IncidentInfo, ...]:
     """The gravest first: not all are told where there are very many."""
     infos = [incident_info(diagnosis, ward.settings.address) for diagnosis in ward.incidents.settled()]
     return tuple(sorted(infos, key=lambda info: WORST_FIRST.index(info.severity)))

@@ -12,7 +12,7 @@ import msgspec
 from holter.clock import rfc3339
 from holter.coordinator.incidents.tracker import cause_of
 from holter.diagnosis import report
-from holter.halting.vault.script_saves import Save
+from holter.halting.vault.script_saves import ScriptSave
 from holter.halting.vault.store import Sealed
 from holter.records import Diagnosis, Finding, Severity
 
@@ -83,7 +83,7 @@ class Timeline:
             if diagnosis.closed_at is not None:
                 self._say("incident", "info", f"closed: {line}", diagnosis.closed_at, diagnosis.id)
 
-    def look_at_saves(self, saves: Iterable[Save], sealed: Iterable[Sealed], now_ns: int) -> None:
+    def look_at_saves(self, saves: Iterable[ScriptSave], sealed: Iterable[Sealed], now_ns: int) -> None:
         """Checkpoints that were finished, and verdicts on them that changed."""
         for save in saves:
             key, known = (save.path, save.step), self._saves.get((save.path, save.step))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from holter import clock
 from holter.coordinator.http.targets import TargetsFile
-from holter.coordinator.incidents.webhook_sender import Courier, WebhookSettings
-from holter.coordinator.run import Ward
+from holter.coordinator.incidents.webhook_sender import WebhookSender, WebhookSettings
+from holter.coordinator.run import Run
 from holter.exporters.alerts import RUNBOOKS
 from holter.exporters.webhook import Pager
 
@@ -27,10 +27,10 @@ class OutletSettings:
 class Outlets:
     """Told often, they say only what is new."""
 
-    def __init__(self, ward: Ward, settings: OutletSettings) -> None:
+    def __init__(self, ward: Run, settings: OutletSettings) -> None:
         self._ward, self._deadline_s = ward, settings.deadline_s
         self._pager = Pager(ward.settings.address, settings.runbooks)
-        self._courier = Courier(settings.webhook, ward.deliveries) if settings.webhook is not None else None
+        self._courier = WebhookSender(settings.webhook, ward.deliveries) if settings.webhook is not None else None
         self._targets: TargetsFile | None = None
         if settings.targets_dir is not None:
             about = ward.settings

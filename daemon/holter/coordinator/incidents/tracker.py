@@ -28,7 +28,7 @@ class _Opening:
     detected_after_s: float
 
 
-class Casebook:
+class IncidentTracker:
     """Incidents in the making."""
 
     def __init__(self, run_id: str, action: Action, earlier: Sequence[Diagnosis] = ()) -> None:

@@ -41,7 +41,7 @@ class RefusedError(Exception):
     """The other side will not take this message, however often it is sent."""
 
 
-class Courier:
+class WebhookSender:
     """`start`, `send`, `close`; what became of it is in `deliveries`."""
 
     def __init__(self, settings: WebhookSettings, deliveries: Deliveries, backoff: Backoff | None = None) -> None:

@@ -14,31 +14,31 @@ from typing import Any
 from aiohttp import web
 
 from holter import clock
-from holter.coordinator.http.page_state import Easel
+from holter.coordinator.http.page_state import PageState
 from holter.coordinator.http.pages import Pages
 from holter.coordinator.identity import Introductions
 from holter.coordinator.recovery.journal import Entry
-from holter.coordinator.run import Ward, WardSettings
+from holter.coordinator.run import Run, RunSettings
 from holter.halting import tombstone
 from holter.records import Attached, Diagnosis, Exited, Judged, Observation
 from holter.transport.wire import Hello
 
 
 @dataclass
-class Past:
+class FinishedRun:
     """Feed it with a journal's entries, in order, then `finish`."""
 
-    settings: WardSettings
+    settings: RunSettings
     identity: Mapping[str, Any]
     """run.json."""
-    ward: Ward = field(init=False)
-    easel: Easel = field(init=False)
+    ward: Run = field(init=False)
+    easel: PageState = field(init=False)
     num_entries: int = 0
     _last_ns: int = field(default_factory=clock.wall_ns)
 
     def __post_init__(self) -> None:
-        self.ward = Ward(self.settings)
-        self.easel = Easel(self.ward, lambda: self._last_ns, record=self._record())
+        self.ward = Run(self.settings)
+        self.easel = PageState(self.ward, lambda: self._last_ns, record=self._record())
 
     def feed(self, entry: Entry) -> None:
         """One entry."""
@@ -100,7 +100,7 @@ def _hello(rank: int, world_size: int, host: str, pid: int) -> Hello:
     )
 
 
-async def serve(past: Past, version: str, listener: socket.socket) -> None:
+async def serve(past: FinishedRun, version: str, listener: socket.socket) -> None:
     """Until SIGINT or SIGTERM."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -13,7 +13,7 @@ import msgspec
 from holter.clock import rfc3339
 from holter.coordinator.identity import RunIdentity
 from holter.coordinator.recovery import journal
-from holter.coordinator.rounds import Rounds
+from holter.coordinator.rounds import JudgingRounds
 from holter.records import Attached, Begun, Diagnosis, HaltAnswered, HaltAsked, Halting, Judged, Observation, Ordered
 
 MAX_AWAY_NS = 60 * 10**9
@@ -21,7 +21,7 @@ MAX_AWAY_NS = 60 * 10**9
 
 
 @dataclass
-class Recalled:
+class Recovered:
     """What a former coordinator knew."""
 
     num_entries: int = 0
@@ -38,7 +38,7 @@ class Recalled:
     is_complete: bool = True
     """False when there was no time for all of it."""
 
-    def judge(self, rounds: Rounds, judged: Judged, at_ns: int) -> None:
+    def judge(self, rounds: JudgingRounds, judged: Judged, at_ns: int) -> None:
         """As it was judged then; that an incident had passed was seen in rounds that are not made again."""
         seen = rounds.make(at_ns, is_final=judged.is_final)
         self.diagnoses |= {diagnosis.id: diagnosis for diagnosis in seen.diagnoses}
@@ -58,9 +58,9 @@ def is_interrupted(run_dir: Path, run_id: str, now_ns: int) -> bool:
     return known.run_id == run_id and known.ended_at is None and now_ns - written_ns < MAX_AWAY_NS
 
 
-def recall(folder: Path, rounds: Rounds, stopwatch_s: Callable[[], float], deadline_s: float) -> Recalled:
+def recall(folder: Path, rounds: JudgingRounds, stopwatch_s: Callable[[], float], deadline_s: float) -> Recovered:
     """Feed a journal to the rounds; ends in time, read or not. Raises OSError."""
-    found, began_s = Recalled(), stopwatch_s()
+    found, began_s = Recovered(), stopwatch_s()
     for entry in journal.read(folder):
         body = entry.observation.body
         if isinstance(body, Judged):
@@ -78,7 +78,7 @@ def recall(folder: Path, rounds: Rounds, stopwatch_s: Callable[[], float], deadl
     return found
 
 
-def _take(found: Recalled, observation: Observation) -> None:
+def _take(found: Recovered, observation: Observation) -> None:
     """What is known beside the window."""
     match observation.body:
         case HaltAsked() as asked:

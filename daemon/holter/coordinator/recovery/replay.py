@@ -9,9 +9,9 @@ time passes: it is judged after half a second, a second, two. A journal without 
 
 from collections.abc import Sequence
 
-from holter.coordinator.incidents.tracker import Casebook
+from holter.coordinator.incidents.tracker import IncidentTracker
 from holter.coordinator.recovery.journal import Entry
-from holter.coordinator.rounds import Rounds, Seen
+from holter.coordinator.rounds import JudgingRounds, Seen
 from holter.coordinator.window.assembly import Assembly
 from holter.faults import Detector
 from holter.records import Action, Diagnosis, Judged
@@ -33,7 +33,7 @@ class Replay:
         self.num_entries = 0
         self.num_rounds = 0
         self.last_ns = 0
-        self._rounds = Rounds(Assembly(), Casebook(run_id, action), detectors)
+        self._rounds = JudgingRounds(Assembly(), IncidentTracker(run_id, action), detectors)
         self._diagnoses: dict[str, Diagnosis] = {}
         self._is_heard = False
         """Something was heard since the last round."""

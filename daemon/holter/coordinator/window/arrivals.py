@@ -11,7 +11,7 @@ the slowest. As long as no rank is further behind than that, the order in which 
 from array import array
 from collections.abc import Iterator
 
-from holter.coordinator.window.meetings import Meeting, Told, reduce
+from holter.coordinator.window.meetings import Meeting, StepReports, reduce
 from holter.faults.window import StepArrivals
 from holter.records import StepCalls, Traffic
 
@@ -69,7 +69,7 @@ class _Open:
         if self.reduced is None:
             meetings = list(self._meetings())
             at_ns = max((call.at_ns for call in self.calls.values()), default=0)
-            told = Told(
+            told = StepReports(
                 dict(zip(self.ranks, self.data_s, strict=True)),
                 dict(zip(self.ranks, self.errors, strict=True)),
                 dict(zip(self.ranks, self.pressures, strict=True)),

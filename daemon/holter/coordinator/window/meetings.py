@@ -61,7 +61,7 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class Told:
+class StepReports:
     """What ranks said of one step, beside their calls."""
 
     data_s: Mapping[int, float]
@@ -71,7 +71,7 @@ class Told:
     """On the processors of each rank's host."""
 
 
-def reduce(step: int, at_ns: int, meetings: Sequence[Meeting], told: Told) -> StepArrivals:
+def reduce(step: int, at_ns: int, meetings: Sequence[Meeting], told: StepReports) -> StepArrivals:
     """One step in a few numbers; every meeting has at least two ranks."""
     ranks = sorted({rank for meeting in meetings for rank in meeting.entered})
     sampled = ranks[:: -(-len(ranks) // MAX_SAMPLED)]
@@ -129,7 +129,7 @@ def _is_held_up(rank: int, lag: float, late: Meeting, own: Iterable[Meeting]) ->
     )
 
 
-def _arrival(rank: int, lag: Lag, told: Told, data: Sequence[float]) -> Arrival:
+def _arrival(rank: int, lag: Lag, told: StepReports, data: Sequence[float]) -> Arrival:
     own = told.data_s.get(rank, 0.0)
     others = median_without(data, bisect_left(data, own)) if rank in told.data_s and len(data) > 1 else 0.0
     return Arrival(rank, lag[0] / 1e6, lag[1], lag[2], own, others, told.pressure.get(rank, 0.0))

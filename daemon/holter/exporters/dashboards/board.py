@@ -14,21 +14,21 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-from holter.exporters.dashboards.card import CRITICAL, SOURCE, Link, Panel
+from holter.exporters.dashboards.card import CRITICAL, SOURCE, Panel, PanelLink
 from holter.exporters.dashboards.promql import RUN, RUNS, each, increase, series
 
 TAG = "holter"
 INCIDENT_LABELS = "incident, cause, severity, ranks, tensors, collective, step, url"
 _HERE = "var-datasource=${datasource}&var-run=${run}&${__url_time_range}"
-TO_INCIDENTS = Link("Incidents of this run", f"/d/holter-incidents?{_HERE}")
-TO_RANKS = Link("Ranks of this run", f"/d/holter-ranks?{_HERE}")
-TO_SELF = Link("holter itself", f"/d/holter-self?{_HERE}")
-TO_PAGE = Link("The incident's page", "${__value.raw}")
+TO_INCIDENTS = PanelLink("Incidents of this run", f"/d/holter-incidents?{_HERE}")
+TO_RANKS = PanelLink("Ranks of this run", f"/d/holter-ranks?{_HERE}")
+TO_SELF = PanelLink("holter itself", f"/d/holter-self?{_HERE}")
+TO_PAGE = PanelLink("The incident's page", "${__value.raw}")
 """For the label `url` of holter_incident_info: the coordinator's page, opened at the incident."""
 
 
 @dataclass(frozen=True)
-class Frame:
+class DashboardFrame:
     """What a dashboard is called, and what can be chosen in it."""
 
     uid: str
@@ -38,7 +38,7 @@ class Frame:
     has_many_runs: bool = False
 
 
-def board(frame: Frame, panels: Sequence[Panel]) -> Dashboard:
+def board(frame: DashboardFrame, panels: Sequence[Panel]) -> Dashboard:
     """The whole dashboard; panels flow from left to right, then downwards."""
     made = dashboard.Dashboard(frame.title).uid(frame.uid).description(frame.text).tags([TAG]).readonly()
     made.time("now-1h", "now").refresh("30s").timezone("browser").tooltip(DashboardCursorSync.CROSSHAIR)
@@ -52,7 +52,7 @@ def board(frame: Frame, panels: Sequence[Panel]) -> Dashboard:
     return made.build()
 
 
-def _variables(frame: Frame) -> list[Builder[VariableModel]]:
+def _variables(frame: DashboardFrame) -> list[Builder[VariableModel]]:
     found: list[Builder[VariableModel]]
     found = [dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")]
     run = _variable("run", "Run", "label_values(holter_build_info, run_id)", VariableSort.ALPHABETICAL_DESC)

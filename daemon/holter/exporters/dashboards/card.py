@@ -27,7 +27,7 @@ _Kind = TypeVar("_Kind", bargauge.Panel, heatmap.Panel, stat.Panel, statetimelin
 
 
 @dataclass(frozen=True)
-class Link:
+class PanelLink:
     """To where a click leads."""
 
     title: str
@@ -50,7 +50,7 @@ class Card:
     """(from this value on, colour). Only where holter's own verdict or setting is the limit: nothing is judged here a second time."""
     base: str = PLAIN
     """Colour below every limit."""
-    link: Link | None = None
+    link: PanelLink | None = None
 
 
 @dataclass(frozen=True)
@@ -78,5 +78,5 @@ def asked(number: int, query: Query) -> prometheus.Dataquery:
     return made.legend_format(query.legend or "__auto")
 
 
-def _link(link: Link) -> dashboard.DashboardLink:
+def _link(link: PanelLink) -> dashboard.DashboardLink:
     return dashboard.DashboardLink(link.title).url(link.url).target_blank(target_blank=True)

@@ -2,13 +2,15 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from holter.exporters.dashboards.board import Frame, board
-from holter.exporters.dashboards.card import CRITICAL, FINE, Card, Link, Panel, Query
+from holter.exporters.dashboards.board import DashboardFrame, board
+from holter.exporters.dashboards.card import CRITICAL, FINE, Card, Panel, PanelLink, Query
 from holter.exporters.dashboards.panels import lines, number
 from holter.exporters.dashboards.promql import RUNS, ago, each, job, job_speed, or_none, series
 from holter.exporters.dashboards.tables import Column, rows
 
-TO_RUN = Link("This run", "/d/holter-overview?var-datasource=${datasource}&var-run=${__value.raw}&${__url_time_range}")
+TO_RUN = PanelLink(
+    "This run", "/d/holter-overview?var-datasource=${datasource}&var-run=${__value.raw}&${__url_time_range}"
+)
 _CONNECTED = each("run_id", series("job_sidecars", 'state="connected"', of=RUNS))
 _UNHEARD = each("run_id, state", series("job_sidecars", 'state=~"gone|silent"', of=RUNS))
 _INCIDENTS = f"sum by (run_id) ({each('run_id, cause, severity', series('incident_open', of=RUNS))})"
@@ -18,7 +20,7 @@ _KNOWN = each("run_id", series("build_info", of=RUNS))
 def build() -> Dashboard:
     """Fleet of runs."""
     text = "All runs that Prometheus knows: which go on, which are in trouble, what each costs."
-    frame = Frame("holter-fleet", "holter / Fleet of runs", text, has_ranks=False, has_many_runs=True)
+    frame = DashboardFrame("holter-fleet", "holter / Fleet of runs", text, has_ranks=False, has_many_runs=True)
     return board(frame, [*_now(), _table(), *_lately()])
 
 

@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from holter.exporters.dashboards.board import Frame, board
+from holter.exporters.dashboards.board import DashboardFrame, board
 from holter.exporters.dashboards.card import CRITICAL, FINE, LEVELS, WARNING, Card, Panel, Query
 from holter.exporters.dashboards.panels import bars, lines, number, states
 from holter.exporters.dashboards.promql import RUN, each, increase, or_none, series, severe
@@ -12,7 +12,7 @@ from holter.exporters.dashboards.shared import findings, open_incidents
 def build() -> Dashboard:
     """Incidents and halts."""
     text = "What went wrong and what was done: incidents open and past, findings, halts, the checkpoint to go back to."
-    frame = Frame("holter-incidents", "holter / Incidents and halts", text, has_ranks=False)
+    frame = DashboardFrame("holter-incidents", "holter / Incidents and halts", text, has_ranks=False)
     return board(frame, [*_now(), open_incidents(6), *_past()])
 
 

@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from holter.exporters.dashboards.board import Frame, board
+from holter.exporters.dashboards.board import DashboardFrame, board
 from holter.exporters.dashboards.card import CRITICAL, FINE, WARNING, Card, Panel, Query
 from holter.exporters.dashboards.panels import bars, lines, number, states
 from holter.exporters.dashboards.promql import (
@@ -27,7 +27,9 @@ def build() -> Dashboard:
     text = (
         "What holter costs, what it loses, whether its detectors work. A watcher that is blind must not look healthy."
     )
-    return board(Frame("holter-self", "holter / holter itself", text), [*_now(), *_cost(), *_detectors(), _version()])
+    return board(
+        DashboardFrame("holter-self", "holter / holter itself", text), [*_now(), *_cost(), *_detectors(), _version()]
+    )
 
 
 def _now() -> list[Panel]:

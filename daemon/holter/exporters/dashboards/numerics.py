@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from holter.exporters.dashboards.board import TO_INCIDENTS, Frame, board
+from holter.exporters.dashboards.board import TO_INCIDENTS, DashboardFrame, board
 from holter.exporters.dashboards.card import Card, Panel, Query
 from holter.exporters.dashboards.panels import FROM_ZERO, LOG, heat, lines
 from holter.exporters.dashboards.promql import END, RANK, each, highest, highest_by_rank, increase, job_spread, series
@@ -14,7 +14,7 @@ def build() -> Dashboard:
         "Loss, norms, what is not finite, how the exponents are used, how much a step changes. Modules: the twenty largest, over all ranks; "
         "the rank variable is for what a rank has of its own."
     )
-    return board(Frame("holter-numerics", "holter / Numerics", text), [*_ranks(), *_modules()])
+    return board(DashboardFrame("holter-numerics", "holter / Numerics", text), [*_ranks(), *_modules()])
 
 
 def _ranks() -> list[Panel]:

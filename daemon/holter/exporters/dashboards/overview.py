@@ -2,7 +2,7 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from holter.exporters.dashboards.board import TO_INCIDENTS, TO_RANKS, TO_SELF, Frame, board
+from holter.exporters.dashboards.board import TO_INCIDENTS, TO_RANKS, TO_SELF, DashboardFrame, board
 from holter.exporters.dashboards.card import CRITICAL, FINE, Card, Panel, Query
 from holter.exporters.dashboards.panels import LOG, lines, number
 from holter.exporters.dashboards.promql import RANK, ago, each, job, job_speed, job_spread, or_none, series
@@ -12,7 +12,7 @@ from holter.exporters.dashboards.shared import findings, open_incidents
 def build() -> Dashboard:
     """Run overview."""
     text = "Does the run go on, how fast, does it learn, and what is wrong. Every number is holter's own; nothing is judged here."
-    return board(Frame("holter-overview", "holter / Run overview", text), [*_now(), *_lately()])
+    return board(DashboardFrame("holter-overview", "holter / Run overview", text), [*_now(), *_lately()])
 
 
 def _now() -> list[Panel]:

@@ -3,7 +3,7 @@
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from holter.exporters.dashboards import devices
-from holter.exporters.dashboards.board import Frame, board
+from holter.exporters.dashboards.board import DashboardFrame, board
 from holter.exporters.dashboards.card import CRITICAL, FINE, Card, Panel, Query
 from holter.exporters.dashboards.panels import heat, lines, states
 from holter.exporters.dashboards.promql import (
@@ -42,7 +42,9 @@ def build() -> Dashboard:
         "Rank against rank: who comes late to collectives, who is slow, who does what, who has stopped. Of many ranks a panel shows "
         "the sixteen that are worst at the end of the time shown; the rank variable chooses among which."
     )
-    return board(Frame("holter-ranks", "holter / Ranks", text), [*_times(), *_doings(), _table(), *devices.panels()])
+    return board(
+        DashboardFrame("holter-ranks", "holter / Ranks", text), [*_times(), *_doings(), _table(), *devices.panels()]
+    )
 
 
 def _times() -> list[Panel]:

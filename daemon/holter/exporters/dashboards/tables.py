@@ -13,7 +13,7 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from holter.exporters.dashboards.card import Card, Link, Query, asked, dressed
+from holter.exporters.dashboards.card import Card, PanelLink, Query, asked, dressed
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Column:
     unit: str = ""
     colours: Mapping[str, str] | None = None
     """Value -> colour of its text."""
-    link: Link | None = None
+    link: PanelLink | None = None
 
 
 def rows(card: Card, queries: tuple[Query, ...], columns: Mapping[str, Column]) -> table.Panel:

@@ -18,7 +18,7 @@ from holter.files import write_whole
 from holter.frameworks.saving.keeper import Keeper, Task
 from holter.frameworks.saving.reading import holds_tensors, tensors_in
 from holter.halting.vault import manifest as manifests
-from holter.halting.vault.manifest import Part, StoredTensor
+from holter.halting.vault.manifest import RankPart, StoredTensor
 from holter.rank.readings.fingerprints import count_nan, count_nonfinite, fingerprint_of
 
 _SHARD = re.compile(r"^(?:__(\d+)_\d+\.distcp|(?:\w+_)?zero_pp_rank_(\d+)_.*)$")
@@ -43,7 +43,7 @@ def prove(task: Task, keeper: Keeper, notes: Sequence[str] = ()) -> None:
         raise SaveError(f"what rank {task.rank} wrote could not be read back: {error.strerror or error}") from error
 
 
-def _part(task: Task, keeper: Keeper, sizes: dict[str, int], notes: Sequence[str]) -> Part:
+def _part(task: Task, keeper: Keeper, sizes: dict[str, int], notes: Sequence[str]) -> RankPart:
     tensors, unread = [], {}
     for name in filter(holds_tensors, sizes):
         try:
@@ -61,7 +61,7 @@ def _part(task: Task, keeper: Keeper, sizes: dict[str, int], notes: Sequence[str
             if (count_nonfinite if _must_be_finite(name, tensor) else count_nan)(tensor):
                 with_nan.append(name)
         is_sharded = is_sharded or any(placement.is_shard() for placement in getattr(tensor, "placements", ()))
-    return Part(
+    return RankPart(
         rank=task.rank,
         framework=keeper.framework,
         is_sharded=is_sharded,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from holter.halting.vault.manifest import STATE, Part, StoredFile
+from holter.halting.vault.manifest import STATE, RankPart, StoredFile
 from holter.records import Verdict
 
 _RANDOM_STATE = re.compile(r"(?:random_states_|rng_state_|ranks/)(\d+)\.(?:pkl|pth|pt|msgpack)$")
@@ -34,13 +34,13 @@ class Circumstances:
     mesh: Mapping[str, list[list[int]]] = field(default_factory=dict)
 
 
-def lacking(about: Circumstances, parts: Mapping[int, Part], files: Mapping[str, StoredFile]) -> list[str]:
+def lacking(about: Circumstances, parts: Mapping[int, RankPart], files: Mapping[str, StoredFile]) -> list[str]:
     """What the checkpoint does not have, a sentence each; none: it is whole."""
     nothing = [] if any(map(_is_state, files)) else ["nothing was written"]
     return [*nothing, *_missing_parts(about, parts), *_unproven(about, parts), *_missing_files(about, parts, files)]
 
 
-def unclaimed(parts: Mapping[int, Part], files: Iterable[str]) -> list[str]:
+def unclaimed(parts: Mapping[int, RankPart], files: Iterable[str]) -> list[str]:
     """Files that no rank says it wrote."""
     claimed = {name for part in parts.values() for name in part.files}
     return [name for name in files if _is_state(name) and name not in claimed]
@@ -52,7 +52,7 @@ def random_states(files: Iterable[str]) -> list[int]:
     return sorted(ranks | {0 for name in files if _LONE_RANDOM_STATE.search(name)})
 
 
-def why(about: Circumstances, parts: Mapping[int, Part], known_states: list[int]) -> str:
+def why(about: Circumstances, parts: Mapping[int, RankPart], known_states: list[int]) -> str:
     """Of a whole one, with what its ranks note. Where no file is known to be a random state nothing is said: a framework may keep it among other things."""
     without = [rank for rank in range(about.world_size) if rank not in known_states] if known_states else []
     lack = f"without the random state of rank {', '.join(map(str, without))}" if without else ""
@@ -64,15 +64,15 @@ def _is_state(name: str) -> bool:
     return name.startswith(f"{STATE}/")
 
 
-def _needed(about: Circumstances, parts: Mapping[int, Part]) -> tuple[int, ...]:
+def _needed(about: Circumstances, parts: Mapping[int, RankPart]) -> tuple[int, ...]:
     return about.savers if _is_sharded(parts) or not parts else about.savers[:1]
 
 
-def _is_sharded(parts: Mapping[int, Part]) -> bool:
+def _is_sharded(parts: Mapping[int, RankPart]) -> bool:
     return any(part.is_sharded for part in parts.values())
 
 
-def _missing_parts(about: Circumstances, parts: Mapping[int, Part]) -> Iterator[str]:
+def _missing_parts(about: Circumstances, parts: Mapping[int, RankPart]) -> Iterator[str]:
     for rank in _needed(about, parts):
         if rank not in parts:
             yield f"rank {rank} saved nothing that it could prove{_because(about, rank)}"
@@ -83,7 +83,7 @@ def _missing_parts(about: Circumstances, parts: Mapping[int, Part]) -> Iterator[
         yield from (f"the shard of rank {rank} is missing{_because(about, rank)}" for rank in about.lost)
 
 
-def _unproven(about: Circumstances, parts: Mapping[int, Part]) -> Iterator[str]:
+def _unproven(about: Circumstances, parts: Mapping[int, RankPart]) -> Iterator[str]:
     stored = {tensor.content for part in parts.values() for tensor in part.tensors}
     for rank in sorted(set(_needed(about, parts)) & parts.keys()):
         missing = [tensor.name for tensor in parts[rank].missing if tensor.content not in stored]
@@ -92,7 +92,9 @@ def _unproven(about: Circumstances, parts: Mapping[int, Part]) -> Iterator[str]:
             yield f"of rank {rank}'s {parts[rank].num_live} tensors {len(missing)} are in no file ({named})"
 
 
-def _missing_files(about: Circumstances, parts: Mapping[int, Part], files: Mapping[str, StoredFile]) -> Iterator[str]:
+def _missing_files(
+    about: Circumstances, parts: Mapping[int, RankPart], files: Mapping[str, StoredFile]
+) -> Iterator[str]:
     for rank, part in parts.items():
         for name, size in part.files.items():
             if name not in files:

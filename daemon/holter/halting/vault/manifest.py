@@ -53,7 +53,7 @@ class StoredTensor(msgspec.Struct, frozen=True, kw_only=True):
         return self.dtype, self.shape, self.fingerprint
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """What one rank wrote, and that it holds what the rank held."""
 
     rank: int
@@ -139,10 +139,10 @@ def read(directory: Path) -> Manifest:
     return found
 
 
-def read_part(path: Path) -> Part:
+def read_part(path: Path) -> RankPart:
     """What one rank says. Raises VaultError with the sentence."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Part)
+        return msgspec.json.decode(path.read_bytes(), type=RankPart)
     except OSError as error:
         raise VaultError(f"{path} cannot be read: {error.strerror}") from None
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

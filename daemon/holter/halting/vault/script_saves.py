@@ -10,7 +10,7 @@ from holter.records import Verdict
 NAME = "watched.json"
 
 
-class Save(msgspec.Struct, frozen=True, kw_only=True):
+class ScriptSave(msgspec.Struct, frozen=True, kw_only=True):
     """A finished save of the script's, or its framework's."""
 
     step: int
@@ -27,10 +27,10 @@ class Save(msgspec.Struct, frozen=True, kw_only=True):
     """Those that said so."""
 
 
-class Saves(msgspec.Struct, frozen=True):
+class ScriptSaves(msgspec.Struct, frozen=True):
     """All that are remembered, oldest first."""
 
-    saves: list[Save] = []
+    saves: list[ScriptSave] = []
 
 
 def path_in(run_dir: Path) -> Path:
@@ -38,9 +38,9 @@ def path_in(run_dir: Path) -> Path:
     return run_dir / FOLDER / NAME
 
 
-def read(run_dir: Path) -> list[Save]:
+def read(run_dir: Path) -> list[ScriptSave]:
     """What is written down; a file that cannot be read says nothing."""
     try:
-        return msgspec.json.decode(path_in(run_dir).read_bytes(), type=Saves).saves
+        return msgspec.json.decode(path_in(run_dir).read_bytes(), type=ScriptSaves).saves
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return []

@@ -25,7 +25,7 @@ from holter.errors import VaultError
 from holter.files import write_whole
 from holter.halting.vault import manifest as manifests
 from holter.halting.vault.completeness import Circumstances, lacking, random_states, unclaimed, why
-from holter.halting.vault.manifest import Manifest, Part, Progress, StoredFile
+from holter.halting.vault.manifest import Manifest, Progress, RankPart, StoredFile
 from holter.records import Verdict
 
 FOLDER = "checkpoints"
@@ -225,7 +225,7 @@ def _digested(directory: Path, progress: Progress) -> dict[str, StoredFile]:
     }
 
 
-def _parts(partial: Path) -> tuple[dict[int, Part], list[str]]:
+def _parts(partial: Path) -> tuple[dict[int, RankPart], list[str]]:
     found, damaged = {}, []
     for path in sorted((partial / manifests.PARTS).glob("*.json")):
         try:
@@ -237,7 +237,7 @@ def _parts(partial: Path) -> tuple[dict[int, Part], list[str]]:
     return dict(sorted(found.items())), damaged
 
 
-def _looked_at(about: Circumstances, parts: dict[int, Part]) -> Circumstances:
+def _looked_at(about: Circumstances, parts: dict[int, RankPart]) -> Circumstances:
     """With what the ranks saw in the numbers themselves, whatever the detectors had seen before."""
     bad = [name for part in parts.values() for name in part.with_nan]
     if not bad or about.verdict == "poisoned":

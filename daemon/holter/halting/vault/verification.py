@@ -42,7 +42,7 @@ class Problem:
 
 
 @dataclass
-class Examined:
+class CheckpointExamination:
     """What was found."""
 
     directory: Path
@@ -71,9 +71,9 @@ def home(path: Path) -> Path | None:
     return None
 
 
-def examine(directory: Path, progress: Progress) -> Examined:
+def examine(directory: Path, progress: Progress) -> CheckpointExamination:
     """Everything that digests can tell. Raises OSError for a disk that cannot be read."""
-    found = Examined(directory)
+    found = CheckpointExamination(directory)
     sizes = manifests.listed(directory)
     found.num_files, found.num_bytes = len(sizes), sum(sizes.values())
     if directory.name.startswith("."):
@@ -91,7 +91,7 @@ def examine(directory: Path, progress: Progress) -> Examined:
     return found
 
 
-def _belonging(directory: Path, found: Examined) -> Iterator[Problem]:
+def _belonging(directory: Path, found: CheckpointExamination) -> Iterator[Problem]:
     assert found.manifest is not None
     manifest, named = found.manifest, SEALED.fullmatch(directory.name)
     if named is None:

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 
 from holter.halting import rank_protocol as table
 from holter.halting.rank_protocol import Rank
-from holter.rank.hold.commit_register import Cell
+from holter.rank.hold.commit_register import CommitRegister
 from holter.rank.hold.leaving import Leaving
 from holter.records import Order
 
@@ -22,7 +22,7 @@ class Position(NamedTuple):
     """The first that was applied although it was not finite."""
 
 
-class Hands(Protocol):
+class SaveActions(Protocol):
     """What the desk cannot do itself: it knows no torch."""
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
@@ -43,7 +43,7 @@ class Signals(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeskSettings:
+class AgentSettings:
     """What a desk is told once."""
 
     rank: int
@@ -59,11 +59,11 @@ class DeskSettings:
 
 
 @dataclass(kw_only=True)
-class Means:
+class AgentParts:
     """What a desk acts with."""
 
-    hands: Hands
-    cell: Callable[[], Cell]
+    hands: SaveActions
+    cell: Callable[[], CommitRegister]
     """Made when the first hold needs it. Raises anything."""
     leaving: Leaving
     log: Callable[[str], None] = lambda _: None

@@ -61,7 +61,7 @@ class Tree:
         return range(min(first, self.world_size), min(first + self.fan_out, self.world_size))
 
 
-class Rounds:
+class AgreementRounds:
     """Of one rank: who has spoken in which round, and what was answered last."""
 
     def __init__(self, tree: Tree) -> None:

@@ -14,7 +14,7 @@ _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Order)
 
 
-class Cell(Protocol):
+class CommitRegister(Protocol):
     """Asked in the main thread of a rank that stands; no call may take long."""
 
     def offer(self, step: int, order: Order) -> Order:
@@ -24,7 +24,7 @@ class Cell(Protocol):
         """The word that stands; None: there is none yet."""
 
 
-class OwnCell:
+class LocalRegister:
     """Of a rank that has no peers."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class OwnCell:
         return self._words.get(step)
 
 
-class StoreCell:
+class StoreRegister:
     """In a store of torch's: `compare_set`, `check` and `get` are all that is called."""
 
     def __init__(self, store: Any, prefix: str) -> None:

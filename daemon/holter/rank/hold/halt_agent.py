@@ -23,9 +23,9 @@ import msgspec
 from holter import clock
 from holter.halting import rank_protocol as table
 from holter.halting.orders import refusal
-from holter.halting.rank_protocol import Ask, Do, Happening, Rank, Save, Say, Stand
-from holter.rank.hold.agent_parts import DeskSettings, Means
-from holter.rank.hold.commit_register import Cell
+from holter.halting.rank_protocol import Ask, Do, Rank, RankEvent, SaveState, Say, Stand
+from holter.rank.hold.agent_parts import AgentParts, AgentSettings
+from holter.rank.hold.commit_register import CommitRegister
 from holter.records import Halting, Observation, Order, RankState
 from holter.threads import without_signals
 
@@ -64,16 +64,16 @@ class _Standing:
     """What waits for the main thread, which stands."""
 
     why: str = ""
-    todo: deque[Ask | Save | Do] = field(default_factory=deque)
+    todo: deque[Ask | SaveState | Do] = field(default_factory=deque)
     is_saving: bool = False
     is_lingering: bool = False
     """In the excepthook, not in `hold`."""
 
 
-class Desk:
+class HaltAgent:
     """One rank's; implements what the probes know as `Halts`."""
 
-    def __init__(self, settings: DeskSettings, means: Means, line: socket.socket) -> None:
+    def __init__(self, settings: AgentSettings, means: AgentParts, line: socket.socket) -> None:
         self.run_dir = settings.run_dir
         """Below which orders may have us write; learned late by ranks other than 0."""
         self.num_refused = 0
@@ -93,7 +93,7 @@ class Desk:
         self._signal = ""
         """Name of the last that came."""
         self._clock = _Clock()
-        self._cell: Cell | None = None
+        self._cell: CommitRegister | None = None
         self._changed = threading.Condition(threading.RLock())
         self._awake, self._wake = os.pipe()
         self._pid = os.getpid()
@@ -130,7 +130,7 @@ class Desk:
         except SystemExit:
             raise
         except BaseException:
-            self._happen(Happening.INTERRUPTED)
+            self._happen(RankEvent.INTERRUPTED)
             raise
         if why != "agreed":
             self._is_wanted = False
@@ -142,12 +142,12 @@ class Desk:
         with self._changed:
             self._main = _Standing(why=why, is_lingering=True)
             try:
-                self._happen(Happening.THROWN)
+                self._happen(RankEvent.THROWN)
                 while self._rank.stand is Stand.DYING or self._rank.stand in _KEEPING:
                     self._changed.wait(POLL_S)
                     self._look_at_clock()
             except KeyboardInterrupt:
-                self._happen(Happening.INTERRUPTED)
+                self._happen(RankEvent.INTERRUPTED)
 
     def finish(self) -> None:
         """The script is done: a save that is under way is not cut off by the interpreter's end."""
@@ -168,7 +168,7 @@ class Desk:
                     self._look_at_clock()
                 action = self._main.todo.popleft() if self._main.todo else None
                 # Under the lock: an order to leave must see either the save in the list or that it has begun.
-                self._main.is_saving = isinstance(action, Save)
+                self._main.is_saving = isinstance(action, SaveState)
             match action:
                 case Do.RELEASE:
                     return
@@ -176,7 +176,7 @@ class Desk:
                     self._means.leaving.leave(tells_agent=self._tells_agent())
                 case Ask():
                     self._happen(table.Answered(self._offer(action)))
-                case Save():
+                case SaveState():
                     self._save(action)
                 case None if clock.monotonic_s() - looked_s > LOOK_S:
                     looked_s = clock.monotonic_s()
@@ -192,7 +192,7 @@ class Desk:
                 if word is None or self._rank.stand is not Stand.HELD:
                     return
                 if word.kind == "abort":
-                    self._happen(Happening.PATIENCE_OVER)
+                    self._happen(RankEvent.PATIENCE_OVER)
                 elif self._is_sane(word):
                     self._obey(word)
 
@@ -212,7 +212,7 @@ class Desk:
             return abort
         return word if self._is_sane(word) else abort
 
-    def _reach_cell(self) -> Cell:
+    def _reach_cell(self) -> CommitRegister:
         if self._cell is None:
             self._cell = self._means.cell()
         return self._cell
@@ -251,9 +251,9 @@ class Desk:
             said = b""
         if not said:
             with self._changed:
-                self._happen(Happening.SIDECAR_LOST)
+                self._happen(RankEvent.SIDECAR_LOST)
                 if self._rank.stand in (Stand.DYING, Stand.TERMINATED):
-                    self._happen(Happening.PATIENCE_OVER)
+                    self._happen(RankEvent.PATIENCE_OVER)
             return False
         try:
             order = _DECODER.decode(said)
@@ -279,7 +279,7 @@ class Desk:
                 self._known.add(order.halt)
             if order.kind == "prepare":
                 self._due = min(self._due, order.step)
-            self._happen(table.Told(order, self._asked))
+            self._happen(table.RankTold(order, self._asked))
 
     def _is_sane(self, order: Order) -> bool:
         settings = self._settings
@@ -298,11 +298,11 @@ class Desk:
             if number in self._settings.halt_signals and self._rank.has_sidecar:
                 if is_term:
                     self._clock.asked_until_s = clock.monotonic_s() + ASKED_S
-                self._happen(Happening.ASKED)
+                self._happen(RankEvent.ASKED)
             elif is_term:
-                self._happen(Happening.SIGNALLED)
+                self._happen(RankEvent.SIGNALLED)
                 if not self._rank.has_sidecar and self._rank.stand is Stand.TERMINATED:
-                    self._happen(Happening.PATIENCE_OVER)
+                    self._happen(RankEvent.PATIENCE_OVER)
                 if self._rank.stand in (Stand.TRAINING, Stand.WILLING, Stand.DEAD):
                     self._die()
             self._grant()
@@ -312,7 +312,7 @@ class Desk:
         with self._changed:
             if now_s >= self._clock.until_s:
                 self._clock.until_s = NEVER
-                self._happen(Happening.PATIENCE_OVER)
+                self._happen(RankEvent.PATIENCE_OVER)
             if now_s >= self._clock.asked_until_s:
                 self._clock.asked_until_s = NEVER
                 # One that is willing has patience of its own.
@@ -329,7 +329,7 @@ class Desk:
     def _happen(self, event: table.Event) -> None:
         """Advance, and do what that asks for."""
         with self._changed:
-            if isinstance(event, Happening) and event is Happening.THROWN and not self._rank.has_sidecar:
+            if isinstance(event, RankEvent) and event is RankEvent.THROWN and not self._rank.has_sidecar:
                 return
             self._rank, actions = table.advance(self._rank, event)
             self._settle()
@@ -365,16 +365,16 @@ class Desk:
         match action:
             case Say():
                 self._say(action.state, action.halt, action.why)
-            case Save(is_main_thread=False):
+            case SaveState(is_main_thread=False):
                 self._save_beside(action)
-            case Ask() | Save() | Do.RELEASE:
+            case Ask() | SaveState() | Do.RELEASE:
                 self._main.todo.append(action)
             case Do.LEAVE:
                 self._leave()
             case Do.DIE if self._rank.ending == "signal":
                 self._die()
 
-    def _save_beside(self, save: Save) -> None:
+    def _save_beside(self, save: SaveState) -> None:
         try:
             with without_signals():
                 threading.Thread(target=self._save, args=(save,), name="holter-rescue", daemon=True).start()
@@ -410,7 +410,7 @@ class Desk:
         with contextlib.suppress(OSError):
             self._line.send(_ENCODER.encode(observation), socket.MSG_DONTWAIT)
 
-    def _save(self, save: Save) -> None:
+    def _save(self, save: SaveState) -> None:
         """In the main thread or in one of its own."""
         failure = ""
         try:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 
-class Shown:
+class KnownFinite:
     """Parameters whose gradients are known to be finite, until the next backward pass."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ _MAGIC = b"holter 1"
 
 
 @dataclass(frozen=True)
-class Seat:
+class PeerAddress:
     """A rank in its job."""
 
     tree: Tree
@@ -54,10 +54,10 @@ def job_store() -> Any:
 
 
 @dataclass
-class Joining:
+class PeerJoin:
     """Joins once."""
 
-    seat: Seat
+    seat: PeerAddress
     store: Callable[[], Any]
     stop: threading.Event
     patience_s: float = PATIENCE_S
@@ -94,7 +94,7 @@ class Joining:
             listener.bind((host, 0))
             listener.listen(len(self.seat.tree.children) + MAX_WAITING)
             store.set(self._key(f"address/{self.seat.tree.rank}"), f"{told} {listener.getsockname()[1]}")
-            door = Door(listener, secret, self.seat.tree.children, self._keep)
+            door = PeerListener(listener, secret, self.seat.tree.children, self._keep)
             while len(door.inside) < len(self.seat.tree.children):
                 self._check(f"ranks {', '.join(map(str, door.missing()))}")
                 door.look(TICK_S)
@@ -143,7 +143,7 @@ class Joining:
         return f"holter/circle/{self.seat.life}/{name}"
 
 
-class Door:
+class PeerListener:
     """Lets in those who know the secret and are expected; whoever says nothing keeps nobody else waiting."""
 
     def __init__(

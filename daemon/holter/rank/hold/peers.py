@@ -25,8 +25,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from holter import clock
-from holter.rank.hold.agreement import Round, Rounds, Sending, Word
-from holter.rank.hold.peer_connections import Joining, Seat, job_store
+from holter.rank.hold.agreement import AgreementRounds, Round, Sending, Word
+from holter.rank.hold.peer_connections import PeerAddress, PeerJoin, job_store
 from holter.threads import without_signals
 
 WAIT_S = 2.0
@@ -38,10 +38,10 @@ _WORD = struct.Struct("!qqq")
 _FINE = -1
 
 
-class Circle:
+class ShardPeers:
     """One rank's place in it; joins when it is first asked."""
 
-    def __init__(self, seat: Seat, store: Callable[[], Any] = job_store, wait_s: float = WAIT_S) -> None:
+    def __init__(self, seat: PeerAddress, store: Callable[[], Any] = job_store, wait_s: float = WAIT_S) -> None:
         self.waited_s = 0.0
         """In all, for answers."""
         self.is_over = False
@@ -49,12 +49,12 @@ class Circle:
         """What is to be said about its end, if it is not another's to say."""
         self._seat = seat
         self._wait_s = wait_s
-        self._rounds = Rounds(seat.tree)
+        self._rounds = AgreementRounds(seat.tree)
         self._round = Round(-1, 0)
         self._num_misses = 0
         self._links: dict[int, socket.socket] = {}
         self._stop = threading.Event()
-        self._joining = Joining(seat, store, self._stop)
+        self._joining = PeerJoin(seat, store, self._stop)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 

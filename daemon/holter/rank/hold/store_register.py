@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from holter.rank.hold.commit_register import Cell, OwnCell, StoreCell
+from holter.rank.hold.commit_register import CommitRegister, LocalRegister, StoreRegister
 from holter.records import Order
 from holter.threads import without_signals
 
@@ -17,17 +17,17 @@ CALL_S = 5.0
 T = TypeVar("T")
 
 
-def reach(life: int) -> Cell:
+def reach(life: int) -> CommitRegister:
     """The cell of this job; `life` tells the lives of a job that is restarted apart. Raises anything."""
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
-        return OwnCell()
+        return LocalRegister()
     store = c10d._get_default_store()  # noqa: SLF001
     # A connection of its own: another thread may be blocked in a question on the job's.
-    return _Bounded(_within(lambda: StoreCell(store.clone(), f"holter/halt/{life}")))
+    return _Bounded(_within(lambda: StoreRegister(store.clone(), f"holter/halt/{life}")))
 
 
 class _Bounded:
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: CommitRegister) -> None:
         self._cell = cell
 
     def offer(self, step: int, order: Order) -> Order:

@@ -11,7 +11,7 @@ import socket
 _PR_SET_PTRACER = 0x59616D61
 
 
-class LastBreath:
+class CrashNotice:
     """A socket between the rank and its sidecar, used once."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ MAX_TEXT = 2000
 Kind = Literal["end", "exception", "interrupt", "exit"]
 
 
-class FarewellProbe:
+class EndingProbe:
     """Listens at the interpreter's last exits and passes everything on."""
 
     def __init__(self, context: Context) -> None:

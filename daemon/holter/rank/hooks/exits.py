@@ -13,13 +13,13 @@ from typing import Any
 
 from holter.rank.context import Context
 from holter.rank.hooks import last_calls
-from holter.rank.hooks.ending import FarewellProbe
+from holter.rank.hooks.ending import EndingProbe
 
 
 class ExitProbe:
     """Stands before `os._exit`."""
 
-    def __init__(self, context: Context, farewell: FarewellProbe) -> None:
+    def __init__(self, context: Context, farewell: EndingProbe) -> None:
         self._context = context
         self._farewell = farewell
         self._pid = os.getpid()

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Generic, Protocol, TypeVar
 
 
-class Place(Protocol):
+class FunctionPlace(Protocol):
     """Where a function is known."""
 
     @property
@@ -25,10 +25,10 @@ class Place(Protocol):
         """Another module that knows the same function; empty: none."""
 
 
-Sought = TypeVar("Sought", bound=Place)
+Sought = TypeVar("Sought", bound=FunctionPlace)
 
 
-class Awaited(Generic[Sought]):
+class LateImports(Generic[Sought]):
     """Those that have not come yet; a look costs next to nothing while the interpreter knows no more modules than before."""
 
     def __init__(self, places: Iterable[Sought]) -> None:

@@ -17,7 +17,7 @@ import torch
 from holter import clock
 from holter.rank.context import Context, in_phase
 from holter.rank.hooks import save_paths
-from holter.rank.hooks.late_imports import Awaited
+from holter.rank.hooks.late_imports import LateImports
 from holter.records import Kept, Phase
 
 Whereabouts = Callable[[tuple[Any, ...], Mapping[str, Any], Any], str]
@@ -88,7 +88,7 @@ class SaveProbe:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._awaited = Awaited(STRETCHES)
+        self._awaited = LateImports(STRETCHES)
         self._around_us = threading.local()
         """How many saves this thread is in."""
         self._say = context.guard.wrap(self._tell)

@@ -31,9 +31,9 @@ from holter.rank.hold.finite_guard import FiniteGuard
 from holter.rank.hold.halts import HoldReason
 from holter.rank.hold.shards import Shards
 from holter.rank.publish import completed_before
-from holter.rank.publish.sidecar_link import Companion
+from holter.rank.publish.sidecar_link import SidecarLink
 from holter.rank.publish.step_log import OpenStep
-from holter.rank.readings.batch_blame import FeedingProbe
+from holter.rank.readings.batch_blame import BatchBlameProbe
 from holter.rank.readings.census import CensusTaker
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
@@ -54,7 +54,7 @@ class Looks:
 
     gradients: GradientProbe
     comparison: ComparisonProbe
-    feeding: FeedingProbe
+    feeding: BatchBlameProbe
     vitals: VitalsProbe
     finite: FiniteGuard
 
@@ -99,7 +99,7 @@ class StepProbe:
         self._own_began = 0.0
         self._read_began = 0.0
         self._interrupted = Phase.OTHER
-        self._companion = Companion(context.recorder.page)
+        self._companion = SidecarLink(context.recorder.page)
         self._handles: list[Any] = []
         context.is_torn = self._is_torn
         looks.finite.before_scaled = context.guard.wrap(self._hold_if_due, "claims")

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from holter.rank.context import Context
-from holter.rank.hooks.late_imports import Awaited
+from holter.rank.hooks.late_imports import LateImports
 from holter.rank.hooks.step import StepProbe
 
 
@@ -44,7 +44,7 @@ class ZeroProbe:
     def __init__(self, context: Context, steps: StepProbe) -> None:
         self._context = context
         self._steps = steps
-        self._awaited = Awaited(CLASSES)
+        self._awaited = LateImports(CLASSES)
         self._open: list[torch.optim.Optimizer] = []
 
     def look(self) -> None:

@@ -46,7 +46,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StepPlan:
     """The dials."""
 
     gradient_stride: int = 1
@@ -65,7 +65,7 @@ class Plan:
         return step == 0 or (step - 1) % self.check_interval == 0
 
 
-def plan(costs: Costs, *, budget: float, floor_s: float, current: Plan) -> Plan:
+def plan(costs: Costs, *, budget: float, floor_s: float, current: StepPlan) -> StepPlan:
     """The most that fits into the budget; gradients first."""
     budget_s = budget * costs.step_s
     room_s = budget_s - costs.fixed_s - CHECK_SHARE * budget_s
@@ -77,7 +77,7 @@ def plan(costs: Costs, *, budget: float, floor_s: float, current: Plan) -> Plan:
     interval = _fit(check_s, left_s, current.check_interval, MAX_INTERVAL)
     if interval > USUAL_INTERVAL and check_s / USUAL_INTERVAL <= CHECK_FLOORS * floor_s:
         interval = USUAL_INTERVAL
-    return Plan(gradient_stride=stride, check_interval=interval)
+    return StepPlan(gradient_stride=stride, check_interval=interval)
 
 
 def _fit(cost_s: float, room_s: float, current: int, largest: int) -> int:
@@ -93,7 +93,7 @@ class Schedule:
     """Measures, and turns the dials by one notch a step at most."""
 
     def __init__(self, *, budget: float, floor_s: float) -> None:
-        self.plan = Plan()
+        self.plan = StepPlan()
         self._budget, self._floor_s = budget, floor_s
         self._step_s: deque[float] = deque(maxlen=WINDOW)
         self._own_s: deque[float] = deque(maxlen=WINDOW)
@@ -141,7 +141,7 @@ class Schedule:
             check_s=_usual(self._check_s),
         )
         chosen = plan(costs, budget=self._budget, floor_s=self._floor_s, current=self.plan)
-        self.plan = Plan(
+        self.plan = StepPlan(
             gradient_stride=_notch(self.plan.gradient_stride, chosen.gradient_stride),
             check_interval=_notch(self.plan.check_interval, min(chosen.check_interval << self._thinning, MAX_INTERVAL)),
         )

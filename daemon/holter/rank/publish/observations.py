@@ -7,7 +7,7 @@ from holter.page import PageWriter
 from holter.records import Body, Observation, Phase
 
 
-class Recorder:
+class ObservationWriter:
     """Speaks for one rank."""
 
     def __init__(self, page: PageWriter, rank: int) -> None:

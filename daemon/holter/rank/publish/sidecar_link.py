@@ -10,7 +10,7 @@ SILENT_S = 10.0
 STARTUP_S = 30.0
 
 
-class Companion:
+class SidecarLink:
     """Reads what the sidecar left on the page; a few microseconds."""
 
     def __init__(self, page: PageWriter) -> None:

@@ -18,7 +18,7 @@ MAX_CALLS = 32
 """Calls of a step that are signed: a model may be called once for each element of a sequence."""
 
 
-class FeedingProbe:
+class BatchBlameProbe:
     """Looks at batches when there is a reason to."""
 
     def __init__(self, context: Context) -> None:

@@ -11,10 +11,10 @@ import torch
 from holter.rank.context import Context
 from holter.rank.models import Model
 from holter.rank.readings import idle_parameters
-from holter.rank.readings.histories import MAX_NAMES, History, Moves, prints
+from holter.rank.readings.histories import MAX_NAMES, FingerprintHistory, Moves, prints
 from holter.rank.readings.idle_parameters import IdleWatch
 from holter.rank.readings.leftover_gradients import Leftovers
-from holter.rank.readings.module_groups import Group, grouped
+from holter.rank.readings.module_groups import ModuleGroup, grouped
 from holter.rank.readings.samples import Samples, is_readable, local, strided
 from holter.rank.readings.views import view
 from holter.records import ModuleVitals, Named, Vitals
@@ -39,8 +39,8 @@ class Findings:
 
     idle: IdleWatch
     leftovers: Leftovers
-    trained: History
-    frozen: History
+    trained: FingerprintHistory
+    frozen: FingerprintHistory
     moved_names: list[str] = field(default_factory=list)
     """Trained parameters that were seen to move between two steps, not told yet."""
 
@@ -173,7 +173,7 @@ class Checkup:
         (none_names, zero_names), steps = idle_parameters.named(idle.none(self.step, self._all), zero)
         return _names(none_names), _names(zero_names), steps
 
-    def _module(self, number: int, group: Group) -> ModuleVitals:
+    def _module(self, number: int, group: ModuleGroup) -> ModuleVitals:
         answers, places = self._answers, set(group.places)
         rows = np.array([row for row, place in enumerate(self._given) if place in places], dtype=np.int64)
         table, samples = answers.gradients, answers.samples

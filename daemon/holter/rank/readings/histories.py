@@ -42,7 +42,7 @@ class Moves:
     """For each of the list: for how many readings it had not moved before this one."""
 
 
-class History:
+class FingerprintHistory:
     """What each tensor last was."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ REST = "(others)"
 
 
 @dataclass(frozen=True)
-class Group:
+class ModuleGroup:
     """Parameters of one module, by their places in the list that was grouped."""
 
     module: str
@@ -23,7 +23,7 @@ class Group:
     places: list[int]
 
 
-def grouped(named: Sequence[tuple[str, Any]]) -> list[Group]:
+def grouped(named: Sequence[tuple[str, Any]]) -> list[ModuleGroup]:
     """All parameters of the list, each in one group."""
     paths = [name.split(".")[:-1] for name, _ in named]
     kinds = [(p.dtype, p.device) for _, p in named]
@@ -38,7 +38,9 @@ def grouped(named: Sequence[tuple[str, Any]]) -> list[Group]:
         rest = (REST, *key[1:])
         is_full = len(members) >= MAX_GROUPS - 1
         members.setdefault(key if key in members or not is_full else rest, []).append(place)
-    return [Group(module, str(dtype).removeprefix("torch."), places) for (module, dtype, _), places in members.items()]
+    return [
+        ModuleGroup(module, str(dtype).removeprefix("torch."), places) for (module, dtype, _), places in members.items()
+    ]
 
 
 def _keys(paths: list[list[str]], kinds: list[Any], depth: int) -> list[Any]:

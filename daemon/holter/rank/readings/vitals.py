@@ -18,7 +18,7 @@ import torch
 from holter import clock
 from holter.rank.context import Context
 from holter.rank.readings.checkup import Checkup, Findings, readable, trained_by
-from holter.rank.readings.histories import History, prints
+from holter.rank.readings.histories import FingerprintHistory, prints
 from holter.rank.readings.idle_parameters import IdleWatch
 from holter.rank.readings.leftover_gradients import TOLD_CHECKS, Leftovers
 from holter.rank.readings.rhythm import Rhythm
@@ -43,7 +43,7 @@ class VitalsProbe:
         self._idle = IdleWatch()
         self._leftovers = Leftovers(context)
         self._rhythm = Rhythm(rank=context.recorder.rank, world_size=context.world_size, budget=budget, floor_s=floor_s)
-        self._findings = Findings(self._idle, self._leftovers, History(), History())
+        self._findings = Findings(self._idle, self._leftovers, FingerprintHistory(), FingerprintHistory())
         self._checkup: Checkup | None = None
         self._vital_step = -2
         self._frozen_place = 0

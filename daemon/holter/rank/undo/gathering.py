@@ -14,18 +14,18 @@ from holter.rank import state_objects
 from holter.rank.models import Models
 from holter.rank.undo import parts
 from holter.rank.undo.buffers import MovingBuffers
-from holter.rank.undo.parts import Part
+from holter.rank.undo.parts import StatePart
 
 ENGINES = frozenset({"DeepSpeedEngine"})
 """Wrappers that keep weights and counters where we do not find them."""
-Source = Callable[[], Part | None]
+Source = Callable[[], StatePart | None]
 """A part as it is now; None: it is gone."""
 Finder = Callable[[Sequence[torch.optim.Optimizer]], Iterable[Source]]
 Resting = tuple["weakref.ref[torch.nn.Parameter]", int]
 """A parameter that nobody trains, with the number of its changes when it was first seen."""
 
 
-def source_of(make: Callable[[Any], Part], owner: Any) -> Source:
+def source_of(make: Callable[[Any], StatePart], owner: Any) -> Source:
     """Makes the part of this object, as long as it lives."""
     reference = weakref.ref(owner)
     return lambda: make(living) if (living := reference()) is not None else None
@@ -49,14 +49,14 @@ class Gathering:
         """The wrapper that is not fathomed; empty: there is none."""
         return next((model.wrapper for model in self._models if model.wrapper in ENGINES), "")
 
-    def gather(self, buffers: MovingBuffers) -> tuple[list[Part], list[Resting]]:
+    def gather(self, buffers: MovingBuffers) -> tuple[list[StatePart], list[Resting]]:
         """All there is to copy, and the parameters that rest."""
         weights, resting = self._weights()
         return [*weights, *parts.of_buffers(buffers), *self._others()], resting
 
-    def _weights(self) -> tuple[list[Part], list[Resting]]:
+    def _weights(self) -> tuple[list[StatePart], list[Resting]]:
         held = {id(p) for optimizer in self._optimizers() for group in optimizer.param_groups for p in group["params"]}
-        found: list[Part] = []
+        found: list[StatePart] = []
         resting: list[Resting] = []
         frozen: dict[int, Resting] = {}
         for parameter in parts.parameters_of(self._models.all()):
@@ -74,12 +74,12 @@ class Gathering:
         self._frozen = frozen
         return found, resting
 
-    def _others(self) -> list[Part]:
+    def _others(self) -> list[StatePart]:
         """Optimizers, schedulers, scalers and counters."""
         optimizers = self._optimizers()
         self._num_gathered += 1
         is_turn = self._num_gathered & (self._num_gathered - 1) == 0
-        found: list[Part | None] = [None]
+        found: list[StatePart | None] = [None]
         if [reference() for reference in self._sources_of] == optimizers and not is_turn:
             found = [source() for source in self._sources]
         if None in found:

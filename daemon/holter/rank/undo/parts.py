@@ -20,7 +20,7 @@ Copies = Sequence[torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Part:
+class StatePart:
     """One part, as it is now."""
 
     owner: "weakref.ref[Any]"
@@ -34,9 +34,9 @@ class Part:
     """What its plain values may name and must not be copied with them."""
 
 
-def of_weight(parameter: torch.nn.Parameter, *, is_moving: bool) -> Part:
+def of_weight(parameter: torch.nn.Parameter, *, is_moving: bool) -> StatePart:
     """Nobody knows when one moves that no optimizer moves."""
-    return Part(weakref.ref(parameter), parameter, _put_weight, is_moving)
+    return StatePart(weakref.ref(parameter), parameter, _put_weight, is_moving)
 
 
 def _put_weight(parameter: Any, image: Any, copies: Copies) -> None:
@@ -44,7 +44,7 @@ def _put_weight(parameter: Any, image: Any, copies: Copies) -> None:
         raise RewindError(f"a parameter is now {tuple(parameter.shape)}, and was {tuple(copies[image.index].shape)}")
 
 
-def of_buffers(kept: MovingBuffers) -> list[Part]:
+def of_buffers(kept: MovingBuffers) -> list[StatePart]:
     """As the step's first forward pass finds them: copies of ours, which nobody changes before the next, where there are any."""
 
     def put_under(name: str) -> Callable[[Any, Any, Copies], None]:
@@ -53,10 +53,10 @@ def of_buffers(kept: MovingBuffers) -> list[Part]:
 
         return put
 
-    return [Part(module, tensor, put_under(name), is_moving) for module, name, tensor, is_moving in kept.found()]
+    return [StatePart(module, tensor, put_under(name), is_moving) for module, name, tensor, is_moving in kept.found()]
 
 
-def of_optimizer(optimizer: torch.optim.Optimizer) -> Part:
+def of_optimizer(optimizer: torch.optim.Optimizer) -> StatePart:
     """Its state and the hyper-parameters of its groups."""
     keys = [weakref.ref(key) if isinstance(key, torch.Tensor) else key for key in optimizer.state]
     held = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
@@ -80,29 +80,29 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> Part:
         live.state.clear()
         live.state.update(zip(owners, entries, strict=True))
 
-    return Part(weakref.ref(optimizer), state, put)
+    return StatePart(weakref.ref(optimizer), state, put)
 
 
-def of_scheduler(scheduler: Any) -> Part:
+def of_scheduler(scheduler: Any) -> StatePart:
     """By its own state_dict; its optimizer is a part of its own."""
 
     def put(live: Any, image: Any, copies: Copies) -> None:
         live.load_state_dict(images.put(None, image, copies))
 
-    return Part(weakref.ref(scheduler), scheduler.state_dict(), put, True, (scheduler, scheduler.optimizer))
+    return StatePart(weakref.ref(scheduler), scheduler.state_dict(), put, True, (scheduler, scheduler.optimizer))
 
 
 SCALING = ("_scale", "_growth_tracker", "_growth_factor", "_backoff_factor", "_growth_interval")
 
 
-def of_scaler(scaler: Any) -> Part:
+def of_scaler(scaler: Any) -> StatePart:
     """Not by its state_dict, which waits for the device."""
 
     def put(live: Any, image: Any, copies: Copies) -> None:
         for name, kept in image.items():
             setattr(live, name, images.put(getattr(live, name), kept, copies))
 
-    return Part(weakref.ref(scaler), {name: getattr(scaler, name) for name in SCALING}, put)
+    return StatePart(weakref.ref(scaler), {name: getattr(scaler, name) for name in SCALING}, put)
 
 
 def parameters_of(models: Sequence[Model]) -> Iterator[torch.nn.Parameter]:

@@ -27,7 +27,7 @@ from holter.rank.readings.samples import is_plain_moment, local
 from holter.rank.undo import copying, images, parts
 from holter.rank.undo.copying import Copying, Pair
 from holter.rank.undo.gathering import Gathering, Resting
-from holter.rank.undo.parts import Part
+from holter.rank.undo.parts import StatePart
 from holter.rank.undo.rewind import Rewound
 from holter.records import Snapped
 
@@ -41,7 +41,7 @@ class Snapshot:
     step: int
     """Completed steps in it."""
     rewound: Rewound
-    images: list[tuple[Part, Any]]
+    images: list[tuple[StatePart, Any]]
     """Without their living states."""
     copies: list[torch.Tensor]
     under_way: Copying
@@ -169,7 +169,7 @@ class Snapshots:
             return None
         found, frozen = self._gathering.gather(self._context.rewind.buffers)
         sources: list[torch.Tensor] = []
-        shown: list[tuple[Part, Any]] = []
+        shown: list[tuple[StatePart, Any]] = []
         moving: list[bool] = []
         for part in found:
             shown.append((replace(part, state=None, apart=()), images.take(part.state, sources, part.apart)))

@@ -10,12 +10,12 @@ import contextlib
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from holter import clock
-from holter.coordinator.run import Ward
 from holter.faults import ExamKey, TableKey
 from holter.records import Observation, Order
 from holter.transport import wire
@@ -31,7 +31,7 @@ class Lines:
     """Who is connected, and what was asked of whom."""
 
     def __init__(
-        self, ward: Ward, token: str, on_urgent: Callable[[], None], hold: Callable[[], Awaitable[None]]
+        self, ward: Any, token: str, on_urgent: Callable[[], None], hold: Callable[[], Awaitable[None]]
     ) -> None:
         self.refused = 0
         """Connections that were turned away."""
@@ -191,7 +191,8 @@ class Lines:
         # A job that was only told the coordinator's address does not know the run's name; the token says that it belongs.
         if hello.run_id not in ("", self._ward.settings.run_id):
             return f"this is run {self._ward.settings.run_id}, not {hello.run_id}"
-        return self._ward.roster.refusal(hello)
+        reason: str | None = self._ward.roster.refusal(hello)
+        return reason
 
 
 class _GarbageError(Exception):
