@@ -78,14 +78,14 @@ def test_what_cannot_wait_is_urgent(run: Run, body: Body, is_urgent: bool) -> No
 def test_a_sidecar_cannot_speak_for_the_coordinator(run: Run) -> None:
     hear(run, Judged(), Unavailable(tensor_class="gradients"), Link(state="silent"))
     assert 3 == run.intake.strangers
-    assert "connected" == run.assembly.window(0).links[0].state
-    assert frozenset() == run.assembly.window(0).unavailable
+    assert "connected" == run.assembly.window(0).processes.links[0].state
+    assert frozenset() == run.assembly.window(0).tensors.unavailable
 
 
 def test_a_time_that_cannot_be_does_not_reach_a_judge(run: Run) -> None:
     odd = Overdue(tier="suspect", phase=Phase.FORWARD, micro_step=0, waited_s=math.nan, deadline_s=3.0, because="")
     assert not hear(run, odd)
-    assert (1, {}) == (run.intake.strangers, run.assembly.window(0).delays)
+    assert (1, {}) == (run.intake.strangers, run.assembly.window(0).processes.delays)
 
 
 def test_what_was_asked_long_ago_is_forgotten(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_table_that_does_not_add_up_counts_as_none(run: Run, part: str) -> Non
     table = Table(tensor_class="g", root=1, names=["a", "b"], fingerprints=[1, 2], **beside)
     run.intake.hear_table(("g", 3, 0), seen(0, 3, table), 5)
     window = run.assembly.window(0)
-    assert ({}, {("g", 3, 0)}) == (window.tables, window.unavailable)
+    assert ({}, {("g", 3, 0)}) == (window.tensors.tables, window.tensors.unavailable)
 
 
 def test_the_journal_says_when_it_was_judged_and_what_could_not_be_had(run: Run, tmp_path: Path) -> None:
@@ -235,15 +235,15 @@ def judge_for(run: Run, first_s: int, last_s: int) -> None:
 
 def test_a_line_that_falls_silent_is_in_the_window_and_in_the_journal(run: Run, tmp_path: Path) -> None:
     judge_for(run, 0, 7)
-    view = run.assembly.window(7 * S).links[0]
+    view = run.assembly.window(7 * S).processes.links[0]
     assert "silent" == view.state
     assert 5 * S < view.since_ns <= 7 * S
     assert "silent" == status.status(run, 7 * S)["ranks"][0]["sidecar"]
     assert ["rank 0 on h: its sidecar is silent, and nobody closed its line"] == run.blind()
     run.intake.hear(0, EMPTY, 8 * S)
-    assert ("connected", []) == (run.assembly.window(8 * S).links[0].state, run.blind())
+    assert ("connected", []) == (run.assembly.window(8 * S).processes.links[0].state, run.blind())
     run.intake.disconnect(0, 1, 9 * S, is_closed=True)
-    assert "closed" == run.assembly.window(9 * S).links[0].state
+    assert "closed" == run.assembly.window(9 * S).processes.links[0].state
     run.intake.connect(HELLO, 10 * S)
     run.intake.end(11 * S)
     run.close(5.0)
@@ -282,4 +282,4 @@ def test_a_silent_sidecar_is_not_asked(tmp_path: Path) -> None:
     run.intake.connect(HELLO, 0)
     asked = [judgement.exams for second in range(8) if (judgement := run.judge(second * S))]
     assert (1, 0) == (len(asked[0]), sum(map(len, asked[1:])))
-    assert {0: 1} == run.assembly.window(0).unexamined
+    assert {0: 1} == run.assembly.window(0).processes.unexamined
