@@ -262,7 +262,7 @@ class Standing:
     name = "stalled_rank"
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        for rank, delay in window.delays.items():
+        for rank, delay in window.processes.delays.items():
             yield Finding(
                 detector=self.name,
                 severity="critical",

@@ -77,14 +77,14 @@ def test_what_cannot_wait_is_urgent(ward: Run, body: Body, is_urgent: bool) -> N
 def test_a_sidecar_cannot_speak_for_the_coordinator(ward: Run) -> None:
     hear(ward, Judged(), Unavailable(tensor_class="gradients"), Link(state="silent"))
     assert 3 == ward.strangers
-    assert "connected" == ward.assembly.window(0).links[0].state
-    assert frozenset() == ward.assembly.window(0).unavailable
+    assert "connected" == ward.assembly.window(0).processes.links[0].state
+    assert frozenset() == ward.assembly.window(0).tensors.unavailable
 
 
 def test_a_time_that_cannot_be_does_not_reach_a_judge(ward: Run) -> None:
     odd = Overdue(tier="suspect", phase=Phase.FORWARD, micro_step=0, waited_s=math.nan, deadline_s=3.0, because="")
     assert not hear(ward, odd)
-    assert (1, {}) == (ward.strangers, ward.assembly.window(0).delays)
+    assert (1, {}) == (ward.strangers, ward.assembly.window(0).processes.delays)
 
 
 def test_what_was_asked_long_ago_is_forgotten(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_table_that_does_not_add_up_counts_as_none(ward: Run, part: str) -> No
     table = Table(tensor_class="g", root=1, names=["a", "b"], fingerprints=[1, 2], **beside)
     ward.hear_table(("g", 3, 0), seen(0, 3, table), 5)
     window = ward.assembly.window(0)
-    assert ({}, {("g", 3, 0)}) == (window.tables, window.unavailable)
+    assert ({}, {("g", 3, 0)}) == (window.tensors.tables, window.tensors.unavailable)
 
 
 def test_the_journal_says_when_it_was_judged_and_what_could_not_be_had(ward: Run, tmp_path: Path) -> None:
@@ -234,15 +234,15 @@ def judge_for(ward: Run, first_s: int, last_s: int) -> None:
 
 def test_a_line_that_falls_silent_is_in_the_window_and_in_the_journal(ward: Run, tmp_path: Path) -> None:
     judge_for(ward, 0, 7)
-    view = ward.assembly.window(7 * S).links[0]
+    view = ward.assembly.window(7 * S).processes.links[0]
     assert "silent" == view.state
     assert 5 * S < view.since_ns <= 7 * S
     assert "silent" == status.status(ward, 7 * S)["ranks"][0]["sidecar"]
     assert ["rank 0 on h: its sidecar is silent, and nobody closed its line"] == ward.blind()
     ward.hear(0, EMPTY, 8 * S)
-    assert ("connected", []) == (ward.assembly.window(8 * S).links[0].state, ward.blind())
+    assert ("connected", []) == (ward.assembly.window(8 * S).processes.links[0].state, ward.blind())
     ward.disconnect(0, 1, 9 * S, is_closed=True)
-    assert "closed" == ward.assembly.window(9 * S).links[0].state
+    assert "closed" == ward.assembly.window(9 * S).processes.links[0].state
     ward.connect(HELLO, 10 * S)
     ward.end(11 * S)
     ward.close(5.0)
@@ -281,4 +281,4 @@ def test_a_silent_sidecar_is_not_asked(tmp_path: Path) -> None:
     ward.connect(HELLO, 0)
     asked = [judgement.exams for second in range(8) if (judgement := ward.judge(second * S))]
     assert (1, 0) == (len(asked[0]), sum(map(len, asked[1:])))
-    assert {0: 1} == ward.assembly.window(0).unexamined
+    assert {0: 1} == ward.assembly.window(0).processes.unexamined

@@ -277,7 +277,7 @@ async def test_what_was_said_while_the_coordinator_was_away_arrives(run_coordina
     await eventually(lambda: step_of(again, 0) == 50)
     window = again.coordinator.ward.assembly.window(0)
     assert frozenset({0}) == window.attached
-    assert {0} == set(window.census)
+    assert {0} == set(window.models.census)
     assert list(range(1, 50)) == [view.step for view in window.steps]
     assert rank.uplink.reconnects >= 1
     assert 0 == rank.uplink.dropped
@@ -341,7 +341,7 @@ async def test_a_quiet_rank_is_there_a_silent_one_is_not_and_one_that_hung_up_is
     gone.vanish()
     await eventually(lambda: members[1].state == "silent", 20.0)
     assert ("connected", "gone") == (members[0].state, members[2].state)
-    links = running.coordinator.ward.assembly.window(0).links
+    links = running.coordinator.ward.assembly.window(0).processes.links
     assert ["connected", "silent", "closed"] == [links[rank].state for rank in range(3)]
     silent.step(0)
     await eventually(lambda: members[1].state == "connected")

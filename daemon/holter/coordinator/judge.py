@@ -70,6 +70,6 @@ def _keys(request: TableRequest | ExamRequest) -> Iterator[TableKey | ExamKey]:
 
 def _is_open(key: TableKey | ExamKey, window: Window) -> bool:
     if not isinstance(key, ExamKey):
-        return key not in window.tables and key not in window.unavailable
-    answers = (seen.exam.asked_ns for seen in window.exams.get(key.rank, ()))
-    return key.asked_ns > max(answers, default=0) and key.asked_ns > window.unexamined.get(key.rank, 0)
+        return key not in window.tensors.tables and key not in window.tensors.unavailable
+    answers = (seen.exam.asked_ns for seen in window.processes.exams.get(key.rank, ()))
+    return key.asked_ns > max(answers, default=0) and key.asked_ns > window.processes.unexamined.get(key.rank, 0)
