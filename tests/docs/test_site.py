@@ -79,7 +79,3 @@ def test_links_of_files_that_are_read_in_the_repository_lead_somewhere(name: str
             target = path.parent / place if place else path
             assert target.exists(), link
             assert not anchor or anchor in anchors(target), link
-
-
-def test_the_readme_is_an_entrance_and_no_manual() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) < 1000
