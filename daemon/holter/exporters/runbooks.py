@@ -7,6 +7,7 @@ from holter.diagnosis.pages import indented
 from holter.exporters.watcher_rules import WatcherRule
 
 INDENT = "    "
+EXPRESSION = "## Fires on"
 _SETTING = re.compile(r"    \w+\.\w+ = ")
 
 
@@ -25,7 +26,7 @@ def watch_page(watch: WatcherRule) -> str:
 
 
 def to_markdown(page: str) -> str:
-    """A title is a line before an indented one; settings are a list."""
+    """A title is a line before an indented one; settings are a list; an alert's expression, its last section, stays indented, as code."""
     lines = page.rstrip().splitlines()
     out: list[str] = []
     for line, following in pairwise([*lines, ""]):
@@ -35,7 +36,7 @@ def to_markdown(page: str) -> str:
         elif is_title:
             out += [f"## {line}", ""]
         else:
-            out.append(_body(line))
+            out.append(line if EXPRESSION in out else _body(line))
     return "\n".join(out) + "\n"
 
 
