@@ -42,6 +42,7 @@ SAYS_WHERE = "".join(
 OFF = dict.fromkeys(("ranks", "tensors", "collective", "step", "url", "instance", "job"), "")
 """Labels that the description tells but that do not identify the alert: a better diagnosis of the same incident must not page again."""
 INDENT = "    "
+EXPRESSION = "## Fires on"
 _SETTING = re.compile(r"    \w+\.\w+ = ")
 
 Layer = Literal["incident", "finding", "watcher"]
@@ -225,7 +226,7 @@ def _watcher_page(watch: WatcherRule) -> str:
 
 
 def _to_markdown(page: str) -> str:
-    """A title is a line before an indented one; settings are a list."""
+    """A title is a line before an indented one; settings are a list; an alert's expression, its last section, stays indented, as code."""
     lines = page.rstrip().splitlines()
     out: list[str] = []
     for line, following in pairwise([*lines, ""]):
@@ -235,7 +236,7 @@ def _to_markdown(page: str) -> str:
         elif is_title:
             out += [f"## {line}", ""]
         else:
-            out.append(_body(line))
+            out.append(line if EXPRESSION in out else _body(line))
     return "\n".join(out) + "\n"
 
 
