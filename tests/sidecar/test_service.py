@@ -228,7 +228,7 @@ async def test_a_request_under_way_when_the_rank_dies_is_answered_before_its_end
 
 
 async def test_a_crash_is_examined_and_then_acknowledged(python_rank, monkeypatch):
-    monkeypatch.setattr("holter.sidecar.examination.LAST_BREATH_S", 20.0)
+    monkeypatch.setattr("holter.sidecar.examination.CRASH_S", 20.0)
     process, page = python_rank
     await asyncio.to_thread(process.stdout.readline)
     ours, theirs = socket.socketpair()

@@ -201,7 +201,7 @@ def test_a_stranger_is_turned_away_and_keeps_nobody_waiting(store):
 def test_ranks_that_do_not_come_are_named(store):
     alone = PeerConnector(PeerAddress(Tree(0, 4), "127.0.0.1"), store.clone, threading.Event(), patience_s=0.5)
     with pytest.raises(TimeoutError, match=r"ranks 1, 2, 3 did not come within 0 s"):
-        alone.join()
+        alone.connect()
     for opened in alone.sockets:
         opened.close()
 
