@@ -1,7 +1,14 @@
-"""Whether the ranks of a group call the same collectives, by the digests of runs of calls. Pure, incremental, bounded.
+"""Whether the ranks of a group call the same collectives, and equally many. Pure, incremental, bounded.
+
+By the digests of runs of calls:
 
     group "0", block 7 (calls 448 to 511)     digest 0x51..  ranks 0, 2, 3
                                               digest 0xe0..  rank 1            two digests: they parted
+
+By how many each rank had called at the end of each step:
+
+    step 24   rank 0: 25   rank 1: 25
+    step 25   rank 0: 26   rank 1: 25                                          rank 1 left one out, and stays one behind
 
 Which ranks belong to a group is not known here: those that told a block are compared, whoever tells first. A rank that tells a block
 anew with another digest has begun the group anew: its last word counts.
@@ -9,8 +16,8 @@ anew with another digest has begun the group anew: its last word counts.
 
 from dataclasses import dataclass, field
 
-from holter.faults.window import PartedBlock
-from holter.records import CallBlock
+from holter.faults.window import CallCounts, PartedBlock
+from holter.records import CallBlock, StepCalls
 
 MAX_GROUPS = 2048
 MAX_BLOCKS = 48
@@ -23,6 +30,11 @@ MAX_PARTED = 32
 """Blocks shown."""
 QUIET_NS = 120 * 10**9
 """A group that nobody spoke of for so long may be forgotten in favour of a new one."""
+MAX_COUNTED_GROUPS = 64
+MAX_COUNTED_STEPS = 512
+"""Of one group, the newest."""
+MAX_COUNTED_RANKS = 64
+"""Of those that agree."""
 
 
 @dataclass
@@ -80,7 +92,7 @@ class _Group:
         return min(self.parted(), default=(0, None))[1]
 
 
-class BlockBook:
+class CallBlockBook:
     """The newest runs of calls of each group, as each rank told them."""
 
     def __init__(self) -> None:
@@ -140,3 +152,45 @@ class BlockBook:
 
 def _ends(parted: list[tuple[int, int]]) -> list[tuple[int, int]]:
     return parted if len(parted) <= 2 else [parted[0], parted[-1]]  # noqa: PLR2004
+
+
+_Steps = dict[int, dict[int, list[int]]]
+"""Step -> last number -> ranks."""
+
+
+class CallCountBook:
+    """The newest steps of each group."""
+
+    def __init__(self) -> None:
+        self._groups: dict[str, _Steps] = {}
+        self._counts: dict[str, tuple[CallCounts, ...]] = {}
+
+    def add(self, rank: int, steps: list[StepCalls]) -> None:
+        """Take one rank's report in."""
+        for told in steps:
+            for group, last in told.lasts.items():
+                known = self._groups.get(group)
+                if known is None:
+                    if len(self._groups) >= MAX_COUNTED_GROUPS:
+                        continue
+                    known = self._groups[group] = {}
+                ranks = known.setdefault(told.step, {}).setdefault(last, [])
+                if len(ranks) < MAX_COUNTED_RANKS:
+                    ranks.append(rank)
+                if len(known) > MAX_COUNTED_STEPS:
+                    del known[min(known)]
+                self._counts.pop(group, None)
+
+    def clear(self) -> None:
+        """A rank lives in a new process: it counts from the beginning, and so will the others."""
+        self._groups.clear()
+        self._counts.clear()
+
+    def counts(self) -> dict[str, tuple[CallCounts, ...]]:
+        """Group -> its steps, ascending; the same objects as long as nothing changed."""
+        for group in self._groups.keys() - self._counts.keys():
+            steps = self._groups[group]
+            self._counts[group] = tuple(
+                CallCounts(step, {last: tuple(ranks) for last, ranks in steps[step].items()}) for step in sorted(steps)
+            )
+        return dict(self._counts)

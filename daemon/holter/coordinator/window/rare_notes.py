@@ -1,4 +1,4 @@
-"""What ranks say rarely, kept as it was said, so much of each kind. Pure.
+"""What ranks say rarely (`Rare`), kept as it was said, a bounded number of each kind. Pure.
 
     Vitals, Inspection, Skipped, Swapped, Device   the newest
     Warned                                 of each text the first few ranks that were shown it
@@ -23,11 +23,11 @@ MIN_LOADERS, MAX_LOADERS = 2, 16
 """Loaders kept of one rank. One that trained goes last."""
 
 Place = tuple[int, int, int]
-"""(step, rank, the how-manieth that the rank said)"""
+"""(step, rank, number of the note among those of the rank)"""
 Placed = tuple[Place, Note]
 
 
-class NoteBook:
+class RareNotes:
     """All notes of a run that are kept."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from statistics import fmean, median, stdev
 
 import pytest
 
-from holter.faults.slowness.persistence import MAX_MEMORY, clipped, error_of_mean, memory
+from holter.faults.slowness.lateness import MAX_MEMORY, clipped, error_of_mean, memory
 
 
 def wandering(share: float, num: int, seed: int) -> list[float]:
