@@ -1,6 +1,6 @@
 """Builds a rank's desk for halts, and gives it hands: what saves here needs torch, the probes and the frameworks.
 
-    rewind.restore(step) -> keeping.find -> keeper.save(task) -> proof.prove(task, keeper)
+    rewind.restore(step) -> frameworks.keeper -> keeper.save(task) -> proof.prove(task, keeper)
     snapshots.restore(step) where the order names a snapshot: how that step began is known to nobody else, so each saver writes it down
 
 Nothing below `save` is imported before a save has been decided.
@@ -20,6 +20,7 @@ from holter.config import Settings
 from holter.errors import HolterError, PartlySavedError, RewindError, SaveError
 from holter.files import write_whole
 from holter.frameworks.place import RankPlace
+from holter.rank.framework import Task
 from holter.rank.guard import say
 from holter.rank.hold import commit_register
 from holter.rank.hold.agreement import Tree
@@ -34,7 +35,6 @@ from holter.records import Farewell, Order
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holter.frameworks.saving.keeper import Task
     from holter.rank.undo.rewind import Rewound
 
 BLOBS_S = 3.0
@@ -49,7 +49,7 @@ def open_desk(settings: Settings, here: RankPlace, monitor: Monitor, line: socke
     context = monitor.context
 
     def farewell() -> None:
-        context.recorder.say(context.log.step, Farewell(kind="end", text="halted by decision", where=""))
+        context.writer.say(context.log.step, Farewell(kind="end", text="halted by decision", where=""))
 
     leaving = Leaving(farewell, agent=find_agent() if here.is_restarted else 0)
     leaving.register()
@@ -78,9 +78,9 @@ def open_desk(settings: Settings, here: RankPlace, monitor: Monitor, line: socke
     )
     leaving.before_end = desk.finish
     desk.start()
-    context.halts = desk
+    context.hold.agent = desk
     if is_halting and here.world_size > 1:
-        context.peers = ShardPeers(PeerAddress(Tree(here.rank, here.world_size), here.address, here.restarts))
+        context.hold.peers = ShardPeers(PeerAddress(Tree(here.rank, here.world_size), here.address, here.restarts))
     return desk
 
 
@@ -94,7 +94,7 @@ class RankHands:
     def position(self) -> Position:
         """As far as the hooks tell."""
         context = self._monitor.context
-        return Position(context.log.step, context.is_torn(), context.poisoned_step)
+        return Position(context.log.step, self._monitor.is_torn(), context.hold.poisoned_step)
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
         """See `rank.hold.halts.SaveActions`."""
@@ -109,11 +109,10 @@ class RankHands:
             raise SaveError(f"{left} ({error})") from error
 
     def _save(self, order: Order, *, is_main_thread: bool) -> None:
-        from holter.frameworks.saving import keeper as keeping  # noqa: PLC0415
         from holter.frameworks.saving import proof  # noqa: PLC0415
 
         monitor, here = self._monitor, self._here
-        if monitor.context.is_torn() and order.snapshot < 0:
+        if monitor.is_torn() and order.snapshot < 0:
             where = "between two optimizers of one step" if is_main_thread else "inside an optimizer's step"
             raise SaveError(f"the rank is {where}: its weights are partly new")
         if is_main_thread:
@@ -121,7 +120,7 @@ class RankHands:
             monitor.context.guard.is_on = False
         before = self._place()
         own = self._restore(order)
-        task = keeping.Task(
+        task = Task(
             directory=Path(order.directory),
             step=own.step,
             rank=here.rank,
@@ -136,7 +135,7 @@ class RankHands:
             deadline_s=order.deadline_s,
         )
         notes = self._take_over(task)
-        keeper = keeping.find(monitor.context, monitor.optimizers)
+        keeper = monitor.context.frameworks.keeper(monitor.context, monitor.optimizers)
         partly = None
         try:
             keeper.save(task)
@@ -153,9 +152,9 @@ class RankHands:
         context = self._monitor.context
         return context.log.step, context.log.micro_step, context.phases.phase
 
-    def _take_over(self, task: "Task") -> list[str]:
+    def _take_over(self, task: Task) -> list[str]:
         """Whoever saves for the first rank saves its buffers, where DDP would have given them to all; returns what is to be said."""
-        rewind = self._monitor.context.rewind
+        rewind = self._monitor.context.undo.rewind
         if (
             not task.is_rescue
             or not task.writes_shared
@@ -173,10 +172,10 @@ class RankHands:
     def _restore(self, order: Order) -> "Rewound":
         context = self._monitor.context
         if order.snapshot < 0:
-            return context.rewind.restore(order.step)
-        if context.snapshots is None:
+            return context.undo.rewind.restore(order.step)
+        if context.undo.snapshots is None:
             raise RewindError(f"there is no snapshot of step {order.snapshot}: none are kept (HOLTER_SNAPSHOT_EVERY)")
-        own = context.snapshots.restore(order.snapshot)
+        own = context.undo.snapshots.restore(order.snapshot)
         _write(Path(order.directory), self._here.rank, own)
         return own
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from holter.rank.context import Context
+from holter.rank.framework import Framework, Frameworks
 from holter.rank.hold.finite_guard import FiniteGuard
 from holter.rank.hooks.autocast import RegionProbe
 from holter.rank.hooks.backward import LossProbe
@@ -22,7 +23,6 @@ from holter.rank.hooks.reductions import ReplicationProbe
 from holter.rank.hooks.saves import SaveProbe
 from holter.rank.hooks.step import Looks, StepProbe
 from holter.rank.hooks.warnings import WarningProbe
-from holter.rank.hooks.zero import ZeroProbe
 from holter.rank.models import Models, wrapped
 from holter.rank.publish.budget import Schedule
 from holter.rank.publish.observations import ObservationWriter
@@ -41,7 +41,7 @@ class Monitor:
 
     def __init__(  # noqa: PLR0913 - settings, all named
         self,
-        recorder: ObservationWriter,
+        writer: ObservationWriter,
         *,
         world_size: int,
         budget: float,
@@ -51,16 +51,17 @@ class Monitor:
         frozen: Sequence[str] = (),
         snapshot_every: int = 0,
         snapshot_bytes: int = 0,
+        frameworks: Sequence[Framework] = (),
     ) -> None:
         set_num_threads(threads)
         self.context = Context(
-            recorder,
+            writer,
             Schedule(budget=budget, floor_s=floor_s),
             world_size,
-            models=Models(local_buffers),
-            declared_frozen=tuple(frozen),
+            models=Models(local_buffers, declared_frozen=frozen),
+            frameworks=Frameworks(frameworks),
         )
-        self.context.rewind = Rewind(self.context)
+        self.context.undo.rewind = Rewind(self.context)
         self._inspection = InspectionProbe(self.context)
         self._regions = RegionProbe(self.context)
         self._vitals = VitalsProbe(self.context, budget=budget, floor_s=floor_s, on_idle=self._inspection.ask)
@@ -86,11 +87,11 @@ class Monitor:
         self._feeding = BatchBlameProbe(self.context)
         self._finite = FiniteGuard(self.context)
         looks = Looks(self._gradients, self._comparison, self._feeding, self._vitals, self._finite)
-        self._steps = StepProbe(self.context, looks, self._find_models)
+        self.steps = StepProbe(self.context, looks, self._find_models)
         if snapshot_every:
             from holter.rank.undo.snapshots import Snapshots  # noqa: PLC0415  imports what most scripts do not
 
-            self.context.snapshots = Snapshots(
+            self.context.undo.snapshots = Snapshots(
                 self.context, lambda: self.optimizers, every=snapshot_every, max_bytes=snapshot_bytes
             )
         self._data = self.context.data = DataProbe(self.context)
@@ -102,14 +103,13 @@ class Monitor:
         self.before_backward: list[Callable[[], None]] = [self.context.guard.wrap(self._saves.look)]
         """Called at every backward pass, by those who wait for the script to import something."""
         self.before_backward.append(self.context.guard.wrap(DeviceProbe(self.context).look))
-        self.before_backward.append(self.context.guard.wrap(ZeroProbe(self.context, self._steps).look))
         self._groups = GroupProbe(self.context)
         self.before_backward.append(self.context.guard.wrap(self._groups.look))
         self._is_searched = False
 
     def install(self) -> None:
         """Put everything on; a forked child of the rank is not a rank and wears nothing."""
-        for probe in (self._steps, self._losses, self._calls, self._data, self._farewell, self._warnings):
+        for probe in (self.steps, self._losses, self._calls, self._data, self._farewell, self._warnings):
             probe.install()
         self._replication.install()
         self._regions.install()
@@ -126,15 +126,19 @@ class Monitor:
         self._inspection.end(is_told=False)
         self.context.guard.is_on = False
         self.context.patches.restore()
-        for probe in (self._steps, self._calls, self._farewell):
+        for probe in (self.steps, self._calls, self._farewell):
             probe.uninstall()
-        if self.context.snapshots is not None:
-            self.context.snapshots.forget()
+        if self.context.undo.snapshots is not None:
+            self.context.undo.snapshots.forget()
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that have stepped and still exist, in order of their first step."""
-        return self._steps.optimizers
+        return self.steps.optimizers
+
+    def is_torn(self) -> bool:
+        """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
+        return self.steps.is_torn()
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Watch a model that the script names."""
@@ -158,8 +162,8 @@ class Monitor:
 
     def _on_forward(self) -> None:
         """A forward pass of training begins, or a call in it: the first of a step shows how it began."""
-        step, snapshots = self._steps.next_step, self.context.snapshots
-        if self.context.rewind.forward_begins(step) and snapshots is not None:
+        step, snapshots = self.steps.next_step, self.context.undo.snapshots
+        if self.context.undo.rewind.forward_begins(step) and snapshots is not None:
             snapshots.begin(step)
 
     def _on_call(self, module: torch.nn.Module) -> None:
@@ -180,9 +184,9 @@ class Monitor:
 
     def _on_backward(self) -> None:
         """Backward begins: by now the models exist; learn the order of their gradients, once."""
-        self._steps.end_open_step()
-        self.context.rewind.backward_begins()
-        self.context.shown.clear()
+        self.steps.end_open_step()
+        self.context.undo.rewind.backward_begins()
+        self.context.hold.known_finite.clear()
         self._feeding.begin_backward(self._data.trained())
         for call in self.before_backward:
             call()
@@ -201,14 +205,14 @@ class Monitor:
             self._comparison.reduced_gradients()
 
     def _on_round(self) -> None:
-        self._steps.end_round()
+        self.steps.end_round()
 
     def _on_gradients(self) -> None:
         self._gradients.read_local()
         if self.context.log.now.suspects:
-            self.context.hold_inputs()
+            self.context.inputs.suspect_last()
 
     def _forget(self) -> None:
         self.context.guard.is_on = False
         self._calls.forget()
-        self.context.recorder.page.close()
+        self.context.writer.page.close()

@@ -63,7 +63,7 @@ class HaltDriver:
         self.outcome: Outcome | None = None
         """Of the last attempt that came to an end."""
         self.sentences: list[str] = []
-        """For the job's own log; whoever says them takes them away."""
+        """For the job's own log, until `take_sentences`."""
         self._note = note
         self._deadline_s = deadline_s
         self._number = 0
@@ -121,6 +121,11 @@ class HaltDriver:
         if halting.state == "failed" and self.attempt is not None:
             self.attempt.failures[rank] = halting.why
         self._heard.append(Heard(rank, halting.state, halting.halt, observation.step))
+
+    def take_sentences(self) -> tuple[str, ...]:
+        """How the halt goes on, as far as nobody was told."""
+        told, self.sentences = tuple(self.sentences), []
+        return told
 
     def forget(self, rank: int) -> None:
         """The rank is another process now, or none."""

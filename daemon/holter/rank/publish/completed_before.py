@@ -1,6 +1,6 @@
 """How far the run had come before this process made its first optimizer step: a script that goes on from a checkpoint says it to nobody.
 
-    Trainer, DeepSpeed     their own count of steps, skipped ones included, as `integrations.counting` finds it
+    Trainer, DeepSpeed     their own count of steps, skipped ones included, as the framework tells it
     any other              the count that most optimizers keep with their moments, which comes back with them; a step that a scaler
                            skips is in no such count, nor in ours
 
@@ -17,9 +17,9 @@ from holter.records import Begun
 
 def tell(context: Context, optimizer: torch.optim.Optimizer) -> None:
     """Once, before the first step is applied."""
-    found = context.count_steps(optimizer)
+    found = context.frameworks.count_steps(optimizer)
     count, source = found if found is not None else (_kept(optimizer), type(optimizer).__name__)
-    context.recorder.say(context.log.step, Begun(completed=count, source=source if count is not None else ""))
+    context.writer.say(context.log.step, Begun(completed=count, source=source if count is not None else ""))
 
 
 def _kept(optimizer: torch.optim.Optimizer) -> int | None:
