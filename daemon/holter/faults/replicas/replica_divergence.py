@@ -48,6 +48,7 @@ from holter.faults.shared.replica_evidence import (
     tensor_evidence,
 )
 from holter.faults.shared.structure import compare_structures
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.tie_breaks import (
     HistoryBreak,
     changed_alone,
@@ -72,11 +73,11 @@ class ReplicaDivergence:
 
     name: ClassVar[str] = "replica_divergence"
 
-    patience_s: float = 2.0
+    patience_s: float = threshold(2.0, at_least=0)
     """How long to wait for ranks that have not reported the step, because they may make the majority, or their calls of it."""
     ranks_per_group: int = 2
     """Of how many ranks with equal roots the table of fingerprints is asked."""
-    max_ranks_asked: int = 8
+    max_ranks_asked: int = threshold(8, at_least=2)  # A comparison needs two.
     """Of how many ranks in all."""
     implausible_ratio: float = 100.0
     """A norm so many times its peers' is the implausible side."""
@@ -86,10 +87,7 @@ class ReplicaDivergence:
     """Replicas that are closer than this, relatively, may have parted by rounding alone."""
 
     def __post_init__(self) -> None:
-        if self.patience_s < 0:
-            raise ValueError(f"replica_divergence.patience_s must not be negative, got {self.patience_s}")
-        if self.max_ranks_asked < 2:  # noqa: PLR2004 - a comparison needs two
-            raise ValueError(f"replica_divergence.max_ranks_asked must be at least 2, got {self.max_ranks_asked}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first parting; it asks for tables until they are there or cannot be had."""
