@@ -50,7 +50,7 @@ class Wait:
 
 @dataclass(frozen=True)
 class Analysis:
-    """All ranks' recorders, laid side by side: a description of one moment. In a healthy job, too, ranks wait for each other."""
+    """All ranks' recorders side by side, at one moment. In a healthy job, too, ranks wait for each other."""
 
     matched: Mapping[str, int]
     """Group -> the last sequence number that all its ranks entered alike; -1: none."""
