@@ -28,6 +28,7 @@ from typing import ClassVar
 from holter.faults.shared.parting import (
     Difference,
     Parting,
+    changed_alone,
     column,
     find_difference,
     find_parting,
@@ -38,7 +39,6 @@ from holter.faults.shared.parting import (
 from holter.faults.shared.replica_evidence import majority_evidence, named, tensor_evidence
 from holter.faults.shared.structure import common_module, compare_structures, distinct_censuses
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.tie_breaks import changed_alone
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, Mark, Severity, TableRequest
