@@ -14,8 +14,7 @@ from holter.diagnosis import pages
 from holter.exporters import runbooks, watcher_rules
 from holter.exporters.naming import alert_name
 from holter.exporters.rule import AlertRule, to_yaml
-from holter.faults import causes
-from holter.faults.causes import CauseEntry
+from holter.faults.cause import CauseEntry
 
 LIVES = "holter_job_ranks"
 """A coordinator that is scraped always has it."""
@@ -39,7 +38,7 @@ OFF = dict.fromkeys(("ranks", "tensors", "collective", "step", "url", "instance"
 def groups() -> dict[str, list[AlertRule]]:
     """All rules, by group."""
     return {
-        "holter-causes": [_cause_rule(entry) for entry in causes.ALL],
+        "holter-causes": [_cause_rule(entry) for entry in faults.CAUSES.values()],
         "holter-detectors": [_detector_rule(detector) for detector in faults.ALL],
         "holter-watcher": [watch.rule for watch in watcher_rules.ALL],
     }

@@ -22,7 +22,7 @@ from holter.faults.replicas import FAMILY as REPLICAS
 from holter.faults.slowness import FAMILY as SLOWNESS
 from holter.faults.window import ClassHistory, ExamKey, RankExit, StepView, TableKey, Window
 
-FAMILIES = (NUMERICS, REPLICAS, FROZEN, LEARNING, PRECISION, DATA, MODEL, LOGGED, HANGS, SLOWNESS)
+FAMILIES = (NUMERICS, FROZEN, LEARNING, PRECISION, REPLICAS, DATA, MODEL, LOGGED, HANGS, SLOWNESS)
 
 DETECTORS: dict[str, DetectorEntry] = {entry.detector.name: entry for family in FAMILIES for entry in family.detectors}
 """What is declared of each detector, by its name."""

@@ -3,7 +3,8 @@
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import DeclaredFrozen, Window
+from holter.faults import Window
+from holter.faults.frozen.declared_frozen import DeclaredFrozen
 from holter.records import Census, Finding, TensorEntry
 
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import ClassHistory, FrozenDivergence, StepView, TableKey, Window
+from holter.faults import ClassHistory, StepView, TableKey, Window
+from holter.faults.frozen.frozen_divergence import FrozenDivergence
 from holter.records import Census, Component, Finding, Mark, Table, TableRequest, TensorEntry
 
 NAMES = ["encoder.first.weight", "encoder.first.bias", "encoder.second.weight"]

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from holter.faults import GradientExplosion, Window
+from holter.faults import Window
+from holter.faults.numerics.gradient_explosion import GradientExplosion
 from holter.faults.window import CensusChange, Note, Spread, StepNumbers
 from holter.records import Finding, ModuleVitals, Vitals
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from holter.faults import LossTrend, Window
+from holter.faults import Window
+from holter.faults.numerics.loss_trend import LossTrend
 from holter.faults.window import CensusChange, Spread, StepNumbers
 from holter.records import Finding
 

@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from holter.faults import NonfiniteValues, StepView, Window
+from holter.faults import StepView, Window
+from holter.faults.numerics.nonfinite_values import NonfiniteValues
 from holter.records import Finding, Nonfinite, Origin, Where
 
 SECOND = 1_000_000_000

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import StepView, StructureMismatch, Window
+from holter.faults import StepView, Window
+from holter.faults.replicas.structure_mismatch import StructureMismatch
 from holter.faults.window import CensusChange
 from holter.records import Census, Component, Finding, TensorEntry
 

@@ -89,6 +89,35 @@ GRADIENT_SYNC_BYPASSED = CauseEntry(
     ),
 )  # fmt: skip
 
+NONDETERMINISTIC_DRIFT = CauseEntry(
+    cause="nondeterministic_drift",
+    happened="Replicas part slowly, by rounding.",
+    mechanism=(
+        "Sums of floats depend on their order. A reduction that each rank does in an order of its own (gather and add, a tree that is rooted "
+        "differently), or kernels that differ between devices, give results that differ in the last bits, and nothing brings them together again."
+    ),
+    would_refute="The distance between the ranks is more than rounding makes.",
+    refuting_fact="is_distance_tiny",
+    is_refuted_by=False,
+    rows=(
+        Row("replica_divergence", 0.85, "documented", seen=("is_distance_tiny", "gradients_differ_repeatedly"), absent=("parameters_differ_at_first",), unless=("is_one_side_rounded",), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.80, "documented", seen=("is_distance_tiny", "given_gradients_differ"), absent=("parameters_differ_at_first", "gradients_differ"), unless=("is_one_side_rounded",), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.68, "inference", seen=("is_distance_tiny", "gradients_differ"), absent=("parameters_differ_at_first",), unless=("is_one_side_rounded",), names="everyone", tensors="gradients", missing=_NO_DISTANCE),
+        Row("replica_divergence", 0.65, "inference", seen=("is_distance_tiny", "parameters_differ_in_all_tensors"), absent=("parameters_differ_at_first", "gradients_differ"), unless=("is_one_side_rounded", "hyperparameters_differ", "optimizer_state_differs", "given_gradients_differ", "own_history_broke_on_some"), names="everyone", tensors="parameters", missing=_NO_DISTANCE),
+    ),
+    fix=Fix(
+        do=(
+            "Reduce with `all_reduce`, which gives all ranks the same bits, instead of gathering and adding; use the same device, library "
+            "versions and algorithm settings on all ranks. To go on with this run: broadcast rank 0's parameters now and then every few hundred steps."
+        ),
+        changes="The last bits of the gradients.",
+        does_not_fix="The distance so far; a broadcast does.",
+        expect="Fingerprints agree at each comparison.",
+        verify="Gradients and parameters agree from the first comparison of a new run.",
+        otherwise="If the distance jumps instead of growing, it is no rounding: read the step at which it did.",
+    ),
+)  # fmt: skip
+
 SILENT_DATA_CORRUPTION = CauseEntry(
     cause="silent_data_corruption",
     happened="Bits of a tensor changed on a rank with no optimizer step that could have changed them.",
@@ -322,35 +351,6 @@ BUFFER_DIVERGENCE = CauseEntry(
     ),
 )  # fmt: skip
 
-NONDETERMINISTIC_DRIFT = CauseEntry(
-    cause="nondeterministic_drift",
-    happened="Replicas part slowly, by rounding.",
-    mechanism=(
-        "Sums of floats depend on their order. A reduction that each rank does in an order of its own (gather and add, a tree that is rooted "
-        "differently), or kernels that differ between devices, give results that differ in the last bits, and nothing brings them together again."
-    ),
-    would_refute="The distance between the ranks is more than rounding makes.",
-    refuting_fact="is_distance_tiny",
-    is_refuted_by=False,
-    rows=(
-        Row("replica_divergence", 0.85, "documented", seen=("is_distance_tiny", "gradients_differ_repeatedly"), absent=("parameters_differ_at_first",), unless=("is_one_side_rounded",), names="everyone", tensors="gradients"),
-        Row("replica_divergence", 0.80, "documented", seen=("is_distance_tiny", "given_gradients_differ"), absent=("parameters_differ_at_first", "gradients_differ"), unless=("is_one_side_rounded",), names="everyone", tensors="gradients"),
-        Row("replica_divergence", 0.68, "inference", seen=("is_distance_tiny", "gradients_differ"), absent=("parameters_differ_at_first",), unless=("is_one_side_rounded",), names="everyone", tensors="gradients", missing=_NO_DISTANCE),
-        Row("replica_divergence", 0.65, "inference", seen=("is_distance_tiny", "parameters_differ_in_all_tensors"), absent=("parameters_differ_at_first", "gradients_differ"), unless=("is_one_side_rounded", "hyperparameters_differ", "optimizer_state_differs", "given_gradients_differ", "own_history_broke_on_some"), names="everyone", tensors="parameters", missing=_NO_DISTANCE),
-    ),
-    fix=Fix(
-        do=(
-            "Reduce with `all_reduce`, which gives all ranks the same bits, instead of gathering and adding; use the same device, library "
-            "versions and algorithm settings on all ranks. To go on with this run: broadcast rank 0's parameters now and then every few hundred steps."
-        ),
-        changes="The last bits of the gradients.",
-        does_not_fix="The distance so far; a broadcast does.",
-        expect="Fingerprints agree at each comparison.",
-        verify="Gradients and parameters agree from the first comparison of a new run.",
-        otherwise="If the distance jumps instead of growing, it is no rounding: read the step at which it did.",
-    ),
-)  # fmt: skip
-
 MODEL_STRUCTURE_MISMATCH = CauseEntry(
     cause="model_structure_mismatch",
     happened="Ranks built models with other parameters: names, shapes or order differ.",
@@ -414,9 +414,9 @@ CAUSES: tuple[CauseEntry, ...] = (
     CLIP_ON_LOCAL_SHARD,
     OPTIMIZER_STATE_MISMATCH,
     CORRUPTED_COLLECTIVE,
+    NONDETERMINISTIC_DRIFT,
     SILENT_DATA_CORRUPTION,
     BUFFER_DIVERGENCE,
-    NONDETERMINISTIC_DRIFT,
     MODEL_STRUCTURE_MISMATCH,
     DTYPE_MISMATCH_ACROSS_RANKS,
 )
