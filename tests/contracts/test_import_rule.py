@@ -23,6 +23,7 @@ LAYERS = [
     {"diagnosis"},
     {"faults"},
     {"flight"},
+    {"patience"},
     {"records", "errors", "clock", "threads", "files"},
 ]
 """Top may import below; those of one layer may not import each other. `holter/__init__.py` is the public face: it imports the
@@ -34,10 +35,15 @@ SHARED_TABLES = {"rank": ("holter.halting.rank_protocol", "holter.halting.orders
 IMPURE = {"torch", "asyncio", "socket", "os", "time", "threading", "logging"}
 PURE = [
     "records",
+    "patience.py",
     "flight",
     "faults",
     "diagnosis",
-    *(f"halting/{name}.py" for name in ("decide", "plan", "protocol", "rank_protocol", "verdicts")),
+    "halting/decide.py",
+    "halting/plan.py",
+    "halting/protocol.py",
+    "halting/rank_protocol.py",
+    "halting/verdicts.py",
 ]
 TORCH_FREE = [
     "status_page",

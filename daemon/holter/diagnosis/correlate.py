@@ -190,5 +190,5 @@ def _num_steps_to_pass(finding: Finding) -> int | None:
 
 
 def _is_in_sight(rank: int, window: Window) -> bool:
-    link = window.links.get(rank)
-    return (link is None or link.state == "connected") and all(end.rank != rank for end in window.exits)
+    link = window.processes.links.get(rank)
+    return (link is None or link.state == "connected") and all(end.rank != rank for end in window.processes.exits)

@@ -19,8 +19,25 @@ SURE = 0.70
 """Below this a diagnosis says which evidence is missing."""
 
 
+MAX_REMEMBERED = 1024
+_remembered: dict[int, tuple[Finding, tuple[Cause, ...]]] = {}
+"""id of a finding -> the finding, which keeps the id its own, and its causes."""
+
+
 def rank_causes(finding: Finding) -> tuple[Cause, ...]:
-    """Every cause that fits, the surest first; never empty for a finding of a detector in `faults.ALL`."""
+    """Every cause that fits, the surest first; never empty for a finding of a detector in `faults.ALL`.
+
+    Ranked once for each finding: correlating, explaining and closing ask again and again in one judgement.
+    """
+    known = _remembered.get(id(finding))
+    if known is None:
+        if len(_remembered) >= MAX_REMEMBERED:
+            _remembered.clear()
+        known = _remembered[id(finding)] = (finding, _ranked(finding))
+    return known[1]
+
+
+def _ranked(finding: Finding) -> tuple[Cause, ...]:
     fitting = [(entry, [row for row in entry.rows if row.fits(finding)]) for entry in CAUSES.values()]
     best = [(entry, max(rows, key=_sureness)) for entry, rows in fitting if rows]
     ranked = sorted(best, key=lambda one: _sureness(one[1]), reverse=True)

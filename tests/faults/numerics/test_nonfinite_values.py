@@ -3,9 +3,10 @@
 import msgspec
 import pytest
 
-from holter.faults import StepView, Window
+from holter.faults import StepView
 from holter.faults.numerics.nonfinite_values import NonfiniteValues
 from holter.records import Finding, Nonfinite, Origin, Where
+from made_up import made_window
 
 SECOND = 1_000_000_000
 
@@ -25,7 +26,7 @@ def view(step: int, *entries: tuple[int, Nonfinite], missing: tuple[int, ...] = 
 def judge(
     *views: StepView, now_s: float = 30.1, origins: dict[tuple[int, int], Origin] | None = None, ranks: int = 2
 ) -> list[Finding]:
-    window = Window(
+    window = made_window(
         now_ns=int(now_s * SECOND),
         world_size=ranks,
         attached=frozenset(range(ranks)),

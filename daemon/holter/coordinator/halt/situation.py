@@ -42,8 +42,8 @@ def _place(rank: int, member: Member | None, window: Window, halts: HaltDriver) 
 
 def _is_able(rank: int, window: Window) -> bool:
     """As far as the last look at a rank that does not move on tells."""
-    seen = window.exams.get(rank, ())
-    delay = window.delays.get(rank)
+    seen = window.processes.exams.get(rank, ())
+    delay = window.processes.delays.get(rank)
     if delay is None or not seen:
         return True
     last = seen[-1].exam
@@ -68,7 +68,7 @@ def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Ca
         first = diagnosis.causes[0]
         entry = CAUSES.get(first.cause)
         is_hang = entry is not None and entry.is_hang and not _is_running(findings, first)
-        if is_hang and not window().delays:
+        if is_hang and not window().processes.delays:
             continue
         spoiled = verdicts.spoils(findings, [diagnosis])
         return Wish(

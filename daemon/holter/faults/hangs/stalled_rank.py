@@ -28,10 +28,9 @@ from typing import Any, ClassVar
 from holter.faults.hangs.confirming import SECOND, Due, Patience, due, has_stayed, is_answered, proven
 from holter.faults.hangs.culprits import Blame, blame
 from holter.faults.hangs.endings import is_meant, kind_of
-from holter.faults.hangs.stall_evidence import evidence
-from holter.faults.hangs.stall_facts import Culprit
-from holter.faults.hangs.stall_words import group_of, summary
+from holter.faults.hangs.stall_report import Culprit, stall_evidence, stall_summary
 from holter.faults.hangs.standstill import Standstill, standstill
+from holter.faults.shared.collectives import group_of
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import RankExit, Window
 from holter.records import Collective, ExamDepth, ExamRequest, Finding, Severity
@@ -84,7 +83,7 @@ class StalledRank:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the culprits of the present standstill, or what is to be asked before they can be named."""
-        broken = next((end for end in window.exits if is_meant(end) or kind_of(end) != "ordinary"), None)
+        broken = next((end for end in window.processes.exits if is_meant(end) or kind_of(end) != "ordinary"), None)
         if broken is not None:
             # What stood still before the first of them fell, or was killed, stays as it was known then.
             then = _as_of(window, broken.at_ns)
@@ -182,7 +181,7 @@ class StalledRank:
         looked_ns = max((scene.looked_ns(rank) for rank in scene.living), default=0)
         if looked_ns < scene.asked_ns:
             return
-        delays = [(rank, delay) for rank, delay in scene.window.delays.items() if rank in scene.living]
+        delays = [(rank, delay) for rank, delay in scene.window.processes.delays.items() if rank in scene.living]
         unseen = [one.at_ns for rank, one in delays if scene.looked_ns(rank) < one.at_ns - APART_NS]
         overdue_s = [one.overdue.deadline_s for _, one in delays if one.overdue.tier == "overdue"]
         doubled_ns = 2 * looked_ns - scene.began_ns
@@ -215,7 +214,7 @@ class StalledRank:
         return ExamRequest(asked_ns, depth, tuple(sorted(open_ones)))
 
     def _suspicion(self, scene: Standstill, needs: Sequence[ExamRequest]) -> Finding:
-        ranks = tuple(sorted(rank for rank in scene.window.delays if rank in scene.living))
+        ranks = tuple(sorted(rank for rank in scene.window.processes.delays if rank in scene.living))
         steps = [scene.step(rank) for rank in ranks]
         return Finding(
             detector=self.name,
@@ -235,11 +234,11 @@ class StalledRank:
             detector=self.name,
             severity=_severity(scene, blamed),
             first_step=step,
-            detected_step=max(step, *(scene.step(rank) for rank in scene.window.delays)),
+            detected_step=max(step, *(scene.step(rank) for rank in scene.window.processes.delays)),
             ranks=blamed.culprits,
-            summary=summary(scene, blamed, first.ready_ns),
+            summary=stall_summary(scene, blamed, first.ready_ns),
             facts=_facts(scene, blamed) | {"overdue_at_ns": first.overdue_ns},
-            evidence=tuple(evidence(scene, blamed, first)),
+            evidence=tuple(stall_evidence(scene, blamed, first)),
             collective=Collective(group=group_of(place), sequence=place.sequence, operation=place.operation)
             if place
             else None,
@@ -308,19 +307,14 @@ def _is_seen_twice(scene: Standstill, rank: int) -> bool:
 
 def _gave_up(window: Window, broken: RankExit) -> RankExit | None:
     """Whose backend's timeout was over, if that is why the first of them fell."""
-    ends = (end for end in window.exits if end.at_ns - broken.at_ns <= SECOND)
+    ends = (end for end in window.processes.exits if end.at_ns - broken.at_ns <= SECOND)
     return next((end for end in ends if kind_of(end) == "timed_out"), None)
 
 
 def _as_of(window: Window, now_ns: int) -> Window:
     """What was known at an earlier moment, as far as it can still be told."""
-    exams = {
-        rank: kept for rank, exams in window.exams.items() if (kept := tuple(e for e in exams if e.at_ns <= now_ns))
-    }
-    return dataclasses.replace(
-        window,
-        now_ns=min(now_ns, window.now_ns),
-        real_ns=0,
-        exits=tuple(end for end in window.exits if end.at_ns < now_ns),
-        exams=exams,
-    )
+    known = window.processes
+    exits = tuple(end for end in known.exits if end.at_ns < now_ns)
+    exams = {rank: tuple(seen for seen in exams if seen.at_ns <= now_ns) for rank, exams in known.exams.items()}
+    then = dataclasses.replace(known, exits=exits, exams={rank: seen for rank, seen in exams.items() if seen})
+    return dataclasses.replace(window, now_ns=min(now_ns, window.now_ns), real_ns=0, processes=then)

@@ -34,8 +34,7 @@ from typing import ClassVar
 from holter.faults.shared.robust import finite
 from holter.faults.shared.wording import ranks_text
 from holter.faults.slowness import lateness
-from holter.faults.slowness.lateness import Late, Point, Work
-from holter.faults.slowness.persistence import error_of_mean
+from holter.faults.slowness.lateness import Late, Point, Work, error_of_mean
 from holter.faults.window import StepArrivals, Window
 from holter.records import Evidence, Finding
 
@@ -100,7 +99,7 @@ class SlowRank:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding for each way of being slow; all ranks that are slow in that way are named together."""
-        arrivals = [one for one in window.arrivals if one.step >= FIRST_STEPS]
+        arrivals = [one for one in window.calls.arrivals if one.step >= FIRST_STEPS]
         if len(arrivals) < self.min_steps:
             return
         step_s = _step_s(window, arrivals[0].step)

@@ -21,4 +21,4 @@ class DeviceProbe:
         uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
         if uuid:
             name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-            self._context.recorder.say(self._context.log.step, OnDevice(uuid=name))
+            self._context.writer.say(self._context.log.step, OnDevice(uuid=name))

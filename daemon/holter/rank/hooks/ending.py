@@ -49,9 +49,9 @@ class EndingProbe:
         if not issubclass(kind, KeyboardInterrupt):
             guard.wrap(last_calls.leave)(self._context)
         self._previous(kind, error, trace)
-        if self._context.halts is not None and not issubclass(kind, KeyboardInterrupt):
+        if self._context.hold.agent is not None and not issubclass(kind, KeyboardInterrupt):
             # It is shown by now, whatever comes. A peer may have died: this rank's state may be all that is left.
-            guard.wrap(self._context.halts.linger)(f"{kind.__name__}: {error}"[:MAX_TEXT])
+            guard.wrap(self._context.hold.agent.linger)(f"{kind.__name__}: {error}"[:MAX_TEXT])
 
     def _exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         frames = traceback.extract_tb(trace)
@@ -66,4 +66,4 @@ class EndingProbe:
         """The first words are the last."""
         if not self._is_said:
             self._is_said = True
-            self._context.recorder.say(self._context.log.step, Farewell(kind=kind, text=text, where=where))
+            self._context.writer.say(self._context.log.step, Farewell(kind=kind, text=text, where=where))

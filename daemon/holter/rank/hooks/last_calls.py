@@ -18,4 +18,4 @@ def leave(context: Context) -> None:
     calls = found.get("entries")
     if calls:
         found["entries"] = calls[-MAX_CALLS:]
-        context.recorder.say(context.log.step, LastCalls(dump=msgspec.json.encode(found)))
+        context.writer.say(context.log.step, LastCalls(dump=msgspec.json.encode(found)))

@@ -40,7 +40,7 @@ class GroupProbe:
             return
         self._seen = seen
         for part in _parts(self._new(world)):
-            self._context.recorder.say(self._context.log.step, Groups(groups=part))
+            self._context.writer.say(self._context.log.step, Groups(groups=part))
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         look = self._context.guard.wrap(self.look, "any")

@@ -82,7 +82,7 @@ class SkipProbe:
             nonfinite=ended.suspects if is_skipped else [],
             num_taken=series.num_taken,
         )
-        self._context.recorder.say(ended.step, skipped)
+        self._context.writer.say(ended.step, skipped)
 
 
 def _is_said(in_a_row: int) -> bool:

@@ -92,16 +92,15 @@ class StepProbe:
         self._is_applying = False
         self._is_straggler = False
         self._is_questioned = False
-        self._census = CensusTaker(context.declared_frozen)
+        self._census = CensusTaker(context.models.declared_frozen)
         self._told_census: Any = None
         self._outline: Any = None
         self._began = clock.monotonic_s()
         self._own_began = 0.0
         self._read_began = 0.0
         self._interrupted = Phase.OTHER
-        self._companion = SidecarLink(context.recorder.page)
+        self._companion = SidecarLink(context.writer.page)
         self._handles: list[Any] = []
-        context.is_torn = self._is_torn
         looks.finite.before_scaled = context.guard.wrap(self._hold_if_due, "claims")
 
     def install(self) -> None:
@@ -165,7 +164,7 @@ class StepProbe:
         log = self._context.log
         if not self._stepped and not self._depth and log.num_backwards:
             log.drop()
-            self._context.rewind.begin_anew()
+            self._context.undo.rewind.begin_anew()
 
     def _before(self, optimizer: torch.optim.Optimizer, *, has_closure: bool = False) -> None:
         context = self._context
@@ -193,12 +192,12 @@ class StepProbe:
             context.models.refresh()
         self._tell_census(is_thorough=step % THAW_EVERY == 0)
         self._judge(optimizer)
-        if context.halts is not None:
+        if context.hold.agent is not None:
             self._hold_if_need_be(optimizer, has_closure=has_closure)
         if not self._stepped and not self._is_straggler:
             self._compare_before(optimizer)
-        if context.snapshots is not None:
-            context.snapshots.settle()
+        if context.undo.snapshots is not None:
+            context.undo.snapshots.settle()
         self._is_applying = True
         self._interrupted = context.enter(Phase.OPTIMIZER)
 
@@ -249,8 +248,8 @@ class StepProbe:
             model.is_active |= any(id(p) in held for _, p in model.parameters)
 
     def _find_registered(self, optimizer: torch.optim.Optimizer) -> None:
-        if (found := self._context.find_registered(optimizer)) is not None:
-            self._context.rewind.registered.find = found
+        if (found := self._context.frameworks.find_registered(optimizer)) is not None:
+            self._context.undo.rewind.registered.find = found
 
     def _judge(self, optimizer: torch.optim.Optimizer) -> None:
         """Ask whether what the optimizer applies is finite, and if not, where that comes from."""
@@ -263,17 +262,18 @@ class StepProbe:
             self._is_questioned = True
             self._feeding.question()
 
-    def _is_torn(self) -> bool:
+    def is_torn(self) -> bool:
+        """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
         return self._is_applying or bool(self._stepped) or self._is_straggler
 
     def _hold_if_need_be(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Nothing of this optimizer's step is applied yet; once one of several has stepped, only a NaN is worth a torn state."""
         context = self._context
-        halts = context.halts
+        halts = context.hold.agent
         assert halts is not None
         if halts.is_wanted():
             self._hold_if_bad(optimizer, has_closure=has_closure)
-        was_torn = self._is_torn()
+        was_torn = self.is_torn()
         # Set before it is asked: a rescue that begins from now on must not take what is about to change.
         self._is_applying = True
         if halts.is_due(self._round) and not was_torn:
@@ -282,8 +282,8 @@ class StepProbe:
 
     def _hold_if_due(self) -> None:
         """A loss scaler is about to call an optimizer, or not to: then nobody else asks."""
-        halts = self._context.halts
-        if halts is not None and not self._depth and not self._is_torn() and halts.is_due(self._round):
+        halts = self._context.hold.agent
+        if halts is not None and not self._depth and not self.is_torn() and halts.is_due(self._round):
             self._hold("agreed")
 
     @property
@@ -304,12 +304,14 @@ class StepProbe:
         self._hold("peer" if own is None else "nonfinite")
         # Released: the script goes on with what it has.
         self._note_poisoned(first)
-        if context.halts is not None and not context.halts.is_wanted():
+        if context.hold.agent is not None and not context.hold.agent.is_wanted():
             self._shards.leave()
 
     def _note_poisoned(self, step: int) -> None:
         context = self._context
-        context.poisoned_step = step if context.poisoned_step is None else min(step, context.poisoned_step)
+        context.hold.poisoned_step = (
+            step if context.hold.poisoned_step is None else min(step, context.hold.poisoned_step)
+        )
 
     def _finds(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether what is about to be applied is not finite; then the step says all it knows of that."""
@@ -325,7 +327,7 @@ class StepProbe:
     def _hold(self, why: HoldReason) -> None:
         """Stand still until it is decided; the time is neither the step's nor ours."""
         context = self._context
-        log, halts, began = context.log, context.halts, clock.monotonic_s()
+        log, halts, began = context.log, context.hold.agent, clock.monotonic_s()
         if why != "agreed" and not log.now.is_told:
             log.now.told = {"seconds": began - self._began, "phase_seconds": context.phases.take()}
             self._tell(log.now)
@@ -378,13 +380,13 @@ class StepProbe:
         self._began, self._own_began, self._read_began = now, context.guard.own_s, context.readings.spent_s
         self._last, self._stepped = self._stepped, Optimizers()
         self._is_questioned = self._is_straggler = False
-        context.inputs = context.held_inputs = None
-        context.shown.clear()
-        context.rewind.step_closed(log.step, is_late=is_late)
+        context.inputs.clear()
+        context.hold.known_finite.clear()
+        context.undo.rewind.step_closed(log.step, is_late=is_late)
         context.readings.poll()
         self._tell_ready()
         self._heed_sidecar()
-        context.recorder.beat(log.step, context.phases.phase, 0)
+        context.writer.beat(log.step, context.phases.phase, 0)
 
     def _tell_ready(self) -> None:
         for step in self._context.log.ready():
@@ -393,7 +395,7 @@ class StepProbe:
 
     def _tell(self, step: OpenStep) -> None:
         context, step.is_told = self._context, True
-        context.recorder.say(
+        context.writer.say(
             step.step,
             StepDone(
                 seconds=step.told["seconds"],
@@ -425,7 +427,7 @@ class StepProbe:
             return
         self._told_census = known, held
         for part in self._census.take(context.models, optimizers, list(self._gradients.ready_order)):
-            context.recorder.say(context.log.step, part)
+            context.writer.say(context.log.step, part)
 
     def _heed_sidecar(self) -> None:
         context = self._context
@@ -435,5 +437,5 @@ class StepProbe:
             say(notice)
         loss = self._companion.loss()
         if loss:
-            say(f"rank {context.recorder.rank} trains unobserved: {loss}")
-            context.recorder.say(context.log.step, SightLost(what=loss, dropped=context.recorder.page.dropped))
+            say(f"rank {context.writer.rank} trains unobserved: {loss}")
+            context.writer.say(context.log.step, SightLost(what=loss, dropped=context.writer.page.dropped))

@@ -17,9 +17,9 @@ from holter.records import Begun
 
 def tell(context: Context, optimizer: torch.optim.Optimizer) -> None:
     """Once, before the first step is applied."""
-    found = context.count_steps(optimizer)
+    found = context.frameworks.count_steps(optimizer)
     count, source = found if found is not None else (_kept(optimizer), type(optimizer).__name__)
-    context.recorder.say(context.log.step, Begun(completed=count, source=source if count is not None else ""))
+    context.writer.say(context.log.step, Begun(completed=count, source=source if count is not None else ""))
 
 
 def _kept(optimizer: torch.optim.Optimizer) -> int | None:
