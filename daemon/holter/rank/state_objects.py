@@ -1,4 +1,4 @@
-"""What belongs to a training state and is no model's own: learning-rate schedulers, loss scalers, and the shards behind FSDP2's modules.
+"""What belongs to a training state and is no model's own: learning-rate schedulers and loss scalers.
 
 Nobody tells us of schedulers and scalers: they are looked for among all living objects, which takes a fraction of a second.
 """
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FSDPModule
 from torch.optim.lr_scheduler import LRScheduler
 
 from holter.rank.search import living
@@ -32,21 +31,3 @@ def schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> list[LRScheduler]
 def scalers() -> list[Any]:
     """Loss scalers that scale."""
     return [scaler for scaler in living(torch.amp.GradScaler) if scaler.is_enabled()]
-
-
-def sharded(root: torch.nn.Module) -> dict[tuple[int, str], torch.nn.Parameter]:
-    """FSDP2's own parameters, which its optimizer steps, by the modules that show them or the gathered ones."""
-    found = {}
-    for module in root.modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        state: Any = module._get_fsdp_state()  # noqa: SLF001
-        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # noqa: SLF001
-        for held in (held for group in groups if group is not None for held in group.fsdp_params):
-            info = held._module_info  # noqa: SLF001
-            for owner, name in (
-                (info.module, info.param_name),
-                *zip(info.shared_modules, info.shared_param_names, strict=True),
-            ):
-                found[id(owner), name] = held.sharded_param
-    return found

@@ -1,6 +1,6 @@
 """How far the run had come before this process made its first optimizer step: a script that goes on from a checkpoint says it to nobody.
 
-    Trainer, DeepSpeed     their own count of steps, skipped ones included, as `integrations.counting` finds it
+    Trainer, DeepSpeed     their own count of steps, skipped ones included, as the framework tells it
     any other              the count that most optimizers keep with their moments, which comes back with them; a step that a scaler
                            skips is in no such count, nor in ours
 

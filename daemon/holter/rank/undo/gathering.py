@@ -5,12 +5,13 @@ or one of those that were found, has come or gone, and at every snapshot whose n
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from holter.rank import state_objects
+from holter.rank.framework import Frameworks
 from holter.rank.models import Models
 from holter.rank.undo import parts
 from holter.rank.undo.buffers import MovingBuffers
@@ -20,7 +21,6 @@ ENGINES = frozenset({"DeepSpeedEngine"})
 """Wrappers that keep weights and counters where we do not find them."""
 Source = Callable[[], StatePart | None]
 """A part as it is now; None: it is gone."""
-Finder = Callable[[Sequence[torch.optim.Optimizer]], Iterable[Source]]
 Resting = tuple["weakref.ref[torch.nn.Parameter]", int]
 """A parameter that nobody trains, with the number of its changes when it was first seen."""
 
@@ -34,10 +34,11 @@ def source_of(make: Callable[[Any], StatePart], owner: Any) -> Source:
 class Gathering:
     """Of one rank."""
 
-    def __init__(self, models: Models, optimizers: Callable[[], list[torch.optim.Optimizer]]) -> None:
-        self.also: list[Finder] = []
-        """Find what else is to be copied."""
+    def __init__(
+        self, models: Models, frameworks: Frameworks, optimizers: Callable[[], list[torch.optim.Optimizer]]
+    ) -> None:
         self._models = models
+        self._frameworks = frameworks
         self._optimizers = optimizers
         self._sources: list[Source] = []
         self._sources_of: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -59,7 +60,7 @@ class Gathering:
         found: list[StatePart] = []
         resting: list[Resting] = []
         frozen: dict[int, Resting] = {}
-        for parameter in parts.parameters_of(self._models.all()):
+        for parameter in parts.parameters_of(self._models.all(), self._frameworks):
             if parameter.requires_grad or id(parameter) in held:
                 found.append(parts.of_weight(parameter, is_moving=False))
                 continue
@@ -87,7 +88,7 @@ class Gathering:
             self._sources = [source_of(parts.of_optimizer, each) for each in optimizers]
             self._sources += [source_of(parts.of_scheduler, each) for each in state_objects.schedulers(optimizers)]
             self._sources += [source_of(parts.of_scaler, each) for each in state_objects.scalers()]
-            self._sources += [source for find in self.also for source in find(optimizers)]
+            self._sources += self._frameworks.counters(optimizers)
             found = [source() for source in self._sources]
         return [part for part in found if part is not None]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from holter.errors import RewindError
-from holter.rank import state_objects
+from holter.rank.framework import Frameworks
 from holter.rank.models import Model
 from holter.rank.undo import images
 from holter.rank.undo.buffers import MovingBuffers
@@ -105,11 +105,11 @@ def of_scaler(scaler: Any) -> StatePart:
     return StatePart(weakref.ref(scaler), {name: getattr(scaler, name) for name in SCALING}, put)
 
 
-def parameters_of(models: Sequence[Model]) -> Iterator[torch.nn.Parameter]:
-    """Every parameter once; of FSDP2, the shard that the optimizer steps."""
+def parameters_of(models: Sequence[Model], frameworks: Frameworks) -> Iterator[torch.nn.Parameter]:
+    """Every parameter once; of a sharded one, the shard that the optimizer steps."""
     seen: set[int] = set()
     for root in (model.root for model in models):
-        shards = state_objects.sharded(root) if root is not None else {}
+        shards = frameworks.sharded(root) if root is not None else {}
         for module in root.modules() if root is not None else ():
             for name, shown in module._parameters.items():  # noqa: SLF001
                 parameter = shards.get((id(module), name), shown)

@@ -12,30 +12,19 @@ steps, which is no fault; DeepSpeed counts a skipped step, and so do we.
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from holter.rank.context import Context
-from holter.rank.hooks.late_imports import LateImports
+from holter.rank.hooks.late_imports import LateImports, LibraryFunction
 from holter.rank.hooks.step import StepProbe
 
-
-@dataclass(frozen=True)
-class _Class:
-    """An optimizer of DeepSpeed's that partitions what it applies."""
-
-    module: str
-    owner: str
-    name: str = "step"
-    also: str = ""
-
-
-CLASSES = (
-    _Class("deepspeed.runtime.zero.stage_1_and_2", "DeepSpeedZeroOptimizer"),
-    _Class("deepspeed.runtime.zero.stage3", "DeepSpeedZeroOptimizer_Stage3"),
+STEPS = (
+    LibraryFunction("deepspeed.runtime.zero.stage_1_and_2", "DeepSpeedZeroOptimizer", "step"),
+    LibraryFunction("deepspeed.runtime.zero.stage3", "DeepSpeedZeroOptimizer_Stage3", "step"),
 )
+"""Of DeepSpeed's optimizers that partition what they apply."""
 
 
 class ZeroProbe:
@@ -44,7 +33,7 @@ class ZeroProbe:
     def __init__(self, context: Context, steps: StepProbe) -> None:
         self._context = context
         self._steps = steps
-        self._awaited = LateImports(CLASSES)
+        self._awaited = LateImports(STEPS)
         self._open: list[torch.optim.Optimizer] = []
 
     def look(self) -> None:

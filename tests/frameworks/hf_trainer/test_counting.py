@@ -6,7 +6,8 @@ import torch
 from torch import nn
 from transformers import Trainer
 
-from holter.frameworks import counting
+from holter.frameworks.all import ALL
+from holter.rank.framework import Frameworks
 
 
 class Half(Trainer):
@@ -19,6 +20,6 @@ class Half(Trainer):
 def test_a_trainer_says_how_far_its_run_has_come() -> None:
     mine, other = (torch.optim.SGD(nn.Linear(2, 2).parameters()) for _ in range(2))
     kept = Half(mine, 120), Half(None, 7)
-    assert (120, "Trainer") == counting.count(mine)
-    assert counting.count(other) is None
+    assert (120, "Trainer") == Frameworks(ALL).count_steps(mine)
+    assert Frameworks(ALL).count_steps(other) is None
     del kept
