@@ -38,9 +38,9 @@ from holter.rank.monitor import Monitor
 from holter.rank.publish.observations import ObservationWriter
 from holter.rank.rendezvous import Rendezvous
 from holter.records import Attached
-from holter.sidecar import bootstrap, spawn
-from holter.sidecar.bootstrap import Bootstrap
+from holter.sidecar import spawn
 from holter.sidecar.process import started_ticks
+from holter.sidecar.spawn import Bootstrap
 
 RANK_PID = "HOLTER_RANK_PID"
 """Marks the environment of a rank, so that its children know they are none."""
@@ -131,7 +131,7 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
     except PageError as error:
         say(f"rank {here.rank} trains unobserved: {error}")
         return None
-    boot, listener = _bootstrap(settings, here)
+    bootstrap, listener = _bootstrap(settings, here)
     recorder_path, crash_notice = _serve_recorder(), CrashNotice()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     send = _start_sidecar(
@@ -144,8 +144,8 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         orders=theirs,
     )
     crash_notice.install()
-    if boot is not None:
-        send(bootstrap.encode(boot))
+    if bootstrap is not None:
+        send(spawn.encode_bootstrap(bootstrap))
     recorder = ObservationWriter(page, here.rank)
     recorder.say(0, _introduce(here, framework))
     monitor = Monitor(
@@ -161,21 +161,21 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         frameworks=ALL,
     )
     try:
-        agent = halts.open_agent(settings, here, monitor, ours, _own_run_dir(settings, boot))
+        agent = halts.open_agent(settings, here, monitor, ours, _own_run_dir(settings, bootstrap))
         monitor.install()
         Loggers(monitor).install()
         for each in ALL:
             each.attach(monitor)
-        _meet(monitor, here, boot, send, agent)
+        _meet(monitor, here, bootstrap, send, agent)
     except Exception:
         _detach(monitor, ours)
         raise
     os.environ[RANK_PID] = str(os.getpid())
-    if here.rank == 0 and boot is not None:
+    if here.rank == 0 and bootstrap is not None:
         say(
-            f"watching {here.world_size} rank{'s' * (here.world_size > 1)} · http://{boot.address} · {_short(boot.run_dir)}"
+            f"watching {here.world_size} rank{'s' * (here.world_size > 1)} · http://{bootstrap.address} · {_short(bootstrap.run_dir)}"
         )
-    return Attachment(monitor, boot.run_dir if boot else "")
+    return Attachment(monitor, bootstrap.run_dir if bootstrap else "")
 
 
 def _detach(monitor: Monitor, orders: socket.socket) -> None:
@@ -256,7 +256,7 @@ def _start_sidecar(  # noqa: PLR0913 - what is handed down
 ) -> "Pipe":
     read_end, write_end = os.pipe()
     arguments = ["sidecar", "--page", str(page.fd), "--bootstrap-fd", str(read_end)]
-    arguments += ["--breath-fd", str(crash_notice.sidecar_fd), "--orders-fd", str(orders.fileno())]
+    arguments += ["--crash-fd", str(crash_notice.sidecar_fd), "--orders-fd", str(orders.fileno())]
     pass_fds = [page.fd, read_end, crash_notice.sidecar_fd, orders.fileno()]
     if recorder_path:
         arguments += ["--recorder", recorder_path]
@@ -294,21 +294,21 @@ class Pipe:
             os.close(descriptor)
 
 
-def _own_run_dir(settings: Settings, boot: Bootstrap | None) -> str:
+def _own_run_dir(settings: Settings, bootstrap: Bootstrap | None) -> str:
     """Empty: not known yet, or another's, who was there before the job."""
-    return boot.run_dir if boot is not None and not settings.coordinator else ""
+    return bootstrap.run_dir if bootstrap is not None and not settings.coordinator else ""
 
 
-def _meet(monitor: Monitor, here: RankPlace, boot: Bootstrap | None, send: Pipe, agent: HaltAgent) -> None:
-    if here.world_size == 1 or (boot is not None and not boot.starts_coordinator):
+def _meet(monitor: Monitor, here: RankPlace, bootstrap: Bootstrap | None, send: Pipe, agent: HaltAgent) -> None:
+    if here.world_size == 1 or (bootstrap is not None and not bootstrap.starts_coordinator):
         return
     published = None
-    if boot is not None:
-        published = bootstrap.encode(msgspec.structs.replace(boot, starts_coordinator=False))
+    if bootstrap is not None:
+        published = spawn.encode_bootstrap(msgspec.structs.replace(bootstrap, starts_coordinator=False))
 
     def found(line: bytes) -> None:
         send(line)
-        agent.run_dir = bootstrap.decode(line).run_dir
+        agent.run_dir = spawn.decode_bootstrap(line).run_dir
 
     Rendezvous(monitor.context, word=published, found=found).install()
 

@@ -22,13 +22,12 @@ from holter.files import write_whole
 from holter.frameworks.place import RankPlace
 from holter.rank.framework import Task
 from holter.rank.guard import say
-from holter.rank.hold import store_register
-from holter.rank.hold.agent_parts import AgentParts, AgentSettings, Position
+from holter.rank.hold import commit_register
 from holter.rank.hold.agreement import Tree
 from holter.rank.hold.halt_agent import HaltAgent
+from holter.rank.hold.halts import AgentParts, AgentSettings, Position
 from holter.rank.hold.leaving import Leaving, find_agent
-from holter.rank.hold.peer_connections import PeerAddress
-from holter.rank.hold.peers import ShardPeers
+from holter.rank.hold.peers import PeerAddress, ShardPeers
 from holter.rank.hooks.termination import Termination
 from holter.rank.monitor import Monitor
 from holter.records import Farewell, Order
@@ -68,8 +67,8 @@ def open_agent(settings: Settings, here: RankPlace, monitor: Monitor, line: sock
             neighbours=here.neighbours,
         ),
         AgentParts(
-            hands=RankSaver(monitor, here),
-            cell=lambda: store_register.reach(here.restarts),
+            actions=RankSaver(monitor, here),
+            register=lambda: commit_register.reach(here.restarts),
             leaving=leaving,
             log=say,
             signals=termination if termination.descriptor >= 0 else None,
