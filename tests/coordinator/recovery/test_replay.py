@@ -52,7 +52,7 @@ def record(
         hello = wire.Hello(
             run_id=RUN_ID, rank=rank, world_size=2, host="h", rank_pid=1, sidecar_pid=2, metrics_address=""
         )
-        run.roster.connect(hello, START_NS)
+        run.roster.connect(hello)
     now_ns = START_NS
     for said in rounds:
         now_ns += SECOND_NS // 2
