@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from holter.config import Settings
 from holter.frameworks import attach, watch
+from holter.frameworks.place import RankPlace
 from holter.halting import tombstone
 from made_up import HALT
 
@@ -98,3 +100,12 @@ def test_a_directory_that_was_deleted_is_no_reason_to_fail(tmp_path: Path, monke
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert "/runs/7" == attach._short("/runs/7")
+
+
+@pytest.mark.parametrize(
+    ("listen_host", "is_one_host", "expected"),
+    [("", True, "127.0.0.1"), ("", False, "0.0.0.0"), ("10.0.0.7", False, "10.0.0.7"), ("::1", True, "::1")],  # noqa: S104
+)
+def test_nobody_listens_wider_than_needed(listen_host: str, is_one_host: bool, expected: str) -> None:  # noqa: FBT001
+    here = RankPlace(rank=1, world_size=2, local_rank=1, is_one_host=is_one_host, address="node-0")
+    assert expected == attach._listen_host(Settings(listen_host=listen_host), here)
