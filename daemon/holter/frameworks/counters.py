@@ -16,9 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from holter.frameworks.saving.keeper import shares
 from holter.rank.search import living
-from holter.rank.undo import images
-from holter.rank.undo.gathering import Source, source_of
-from holter.rank.undo.parts import Copies, StatePart
+from holter.rank.undo import state_parts
+from holter.rank.undo.state_parts import Copies, Source, StatePart, source_of
 
 
 def find(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[Source]:
@@ -46,7 +45,7 @@ def _of_accelerator(accelerator: Any) -> StatePart:
 def _put_accelerator(accelerator: Any, image: Any, copies: Copies) -> None:
     accelerator.step = image["step"]
     for registered, kept in zip(_registered(accelerator), image["registered"], strict=True):
-        registered.load_state_dict(images.put(None, kept, copies))
+        registered.load_state_dict(state_parts.put_image(None, kept, copies))
 
 
 def _registered(accelerator: Any) -> list[Any]:
@@ -69,10 +68,10 @@ def _of_trainer(trainer: Any) -> StatePart:
 
 
 def _put_trainer(trainer: Any, image: Any, copies: Copies) -> None:
-    vars(trainer.state).update(images.put(None, image["state"], copies))
+    vars(trainer.state).update(state_parts.put_image(None, image["state"], copies))
     del trainer.state.log_history[image["num_logged"] :]
     for each, kept in zip(_exporting(trainer), image["exported"], strict=True):
-        exported = images.put(None, kept, copies)
+        exported = state_parts.put_image(None, kept, copies)
         vars(each).update(exported["args"] | exported["attributes"])
     trainer.current_flos = image["flos"]
 

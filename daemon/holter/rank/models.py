@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holter.rank import naming
 from holter.rank.placement import is_replica, is_sharded, num_replicas, spans_world
 from holter.rank.search import parameters_of, top_level
+from holter.records import View
 
 REDUCING_WRAPPERS = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine"})
 """Wrappers whose `.grad` is reduced, sharded or gone by the end of backward."""
@@ -302,3 +303,11 @@ def _ddp(root: Any) -> Any:
         return root
     below = _part(root, "_orig_mod")
     return below if isinstance(below, DistributedDataParallel) else None
+
+
+def gradient_view(models: Sequence[Model]) -> View:
+    """How the gradients of these models reach their optimizers."""
+    for model in models:
+        if model.wrapper in REDUCING_WRAPPERS or any(hasattr(p, "placements") for _, p in model.parameters):
+            return "sharded"
+    return "replicated" if any(model.is_replicated for model in models) else "local"

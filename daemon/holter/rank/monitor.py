@@ -10,14 +10,11 @@ from holter.rank.hold.finite_guard import FiniteGuard
 from holter.rank.hooks.autocast import RegionProbe
 from holter.rank.hooks.backward import LossProbe
 from holter.rank.hooks.clips import ClipProbe
-from holter.rank.hooks.components import ComponentProbe
 from holter.rank.hooks.data import DataProbe
-from holter.rank.hooks.device import DeviceProbe
-from holter.rank.hooks.ending import EndingProbe
-from holter.rank.hooks.exits import ExitProbe
+from holter.rank.hooks.endings import EndingProbe, ExitProbe
 from holter.rank.hooks.logs import LogProbe
-from holter.rank.hooks.model_calls import CallProbe
-from holter.rank.hooks.process_groups import GroupProbe
+from holter.rank.hooks.model_calls import CallProbe, ComponentProbe
+from holter.rank.hooks.rank_facts import DeviceProbe, GroupProbe
 from holter.rank.hooks.reductions import ReplicationProbe
 from holter.rank.hooks.saves import SaveProbe
 from holter.rank.hooks.step import Looks, StepProbe

@@ -62,7 +62,7 @@ ENDS = """
     import sys
     from types import SimpleNamespace
 
-    from holter.rank.hooks.ending import FarewellProbe
+    from holter.rank.hooks.endings import FarewellProbe
     from holter.rank.guard import Guard
 
     halts = SimpleNamespace(linger=lambda why: print("lingers:", why))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from holter.rank.readings.marks import Kinds, marks, progression
+from holter.rank.readings.census import Kinds, marks, progression
 from holter.records import Mark
 from holter_kernels import summarize
 

@@ -1,6 +1,6 @@
 """How often the vitals are taken."""
 
-from holter.rank.readings.rhythm import Rhythm
+from holter.rank.readings.vitals import Rhythm
 
 
 def steps(rhythm: Rhythm, num_steps: int, *, interval: int = 1, cost_s: float = 0.0) -> list[int]:

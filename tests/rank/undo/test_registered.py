@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from holter.rank.undo.registered import MAX_ENTRIES, Registered
+from holter.rank.undo.rewind import MAX_ENTRIES, Registered
 
 
 class Progress:

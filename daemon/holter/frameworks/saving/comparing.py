@@ -8,7 +8,7 @@ from holter.errors import VaultError
 from holter.frameworks.saving.reading import TORCH_SAVED, holds_tensors, tensors_in
 from holter.halting.vault.manifest import Manifest, StoredTensor
 from holter.halting.vault.verification import Problem
-from holter.rank.readings.fingerprints import count_nonfinite, fingerprint_of
+from holter.rank.readings.fused_pass import count_nonfinite, fingerprint_of
 
 OnFile = Callable[[str, int], None]
 """Told a file's name and its bytes before it is read."""

@@ -8,14 +8,14 @@ import functools
 import math
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from holter.rank.context import Context
-from holter.rank.hooks.skipped_steps import SkipProbe
 from holter.rank.publish.step_log import OpenStep
-from holter.records import Nonfinite, Phase
+from holter.records import Nonfinite, Phase, Skipped
 
 MAX_NODES = 16
 LOOKED_THROUGH = (
@@ -27,6 +27,10 @@ LOOKED_THROUGH = (
     "SqueezeBackward",
     "ViewBackward",
 )
+SAID_AT = frozenset({1, 2, 4, 8, 12, 16, 20})
+SAID_FROM = 32
+"""From here on every power of two."""
+MAX_SUSPECTS = 8
 
 
 class LossProbe:
@@ -197,3 +201,74 @@ def is_divided(node: Any) -> bool:
         if name.startswith(LOOKED_THROUGH):
             nodes += inner
     return False
+
+
+@dataclass
+class _ScalerRound:
+    step: int
+    loss: float
+    suspects: list[Nonfinite]
+
+
+@dataclass
+class _SkipSeries:
+    first_scale: float
+    lowest_scale: float
+    in_a_row: int = 0
+    num_taken: int = 0
+
+
+class SkipProbe:
+    """Follows the rounds of each loss scaler."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._series: weakref.WeakKeyDictionary[Any, _SkipSeries] = weakref.WeakKeyDictionary()
+
+    def end_round(self, scaler: Any) -> None:
+        """The scaler is about to update its factor: say whether its optimizers were called."""
+        found = [
+            flag
+            for state in scaler._per_optimizer_states.values()  # noqa: SLF001
+            for flag in state["found_inf_per_device"].values()
+        ]
+        scale, step = scaler._scale, self._context.log.now  # noqa: SLF001  get_scale() would wait for a device
+        if not found or scale is None:
+            return
+        reference = weakref.ref(scaler)
+        ended = _ScalerRound(step.step, step.losses[-1] if step.losses else math.nan, step.suspects[:MAX_SUSPECTS])
+        if all(flag.device.type == "cpu" for flag in (*found, scale)):
+            self._learn(scaler, ended, scale=float(scale), is_skipped=any(map(bool, found)))
+            return
+
+        def learn(table: Any) -> None:
+            if (alive := reference()) is not None:
+                is_skipped = bool((table.square_sum[:-1] > 0).any())
+                self._learn(alive, ended, scale=float(table.sum[-1]), is_skipped=is_skipped)
+
+        self._context.readings.read(f"scaler{id(scaler)}", [*found, scale], learn)
+
+    def _learn(self, scaler: Any, ended: _ScalerRound, *, scale: float, is_skipped: bool) -> None:
+        series = self._series.get(scaler)
+        if series is None:
+            series = self._series[scaler] = _SkipSeries(scale, scale)
+        was = series.in_a_row
+        series.in_a_row = was + 1 if is_skipped else 0
+        series.num_taken += not is_skipped
+        series.lowest_scale = min(series.lowest_scale, scale)
+        if not (_is_said(series.in_a_row) if is_skipped else was):
+            return
+        skipped = Skipped(
+            in_a_row=series.in_a_row,
+            scale=scale,
+            lowest_scale=series.lowest_scale,
+            first_scale=series.first_scale,
+            loss=ended.loss,
+            nonfinite=ended.suspects if is_skipped else [],
+            num_taken=series.num_taken,
+        )
+        self._context.recorder.say(ended.step, skipped)
+
+
+def _is_said(in_a_row: int) -> bool:
+    return in_a_row in SAID_AT or (in_a_row >= SAID_FROM and in_a_row & (in_a_row - 1) == 0)

@@ -18,12 +18,17 @@ import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from holter import clock
 from holter.rank.context import Context, in_phase
 from holter.rank.guard import is_from_signal_handler
 from holter.rank.readings import batches
 from holter.records import Phase
 
 EVENT = "holter.detached"
+FIRST_STEP = 1
+SECOND_STEP = 32
+SHARE = 0.002
+"""Of the time since the first look that the second may take."""
 
 
 class Hook:
@@ -209,3 +214,28 @@ def _is_compiled(module: torch.nn.Module) -> bool:
 
 def _is_ours(hook: Any) -> bool:
     return isinstance(hook, Hook) or (isinstance(hook, functools.partial) and hook.args == (EVENT,))
+
+
+class ComponentProbe:
+    """Looks for them, and has their calls followed."""
+
+    def __init__(self, context: Context, calls: CallProbe) -> None:
+        self._context = context
+        self._calls = calls
+        self._num_looks = 0
+        self._took_s = 0.0
+        self._looked_at = 0.0
+
+    def look(self) -> None:
+        """A step begins: look if it is time to."""
+        step = self._context.log.step
+        if self._num_looks > 1 or step < (SECOND_STEP if self._num_looks else FIRST_STEP):
+            return
+        started = clock.monotonic_s()
+        if self._num_looks and self._took_s > SHARE * (started - self._looked_at):
+            return
+        self._num_looks += 1
+        for component in self._context.models.discover_components():
+            self._calls.follow(component.root)
+        self._looked_at = clock.monotonic_s()
+        self._took_s = self._looked_at - started

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from holter.records import Nonfinite, View
+from holter import clock
+from holter.records import Nonfinite, Phase, View
 
 MAX_UNTOLD = 8
 """A step whose readings a device has not answered after this many further steps is told without them."""
 MAX_SUSPECTS = 16
 """Of each kind: a NaN is soon in every tensor, and the first of them tell its story."""
+PHASE_NAMES = [phase.name.lower() for phase in Phase]
 
 
 @dataclass
@@ -137,3 +139,26 @@ class StepLog:
         while self._untold and (self._untold[0].num_owed == 0 or len(self._untold) > MAX_UNTOLD):
             out.append(self._untold.popleft())
         return out
+
+
+class PhaseClock:
+    """Adds up the seconds of each phase between two `take`s."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.ATTACH
+        self._since = clock.monotonic_s()
+        self._seconds = [0.0] * len(PHASE_NAMES)
+
+    def enter(self, phase: Phase) -> Phase:
+        """Begin a phase; returns the one that it interrupts, to be entered again afterwards."""
+        now = clock.monotonic_s()
+        interrupted = self.phase
+        self._seconds[interrupted] += now - self._since
+        self.phase, self._since = phase, now
+        return interrupted
+
+    def take(self) -> dict[str, float]:
+        """Seconds by phase since the last call."""
+        self.enter(self.phase)
+        seconds, self._seconds = self._seconds, [0.0] * len(PHASE_NAMES)
+        return {PHASE_NAMES[phase]: round(spent, 7) for phase, spent in enumerate(seconds) if spent > 0}

@@ -9,14 +9,10 @@ import numpy as np
 import torch
 
 from holter.rank.context import Context
-from holter.rank.models import Model
-from holter.rank.readings import idle_parameters
-from holter.rank.readings.histories import MAX_NAMES, FingerprintHistory, Moves, prints
-from holter.rank.readings.idle_parameters import IdleWatch
-from holter.rank.readings.leftover_gradients import Leftovers
-from holter.rank.readings.module_groups import ModuleGroup, grouped
+from holter.rank.models import Model, gradient_view
+from holter.rank.readings import histories
+from holter.rank.readings.histories import MAX_NAMES, FingerprintHistory, IdleWatch, Leftovers, Moves, prints
 from holter.rank.readings.samples import Samples, is_readable, local, strided
-from holter.rank.readings.views import view
 from holter.records import ModuleVitals, Named, Vitals
 
 ROUNDED_SHARE = 0.999
@@ -29,8 +25,44 @@ COPY_DISTANCE = 0.5
 """A frozen tensor nearer to a live one than this, relative to it, is taken for its copy."""
 NUM_TWINS = 16
 NUM_COPY_ELEMENTS = 256
+MAX_GROUPS = 32
+MAX_DEPTH = 8
+REST = "(others)"
 
 Parameters = Sequence[tuple[str, Any]]
+
+
+@dataclass(frozen=True)
+class ModuleGroup:
+    """Parameters of one module, by their places in the list that was grouped."""
+
+    module: str
+    dtype: str
+    places: list[int]
+
+
+def grouped_by_module(named: Sequence[tuple[str, Any]]) -> list[ModuleGroup]:
+    """All parameters of the list, each in one group."""
+    paths = [name.split(".")[:-1] for name, _ in named]
+    kinds = [(p.dtype, p.device) for _, p in named]
+    keys = _keys(paths, kinds, 1)
+    for depth in range(2, MAX_DEPTH + 1):
+        deeper = _keys(paths, kinds, depth)
+        if len(set(deeper)) > MAX_GROUPS or deeper == keys:
+            break
+        keys = deeper
+    members: dict[Any, list[int]] = {}
+    for place, key in enumerate(keys):
+        rest = (REST, *key[1:])
+        is_full = len(members) >= MAX_GROUPS - 1
+        members.setdefault(key if key in members or not is_full else rest, []).append(place)
+    return [
+        ModuleGroup(module, str(dtype).removeprefix("torch."), places) for (module, dtype, _), places in members.items()
+    ]
+
+
+def _keys(paths: list[list[str]], kinds: list[Any], depth: int) -> list[Any]:
+    return [(".".join(path[:depth]), *kind) for path, kind in zip(paths, kinds, strict=True)]
 
 
 @dataclass
@@ -78,10 +110,10 @@ class Checkup:
         self._trained = [(name, p) for name, p in trained if readable(p)]
         self._frozen = list(frozen)
         self._rates = [rates.get(id(p), math.nan) for _, p in self._trained]
-        self._groups = grouped(self._trained)
+        self._groups = grouped_by_module(self._trained)
         self._answers = _Answers()
         self._samples: Samples | None = None
-        self._view = view(context.models.active())
+        self._view = gradient_view(context.models.active())
         self._given = [
             place
             for place, (_, p) in enumerate(self._trained)
@@ -170,7 +202,7 @@ class Checkup:
             if table is not None and table.zeros[row] == table.numel[row]
         }
         zero = {name: n for name, n in idle.zero(self.step, self._all).items() if name in is_given_zero}
-        (none_names, zero_names), steps = idle_parameters.named(idle.none(self.step, self._all), zero)
+        (none_names, zero_names), steps = histories.longest_idle(idle.none(self.step, self._all), zero)
         return _names(none_names), _names(zero_names), steps
 
     def _module(self, number: int, group: ModuleGroup) -> ModuleVitals:

@@ -12,7 +12,9 @@ The tables behind the roots go over all entries of the census, in its order, 0 w
 step's own optimizers train take part: what else a rank still holds, an average or the model of a fold that is over, is its own.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,18 +25,83 @@ from holter.rank.context import Context
 from holter.rank.models import Model
 from holter.rank.placement import is_sharded
 from holter.rank.publish.step_log import OpenStep
-from holter.rank.readings.comparison_rows import Rows
+from holter.rank.readings.census import Kinds, marks
 from holter.rank.readings.hyperparameters import Hyperparameters
-from holter.rank.readings.marks import Kinds
 from holter.rank.readings.selection import Selection, Selections
-
-Entry: TypeAlias = "torch.Tensor | None"
-Tell = Callable[[Rows], None]
+from holter.records import PackedTable
+from holter_kernels import root
 
 STATE_EVERY = 4
 """Comparisons between two readings of the optimizer's state."""
 SLICE_BYTES = 64 << 20
 """Frozen parameters read at one comparison, or as many as train if those are more."""
+
+Entry: TypeAlias = "torch.Tensor | None"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Fingerprints and statistics of entries, by place in the census."""
+
+    places: np.ndarray
+    fingerprints: np.ndarray
+    sums: np.ndarray
+    square_sums: np.ndarray
+    marks: np.ndarray
+
+    @staticmethod
+    def of(table: Any, places: np.ndarray, kinds: Kinds) -> "Rows":
+        """From a pass over the tensors at these places."""
+        return Rows(places, table.fingerprint, table.sum, table.square_sum, marks(table, kinds))
+
+    @staticmethod
+    def joined(parts: Sequence["Rows"], wanted: np.ndarray) -> "Rows":
+        """Several passes in one, only what is wanted of each."""
+        kept = [(part, np.isin(part.places, wanted)) for part in parts]
+        return Rows(
+            *(
+                np.concatenate([getattr(part, column)[mask] for part, mask in kept])
+                for column in ("places", "fingerprints", "sums", "square_sums", "marks")
+            )
+        )
+
+    def numbers(self, tensor_class: str) -> dict[str, float]:
+        """Sum and norm over all tensors: how far apart ranks are shows in their differences."""
+        total, square = float(self.sums.sum()), float(self.square_sums.sum())
+        return {f"sum.{tensor_class}": total, f"norm.{tensor_class}": math.sqrt(square) if square >= 0 else math.nan}
+
+    def packed(
+        self,
+        tensor_class: str,
+        chosen: Selection,
+        *,
+        over: Literal["parameters", "buffers"] = "parameters",
+        keys: Sequence[str] = (),
+    ) -> PackedTable:
+        """The table over all entries; its root goes over the chosen ones."""
+        fingerprints = np.zeros(chosen.size, dtype="<u8")
+        fingerprints[self.places] = self.fingerprints
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms = np.sqrt(self.square_sums)
+        return PackedTable(
+            tensor_class=tensor_class,
+            root=int(root(fingerprints[chosen.places])),
+            fingerprints=fingerprints.tobytes(),
+            norms=self._spread(norms, chosen.size, "<f4"),
+            sums=self._spread(self.sums, chosen.size, "<f8"),
+            marks=self._spread(self.marks, chosen.size, "u1"),
+            over=over,
+            keys=list(keys),
+        )
+
+    def _spread(self, values: np.ndarray, size: int, dtype: str) -> bytes:
+        out = np.zeros(size, dtype=dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            out[self.places] = values
+        return out.tobytes()
+
+
+Tell = Callable[[Rows], None]
 
 
 class ComparisonProbe:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from holter import clock
-from holter_kernels import Pass, Table
+from holter_kernels import Pass, Table, fingerprint, summarize
+from holter_kernels.layout import FORMATS
 
 KEPT = frozenset({"parameters_before", "parameters_after"})
 
@@ -63,3 +64,38 @@ class Readings:
         self._open = [entry for entry in self._open if not any(entry is done for done, _ in answered)]
         for entry, table in answered:
             entry.then(table)
+
+
+def fingerprint_of(tensor: torch.Tensor) -> str:
+    """64 bits in hexadecimal, of the elements that this rank holds, as if they were a tensor by themselves. Raises ValueError."""
+    return f"{fingerprint(_plain(tensor)):016x}"
+
+
+def count_nonfinite(tensor: torch.Tensor) -> int:
+    """How many elements are NaN or infinite. Raises ValueError."""
+    nans, infs = _counts(tensor)
+    return nans + infs
+
+
+def count_nan(tensor: torch.Tensor) -> int:
+    """How many elements are NaN: a mask may well be infinite. Raises ValueError."""
+    return _counts(tensor)[0]
+
+
+def _counts(tensor: torch.Tensor) -> tuple[int, int]:
+    plain = _plain(tensor)
+    if not (plain.is_floating_point() or plain.is_complex()):
+        return 0, 0
+    table = summarize([plain], histogram="off")
+    return int(table.nans[0]), int(table.pos_infs[0]) + int(table.neg_infs[0])
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The local elements in a dtype that can be read; the bits of one that cannot."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local = local.detach()
+    if local.dtype in FORMATS or local.is_complex():
+        return local
+    if local.layout is not torch.strided or local.is_quantized:
+        raise ValueError(f"a tensor of {local.dtype}, {local.layout} has no elements to read one by one")
+    return local.contiguous().reshape(-1).view(torch.uint8)

@@ -13,9 +13,8 @@ import torch
 
 from holter import clock
 from holter.rank.context import Context
-from holter.rank.models import Model
+from holter.rank.models import Model, gradient_view
 from holter.rank.publish.step_log import OpenStep
-from holter.rank.readings.views import view
 from holter.records import Nonfinite, Where
 
 Found = tuple[tuple[str, Any], torch.Tensor]
@@ -110,7 +109,7 @@ class GradientProbe:
         counts = where == "gradient" or not step.is_local_read
 
         if counts and where == "reduced_gradient":
-            step.view = view([model])
+            step.view = gradient_view([model])
 
         def learn(table: Any) -> None:
             if self._on_read is not None and step is self._context.log.now:

@@ -4,16 +4,30 @@ after the last step read  |  before this step  |  after this step
 a                        b                    c           a != b: moved between steps;  b != c: moved in this one
 """
 
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+
+from holter.rank.context import Context
+from holter.rank.readings.samples import is_readable, local, spread
 
 MAX_NAMES = 32
 MANY = 16
 """Elements that do not all come back by chance."""
+LONG_STEPS = 8
+"""Idle for this long, a parameter is worth a question."""
+MAX_WATCHED = 1024
+"""Candidates that are looked at in every step."""
+NUM_WATCHED = 4
+MAX_OPTIMIZERS = 4
+MAX_NUMEL = 1 << 20
+TOLD_CHECKS = (4, 5, 16, 17)
+"""Left for so many steps of comparison, it is worth saying at once: twice, for once is believed by nobody."""
 
 
 @dataclass
@@ -94,3 +108,137 @@ class FingerprintHistory:
 def prints(table: Any) -> Any:
     """Fingerprints of a reading; 0 where a tensor had lost its memory."""
     return np.where(table.numel > 0, table.fingerprint, 0)
+
+
+Parameters = Sequence[tuple[str, Any]]
+
+
+@dataclass
+class _Idle:
+    parameter: "weakref.ref[Any]"
+    name: str
+    since: int
+
+
+class IdleWatch:
+    """Who has had no gradient, and for how many steps in a row."""
+
+    def __init__(self) -> None:
+        self._none: dict[int, _Idle] = {}
+        self._zero: dict[int, _Idle] = {}
+
+    def look(self, step: int, trainable: Parameters) -> None:
+        """A step of comparison: which gradients are None."""
+        known = self._none
+        self._none = {
+            id(p): known.get(id(p)) or _Idle(weakref.ref(p), name, step) for name, p in trainable if p.grad is None
+        }
+
+    def glance(self) -> None:
+        """Any step: whose gradient came."""
+        if not self._none:
+            return
+        for key, idle in list(self._none.items())[:MAX_WATCHED]:
+            parameter = idle.parameter()
+            if parameter is None or parameter.grad is not None:
+                del self._none[key]
+
+    def see(self, step: int, named: Parameters, table: Any) -> None:
+        """A reading of gradients: which are zero everywhere."""
+        is_zero = table.zeros == table.numel
+        if not self._zero and not is_zero.any():
+            return
+        is_zero &= table.numel > 0
+        if self._zero:
+            for row in np.flatnonzero(~is_zero):
+                self._zero.pop(id(named[int(row)][1]), None)
+        for row in np.flatnonzero(is_zero):
+            name, parameter = named[int(row)]
+            idle = self._zero.get(id(parameter))
+            if idle is None or idle.parameter() is not parameter:
+                self._zero[id(parameter)] = _Idle(weakref.ref(parameter), name, step)
+
+    def none(self, step: int, trainable: Parameters) -> dict[str, int]:
+        """Names of those without a gradient, with the number of steps for which that has been so."""
+        return self._streaks(self._none, step, trainable)
+
+    def zero(self, step: int, trainable: Parameters) -> dict[str, int]:
+        """The same of those whose gradient is zero."""
+        return self._streaks(self._zero, step, trainable)
+
+    def is_long(self, step: int) -> bool:
+        """Whether one of them has been idle for long."""
+        return any(step - idle.since + 1 >= LONG_STEPS for idles in (self._none, self._zero) for idle in idles.values())
+
+    @staticmethod
+    def _streaks(idles: dict[int, _Idle], step: int, trainable: Parameters) -> dict[str, int]:
+        if not idles:
+            return {}
+        return {
+            name: step - idle.since + 1
+            for name, p in trainable
+            if (idle := idles.get(id(p))) is not None and idle.parameter() is p
+        }
+
+
+def longest_idle(*streaks: dict[str, int]) -> tuple[list[list[str]], int]:
+    """Who is to be named, and the least number of steps among them: the patient ones alone once there are any."""
+    longest = [{name: steps for name, steps in each.items() if steps >= LONG_STEPS} for each in streaks]
+    chosen = longest if any(longest) else list(streaks)
+    return [list(each) for each in chosen], min((steps for each in chosen for steps in each.values()), default=0)
+
+
+class Leftovers:
+    """Counts the steps that began with old gradients."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._watched: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[weakref.ref[Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._left: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, float]] = weakref.WeakKeyDictionary()
+        """Step, and norm of what was left at its beginning."""
+        self._first = 0.0
+        self.num_checks = 0
+        """In a row."""
+        self.growth = 0.0
+        """Norm of the leftovers over what it was at the first of those."""
+
+    def take(self) -> None:
+        """The first backward pass of a step is about to begin."""
+        step = self._context.log.step
+        for optimizer, references in list(self._watched.items())[:MAX_OPTIMIZERS]:
+            gradients = [p.grad for reference in references if (p := reference()) is not None and p.grad is not None]
+            gradients = [g for g in gradients if not g.is_sparse and is_readable(local(g))]
+            if not gradients:
+                self._left[optimizer] = step, 0.0
+                continue
+            name = f"leftovers{id(optimizer)}"
+            self._context.readings.read(name, gradients, self._learn(weakref.ref(optimizer), step))
+
+    def _learn(self, reference: "weakref.ref[torch.optim.Optimizer]", step: int) -> Any:
+        def learn(table: Any) -> None:
+            optimizer = reference()
+            if optimizer is not None:
+                self._left[optimizer] = step, math.sqrt(float(table.square_sum.sum()))
+
+        return learn
+
+    def judge(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """These are about to step: was theirs cleared before? From a device the answer may be one of an earlier step."""
+        taken = [self._left.pop(optimizer) for optimizer in optimizers if optimizer in self._left]
+        if taken:
+            norm = max(norm for _, norm in taken)
+            if norm > 0:
+                self._first = self._first if self.num_checks else norm
+                self.num_checks += 1
+                self.growth = norm / self._first
+            else:
+                self.num_checks, self.growth = 0, 0.0
+        for optimizer in optimizers:
+            self._watch(optimizer)
+
+    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
+        held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        held = [p for p in held if p.numel() <= MAX_NUMEL] or held[:1]
+        self._watched[optimizer] = [weakref.ref(held[index]) for index in spread(len(held), NUM_WATCHED)]

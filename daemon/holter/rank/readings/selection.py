@@ -9,7 +9,7 @@ import torch
 
 from holter.rank.context import Context
 from holter.rank.models import Model
-from holter.rank.readings.marks import Kinds
+from holter.rank.readings.census import Kinds
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,11 @@ Whatever is known is published on the page at each change, so that the sidecar c
 quiet 3 GHz core: 15 us to take the states, 5 us to publish them, three times a step; buffers see `moving`.
 """
 
+import copy
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
 import msgspec
 
 from holter.errors import RewindError
@@ -24,7 +29,52 @@ from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.undo.buffers import MovingBuffers
 from holter.rank.undo.generators import Generators, RandomStates
-from holter.rank.undo.registered import Registered, Tally
+
+MAX_ENTRIES = 64
+"""Of a container that is kept."""
+_PLAIN = frozenset({int, float, complex, bool, str, bytes, type(None)})
+_MAPPINGS = frozenset({dict, OrderedDict, defaultdict, Counter})
+_CONTAINERS = _MAPPINGS | {list, tuple, set, frozenset, deque}
+
+Tally = Mapping[int, dict[str, Any]]
+"""By the id of an object: its plain attributes."""
+
+
+class Registered:
+    """Takes and puts back; which objects there are is told by an integration."""
+
+    def __init__(self) -> None:
+        self.find: Callable[[], Iterable[Any]] = lambda: ()
+
+    def take(self) -> Tally:
+        """As they are now."""
+        return {id(each): _plain(each) for each in self.find()}
+
+    def put(self, tally: Tally) -> None:
+        """As they were; what has come since stays."""
+        for each in self.find():
+            _attributes(each).update(tally.get(id(each), {}))
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    found = getattr(thing, "__dict__", None)
+    return found if type(found) is dict else {}
+
+
+def _plain(thing: Any) -> dict[str, Any]:
+    # A list: another thread of the script may add to it.
+    found = list(_attributes(thing).items())
+    return {name: copy.copy(value) for name, value in found if _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind in _PLAIN:
+        return True
+    if kind not in _CONTAINERS or len(value) > MAX_ENTRIES:
+        return False
+    entries = list(value.values()) if kind in _MAPPINGS else list(value)
+    return all(type(entry) in _PLAIN for entry in entries)
 
 
 class Rewound(RandomStates, frozen=True):
@@ -44,7 +94,9 @@ class Rewound(RandomStates, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
+
 _decoder = msgspec.msgpack.Decoder(Rewound)
+
 encode = _encoder.encode
 
 

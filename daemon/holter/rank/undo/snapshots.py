@@ -13,6 +13,7 @@ them done, but a pass that keeps all cores busy takes longer by about as much. O
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,14 +25,89 @@ from holter.errors import RewindError
 from holter.rank.context import Context
 from holter.rank.guard import is_from_signal_handler, say
 from holter.rank.readings.samples import is_plain_moment, local
-from holter.rank.undo import copying, images, parts
-from holter.rank.undo.copying import Copying, Pair
-from holter.rank.undo.gathering import Gathering, Resting
-from holter.rank.undo.parts import StatePart
 from holter.rank.undo.rewind import Rewound
+from holter.rank.undo.state_parts import Gathering, Resting, StatePart, parameters_of, take_image
 from holter.records import Snapped
+from holter.threads import without_signals
 
 NUM_COPIES = 2
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def room_for(source: torch.Tensor) -> torch.Tensor:
+    """Host memory for a copy of this tensor, laid out like it."""
+    return torch.empty_like(source, device="cpu", pin_memory=source.device.type == "cuda")
+
+
+def fits(room: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether a copy may go there."""
+    return (room.shape, room.dtype, room.stride()) == (source.shape, source.dtype, source.stride()) and (
+        room.is_pinned() or source.device.type != "cuda"
+    )
+
+
+def is_captured() -> bool:
+    """Whether a graph is being captured, which would take our copies along."""
+    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
+
+
+class Copying:
+    """One set of copies under way; pairs are of a target and its source."""
+
+    def __init__(self, still: Sequence[Pair], moving: Sequence[Pair]) -> None:
+        self._moving = moving
+        self._here = [pair for pair in still if pair[1].device.type == "cpu"]
+        self._there = [pair for pair in still if pair[1].device.type != "cpu"]
+        self._thread = threading.Thread(target=self._run, name="holter-snapshot", daemon=False)
+        self._events: list[tuple[Any, Any]] = []
+        self._error: Exception | None = None
+        self._ended_s = 0.0
+
+    def start(self) -> None:
+        """Copy what moves at once and begin with the rest, which may not change before `settle`."""
+        _copy(self._moving)
+        for device in {source.device for _, source in (*self._moving, *self._there)} - {torch.device("cpu")}:
+            side, training = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+            side.wait_stream(training)
+            with torch.cuda.stream(side):
+                _copy([pair for pair in self._there if pair[1].device == device])
+                self._events.append((device, side.record_event()))
+        with without_signals():
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            _copy(self._here)
+            self._ended_s = clock.monotonic_s()
+        except Exception as error:  # noqa: BLE001  raised where it is waited for
+            self._error = error
+
+    def settle(self) -> None:
+        """The sources are about to change: wait for the thread, and have the device wait. Raises what the copying raised."""
+        self._thread.join()
+        for device, event in self._events:
+            torch.cuda.current_stream(device).wait_event(event)
+        if self._error is not None:
+            raise self._error
+        self._here, self._moving = [], []
+
+    def ended_s(self) -> float:
+        """When it was over, by the monotonic clock; of a device, when that was seen."""
+        return self._ended_s if not self._events else clock.monotonic_s()
+
+    def is_done(self) -> bool:
+        """Whether all of it is there."""
+        if self._thread.is_alive() or self._error is not None or not all(event.query() for _, event in self._events):
+            return False
+        self._there = []
+        return True
+
+
+def _copy(pairs: Sequence[Pair]) -> None:
+    if pairs:
+        with torch.no_grad():
+            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs], non_blocking=True)
 
 
 @dataclass(eq=False)
@@ -91,7 +167,7 @@ class Snapshots:
         if not self._is_due(step):
             return
         self._begun = step
-        if not is_plain_moment() or copying.is_captured():
+        if not is_plain_moment() or is_captured():
             return
         with self._unharmed():
             self._open = self._lay_out(step)
@@ -127,7 +203,7 @@ class Snapshots:
         if found is None:
             steps = " and ".join(str(each.step) for each in self._whole)
             raise RewindError(f"there is no snapshot of step {step}" + f", only of {steps}" * bool(steps))
-        parameters = list(parts.parameters_of(self._context.models.all()))
+        parameters = list(parameters_of(self._context.models.all()))
         self._check(found, parameters)
         # On a device: not behind the call that hangs on its stream.
         side = next((torch.cuda.Stream(each.device) for each in parameters if each.is_cuda), None)
@@ -172,7 +248,7 @@ class Snapshots:
         shown: list[tuple[StatePart, Any]] = []
         moving: list[bool] = []
         for part in found:
-            shown.append((replace(part, state=None, apart=()), images.take(part.state, sources, part.apart)))
+            shown.append((replace(part, state=None, apart=()), take_image(part.state, sources, part.apart)))
             moving += [part.is_moving or self._is_restless] * (len(sources) - len(moving))
         sources = [local(source) for source in sources]
         room = self._room(sources)
@@ -207,10 +283,10 @@ class Snapshots:
                 f"every {self._every} steps the training state is copied in memory: {num_bytes / 1e6:.1f} MB on rank 0, "
                 f"of which {most} cop{'ies are' if most > 1 else 'y is'} kept"
             )
-        if len(spare) == len(sources) and all(map(copying.fits, spare, sources)):
+        if len(spare) == len(sources) and all(map(fits, spare, sources)):
             return spare
         del spare
-        return [copying.room_for(source) for source in sources]
+        return [room_for(source) for source in sources]
 
     def _finish(self, snapshot: Snapshot) -> None:
         snapshot.under_way.settle()

@@ -5,17 +5,33 @@ mismatch is in the one that raises. And it may be asked to save before it ends: 
 """
 
 import atexit
+import builtins
+import functools
+import os
 import sys
 import traceback
-from types import TracebackType
+from collections.abc import Callable
+from types import FrameType, TracebackType
 from typing import Any, Literal
 
-from holter.rank.context import Context
-from holter.rank.hooks import last_calls
-from holter.rank.interactive import is_interactive
-from holter.records import Farewell
+import msgspec
 
+from holter.rank.context import Context
+from holter.rank.flight_server import dump
+from holter.records import Farewell, LastCalls
+
+MAX_CALLS = 64
 MAX_TEXT = 2000
+
+
+def leave_last_calls(context: Context) -> None:
+    """Copy the recorder, if it has anything, to the page; some milliseconds."""
+    found = msgspec.json.decode(dump() or b"{}")
+    calls = found.get("entries")
+    if calls:
+        found["entries"] = calls[-MAX_CALLS:]
+        context.recorder.say(context.log.step, LastCalls(dump=msgspec.json.encode(found)))
+
 
 Kind = Literal["end", "exception", "interrupt", "exit"]
 
@@ -47,7 +63,7 @@ class EndingProbe:
         guard = self._context.guard
         guard.wrap(self._exception)(kind, error, trace)
         if not issubclass(kind, KeyboardInterrupt):
-            guard.wrap(last_calls.leave)(self._context)
+            guard.wrap(leave_last_calls)(self._context)
         self._previous(kind, error, trace)
         if self._context.halts is not None and not issubclass(kind, KeyboardInterrupt):
             # It is shown by now, whatever comes. A peer may have died: this rank's state may be all that is left.
@@ -67,3 +83,39 @@ class EndingProbe:
         if not self._is_said:
             self._is_said = True
             self._context.recorder.say(self._context.log.step, Farewell(kind=kind, text=text, where=where))
+
+
+class ExitProbe:
+    """Stands before `os._exit`."""
+
+    def __init__(self, context: Context, farewell: EndingProbe) -> None:
+        self._context = context
+        self._farewell = farewell
+        self._pid = os.getpid()
+
+    def install(self) -> None:
+        """From now on `os._exit` says where it was called."""
+        self._context.patches.replace("_exit", self._around, os)
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        guard = self._context.guard
+        leave_calls, leave_word = guard.wrap(leave_last_calls, "any"), guard.wrap(self._leave_word, "any")
+
+        @functools.wraps(original)
+        def _exit(*args: Any, **kwargs: Any) -> Any:
+            if os.getpid() == self._pid:
+                leave_word(sys._getframe().f_back, args[0] if args else kwargs.get("status"))  # noqa: SLF001
+                leave_calls(self._context)
+            return original(*args, **kwargs)
+
+        return _exit
+
+    def _leave_word(self, frame: FrameType | None, status: object) -> None:
+        # At exit and in a bare thread the interpreter itself calls, from no line.
+        where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame is not None else ""
+        self._farewell.say("exit", f"os._exit({status})", where)
+
+
+def is_interactive() -> bool:
+    """A prompt is there or will be (`python -i`), or a notebook's cell runs."""
+    return hasattr(sys, "ps1") or bool(sys.flags.inspect) or hasattr(builtins, "get_ipython")

@@ -7,10 +7,11 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from holter.rank.context import Context
-from holter.records import Group, Groups
+from holter.records import Group, Groups, OnDevice
 
 NUM_TELLERS = 3
 MAX_MEMBERS = 4096
@@ -75,3 +76,21 @@ def _parts(groups: Iterator[Group]) -> Iterator[list[Group]]:
         part.append(group)
     if part:
         yield part
+
+
+class DeviceProbe:
+    """Looks when a backward pass begins, until the script has begun to use a device."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._is_done = False
+
+    def look(self) -> None:
+        """Starts no device that the script did not start, and waits for none."""
+        if self._is_done or not torch.cuda.is_initialized():
+            return
+        self._is_done = True
+        uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+        if uuid:
+            name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+            self._context.recorder.say(self._context.log.step, OnDevice(uuid=name))
