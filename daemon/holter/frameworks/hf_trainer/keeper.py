@@ -23,8 +23,7 @@ from holter.errors import SaveError
 from holter.frameworks.accelerate.alone import REPLICATED, alone
 from holter.frameworks.saving import averages, randomness
 from holter.frameworks.saving.keeper import Task, shares, tensors_of
-from holter.rank.search import living
-from holter.rank.state_objects import innermost
+from holter.rank.search import innermost, living
 
 if TYPE_CHECKING:
     from holter.rank.context import Context

@@ -16,8 +16,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from holter.errors import SaveError
 from holter.frameworks.loop.other_state import Other
-from holter.rank import state_objects
 from holter.rank.models import Model
+from holter.rank.placement import sharded_parameters
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """Parts of a name that a wrapper inside a model adds, and that checkpoints leave out."""
@@ -85,7 +85,7 @@ def _entries(models: Sequence[Model], wanted: Sequence[Model] | None = None) -> 
 
 def _held(module: torch.nn.Module) -> dict[str, Any]:
     """What its state_dict has, a sharded parameter as the optimizer knows it."""
-    sharded = state_objects.sharded(module)
+    sharded = sharded_parameters(module)
     if not sharded:
         return dict(module.state_dict(keep_vars=True))
     held: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from holter.frameworks.saving.averages import Average
-from holter.rank import naming, state_objects
+from holter.rank import naming, search
 
 NAMES = "names.json"
 
@@ -31,12 +31,11 @@ class Other(NamedTuple):
 
 def find(optimizers: Sequence[torch.optim.Optimizer], averages: Iterable[Average]) -> list[Other]:
     """All that live."""
-    order = {id(state_objects.innermost(optimizer)): number for number, optimizer in enumerate(optimizers)}
+    order = {id(search.innermost(optimizer)): number for number, optimizer in enumerate(optimizers)}
     schedulers = [
-        (order[id(state_objects.innermost(scheduler.optimizer))], scheduler)
-        for scheduler in state_objects.schedulers(optimizers)
+        (order[id(search.innermost(scheduler.optimizer))], scheduler) for scheduler in search.schedulers(optimizers)
     ]
-    scalers = [(_first_scaled(scaler, order), scaler) for scaler in state_objects.scalers()]
+    scalers = [(_first_scaled(scaler, order), scaler) for scaler in search.scalers()]
     return [
         *_numbered("scheduler", schedulers, optimizers),
         *_numbered("scaler", scalers, optimizers),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from holter.rank.state_objects import innermost
+from holter.rank.search import innermost
 
 if TYPE_CHECKING:
     from holter.rank.context import Context

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from holter.errors import RewindError
-from holter.rank import state_objects
+from holter.rank import search
 from holter.rank.models import Model, Models
+from holter.rank.placement import sharded_parameters
 from holter.rank.readings.samples import local
 from holter.rank.undo.buffers import MovingBuffers
 
@@ -168,7 +169,7 @@ def parameters_of(models: Sequence[Model]) -> Iterator[torch.nn.Parameter]:
     """Every parameter once; of FSDP2, the shard that the optimizer steps."""
     seen: set[int] = set()
     for root in (model.root for model in models):
-        shards = state_objects.sharded(root) if root is not None else {}
+        shards = sharded_parameters(root) if root is not None else {}
         for module in root.modules() if root is not None else ():
             for name, shown in module._parameters.items():  # noqa: SLF001
                 parameter = shards.get((id(module), name), shown)
@@ -246,8 +247,8 @@ class Gathering:
         if None in found:
             self._sources_of = [weakref.ref(optimizer) for optimizer in optimizers]
             self._sources = [source_of(of_optimizer, each) for each in optimizers]
-            self._sources += [source_of(of_scheduler, each) for each in state_objects.schedulers(optimizers)]
-            self._sources += [source_of(of_scaler, each) for each in state_objects.scalers()]
+            self._sources += [source_of(of_scheduler, each) for each in search.schedulers(optimizers)]
+            self._sources += [source_of(of_scaler, each) for each in search.scalers()]
             self._sources += [source for find in self.also for source in find(optimizers)]
             found = [source() for source in self._sources]
         return [part for part in found if part is not None]
@@ -255,4 +256,4 @@ class Gathering:
     def in_use(self) -> list[Any]:
         """Optimizers, schedulers and scalers that a checkpoint would be made of now."""
         optimizers = self._optimizers()
-        return [*optimizers, *state_objects.schedulers(optimizers), *state_objects.scalers()]
+        return [*optimizers, *search.schedulers(optimizers), *search.scalers()]
