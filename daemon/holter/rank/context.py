@@ -81,7 +81,7 @@ class Context:
     def enter(self, phase: Phase) -> Phase:
         """Begin a phase and let the sidecar see it; returns the phase to go back to."""
         interrupted = self.phases.enter(phase)
-        self.recorder.beat(self.log.step, phase, self.log.now.micro_steps)
+        self.recorder.beat(self.log.step, phase, self.log.micro_step)
         return interrupted
 
 

@@ -202,7 +202,7 @@ class Monitor:
 
     def _on_gradients(self) -> None:
         self._gradients.read_local()
-        if self.context.log.now.suspects:
+        if self.context.log.now.suspects.tensors:
             self.context.hold_inputs()
 
     def _forget(self) -> None:

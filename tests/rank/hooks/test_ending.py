@@ -62,13 +62,13 @@ ENDS = """
     import sys
     from types import SimpleNamespace
 
-    from holter.rank.hooks.endings import FarewellProbe
+    from holter.rank.hooks.endings import EndingProbe
     from holter.rank.guard import Guard
 
     halts = SimpleNamespace(linger=lambda why: print("lingers:", why))
     recorder = SimpleNamespace(say=lambda _step, word: print("says:", word.kind))
     context = SimpleNamespace(guard=Guard(), halts=halts, recorder=recorder, log=SimpleNamespace(step=3))
-    FarewellProbe(context).install()
+    EndingProbe(context).install()
     try:
         int("x")
     except ValueError as error:

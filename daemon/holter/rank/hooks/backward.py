@@ -149,17 +149,17 @@ class LossProbe:
         for hook in hooks:
             hook.remove()
         self._on_end()
-        self._context.log.now.micro_steps += 1
+        self._context.log.now.passes.num_done += 1
         self._context.enter(self._interrupted)
 
     def _read(self, loss: torch.Tensor) -> None:
         raw, step, node = loss.detach(), self._context.log.now, loss.grad_fn
         if self._unscaled is not None and self._unscaled[0]() is loss:
-            raw, step.loss_scale = self._unscaled[1:]
+            raw, step.losses.scale = self._unscaled[1:]
             # The scaler's own factor is the outermost product.
             node = node.next_functions[0][0] if node is not None else None
-            if step.loss_scale is not None:
-                step.numbers["loss_scale"] = step.loss_scale
+            if step.losses.scale is not None:
+                step.numbers["loss_scale"] = step.losses.scale
         self._unscaled = None
         step.numbers["loss.is_divided"] = min(step.numbers.get("loss.is_divided", 1.0), float(is_divided(node)))
         if raw.device.type == "cpu":
@@ -171,13 +171,13 @@ class LossProbe:
             self._learn(step, float(table.sum[0]) + odd)
 
         # A list of its own for each micro-step: the device may not have answered the one before.
-        self._context.readings.read(f"loss{step.micro_steps}", [raw], step.owe(learn))
+        self._context.readings.read(f"loss{step.passes.num_done}", [raw], step.owe(learn))
 
     def _learn(self, step: OpenStep, value: float) -> None:
-        step.losses.append(value)
+        step.losses.values.append(value)
         if not math.isfinite(value):
             is_nan = math.isnan(value)
-            step.suspect(Nonfinite(where="loss", name="loss", nans=int(is_nan), infs=int(not is_nan), numel=1))
+            step.suspects.add(Nonfinite(where="loss", name="loss", nans=int(is_nan), infs=int(not is_nan), numel=1))
             self._context.hold_inputs()
 
 
@@ -236,7 +236,8 @@ class SkipProbe:
         if not found or scale is None:
             return
         reference = weakref.ref(scaler)
-        ended = _ScalerRound(step.step, step.losses[-1] if step.losses else math.nan, step.suspects[:MAX_SUSPECTS])
+        loss = step.losses.values[-1] if step.losses.values else math.nan
+        ended = _ScalerRound(step.step, loss, step.suspects.tensors[:MAX_SUSPECTS])
         if all(flag.device.type == "cpu" for flag in (*found, scale)):
             self._learn(scaler, ended, scale=float(scale), is_skipped=any(map(bool, found)))
             return

@@ -65,8 +65,8 @@ class ClipProbe:
         if not any(is_split(gradient) for gradient in gradients):
             return
         is_finite = all(bool(torch.isfinite(local(gradient)).all()) for gradient in gradients)
-        step = self._context.log.now
-        step.was_clipped_finite = is_finite and step.was_clipped_finite is not False
+        reading = self._context.log.now.gradients
+        reading.was_clipped_finite = is_finite and reading.was_clipped_finite is not False
 
     def _clipped(self, parameters: Any, limit: Any, norm: Any, kind: Any) -> None:
         if not isinstance(norm, torch.Tensor) or isinstance(limit, torch.Tensor):

@@ -26,19 +26,16 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from holter import clock
 from holter.rank.context import Context
-from holter.rank.guard import say
 from holter.rank.hold.finite_guard import FiniteGuard
 from holter.rank.hold.halts import HoldReason
 from holter.rank.hold.shards import Shards
-from holter.rank.publish import completed_before
-from holter.rank.publish.sidecar_link import SidecarLink
-from holter.rank.publish.step_log import OpenStep
+from holter.rank.publish.step_log import StepTimes
+from holter.rank.publish.step_report import StepReporter, tell_completed_before
 from holter.rank.readings.batch_blame import BatchBlameProbe
-from holter.rank.readings.census import CensusTaker
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.vitals import VitalsProbe
-from holter.records import Phase, SightLost, StepDone
+from holter.records import Phase
 
 REFRESH_EVERY = 16
 """Steps between two looks for parameters that were frozen, thawed or added."""
@@ -92,14 +89,11 @@ class StepProbe:
         self._is_applying = False
         self._is_straggler = False
         self._is_questioned = False
-        self._census = CensusTaker(context.declared_frozen)
-        self._told_census: Any = None
-        self._outline: Any = None
+        self._reporter = StepReporter(context)
         self._began = clock.monotonic_s()
         self._own_began = 0.0
         self._read_began = 0.0
         self._interrupted = Phase.OTHER
-        self._companion = SidecarLink(context.recorder.page)
         self._handles: list[Any] = []
         context.is_torn = self._is_torn
         looks.finite.before_scaled = context.guard.wrap(self._hold_if_due, "claims")
@@ -191,7 +185,7 @@ class StepProbe:
         step = context.log.step
         if step % REFRESH_EVERY == 0 or (step % THAW_EVERY == 0 and context.models.has_thawed()):
             context.models.refresh()
-        self._tell_census(is_thorough=step % THAW_EVERY == 0)
+        self._reporter.tell_census(self.optimizers, self._gradients.ready_order, is_thorough=step % THAW_EVERY == 0)
         self._judge(optimizer)
         if context.halts is not None:
             self._hold_if_need_be(optimizer, has_closure=has_closure)
@@ -239,7 +233,7 @@ class StepProbe:
 
     def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._known and self._context.log.step == 0:
-            self._context.guard.wrap(completed_before.tell)(self._context, optimizer)
+            self._context.guard.wrap(tell_completed_before)(self._context, optimizer)
             self._context.guard.wrap(self._find_registered)(optimizer)
         self._known.append(weakref.ref(optimizer))
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -255,7 +249,7 @@ class StepProbe:
     def _judge(self, optimizer: torch.optim.Optimizer) -> None:
         """Ask whether what the optimizer applies is finite, and if not, where that comes from."""
         self._gradients.read_applied(optimizer)
-        if self._context.log.now.is_applied:
+        if self._context.log.now.suspects.is_applied:
             self._question()
 
     def _question(self) -> None:
@@ -289,7 +283,7 @@ class StepProbe:
     @property
     def _round(self) -> int:
         """The step, and those that a scaler would not take since: the same on all ranks that share their gradients."""
-        return self._context.log.step + self._context.log.now.num_skipped
+        return self._context.log.step + self._context.log.now.passes.num_skipped_rounds
 
     def _hold_if_bad(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """This rank's gradients are not finite, or another's shards are not."""
@@ -314,9 +308,9 @@ class StepProbe:
     def _finds(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether what is about to be applied is not finite; then the step says all it knows of that."""
         step = self._context.log.now
-        if not step.is_applied and not self._finite.finds(optimizer):
+        if not step.suspects.is_applied and not self._finite.finds(optimizer):
             return False
-        if not step.is_applied and not step.is_local_whole:
+        if not step.suspects.is_applied and not step.gradients.is_local_whole:
             # Nobody has seen all of this rank's own gradients: it cannot be said that another one made the NaN.
             self._gradients.read_applied(optimizer, is_known_bad=True)
             self._question()
@@ -327,10 +321,10 @@ class StepProbe:
         context = self._context
         log, halts, began = context.log, context.halts, clock.monotonic_s()
         if why != "agreed" and not log.now.is_told:
-            log.now.told = {"seconds": began - self._began, "phase_seconds": context.phases.take()}
-            self._tell(log.now)
+            log.now.times = StepTimes(began - self._began, context.phases.take())
+            self._reporter.tell(log.now)
         assert halts is not None
-        context.guard.wrap(halts.hold)(log.step, why, num_skipped=log.now.num_skipped)
+        context.guard.wrap(halts.hold)(log.step, why, num_skipped=log.now.passes.num_skipped_rounds)
         held_s = clock.monotonic_s() - began
         self._began += held_s
         context.guard.own_s -= held_s
@@ -371,10 +365,10 @@ class StepProbe:
             step_s=now - self._began,
             own_s=context.guard.own_s - self._own_began,
             reading_s=context.readings.spent_s - self._read_began,
-            gradients_s=log.now.gradients_s,
-            check_s=log.now.check_s if context.schedule.plan.is_check(log.step) else 0.0,
+            gradients_s=log.now.cost.gradients_s,
+            check_s=log.now.cost.check_s if context.schedule.plan.is_check(log.step) else 0.0,
         )
-        log.close({"seconds": now - self._began, "phase_seconds": context.phases.take()})
+        log.close(StepTimes(now - self._began, context.phases.take()))
         self._began, self._own_began, self._read_began = now, context.guard.own_s, context.readings.spent_s
         self._last, self._stepped = self._stepped, Optimizers()
         self._is_questioned = self._is_straggler = False
@@ -382,58 +376,6 @@ class StepProbe:
         context.shown.clear()
         context.rewind.step_closed(log.step, is_late=is_late)
         context.readings.poll()
-        self._tell_ready()
-        self._heed_sidecar()
+        self._reporter.tell_ready()
+        self._reporter.heed_sidecar()
         context.recorder.beat(log.step, context.phases.phase, 0)
-
-    def _tell_ready(self) -> None:
-        for step in self._context.log.ready():
-            if not step.is_told:
-                self._tell(step)
-
-    def _tell(self, step: OpenStep) -> None:
-        context, step.is_told = self._context, True
-        context.recorder.say(
-            step.step,
-            StepDone(
-                seconds=step.told["seconds"],
-                phase_seconds=step.told["phase_seconds"],
-                micro_steps=step.micro_steps,
-                loss=step.loss,
-                gradient_norm=step.gradient_norm,
-                learning_rate=step.learning_rate,
-                batch=step.batch,
-                roots=step.roots,
-                nonfinite=step.suspects if step.is_applied else [],
-                overhead_ratio=context.schedule.overhead_ratio,
-                check_interval=context.schedule.plan.check_interval,
-                view=step.view,
-                numbers=step.numbers,
-            ),
-        )
-
-    def _tell_census(self, *, is_thorough: bool) -> None:
-        """If it changed. A thorough look goes by identity; between two, only numbers are held against the last."""
-        context, optimizers = self._context, self.optimizers
-        known = len(list(context.models)), context.models.generation, len(self._gradients.ready_order)
-        outline = known, [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
-        if outline == self._outline and not is_thorough:
-            return
-        self._outline = outline
-        held = {frozenset([id(p) for g in optimizer.param_groups for p in g["params"]]) for optimizer in optimizers}
-        if (known, held) == self._told_census or not known[0]:
-            return
-        self._told_census = known, held
-        for part in self._census.take(context.models, optimizers, list(self._gradients.ready_order)):
-            context.recorder.say(context.log.step, part)
-
-    def _heed_sidecar(self) -> None:
-        context = self._context
-        context.schedule.thin(self._companion.thinning())
-        notice = self._companion.notice()
-        if notice:
-            say(notice)
-        loss = self._companion.loss()
-        if loss:
-            say(f"rank {context.recorder.rank} trains unobserved: {loss}")
-            context.recorder.say(context.log.step, SightLost(what=loss, dropped=context.recorder.page.dropped))

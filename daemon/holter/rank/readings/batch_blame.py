@@ -73,7 +73,7 @@ class BatchBlameProbe:
             seen = {_place(tensor) for _, tensor in _tensors(inputs)}
             bad += batches.read([leaf for leaf in self._leaves if _place(leaf[1]) not in seen])
         for entry in bad:
-            context.log.now.suspect(
+            context.log.now.suspects.add(
                 Nonfinite(
                     where="input",
                     name=entry.name,
@@ -91,7 +91,7 @@ class BatchBlameProbe:
     def observe(self, *, is_check: bool) -> None:
         """A step is about to be applied: remember what it was fed."""
         self._claim()
-        if is_check and not self._context.log.now.suspects:
+        if is_check and not self._context.log.now.suspects.tensors:
             self.learn()
         self._leaves, self._num_calls, self._num_samples = [], 0, [0, 0]
 

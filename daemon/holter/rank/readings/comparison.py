@@ -237,7 +237,7 @@ class ComparisonProbe:
             kinds = Kinds.of([tensor.dtype for tensor in kept])
         if kept:
             self._context.readings.read(name, kept, step.owe(lambda table: then(Rows.of(table, places, kinds))))
-        step.check_s += clock.monotonic_s() - started
+        step.cost.check_s += clock.monotonic_s() - started
 
     def _tell(  # noqa: PLR0913 - a table's fields
         self,

@@ -69,24 +69,24 @@ class GradientProbe:
         step = context.log.now
         started = clock.monotonic_s()
         # Micro-steps add up in .grad: the last reading of a step has them all.
-        step.square_sum = None
-        step.is_local_whole = context.schedule.plan.gradient_stride == 1
+        step.gradients.square_sum = None
+        step.gradients.is_local_whole = context.schedule.plan.gradient_stride == 1
         for model in context.models.active():
             if model.shows_local_gradients():
                 found = _with_gradients(model)
                 stride = context.schedule.plan.gradient_stride
                 turn = Turn(stride, step.step % stride)
                 self._read(model, step, found[turn.number :: stride], "gradient", turn)
-                step.is_local_read = True
+                step.gradients.is_local_read = True
             else:
-                step.is_local_whole = False
-        step.gradients_s += clock.monotonic_s() - started
+                step.gradients.is_local_whole = False
+        step.cost.gradients_s += clock.monotonic_s() - started
 
     def read_applied(self, optimizer: torch.optim.Optimizer, *, is_known_bad: bool = False) -> None:
         """What the optimizer applies: read if something is suspected, or if nothing was seen before the reduction."""
         step = self._context.log.now
         # What a device still owes may turn out to be a suspect.
-        if step.is_local_read and not step.suspects and not step.num_owed and not is_known_bad:
+        if step.gradients.is_local_read and not step.suspects.tensors and not step.num_owed and not is_known_bad:
             return
         if getattr(optimizer, "found_inf", None) is not None:
             # A fused optimizer skips the step itself if the scaler found something.
@@ -98,7 +98,7 @@ class GradientProbe:
             own = (entry for entry in _with_gradients(model) if id(entry[0][1]) in held)
             found = list(own) if lent is None else lent
             self._read(model, step, found, "reduced_gradient", WHOLE)
-        if step.suspects and not step.is_applied and not step.num_owed:
+        if step.suspects.tensors and not step.suspects.is_applied and not step.num_owed:
             step.acquit()
             self._context.held_inputs = None
 
@@ -106,10 +106,10 @@ class GradientProbe:
         if not found:
             return
         named, gradients = zip(*found, strict=True)
-        counts = where == "gradient" or not step.is_local_read
+        counts = where == "gradient" or not step.gradients.is_local_read
 
         if counts and where == "reduced_gradient":
-            step.view = gradient_view([model])
+            step.gradients.view = gradient_view([model])
 
         def learn(table: Any) -> None:
             if self._on_read is not None and step is self._context.log.now:
@@ -123,8 +123,8 @@ class GradientProbe:
                 self._count(model, step, turn, math.nan if rows.size else float(table.square_sum.sum()))
             for row in rows:
                 name, parameter = named[row]
-                step.is_applied |= where == "reduced_gradient"
-                step.suspect(
+                step.suspects.is_applied |= where == "reduced_gradient"
+                step.suspects.add(
                     Nonfinite(
                         where=where,
                         name=name,
@@ -132,7 +132,7 @@ class GradientProbe:
                         infs=int(bad[row] - table.nans[row]),
                         numel=gradients[row].numel(),
                         order=self.ready_order.get(id(parameter), 0),
-                        is_from_clip=where == "reduced_gradient" and bool(step.was_clipped_finite),
+                        is_from_clip=where == "reduced_gradient" and bool(step.gradients.was_clipped_finite),
                     )
                 )
 
@@ -148,7 +148,7 @@ class GradientProbe:
             sums.clear()
         sums[turn] = square_sum
         if len(sums) == turn.stride:
-            step.square_sum = (step.square_sum or 0.0) + sum(sums.values())
+            step.gradients.square_sum = (step.gradients.square_sum or 0.0) + sum(sums.values())
 
 
 def _with_gradients(model: Model) -> list[Found]:

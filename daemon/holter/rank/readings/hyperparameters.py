@@ -66,7 +66,7 @@ class Hyperparameters:
     def read(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """The settings that these optimizers are about to step with."""
         log = self._context.log.now
-        scale = log.loss_scale
+        scale = log.losses.scale
         self._has_scaler |= scale is not None and scale != 1.0
         shape = (
             self._context.models.generation,

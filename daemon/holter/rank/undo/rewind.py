@@ -216,7 +216,7 @@ class Rewind:
         beginning = self._candidate() if self._forward is None else self._beginning
         if beginning is None:
             return None
-        num_skipped = self._log.now.num_skipped if self._step == self._log.step else 0
+        num_skipped = self._log.now.passes.num_skipped_rounds if self._step == self._log.step else 0
         return Rewound(
             **msgspec.structs.asdict(beginning), step=self._step, forward=self._forward, num_skipped=num_skipped
         )
