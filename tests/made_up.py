@@ -1,7 +1,9 @@
 """Records as a run would leave them, for tests that need one and care for little of it."""
 
+from dataclasses import fields, replace
 from typing import Any
 
+from holter.faults.window import Window
 from holter.halting.tombstone import HaltRecord
 from holter.records import Cause, Diagnosis, Directive, Fix
 
@@ -43,3 +45,19 @@ def diagnosis(cause: str = "nonfinite_input", first_step: int = 30, **fields: An
         "action": Directive(directive="halt", reason="critical: halt"),
     }
     return Diagnosis(**{**usual, **fields})
+
+
+def made_window(
+    now_ns: int = 0, world_size: int = 2, attached: frozenset[int] = frozenset({0, 1}), **known: Any
+) -> Window:
+    """A window of two ranks unless told otherwise; a part of a part is given by its own name: `exits=…`, `census=…`."""
+    return changed_window(Window(now_ns, world_size, attached), **known)
+
+
+def changed_window(window: Window, **known: Any) -> Window:
+    """This window with other contents, each given by its own name, whichever part it lies in."""
+    for name in ("tensors", "models", "processes", "calls"):
+        part = getattr(window, name)
+        own = {one.name: known.pop(one.name) for one in fields(part) if one.name in known}
+        window = replace(window, **{name: replace(part, **own)})
+    return replace(window, **known)

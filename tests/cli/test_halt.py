@@ -13,7 +13,7 @@ from tests.halting.vault.test_store import write
 from holter.cli import main
 from holter.cli.halt import _from_files
 from holter.cli.runs import RunReader
-from holter.coordinator.lifetime import Limits
+from holter.coordinator.service import Limits
 from holter.halting import tombstone
 from holter.halting.tombstone import HaltRecord
 from holter.records import Order
@@ -53,7 +53,7 @@ async def training(run_coordinator: Any, tmp_path: Path, does: Any = obey, **opt
         made.attach()
         for step in range(3):
             made.step(step)
-    members = running.coordinator.ward.roster.members
+    members = running.coordinator.watched.roster.members
     await eventually(lambda: len(members) == 2 and all(one.heartbeat is not None for one in members.values()))
     await eventually((tmp_path / "run.json").exists)
     await eventually((tmp_path / "coordinator.json").exists)
@@ -95,7 +95,7 @@ async def test_one_that_came_too_late_is_waited_for_until_another_try_succeeds(
     found = json.loads(capsys.readouterr().out)
     assert ("completed", "done", 2) == (found["outcome"], found["course"], found["number"])
     assert ["prepare", "abort", "commit", "leave"] == kinds(running)[0]
-    assert {"called_off": 1, "completed": 1} == running.coordinator.ward.halts.outcomes
+    assert {"called_off": 1, "completed": 1} == running.coordinator.watched.halts.outcomes
 
 
 async def test_where_nothing_can_be_saved_the_run_goes_on_and_the_next_answer_is_not_the_last_one(
@@ -196,7 +196,7 @@ async def test_without_the_token_nothing_is_asked(
     monkeypatch.setenv("HOLTER_TOKEN", TOKEN[:-1])
     assert 1 == await halt(address)
     assert "wrong token" in capsys.readouterr().out
-    assert not running.coordinator.ward.halts.is_asked
+    assert not running.coordinator.watched.halts.is_asked
     monkeypatch.setenv("HOLTER_TOKEN", TOKEN)
     assert 0 == await halt(address, "--wait-s", 30)
     assert "verified, healthy" in capsys.readouterr().out

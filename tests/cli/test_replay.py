@@ -14,17 +14,17 @@ from tests.coordinator.conftest import RUN_ID, attached, census, done, exited, h
 
 from holter.cli import main
 from holter.cli.replay import changed
+from holter.coordinator.identity import RunSettings
 from holter.coordinator.incidents.tracker import IncidentTracker
-from holter.coordinator.recovery import journal
-from holter.coordinator.recovery.recovery import recall
+from holter.coordinator.judge import Judge
+from holter.coordinator.recovery import journal, restart
 from holter.coordinator.recovery.replay import Replay, differences, substances
-from holter.coordinator.rounds import JudgingRounds
-from holter.coordinator.run import Run, RunSettings
+from holter.coordinator.run import Run
 from holter.coordinator.window.assembly import Assembly
 from holter.errors import UsageError
 from holter.faults import ALL, Detector
 from holter.faults.window import Window
-from holter.records import Diagnosis, Finding, Nonfinite, Observation, Overdue, Phase, Table
+from holter.records import Diagnosis, Finding, Judged, Nonfinite, Observation, Overdue, Phase, Table
 from holter.transport import wire
 
 SECOND_NS = 10**9
@@ -49,33 +49,35 @@ def record(
     detectors: Sequence[Detector] = ALL,
 ) -> Recorded:
     """As the service does it: hear, judge, fetch, judge again, twice a second."""
-    ward = Run(RunSettings(run_dir, RUN_ID, "http://127.0.0.1:1"), detectors)
+    run = Run(RunSettings(run_dir, RUN_ID, "http://127.0.0.1:1"), detectors)
     for rank in range(2):
         hello = wire.Hello(
             run_id=RUN_ID, rank=rank, world_size=2, host="h", rank_pid=1, sidecar_pid=2, metrics_address=""
         )
-        ward.roster.connect(hello, START_NS)
+        run.roster.connect(hello, START_NS)
     now_ns = START_NS
     for said in rounds:
         now_ns += SECOND_NS // 2
         for observation in said:
-            ward.hear(observation.rank, wire.Report(heartbeat=None, observations=[observation], dropped=0), now_ns)
-        judge(ward, now_ns + 1, has_tables=has_tables)
+            run.intake.hear(
+                observation.rank, wire.Report(heartbeat=None, observations=[observation], dropped=0), now_ns
+            )
+        judge(run, now_ns + 1, has_tables=has_tables)
     if not is_killed:
-        judge(ward, now_ns + SECOND_NS, has_tables=has_tables, is_final=True)
+        judge(run, now_ns + SECOND_NS, has_tables=has_tables, is_final=True)
     if is_killed:
-        ward.write_down()
-        ward.journal.flush(ward.disk, is_now=True)
-        assert ward.disk.close(5.0)
+        run.intake.write_down()
+        run.intake.journal.flush(run.disk, is_now=True)
+        assert run.disk.close(5.0)
     else:
-        ward.end(now_ns + SECOND_NS)
-        ward.close(5.0)
-    return Recorded(run_dir, ward.incidents.all())
+        run.intake.end(now_ns + SECOND_NS)
+        run.close(5.0)
+    return Recorded(run_dir, run.incidents.all())
 
 
-def judge(ward: Run, now_ns: int, *, has_tables: bool, is_final: bool = False) -> None:
+def judge(run: Run, now_ns: int, *, has_tables: bool, is_final: bool = False) -> None:
     for number in range(4):
-        needs = ward.judge(now_ns + number, is_final=is_final).needs
+        needs = run.judge(now_ns + number, is_final=is_final).tables
         if not needs:
             return
         for tensor_class, step, rank in needs:
@@ -86,7 +88,9 @@ def judge(ward: Run, now_ns: int, *, has_tables: bool, is_final: bool = False) -
                 fingerprints=[rank, 1],
                 norms=[1.0, 1.0],
             )
-            ward.hear_table((tensor_class, step, rank), seen(rank, step, body) if has_tables else None, now_ns + number)
+            run.intake.hear_table(
+                (tensor_class, step, rank), seen(rank, step, body) if has_tables else None, now_ns + number
+            )
 
 
 def healthy(num_steps: int) -> list[list[Observation]]:
@@ -104,8 +108,7 @@ def diverging(num_steps: int) -> list[list[Observation]]:
 
 def replayed(run_dir: Path, detectors: Sequence[Detector] = ALL) -> list[Diagnosis]:
     replay = Replay(RUN_ID, "halt", detectors)
-    for entry in journal.read(run_dir / "journal"):
-        replay.feed(entry)
+    replay.read(journal.read(run_dir / "journal"))
     return replay.finish()
 
 
@@ -151,10 +154,9 @@ def test_the_command_prints_the_diagnosis_and_that_it_is_the_same(
 
 def test_a_journal_without_marks_is_judged_all_the_same(tmp_path: Path) -> None:
     live = record(tmp_path, diverging(6))
-    replay = Replay(RUN_ID, "halt", ALL, has_marks=False)
-    for entry in journal.read(tmp_path / "journal"):
-        if "Judged" != type(entry.observation.body).__name__:
-            replay.feed(entry)
+    replay = Replay(RUN_ID, "halt", ALL)
+    entries = journal.read(tmp_path / "journal")
+    replay.read((one for one in entries if not isinstance(one.observation.body, Judged)), has_marks=False)
     assert [] == differences(live.diagnoses, replay.finish())
 
 
@@ -173,8 +175,7 @@ def test_silence_is_judged_as_time_passes_but_not_all_night(tmp_path: Path) -> N
     record(tmp_path, healthy(2))
     entries = list(journal.read(tmp_path / "journal"))
     late = journal.Entry(entries[-1].received_ns + 8 * 3600 * SECOND_NS, done(0, 2))
-    for entry in [*entries, late]:
-        replay.feed(entry)
+    replay.read([*entries, late], "silence")
     silence = [moment for moment in moments if moment > entries[-1].received_ns]
     assert 10 < len(silence) < 30
 
@@ -246,13 +247,13 @@ def test_a_coordinator_that_is_started_again_knows_what_the_former_one_knew(tmp_
     live = record(tmp_path, diverging(6), is_killed=True)
     again = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"))
     now_ns = START_NS + 60 * SECOND_NS
-    again.recall(now_ns)
+    restart.recall(again, now_ns)
     assert 11 == len(again.assembly.window(now_ns).steps)
     assert not any(dataclasses.astuple(again.judge(now_ns))), "sidecars are given time to come back"
     assert () == again.judge(now_ns + 5 * SECOND_NS).fresh, "the same incident is told once"
     assert live.diagnoses == again.incidents.all()
-    assert [0, 1] == again.introductions.record().ranks
-    again.end(now_ns)
+    assert [0, 1] == again.intake.introductions.record().ranks
+    again.intake.end(now_ns)
     again.close(5.0)
 
 
@@ -262,7 +263,7 @@ class Standing:
     name = "stalled_rank"
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        for rank, delay in window.delays.items():
+        for rank, delay in window.processes.delays.items():
             yield Finding(
                 detector=self.name,
                 severity="critical",
@@ -301,14 +302,14 @@ def test_a_coordinator_that_is_started_again_tells_a_hang_that_came_back_from_th
     assert [False, True] == [one.closed_at is None for one in live.diagnoses]
     again = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Standing()])
     now_ns = START_NS + 90 * SECOND_NS
-    again.recall(now_ns)
+    restart.recall(again, now_ns)
     again.judge(now_ns + 5 * SECOND_NS)
     assert live.diagnoses == again.incidents.all()
     assert [live.diagnoses[1].id] == [one.id for one in again.incidents.standing()]
     assert [False, True] == [one.closed_at is None for one in again.saves.diagnoses], (
         "a halt is wished for by open ones"
     )
-    again.end(now_ns)
+    again.intake.end(now_ns)
     again.close(5.0)
 
 
@@ -316,19 +317,19 @@ def test_a_coordinator_that_is_started_again_tells_a_hang_that_came_back_from_th
 def test_another_past_is_not_recalled(tmp_path: Path, case: str) -> None:
     if case != "none":
         record(tmp_path, diverging(6), is_killed=case != "ended")
-    ward = Run(RunSettings(tmp_path, "run-2" if case == "another run" else RUN_ID, "http://127.0.0.1:1"))
+    run = Run(RunSettings(tmp_path, "run-2" if case == "another run" else RUN_ID, "http://127.0.0.1:1"))
     written_ns = max((path.stat().st_mtime_ns for path in tmp_path.rglob("*.msgpack")), default=0)
-    ward.recall(written_ns + (3600 * SECOND_NS if case == "long ago" else 1))
-    assert (0, ()) == (ward._silent_until_ns, ward.assembly.window(0).steps)
-    ward.end(START_NS)
-    ward.close(5.0)
+    restart.recall(run, written_ns + (3600 * SECOND_NS if case == "long ago" else 1))
+    assert (0, ()) == (run.silent_until_ns, run.assembly.window(0).steps)
+    run.intake.end(START_NS)
+    run.close(5.0)
 
 
 def test_reading_the_past_ends_in_time(tmp_path: Path) -> None:
     record(tmp_path, healthy(50))
     ticking = iter(range(10_000))
-    rounds = JudgingRounds(Assembly(), IncidentTracker(RUN_ID, "halt"), ALL)
-    found = recall(tmp_path / "journal", rounds, lambda: float(next(ticking)), deadline_s=20.0)
+    judging = Judge(Assembly(), IncidentTracker(RUN_ID, "halt"), ALL)
+    found = restart.read(journal.read(tmp_path / "journal"), judging, lambda: float(next(ticking)), deadline_s=20.0)
     assert not found.is_complete
     assert 21 == found.num_entries
 

@@ -10,8 +10,9 @@ import pytest
 from holter.cli import main
 from holter.cli.status import _live
 from holter.coordinator.http.status import rank_status, status
+from holter.coordinator.identity import RunSettings
 from holter.coordinator.roster import Member
-from holter.coordinator.run import Run, RunSettings
+from holter.coordinator.run import Run
 from holter.halting import tombstone
 from holter.halting.tombstone import HaltRecord
 from holter.records import ExamRequest, Finding, Severity
@@ -33,13 +34,13 @@ def heard(rank: int, loss: float | None) -> Member:
 
 def said(run_dir: Path, **changed: object) -> list[str]:
     """The lines that follow on the table of a run without ranks."""
-    ward = Run(RunSettings(run_dir, "r", "http://127.0.0.1:1", 2))
-    ward.findings = (
+    run = Run(RunSettings(run_dir, "r", "http://127.0.0.1:1", 2))
+    run.judging.findings = (
         finding("slow_rank", "warning", "Rank 1 is slow."),
         finding("stalled_rank", "critical", "Rank 1 stands.", ExamRequest(asked_ns=0, depth="quick", ranks=(0, 1))),
     )
-    ward.disk.close(1.0)
-    return list(_live(status(ward, 0) | changed))[2:]
+    run.disk.close(1.0)
+    return list(_live(status(run, 0) | changed))[2:]
 
 
 def test_findings_are_told_with_their_words_and_what_they_wait_for(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ LAYERS = [
     {"diagnosis"},
     {"faults"},
     {"flight"},
+    {"patience"},
     {"records", "errors", "clock", "threads", "files"},
 ]
 """Top may import below; those of one layer may not import each other. `holter/__init__.py` is the public face: it imports the
@@ -32,7 +33,18 @@ SHARED_TABLES = {"rank": ("holter.halting.rank_protocol", "holter.halting.orders
 """The rank's side of a halt follows the rank's own table."""
 
 IMPURE = {"torch", "asyncio", "socket", "os", "time", "threading", "logging"}
-PURE = ["records", "flight", "faults", "diagnosis", "halting/decide.py", "halting/protocol.py"]
+PURE = [
+    "records",
+    "patience.py",
+    "flight",
+    "faults",
+    "diagnosis",
+    "halting/decide.py",
+    "halting/plan.py",
+    "halting/protocol.py",
+    "halting/rank_protocol.py",
+    "halting/verdicts.py",
+]
 TORCH_FREE = [
     "status_page",
     "offline",

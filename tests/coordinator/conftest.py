@@ -11,10 +11,9 @@ import aiohttp
 import pytest
 
 from holter import clock
+from holter.coordinator.identity import RunSettings
 from holter.coordinator.incidents.outlets import OutletSettings
-from holter.coordinator.lifetime import Limits
-from holter.coordinator.run import RunSettings
-from holter.coordinator.service import Coordinator, ServiceSettings
+from holter.coordinator.service import Coordinator, Limits, ServiceSettings
 from holter.records import (
     Attached,
     Body,
@@ -232,9 +231,9 @@ async def run_coordinator(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitab
         outlets = options.pop("outlets", OutletSettings())
         given = {name: options.pop(name) for name in ("detectors", "ask_halt") if name in options}
         # Simulated ranks obey no orders; tests of halts say what they want.
-        ward = RunSettings(run_dir, RUN_ID, f"http://127.0.0.1:{port}", **({"action": "notify"} | options))
+        run = RunSettings(run_dir, RUN_ID, f"http://127.0.0.1:{port}", **({"action": "notify"} | options))
         settings = ServiceSettings(token=TOKEN, version="test", limits=limits, outlets=outlets)
-        coordinator = Coordinator(ward, settings, **given)
+        coordinator = Coordinator(run, settings, **given)
         await coordinator.start(listener)
         running = Running(coordinator, port, asyncio.create_task(coordinator.run()))
         started.append(running)

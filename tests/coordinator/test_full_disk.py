@@ -34,8 +34,8 @@ async def test_a_full_run_directory_loses_no_incident_and_is_shown(run_coordinat
     rank = running.rank(0, world_size=1)
     rank.attach()
     rank.step(0, nonfinite=[Nonfinite(where="loss", name="loss", nans=1, infs=0, numel=1)])
-    await eventually(running.coordinator.ward.incidents.all)
-    await eventually(lambda: running.coordinator.ward.disk.failures >= 3)
+    await eventually(running.coordinator.watched.incidents.all)
+    await eventually(lambda: running.coordinator.watched.disk.failures >= 3)
     assert 1 == len((await running.get("/api/v1/incidents"))[1])
     _, status = await running.get("/api/v1/status")
     assert any("run directory" in warning and "No space left" in warning for warning in status["warnings"])
@@ -48,5 +48,5 @@ async def test_a_full_run_directory_loses_no_incident_and_is_shown(run_coordinat
 async def test_a_run_directory_that_cannot_be_made_is_no_reason_to_stop(run_coordinator: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     running = await run_coordinator(tmp_path / "file" / "run")
-    await eventually(lambda: running.coordinator.ward.disk.failures)
+    await eventually(lambda: running.coordinator.watched.disk.failures)
     assert (200, "ok\n") == await running.get("/healthz")

@@ -4,8 +4,8 @@ import pytest
 from tests.coordinator.conftest import done, exited, seen
 
 from holter import clock
-from holter.coordinator.lifetime import Limits, end_reason
 from holter.coordinator.roster import Roster
+from holter.coordinator.service import Limits, end_reason
 from holter.faults.window import Arrival, StepArrivals
 from holter.records import OnDevice, Phase, SightLost, StepCalls, Traffic
 from holter.transport.wire import Heartbeat, Hello

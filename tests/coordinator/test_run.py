@@ -11,8 +11,9 @@ from tests.coordinator.window.test_assembly import feed_note
 
 from holter import clock
 from holter.coordinator.http import status
-from holter.coordinator.recovery import journal
-from holter.coordinator.run import Run, RunSettings
+from holter.coordinator.identity import RunSettings
+from holter.coordinator.recovery import journal, restart
+from holter.coordinator.run import Run
 from holter.exporters.webhook import Pager
 from holter.faults import Window
 from holter.records import (
@@ -40,15 +41,15 @@ HELLO = wire.Hello(run_id=RUN_ID, rank=0, world_size=1, host="h", rank_pid=1, si
 
 
 @pytest.fixture
-def ward(tmp_path: Path) -> Run:
+def run(tmp_path: Path) -> Run:
     made = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"))
-    made.connect(HELLO, 0)
+    made.intake.connect(HELLO, 0)
     return made
 
 
-def hear(ward: Run, *bodies: Body) -> bool:
+def hear(run: Run, *bodies: Body) -> bool:
     said = [seen(0, 3, body) for body in bodies]
-    return ward.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), 5)
+    return run.intake.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), 5)
 
 
 def skipped(in_a_row: int) -> Skipped:
@@ -70,21 +71,21 @@ def skipped(in_a_row: int) -> Skipped:
         (done(0, 3).body, False),
     ],
 )
-def test_what_cannot_wait_is_urgent(ward: Run, body: Body, is_urgent: bool) -> None:  # noqa: FBT001
-    assert is_urgent is hear(ward, body)
+def test_what_cannot_wait_is_urgent(run: Run, body: Body, is_urgent: bool) -> None:  # noqa: FBT001
+    assert is_urgent is hear(run, body)
 
 
-def test_a_sidecar_cannot_speak_for_the_coordinator(ward: Run) -> None:
-    hear(ward, Judged(), Unavailable(tensor_class="gradients"), Link(state="silent"))
-    assert 3 == ward.strangers
-    assert "connected" == ward.assembly.window(0).links[0].state
-    assert frozenset() == ward.assembly.window(0).unavailable
+def test_a_sidecar_cannot_speak_for_the_coordinator(run: Run) -> None:
+    hear(run, Judged(), Unavailable(tensor_class="gradients"), Link(state="silent"))
+    assert 3 == run.intake.strangers
+    assert "connected" == run.assembly.window(0).processes.links[0].state
+    assert frozenset() == run.assembly.window(0).tensors.unavailable
 
 
-def test_a_time_that_cannot_be_does_not_reach_a_judge(ward: Run) -> None:
+def test_a_time_that_cannot_be_does_not_reach_a_judge(run: Run) -> None:
     odd = Overdue(tier="suspect", phase=Phase.FORWARD, micro_step=0, waited_s=math.nan, deadline_s=3.0, because="")
-    assert not hear(ward, odd)
-    assert (1, {}) == (ward.strangers, ward.assembly.window(0).delays)
+    assert not hear(run, odd)
+    assert (1, {}) == (run.intake.strangers, run.assembly.window(0).processes.delays)
 
 
 def test_what_was_asked_long_ago_is_forgotten(tmp_path: Path) -> None:
@@ -99,12 +100,12 @@ def test_what_was_asked_long_ago_is_forgotten(tmp_path: Path) -> None:
                 detector="restless", severity="info", first_step=0, detected_step=0, ranks=(0,), summary="", needs=needs
             )
 
-    ward = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Restless()])
-    ward.connect(HELLO, 0)
+    run = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Restless()])
+    run.intake.connect(HELLO, 0)
     for second in range(1, 4000):
-        ward.hear(0, EMPTY, second * S)
-        assert 1 == len(ward.judge(second * S).exams)
-    assert len(ward._asked) < 1000
+        run.intake.hear(0, EMPTY, second * S)
+        assert 1 == len(run.judge(second * S).exams)
+    assert len(run.intake._asked) < 1000
 
 
 def test_an_incident_is_in_the_journal_as_soon_as_it_is_in_the_database(tmp_path: Path) -> None:
@@ -116,11 +117,11 @@ def test_an_incident_is_in_the_journal_as_soon_as_it_is_in_the_database(tmp_path
                 detector="dead_rank", severity="critical", first_step=0, detected_step=0, ranks=(0,), summary="it is"
             )
 
-    ward = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Certain()])
-    ward.connect(HELLO, 0)
-    made = ward.judge(5 * S).fresh
+    run = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Certain()])
+    run.intake.connect(HELLO, 0)
+    made = run.judge(5 * S).fresh
     assert 1 == len(made)
-    ward.disk.close(5.0)  # As SIGKILL finds it a moment later: nothing else was flushed.
+    run.disk.close(5.0)  # As SIGKILL finds it a moment later: nothing else was flushed.
     bodies = [entry.observation.body for entry in journal.read(tmp_path / "journal")]
     assert [True] == [body.is_news for body in bodies if isinstance(body, Judged)]
 
@@ -129,20 +130,20 @@ def test_an_incident_is_in_the_journal_as_soon_as_it_is_in_the_database(tmp_path
 def test_who_comes_after_a_crash_pages_again_and_a_resumed_run_does_not(tmp_path: Path, has_ended: bool) -> None:  # noqa: FBT001
     settings = RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
     former = Run(settings)
-    former.connect(HELLO, clock.wall_ns())
+    former.intake.connect(HELLO, clock.wall_ns())
     bad = Nonfinite(where="input", name="x", nans=1, infs=0, numel=4)
     said = [attached(0, 1), done(0, 0), done(0, 1, nonfinite=[bad])]
-    former.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), clock.wall_ns())
+    former.intake.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), clock.wall_ns())
     former.judge(clock.wall_ns(), is_final=True)
-    former.write_down()
+    former.intake.write_down()
     if has_ended:
-        former.end(clock.wall_ns())
+        former.intake.end(clock.wall_ns())
         former.close(5.0)
     else:
         former.disk.close(5.0)
     (told,) = Pager("http://127.0.0.1:1", "http://runbooks").look(former.incidents.standing(), "")
     later = Run(settings)
-    later.recall(clock.wall_ns())
+    restart.recall(later, clock.wall_ns())
     (known,) = later.incidents.all()
     assert has_ended == (known.closed_at is not None)
     pager = Pager("http://127.0.0.1:1", "http://runbooks")
@@ -156,14 +157,14 @@ def test_what_a_former_life_left_open_is_over_in_the_files_too_and_counts_as_a_s
     settings = RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
     bad = Nonfinite(where="input", name="x", nans=1, infs=0, numel=4)
     for now_ns in (S, 60 * S):
-        ward = Run(settings)
-        ward.recall(now_ns)
-        ward.connect(HELLO, now_ns)
+        run = Run(settings)
+        restart.recall(run, now_ns)
+        run.intake.connect(HELLO, now_ns)
         said = [attached(0, 1), done(0, 0), done(0, 1, nonfinite=[bad])]
-        ward.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), now_ns)
-        ward.judge(now_ns, is_final=True)
-        ward.end(now_ns)
-        ward.close(5.0)
+        run.intake.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), now_ns)
+        run.judge(now_ns, is_final=True)
+        run.intake.end(now_ns)
+        run.close(5.0)
     written = [msgspec.json.decode(path.read_bytes()) for path in tmp_path.glob("incidents/*/diagnosis.json")]
     assert {(1, False), (2, True)} == {(one["strikes"], one["closed_at"] is None) for one in written}
 
@@ -177,41 +178,41 @@ def test_a_request_that_was_noted_is_taken_up_after_a_crash_unless_it_has_its_an
 ) -> None:
     settings = RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1")
     former, now_ns = Run(settings), clock.wall_ns()
-    former.connect(HELLO, now_ns)
+    former.intake.connect(HELLO, now_ns)
     said = [attached(0, 1), *([seen(0, 3, Halting(state="asking", why="SIGUSR1"))] if by == "a signal" else [])]
-    former.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), now_ns)
+    former.intake.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), now_ns)
     if by == "an operator":
         assert former.halts.ask("me", "wrong data", now_ns) is None
     assert former.halts.is_asked
     if is_answered:
-        former.disconnect(0, 1, now_ns, is_closed=True)
+        former.intake.disconnect(0, 1, now_ns, is_closed=True)
         former.judge(now_ns)
         former.judge(now_ns + 11 * S)
         assert not former.halts.is_asked
-    former.write_down()
+    former.intake.write_down()
     former.disk.close(5.0)
     later = Run(settings)
-    later.recall(clock.wall_ns())
+    restart.recall(later, clock.wall_ns())
     assert later.halts.is_asked != is_answered
 
 
 @pytest.mark.parametrize("part", ["norms", "sums", "marks"])
-def test_a_table_that_does_not_add_up_counts_as_none(ward: Run, part: str) -> None:
+def test_a_table_that_does_not_add_up_counts_as_none(run: Run, part: str) -> None:
     beside = {"norms": [], part: [1]}
     table = Table(tensor_class="g", root=1, names=["a", "b"], fingerprints=[1, 2], **beside)
-    ward.hear_table(("g", 3, 0), seen(0, 3, table), 5)
-    window = ward.assembly.window(0)
-    assert ({}, {("g", 3, 0)}) == (window.tables, window.unavailable)
+    run.intake.hear_table(("g", 3, 0), seen(0, 3, table), 5)
+    window = run.assembly.window(0)
+    assert ({}, {("g", 3, 0)}) == (window.tensors.tables, window.tensors.unavailable)
 
 
-def test_the_journal_says_when_it_was_judged_and_what_could_not_be_had(ward: Run, tmp_path: Path) -> None:
-    hear(ward, done(0, 3).body)
-    ward.judge(6)
-    ward.judge(7)
-    ward.hear_table(("g", 3, 0), None, 8)
-    ward.judge(9)
-    ward.end(10)
-    ward.close(5.0)
+def test_the_journal_says_when_it_was_judged_and_what_could_not_be_had(run: Run, tmp_path: Path) -> None:
+    hear(run, done(0, 3).body)
+    run.judge(6)
+    run.judge(7)
+    run.intake.hear_table(("g", 3, 0), None, 8)
+    run.judge(9)
+    run.intake.end(10)
+    run.close(5.0)
     bodies = [entry.observation.body for entry in journal.read(tmp_path / "journal")]
     assert [Link, StepDone, Judged, Unavailable, Judged] == [type(body) for body in bodies], (
         "nothing new, nothing written"
@@ -227,34 +228,34 @@ def links(tmp_path: Path) -> list[str]:
     return [entry.observation.body.state for entry in entries if isinstance(entry.observation.body, Link)]
 
 
-def judge_for(ward: Run, first_s: int, last_s: int) -> None:
+def judge_for(run: Run, first_s: int, last_s: int) -> None:
     for quarter in range(first_s * 4, last_s * 4 + 1):
-        ward.judge(quarter * S // 4)
+        run.judge(quarter * S // 4)
 
 
-def test_a_line_that_falls_silent_is_in_the_window_and_in_the_journal(ward: Run, tmp_path: Path) -> None:
-    judge_for(ward, 0, 7)
-    view = ward.assembly.window(7 * S).links[0]
+def test_a_line_that_falls_silent_is_in_the_window_and_in_the_journal(run: Run, tmp_path: Path) -> None:
+    judge_for(run, 0, 7)
+    view = run.assembly.window(7 * S).processes.links[0]
     assert "silent" == view.state
     assert 5 * S < view.since_ns <= 7 * S
-    assert "silent" == status.status(ward, 7 * S)["ranks"][0]["sidecar"]
-    assert ["rank 0 on h: its sidecar is silent, and nobody closed its line"] == ward.blind()
-    ward.hear(0, EMPTY, 8 * S)
-    assert ("connected", []) == (ward.assembly.window(8 * S).links[0].state, ward.blind())
-    ward.disconnect(0, 1, 9 * S, is_closed=True)
-    assert "closed" == ward.assembly.window(9 * S).links[0].state
-    ward.connect(HELLO, 10 * S)
-    ward.end(11 * S)
-    ward.close(5.0)
+    assert "silent" == status.status(run, 7 * S)["ranks"][0]["sidecar"]
+    assert ["rank 0 on h: its sidecar is silent, and nobody closed its line"] == run.blind()
+    run.intake.hear(0, EMPTY, 8 * S)
+    assert ("connected", []) == (run.assembly.window(8 * S).processes.links[0].state, run.blind())
+    run.intake.disconnect(0, 1, 9 * S, is_closed=True)
+    assert "closed" == run.assembly.window(9 * S).processes.links[0].state
+    run.intake.connect(HELLO, 10 * S)
+    run.intake.end(11 * S)
+    run.close(5.0)
     assert ["connected", "silent", "connected", "closed", "connected"] == links(tmp_path)
 
 
-def test_an_ordinary_end_of_a_line_is_no_news(ward: Run, tmp_path: Path) -> None:
-    ward.roster.goodbye(0)
-    ward.disconnect(0, 1, 2 * S, is_closed=True)
-    judge_for(ward, 2, 20)
-    ward.end(21 * S)
-    ward.close(5.0)
+def test_an_ordinary_end_of_a_line_is_no_news(run: Run, tmp_path: Path) -> None:
+    run.intake.goodbye(0)
+    run.intake.disconnect(0, 1, 2 * S, is_closed=True)
+    judge_for(run, 2, 20)
+    run.intake.end(21 * S)
+    run.close(5.0)
     assert ["connected"] == links(tmp_path)
 
 
@@ -277,8 +278,8 @@ class Curious:
 
 
 def test_a_silent_sidecar_is_not_asked(tmp_path: Path) -> None:
-    ward = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Curious()])
-    ward.connect(HELLO, 0)
-    asked = [judgement.exams for second in range(8) if (judgement := ward.judge(second * S))]
+    run = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Curious()])
+    run.intake.connect(HELLO, 0)
+    asked = [judgement.exams for second in range(8) if (judgement := run.judge(second * S))]
     assert (1, 0) == (len(asked[0]), sum(map(len, asked[1:])))
-    assert {0: 1} == ward.assembly.window(0).unexamined
+    assert {0: 1} == run.assembly.window(0).processes.unexamined

@@ -16,8 +16,8 @@ import pytest
 from tests.coordinator.conftest import RUN_ID, TOKEN, bound, eventually, healthy_roots
 
 from holter import clock
-from holter.coordinator.lifetime import Limits
 from holter.coordinator.recovery import journal
+from holter.coordinator.service import Limits
 from holter.coordinator.window.assembly import Assembly
 from holter.records import Diagnosis, Nonfinite
 from holter.transport import wire
@@ -25,7 +25,7 @@ from holter.transport.websocket.uplink import UplinkSettings
 
 
 def step_of(running: Any, rank: int) -> int:
-    member = running.coordinator.ward.roster.members.get(rank)
+    member = running.coordinator.watched.roster.members.get(rank)
     return -1 if member is None or member.step is None else member.step
 
 
@@ -68,7 +68,7 @@ async def test_divergence_is_traced_to_its_tensor_stored_and_told_to_rank_0(
         for rank in ranks:
             flipped = healthy_roots(step) | {"parameters_before": 77, "parameters_after": 78}
             rank.step(step, flipped if rank.rank == 1 and step >= 30 else None)
-    found = (await eventually(running.coordinator.ward.incidents.all))[0]
+    found = (await eventually(running.coordinator.watched.incidents.all))[0]
     assert ("critical", 30) == (found.severity, found.first_step)
     assert (1,) == found.causes[0].ranks
     assert ("a.weight",) == found.causes[0].tensors
@@ -95,13 +95,13 @@ async def test_the_journal_holds_what_was_judged_tables_too(run_coordinator: Any
         rank.attach()
         rank.step(0)
         rank.step(1, healthy_roots(1) | {"parameters_before": 70 + rank.rank})
-    await eventually(running.coordinator.ward.incidents.all)
+    await eventually(running.coordinator.watched.incidents.all)
     await asyncio.gather(*(rank.end(2) for rank in ranks))
     await asyncio.wait_for(running.task, 5.0)
     replayed = Assembly(2)
     for entry in journal.read(tmp_path / "journal"):
         replayed.add(entry.observation, entry.received_ns)
-    assert running.coordinator.ward.assembly.window(0) == replayed.window(0)
+    assert running.coordinator.watched.assembly.window(0) == replayed.window(0)
 
 
 async def test_tables_that_nobody_has_do_not_hold_up_the_incident(run_coordinator: Any) -> None:
@@ -111,7 +111,7 @@ async def test_tables_that_nobody_has_do_not_hold_up_the_incident(run_coordinato
         rank.attach()
         rank.step(0)
         rank.step(1, healthy_roots(1) | {"gradients": 70 + rank.rank})
-    found = (await eventually(running.coordinator.ward.incidents.all))[0]
+    found = (await eventually(running.coordinator.watched.incidents.all))[0]
     assert () == found.causes[0].tensors
 
 
@@ -129,7 +129,7 @@ async def test_a_nan_is_judged_at_once(run_coordinator: Any) -> None:
     began_s = clock.monotonic_s()
     ranks[0].step(1)
     ranks[1].step(1, nonfinite=bad)
-    found = (await eventually(running.coordinator.ward.incidents.all))[0]
+    found = (await eventually(running.coordinator.watched.incidents.all))[0]
     assert clock.monotonic_s() - began_s < 8.0
     assert ("nonfinite_input", (1,), 1) == (found.causes[0].cause, found.causes[0].ranks, found.first_step)
     _, metrics = await running.get("/metrics")
@@ -148,7 +148,7 @@ async def test_a_death_in_the_last_second_is_no_lost_incident(run_coordinator: A
     ends = await asyncio.gather(ranks[1].end(1, number=signal.SIGKILL), ranks[0].end(1, exit_code=1))
     assert [True, True] == ends
     assert "every rank has ended" == await asyncio.wait_for(running.task, 5.0)
-    (found,) = running.coordinator.ward.incidents.all()
+    (found,) = running.coordinator.watched.incidents.all()
     assert (1,) == found.causes[0].ranks
     assert 1 == len(ranks[0].notices)
     assert (tmp_path / "incidents" / found.id / "diagnosis.json").exists()
@@ -161,7 +161,7 @@ async def test_what_ended_a_run_can_still_be_scraped_until_a_new_life_takes_over
     rank = running.rank(0, world_size=1)
     rank.attach()
     rank.step(3, nonfinite=[Nonfinite(where="gradient", name="a.weight", nans=1, infs=0, numel=16)])
-    await eventually(running.coordinator.ward.incidents.all)
+    await eventually(running.coordinator.watched.incidents.all)
     await rank.end(4)
     ended = tmp_path / "run.json"
     await eventually(lambda: ended.exists() and json.loads(ended.read_text())["ended_at"])
@@ -182,9 +182,9 @@ async def test_a_halt_without_an_incident_can_still_be_scraped(
     rank = running.rank(0, world_size=1)
     rank.attach()
     rank.step(3)
-    await eventually(lambda: running.coordinator.ward.roster.members)
+    await eventually(lambda: running.coordinator.watched.roster.members)
     if has_halted:
-        running.coordinator.ward.halts.outcomes["failed"] += 1
+        running.coordinator.watched.halts.outcomes["failed"] += 1
     await rank.end(4)
     ended = tmp_path / "run.json"
     await eventually(lambda: ended.exists() and json.loads(ended.read_text())["ended_at"])
@@ -200,7 +200,7 @@ async def test_a_wrong_token_is_turned_away(run_coordinator: Any) -> None:
     stranger = running.rank(0, token="guess")  # noqa: S106
     await eventually(lambda: stranger.uplink.refusal)
     assert "HTTP 401" == stranger.uplink.refusal
-    assert {} == running.coordinator.ward.roster.members
+    assert {} == running.coordinator.watched.roster.members
 
 
 @pytest.mark.parametrize(
@@ -257,8 +257,8 @@ async def test_the_newest_connection_of_a_rank_wins(run_coordinator: Any) -> Non
     newer.attach()
     newer.step(3)
     await eventually(lambda: step_of(running, 0) == 4)
-    assert 4321 == running.coordinator.ward.roster.members[0].hello.rank_pid
-    assert 1 <= running.coordinator.ward.roster.duplicates
+    assert 4321 == running.coordinator.watched.roster.members[0].hello.rank_pid
+    assert 1 <= running.coordinator.watched.roster.duplicates
 
 
 async def test_what_was_said_while_the_coordinator_was_away_arrives(run_coordinator: Any, tmp_path: Path) -> None:
@@ -275,9 +275,9 @@ async def test_what_was_said_while_the_coordinator_was_away_arrives(run_coordina
         rank.step(step)
     again = await run_coordinator(tmp_path, socket.create_server(("127.0.0.1", port)))
     await eventually(lambda: step_of(again, 0) == 50)
-    window = again.coordinator.ward.assembly.window(0)
+    window = again.coordinator.watched.assembly.window(0)
     assert frozenset({0}) == window.attached
-    assert {0} == set(window.census)
+    assert {0} == set(window.models.census)
     assert list(range(1, 50)) == [view.step for view in window.steps]
     assert rank.uplink.reconnects >= 1
     assert 0 == rank.uplink.dropped
@@ -290,7 +290,7 @@ async def test_a_lost_sidecar_is_blindness_and_the_coordinator_ends_by_itself(ru
     rank.attach()
     await eventually(lambda: rank.uplink.is_connected)
     rank.vanish()
-    await eventually(running.coordinator.ward.blind)
+    await eventually(running.coordinator.watched.blind)
     _, status = await running.get("/api/v1/status")
     assert ["rank 0 on node-a: its sidecar is gone"] == status["blind"]
     assert ["sidecars lost: 1"] == status["warnings"]
@@ -310,7 +310,7 @@ async def test_a_failing_detector_is_blindness_and_stops_nothing(run_coordinator
             raise struct.error("oops")
 
     running = await run_coordinator(detectors=[Broken()])
-    await eventually(lambda: running.coordinator.ward.bench.failures.get("broken", 0) > 1)
+    await eventually(lambda: running.coordinator.watched.judging.runner.failures.get("broken", 0) > 1)
     _, status = await running.get("/api/v1/status")
     assert ["broken fails to judge: error: oops"] == status["blind"]
     _, metrics = await running.get("/metrics")
@@ -321,7 +321,7 @@ async def test_what_ranks_say_is_escaped_on_the_page(run_coordinator: Any) -> No
     running = await run_coordinator()
     rank = running.rank(0)
     await eventually(lambda: rank.uplink.is_connected)
-    member = running.coordinator.ward.roster.members[0]
+    member = running.coordinator.watched.roster.members[0]
     member.hello = msgspec.structs.replace(member.hello, host="<script>alert(1)</script>")
     _, page = await running.get("/")
     assert "<script>" not in page
@@ -336,12 +336,12 @@ async def test_a_quiet_rank_is_there_a_silent_one_is_not_and_one_that_hung_up_is
     gone = running.rank(2, world_size=3)
     for rank in (quiet, silent, gone):
         rank.attach()
-    members = running.coordinator.ward.roster.members
+    members = running.coordinator.watched.roster.members
     await eventually(lambda: len(members) == 3)
     gone.vanish()
     await eventually(lambda: members[1].state == "silent", 20.0)
     assert ("connected", "gone") == (members[0].state, members[2].state)
-    links = running.coordinator.ward.assembly.window(0).links
+    links = running.coordinator.watched.assembly.window(0).processes.links
     assert ["connected", "silent", "closed"] == [links[rank].state for rank in range(3)]
     silent.step(0)
     await eventually(lambda: members[1].state == "connected")

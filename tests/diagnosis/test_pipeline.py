@@ -4,9 +4,10 @@ import signal
 
 from holter import faults
 from holter.diagnosis import correlate, explain, headline, rank_causes
-from holter.faults import ClassHistory, RankExit, StepView, TableKey, Window
+from holter.faults import ClassHistory, RankExit, StepView, TableKey
 from holter.halting import decide
 from holter.records import Diagnosis, Directive, Exited, Finding, Nonfinite, Phase, Table
+from made_up import made_window
 
 SECOND = 1_000_000_000
 NAMES = ["a.weight", "a.bias", "b.weight", "b.bias"]
@@ -15,7 +16,7 @@ AGREED = {5: (0, 1)}
 
 
 def diagnose(**parts: object) -> list[Diagnosis]:
-    window = Window(now_ns=1000 * SECOND, world_size=2, attached=frozenset({0, 1}), **parts)  # type: ignore[arg-type]
+    window = made_window(now_ns=1000 * SECOND, world_size=2, attached=frozenset({0, 1}), **parts)  # type: ignore[arg-type]
     found = [finding for detector in faults.ALL for finding in detector.judge(window)]
     return [
         explain(

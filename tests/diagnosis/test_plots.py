@@ -12,6 +12,7 @@ from holter.diagnosis import drawing, explain, to_html, to_markdown, to_text
 from holter.diagnosis.plots import KIND, MAX_POINTS, Point, plots, thinned, words
 from holter.faults.window import Arrival, Note, Spread, StepArrivals, StepNumbers, Window
 from holter.records import Diagnosis, Directive, Evidence, Finding, ModuleVitals, Vitals
+from made_up import made_window
 
 FINDING = Finding(
     detector="nonfinite_values",
@@ -68,7 +69,7 @@ def window(num_steps: int = 50) -> Window:
         for step in range(0, num_steps, 10)
         for modules in [[vitals(f"layers.{number}", 1.0 + number * step, exponents) for number in range(12)]]
     ]
-    return Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=tuple(series), notes=tuple(notes))
+    return made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=tuple(series), notes=tuple(notes))
 
 
 def by_title(found: tuple[Evidence, ...]) -> dict[str, Evidence]:
@@ -125,7 +126,7 @@ def test_exponents_are_bars_of_the_named_module_with_the_ends_of_the_dtype() -> 
 
 
 def test_a_run_without_numbers_has_no_plots() -> None:
-    assert () == plots(Window(now_ns=0, world_size=2, attached=frozenset()), FINDING)
+    assert () == plots(made_window(now_ns=0, world_size=2, attached=frozenset()), FINDING)
     assert () == plots(window(1), msgspec.structs.replace(FINDING, first_step=0, detected_step=-1))
 
 
@@ -242,7 +243,7 @@ def test_the_lag_of_a_late_rank_is_drawn_beside_what_the_others_are_used_to() ->
     )
     finding = msgspec.structs.replace(FINDING, detector="slow_rank", first_step=20, facts={"late_ranks": [1]})
     known = msgspec.structs.replace(finding, facts={})
-    seen = Window(now_ns=0, world_size=4, attached=frozenset(range(4)), arrivals=arrivals)
+    seen = made_window(now_ns=0, world_size=4, attached=frozenset(range(4)), arrivals=arrivals)
     (plot,) = plots(seen, finding)
     late, usual = plot.values["lines"]
     assert ("rank 1", [0.0] * 20 + [50.0] * 20) == (late["name"], late["values"])

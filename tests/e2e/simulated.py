@@ -18,9 +18,8 @@ from pathlib import Path
 
 from holter import clock
 from holter.coordinator.halt.attempts import Outcome
-from holter.coordinator.lifetime import Limits
-from holter.coordinator.run import RunSettings
-from holter.coordinator.service import Coordinator, ServiceSettings
+from holter.coordinator.identity import RunSettings
+from holter.coordinator.service import Coordinator, Limits, ServiceSettings
 from holter.records import (
     Attached,
     Body,
@@ -77,7 +76,7 @@ class Simulation:
                 sidecar_pid=90_000 + rank,
                 metrics_address="",
             )
-            self.coordinator.ward.connect(hello, clock.wall_ns())
+            self.coordinator.watched.intake.connect(hello, clock.wall_ns())
             self._say(rank, 0, _attached(rank, self.num_ranks, self.host(rank)))
             if rank < RANKS_OF_HOST:
                 self._say(rank, 0, _census())
@@ -100,14 +99,14 @@ class Simulation:
         """Sidecars speak also while nothing happens."""
         while True:
             for rank in self._alive():
-                self.coordinator.ward.hear_sign(rank, clock.wall_ns())
+                self.coordinator.watched.intake.hear_sign(rank, clock.wall_ns())
             await asyncio.sleep(1.0)
 
     def end(self) -> None:
         for rank in self._alive():
             farewell = Farewell(kind="end", text="", where="")
             self._say(rank, self.step, _exited(rank, self.step, farewell=farewell, code=0))
-            self.coordinator.ward.roster.goodbye(rank)
+            self.coordinator.watched.intake.goodbye(rank)
 
     async def _end_step(self) -> None:
         self._began_ns = clock.wall_ns()
@@ -154,7 +153,7 @@ class Simulation:
         said = [] if body is None else [Observation(rank=rank, step=step, at_ns=now_ns, body=body)]
         beat = wire.Heartbeat(step + isinstance(body, StepDone), phase, 0, now_ns)
         report = wire.Report(heartbeat=beat, observations=said, dropped=0)
-        if self.coordinator.ward.hear(rank, report, now_ns):
+        if self.coordinator.watched.intake.hear(rank, report, now_ns):
             self.coordinator._hurry()
 
 
@@ -204,7 +203,7 @@ def made(run_dir: Path, args: argparse.Namespace, listener: socket.socket) -> Si
     """A coordinator that is not started yet, and its ranks."""
     run_dir.mkdir(parents=True, exist_ok=True)
     port = listener.getsockname()[1]
-    ward = RunSettings(run_dir, run_dir.name, f"http://127.0.0.1:{port}", args.ranks, "notify")
+    run = RunSettings(run_dir, run_dir.name, f"http://127.0.0.1:{port}", args.ranks, "notify")
     halts: list[tuple[str, str]] = []
 
     def ask_halt(reason: str, by: str) -> str | None:
@@ -214,22 +213,22 @@ def made(run_dir: Path, args: argparse.Namespace, listener: socket.socket) -> Si
         return None
 
     settings = ServiceSettings(token=TOKEN, version="simulated", limits=Limits(linger_s=args.linger_s))
-    coordinator = Coordinator(ward, settings, ask_halt=ask_halt)
+    coordinator = Coordinator(run, settings, ask_halt=ask_halt)
     return Simulation(coordinator, args.ranks, args.step_s, args.fault, args.fault_step, args.hosts, halts)
 
 
 def told(simulation: Simulation, line: str) -> None:
     """What somebody wants to see: the fault, ranks that stand, a lost sidecar, the end, or how a halt came out."""
-    ward = simulation.coordinator.ward
+    run = simulation.coordinator.watched
     match line.split(" ", 1):
         case ["fault"]:
             simulation.fault_step = simulation.step + 1
         case ["lose"]:
-            ward.disconnect(simulation.victim, simulation.victim + 1, clock.wall_ns(), is_closed=True)
+            run.intake.disconnect(simulation.victim, simulation.victim + 1, clock.wall_ns(), is_closed=True)
         case ["end"]:
             simulation.end()
         case [("failed" | "called_off" | "incomplete") as name, why]:
-            ward.halts.outcome = Outcome(name, why, is_halted=False)
+            run.halts.outcome = Outcome(name, why, is_halted=False)
 
 
 async def serve(args: argparse.Namespace) -> None:

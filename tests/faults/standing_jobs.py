@@ -23,6 +23,7 @@ from holter.records import (
     ThreadStack,
     Unexamined,
 )
+from made_up import made_window
 
 SECOND = 1_000_000_000
 START_S = 1000.0
@@ -167,7 +168,7 @@ def play(actors: dict[int, Actor], until_s: float = 30.0, tick_s: float = 0.25) 
             if (actor.ends_s is None or now_s < actor.ends_s) and actor.silent_since_s is None:
                 book.add(_seen(key.rank, actor.step, now_ns, actor.exam(key, now_s)), now_ns)
         ends = (actor.end(rank) for rank, actor in actors.items() if actor.ends_s is not None and actor.ends_s <= now_s)
-        window = done.window = Window(
+        window = done.window = made_window(
             now_ns=now_ns,
             world_size=len(actors),
             attached=frozenset(actors),

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from holter.halting.plan import STAND_S, HaltPlan, JobShape, NotYet, Whereabouts, Wish, choose
+from holter.halting.plan import HaltPlan, JobShape, NotYet, Whereabouts, Wish, choose
+from holter.patience import STAND_S
 
 NAN = Wish(cause="nonfinite_input", reason="r", ranks=(1,), first_bad=31)
 HANG = Wish(cause="rank_stuck_in_python", reason="r", ranks=(1,), is_blocked=True)

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holter.patience import BEYOND, FIRST_STEPS, LONGEST_S, PHASES
 from holter.records import Census, Phase, StepDone, TensorEntry
-from holter.sidecar.deadlines import BEYOND, FIRST_STEPS, LONGEST_S, RULES, SETUP, Deadlines
+from holter.sidecar.deadlines import SETUP, Deadlines
 
 LEARNED = [phase for phase in Phase if phase is not Phase.ATTACH]
 
@@ -208,7 +209,7 @@ def taught(phase: Phase, lengths: list[float]) -> Deadlines:
 @settings(deadline=None)
 @given(st.sampled_from(LEARNED), st.lists(waits, max_size=30))
 def test_never_below_the_floor_nor_the_longest_wait_seen_lately_and_never_above_the_ceiling(phase, lengths):
-    rule = RULES[phase]
+    rule = PHASES[phase]
     allowed = taught(phase, lengths).allowed(phase, 10.0 + len(lengths))
     longest_s = min(max(lengths, default=0.0), LONGEST_S)
     assert rule.floor_s <= allowed.deadline_s
@@ -243,8 +244,8 @@ def test_one_odd_wait_blinds_nobody_for_ever(phase, wait_s):
     for _ in range(20):
         deadlines.learn_wait(phase, 10**6, 0.1, years_s)
     later = deadlines.allowed(phase, years_s).deadline_s
-    assert soon <= max(RULES[phase].ceiling_s, BEYOND * LONGEST_S)
-    assert later == RULES[phase].floor_s
+    assert soon <= max(PHASES[phase].ceiling_s, BEYOND * LONGEST_S)
+    assert later == PHASES[phase].floor_s
 
 
 def test_what_recurs_every_few_hours_is_remembered():

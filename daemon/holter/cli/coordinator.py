@@ -64,18 +64,21 @@ def run(args: argparse.Namespace) -> int:
     address = _address(listener)
     settings = _settings(args)
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
+    from holter.coordinator.identity import RunSettings  # noqa: PLC0415
     from holter.coordinator.incidents.outlets import OutletSettings  # noqa: PLC0415
     from holter.coordinator.incidents.webhook_sender import WebhookSettings  # noqa: PLC0415
-    from holter.coordinator.lifetime import Limits  # noqa: PLC0415
-    from holter.coordinator.run import RunSettings  # noqa: PLC0415
-    from holter.coordinator.service import ServiceSettings, serve  # noqa: PLC0415
+    from holter.coordinator.service import (  # noqa: PLC0415
+        Limits,
+        ServiceSettings,
+        serve,
+    )
     from holter.exporters.alerts import RUNBOOKS  # noqa: PLC0415
 
     try:
         limits = Limits(first_s=args.first_s, idle_s=args.idle_s, linger_s=settings.linger_s)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    ward = RunSettings(
+    about = RunSettings(
         run_dir,
         args.run_id or run_dir.name,
         address,
@@ -91,9 +94,9 @@ def run(args: argparse.Namespace) -> int:
     service = ServiceSettings(token=token, version=holter.__version__, limits=limits, outlets=outlets)
     if args.fd < 0:
         sys.stderr.write(
-            f"holter: coordinator of {ward.run_id} at {address}; the token is in {run_dir}/coordinator.json\n"
+            f"holter: coordinator of {about.run_id} at {address}; the token is in {run_dir}/coordinator.json\n"
         )
-    reason = asyncio.run(serve(ward, service, listener))
+    reason = asyncio.run(serve(about, service, listener))
     if args.fd < 0:
         sys.stderr.write(f"holter: coordinator ended: {reason}\n")
     return 0

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from holter.coordinator.incidents.tracker import IncidentTracker
-from holter.coordinator.rounds import JudgingRounds
+from holter.coordinator.judge import Judge
 from holter.coordinator.window.assembly import Assembly
 from holter.diagnosis import report
 from holter.errors import UsageError
@@ -26,7 +26,7 @@ from holter.records import Diagnosis
 
 LONG_AFTER_NS = 60 * 10**9
 """The last look is as of a moment by which every answer that can come has come."""
-MAX_ROUNDS = 6
+MAX_JUDGEMENTS = 6
 """A detector may want a rank examined more than once: the dump is all there is, each time."""
 A_DAY_S = 86_400.0
 DETECTORS = tuple(
@@ -64,17 +64,19 @@ def run(args: argparse.Namespace) -> int:
 def judged(found: Dumps, run_id: str) -> tuple[list[Diagnosis], list[str]]:
     """What the detectors find in these dumps, explained; and a sentence for each detector that failed."""
     assembly, now_ns = Assembly(len(found.ranks)), found.taken_ns
-    rounds = JudgingRounds(assembly, IncidentTracker(run_id, "observe"), DETECTORS)
+    judging = Judge(assembly, IncidentTracker(run_id, "observe"), DETECTORS)
     diagnoses: dict[str, Diagnosis] = {}
     for observation in found.observations():
         assembly.add(observation, now_ns)
-    for number in range(MAX_ROUNDS):
-        is_last = number == MAX_ROUNDS - 1
-        seen = rounds.make(now_ns + LONG_AFTER_NS * is_last, is_final=is_last)
+    for number in range(MAX_JUDGEMENTS):
+        is_last = number == MAX_JUDGEMENTS - 1
+        seen = judging.judge(now_ns + LONG_AFTER_NS * is_last, is_final=is_last)
         diagnoses |= {diagnosis.id: diagnosis for diagnosis in seen.diagnoses}
         for key in seen.exams:
             assembly.add(found.examined(key.rank, key.asked_ns, key.depth), now_ns)
-    return [afterwards(one, found.flights) for one in diagnoses.values() if one.closed_at is None], rounds.bench.blind()
+    return [
+        afterwards(one, found.flights) for one in diagnoses.values() if one.closed_at is None
+    ], judging.runner.blind()
 
 
 def _rendered(found: Dumps, diagnoses: list[Diagnosis], *, is_json: bool) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from holter import clock
 from holter.cli.runs import RunReader, has_open_critical, locate
 from holter.coordinator.recovery import journal
-from holter.coordinator.recovery.replay import Replay, differences
+from holter.coordinator.recovery.replay import Pace, Replay, differences
 from holter.diagnosis import report
 from holter.errors import UsageError
 from holter.faults import ALL, Detector
@@ -44,9 +44,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"a replay needs the run's directory; {args.run} is an address")
     folder, damage = found.directory / "journal", list[str]()
     has_marks = any(isinstance(entry.observation.body, Judged) for entry in journal.read(folder))
-    replay = Replay(found.name, "halt", detectors, has_marks=has_marks)
-    for entry in with_progress(journal.read(folder, damage)):
-        replay.feed(entry)
+    replay = Replay(found.name, "halt", detectors)
+    # With other thresholds something may be found where the live run judged and found nothing.
+    pace: Pace = "silence" if args.set or args.detector else "marks"
+    replay.read(with_progress(journal.read(folder, damage)), pace, has_marks=has_marks)
     diagnoses = replay.finish() if replay.num_entries else []
     sys.stderr.write("".join(f"holter: {line}\n" for line in _remarks(found, replay, damage)))
     sys.stdout.write(_rendered(found, diagnoses, args))

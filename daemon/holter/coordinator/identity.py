@@ -1,11 +1,30 @@
-"""run.json, what this run is, and coordinator.json, how to reach who watches it."""
+"""Which run is watched: its settings; run.json, what it is; coordinator.json, how to reach its coordinator."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from holter.clock import rfc3339
-from holter.records import Attached
+from holter.records import Action, Attached
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Which run is watched, and where it is written down."""
+
+    run_dir: Path
+    run_id: str
+    address: str
+    """`http://host:port`"""
+    world_size: int = 0
+    """0: what the first sidecar says."""
+    action: Action = "halt"
+    """The most that may be done about a diagnosis."""
+    save_deadline_s: float = 300.0
+    """How long a save may take in a halt."""
+    journal_bytes: int = 64 * 2**20
+    """Size of the journal in all; more for thousands of ranks, so that it holds a look at each of them."""
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,9 +1,9 @@
 """The coordinator as a process: one listening socket, one loop that judges, an end that comes by itself.
 
-    sidecars --/ingest--> Lines --> Ward --judge--> tables to fetch, news to tell, incidents to keep
+    sidecars --/ingest--> Lines --> Run.intake, Run.judge --> tables to fetch, news to tell, halts to carry on with
     people   --/, /api, /metrics--> Pages
 
-The decisions are elsewhere and pure (Ward, lifetime); here are only sockets, timers and signals.
+The decisions are made elsewhere (`Run`) or in pure functions (`end_reason`); here are sockets, timers and signals.
 """
 
 import asyncio
@@ -26,11 +26,15 @@ from holter.coordinator.halt import sealing
 from holter.coordinator.halt.attempts import Act, Open, Outcome
 from holter.coordinator.http.pages import Pages
 from holter.coordinator.http.requests import AskHalt
+from holter.coordinator.identity import RunSettings
 from holter.coordinator.incidents.outlets import Outlets, OutletSettings
-from holter.coordinator.lifetime import Limits, end_reason
-from holter.coordinator.run import Judgement, Run, RunSettings
+from holter.coordinator.recovery import restart
+from holter.coordinator.roster import Roster
+from holter.coordinator.run import FollowUp, Run
 from holter.diagnosis import report
 from holter.faults import ALL, Detector
+from holter.faults.hangs.dead_rank import kind_of
+from holter.faults.window import RankExit
 from holter.files import write_whole
 from holter.halting.protocol import Tell
 from holter.halting.vault.store import Vault
@@ -52,6 +56,29 @@ LINGER_LOOK_S = 0.5
 
 MAX_PAUSE_S = 1.0
 """Between two judgements."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long to wait for whom."""
+
+    first_s: float = 120.0
+    """For the first sidecar of all."""
+    idle_s: float = 30.0
+    """For a sidecar to come back, when none is connected and not every rank has ended."""
+    stragglers_s: float = 5.0
+    """For ranks that never came, or whose sidecar was lost, when all others have ended."""
+    settle_s: float = 1.2
+    """After an abnormal end, so that deaths are in order and the last judgement sees them all."""
+    linger_s: float = 0.0
+    """After the end of a run with an incident or a halt, so that whoever scrapes sees it."""
+    hold_s: float = 5.0
+    """How long a sidecar that said Goodbye is kept on the line, to be asked for tables and told the news."""
+
+    def __post_init__(self) -> None:
+        for name in ("first_s", "idle_s", "stragglers_s", "settle_s", "linger_s", "hold_s"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -83,16 +110,16 @@ class Coordinator:
 
     def __init__(
         self,
-        ward: RunSettings,
+        about: RunSettings,
         settings: ServiceSettings,
         detectors: Sequence[Detector] = ALL,
         ask_halt: AskHalt | None = None,
     ) -> None:
-        self.ward = Run(ward, detectors)
+        self.watched = Run(about, detectors)
         self._settings = settings
-        self._lines = Lines(self.ward, settings.token, self._hurry, self._hold)
-        self._pages = Pages(self.ward, settings.version, token=settings.token, ask_halt=ask_halt or self._ask_halt)
-        self._outlets = Outlets(self.ward, settings.outlets)
+        self._lines = Lines(self.watched.intake, settings.token, self._hurry, self._hold)
+        self._pages = Pages(self.watched, settings.version, token=settings.token, ask_halt=ask_halt or self._ask_halt)
+        self._outlets = Outlets(self.watched, settings.outlets)
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         self._is_over = asyncio.Event()
@@ -103,14 +130,14 @@ class Coordinator:
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
-        self.ward.recall(clock.wall_ns())
+        restart.recall(self.watched, clock.wall_ns())
         app = web.Application()
         app.add_routes([web.get("/ingest", self._lines.handle), *self._pages.routes()])
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=1024).start()
         self._write_access()
-        self.ward.write_down()
+        self.watched.intake.write_down()
         self._outlets.start()
 
     def stop(self) -> None:
@@ -129,14 +156,14 @@ class Coordinator:
             began_s = clock.monotonic_s()
             await self._judge()
             judging_s = clock.monotonic_s() - began_s
-            self.ward.bench.guard("the page", self._pages.easel.look)
+            self.watched.judging.runner.guard("the page", self._pages.page_state.look)
             self._flush()
             reason = self._end_reason()
             # Judging a job of many ranks takes long; at least half of the time is for hearing them.
             await asyncio.sleep(min(max(self._settings.urgent_interval_s, judging_s), MAX_PAUSE_S))
         logger.info("ending: %s", reason)
         await self._judge(is_final=True)
-        self.ward.bench.guard("the page", self._pages.easel.look)
+        self.watched.judging.runner.guard("the page", self._pages.page_state.look)
         self._is_over.set()
         await self._pages.feed.close(reason)
         await self._close()
@@ -145,24 +172,24 @@ class Coordinator:
     async def _judge(self, *, is_final: bool = False) -> None:
         """Judge, fetch what is missing, judge again; tell the news."""
         for _ in range(MAX_FETCH_ROUNDS):
-            judgement = self.ward.judge(clock.wall_ns(), is_final=is_final)
-            await self._tell(judgement)
-            await self._lines.examine(judgement.exams)
-            if not judgement.needs:
+            follow_up = self.watched.judge(clock.wall_ns(), is_final=is_final)
+            await self._tell(follow_up)
+            await self._lines.examine(follow_up.exams)
+            if not follow_up.tables:
                 return
-            await self._lines.fetch(judgement.needs, self._settings.fetch_deadline_s)
-        await self._tell(self.ward.judge(clock.wall_ns(), is_final=is_final))
+            await self._lines.fetch(follow_up.tables, self._settings.fetch_deadline_s)
+        await self._tell(self.watched.judge(clock.wall_ns(), is_final=is_final))
 
-    async def _tell(self, judgement: Judgement) -> None:
-        for diagnosis in judgement.fresh:
+    async def _tell(self, follow_up: FollowUp) -> None:
+        for diagnosis in follow_up.fresh:
             text = report.headline(diagnosis)
             logger.warning("incident %s: %s", diagnosis.id, text)
             await self._lines.notify(0, wire.Notice(severity=diagnosis.severity, text=text))
         self._outlets.tell()
-        for text in (*judgement.alarms, *judgement.told):
+        for text in (*follow_up.alarms, *follow_up.halt_news):
             logger.warning("%s", text)
             await self._lines.notify(0, wire.Notice(severity="critical", text=text))
-        for act in judgement.acts:
+        for act in follow_up.acts:
             await self._carry_out(act)
 
     async def _carry_out(self, act: Act) -> None:
@@ -175,7 +202,7 @@ class Coordinator:
         task.add_done_callback(self._tasks.discard)
 
     async def _open(self, step: int) -> None:
-        run_dir, base_step, stamp = self.ward.settings.run_dir, self.ward.saves.base_step, clock.wall_ns()
+        run_dir, base_step, stamp = self.watched.settings.run_dir, self.watched.saves.base_step, clock.wall_ns()
         completed = base_step + step
         waiting = _in_thread(partial(sealing.open_directory, run_dir, completed, stamp))
         done, _ = await asyncio.wait({waiting}, timeout=OPEN_DEADLINE_S)
@@ -183,21 +210,21 @@ class Coordinator:
         if done:
             error = waiting.exception()
             where, why_not = waiting.result() if error is None else (where, f"{type(error).__name__}: {error}")
-        self.ward.halts.opened(where, why_not, clock.wall_ns(), base_step)
+        self.watched.halts.opened(where, why_not, clock.wall_ns(), base_step)
         self._hurry()
 
     async def _seal(self, order: Order) -> None:
         try:
-            kept = await _in_thread(partial(sealing.seal, self.ward.ending(order)))
+            kept = await _in_thread(partial(sealing.seal, self.watched.ending(order)))
         except Exception as error:
             logger.exception("what was saved could not be sealed")
             text = f"halted, and what was saved could not be sealed: {type(error).__name__}: {error}"
             kept = sealing.SealedHalt(Outcome("failed", text), None)
-        self.ward.sealed(kept)
+        self.watched.sealed(kept)
         self._hurry()
 
     def _ask_halt(self, reason: str, by: str) -> str | None:
-        why = self.ward.halts.ask(by, reason, clock.wall_ns())
+        why = self.watched.halts.ask(by, reason, clock.wall_ns())
         self._hurry()
         return why
 
@@ -209,7 +236,7 @@ class Coordinator:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.limits.hold_s):
                 await self._is_over.wait()
-        while self.ward.halts.is_busy and not self._is_over.is_set():  # noqa: ASYNC110 - it is looked at once in a while anyway
+        while self.watched.halts.is_busy and not self._is_over.is_set():  # noqa: ASYNC110 - it is looked at once in a while anyway
             # It may have to write down how the step began for a rank that is dead.
             await asyncio.sleep(self._settings.urgent_interval_s)
 
@@ -217,35 +244,35 @@ class Coordinator:
         if self._stop.is_set():
             return "asked to stop"
         now_s = clock.monotonic_s()
-        roster = self.ward.roster
+        roster = self.watched.roster
         if roster.members and not roster.has_everyone_ended and roster.num_connected:
             self._quiet_since_s = now_s
         reason = end_reason(roster, now_s - self._quiet_since_s, self._settings.limits)
-        return None if self.ward.halts.is_busy and now_s - self._quiet_since_s < self._settings.seal_s else reason
+        return None if self.watched.halts.is_busy and now_s - self._quiet_since_s < self._settings.seal_s else reason
 
     def _flush(self) -> None:
         now_s = clock.monotonic_s()
-        if now_s - self._flushed_s >= self._settings.flush_interval_s or self.ward.journal.is_filling:
+        if now_s - self._flushed_s >= self._settings.flush_interval_s or self.watched.intake.journal.is_filling:
             self._flushed_s = now_s
-            self.ward.write_down()
+            self.watched.intake.write_down()
             self._outlets.write_targets()
 
     async def _close(self) -> None:
         await self._lines.hang_up()
-        self.ward.end(clock.wall_ns())
-        if self.ward.incidents.standing() or self.ward.halts.outcomes:
+        self.watched.intake.end(clock.wall_ns())
+        if self.watched.incidents.standing() or self.watched.halts.outcomes:
             await self._linger()
         await self._outlets.close()
         if self._runner is not None:
             await self._runner.cleanup()
-        await asyncio.to_thread(self.ward.close, self._settings.disk_deadline_s)
+        await asyncio.to_thread(self.watched.close, self._settings.disk_deadline_s)
 
     async def _linger(self) -> None:
         """Nothing is written any more; but whoever scrapes now and then must find what ended the run. A new life of it takes over at once."""
         self._outlets.tell(is_final=True)
         until_s = clock.monotonic_s() + self._settings.limits.linger_s
         while clock.monotonic_s() < until_s and not self._stop.is_set():
-            known = await asyncio.to_thread(identity.read_access, self.ward.settings.run_dir)
+            known = await asyncio.to_thread(identity.read_access, self.watched.settings.run_dir)
             if known is not None and known.pid != os.getpid():
                 return
             with contextlib.suppress(TimeoutError):
@@ -253,9 +280,29 @@ class Coordinator:
                     await self._stop.wait()
 
     def _write_access(self) -> None:
-        access = identity.Access(address=self.ward.settings.address, token=self._settings.token, pid=os.getpid())
-        path = self.ward.settings.run_dir / "coordinator.json"
-        self.ward.disk.submit(partial(write_whole, path, identity.as_json(access), 0o600))
+        access = identity.Access(address=self.watched.settings.address, token=self._settings.token, pid=os.getpid())
+        path = self.watched.settings.run_dir / "coordinator.json"
+        self.watched.disk.submit(partial(write_whole, path, identity.as_json(access), 0o600))
+
+
+def end_reason(roster: Roster, quiet_s: float, limits: Limits) -> str | None:
+    """Why to end now, if so; `quiet_s` is the time since something last arrived or a sidecar was last connected."""
+    if not roster.members:
+        return f"no sidecar connected within {limits.first_s:.0f} s" if quiet_s >= limits.first_s else None
+    if roster.has_everyone_ended:
+        if roster.is_complete:
+            return "every rank has ended" if quiet_s >= _settle_s(roster, limits) else None
+        return "every rank that came has ended" if quiet_s >= limits.stragglers_s else None
+    if roster.num_connected == 0 and roster.has_anyone_ended and quiet_s >= limits.stragglers_s:
+        return "every rank that was still watched has ended"
+    if roster.num_connected == 0 and quiet_s >= limits.idle_s:
+        return f"no sidecar was connected for {limits.idle_s:.0f} s"
+    return None
+
+
+def _settle_s(roster: Roster, limits: Limits) -> float:
+    exits = [RankExit(rank, 0, member.exited) for rank, member in roster.members.items() if member.exited is not None]
+    return limits.settle_s if any(kind_of(end) != "ordinary" for end in exits) else 0.0
 
 
 def _in_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
@@ -279,9 +326,9 @@ def _in_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
     return future
 
 
-async def serve(ward: RunSettings, settings: ServiceSettings, listener: socket.socket) -> str:
+async def serve(about: RunSettings, settings: ServiceSettings, listener: socket.socket) -> str:
     """Run a coordinator until its work is done or SIGTERM or SIGINT comes; returns why it ended."""
-    coordinator = Coordinator(ward, settings)
+    coordinator = Coordinator(about, settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, coordinator.stop)

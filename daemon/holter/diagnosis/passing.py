@@ -71,5 +71,5 @@ def has_passed(incident: Incident, absent_since_ns: int, window: Window, now_ns:
 
 
 def _is_in_sight(rank: int, window: Window) -> bool:
-    link = window.links.get(rank)
-    return (link is None or link.state == "connected") and all(end.rank != rank for end in window.exits)
+    link = window.processes.links.get(rank)
+    return (link is None or link.state == "connected") and all(end.rank != rank for end in window.processes.exits)

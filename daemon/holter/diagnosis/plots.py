@@ -109,11 +109,11 @@ def _lags(window: Window, finding: Finding) -> Iterator[Line]:
     for rank in ranks:
         late = [
             (one.step, next((arrival.lag_s for arrival in one.latest if arrival.rank == rank), 0.0))
-            for one in window.arrivals
+            for one in window.calls.arrivals
         ]
         yield f"rank {rank}", [(step, lag * 1e3) for step, lag in late]
     if ranks:
-        yield "others, at their worst", [(one.step, one.usual_s * 1e3) for one in window.arrivals]
+        yield "others, at their worst", [(one.step, one.usual_s * 1e3) for one in window.calls.arrivals]
 
 
 def _points(said: Iterable[tuple[int, Spread]], of: Callable[[Spread], float]) -> list[Point]:

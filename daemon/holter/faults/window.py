@@ -195,12 +195,12 @@ class StepArrivals:
 
 
 @dataclass(frozen=True)
-class Pace:
-    """How far the ranks of a group had come at the end of a step."""
+class CallCounts:
+    """How many collectives of a group each rank had called by the end of a step."""
 
     step: int
     lasts: Mapping[int, tuple[int, ...]]
-    """Last number -> ranks; some of them, where many agree."""
+    """Number of the last call -> ranks; where many ranks agree, only some of them."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +215,65 @@ class PartedBlock:
 
 
 @dataclass(frozen=True)
+class ProcessView:
+    """The ranks' processes: how they ended, which stand still, what examinations of them showed."""
+
+    exits: tuple[RankExit, ...] = ()
+    """In order of time."""
+    signalled: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> when it said that a signal asks it to end, by the coordinator's clock."""
+    failing: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> when it said that an exception is about to end it."""
+    delays: Mapping[int, Delay] = field(default_factory=dict)
+    """Rank -> that it does not move on. Ranks that do are not listed."""
+    exams: Mapping[int, tuple[Examined, ...]] = field(default_factory=dict)
+    """Rank -> its newest examinations, oldest first; bounded."""
+    unexamined: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> the newest `asked_ns` that was not answered in time."""
+    links: Mapping[int, LinkView] = field(default_factory=dict)
+    """Rank -> the line to its sidecar."""
+    hosts: Mapping[int, str] = field(default_factory=dict)
+    """Rank -> host."""
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """Which tensors agreed across the ranks, and what was asked for where they did not."""
+
+    classes: Mapping[str, ClassHistory] = field(default_factory=dict)
+    """Class of tensors -> when the ranks agreed on it."""
+    tables: Mapping[TableKey, Table] = field(default_factory=dict)
+    unavailable: frozenset[TableKey] = frozenset()
+    """Tables that were asked for and cannot be had: too old, or the sidecar is gone."""
+    origins: Mapping[tuple[int, int], Origin] = field(default_factory=dict)
+    """(rank, step) -> where the replay found the first NaN."""
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """What the ranks' models are made of."""
+
+    census: Mapping[int, Census] = field(default_factory=dict)
+    """Rank -> its census, parts joined; equal ones are one object."""
+    census_steps: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> the step at which it told that census."""
+    changes: tuple[CensusChange, ...] = ()
+    """By step and rank; bounded."""
+
+
+@dataclass(frozen=True)
+class CallView:
+    """The collectives that the ranks called: when they came, whether they called the same, and how many."""
+
+    arrivals: tuple[StepArrivals, ...] = ()
+    """Ascending; bounded, oldest first forgotten."""
+    parted: tuple[PartedBlock, ...] = ()
+    """Oldest first; bounded."""
+    counts: Mapping[str, tuple[CallCounts, ...]] = field(default_factory=dict)
+    """Group -> its steps, ascending; bounded, oldest first forgotten."""
+
+
+@dataclass(frozen=True)
 class Window:
     """Everything a detector may look at."""
 
@@ -223,45 +282,16 @@ class Window:
     attached: frozenset[int]
     steps: tuple[StepView, ...] = ()
     """Ascending; bounded, oldest first forgotten."""
-    classes: Mapping[str, ClassHistory] = field(default_factory=dict)
-    tables: Mapping[TableKey, Table] = field(default_factory=dict)
-    unavailable: frozenset[TableKey] = frozenset()
-    """Tables that were asked for and cannot be had: too old, or the sidecar is gone."""
-    origins: Mapping[tuple[int, int], Origin] = field(default_factory=dict)
-    """(rank, step) -> where the replay found the first NaN."""
-    exits: tuple[RankExit, ...] = ()
-    """In order of time."""
-    signalled: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> when it said that a signal asks it to end, by the coordinator's clock."""
-    failing: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> when it said that an exception is about to end it."""
-    census: Mapping[int, Census] = field(default_factory=dict)
-    """Rank -> its census, parts joined; equal ones are one object."""
-    census_steps: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> the step at which it told that census."""
-    census_changes: tuple[CensusChange, ...] = ()
-    """By step and rank; bounded."""
     series: tuple[StepNumbers, ...] = ()
     """Ascending; complete steps only, so that a mean is over all ranks; bounded, oldest first forgotten."""
     notes: tuple[Note, ...] = ()
     """By step, rank and the rank's own order; bounded for each kind."""
+    tensors: TensorView = field(default_factory=TensorView)
+    models: ModelView = field(default_factory=ModelView)
+    processes: ProcessView = field(default_factory=ProcessView)
+    calls: CallView = field(default_factory=CallView)
     real_ns: int = 0
     """When it is, where that is not `now_ns`: the last judgement looks ahead, so that no report is waited for, but no wait grows by it."""
-    hosts: Mapping[int, str] = field(default_factory=dict)
-    """Rank -> host."""
-    delays: Mapping[int, Delay] = field(default_factory=dict)
-    """Rank -> that it does not move on. Ranks that do are not listed."""
-    exams: Mapping[int, tuple[Examined, ...]] = field(default_factory=dict)
-    """Rank -> its newest examinations, oldest first; bounded."""
-    unexamined: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> the newest `asked_ns` that was not answered in time."""
-    links: Mapping[int, LinkView] = field(default_factory=dict)
-    arrivals: tuple[StepArrivals, ...] = ()
-    """Ascending; bounded, oldest first forgotten."""
-    parted: tuple[PartedBlock, ...] = ()
-    """Oldest first; bounded."""
-    paces: Mapping[str, tuple[Pace, ...]] = field(default_factory=dict)
-    """Group -> its steps, ascending; bounded, oldest first forgotten."""
     _values: dict[str, list[tuple[int, Spread]]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What `values` found: many detectors ask for the same numbers."""
 

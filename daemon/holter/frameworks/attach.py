@@ -126,12 +126,12 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         snapshot_every=settings.snapshot_every,
         snapshot_bytes=settings.snapshot_bytes,
     )
-    monitor.context.count_steps = counting.count
-    monitor.context.find_registered = registered.find
-    if monitor.context.snapshots is not None:
+    monitor.context.frameworks.count_steps = counting.count
+    monitor.context.frameworks.find_registered = registered.find
+    if monitor.context.undo.snapshots is not None:
         from holter.frameworks import counters  # noqa: PLC0415  not for those who want no snapshots
 
-        monitor.context.snapshots.also.append(counters.find)
+        monitor.context.undo.snapshots.also.append(counters.find)
     try:
         desk = halts.open_desk(settings, here, monitor, ours, _own_run_dir(settings, word))
         monitor.install()
@@ -150,7 +150,7 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
 
 def _take_off(monitor: Monitor, orders: socket.socket) -> None:
     """What was put on in part is taken off: no step is held, no order is heard."""
-    monitor.context.halts = None
+    monitor.context.hold.agent = None
     with contextlib.suppress(Exception):
         monitor.uninstall()
     with contextlib.suppress(OSError):

@@ -50,7 +50,7 @@ def open_desk(settings: Settings, here: RankPlace, monitor: Monitor, line: socke
     context = monitor.context
 
     def farewell() -> None:
-        context.recorder.say(context.log.step, Farewell(kind="end", text="halted by decision", where=""))
+        context.writer.say(context.log.step, Farewell(kind="end", text="halted by decision", where=""))
 
     leaving = Leaving(farewell, agent=find_agent() if here.is_restarted else 0)
     leaving.register()
@@ -79,9 +79,9 @@ def open_desk(settings: Settings, here: RankPlace, monitor: Monitor, line: socke
     )
     leaving.before_end = desk.finish
     desk.start()
-    context.halts = desk
+    context.hold.agent = desk
     if is_halting and here.world_size > 1:
-        context.peers = ShardPeers(PeerAddress(Tree(here.rank, here.world_size), here.address, here.restarts))
+        context.hold.peers = ShardPeers(PeerAddress(Tree(here.rank, here.world_size), here.address, here.restarts))
     return desk
 
 
@@ -95,7 +95,7 @@ class RankHands:
     def position(self) -> Position:
         """As far as the hooks tell."""
         context = self._monitor.context
-        return Position(context.log.step, context.is_torn(), context.poisoned_step)
+        return Position(context.log.step, self._monitor.is_torn(), context.hold.poisoned_step)
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
         """See `halting.means.Hands`."""
@@ -114,7 +114,7 @@ class RankHands:
         from holter.frameworks.saving import proof  # noqa: PLC0415
 
         monitor, here = self._monitor, self._here
-        if monitor.context.is_torn() and order.snapshot < 0:
+        if monitor.is_torn() and order.snapshot < 0:
             where = "between two optimizers of one step" if is_main_thread else "inside an optimizer's step"
             raise SaveError(f"the rank is {where}: its weights are partly new")
         if is_main_thread:
@@ -156,7 +156,7 @@ class RankHands:
 
     def _take_over(self, task: "Task") -> list[str]:
         """Whoever saves for the first rank saves its buffers, where DDP would have given them to all; returns what is to be said."""
-        rewind = self._monitor.context.rewind
+        rewind = self._monitor.context.undo.rewind
         if (
             not task.is_rescue
             or not task.writes_shared
@@ -174,10 +174,10 @@ class RankHands:
     def _restore(self, order: Order) -> "Rewound":
         context = self._monitor.context
         if order.snapshot < 0:
-            return context.rewind.restore(order.step)
-        if context.snapshots is None:
+            return context.undo.rewind.restore(order.step)
+        if context.undo.snapshots is None:
             raise RewindError(f"there is no snapshot of step {order.snapshot}: none are kept (HOLTER_SNAPSHOT_EVERY)")
-        own = context.snapshots.restore(order.snapshot)
+        own = context.undo.snapshots.restore(order.snapshot)
         _write(Path(order.directory), self._here.rank, own)
         return own
 

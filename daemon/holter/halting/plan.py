@@ -13,10 +13,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from holter import patience
 from holter.records import RankState
 
-STAND_S = 6.0
-"""So long ranks that stand wait for the others to come to the same step; less than their own patience."""
 MIN_AHEAD = 2
 AHEAD_S = 0.5
 """A step that is agreed on is so far away: an order must have reached every rank by then."""
@@ -109,7 +108,7 @@ def choose(  # noqa: PLR0911  one line a situation
         steps = {one.step for one in standing}
         if len(standing) == len(ranks) and len(steps) == 1 and standing[0].step is not None:
             return _commit(wish, ranks, standing[0].step)
-        if len(standing) < len(able) and not lost and waited_s < STAND_S:
+        if len(standing) < len(able) and not lost and waited_s < patience.STAND_S:
             return NotYet(f"{len(standing)} of {len(ranks)} ranks stand, the others are waited for")
         return _rescue(wish, able, lost, job)
     is_ending = any(one.has_ended for one in ranks) or any(one.state in ("dying", "terminated") for one in able)

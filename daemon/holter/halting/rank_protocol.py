@@ -18,14 +18,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Literal
 
+from holter import patience
 from holter.records import Order, RankState
-
-HOLD_PATIENCE_S = 20.0
-"""So long a rank stands before a step while nobody decides."""
-DYING_PATIENCE_S = 10.0
-"""So long a process that is about to end waits whether it is to save first."""
-LEAVE_PATIENCE_S = 30.0
-"""Beyond the deadline of the save, a rank that has saved waits so long for the word to leave."""
 
 
 class Stand(StrEnum):
@@ -324,16 +318,16 @@ def advance(
 def patience_s(rank: Rank) -> float | None:
     """How long it may stay where it stands before `PATIENCE_OVER`; None: for ever. Counted anew when this, or the stand, changes."""
     deadline_s = rank.order.deadline_s if rank.order is not None else 0.0
-    patience: dict[Stand, float] = {
+    waits: dict[Stand, float] = {
         Stand.WILLING: deadline_s,
         # Nobody will tell it anything: what peers have heard is in the cell.
-        Stand.HELD: HOLD_PATIENCE_S if rank.has_sidecar else 0.0,
+        Stand.HELD: patience.HOLD_S if rank.has_sidecar else 0.0,
         Stand.SAVING: deadline_s,
-        Stand.SAVED: LEAVE_PATIENCE_S + (deadline_s if rank.has_sidecar else 0.0),
-        Stand.DYING: DYING_PATIENCE_S,
-        Stand.TERMINATED: DYING_PATIENCE_S,
+        Stand.SAVED: patience.LEAVE_S + (deadline_s if rank.has_sidecar else 0.0),
+        Stand.DYING: patience.DYING_S,
+        Stand.TERMINATED: patience.DYING_S,
     }
-    return patience.get(rank.stand)
+    return waits.get(rank.stand)
 
 
 def read(rank: Rank, event: Event) -> RankCue | None:  # noqa: PLR0911 - one return for each kind of event

@@ -1,4 +1,4 @@
-"""What the probes of one rank share."""
+"""What the hooks of one rank share."""
 
 import functools
 import weakref
@@ -26,10 +26,68 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Context:
-    """One rank's mouth, clock, dials and memory."""
+class StepInputs:
+    """Training calls of a model in the step under way, with what they were given."""
 
-    recorder: ObservationWriter
+    last: Inputs | None = None
+    suspect: Inputs | None = None
+    """The call after which the first non-finite value of this step was seen."""
+
+    def suspect_last(self) -> None:
+        """Something is not finite: of several micro-batches, this one is to be questioned."""
+        if self.suspect is None:
+            self.suspect = self.last
+
+    def clear(self) -> None:
+        """The step is done."""
+        self.last = self.suspect = None
+
+
+@dataclass
+class Hold:
+    """What decides whether a step may be applied."""
+
+    agent: Halts | None = None
+    """The rank's part of a halt; None: steps are never held."""
+    peers: ShardPeers | None = None
+    """The ranks with which to agree that all shards are finite; None: there are none."""
+    known_finite: KnownFinite = field(default_factory=KnownFinite)
+    """Gradients of this step that need not be read again."""
+    poisoned_step: int | None = None
+    """The first step whose gradients were applied although they were not finite; None: none that is known of."""
+
+
+@dataclass
+class Undo:
+    """Ways back to an earlier state."""
+
+    rewind: "Rewind" = field(init=False)
+    """How the step under way began."""
+    snapshots: "Snapshots | None" = None
+    """Copies of the training state in memory; None: the user wants none."""
+
+
+@dataclass
+class Frameworks:
+    """What only the framework of the script knows."""
+
+    count_steps: Callable[[Any], tuple[int, str] | None] = lambda _: None
+    """An optimizer -> how many steps the framework that steps it has counted, and its name; None: there is none that counts."""
+    find_registered: Callable[[Any], Callable[[], Iterable[Any]] | None] = lambda _: None
+    """An optimizer -> what gives the objects that the script has its framework save too; None: the framework takes none."""
+    lent: "weakref.WeakKeyDictionary[Any, list[tuple[tuple[str, Any], Any]]]" = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    """By optimizer: gradients that it will apply and does not hold yet, by the names of their parameters."""
+    partitioned: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
+    """Optimizers of which each rank applies a part, whether it is finite or not."""
+
+
+@dataclass
+class Context:
+    """What all hooks of one rank share."""
+
+    writer: ObservationWriter
     schedule: Schedule
     world_size: int
     guard: Guard = field(default_factory=Guard)
@@ -38,50 +96,17 @@ class Context:
     models: Models = field(default_factory=Models)
     readings: Readings = field(default_factory=Readings)
     log: StepLog = field(default_factory=StepLog)
-    declared_frozen: tuple[str, ...] = ()
-    """Patterns of names that the user's settings declare frozen."""
-    inputs: Inputs | None = None
-    """The last training call of a model, until the step is done."""
-    held_inputs: Inputs | None = None
-    """The call after which the first non-finite value of this step was seen."""
-    lent: "weakref.WeakKeyDictionary[Any, list[tuple[tuple[str, Any], Any]]]" = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
-    """By optimizer: gradients that it will apply and does not hold yet, by the names of their parameters (`zero`)."""
-    partitioned: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
-    """Optimizers of which each rank applies a part, whether it is finite or not (`zero`)."""
-    averages: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
-    """What the script has logged as an average of its weights."""
-    shown: KnownFinite = field(default_factory=KnownFinite)
-    """Gradients of this step that are known to be finite."""
-    halts: Halts | None = None
-    """The rank's desk for halts; None: steps are never held."""
-    peers: ShardPeers | None = None
-    """The ranks with which to agree that all shards are finite; None: there are none."""
-    is_torn: Callable[[], bool] = lambda: False
-    """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
-    count_steps: Callable[[Any], tuple[int, str] | None] = lambda _: None
-    """An optimizer -> how many steps the framework that steps it has counted, and its name; None: there is none that counts."""
-    find_registered: Callable[[Any], Callable[[], Iterable[Any]] | None] = lambda _: None
-    """An optimizer -> what gives the objects that the script has its framework save too; None: the framework takes none."""
-    rewind: "Rewind" = field(init=False)
-    """How the step under way began."""
     data: "DataProbe" = field(init=False)
     """The loaders of this process."""
-    snapshots: "Snapshots | None" = None
-    """Copies of the training state in memory; None: the user wants none."""
-    poisoned_step: int | None = None
-    """The first step whose gradients were applied although they were not finite; None: none that is known of."""
-
-    def hold_inputs(self) -> None:
-        """Something is not finite: of several micro-batches, this one is to be questioned."""
-        if self.held_inputs is None:
-            self.held_inputs = self.inputs
+    inputs: StepInputs = field(default_factory=StepInputs)
+    hold: Hold = field(default_factory=Hold)
+    undo: Undo = field(default_factory=Undo)
+    frameworks: Frameworks = field(default_factory=Frameworks)
 
     def enter(self, phase: Phase) -> Phase:
         """Begin a phase and let the sidecar see it; returns the phase to go back to."""
         interrupted = self.phases.enter(phase)
-        self.recorder.beat(self.log.step, phase, self.log.micro_step)
+        self.writer.beat(self.log.step, phase, self.log.micro_step)
         return interrupted
 
 

@@ -154,7 +154,11 @@ class Model:
 class Models:
     """All of them, in the order they were found; frozen components apart, in the order of their names."""
 
-    def __init__(self, local_buffers: Sequence[str] = ()) -> None:
+    def __init__(self, local_buffers: Sequence[str] = (), declared_frozen: Sequence[str] = ()) -> None:
+        self.declared_frozen = tuple(declared_frozen)
+        """Patterns of names that the user's settings declare frozen."""
+        self.averages: weakref.WeakSet[Any] = weakref.WeakSet()
+        """What the script has logged as an average of its weights."""
         self._models: list[Model] = []
         self._components: list[Model] = []
         self._local_buffers = local_buffers

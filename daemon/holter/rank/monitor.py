@@ -38,7 +38,7 @@ class Monitor:
 
     def __init__(  # noqa: PLR0913 - settings, all named
         self,
-        recorder: ObservationWriter,
+        writer: ObservationWriter,
         *,
         world_size: int,
         budget: float,
@@ -51,13 +51,12 @@ class Monitor:
     ) -> None:
         set_num_threads(threads)
         self.context = Context(
-            recorder,
+            writer,
             Schedule(budget=budget, floor_s=floor_s),
             world_size,
-            models=Models(local_buffers),
-            declared_frozen=tuple(frozen),
+            models=Models(local_buffers, declared_frozen=frozen),
         )
-        self.context.rewind = Rewind(self.context)
+        self.context.undo.rewind = Rewind(self.context)
         self._inspection = InspectionProbe(self.context)
         self._regions = RegionProbe(self.context)
         self._vitals = VitalsProbe(self.context, budget=budget, floor_s=floor_s, on_idle=self._inspection.ask)
@@ -87,7 +86,7 @@ class Monitor:
         if snapshot_every:
             from holter.rank.undo.snapshots import Snapshots  # noqa: PLC0415  imports what most scripts do not
 
-            self.context.snapshots = Snapshots(
+            self.context.undo.snapshots = Snapshots(
                 self.context, lambda: self.optimizers, every=snapshot_every, max_bytes=snapshot_bytes
             )
         self._data = self.context.data = DataProbe(self.context)
@@ -125,13 +124,17 @@ class Monitor:
         self.context.patches.restore()
         for probe in (self._steps, self._calls, self._farewell):
             probe.uninstall()
-        if self.context.snapshots is not None:
-            self.context.snapshots.forget()
+        if self.context.undo.snapshots is not None:
+            self.context.undo.snapshots.forget()
 
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that have stepped and still exist, in order of their first step."""
         return self._steps.optimizers
+
+    def is_torn(self) -> bool:
+        """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
+        return self._steps.is_torn()
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Watch a model that the script names."""
@@ -155,8 +158,8 @@ class Monitor:
 
     def _on_forward(self) -> None:
         """A forward pass of training begins, or a call in it: the first of a step shows how it began."""
-        step, snapshots = self._steps.next_step, self.context.snapshots
-        if self.context.rewind.forward_begins(step) and snapshots is not None:
+        step, snapshots = self._steps.next_step, self.context.undo.snapshots
+        if self.context.undo.rewind.forward_begins(step) and snapshots is not None:
             snapshots.begin(step)
 
     def _on_call(self, module: torch.nn.Module) -> None:
@@ -178,8 +181,8 @@ class Monitor:
     def _on_backward(self) -> None:
         """Backward begins: by now the models exist; learn the order of their gradients, once."""
         self._steps.end_open_step()
-        self.context.rewind.backward_begins()
-        self.context.shown.clear()
+        self.context.undo.rewind.backward_begins()
+        self.context.hold.known_finite.clear()
         self._feeding.begin_backward(self._data.trained())
         for call in self.before_backward:
             call()
@@ -203,9 +206,9 @@ class Monitor:
     def _on_gradients(self) -> None:
         self._gradients.read_local()
         if self.context.log.now.suspects.tensors:
-            self.context.hold_inputs()
+            self.context.inputs.suspect_last()
 
     def _forget(self) -> None:
         self.context.guard.is_on = False
         self._calls.forget()
-        self.context.recorder.page.close()
+        self.context.writer.page.close()

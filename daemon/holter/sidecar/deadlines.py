@@ -14,53 +14,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from holter import patience
 from holter.records import Census, Phase, StepDone
-
-FIRST_STEPS = 3
-SETUP_S = 1800.0
-FIRST_S = 600.0
-FIRST_LOOK_S = 15.0
-"""Until the first steps are done: looking is cheap, and may prove what no patience mends."""
-ENDING_S = 120.0
-"""For an interpreter that is ending: it frees memory, joins threads, and shows no phase."""
-FACTOR, EXTRA_S = 3.0, 1.0
-BEYOND = 1.5
-"""Times a healthy wait that lies above the ceiling."""
-LONGEST_S = 3600.0
-"""What is learned of a longer wait: a job that stood still for a night is not to be allowed another one."""
-HALF_LIFE_S, HALF_LIVES = 7200.0, 400.0
-"""The longest wait counts half after two hours, or after 400 times itself: what is long is rare."""
-CHECKPOINT_BYTES_PER_S = 50e6
-CHECKPOINT_S = 20.0
-CHECKPOINT_COPIES = 3
-"""Parameters, and an optimizer's two moments of each."""
-
-
-@dataclass(frozen=True)
-class DeadlineRule:
-    """How one phase is allowed its time."""
-
-    floor_s: float = 6.0
-    ceiling_s: float = 600.0
-    unseen_s: float = 60.0
-    """Until `num_enough` waits were seen; a checkpoint's depends on its bytes."""
-    num_enough: int = 4
-    has_one_off: bool = False
-    """What the first steps needed here is not needed again: compiling, building the model."""
-
-
-RULES = {
-    Phase.ATTACH: DeadlineRule(unseen_s=600.0, ceiling_s=1800.0),
-    # Storage that hesitates for some seconds comes back.
-    Phase.DATA: DeadlineRule(floor_s=10.0, unseen_s=20.0, num_enough=16),
-    Phase.FORWARD: DeadlineRule(has_one_off=True),
-    Phase.BACKWARD: DeadlineRule(has_one_off=True),
-    Phase.OPTIMIZER: DeadlineRule(has_one_off=True),
-    Phase.CHECKPOINT: DeadlineRule(floor_s=10.0, ceiling_s=1800.0, num_enough=1),
-    Phase.EVALUATION: DeadlineRule(num_enough=1),
-    Phase.OTHER: DeadlineRule(has_one_off=True),
-}
-
 
 SETUP = (Phase.ATTACH, Phase.OTHER)
 
@@ -94,13 +49,13 @@ class Waits:
         """One that ended in progress."""
         if len(self.steps) < 2:  # noqa: PLR2004 - the first two
             self.steps.add(step)
-        wait_s = min(max(wait_s, 0.0), LONGEST_S)
+        wait_s = min(max(wait_s, 0.0), patience.LONGEST_S)
         if wait_s >= self.longest_s(now_s):
             self._longest_s, self._at_s = wait_s, now_s
 
     def longest_s(self, now_s: float) -> float:
         """As of now."""
-        half_life_s = max(HALF_LIFE_S, HALF_LIVES * self._longest_s)
+        half_life_s = max(patience.HALF_LIFE_S, patience.HALF_LIVES * self._longest_s)
         return float(self._longest_s * 0.5 ** (max(0.0, now_s - self._at_s) / half_life_s))
 
 
@@ -167,11 +122,13 @@ class Deadlines:
         waits = self._relevant(phase)
         longest_s = waits.longest_s(now_s)
         least_s, text = self._least(phase, waits, longest_s)
-        ceiling_s = max(RULES[phase].ceiling_s, least_s)
-        deadline_s = max(min(max(least_s, FACTOR * longest_s + EXTRA_S), ceiling_s), BEYOND * longest_s)
+        ceiling_s = max(patience.PHASES[phase].ceiling_s, least_s)
+        deadline_s = max(
+            min(max(least_s, patience.FACTOR * longest_s + patience.EXTRA_S), ceiling_s), patience.BEYOND * longest_s
+        )
         suspect_s = deadline_s / 2
-        if self._num_steps < FIRST_STEPS and not self._is_ending:
-            suspect_s = min(suspect_s, FIRST_LOOK_S)
+        if self._num_steps < patience.FIRST_STEPS and not self._is_ending:
+            suspect_s = min(suspect_s, patience.FIRST_LOOK_S)
         return Allowance(
             suspect_s=max(suspect_s, longest_s),
             deadline_s=deadline_s,
@@ -187,15 +144,15 @@ class Deadlines:
         """What is allowed whatever was learned, and what the allowance rests on."""
         name = phase.name.lower()
         if self._is_ending:
-            return ENDING_S, "its interpreter is ending"
+            return patience.ENDING_S, "its interpreter is ending"
         if not self._num_steps and phase in SETUP:
-            return SETUP_S, "the first step is not done and its preparation may take long"
-        if self._num_steps < FIRST_STEPS:
-            least_s = max(FIRST_S, self._unseen_s(phase))
-            return least_s, f"the first {FIRST_STEPS} steps may take long and {self._num_steps} are done"
+            return patience.SETUP_S, "the first step is not done and its preparation may take long"
+        if self._num_steps < patience.FIRST_STEPS:
+            least_s = max(patience.FIRST_S, self._unseen_s(phase))
+            return least_s, f"the first {patience.FIRST_STEPS} steps may take long and {self._num_steps} are done"
         if self._is_known(phase, waits):
             text = f"the longest of {_count(waits.num)} in {name} was {seconds_text(longest_s)}"
-            return RULES[phase].floor_s, text
+            return patience.PHASES[phase].floor_s, text
         if phase is Phase.CHECKPOINT:
             text = f"no whole checkpoint has been seen yet and the parameters have {self.num_bytes / 1e9:.2g} GB"
         else:
@@ -205,25 +162,25 @@ class Deadlines:
         return self._unseen_s(phase), text
 
     def _of(self, phase: Phase, step: int) -> Waits:
-        is_first = RULES[phase].has_one_off and step - (self._first_step or 0) < FIRST_STEPS
+        is_first = patience.PHASES[phase].has_one_off and step - (self._first_step or 0) < patience.FIRST_STEPS
         return self._first_waits[phase] if is_first else self._waits[phase]
 
     def _relevant(self, phase: Phase) -> Waits:
         waits, first = self._waits[phase], self._first_waits[phase]
-        return first if first.num and waits.num < RULES[phase].num_enough else waits
+        return first if first.num and waits.num < patience.PHASES[phase].num_enough else waits
 
     def _is_known(self, phase: Phase, waits: Waits) -> bool:
         if phase is Phase.CHECKPOINT and len(waits.steps) < 2:  # noqa: PLR2004 - the first has an end once there is a second
             # A checkpoint is many saves, the small ones often first: one whole must have been seen.
             return False
-        return waits.num >= RULES[phase].num_enough
+        return waits.num >= patience.PHASES[phase].num_enough
 
     def _unseen_s(self, phase: Phase) -> float:
-        rule = RULES[phase]
+        rule = patience.PHASES[phase]
         if phase is not Phase.CHECKPOINT:
             return rule.unseen_s
-        writing_s = CHECKPOINT_COPIES * self.num_bytes / CHECKPOINT_BYTES_PER_S
-        return min(writing_s + CHECKPOINT_S, rule.ceiling_s)
+        writing_s = patience.CHECKPOINT_COPIES * self.num_bytes / patience.CHECKPOINT_BYTES_PER_S
+        return min(writing_s + patience.CHECKPOINT_S, rule.ceiling_s)
 
 
 _PHASES = {phase.name.lower(): phase for phase in Phase}

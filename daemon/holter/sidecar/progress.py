@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from holter import patience
 from holter.page import PageHeartbeat
 from holter.records import Overdue, Phase, ProcessState
 from holter.sidecar.deadlines import Deadlines, seconds_text
@@ -22,9 +23,6 @@ LATE_S = 1.0
 ASLEEP_S = 10.0
 """One that comes so long after says that the machine stood still."""
 HALTED = frozenset({"stopped", "traced", "frozen"})
-HALTED_SUSPECT_S, HALTED_OVERDUE_S = 1.0, 3.0
-ASLEEP_SUSPECT_S = 5.0
-"""For one uninterruptible sleep: a disk or a file system does not answer."""
 ENDED = frozenset({"zombie", "gone"})
 
 Tier = Literal["suspect", "overdue"]
@@ -160,18 +158,18 @@ class ProgressWatch:
         return _Verdict("suspect" if waited_s >= allowed.suspect_s else None, allowed.suspect_s, allowed.because)
 
     def _halted(self, process: ProcessState | None) -> _Verdict | None:
-        if process is None or process.state not in HALTED or process.stopped_s < HALTED_SUSPECT_S:
+        if process is None or process.state not in HALTED or process.stopped_s < patience.HALTED_SUSPECT_S:
             return None
         because = (
             f"its process has been {process.state} for {seconds_text(process.stopped_s)}, and one that works never is"
         )
-        if process.stopped_s >= HALTED_OVERDUE_S:
-            return _Verdict("overdue", HALTED_OVERDUE_S, because, is_of_process=True)
-        return _Verdict("suspect", HALTED_SUSPECT_S, because, is_of_process=True)
+        if process.stopped_s >= patience.HALTED_OVERDUE_S:
+            return _Verdict("overdue", patience.HALTED_OVERDUE_S, because, is_of_process=True)
+        return _Verdict("suspect", patience.HALTED_SUSPECT_S, because, is_of_process=True)
 
     def _asleep(self, process: ProcessState | None) -> _Verdict | None:
-        if process is None or process.state != "uninterruptible" or process.stopped_s < ASLEEP_SUSPECT_S:
+        if process is None or process.state != "uninterruptible" or process.stopped_s < patience.ASLEEP_SUSPECT_S:
             return None
         where = f" in {process.wait_channel}" if process.wait_channel else ""
         asleep = f"has been in one uninterruptible sleep{where} for {seconds_text(process.stopped_s)}"
-        return _Verdict("suspect", ASLEEP_SUSPECT_S, f"its process {asleep}", is_of_process=True)
+        return _Verdict("suspect", patience.ASLEEP_SUSPECT_S, f"its process {asleep}", is_of_process=True)

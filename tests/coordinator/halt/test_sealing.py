@@ -1,4 +1,4 @@
-"""What a halt leaves on a real disk, and the ward's part in it: what it seals with, what it makes of it, and where it goes on."""
+"""What a halt leaves on a real disk, and the run's part in it: what it seals with, what it makes of it, and where it goes on."""
 
 import errno
 import json
@@ -15,7 +15,9 @@ from tests.halting.vault.test_store import write
 
 from holter.coordinator.halt.attempts import Act, Open
 from holter.coordinator.halt.sealing import HaltEnding, open_directory, seal
-from holter.coordinator.run import Run, RunSettings
+from holter.coordinator.identity import RunSettings
+from holter.coordinator.recovery import restart
+from holter.coordinator.run import Run
 from holter.halting import tombstone
 from holter.halting.protocol import Seal, Tell
 from holter.halting.vault import manifest, store
@@ -148,10 +150,10 @@ def test_a_rank_that_nobody_hears_is_waited_for_by_what_it_writes(tmp_path: Path
 
 
 class Watched:
-    """A ward with two ranks that train, without a socket; the test carries out what it asks for."""
+    """A run with two ranks that train, without a socket; the test carries out what it asks for."""
 
     def __init__(self, run_dir: Path, start_ns: int = START_NS, **settings: Any) -> None:
-        self.ward = Run(RunSettings(run_dir, RUN_ID, "http://127.0.0.1:1", world_size=2, **settings))
+        self.run = Run(RunSettings(run_dir, RUN_ID, "http://127.0.0.1:1", world_size=2, **settings))
         self.run_dir, self.now_ns = run_dir, start_ns
         self.told: list[Tell] = []
 
@@ -169,12 +171,12 @@ class Watched:
             hello = wire.Hello(
                 run_id=RUN_ID, rank=rank, world_size=2, host="h", rank_pid=1, sidecar_pid=2, metrics_address=""
             )
-            self.ward.connect(hello, self.now_ns)
+            self.run.intake.connect(hello, self.now_ns)
 
     def hear(self, rank: int, *observations: Any, step: int = 0) -> None:
         beat = wire.Heartbeat(step, Phase.FORWARD, 0, self.now_ns)
         report = wire.Report(heartbeat=beat, observations=list(observations), dropped=0)
-        self.ward.hear(rank, report, self.now_ns)
+        self.run.intake.hear(rank, report, self.now_ns)
 
     def say(
         self, state: RankState, halt: int = 0, step: int = 4, ranks: tuple[int, ...] = (0, 1), why: str = ""
@@ -185,13 +187,13 @@ class Watched:
     def judge(self, after_s: float = 0.1) -> list[Act]:
         """As the service carries it out; a seal is left to the test."""
         self.now_ns += int(after_s * SECOND_NS)
-        acts = list(self.ward.judge(self.now_ns).acts)
+        acts = list(self.run.judge(self.now_ns).acts)
         self.told += [act for act in acts if isinstance(act, Tell)]
         for act in acts:
             if isinstance(act, Open):
-                base_step = self.ward.saves.base_step
+                base_step = self.run.saves.base_step
                 opened = open_directory(self.run_dir, base_step + act.step)
-                self.ward.halts.opened(*opened, self.now_ns, base_step)
+                self.run.halts.opened(*opened, self.now_ns, base_step)
                 acts += self.judge(0.0)
         return acts
 
@@ -201,9 +203,9 @@ class Watched:
 
     def die(self) -> None:
         """As by SIGKILL, a moment after all was written."""
-        self.ward.write_down()
-        self.ward.journal.flush(self.ward.disk, is_now=True)
-        assert self.ward.disk.close(5.0)
+        self.run.intake.write_down()
+        self.run.intake.journal.flush(self.run.disk, is_now=True)
+        assert self.run.disk.close(5.0)
 
 
 @pytest.fixture
@@ -225,21 +227,21 @@ def held_by_nan(watched: Watched) -> None:
 def test_a_nan_is_halted_and_its_incident_says_what_became_of_it(watch: Callable[..., Watched]) -> None:
     watched = watch()
     held_by_nan(watched)
-    attempt = watched.ward.halts.attempt
+    attempt = watched.run.halts.attempt
     assert attempt is not None
     assert attempt.wish.incident is not None
     watched.say("saving", 1)
     watched.say("failed", 1, ranks=(0,), why="No space left on device")
     watched.say("saved", 1, ranks=(1,))
     (sealing_it,) = [act for act in watched.judge() if isinstance(act, Seal)]
-    end = watched.ward.ending(sealing_it.order)
+    end = watched.run.ending(sealing_it.order)
     assert (4, 2, {0: "No space left on device"}) == (end.about.step, end.about.world_size, end.about.failures)
     assert (attempt.wish.incident, ()) == (end.incident, end.unheard)
     write(end.partial, 1, {"random_states_1.pkl": b"r"})
-    watched.ward.sealed(seal(end))
+    watched.run.sealed(seal(end))
     watched.judge()
     assert ["leave"] == watched.orders()
-    known = watched.ward.incidents.get(attempt.wish.incident)
+    known = watched.run.incidents.get(attempt.wish.incident)
     assert known is not None
     assert ("halt", "checkpoints/4-incomplete", 93) == (
         known.action.directive,
@@ -247,7 +249,7 @@ def test_a_nan_is_halted_and_its_incident_says_what_became_of_it(watch: Callable
         known.action.exit_code,
     )
     assert "No space left on device" in known.action.reason
-    watched.ward.close(5.0)
+    watched.run.close(5.0)
 
 
 def test_a_saver_that_has_not_answered_and_was_not_seen_to_end_may_still_be_at_it(
@@ -260,16 +262,16 @@ def test_a_saver_that_has_not_answered_and_was_not_seen_to_end_may_still_be_at_i
     watched.judge(8.1)
     watched.say("saving", 1)
     watched.judge()
-    attempt = watched.ward.halts.attempt
+    attempt = watched.run.halts.attempt
     assert attempt is not None
     assert attempt.halt is not None
-    assert (0, 1) == watched.ward.ending(attempt.halt.order).unheard
+    assert (0, 1) == watched.run.ending(attempt.halt.order).unheard
     watched.say("saved", 1, ranks=(0,))
     watched.judge()
-    assert (1,) == watched.ward.ending(attempt.halt.order).unheard
+    assert (1,) == watched.run.ending(attempt.halt.order).unheard
     watched.hear(1, exited(1, 4, number=9))
-    assert () == watched.ward.ending(attempt.halt.order).unheard
-    watched.ward.close(5.0)
+    assert () == watched.run.ending(attempt.halt.order).unheard
+    watched.run.close(5.0)
 
 
 def test_steps_before_a_resume_are_counted_in_what_is_sealed(tmp_path: Path) -> None:
@@ -289,29 +291,29 @@ def test_steps_before_a_resume_are_counted_in_what_is_sealed(tmp_path: Path) -> 
     tombstone.lift(tmp_path)
     watched = Watched(tmp_path)
     watched.begin()
-    watched.ward.halts.ask("me", "", watched.now_ns)
+    watched.run.halts.ask("me", "", watched.now_ns)
     watched.judge()
-    attempt = watched.ward.halts.attempt
+    attempt = watched.run.halts.attempt
     assert attempt is not None
     assert attempt.halt is not None
-    assert 100 + attempt.plan.step == watched.ward.ending(attempt.halt.order).about.step
-    watched.ward.close(5.0)
+    assert 100 + attempt.plan.step == watched.run.ending(attempt.halt.order).about.step
+    watched.run.close(5.0)
 
 
 def test_steps_before_attach_are_counted_in_what_is_sealed_and_told_to_who_saves(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.begin()
     watched.hear(1, seen(1, 0, Begun(completed=200, source="AdamW")))
-    watched.ward.halts.ask("me", "", watched.now_ns)
+    watched.run.halts.ask("me", "", watched.now_ns)
     watched.judge()
-    attempt = watched.ward.halts.attempt
+    attempt = watched.run.halts.attempt
     assert attempt is not None
     assert attempt.halt is not None
     order = attempt.halt.order
     assert 200 == order.base_step
     assert str(200 + order.step) in Path(order.directory).name
-    assert 200 + order.step == watched.ward.ending(order).about.step
-    watched.ward.close(5.0)
+    assert 200 + order.step == watched.run.ending(order).about.step
+    watched.run.close(5.0)
 
 
 def test_a_coordinator_that_is_started_again_seals_the_halt_of_the_former_one(
@@ -322,24 +324,24 @@ def test_a_coordinator_that_is_started_again_seals_the_halt_of_the_former_one(
     former.say("saving", 1)
     former.say("failed", 1, ranks=(0,), why="No space left on device")
     former.judge()
-    wish = former.ward.halts.attempt.wish  # type: ignore[union-attr]
+    wish = former.run.halts.attempt.wish  # type: ignore[union-attr]
     former.die()
 
     again = Watched(tmp_path, former.now_ns + 2 * SECOND_NS)
-    again.ward.recall(again.now_ns)
+    restart.recall(again.run, again.now_ns)
     again.connect()
     assert [] == again.judge(), "sidecars are given time to come back"
     again.say("saved", 1, ranks=(1,))
     acts = again.judge(4.0)
     (sealing_it,) = [act for act in acts if isinstance(act, Seal)]
-    end = again.ward.ending(sealing_it.order)
+    end = again.run.ending(sealing_it.order)
     assert (wish.cause, wish.ranks, wish.incident) == (end.about.cause, end.ranks, end.incident)
     assert {0: "No space left on device"} == end.about.failures
     write(end.partial, 1, {"random_states_1.pkl": b"r"})
-    again.ward.sealed(seal(end))
+    again.run.sealed(seal(end))
     again.judge()
     assert "leave" in again.orders()
-    known = again.ward.incidents.get(str(wish.incident))
+    known = again.run.incidents.get(str(wish.incident))
     assert known is not None
     assert "checkpoints/4-incomplete" == known.action.checkpoint
-    again.ward.close(5.0)
+    again.run.close(5.0)

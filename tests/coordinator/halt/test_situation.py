@@ -25,6 +25,7 @@ from holter.records import (
     Snapped,
 )
 from holter.transport import wire
+from made_up import made_window
 
 STILL = Delay(
     step=5,
@@ -52,7 +53,7 @@ def halts() -> HaltDriver:
 
 
 def window(**facts: Any) -> Window:
-    return Window(now_ns=0, world_size=3, attached=frozenset({0, 1}), **facts)
+    return made_window(now_ns=0, world_size=3, attached=frozenset({0, 1}), **facts)
 
 
 def exam(state: str = "sleeping", *, is_lock_free: bool | None = None) -> tuple[Examined, ...]:

@@ -12,7 +12,7 @@ from tests.coordinator.conftest import TOKEN, Running, SimulatedRank, eventually
 from holter import clock
 from holter.coordinator.http.pages import MAX_PLAIN
 from holter.coordinator.http.requests import MAX_BODY_BYTES
-from holter.coordinator.lifetime import Limits
+from holter.coordinator.service import Limits
 from holter.records import Nonfinite
 from holter.status_page import feed
 from holter.transport import wire
@@ -71,7 +71,7 @@ async def training(running: Running, num_steps: int = 5) -> list[SimulatedRank]:
         rank.attach()
         for step in range(num_steps):
             rank.step(step)
-    await eventually(lambda: [m.step for m in running.coordinator.ward.roster.members.values()] == [num_steps] * 2)
+    await eventually(lambda: [m.step for m in running.coordinator.watched.roster.members.values()] == [num_steps] * 2)
     return ranks
 
 
@@ -103,7 +103,7 @@ async def test_a_report_is_a_fragment_without_style_or_script(run_coordinator: A
     hostile = Nonfinite(where="input", name="<script>alert(1)</script>", nans=3, infs=0, numel=64)
     for rank in ranks:
         rank.step(5, nonfinite=[hostile] if rank.rank == 1 else None)
-    found = (await eventually(running.coordinator.ward.incidents.all))[0]
+    found = (await eventually(running.coordinator.watched.incidents.all))[0]
     code, page = await running.get(f"/api/v1/incidents/{found.id}/report")
     assert 200 == code
     assert "&lt;script&gt;alert(1)" in page
@@ -134,7 +134,7 @@ async def test_who_comes_after_the_end_is_shown_the_whole_and_told_that_it_was_t
     ranks = await training(running)
     for rank in ranks:
         rank.step(5, nonfinite=[NAN] if rank.rank == 1 else None)
-    await eventually(running.coordinator.ward.incidents.all)
+    await eventually(running.coordinator.watched.incidents.all)
     await asyncio.gather(*(rank.end(6) for rank in ranks))
     await eventually(running.coordinator._is_over.is_set)
     url = f"http://127.0.0.1:{running.port}/api/v1/events"
@@ -189,7 +189,7 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_and_costs_a_few_frame
     monkeypatch.setattr(feed, "BYTES_PER_S", 10**9)
     monkeypatch.setattr(feed, "SEND_DEADLINE_S", 1.0)
     running = await run_coordinator()
-    note = running.coordinator._pages.easel.timeline.note
+    note = running.coordinator._pages.page_state.timeline.note
     stuck = socket.socket()
     stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     stuck.connect(("127.0.0.1", running.port))
@@ -234,9 +234,9 @@ async def test_a_picture_that_cannot_be_made_is_no_line_that_looks_alive(run_coo
 
 async def test_a_page_that_fails_is_blindness_and_stops_nothing(run_coordinator: Any) -> None:
     running = await run_coordinator()
-    running.coordinator._pages.easel.timeline = None
-    await eventually(running.coordinator.ward.blind)
-    assert running.coordinator.ward.blind()[0].startswith("the page fails")
+    running.coordinator._pages.page_state.timeline = None
+    await eventually(running.coordinator.watched.blind)
+    assert running.coordinator.watched.blind()[0].startswith("the page fails")
 
 
 async def test_a_quiet_line_is_told_from_a_dead_one(run_coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,7 +294,7 @@ async def test_the_page_itself_has_a_few_ranks_and_the_plain_one_all(run_coordin
         hello = wire.Hello(
             run_id="", rank=rank, world_size=500, host="h", rank_pid=1, sidecar_pid=1, metrics_address=""
         )
-        running.coordinator.ward.connect(hello, clock.wall_ns())
+        running.coordinator.watched.intake.connect(hello, clock.wall_ns())
     _, page = await running.get("/")
     _, plain = await running.get("/plain")
     assert (1 + MAX_PLAIN, 1 + MAX_PLAIN + 3) == (page.count("<tr>"), plain.count("<tr>"))
@@ -318,7 +318,7 @@ async def test_a_halt_is_asked_for_with_the_token_and_noted(run_coordinator: Any
     running = await run_coordinator(ask_halt=lambda reason, by: asked.append((reason, by)))
     assert (202, {"accepted": True, "reason": "wrong data set"}) == await post(running, ASKED)
     assert [("wrong data set", "me")] == asked
-    assert "asked for by me: wrong data set" == running.coordinator._pages.easel.timeline.all()[-1].text
+    assert "asked for by me: wrong data set" == running.coordinator._pages.page_state.timeline.all()[-1].text
 
 
 async def test_who_may_not_ask_changes_nothing(run_coordinator: Any) -> None:

@@ -166,7 +166,7 @@ def test_agreement_is_counted_since_the_start() -> None:
     built = healthy(2, 5)
     for rank in range(2):
         built.add(done(rank, 5, {"gradients": rank}), 5)
-    history = built.window(0).classes["gradients"]
+    history = built.window(0).tensors.classes["gradients"]
     assert (0, True, 4, 5, 5, 1) == (
         history.first_step,
         history.is_equal_at_first,
@@ -182,8 +182,8 @@ def test_only_those_that_read_a_class_are_compared_and_it_takes_two() -> None:
     for rank, roots in enumerate([{"gradients": 4}, {}, {"gradients": 4, "buffers": 1}]):
         built.add(done(rank, 1, roots), 1)
     window = built.window(0)
-    assert 2 == window.classes["gradients"].num_equal
-    assert "buffers" not in window.classes
+    assert 2 == window.tensors.classes["gradients"].num_equal
+    assert "buffers" not in window.tensors.classes
     assert {4: (0, 2)} == window.step(1).roots["gradients"]  # type: ignore[union-attr]
 
 
@@ -193,10 +193,10 @@ def test_agreement_waits_for_the_missing_and_difference_does_not() -> None:
     built.add(done(1, 1), 1)
     view = built.window(0).steps[-1]
     assert ((2,), 2) == (view.missing, view.num_reported)
-    assert 1 == built.window(0).classes["gradients"].num_equal
+    assert 1 == built.window(0).tensors.classes["gradients"].num_equal
     built.add(done(0, 2, {"gradients": 1}), 2)
     built.add(done(1, 2, {"gradients": 2}), 2)
-    assert 2 == built.window(0).classes["gradients"].first_unequal_step
+    assert 2 == built.window(0).tensors.classes["gradients"].first_unequal_step
 
 
 def test_a_rank_that_exited_is_not_missing_and_one_that_joins_late_owes_no_past() -> None:
@@ -217,7 +217,7 @@ def test_deaths_are_told_in_the_coordinators_time_whatever_the_hosts_clocks_say(
     assembly.add(msgspec.structs.replace(seen(0, 3, told), at_ns=70 * second), 100 * second)
     for rank, at_s, received_s in ((0, 72, 102), (1, 101, 103), (2, 500, 104)):
         assembly.add(msgspec.structs.replace(exited(rank, 3, number=9), at_ns=at_s * second), received_s * second)
-    exits = [(end.rank, end.at_ns // second) for end in assembly.window(105 * second).exits]
+    exits = [(end.rank, end.at_ns // second) for end in assembly.window(105 * second).processes.exits]
     assert [(1, 101), (0, 102), (2, 104)] == exits, (
         "rank 0's clock is known to be behind; nothing is heard before it was"
     )
@@ -231,10 +231,13 @@ def test_who_said_that_it_is_about_to_end_is_known_until_it_begins_again() -> No
         said = msgspec.structs.replace(seen(0, 3, Halting(state=state)), at_ns=at_s * second)
         assembly.add(said, 30 * second)
     window = assembly.window(40 * second)
-    assert ({0: 20 * second}, {0: 22 * second}) == (window.signalled, window.failing)
+    assert ({0: 20 * second}, {0: 22 * second}) == (window.processes.signalled, window.processes.failing)
     again = attached(0, 0)
     assembly.add(msgspec.structs.replace(again, body=msgspec.structs.replace(again.body, pid=77)), 50 * second)
-    assert ({}, {}) == (assembly.window(60 * second).signalled, assembly.window(60 * second).failing)
+    assert ({}, {}) == (
+        assembly.window(60 * second).processes.signalled,
+        assembly.window(60 * second).processes.failing,
+    )
 
 
 def test_own_history_is_kept_or_broken_by_each_rank() -> None:
@@ -253,7 +256,7 @@ def test_a_rank_that_begins_again_takes_the_future_back() -> None:
         built.add(attached(rank, 2, pid=9000 + rank, step=4), 10)
     window = built.window(0)
     assert [0, 1, 2, 3] == [view.step for view in window.steps]
-    assert () == window.exits
+    assert () == window.processes.exits
 
 
 def test_evidence_is_found_again_by_its_key() -> None:
@@ -264,17 +267,17 @@ def test_evidence_is_found_again_by_its_key() -> None:
     built.add(seen(1, 0, origin), 0)
     built.mark_unavailable(("gradients", 0, 0))
     window = built.window(0)
-    assert ({("gradients", 0, 1): table}, {(1, 0): origin}) == (window.tables, window.origins)
-    assert {("gradients", 0, 0)} == window.unavailable
+    assert ({("gradients", 0, 1): table}, {(1, 0): origin}) == (window.tensors.tables, window.tensors.origins)
+    assert {("gradients", 0, 0)} == window.tensors.unavailable
 
 
 def test_equal_censuses_are_one_object() -> None:
     built = Assembly()
     for rank in range(3):
         built.add(census(rank, 0, 2), 0)
-        assert rank not in built.window(0).census
+        assert rank not in built.window(0).models.census
         built.add(census(rank, 1, 2), 0)
-    joined = built.window(0).census
+    joined = built.window(0).models.census
     assert 1 == len({id(one) for one in joined.values()})
     assert (4, [1, 0], 1) == (len(joined[0].entries), joined[0].backward_order, joined[0].parts)
 
@@ -283,9 +286,9 @@ def test_memory_is_bounded_in_steps_and_the_histories_still_count_all() -> None:
     built = healthy(2, 3000)
     window = built.window(0)
     assert (assembly.MAX_STEPS, 2999) == (len(window.steps), window.steps[-1].step)
-    assert 3000 == window.classes["gradients"].num_equal
+    assert 3000 == window.tensors.classes["gradients"].num_equal
     built.add(done(0, 5, {"gradients": 1}), 0)
-    assert 3000 == built.window(0).classes["gradients"].num_equal, "a forgotten step stays forgotten"
+    assert 3000 == built.window(0).tensors.classes["gradients"].num_equal, "a forgotten step stays forgotten"
 
 
 def test_memory_is_bounded_for_a_rank_that_never_stops_saying_nonsense() -> None:
@@ -299,7 +302,7 @@ def test_memory_is_bounded_for_a_rank_that_never_stops_saying_nonsense() -> None
     for number in range(assembly.MAX_TABLES + 5):
         built.add(seen(0, number, Table(tensor_class="g", root=1, names=[], fingerprints=[], norms=[])), 0)
     window = built.window(0)
-    assert (assembly.MAX_TABLES, 5) == (len(window.tables), len(window.unavailable))
+    assert (assembly.MAX_TABLES, 5) == (len(window.tensors.tables), len(window.tensors.unavailable))
 
 
 def test_16_000_ranks_cost_a_few_microseconds_each_and_finished_steps_nothing() -> None:
@@ -403,16 +406,16 @@ def test_a_census_that_changes_says_what_did() -> None:
         built.add(census(rank), 0)
         built.add(census(rank), 0)
         built.add(retyped(rank, 5), 0)
-    changes = built.window(0).census_changes
+    changes = built.window(0).models.changes
     assert [
         ("a.weight", "dtype", "float32", "bfloat16"),
         ("b.weight", "requires_grad", "True", "False"),
         ("c.weight", "new", "", "float32"),
     ] == [(one.name, one.what, one.before, one.after) for one in changes if one.rank == 1]
     built.add(census(0), 6)
-    assert changes == built.window(0).census_changes, "a sidecar that connects anew tells what was before as well"
+    assert changes == built.window(0).models.changes, "a sidecar that connects anew tells what was before as well"
     built.add(msgspec.structs.replace(census(0), step=6), 6)
-    assert ("c.weight", "gone") in [(one.name, one.what) for one in built.window(0).census_changes]
+    assert ("c.weight", "gone") in [(one.name, one.what) for one in built.window(0).models.changes]
     assert all(one.step in {0, 5} for one in changes)
 
 
@@ -447,7 +450,7 @@ def test_a_rank_that_begins_again_takes_its_words_back() -> None:
     built.add(attached(0, 1, pid=9, step=4), 0)
     built.add(retyped(0, 4), 0)
     window = built.window(0)
-    assert ([0, 1, 2, 3], (), ()) == ([entry.step for entry in window.series], window.notes, window.census_changes)
+    assert ([0, 1, 2, 3], (), ()) == ([entry.step for entry in window.series], window.notes, window.models.changes)
 
 
 @pytest.mark.slow

@@ -141,7 +141,7 @@ def test_the_assembly_shows_what_parted_and_forgets_it_with_the_process() -> Non
         attach(rank, 100 + rank)
         body = Traffic(base_ns=0, steps=[], blocks=[CallBlock("0", 0, rank)])
         assembly.add(Observation(rank=rank, step=5, at_ns=0, body=body), 5)
-    (parted,) = assembly.window(6).parted
+    (parted,) = assembly.window(6).calls.parted
     assert {0: (0,), 1: (1,)} == parted.digests
     attach(1, 222)
-    assert () == assembly.window(7).parted
+    assert () == assembly.window(7).calls.parted

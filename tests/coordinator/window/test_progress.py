@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from holter.coordinator.urgency import is_sound
+from holter.coordinator.intake import is_sound
 from holter.coordinator.window.progress import ProgressBook
 from holter.records import Body, Exam, Link, Observation, Overdue, Phase, ProcessState
 

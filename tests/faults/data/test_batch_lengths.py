@@ -6,8 +6,9 @@ import pytest
 
 from holter.diagnosis import top_cause
 from holter.faults.data.batch_lengths import BatchLengths
-from holter.faults.window import Note, Spread, StepNumbers, StepView, Window
+from holter.faults.window import Note, Spread, StepNumbers, StepView
 from holter.records import Census, Component, Feed, Finding, TensorEntry
+from made_up import made_window
 
 
 def note(rank: int, num_batches: int, step: int = 0, **fields: Any) -> Note:
@@ -39,7 +40,7 @@ def judge(
         entries=list(entries or [TensorEntry("fc.weight", (8, 16), "float32", True, False, 0, num_replicas > 0)]),
     )
     spread = Spread(micro, micro, micro, 0, 1, ranks)
-    window = Window(
+    window = made_window(
         now_ns=0,
         world_size=ranks,
         attached=frozenset(range(ranks)),

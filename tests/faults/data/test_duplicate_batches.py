@@ -6,8 +6,9 @@ import pytest
 
 from holter.diagnosis import top_cause
 from holter.faults.data.duplicate_batches import DuplicateBatches
-from holter.faults.window import Note, StepView, Window
+from holter.faults.window import Note, StepView
 from holter.records import Census, Component, Feed, Finding, TensorEntry
+from made_up import made_window
 
 Batches = dict[int, tuple[int, ...]]
 
@@ -30,7 +31,7 @@ def judge(
     batches: Sequence[Batches], *, ranks: int = 2, num_replicas: int | None = None, notes: tuple[Note, ...] = ()
 ) -> list[Finding]:
     one = census(ranks if num_replicas is None else num_replicas)
-    window = Window(
+    window = made_window(
         now_ns=0,
         world_size=ranks,
         attached=frozenset(range(ranks)),

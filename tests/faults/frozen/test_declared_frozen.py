@@ -3,8 +3,9 @@
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import DeclaredFrozen, Window
+from holter.faults import DeclaredFrozen
 from holter.records import Census, Finding, TensorEntry
+from made_up import made_window
 
 
 def judge(*patterns: str, is_frozen: bool = False, is_held: bool = True) -> list[Finding]:
@@ -23,7 +24,7 @@ def judge(*patterns: str, is_frozen: bool = False, is_held: bool = True) -> list
         parts=1,
         entries=entries,
     )
-    return list(DeclaredFrozen().judge(Window(0, 2, frozenset({0, 1}), census={0: census, 1: census})))
+    return list(DeclaredFrozen().judge(made_window(0, 2, frozenset({0, 1}), census={0: census, 1: census})))
 
 
 @pytest.mark.parametrize("pattern", ["encoder", "encoder.*", "enc*.weight", "encoder.0.weight"])

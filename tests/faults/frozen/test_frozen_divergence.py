@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import ClassHistory, FrozenDivergence, StepView, TableKey, Window
+from holter.faults import ClassHistory, FrozenDivergence, StepView, TableKey
 from holter.records import Census, Component, Finding, Mark, Table, TableRequest, TensorEntry
+from made_up import made_window
 
 NAMES = ["encoder.first.weight", "encoder.first.bias", "encoder.second.weight"]
 TWO = {11: (0,), 22: (1,)}
@@ -63,7 +64,7 @@ def judge(
     told: tuple[Census, ...] = (census(), census()),
     step: int = 4,
 ) -> list[Finding]:
-    window = Window(
+    window = made_window(
         10**12,
         2,
         frozenset({0, 1}),
@@ -150,10 +151,10 @@ def test_shards_raise_nothing() -> None:
 
 
 def test_components_of_zeros_or_nan_on_every_rank() -> None:
-    window = Window(0, 2, frozenset({0, 1}))
+    window = made_window(0, 2, frozenset({0, 1}))
     for marks in (Mark.ZERO | Mark.CONSTANT, Mark.NONFINITE):
         told = census(marks=marks)
-        (finding,) = FrozenDivergence().judge(Window(0, 2, frozenset({0, 1}), census={0: told, 1: told}))
+        (finding,) = FrozenDivergence().judge(made_window(0, 2, frozenset({0, 1}), census={0: told, 1: told}))
         assert (finding.ranks, finding.tensors) == ((0, 1), tuple(NAMES))
         assert rank_causes(finding)[0].cause == "frozen_component_uninitialised"
     assert list(FrozenDivergence().judge(window)) == []
@@ -166,7 +167,7 @@ def test_one_frozen_matrix_of_zeros_beside_others_is_meant_so() -> None:
         for entry in told.entries
     ]
     told = msgspec.structs.replace(told, entries=entries)
-    assert list(FrozenDivergence().judge(Window(0, 2, frozenset({0, 1}), census={0: told, 1: told}))) == []
+    assert list(FrozenDivergence().judge(made_window(0, 2, frozenset({0, 1}), census={0: told, 1: told}))) == []
 
 
 def test_a_frozen_component_in_another_dtype_on_one_rank_is_told_by_its_dtype() -> None:

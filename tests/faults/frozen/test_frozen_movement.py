@@ -1,9 +1,10 @@
 """Fires on frozen tensors that an optimizer moves, or that change once; quiet on averages and copies."""
 
 from holter.diagnosis import rank_causes
-from holter.faults import FrozenMovement, Window
+from holter.faults import FrozenMovement
 from holter.faults.window import Note
 from holter.records import Census, Finding, Named, TensorEntry, Vitals
+from made_up import made_window
 
 NONE = Named()
 BASE = Named(1, ["base.weight"])
@@ -32,7 +33,9 @@ def judge(*said: tuple[int, Vitals], optimizer: int = 0) -> list[Finding]:
         entries=[TensorEntry("base.weight", (4, 4), "float32", False, False, optimizer)],
     )
     notes = tuple(Note(step // 8 % 2, step, 0, body) for step, body in said)
-    return list(FrozenMovement().judge(Window(0, 2, frozenset({0, 1}), census={0: census, 1: census}, notes=notes)))
+    return list(
+        FrozenMovement().judge(made_window(0, 2, frozenset({0, 1}), census={0: census, 1: census}, notes=notes))
+    )
 
 
 def test_a_decay_that_an_optimizer_applies_to_what_is_frozen() -> None:

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import CollectiveMismatch, RankExit, StepView, Window
+from holter.faults import CollectiveMismatch, RankExit, StepView
 from holter.faults.shared.collectives import evidence, last_calls
-from holter.faults.window import Arrival, ClassHistory, Delay, Examined, Pace, PartedBlock, StepArrivals
+from holter.faults.window import Arrival, CallCounts, ClassHistory, Delay, Examined, PartedBlock, StepArrivals
 from holter.flight import BLOCK_CALLS, analyse
 from holter.records import Call, Exam, ExamRequest, Exited, Finding, Flight, Group, Overdue, Phase
+from made_up import made_window
 
 SECOND = 1_000_000_000
 NOW = 1_000 * SECOND
@@ -67,7 +68,7 @@ def late(step: int = 20) -> Delay:
 def judge(exams: Mapping[int, Examined | tuple[Examined, ...]], now_ns: int = NOW, **fields: Any) -> list[Finding]:
     known = {rank: seen if isinstance(seen, tuple) else (seen,) for rank, seen in exams.items()}
     ranks = fields.pop("ranks", max([*known, 1]) + 1)
-    window = Window(now_ns=now_ns, world_size=ranks, attached=frozenset(range(ranks)), exams=known, **fields)
+    window = made_window(now_ns=now_ns, world_size=ranks, attached=frozenset(range(ranks)), exams=known, **fields)
     return list(CollectiveMismatch().judge(window))
 
 
@@ -303,10 +304,11 @@ def test_two_calls_that_are_merely_swapped_are_an_order_mismatch_and_a_call_left
     assert second.confidence < 0.6
 
 
-def counted(num_steps: int, left_out: int) -> tuple[Pace, ...]:
+def counted(num_steps: int, left_out: int) -> tuple[CallCounts, ...]:
     """One call a step; rank 1 leaves one out."""
     return tuple(
-        Pace(step, {step: (0, 1)} if step < left_out else {step: (0,), step - 1: (1,)}) for step in range(num_steps)
+        CallCounts(step, {step: (0, 1)} if step < left_out else {step: (0,), step - 1: (1,)})
+        for step in range(num_steps)
     )
 
 
@@ -314,12 +316,12 @@ def test_a_lone_call_left_out_long_ago_is_found_when_the_programs_end() -> None:
     alike = [call(n) for n in range(50)]
     programs = {0: [*alike, call(50, is_retired=False)], 1: [*alike, call(50, "barrier", is_retired=False)]}
     delays = {0: late(50), 1: late(50)}
-    (finding,) = judge(flown(programs), delays=delays, paces={"0": counted(50, left_out=25)})
+    (finding,) = judge(flown(programs), delays=delays, counts={"0": counted(50, left_out=25)})
     assert ("rank_missing_from_collective", (1,), 25) == (cause(finding), finding.ranks, finding.first_step)
     assert "Rank 1 left out one call of group default_pg in step 25" in finding.summary
     assert "all_reduce" == finding.collective.operation
     # The same end, with as many calls up to there: it went another way only now.
-    (finding,) = judge(flown(programs), delays=delays, paces={"0": counted(50, left_out=99)})
+    (finding,) = judge(flown(programs), delays=delays, counts={"0": counted(50, left_out=99)})
     assert "collective_order_mismatch" == cause(finding)
 
 
@@ -328,8 +330,8 @@ def test_a_round_left_out_long_ago_is_the_same_fault_when_the_programs_end() -> 
     programs = {0: [*alike, call(600, is_retired=False)], 1: [*alike, call(600, "barrier", is_retired=False)]}
     told = rounds(38, left_out=25)
     # A rank that was held meanwhile.
-    told = (*told, Pace(38, {577: (0,), 570: (1,)}), Pace(39, {600: (0,), 585: (1,)}))
-    (finding,) = judge(flown(programs), delays={0: late(40), 1: late(40)}, paces={"0": told})
+    told = (*told, CallCounts(38, {577: (0,), 570: (1,)}), CallCounts(39, {600: (0,), 585: (1,)}))
+    (finding,) = judge(flown(programs), delays={0: late(40), 1: late(40)}, counts={"0": told})
     assert ("rank_missing_from_collective", (1,), 25) == (cause(finding), finding.ranks, finding.first_step)
 
 
@@ -339,10 +341,10 @@ def parted_at(step: int) -> dict[str, Any]:
     return {"steps": (view,), "classes": {"gradients": ClassHistory(0, True, step - 1, step, step, 1)}}
 
 
-def rounds(num_steps: int, left_out: int, per_step: int = 15) -> tuple[Pace, ...]:
+def rounds(num_steps: int, left_out: int, per_step: int = 15) -> tuple[CallCounts, ...]:
     """So many calls a step; rank 1 leaves a whole step's out, and tells nothing of that step."""
     return tuple(
-        Pace(
+        CallCounts(
             step,
             {per_step * (step + 1): (0, 1)}
             if step < left_out
@@ -354,12 +356,12 @@ def rounds(num_steps: int, left_out: int, per_step: int = 15) -> tuple[Pace, ...
 
 def test_a_whole_round_left_out_is_found_by_its_count_where_replicas_part_with_it() -> None:
     told, parted = {"0": rounds(28, left_out=25)}, parted_at(25)
-    (question,) = judge({}, paces=told, **parted)
+    (question,) = judge({}, counts=told, **parted)
     assert (ExamRequest(NOW, "quick", (0, 1)),) == question.needs
     exams = flown(
         {0: [call(n, size=n % 15 + 1) for n in range(300, 405)], 1: [call(n, size=n % 15 + 1) for n in range(300, 390)]}
     )
-    (finding,) = judge(exams, paces=told, **parted)
+    (finding,) = judge(exams, counts=told, **parted)
     top = rank_causes(finding)[0]
     assert ("rank_missing_from_collective", (1,), 25) == (top.cause, top.ranks, finding.first_step)
     assert top.confidence > 0.9
@@ -380,18 +382,18 @@ def test_a_whole_round_left_out_is_found_by_its_count_where_replicas_part_with_i
         # All called as many.
         (rounds(40, left_out=99), parted_at(25)),
         # Nobody left anything out: rank 0 called twice as many in one step.
-        (tuple(Pace(n, {n: (0, 1)} if n < 25 else {n + 1: (0,), n: (1,)}) for n in range(40)), parted_at(25)),
+        (tuple(CallCounts(n, {n: (0, 1)} if n < 25 else {n + 1: (0,), n: (1,)}) for n in range(40)), parted_at(25)),
     ],
 )
-def test_counts_that_prove_nothing_left_out_say_nothing(told: tuple[Pace, ...], parted: dict[str, Any]) -> None:
-    assert [] == judge({}, paces={"0": told}, **parted)
+def test_counts_that_prove_nothing_left_out_say_nothing(told: tuple[CallCounts, ...], parted: dict[str, Any]) -> None:
+    assert [] == judge({}, counts={"0": told}, **parted)
 
 
 def test_the_step_of_a_call_that_has_passed_is_told_by_the_counts() -> None:
     usual = steps(90)
     odd = [call(c.sequence, "all_reduce", 100, "int32") if c.sequence == 31 else c for c in usual]
-    told = tuple(Pace(step, {3 * step + 2: (0, 1, 2)}) for step in range(25))
-    (finding,) = judge(flown({0: usual, 1: odd, 2: usual}), paces={"0": told})
+    told = tuple(CallCounts(step, {3 * step + 2: (0, 1, 2)}) for step in range(25))
+    (finding,) = judge(flown({0: usual, 1: odd, 2: usual}), counts={"0": told})
     assert 10 == finding.first_step
 
 

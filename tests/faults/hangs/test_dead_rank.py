@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import DeadRank, RankExit, Window
+from holter.faults import DeadRank, RankExit
 from holter.faults.window import Examined, StepView
 from holter.records import Call, Exam, Exited, Farewell, Finding, Flight, Frame, Group, Phase, ThreadStack
+from made_up import made_window
 
 SECOND = 1_000_000_000
 LOST = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:5120"
@@ -47,7 +48,7 @@ INTERRUPT = Farewell(kind="interrupt", text="KeyboardInterrupt", where="")
 
 def judge(*exits: RankExit, now_s: float = 100.0, ranks: int = 2, **fields: Any) -> list[Finding]:
     in_time = tuple(sorted(exits, key=lambda end: end.at_ns))
-    window = Window(
+    window = made_window(
         now_ns=int(now_s * SECOND), world_size=ranks, attached=frozenset(range(ranks)), exits=in_time, **fields
     )
     return list(DeadRank().judge(window))
@@ -265,7 +266,7 @@ STATISTICS = {"step": 21.0, "loss": 0.5, "gradient_norm": float("inf")}
 
 def with_exams(*exams: Exam) -> list[Finding]:
     seen = tuple(Examined(21, 10 * SECOND, exam, 10 * SECOND) for exam in exams)
-    window = Window(
+    window = made_window(
         now_ns=100 * SECOND,
         world_size=2,
         attached=frozenset({0, 1}),

@@ -1,8 +1,9 @@
 """Fires when the optimizer's parameters are strangers or all frozen; quiet on latents, references, adapters and copies by design."""
 
 from holter.diagnosis import top_cause
-from holter.faults import OptimizerIdentity, StepView, Window
+from holter.faults import OptimizerIdentity, StepView
 from holter.records import Census, Component, Finding, TensorEntry
+from made_up import made_window
 
 
 def entry(name: str, *, held: int = -1, grad: bool = True, component: int = 0) -> TensorEntry:
@@ -34,7 +35,7 @@ def census(
 
 def judge(*of_ranks: Census, steps: int = 3) -> list[Finding]:
     views = tuple(StepView(step, 0, len(of_ranks), ()) for step in range(steps))
-    window = Window(
+    window = made_window(
         now_ns=0,
         world_size=len(of_ranks),
         attached=frozenset(range(len(of_ranks))),

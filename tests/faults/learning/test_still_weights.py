@@ -5,9 +5,10 @@ import math
 import pytest
 
 from holter.diagnosis import top_cause
-from holter.faults import StillWeights, Window
+from holter.faults import StillWeights
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Census, Finding, ModuleVitals, Named, TensorEntry, Vitals
+from made_up import made_window
 
 
 def module(name: str, changed: float, *, dtype: str = "bfloat16", numel: int = 4096, rate: float = 1e-5, ratio: float = 1e-5, zeros: float = 0.0) -> ModuleVitals:  # fmt: skip
@@ -46,7 +47,7 @@ def judge(*said: Vitals, known: Census | None = None, peak: float = 1e-5, only: 
         notes += [Note(1 - only, step, 0, vitals(module("fc", 1.0))) for step in range(len(said))]
     known = known or census()
     rate = StepNumbers(0, 0, {"learning_rate": Spread(peak, peak, peak, 0, 1, 2)})
-    window = Window(
+    window = made_window(
         now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=tuple(notes), census={0: known, 1: known}, series=(rate,)
     )  # fmt: skip
     return list(StillWeights().judge(window))

@@ -1,9 +1,10 @@
 """Fires on left-over gradients that add up; quiet on the resting half of a pair of optimizers."""
 
 from holter.diagnosis import top_cause
-from holter.faults import UnclearedGradients, Window
+from holter.faults import UnclearedGradients
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Census, Finding, Vitals
+from made_up import made_window
 
 
 def judge(*growths: float, num_optimizers: int = 1, first: int = 1, interval: int = 1) -> list[Finding]:
@@ -16,7 +17,7 @@ def judge(*growths: float, num_optimizers: int = 1, first: int = 1, interval: in
         model=0, wrapper="", is_replicated=True, optimizers=["SGD"] * num_optimizers, backward_order=[], part=0, parts=1, entries=[]
     )  # fmt: skip
     norms = tuple(StepNumbers(s, 0, {"gradient_norm": Spread(s + 1.0, s, s, 0, 0, 2)}) for s in range(len(growths)))
-    window = Window(
+    window = made_window(
         now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=notes, census={0: census, 1: census}, series=norms
     )
     return list(UnclearedGradients().judge(window))

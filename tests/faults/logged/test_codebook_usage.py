@@ -6,8 +6,9 @@ import pytest
 
 from holter.diagnosis import rank_causes
 from holter.faults.logged.codebook_usage import CodebookUsage
-from holter.faults.window import Spread, StepNumbers, Window
+from holter.faults.window import Spread, StepNumbers
 from holter.records import Census, Component, Finding, TensorEntry
+from made_up import made_window
 
 BOOK = TensorEntry("quantizer.codebook.weight", (512, 16), "float32", True, False, 0, module_class="Embedding")
 PROJECTION = TensorEntry("vq.project_in.weight", (64, 16), "float32", True, False, 0, module_class="Linear")
@@ -30,7 +31,7 @@ def judge(names: dict[str, Callable[[int], float]], *entries: TensorEntry, logs:
         StepNumbers(step, 0, {name: Spread(make(step), 0, 0, 0, 0, 1) for name, make in names.items()})
         for step in range(logs)
     )
-    window = Window(
+    window = made_window(
         now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, census=dict.fromkeys((0, 1), census)
     )
     return list(CodebookUsage().judge(window))

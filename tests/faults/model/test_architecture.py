@@ -4,8 +4,8 @@ import pytest
 
 from holter.diagnosis import top_cause
 from holter.faults.model.architecture import Architecture
-from holter.faults.window import Window
 from holter.records import Census, Component, Finding, TensorEntry
+from made_up import made_window
 
 
 def tensor(
@@ -28,7 +28,7 @@ def judge(*entries: TensorEntry, is_trained: bool = True) -> list[Finding]:
         parts=1,
         entries=list(entries),
     )
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), census=dict.fromkeys((0, 1), census))
+    window = made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), census=dict.fromkeys((0, 1), census))
     return list(Architecture().judge(window))
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from holter.diagnosis import rank_causes
 from holter.faults.model.initialisation import Initialisation
-from holter.faults.window import Note, Window
+from holter.faults.window import Note
 from holter.records import Census, Component, Finding, Mark, Named, TensorEntry, Vitals
+from made_up import made_window
 
 
 def tensor(name: str, *shape: int, marks: int = 0, module_class: str = "Linear", **fields: Any) -> TensorEntry:
@@ -31,7 +32,7 @@ def census(*entries: TensorEntry) -> Census:
 
 def judge(*entries: TensorEntry, other: Census | None = None, vitals: Vitals | None = None) -> list[Finding]:
     known = census(*entries)
-    window = Window(
+    window = made_window(
         now_ns=0,
         world_size=2,
         attached=frozenset({0, 1}),

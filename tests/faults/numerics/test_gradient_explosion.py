@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from holter.faults import GradientExplosion, Window
+from holter.faults import GradientExplosion
 from holter.faults.window import CensusChange, Note, Spread, StepNumbers
 from holter.records import Finding, ModuleVitals, Vitals
+from made_up import made_window
 
 
 def dice(seed: int) -> random.Random:
@@ -34,8 +35,8 @@ def judge(
         StepNumbers(i, i, {"gradient_norm": spread(a), "loss": spread(b), "micro_steps": spread(c)})
         for i, (a, b, c) in enumerate(zip(norms, losses, counts, strict=True))
     )
-    window = Window(
-        now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, census_changes=changes, notes=notes
+    window = made_window(
+        now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, changes=changes, notes=notes
     )
     return list(GradientExplosion().judge(window))
 

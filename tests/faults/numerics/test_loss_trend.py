@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from holter.faults import LossTrend, Window
+from holter.faults import LossTrend
 from holter.faults.window import CensusChange, Spread, StepNumbers
 from holter.records import Finding
+from made_up import made_window
 
 
 def dice(seed: int) -> random.Random:
@@ -17,7 +18,7 @@ def dice(seed: int) -> random.Random:
 
 def judge(losses: Sequence[float], changes: tuple[CensusChange, ...] = ()) -> list[Finding]:
     series = tuple(StepNumbers(i, i, {"loss": Spread(v, v, v, 0, 1, 2)}) for i, v in enumerate(losses))
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, census_changes=changes)
+    window = made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, changes=changes)
     return list(LossTrend().judge(window))
 
 

@@ -3,8 +3,9 @@
 import msgspec
 import pytest
 
-from holter.faults import NonfiniteValues, StepView, Window
+from holter.faults import NonfiniteValues, StepView
 from holter.records import Finding, Nonfinite, Origin, Where
+from made_up import made_window
 
 SECOND = 1_000_000_000
 
@@ -24,7 +25,7 @@ def view(step: int, *entries: tuple[int, Nonfinite], missing: tuple[int, ...] = 
 def judge(
     *views: StepView, now_s: float = 30.1, origins: dict[tuple[int, int], Origin] | None = None, ranks: int = 2
 ) -> list[Finding]:
-    window = Window(
+    window = made_window(
         now_ns=int(now_s * SECOND),
         world_size=ranks,
         attached=frozenset(range(ranks)),

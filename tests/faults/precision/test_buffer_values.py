@@ -3,9 +3,10 @@
 import pytest
 
 from holter.diagnosis import top_cause
-from holter.faults import BufferValues, Window
+from holter.faults import BufferValues
 from holter.faults.precision.buffer_values import num_told_apart
 from holter.records import Census, Finding, Mark, TensorEntry
+from made_up import made_window
 
 
 def buffer(name: str, dtype: str = "bfloat16", *, shape: tuple[int, ...] = (16,), kind: str = "Attention", persistent: bool = False, marks: int = 0, pattern: str = "", distinct: int = -1) -> TensorEntry:  # fmt: skip
@@ -21,7 +22,7 @@ def judge(*of_ranks: list[TensorEntry], world_size: int = 2) -> list[Finding]:
         rank: Census(model=0, wrapper="", is_replicated=True, optimizers=[], backward_order=[], part=0, parts=1, entries=entries)
         for rank, entries in enumerate(lists)
     }  # fmt: skip
-    window = Window(now_ns=0, world_size=world_size, attached=frozenset(census), census=census)
+    window = made_window(now_ns=0, world_size=world_size, attached=frozenset(census), census=census)
     return list(BufferValues().judge(window))
 
 
@@ -99,5 +100,5 @@ def test_a_table_that_one_rank_lost_is_for_the_comparison_of_ranks() -> None:
 
 def test_it_waits_for_every_rank() -> None:
     census = Census(model=0, wrapper="", is_replicated=True, optimizers=[], backward_order=[], part=0, parts=1, entries=[buffer("inv_freq")])  # fmt: skip
-    late = Window(now_ns=0, world_size=2, attached=frozenset({0}), census={0: census})
+    late = made_window(now_ns=0, world_size=2, attached=frozenset({0}), census={0: census})
     assert list(BufferValues().judge(late)) == []

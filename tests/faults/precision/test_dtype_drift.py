@@ -1,9 +1,10 @@
 """Fires on a dtype that changes in mid-run; quiet on set-up and on other changes of the census."""
 
 from holter.diagnosis import top_cause
-from holter.faults import DtypeDrift, Window
+from holter.faults import DtypeDrift
 from holter.faults.window import CensusChange
 from holter.records import Finding
+from made_up import made_window
 
 
 def change(rank: int, step: int, name: str = "fc.weight", *, what: str = "dtype") -> CensusChange:
@@ -11,7 +12,7 @@ def change(rank: int, step: int, name: str = "fc.weight", *, what: str = "dtype"
 
 
 def judge(*changes: CensusChange) -> list[Finding]:
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), census_changes=changes)
+    window = made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), changes=changes)
     return list(DtypeDrift().judge(window))
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 
 from holter.diagnosis import rank_causes
-from holter.faults import BufferDivergence, ClassHistory, StepView, TableKey, Window
+from holter.faults import BufferDivergence, ClassHistory, StepView, TableKey
 from holter.records import Census, Finding, Table, TableRequest, TensorEntry
+from made_up import made_window
 
 NAMES = ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
 TWO = {11: (0,), 22: (1,)}
@@ -34,7 +35,7 @@ def judge(
 ) -> list[Finding]:
     views = (StepView(1, 0, 2, (), roots={"buffers": TWO}), StepView(8, 0, 2, (), roots={"buffers": later}))
     told = {0: census, 1: census} if census else {}
-    window = Window(
+    window = made_window(
         10**12,
         2,
         frozenset({0, 1}),

@@ -8,9 +8,10 @@ import msgspec
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import ClassHistory, ReplicaDivergence, StepView, TableKey, Window
-from holter.faults.window import Pace
+from holter.faults import ClassHistory, ReplicaDivergence, StepView, TableKey
+from holter.faults.window import CallCounts
 from holter.records import Census, Component, Finding, Mark, Table, TableRequest, TensorEntry
+from made_up import made_window
 
 SECOND = 1_000_000_000
 NAMES = ["a.weight", "a.bias", "b.weight", "b.bias"]
@@ -72,9 +73,9 @@ def judge(
     ranks: int = 2,
     now_s: float = 1000,
     census: dict[int, Census] | None = None,
-    paces: tuple[Pace, ...] = (),
+    counts: tuple[CallCounts, ...] = (),
 ) -> list[Finding]:
-    window = Window(
+    window = made_window(
         now_ns=int(now_s * SECOND),
         world_size=ranks,
         attached=frozenset(range(ranks)),
@@ -83,7 +84,7 @@ def judge(
         tables=tables or {},
         unavailable=unavailable,
         census=census or {},
-        paces={"0": paces} if paces else {},
+        counts={"0": counts} if counts else {},
     )
     return list(ReplicaDivergence().judge(window))
 
@@ -269,14 +270,14 @@ def test_gradients_that_differ_in_all_tensors_from_the_first_step() -> None:
     assert finding.ranks == (0, 1)
 
 
-def counted(last: int, left_out: int = 99) -> tuple[Pace, ...]:
+def counted(last: int, left_out: int = 99) -> tuple[CallCounts, ...]:
     """Two calls a step, up to a step; rank 1 leaves those of one step out."""
-    alike = tuple(Pace(step, {2 * step: (0, 1)}) for step in range(20, min(left_out, last + 1)))
-    return alike + tuple(Pace(step, {2 * step: (0,), 2 * step - 2: (1,)}) for step in range(left_out, last + 1))
+    alike = tuple(CallCounts(step, {2 * step: (0, 1)}) for step in range(20, min(left_out, last + 1)))
+    return alike + tuple(CallCounts(step, {2 * step: (0,), 2 * step - 2: (1,)}) for step in range(left_out, last + 1))
 
 
 @pytest.mark.parametrize(
-    ("paces", "spoken_s"),
+    ("counts", "spoken_s"),
     [
         ((), 30.0),
         # What was called in the steps after it is still to be told, or never is.
@@ -286,9 +287,11 @@ def counted(last: int, left_out: int = 99) -> tuple[Pace, ...]:
         (counted(32, left_out=30), 36.0),
     ],
 )
-def test_gradients_that_part_suddenly_wait_for_the_counts_of_calls(paces: tuple[Pace, ...], spoken_s: float) -> None:
+def test_gradients_that_part_suddenly_wait_for_the_counts_of_calls(
+    counts: tuple[CallCounts, ...], spoken_s: float
+) -> None:
     given = tables("gradients", 30, table("gradients", 11, {}), table("gradients", 22, dict.fromkeys(NAMES, 8)))
-    more = {"classes": {"gradients": parted(30)}, "paces": paces}
+    more = {"classes": {"gradients": parted(30)}, "counts": counts}
     (asking,) = judge(view(30, {"gradients": TWO}), now_s=30.0, **more)
     assert asking.needs, "tables are asked for at once: ranks forget them"
     found = {

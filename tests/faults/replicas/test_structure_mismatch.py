@@ -4,9 +4,10 @@ import msgspec
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import StepView, StructureMismatch, Window
+from holter.faults import StepView, StructureMismatch
 from holter.faults.window import CensusChange
 from holter.records import Census, Component, Finding, TensorEntry
+from made_up import made_window
 
 SECOND = 10**9
 
@@ -38,14 +39,14 @@ def judge(
     told_at: tuple[int, ...] = (),
 ) -> list[Finding]:
     views = tuple(StepView(step, 0, len(told), ()) for step in range(steps))
-    window = Window(
+    window = made_window(
         int(now_s * SECOND),
         len(told),
         frozenset(range(len(told))),
         steps=views,
         census=dict(enumerate(told)),
         census_steps=dict(enumerate(told_at)),
-        census_changes=changes,
+        changes=changes,
     )
     return list(StructureMismatch().judge(window))
 
@@ -96,7 +97,7 @@ def test_equal_models_and_what_is_odd_about_values_raise_nothing() -> None:
 
 def test_a_rank_that_has_not_told_yet_is_waited_for() -> None:
     views = (StepView(5, 0, 2, ()),)
-    window = Window(SECOND, 2, frozenset({0, 1}), steps=views, census={0: census(A)})
+    window = made_window(SECOND, 2, frozenset({0, 1}), steps=views, census={0: census(A)})
     assert list(StructureMismatch().judge(window)) == []
     assert len(judge(census(A), census(B))) == 1
 

@@ -3,10 +3,10 @@
 import pytest
 
 from holter.faults.shared.call_counts import Behind, behind, left_out, step_of
-from holter.faults.window import Pace
+from holter.faults.window import CallCounts
 
 
-def paces(*lasts: tuple[int | None, ...], first: int = 0) -> list[Pace]:
+def counts(*lasts: tuple[int | None, ...], first: int = 0) -> list[CallCounts]:
     """What each rank said at the end of each step; None: nothing."""
     found = []
     for step, row in enumerate(lasts, first):
@@ -14,7 +14,7 @@ def paces(*lasts: tuple[int | None, ...], first: int = 0) -> list[Pace]:
         for rank, last in enumerate(row):
             if last is not None:
                 said.setdefault(last, []).append(rank)
-        found.append(Pace(step, {last: tuple(ranks) for last, ranks in said.items()}))
+        found.append(CallCounts(step, {last: tuple(ranks) for last, ranks in said.items()}))
     return found
 
 
@@ -22,13 +22,13 @@ ALIKE = [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
 
 
 def test_a_rank_that_left_one_out_is_behind_from_that_step_on() -> None:
-    told = paces(*ALIKE, (4, 3, 4), (5, 4, 5), (6, 5, 6))
+    told = counts(*ALIKE, (4, 3, 4), (5, 4, 5), (6, 5, 6))
     assert Behind(step=3, by=1, num_steps=3, last=3) == behind(told, (1,), (0, 2))
     assert behind(told, (0,), (1,)) is None
 
 
 def test_the_step_in_which_it_called_nothing_at_all_is_not_told_and_still_named() -> None:
-    told = paces(*ALIKE, (4, None, 4), (5, 4, 5), (6, 5, 6), (7, 6, 7))
+    told = counts(*ALIKE, (4, None, 4), (5, 4, 5), (6, 5, 6), (7, 6, 7))
     assert Behind(step=3, by=1, num_steps=3, last=3) == behind(told, (1,), (0, 2))
 
 
@@ -51,22 +51,22 @@ def test_the_step_in_which_it_called_nothing_at_all_is_not_told_and_still_named(
     ],
 )
 def test_what_is_not_known_to_be_behind(after: list[tuple[int, ...]]) -> None:
-    assert behind(paces(*ALIKE, *after), (1,), (0, 2)) is None
+    assert behind(counts(*ALIKE, *after), (1,), (0, 2)) is None
 
 
 def test_a_rank_that_always_counted_otherwise_has_left_out_nothing() -> None:
-    assert behind(paces(*((n + 1, n, n + 1) for n in range(20))), (1,), (0, 2)) is None
+    assert behind(counts(*((n + 1, n, n + 1) for n in range(20))), (1,), (0, 2)) is None
 
 
 def test_the_step_of_a_call_is_the_first_that_ended_after_it() -> None:
-    told = paces((3, 3), (6, 6), (9, 8), first=10)
+    told = counts((3, 3), (6, 6), (9, 8), first=10)
     assert [None, 11, 11, 12] == [step_of(told, number) for number in (3, 4, 6, 7)]
     assert 13 == step_of(told, 10)
     assert step_of([], 1) is None
 
 
 def test_who_left_calls_out_is_known_although_the_ranks_were_held_up_later() -> None:
-    told = paces(*((3 * n, 3 * n) for n in range(1, 6)), (18, None), (21, 18), (24, 21), (27, 24), (29, 27))
+    told = counts(*((3 * n, 3 * n) for n in range(1, 6)), (18, None), (21, 18), (24, 21), (27, 24), (29, 27))
     assert ((1,), (0,), Behind(step=5, by=3, num_steps=3, last=15)) == left_out(told)
 
 
@@ -81,4 +81,4 @@ def test_who_left_calls_out_is_known_although_the_ranks_were_held_up_later() -> 
     ],
 )
 def test_who_left_nothing_out(after: list[tuple[int, ...]]) -> None:
-    assert left_out(paces(*((3 * n, 3 * n) for n in range(1, 6)), *after)) is None
+    assert left_out(counts(*((3 * n, 3 * n) for n in range(1, 6)), *after)) is None

@@ -7,6 +7,7 @@ import pytest
 from holter.faults.shared.loader_passes import is_replicated_everywhere, passes, trained
 from holter.faults.window import Note, Window
 from holter.records import Census, Component, Feed, TensorEntry
+from made_up import made_window
 
 
 def note(step: int, *, rank: int = 0, **fields: Any) -> Note:
@@ -18,7 +19,7 @@ def note(step: int, *, rank: int = 0, **fields: Any) -> Note:
 
 
 def window(*notes: Note) -> Window:
-    return Window(now_ns=0, world_size=1, attached=frozenset({0}), notes=notes)
+    return made_window(now_ns=0, world_size=1, attached=frozenset({0}), notes=notes)
 
 
 def loaders(seen: Window) -> list[tuple[int, int]]:
@@ -78,6 +79,6 @@ def census(*is_replicated: bool, num_replicas: int = 2) -> Census:
     ],
 )
 def test_replicas_of_all_that_is_trained_must_be_fed_differently(*, expected: bool, known: Census) -> None:
-    seen = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), census=dict.fromkeys((0, 1), known))
+    seen = made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), census=dict.fromkeys((0, 1), known))
     assert is_replicated_everywhere(seen) is expected
-    assert not is_replicated_everywhere(Window(now_ns=0, world_size=2, attached=frozenset({0, 1})))
+    assert not is_replicated_everywhere(made_window(now_ns=0, world_size=2, attached=frozenset({0, 1})))

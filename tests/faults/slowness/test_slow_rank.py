@@ -17,6 +17,7 @@ from holter.diagnosis import rank_causes, top_cause
 from holter.faults.slowness.slow_rank import SlowRank
 from holter.faults.window import Note, Spread, StepNumbers, Window
 from holter.records import Census, Component, Device, Finding, StepCalls, TensorEntry, Traffic
+from made_up import changed_window, made_window
 
 Delay = Callable[[random.Random, int, int, int], float]
 """(random, rank, step, place of the collective in the step) -> seconds"""
@@ -61,7 +62,7 @@ def simulate(
         numbers = {"seconds": Spread(seconds, seconds, seconds, 0, 0, ranks)} | fields.get("numbers", {})
         series.append(StepNumbers(step, round(released * 1e9), numbers))
     known = {name: value for name, value in fields.items() if name != "numbers"}
-    return Window(
+    return made_window(
         now_ns=round(released * 1e9),
         world_size=ranks,
         attached=frozenset(range(ranks)),
@@ -77,8 +78,8 @@ def judge(window: Window) -> list[Finding]:
 
 def named(window: Window, every: int) -> dict[int, Finding]:
     """Judged as a run is, every few steps: how many steps there were -> what was found first."""
-    for end in [*range(30, len(window.arrivals), every), len(window.arrivals)]:
-        seen = replace(window, series=window.series[:end], arrivals=window.arrivals[:end])
+    for end in [*range(30, len(window.calls.arrivals), every), len(window.calls.arrivals)]:
+        seen = changed_window(window, series=window.series[:end], arrivals=window.calls.arrivals[:end])
         for finding in judge(seen):
             return {end: finding}
     return {}
@@ -397,14 +398,16 @@ def test_on_a_host_under_pressure_more_is_asked_for() -> None:
     window = simulate(late(1, 0.033), steps=80)
     assert judge(window)
     pressed = [
-        replace(one, latest=tuple(replace(arrival, pressure=0.95) for arrival in one.latest)) for one in window.arrivals
+        replace(one, latest=tuple(replace(arrival, pressure=0.95) for arrival in one.latest))
+        for one in window.calls.arrivals
     ]
-    assert judge(replace(window, arrivals=tuple(pressed))) == []
+    assert judge(changed_window(window, arrivals=tuple(pressed))) == []
     worse = simulate(late(1), steps=80)
     pressed = [
-        replace(one, latest=tuple(replace(arrival, pressure=0.95) for arrival in one.latest)) for one in worse.arrivals
+        replace(one, latest=tuple(replace(arrival, pressure=0.95) for arrival in one.latest))
+        for one in worse.calls.arrivals
     ]
-    (finding,) = judge(replace(worse, arrivals=tuple(pressed)))
+    (finding,) = judge(changed_window(worse, arrivals=tuple(pressed)))
     assert "tasks wait for a processor of its host 95% of the time" in finding.evidence[0].summary
 
 
@@ -413,10 +416,10 @@ def test_clocks_that_are_not_known_well_name_nobody() -> None:
     assert judge(window)
     blurred = [
         type(one)(**{**{name: getattr(one, name) for name in one.__dataclass_fields__}, "error_s": 0.011})
-        for one in window.arrivals
+        for one in window.calls.arrivals
     ]
     fields = {name: getattr(window, name) for name in ("now_ns", "world_size", "attached", "series")}
-    assert judge(Window(**fields, arrivals=tuple(blurred))) == []
+    assert judge(made_window(**fields, arrivals=tuple(blurred))) == []
 
 
 def test_a_lag_that_is_small_against_the_step_is_not_worth_a_word() -> None:

@@ -20,6 +20,7 @@ from holter.errors import PartlySavedError
 from holter.frameworks.accelerate import keeper, registered
 from holter.frameworks.saving import proof
 from holter.frameworks.saving.keeper import Task
+from holter.rank.models import Models
 from holter.rank.undo.generators import Generators
 from holter.rank.undo.rewind import Rewound
 
@@ -43,10 +44,9 @@ def context(num_backwards: int) -> Any:
     """What the keeper asks of it, of a script without loaders."""
     return SimpleNamespace(
         log=SimpleNamespace(num_backwards=num_backwards),
-        rewind=SimpleNamespace(fed_by=frozenset()),
+        undo=SimpleNamespace(rewind=SimpleNamespace(fed_by=frozenset())),
         data=SimpleNamespace(under_way=lambda _asked: []),
-        averages=(),
-        models=(),
+        models=Models(),
     )
 
 

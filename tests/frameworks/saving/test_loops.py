@@ -47,7 +47,7 @@ def train(model: nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 3, 
 def keep(worn: Worn, directory: Path, **how: Any) -> dict[str, Any]:
     """Save and prove; returns names.json."""
     usual = {"step": 3, "rank": 0, "world_size": 1, "savers": (0,), "lost": (), "is_rescue": False}
-    rewound = worn.monitor.context.rewind.known()
+    rewound = worn.monitor.context.undo.rewind.known()
     assert rewound is not None
     task = Task(directory=directory, writes_shared=True, rewinds={0: rewound}, **(usual | how))
     with worn.monitor.context.guard.paused():

@@ -90,7 +90,7 @@ def halted(worn: Worn, job: Job, at: int, folder: Path) -> tuple[Losses, torch.T
     def hold(step: int) -> None:
         if step == at:
             context = worn.monitor.context
-            rewound = context.rewind.known()
+            rewound = context.undo.rewind.known()
             assert rewound is not None
             keeper = accelerated.find(context, [job.inner])
             assert keeper is not None
@@ -151,7 +151,7 @@ def test_a_loop_without_a_loader_has_the_state_of_the_step(worn: Worn, tmp_path:
     torch.manual_seed(5)
     keeper = accelerated.find(context, [inner])
     assert keeper is not None
-    rewound = context.rewind.known()
+    rewound = context.undo.rewind.known()
     assert rewound is not None
     with context.guard.paused():
         keeper.save(Task(tmp_path, 3, 0, 1, (0,), (), False, True, {0: rewound}))

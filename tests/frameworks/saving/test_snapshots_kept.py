@@ -41,8 +41,8 @@ class Rank:
         self.monitor = Monitor(
             ObservationWriter(self.page, 0), world_size=1, budget=1e9, floor_s=0.0, snapshot_every=EVERY
         )
-        assert self.monitor.context.snapshots is not None
-        self.monitor.context.snapshots.also.append(counters.find)
+        assert self.monitor.context.undo.snapshots is not None
+        self.monitor.context.undo.snapshots.also.append(counters.find)
         self.monitor.install()
 
     def save(self, directory: Path, *, rank: int = 0, is_held: bool = False, **changes: Any) -> Path:
@@ -252,7 +252,7 @@ def test_a_snapshot_that_is_not_there_is_not_made_up(wear, partial):
     job.steps(AT + 2)
     with pytest.raises(RewindError, match="no snapshot of step 3, only of 4"):
         rank.save(partial, snapshot=3)
-    rank.monitor.context.snapshots = None
+    rank.monitor.context.undo.snapshots = None
     with pytest.raises(RewindError, match="HOLTER_SNAPSHOT_EVERY"):
         rank.save(partial)
 

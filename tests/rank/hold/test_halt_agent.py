@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from holter import patience
 from holter.halting import rank_protocol
 from holter.rank.hold import halt_agent
 from holter.rank.hold.agent_parts import AgentParts, AgentSettings, Position
@@ -275,7 +276,7 @@ def test_nobody_is_waited_for_where_the_sidecar_was_lost_before(ranks, monkeypat
     began = time.monotonic()
     rank.hold(7)
     assert rank.wait() == "on"
-    assert time.monotonic() - began < rank_protocol.HOLD_PATIENCE_S
+    assert time.monotonic() - began < patience.HOLD_S
 
 
 def test_an_abort_in_the_cell_binds_one_that_hears_commit(ranks):

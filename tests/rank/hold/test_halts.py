@@ -36,7 +36,7 @@ class Desk:
 
     def hold(self, step: int, why: str, num_skipped: int = 0) -> None:
         self.rounds.append(step + num_skipped)
-        self.held.append((step, why, self._worn.monitor.context.is_torn()))
+        self.held.append((step, why, self._worn.monitor.is_torn()))
         if self.held[-1][2]:
             order = Order(halt=1, kind="commit", step=step, directory="/nowhere", savers=(0,))
             with pytest.raises(SaveError) as refused:
@@ -49,8 +49,8 @@ class Desk:
 
 @pytest.fixture
 def desk(worn) -> Desk:
-    worn.monitor.context.halts = Desk(worn)
-    return worn.monitor.context.halts
+    worn.monitor.context.hold.agent = Desk(worn)
+    return worn.monitor.context.hold.agent
 
 
 @pytest.mark.parametrize("num_before", [0, 3])

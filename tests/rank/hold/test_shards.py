@@ -30,7 +30,7 @@ class Desk:
 
     def hold(self, step: int, why: str, num_skipped: int = 0) -> None:  # noqa: ARG002
         self.holds.append((step, why))
-        self.poisoned.append(self.context.poisoned_step)
+        self.poisoned.append(self.context.hold.poisoned_step)
 
 
 class Peers:
@@ -55,10 +55,10 @@ class Peers:
 def rank(worn):
     """A rank whose optimizer applies a part of what another framework partitioned."""
     context, parameter = worn.monitor.context, torch.nn.Parameter(torch.ones(3))
-    context.halts, context.peers = Desk(), Peers()
-    context.halts.context = context
+    context.hold.agent, context.hold.peers = Desk(), Peers()
+    context.hold.agent.context = context
     optimizer = torch.optim.SGD([parameter], lr=0.1)
-    context.partitioned.add(optimizer)
+    context.frameworks.partitioned.add(optimizer)
 
     def step(*arguments, worth: float = 1.0, by=optimizer.step) -> None:
         parameter.grad = torch.full((3,), worth)
@@ -68,28 +68,28 @@ def rank(worn):
 
 
 def test_a_step_is_held_for_a_peer_and_then_nobody_is_asked_any_more(rank):
-    rank.context.peers.answers = {2: 2}
+    rank.context.hold.peers.answers = {2: 2}
     for _ in range(4):
         rank.step()
-    assert [(0, None), (1, None), (2, None)] == rank.context.peers.asked
-    assert [(2, "peer")] == rank.context.halts.holds
+    assert [(0, None), (1, None), (2, None)] == rank.context.hold.peers.asked
+    assert [(2, "peer")] == rank.context.hold.agent.holds
     # Before it was applied nothing was poisoned.
-    assert ([None], 2) == (rank.context.halts.poisoned, rank.context.poisoned_step)
-    assert rank.context.peers.has_left
+    assert ([None], 2) == (rank.context.hold.agent.poisoned, rank.context.hold.poisoned_step)
+    assert rank.context.hold.peers.has_left
 
 
 def test_a_peer_that_knows_of_an_earlier_step_says_that_the_weights_have_it(rank):
-    rank.context.peers.answers = {2: 1}
+    rank.context.hold.peers.answers = {2: 1}
     for _ in range(3):
         rank.step()
-    assert ([(2, "peer")], [1]) == (rank.context.halts.holds, rank.context.halts.poisoned)
+    assert ([(2, "peer")], [1]) == (rank.context.hold.agent.holds, rank.context.hold.agent.poisoned)
 
 
 def test_our_own_is_told_to_the_peers_and_held_for_itself(rank):
     rank.step()
     rank.step(worth=float("inf"))
-    assert [(0, None), (1, 1)] == rank.context.peers.asked
-    assert [(1, "nonfinite")] == rank.context.halts.holds
+    assert [(0, None), (1, 1)] == rank.context.hold.peers.asked
+    assert [(1, "nonfinite")] == rank.context.hold.agent.holds
 
 
 def test_the_wait_for_peers_is_not_ours(rank):
@@ -98,29 +98,29 @@ def test_the_wait_for_peers_is_not_ours(rank):
 
 
 def test_a_closure_finds_nothing_itself_but_hears_the_peers(rank):
-    rank.context.peers.answers = {1: 1}
+    rank.context.hold.peers.answers = {1: 1}
     rank.step(lambda: None, worth=float("nan"))
-    assert [] == rank.context.halts.holds
+    assert [] == rank.context.hold.agent.holds
     rank.step(lambda: None)
-    assert [(0, None), (1, None)] == rank.context.peers.asked
-    assert [(1, "peer")] == rank.context.halts.holds
+    assert [(0, None), (1, None)] == rank.context.hold.peers.asked
+    assert [(1, "peer")] == rank.context.hold.agent.holds
 
 
 def test_a_step_that_a_loss_scaler_answers_for_is_not_asked(rank):
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(torch.ones(()))
     rank.step(rank.optimizer, by=scaler.step)
-    assert [] == rank.context.peers.asked
+    assert [] == rank.context.hold.peers.asked
 
 
 def test_when_nobody_wants_halts_nobody_is_asked(rank):
-    rank.context.halts.holds = [(0, "nonfinite")]
+    rank.context.hold.agent.holds = [(0, "nonfinite")]
     rank.step(worth=float("nan"))
-    assert [] == rank.context.peers.asked
+    assert [] == rank.context.hold.peers.asked
 
 
 def test_why_it_is_over_is_said_once(rank, capsys):
-    rank.context.peers.loss, rank.context.peers.is_over = "no word of rank 3", True
+    rank.context.hold.peers.loss, rank.context.hold.peers.is_over = "no word of rank 3", True
     for _ in range(2):
         rank.step()
     lost = [observation.body.what for observation in rank.worn.said(SightLost)]
@@ -130,12 +130,12 @@ def test_why_it_is_over_is_said_once(rank, capsys):
 
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, [(0, None)]), (torch.float16, [])])
 def test_partitions_of_zero_are_agreed_on_unless_it_skips_overflows_itself(rank, dtype, expected):
-    rank.context.partitioned.clear()
+    rank.context.frameworks.partitioned.clear()
     probe = ZeroProbe(rank.context, rank.worn.monitor._steps)
     # This rank's part of the only group is empty: that is not for all ranks so.
     zero = SimpleNamespace(optimizer=rank.optimizer, dtype=dtype, fp32_partitioned_groups_flat=[], overflow=False)
     probe._around(lambda _: rank.step())(zero)
-    assert expected == rank.context.peers.asked
+    assert expected == rank.context.hold.peers.asked
 
 
 def test_a_tensor_is_split_where_its_mesh_has_several_ranks_on_an_axis_that_shards_it():

@@ -30,31 +30,31 @@ def shown(monkeypatch):
 @pytest.mark.parametrize(("error", "lingers"), [(ValueError("boom"), True), (KeyboardInterrupt(), False)])
 def test_an_exception_may_be_asked_to_save_first_and_ctrl_c_never(shown, wear, error, lingers):
     context = wear().monitor.context
-    context.halts = Halts()
+    context.hold.agent = Halts()
     sys.excepthook(type(error), error, None)
-    assert context.halts.lingered == (["ValueError: boom"] if lingers else [])
+    assert context.hold.agent.lingered == (["ValueError: boom"] if lingers else [])
     assert shown == [type(error)]
 
 
 def test_an_exception_that_somebody_has_caught_is_shown_and_is_no_farewell(shown, wear):
     worn = wear()
-    worn.monitor.context.halts = Halts()
+    worn.monitor.context.hold.agent = Halts()
     try:
         int("x")
     except ValueError:
         sys.excepthook(*sys.exc_info())
     assert [ValueError] == shown
-    assert [] == worn.monitor.context.halts.lingered
+    assert [] == worn.monitor.context.hold.agent.lingered
     assert not worn.said(Farewell)
 
 
 def test_an_exception_before_a_prompt_is_shown_and_is_no_farewell(shown, wear, monkeypatch):
     worn = wear()
-    worn.monitor.context.halts = Halts()
+    worn.monitor.context.hold.agent = Halts()
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     sys.excepthook(ValueError, ValueError("boom"), None)
     assert [ValueError] == shown
-    assert [] == worn.monitor.context.halts.lingered
+    assert [] == worn.monitor.context.hold.agent.lingered
     assert not worn.said(Farewell)
 
 
@@ -65,9 +65,11 @@ ENDS = """
     from holter.rank.hooks.endings import EndingProbe
     from holter.rank.guard import Guard
 
-    halts = SimpleNamespace(linger=lambda why: print("lingers:", why))
-    recorder = SimpleNamespace(say=lambda _step, word: print("says:", word.kind))
-    context = SimpleNamespace(guard=Guard(), halts=halts, recorder=recorder, log=SimpleNamespace(step=3))
+    agent = SimpleNamespace(linger=lambda why: print("lingers:", why))
+    writer = SimpleNamespace(say=lambda _step, word: print("says:", word.kind))
+    context = SimpleNamespace(
+        guard=Guard(), hold=SimpleNamespace(agent=agent), writer=writer, log=SimpleNamespace(step=3)
+    )
     EndingProbe(context).install()
     try:
         int("x")

@@ -21,13 +21,13 @@ class Spy:
 
     def __init__(self, worn) -> None:
         self.seen: list[Phase] = []
-        beat = worn.monitor.context.recorder.beat
+        beat = worn.monitor.context.writer.beat
 
         def heard(step: int, phase: Phase, micro_step: int) -> None:
             self.seen.append(phase)
             beat(step, phase, micro_step)
 
-        worn.monitor.context.recorder.beat = heard
+        worn.monitor.context.writer.beat = heard
 
 
 def train(model: nn.Module) -> None:

@@ -177,7 +177,7 @@ def fail(worn, optimizer: Failing, closure=None) -> None:
     with pytest.raises(MemoryError):
         optimizer.step(closure)
     optimizer.is_out_of_memory = False
-    assert worn.monitor.context.is_torn()
+    assert worn.monitor.is_torn()
 
 
 def test_after_a_step_that_raised_and_was_given_up_the_next_is_seen(worn):
@@ -188,7 +188,7 @@ def test_after_a_step_that_raised_and_was_given_up_the_next_is_seen(worn):
     iterate(model)
     fail(worn, optimizer)
     iterate(model)
-    assert not worn.monitor.context.is_torn()
+    assert not worn.monitor.is_torn()
     assert Phase.OPTIMIZER is not worn.reader.heartbeat().phase
     optimizer.step()
     iterate(model, optimizer)
@@ -208,7 +208,7 @@ def test_a_step_that_raised_and_is_tried_again_is_one_step(worn, has_closure):
         fail(worn, optimizer, closure)
         fail(worn, optimizer, closure)
         optimizer.step(closure)
-        assert not worn.monitor.context.is_torn()
+        assert not worn.monitor.is_torn()
     assert [(0, 1), (1, 1), (2, 1)] == counted(worn)
 
 
@@ -221,7 +221,7 @@ def test_another_optimizer_may_follow_one_that_raised(worn):
     other.step()
     iterate(model, other)
     assert [(0, 1), (1, 1)] == counted(worn)
-    assert not worn.monitor.context.is_torn()
+    assert not worn.monitor.is_torn()
 
 
 def test_an_inner_step_that_raised_does_not_keep_a_frameworks_step_open(worn):
@@ -233,5 +233,5 @@ def test_an_inner_step_that_raised_does_not_keep_a_frameworks_step_open(worn):
         steps.begin(optimizer)
         fail(worn, optimizer)
         steps.end(optimizer)
-        assert not worn.monitor.context.is_torn()
+        assert not worn.monitor.is_torn()
     assert [(0, 1), (1, 1)] == counted(worn)

@@ -59,7 +59,7 @@ def test_a_count_on_a_device_is_not_waited_for(wear):
 def test_the_frameworks_own_count_goes_before_the_optimizers(wear):
     model, optimizer = restored(torch.optim.AdamW, 3)
     worn = wear()
-    worn.monitor.context.count_steps = lambda stepped: (7, "Trainer") if stepped is optimizer else None
+    worn.monitor.context.frameworks.count_steps = lambda stepped: (7, "Trainer") if stepped is optimizer else None
     train(model, optimizer, 1)
     assert [(0, 7, "Trainer")] == told(worn)
 
@@ -71,7 +71,7 @@ def test_a_count_that_cannot_be_had_costs_no_step(wear):
     def fail(_: object) -> None:
         raise RuntimeError("half built")
 
-    worn.monitor.context.count_steps = fail
+    worn.monitor.context.frameworks.count_steps = fail
     train(model, optimizer, 2)
     assert [] == told(worn)
     assert 2 == worn.monitor.context.log.step

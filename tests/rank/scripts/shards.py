@@ -73,8 +73,8 @@ def spoil(model: nn.Module) -> None:
 
 dist.init_process_group("gloo")
 context = attach.attach().monitor.context
-context.halts = desk = Recording()
-peers = context.peers
+context.hold.agent = desk = Recording()
+peers = context.hold.peers
 torch.manual_seed(7)
 model = place(nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 8)))
 parameters = list(model.parameters())
@@ -101,7 +101,7 @@ while step <= min(fault_step, MOST_STEPS):
 out = {
     "fault_step": fault_step,
     "holds": desk.holds,
-    "poisoned": context.poisoned_step,
+    "poisoned": context.hold.poisoned_step,
     "was_asked": peers._thread is not None,
     "waited_s": peers.waited_s,
     "own_s": context.guard.own_s,

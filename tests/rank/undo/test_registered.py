@@ -52,7 +52,7 @@ def test_what_has_no_such_attributes_is_no_trouble(make):
 def test_micro_batches_of_an_undone_step_are_not_counted(worn, num_micro, is_counted_first):
     """The loop is stopped after the backward pass of its last micro-batch."""
     progress, model = Progress(), nn.Linear(4, 1)
-    worn.monitor.context.find_registered = lambda _: lambda: [progress]
+    worn.monitor.context.frameworks.find_registered = lambda _: lambda: [progress]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = iter(torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=1))
     for step in range(3):
@@ -66,5 +66,5 @@ def test_micro_batches_of_an_undone_step_are_not_counted(worn, num_micro, is_cou
         else:
             optimizer.step()
             progress.steps += 1
-    worn.monitor.context.rewind.restore(2)
+    worn.monitor.context.undo.rewind.restore(2)
     assert (2 * num_micro, 2) == (progress.batches, progress.steps)

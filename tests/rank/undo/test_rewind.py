@@ -73,7 +73,7 @@ class Training:
 
     def restore(self) -> None:
         context = self._worn.monitor.context
-        context.rewind.restore(context.log.step)
+        context.undo.rewind.restore(context.log.step)
 
 
 def assert_undone(training: Training) -> None:
@@ -203,7 +203,7 @@ def shown(worn) -> Rewound:
 @pytest.mark.usefixtures("gloo")
 def test_until_all_have_them_the_first_rank_shows_the_buffers_that_it_gives(wear):
     worn = wear(world_size=1)
-    worn.monitor.context.rewind._is_giving = True
+    worn.monitor.context.undo.rewind._is_giving = True
     model = nn.parallel.DistributedDataParallel(net())
     training = Training(worn, model)
     training.steps(2)
@@ -217,7 +217,7 @@ def test_until_all_have_them_the_first_rank_shows_the_buffers_that_it_gives(wear
 @pytest.mark.usefixtures("gloo")
 def test_what_does_not_fit_the_page_leaves_the_random_states_there(wear):
     worn = wear(world_size=1)
-    worn.monitor.context.rewind._is_giving = True
+    worn.monitor.context.undo.rewind._is_giving = True
     training = Training(
         worn, nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(4, 8000), nn.BatchNorm1d(8000)))
     )

@@ -121,7 +121,7 @@ def test_a_run_that_went_back_goes_on_as_if_it_had_not(wear, make, is_scaled):
     with torch.no_grad():
         for parameter in job.model.parameters():
             parameter.fill_(torch.nan) if parameter.requires_grad else None
-    assert EVERY == worn.monitor.context.snapshots.restore(EVERY).step
+    assert EVERY == worn.monitor.context.undo.snapshots.restore(EVERY).step
     assert same(at_snapshot, job.state())
     job.steps(3)
     assert same(expected, job.state())
@@ -140,7 +140,7 @@ def test_each_snapshot_is_told_once_it_is_whole_and_the_newest_two_are_kept(wear
     assert {sum(tensor.nbytes for tensor in (*held, *moments))} == {told[0].body.num_bytes, told[-1].body.num_bytes}
     assert all(0 < observation.body.seconds < 60 for observation in told)
     assert 1 == capfd.readouterr().err.count("every 4 steps the training state is copied in memory: 0.0 MB on rank 0")
-    snapshots = worn.monitor.context.snapshots
+    snapshots = worn.monitor.context.undo.snapshots
     with pytest.raises(RewindError, match="no snapshot of step 4, only of 8 and 12"):
         snapshots.restore(EVERY)
     assert 2 * EVERY == snapshots.restore(2 * EVERY).step
@@ -152,7 +152,7 @@ def test_the_memory_of_the_oldest_takes_the_next(wear):
     places = []
     for _ in range(6):
         job.steps(1)
-        places += [each.copies[0].data_ptr() for each in worn.monitor.context.snapshots._whole]
+        places += [each.copies[0].data_ptr() for each in worn.monitor.context.undo.snapshots._whole]
     assert 2 == len(set(places[1:]))
 
 
@@ -170,7 +170,7 @@ def test_no_more_memory_is_taken_than_is_allowed(wear, capfd, share, kept):
     bounded = wear(snapshot_every=EVERY, snapshot_bytes=int(share * one))
     job = Job(OPTIMIZERS["adamw"])
     job.steps(3 * EVERY + 1)
-    assert kept == [each.step for each in bounded.monitor.context.snapshots._whole]
+    assert kept == [each.step for each in bounded.monitor.context.undo.snapshots._whole]
     assert (1 if kept == [] else 0) == capfd.readouterr().err.count("keeps no snapshots any more: one takes 0.0 MB")
 
 
@@ -180,7 +180,7 @@ def test_a_step_that_is_under_way_can_be_gone_back_to(wear):
     job.steps(EVERY)
     before = job.state()
     job.model(torch.randn(4, 8)).sum().backward()
-    assert worn.monitor.context.snapshots.restore(EVERY).step == EVERY
+    assert worn.monitor.context.undo.snapshots.restore(EVERY).step == EVERY
     assert same(before, job.state())
 
 
@@ -189,14 +189,14 @@ def test_a_buffer_for_whose_copy_there_was_no_room_is_in_the_snapshot(wear):
         model.memory.add_(1)
 
     worn = wear(snapshot_every=EVERY)
-    worn.monitor.context.rewind.buffers = MovingBuffers(worn.monitor.context, max_bytes=1)
+    worn.monitor.context.undo.rewind.buffers = MovingBuffers(worn.monitor.context, max_bytes=1)
     job = Job(OPTIMIZERS["adamw"])
     job.model.register_buffer("memory", torch.zeros(SMALL_BYTES))
     job.model.register_forward_hook(remember)
     job.steps(EVERY)
     before = job.state()
     job.steps(2)
-    worn.monitor.context.snapshots.restore(EVERY)
+    worn.monitor.context.undo.snapshots.restore(EVERY)
     assert same(before, job.state())
 
 
@@ -213,7 +213,7 @@ def test_the_step_waits_until_its_weights_are_copied(wear, monkeypatch):
     job.steps(EVERY)
     before = job.state()
     job.steps(2)
-    worn.monitor.context.snapshots.restore(EVERY)
+    worn.monitor.context.undo.snapshots.restore(EVERY)
     assert same(before, job.state())
     assert worn.said(Snapped)[0].body.seconds > 0.19
 
@@ -242,7 +242,7 @@ def test_a_model_that_is_let_go_of_takes_its_snapshots_along(wear):
     worn = wear(snapshot_every=EVERY)
     job = Job(OPTIMIZERS["adamw"])
     job.steps(2 * EVERY + 1)
-    snapshots = worn.monitor.context.snapshots
+    snapshots = worn.monitor.context.undo.snapshots
     copies = [weakref.ref(tensor) for each in snapshots._whole for tensor in each.copies]
     weight = weakref.ref(job.model.inner[0].weight)
     assert copies
@@ -275,7 +275,7 @@ def test_an_optimizer_that_came_into_use_since_cannot_be_gone_back_with(wear):
     job.optimizer = OPTIMIZERS["adamw"](job.model.inner.parameters())
     job.steps(1)
     with pytest.raises(RewindError, match=r"has no AdamW that is used now|does not exist any more"):
-        worn.monitor.context.snapshots.restore(EVERY)
+        worn.monitor.context.undo.snapshots.restore(EVERY)
 
 
 class Restless(Net):
@@ -297,7 +297,7 @@ def test_weights_that_change_during_the_forward_pass_are_copied_before_it(wear, 
     job.steps(3)
     assert [2 * EVERY] == [observation.step for observation in worn.said(Snapped)]
     assert 1 == capfd.readouterr().err.count("there is no snapshot of step 4, and the next ones are copied before")
-    worn.monitor.context.snapshots.restore(2 * EVERY)
+    worn.monitor.context.undo.snapshots.restore(2 * EVERY)
     assert same(before, job.state())
 
 
@@ -316,11 +316,11 @@ def test_a_frozen_weight_that_moves_is_missed_once_and_copied_from_then_on(wear)
     job.model.__class__ = Following
     job.steps(EVERY + 1)
     with pytest.raises(RewindError, match="lacks a frozen parameter"):
-        worn.monitor.context.snapshots.restore(EVERY)
+        worn.monitor.context.undo.snapshots.restore(EVERY)
     job.steps(EVERY - 1)
     before = job.state()
     job.steps(2)
-    worn.monitor.context.snapshots.restore(2 * EVERY)
+    worn.monitor.context.undo.snapshots.restore(2 * EVERY)
     assert same(before, job.state())
 
 
@@ -355,7 +355,7 @@ def test_lists_of_tensors_go_back_and_so_does_an_optimizer_that_calls_the_model_
     for _ in range(2):
         optimizer.step(closure)
     assert not same(before, state())
-    worn.monitor.context.snapshots.restore(2 * EVERY)
+    worn.monitor.context.undo.snapshots.restore(2 * EVERY)
     assert same(before, state())
     assert before["optimizer"]["state"][0]["old_dirs"]
 
@@ -371,7 +371,7 @@ def test_a_scheduler_that_comes_late_is_found(wear):
     kept = late.state_dict()
     job.steps(1)
     late.step()
-    worn.monitor.context.snapshots.restore(5)
+    worn.monitor.context.undo.snapshots.restore(5)
     assert kept["last_epoch"] == late.last_epoch
 
 
@@ -396,7 +396,7 @@ def test_shards_go_back_where_they_lie(wear):
     before = steps(EVERY)
     after = steps(3)
     model(torch.randn(4, 8)).sum()
-    worn.monitor.context.snapshots.restore(EVERY)
+    worn.monitor.context.undo.snapshots.restore(EVERY)
     for part in model:
         part.reshard()
     assert before == steps(0)
@@ -404,4 +404,4 @@ def test_shards_go_back_where_they_lie(wear):
 
 
 def test_without_the_setting_there_is_nothing_of_it(wear):
-    assert wear().monitor.context.snapshots is None
+    assert wear().monitor.context.undo.snapshots is None

@@ -4,13 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from holter import patience
 from holter.halting import protocol
 from holter.halting.plan import HaltPlan, JobShape, Whereabouts, Wish
 from holter.halting.protocol import Course, Seal, Tell
 from holter.records import Order
-
-SPARE_S = 10.0
-"""Beyond a save's own deadline, for the answer."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def patience_ns(halt: protocol.HaltState) -> float:
     if halt.course is Course.PREPARING:
         return halt.order.deadline_s * 1e9
     keeping = halt.course in (Course.COMMITTED, Course.RESCUING)
-    return (halt.order.deadline_s + SPARE_S) * 1e9 if keeping else float("inf")
+    return (halt.order.deadline_s + patience.ANSWER_S) * 1e9 if keeping else float("inf")
 
 
 def is_known_to_all(halt: protocol.HaltState) -> bool:

@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from holter import patience
 from holter.coordinator.halt.attempts import (
     Act,
     Attempt,
@@ -35,15 +36,7 @@ from holter.records import Body, Diagnosis, HaltAnswered, HaltAsked, Halting, Ob
 
 AGAIN_NS = 10**9
 """Between two repetitions of what was not answered."""
-UNEXPLAINED_NS = 8 * 10**9
-"""Ranks that stand so long without a diagnosis are halted for what they said themselves; less than their own patience."""
-ENDING_NS = 4 * 10**9
-"""So long a rank that is about to end is kept, for a peer's death may explain it and its state be needed."""
 ENDING = ("dying", "terminated")
-ASKED_NS = 10 * 10**9
-"""So long after somebody asked, a halt that cannot be begun is refused."""
-CALLED_OFF_NS = 5 * 10**9
-"""So long a halt that was called off is still told to those who have not answered; then another may be tried."""
 MAX_TRIES = 5
 REQUESTED = "requested"
 """Cause of a halt that somebody asked for."""
@@ -70,7 +63,7 @@ class HaltDriver:
         self.outcome: Outcome | None = None
         """Of the last attempt that came to an end."""
         self.sentences: list[str] = []
-        """For the job's own log; whoever says them takes them away."""
+        """For the job's own log, until `take_sentences`."""
         self._note = note
         self._deadline_s = deadline_s
         self._number = 0
@@ -128,6 +121,11 @@ class HaltDriver:
         if halting.state == "failed" and self.attempt is not None:
             self.attempt.failures[rank] = halting.why
         self._heard.append(Heard(rank, halting.state, halting.halt, observation.step))
+
+    def take_sentences(self) -> tuple[str, ...]:
+        """How the halt goes on, as far as nobody was told."""
+        told, self.sentences = tuple(self.sentences), []
+        return told
 
     def forget(self, rank: int) -> None:
         """The rank is another process now, or none."""
@@ -229,7 +227,7 @@ class HaltDriver:
         wish = self._with_poison(wish)
         plan = choose(wish, ranks, view.job(), waited_s=waited_s, attempt=self._tries[_key(wish)])
         if isinstance(plan, NotYet):
-            if wish.is_operator and now_ns - since_ns >= ASKED_NS:
+            if wish.is_operator and now_ns - since_ns >= patience.REFUSE_S * 1e9:
                 self._refuse(plan.why, now_ns)
             return
         self._tries[_key(wish)] += 1
@@ -261,7 +259,7 @@ class HaltDriver:
         if not stood:
             return None
         explained = view.suspicion()
-        if explained is not None or now_ns - min(stood)[0] < UNEXPLAINED_NS:
+        if explained is not None or now_ns - min(stood)[0] < patience.UNEXPLAINED_S * 1e9:
             return explained
         why = "a rank stands before a step whose gradients are not finite, and nothing more is known of it"
         ranks = tuple(sorted(rank for _, rank in stood if self._said[rank].halting.why == "nonfinite"))
@@ -284,7 +282,7 @@ class HaltDriver:
             why = said.halting.why.lower()
             is_own = said.halting.state == "dying" and not any(text in why for text in LOST_CONNECTION)
             is_stopped = is_all and said.halting.state == "terminated"
-            if is_own or is_stopped or now_ns - said.since_ns >= ENDING_NS:
+            if is_own or is_stopped or now_ns - said.since_ns >= patience.KEEP_DYING_S * 1e9:
                 self._number += 1
                 self._acts.append(Tell(Order(halt=self._number, kind="abort", step=said.step), (rank,)))
                 self._said[rank] = _Said(Halting(state="released"), said.step, now_ns)
@@ -303,7 +301,7 @@ class HaltDriver:
         if now_ns - attempt.told_ns >= AGAIN_NS:
             attempt.told_ns = now_ns
             self._advance(attempt, HaltEvent.AGAIN, now_ns)
-        is_late = now_ns - attempt.course_ns >= CALLED_OFF_NS
+        is_late = now_ns - attempt.course_ns >= patience.CALLED_OFF_S * 1e9
         # Lines that were all lost at once may come back.
         is_lapsed = attempt.halt.course is Course.LAPSED and is_late
         is_off = attempt.halt.course is Course.CALLED_OFF and (is_late or is_known_to_all(attempt.halt))

@@ -45,8 +45,8 @@ def _place(rank: int, member: Member | None, window: Window, halts: HaltDriver) 
 
 def _is_able(rank: int, window: Window) -> bool:
     """As far as the last look at a rank that does not move on tells."""
-    seen = window.exams.get(rank, ())
-    delay = window.delays.get(rank)
+    seen = window.processes.exams.get(rank, ())
+    delay = window.processes.delays.get(rank)
     if delay is None or not seen:
         return True
     last = seen[-1].exam
@@ -70,7 +70,7 @@ def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Ca
             continue
         first = diagnosis.causes[0]
         is_hang = first.cause in HANGS and not _is_running(findings, first)
-        if is_hang and not window().delays:
+        if is_hang and not window().processes.delays:
             continue
         spoiled = verdicts.spoils(findings, [diagnosis])
         return Wish(

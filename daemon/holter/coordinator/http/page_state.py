@@ -1,4 +1,4 @@
-"""Makes the page's picture of a ward, and keeps what would be too dear to make anew each time."""
+"""Makes the page's picture of a run, and keeps what would be too dear to make anew each time."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -35,9 +35,9 @@ BLAME = {"info": 0, "warning": 1, "critical": 2}
 class PageState:
     """One for a run, whoever looks at it."""
 
-    def __init__(self, ward: Run, now_ns: Callable[[], int], *, record: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, run: Run, now_ns: Callable[[], int], *, record: Mapping[str, Any] | None = None) -> None:
         self.timeline = Timeline()
-        self._ward = ward
+        self._run = run
         self.now_ns = now_ns
         self._record = record
         """Of a run that is over: when it ended, and by which halt; None: it lives."""
@@ -51,20 +51,20 @@ class PageState:
 
     def look(self) -> None:
         """After each judgement: what is new goes to the timeline."""
-        ward, now_ns = self._ward, self.now_ns()
-        self.timeline.look_at_findings(ward.findings, now_ns)
-        self.timeline.look_at_incidents(ward.incidents.all())
-        self.timeline.look_at_saves(ward.saves.all(), self._sealed, now_ns)
+        run, now_ns = self._run, self.now_ns()
+        self.timeline.look_at_findings(run.judging.findings, now_ns)
+        self.timeline.look_at_incidents(run.incidents.all())
+        self.timeline.look_at_saves(run.saves.all(), self._sealed, now_ns)
         if now_ns - self._looked_ns > LOOK_NS:
             self._looked_ns = now_ns
-            self._look_at_halt(halt(ward), now_ns)
-            ward.disk.submit(self.read_vault)
+            self._look_at_halt(halt(run), now_ns)
+            run.disk.submit(self.read_vault)
 
     def paint(self) -> Picture:
         """The run as of now."""
-        ward, now_ns = self._ward, self.now_ns()
-        diagnoses = ward.incidents.all()
-        columns, hosts = picture.columns(ward.roster, _blamed(diagnoses), now_ns)
+        run, now_ns = self._run, self.now_ns()
+        diagnoses = run.incidents.all()
+        columns, hosts = picture.columns(run.roster, _blamed(diagnoses), now_ns)
         return Picture(
             now_ms=now_ns // 10**6,
             facts={
@@ -74,29 +74,29 @@ class PageState:
                 "checkpoints": self._checkpoints(),
             },
             columns=columns,
-            numbers=ward.assembly.series(),
-            arrivals=ward.assembly.arrivals(),
+            numbers=run.assembly.series(),
+            arrivals=run.assembly.arrivals(),
             happenings=self.timeline.all(),
         )
 
     def read_vault(self) -> None:
         """In the disk's thread: manifests name every tensor, and a file server may hang."""
-        folder = self._ward.settings.run_dir / FOLDER
+        folder = self._run.settings.run_dir / FOLDER
         with contextlib.suppress(OSError):
             seen = tuple(sorted(_stamp(path) for path in folder.iterdir() if SEALED.fullmatch(path.name)))
             if seen != self._seen:
-                self._sealed, self._seen = tuple(Vault(self._ward.settings.run_dir).all()), seen
+                self._sealed, self._seen = tuple(Vault(self._run.settings.run_dir).all()), seen
 
     def _about(self, now_ns: int) -> dict[str, Any]:
-        known = about(self._ward, now_ns)
+        known = about(self._run, now_ns)
         shown = {name: known[name] for name in ABOUT if name in known}
         shown["halt"] = self._look_at_halt(known["halt"], now_ns)
         for name in ("findings", "blind"):
             if (more := len(shown[name]) - MAX_LINES) > 0:
                 shown[name] = shown[name][:MAX_LINES]
                 shown[f"{name}_left_out"] = more
-        front = (member.step for member in self._ward.roster.members.values() if member.step is not None)
-        shown |= {"step": max(front, default=None), "num_ranks": len(self._ward.roster.members), "is_live": True}
+        front = (member.step for member in self._run.roster.members.values() if member.step is not None)
+        shown |= {"step": max(front, default=None), "num_ranks": len(self._run.roster.members), "is_live": True}
         return shown if self._record is None else shown | {"is_live": False} | dict(self._record)
 
     def _look_at_halt(self, told: Mapping[str, Any] | None, now_ns: int) -> Mapping[str, Any] | None:
@@ -118,7 +118,7 @@ class PageState:
 
     def _checkpoints(self) -> list[dict[str, Any]]:
         """Newest first."""
-        book, run_dir = self._ward.saves, self._ward.settings.run_dir
+        book, run_dir = self._run.saves, self._run.settings.run_dir
         own = [
             {
                 "step": save.step,

@@ -53,16 +53,16 @@ class Pages:
 
     def __init__(
         self,
-        ward: Run,
+        run: Run,
         version: str,
         *,
         token: str = "",
         ask_halt: AskHalt | None = None,
-        easel: PageState | None = None,
+        page_state: PageState | None = None,
     ) -> None:
-        self.easel = easel or PageState(ward, clock.wall_ns)
-        self.feed = EventStream(self.easel.paint, self.easel.now_ns)
-        self._ward = ward
+        self.page_state = page_state or PageState(run, clock.wall_ns)
+        self.feed = EventStream(self.page_state.paint, self.page_state.now_ns)
+        self._run = run
         self._version = version
         self._token = token
         self._ask_halt = ask_halt
@@ -90,36 +90,34 @@ class Pages:
         return web.Response(text="ok\n", headers=HEADERS)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        metrics = families(
-            self._ward.settings.run_id, self._version, self._ward.roster.snapshots(), snapshot(self._ward)
-        )
+        metrics = families(self._run.settings.run_id, self._version, self._run.roster.snapshots(), snapshot(self._run))
         body, content_type = expose(metrics, request.headers.get(hdrs.ACCEPT, ""))
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
     async def _sd(self, _: web.Request) -> web.Response:
-        return _json(sidecar_targets(self._ward.roster, self._ward.settings.run_id))
+        return _json(sidecar_targets(self._run.roster, self._run.settings.run_id))
 
     async def _status(self, _: web.Request) -> web.Response:
-        return _json(status(self._ward, self.easel.now_ns()))
+        return _json(status(self._run, self.page_state.now_ns()))
 
     async def _rank(self, request: web.Request) -> web.Response:
         name = request.match_info["rank"]
         is_number = name.isascii() and name.isdigit() and len(name) <= MAX_DIGITS
-        member = self._ward.roster.members.get(int(name)) if is_number else None
+        member = self._run.roster.members.get(int(name)) if is_number else None
         if member is None:
             return _json({"error": "no such rank"}, status=404)
-        return _json(rank_details(member, self.easel.now_ns()))
+        return _json(rank_details(member, self.page_state.now_ns()))
 
     async def _incidents(self, _: web.Request) -> web.Response:
-        return _json(self._ward.incidents.all())
+        return _json(self._run.incidents.all())
 
     async def _incident(self, request: web.Request) -> web.Response:
-        found = self._ward.incidents.get(request.match_info["id"])
+        found = self._run.incidents.get(request.match_info["id"])
         return _json({"error": "no such incident"}, status=404) if found is None else _json(found)
 
     async def _report(self, request: web.Request) -> web.Response:
         """For the page to show within itself."""
-        found = self._ward.incidents.get(request.match_info["id"])
+        found = self._run.incidents.get(request.match_info["id"])
         if found is None:
             return web.Response(status=404, text="no such incident\n", headers=HEADERS)
         return web.Response(text=report.to_fragment(found), content_type="text/html", headers=HEADERS)
@@ -132,20 +130,20 @@ class Pages:
         assert self._ask_halt is not None
         why = self._ask_halt(reason, by)
         if why is None:
-            self.easel.timeline.note("halt", f"asked for by {by}: {reason}", self.easel.now_ns(), "warning")
+            self.page_state.timeline.note("halt", f"asked for by {by}: {reason}", self.page_state.now_ns(), "warning")
         return why
 
     async def _asset(self, request: web.Request) -> web.Response:
         return assets.serve(self._assets, request)
 
     async def _index(self, _: web.Request) -> web.Response:
-        state = beginning(self._ward, self.easel.now_ns(), MAX_PLAIN)
-        plain = _render(state, len(self._ward.roster.members) - MAX_PLAIN)
-        page = assets.index(self._assets, self._ward.settings.run_id, plain)
+        state = beginning(self._run, self.page_state.now_ns(), MAX_PLAIN)
+        plain = _render(state, len(self._run.roster.members) - MAX_PLAIN)
+        page = assets.index(self._assets, self._run.settings.run_id, plain)
         return web.Response(text=page, content_type="text/html", headers=HEADERS)
 
     async def _plain(self, _: web.Request) -> web.Response:
-        state = status(self._ward, self.easel.now_ns())
+        state = status(self._run, self.page_state.now_ns())
         page = (
             f"<!doctype html><html lang=en><meta charset=utf-8><title>holter {html.escape(state['run_id'])}</title>"
             "<link rel=icon href=web/icon.svg><link rel=stylesheet href=web/page.css>"

@@ -14,29 +14,29 @@ from holter.exporters import CoordinatorSnapshot, IncidentInfo, incident_info
 from holter.records import Diagnosis
 
 
-def status(ward: Run, now_ns: int) -> dict[str, Any]:
+def status(run: Run, now_ns: int) -> dict[str, Any]:
     """The run as of now."""
-    return about(ward, now_ns) | {
-        "ranks": [rank_status(member, now_ns) for _, member in sorted(ward.roster.members.items())]
+    return about(run, now_ns) | {
+        "ranks": [rank_status(member, now_ns) for _, member in sorted(run.roster.members.items())]
     }
 
 
-def beginning(ward: Run, now_ns: int, limit: int) -> dict[str, Any]:
+def beginning(run: Run, now_ns: int, limit: int) -> dict[str, Any]:
     """The same with the first few ranks only."""
-    first = sorted(ward.roster.members)[:limit]
-    return about(ward, now_ns) | {"ranks": [rank_status(ward.roster.members[rank], now_ns) for rank in first]}
+    first = sorted(run.roster.members)[:limit]
+    return about(run, now_ns) | {"ranks": [rank_status(run.roster.members[rank], now_ns) for rank in first]}
 
 
-def about(ward: Run, now_ns: int) -> dict[str, Any]:
+def about(run: Run, now_ns: int) -> dict[str, Any]:
     """The same without the ranks, which may be thousands."""
     return {
         "schema": 1,
-        "run_id": ward.settings.run_id,
-        "run_dir": str(ward.settings.run_dir),
-        "coordinator": ward.settings.address,
-        "started_at": ward.introductions.started_at,
+        "run_id": run.settings.run_id,
+        "run_dir": str(run.settings.run_dir),
+        "coordinator": run.settings.address,
+        "started_at": run.intake.introductions.started_at,
         "now": rfc3339(now_ns),
-        "world_size": ward.roster.world_size,
+        "world_size": run.roster.world_size,
         "findings": [
             {
                 "detector": found.detector,
@@ -44,27 +44,27 @@ def about(ward: Run, now_ns: int) -> dict[str, Any]:
                 "summary": found.summary,
                 "waits": bool(found.needs),
             }
-            for found in ward.findings
+            for found in run.judging.findings
         ],
-        "incidents": [headline(diagnosis) for diagnosis in ward.incidents.all()],
+        "incidents": [headline(diagnosis) for diagnosis in run.incidents.all()],
         "detectors": {
             detector.name: {
-                "seconds": ward.bench.seconds.get(detector.name),
-                "failures": ward.bench.failures.get(detector.name, 0),
+                "seconds": run.judging.runner.seconds.get(detector.name),
+                "failures": run.judging.runner.failures.get(detector.name, 0),
             }
-            for detector in ward.bench.detectors
+            for detector in run.judging.runner.detectors
         },
-        "action": ward.settings.action,
-        "halt": halt(ward),
-        "blind": ward.blind(),
-        "warnings": ward.warnings(),
+        "action": run.settings.action,
+        "halt": halt(run),
+        "blind": run.blind(),
+        "warnings": run.warnings(),
     }
 
 
-def halt(ward: Run) -> dict[str, Any] | None:
+def halt(run: Run) -> dict[str, Any] | None:
     """The halt that is under way, or what became of the last one."""
-    attempt, outcome = ward.halts.attempt, ward.halts.outcome
-    if attempt is None and ward.halts.is_asked:
+    attempt, outcome = run.halts.attempt, run.halts.outcome
+    if attempt is None and run.halts.is_asked:
         return {"course": "asked for", "outcome": None, "text": ""}
     if attempt is None:
         return None if outcome is None else {"course": "called off", "outcome": outcome.name, "text": outcome.text}
@@ -76,9 +76,9 @@ def halt(ward: Run) -> dict[str, Any] | None:
         "reason": attempt.wish.reason,
         "savers": attempt.plan.savers,
         "lost": attempt.plan.lost,
-        "outcome": outcome.name if outcome is not None and ward.halts.is_done else None,
-        "text": outcome.text if outcome is not None and ward.halts.is_done else "",
-        "checkpoint": outcome.checkpoint if outcome is not None and ward.halts.is_done else None,
+        "outcome": outcome.name if outcome is not None and run.halts.is_done else None,
+        "text": outcome.text if outcome is not None and run.halts.is_done else "",
+        "checkpoint": outcome.checkpoint if outcome is not None and run.halts.is_done else None,
     }
 
 
@@ -95,29 +95,29 @@ def headline(diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def snapshot(ward: Run) -> CoordinatorSnapshot:
+def snapshot(run: Run) -> CoordinatorSnapshot:
     """For the exporter."""
-    healthy = ward.saves.last_healthy()
+    healthy = run.saves.last_healthy()
     return CoordinatorSnapshot(
-        halts=ward.halts.outcomes,
+        halts=run.halts.outcomes,
         last_good_step=None if healthy is None else healthy.step,
-        detectors=(*(detector.name for detector in ward.bench.detectors), DIAGNOSIS),
-        detector_s=ward.bench.seconds,
-        detector_failures=ward.bench.failures,
-        findings=tuple((found.detector, found.severity) for found in ward.findings),
-        open_incidents=tuple(ward.incidents.open()),
-        opened_s=ward.incidents.opened_s(),
-        incidents=ward.incidents.by_cause(),
-        infos=_infos(ward),
-        num_blind_spots=len(ward.blind()),
-        webhook=ward.deliveries.counts,
-        job=job_figures(ward.roster, ward.assembly),
+        detectors=(*(detector.name for detector in run.judging.runner.detectors), DIAGNOSIS),
+        detector_s=run.judging.runner.seconds,
+        detector_failures=run.judging.runner.failures,
+        findings=tuple((found.detector, found.severity) for found in run.judging.findings),
+        open_incidents=tuple(run.incidents.open()),
+        opened_s=run.incidents.opened_s(),
+        incidents=run.incidents.by_cause(),
+        infos=_infos(run),
+        num_blind_spots=len(run.blind()),
+        webhook=run.deliveries.counts,
+        job=job_figures(run.roster, run.assembly),
     )
 
 
-def _infos(ward: Run) -> tuple[IncidentInfo, ...]:
+def _infos(run: Run) -> tuple[IncidentInfo, ...]:
     """The gravest first: not all are told where there are very many."""
-    infos = [incident_info(diagnosis, ward.settings.address) for diagnosis in ward.incidents.settled()]
+    infos = [incident_info(diagnosis, run.settings.address) for diagnosis in run.incidents.settled()]
     return tuple(sorted(infos, key=lambda info: WORST_FIRST.index(info.severity)))
 
 

@@ -27,26 +27,26 @@ class OutletSettings:
 class Outlets:
     """Told often, they say only what is new."""
 
-    def __init__(self, ward: Run, settings: OutletSettings) -> None:
-        self._ward, self._deadline_s = ward, settings.deadline_s
-        self._pager = Pager(ward.settings.address, settings.runbooks)
-        self._courier = WebhookSender(settings.webhook, ward.deliveries) if settings.webhook is not None else None
+    def __init__(self, run: Run, settings: OutletSettings) -> None:
+        self._run, self._deadline_s = run, settings.deadline_s
+        self._pager = Pager(run.settings.address, settings.runbooks)
+        self._courier = WebhookSender(settings.webhook, run.deliveries) if settings.webhook is not None else None
         self._targets: TargetsFile | None = None
         if settings.targets_dir is not None:
-            about = ward.settings
-            self._targets = TargetsFile(settings.targets_dir, about.run_id, about.address, ward.disk)
+            about = run.settings
+            self._targets = TargetsFile(settings.targets_dir, about.run_id, about.address, run.disk)
 
     def start(self) -> None:
         """In a running event loop."""
         if self._courier is not None:
-            self._pager.remember(self._ward.left_open)
+            self._pager.remember(self._run.left_open)
             self._courier.start()
         self.write_targets()
 
     def tell(self, *, is_final: bool = False) -> None:
         """Of incidents that opened, changed or closed; returns at once. At the end no better diagnosis is waited for."""
         if self._courier is not None:
-            incidents = self._ward.incidents
+            incidents = self._run.incidents
             standing = incidents.standing() if is_final else incidents.settled()
             for message in self._pager.look(standing, clock.rfc3339(clock.wall_ns())):
                 self._courier.send(message)
@@ -54,7 +54,7 @@ class Outlets:
     def write_targets(self) -> None:
         """If ranks came or went."""
         if self._targets is not None:
-            self._targets.write(self._ward.roster)
+            self._targets.write(self._run.roster)
 
     async def close(self) -> None:
         """The run has ended: its targets are no more; what is still to be told is told, in the time that is left."""

@@ -146,7 +146,9 @@ def _detected_after_s(finding: Finding, window: Window, now_ns: int) -> float:
     overdue_ns = finding.facts.get("overdue_at_ns")
     if isinstance(overdue_ns, int):
         return max(0.0, round((now_ns - overdue_ns) / 1e9, 3))
-    deaths = [end.at_ns for end in window.exits if end.rank in finding.ranks and finding.detector == "dead_rank"]
+    deaths = [
+        end.at_ns for end in window.processes.exits if end.rank in finding.ranks and finding.detector == "dead_rank"
+    ]
     view = window.step(finding.first_step)
     began_ns = min(deaths, default=view.first_seen_ns if view else now_ns)
     return max(0.0, round((now_ns - began_ns) / 1e9, 3))

@@ -1,17 +1,26 @@
-"""A recorded run, judged again: the same assembly, detectors and casebook, fed from the journal at the journal's own pace.
+"""A journal, judged again: the moments at which the live run judged, for whoever reads a journal, and `holter replay` itself.
 
-    journal   | Attached  StepDone  StepDone  Judged | StepDone  Judged |      (silence)      | StepDone ...
-    replayed                                   round              round   round   round   round
+    journal   | Attached  StepDone  StepDone  Judged | StepDone  Judged (news) |      (silence)      | StepDone ...
+    news                                                         judge
+    marks                                      judge             judge
+    silence                                    judge             judge           judge    judge
 
-The coordinator writes down when it judged, so a replay sees what it saw, no more and no less. In a silence nothing new is heard, but
-time passes: it is judged after half a second, a second, two. A journal without such marks is judged every half a second.
+The coordinator writes down when it judged, unless it had heard nothing new and nothing came of it. Detectors keep nothing between two
+judgements, so that where nothing came of it the same detectors find nothing: a restart and the page of a finished run, which must not take
+long, judge at news only. `holter replay` judges at every mark; with other thresholds in silences too, after half a second, a second, two.
+A journal without marks is judged every half a second.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
+import msgspec
+
+from holter.clock import rfc3339
 from holter.coordinator.incidents.tracker import IncidentTracker
+from holter.coordinator.judge import Judge, Judgement
 from holter.coordinator.recovery.journal import Entry
-from holter.coordinator.rounds import JudgingRounds, Seen
 from holter.coordinator.window.assembly import Assembly
 from holter.faults import Detector
 from holter.records import Action, Diagnosis, Judged
@@ -19,67 +28,118 @@ from holter.records import Action, Diagnosis, Judged
 TICK_NS = 500_000_000
 PATIENCE_NS = 10 * 10**9
 """How long after something was heard the coordinator's mark is waited for: one that died left none."""
-MAX_FINAL_ROUNDS = 4
-"""A detector may ask for more after it has seen that what it asked for is not to be had."""
+MAX_FINAL_JUDGEMENTS = 4
+"""A detector may ask for more after it has seen that what it asked for cannot be had."""
+
+Pace = Literal["news", "marks", "silence"]
+"""At which moments to judge; see above."""
 
 Substance = tuple[str, tuple[int, ...], tuple[str, ...], int]
 """(cause, ranks, tensors, first step)"""
 
 
-class Replay:
-    """Feed it with a journal's entries, in order, then `finish`."""
+@dataclass(frozen=True)
+class Moment:
+    """The live run judged now, or would have."""
 
-    def __init__(self, run_id: str, action: Action, detectors: Sequence[Detector], *, has_marks: bool = True) -> None:
-        self.num_entries = 0
-        self.num_rounds = 0
-        self.last_ns = 0
-        self._rounds = JudgingRounds(Assembly(), IncidentTracker(run_id, action), detectors)
-        self._diagnoses: dict[str, Diagnosis] = {}
+    at_ns: int
+    is_final: bool = False
+    closed: tuple[str, ...] = ()
+    """Incidents that it saw pass."""
+
+
+def with_moments(entries: Iterable[Entry], pace: Pace, *, has_marks: bool = True) -> Iterator[Entry | Moment]:
+    """A journal's entries but the marks, in order, and between them the moments at which to judge."""
+    patience_ns = PATIENCE_NS if has_marks else TICK_NS
+    unmarked = _Unmarked(patience_ns, is_in_silence=pace == "silence" or not has_marks)
+    for entry in entries:
+        if pace != "news":
+            yield from map(Moment, unmarked.until(entry.received_ns))
+        body = entry.observation.body
+        if not isinstance(body, Judged):
+            unmarked.hear(entry.received_ns)
+            yield entry
+            continue
+        unmarked.judge(entry.received_ns)
+        if pace != "news" or body.is_news or body.is_final:
+            # What had passed for the live run may stand with other thresholds.
+            yield Moment(entry.received_ns, body.is_final, () if pace == "silence" else body.closed)
+
+
+class _Unmarked:
+    """When to judge although no mark says so: after a coordinator died, and in silences where that is wanted."""
+
+    def __init__(self, patience_ns: int, *, is_in_silence: bool) -> None:
+        self._patience_ns, self._is_in_silence = patience_ns, is_in_silence
         self._is_heard = False
-        """Something was heard since the last round."""
-        self._patience_ns = PATIENCE_NS if has_marks else TICK_NS
+        """Something was heard since the last judgement."""
         self._due_ns: int | None = None
         self._interval_ns = TICK_NS
 
-    def feed(self, entry: Entry) -> None:
-        """One entry; judges when the coordinator did."""
-        self.num_entries += 1
-        self._pass_time(entry.received_ns)
-        self.last_ns = max(self.last_ns, entry.received_ns)
-        if isinstance(entry.observation.body, Judged):
-            self._judge(entry.received_ns, is_final=entry.observation.body.is_final)
-            return
-        self._rounds.assembly.add(entry.observation, entry.received_ns)
+    def hear(self, at_ns: int) -> None:
         if not self._is_heard:
-            self._is_heard = True
-            self._due_ns = entry.received_ns + self._patience_ns
+            self._is_heard, self._due_ns = True, at_ns + self._patience_ns
+
+    def judge(self, at_ns: int) -> None:
+        # In a silence judgements grow rare: a night of it costs twenty.
+        self._interval_ns = TICK_NS if self._is_heard else self._interval_ns * 2
+        self._is_heard = False
+        self._due_ns = at_ns + self._interval_ns if self._is_in_silence else None
+
+    def until(self, now_ns: int) -> Iterator[int]:
+        while self._due_ns is not None and self._due_ns < now_ns:
+            at_ns = self._due_ns
+            self.judge(at_ns)
+            yield at_ns
+
+
+def judge_again(judging: Judge, moment: Moment, diagnoses: dict[str, Diagnosis]) -> Judgement:
+    """Judge as of this moment, and bring the diagnoses up to date.
+
+    The live run may have seen an incident pass in judgements that it did not write down: the mark says that it had.
+    """
+    found = judging.judge(moment.at_ns, is_final=moment.is_final)
+    diagnoses |= {diagnosis.id: diagnosis for diagnosis in found.diagnoses}
+    judging.tracker.close(moment.closed)
+    for known in [diagnoses[id_] for id_ in moment.closed if id_ in diagnoses]:
+        if known.closed_at is None:
+            diagnoses[known.id] = msgspec.structs.replace(known, closed_at=rfc3339(moment.at_ns))
+    return found
+
+
+class Replay:
+    """A recorded run, judged again from its journal alone: `read` it, then `finish`."""
+
+    def __init__(self, run_id: str, action: Action, detectors: Sequence[Detector]) -> None:
+        self.num_entries = 0
+        self._last_ns = 0
+        self._judging = Judge(Assembly(), IncidentTracker(run_id, action), detectors)
+        self._diagnoses: dict[str, Diagnosis] = {}
+
+    def read(self, entries: Iterable[Entry], pace: Pace = "marks", *, has_marks: bool = True) -> None:
+        """Hear everything again, and judge when the coordinator did."""
+        for item in with_moments(entries, pace, has_marks=has_marks):
+            if isinstance(item, Moment):
+                self._last_ns = max(self._last_ns, item.at_ns)
+                judge_again(self._judging, item, self._diagnoses)
+            else:
+                self.num_entries += 1
+                self._last_ns = max(self._last_ns, item.received_ns)
+                self._judging.assembly.add(item.observation, item.received_ns)
 
     def finish(self) -> list[Diagnosis]:
-        """The last judgement, on everything: tables that never came are not to be had any more."""
-        for _ in range(MAX_FINAL_ROUNDS):
-            seen = self._judge(self.last_ns, is_final=True)
-            if not seen.needs:
+        """The last judgement, on everything: tables that never came cannot be had any more."""
+        for _ in range(MAX_FINAL_JUDGEMENTS):
+            found = judge_again(self._judging, Moment(self._last_ns, is_final=True), self._diagnoses)
+            if not found.tables:
                 break
-            for key in seen.needs:
-                self._rounds.assembly.mark_unavailable(key)
+            for key in found.tables:
+                self._judging.assembly.mark_unavailable(key)
         return list(self._diagnoses.values())
 
     def failures(self) -> list[str]:
         """A sentence for each detector that failed."""
-        return self._rounds.bench.blind()
-
-    def _pass_time(self, until_ns: int) -> None:
-        while self._due_ns is not None and self._due_ns < until_ns:
-            self._judge(self._due_ns)
-
-    def _judge(self, now_ns: int, *, is_final: bool = False) -> Seen:
-        self.num_rounds += 1
-        # In a silence the rounds grow rare: a night of it costs twenty.
-        self._interval_ns = TICK_NS if self._is_heard else self._interval_ns * 2
-        self._is_heard, self._due_ns = False, now_ns + self._interval_ns
-        seen = self._rounds.make(now_ns, is_final=is_final)
-        self._diagnoses |= {diagnosis.id: diagnosis for diagnosis in seen.diagnoses}
-        return seen
+        return self._judging.runner.blind()
 
 
 def differences(recorded: Sequence[Diagnosis], replayed: Sequence[Diagnosis]) -> list[str]:

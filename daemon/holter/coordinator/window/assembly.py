@@ -14,14 +14,27 @@ from typing import get_args
 from holter.coordinator.window.agreement import extend
 from holter.coordinator.window.arrivals import ArrivalBook
 from holter.coordinator.window.call_blocks import BlockBook
-from holter.coordinator.window.call_counts import PaceBook
+from holter.coordinator.window.call_counts import CallCountBook
 from holter.coordinator.window.census import CensusBook
 from holter.coordinator.window.notes import NoteBook
 from holter.coordinator.window.numbers import MAX_STEPS as MAX_NUMBERED
 from holter.coordinator.window.numbers import NumberBook
 from holter.coordinator.window.progress import ProgressBook
 from holter.coordinator.window.steps import StepLedger
-from holter.faults.window import ClassHistory, Note, RankExit, StepArrivals, StepNumbers, StepView, TableKey, Window
+from holter.faults.window import (
+    CallView,
+    ClassHistory,
+    ModelView,
+    Note,
+    ProcessView,
+    RankExit,
+    StepArrivals,
+    StepNumbers,
+    StepView,
+    TableKey,
+    TensorView,
+    Window,
+)
 from holter.records import (
     Attached,
     Census,
@@ -88,7 +101,7 @@ class Assembly:
         self._progress = ProgressBook()
         self._arrivals = ArrivalBook()
         self._blocks = BlockBook()
-        self._paces = PaceBook()
+        self._counts = CallCountBook()
         self._judged: _Judged | None = None
 
     def add(self, observation: Observation, received_ns: int) -> None:
@@ -132,7 +145,7 @@ class Assembly:
                 self._offsets[rank] = body.clock_offset_ns
                 self._arrivals.add(rank, body, received_ns)
                 self._blocks.add(rank, body.blocks, received_ns)
-                self._paces.add(rank, body.steps)
+                self._counts.add(rank, body.steps)
             case _ if isinstance(body, _RARE):
                 self._notes.add(Note(rank, observation.step, received_ns, body))
 
@@ -150,26 +163,21 @@ class Assembly:
             world_size=self._world_size,
             attached=frozenset(self._attached),
             steps=steps,
-            classes=classes,
-            tables=dict(self._tables),
-            unavailable=frozenset(self._unavailable),
-            origins=dict(self._origins),
-            exits=tuple(sorted(self._exits.values(), key=lambda ended: (ended.at_ns, ended.rank))),
-            signalled=dict(self._signalled),
-            failing=dict(self._failing),
-            census=dict(self._census.joined),
-            census_steps=dict(self._census.steps),
-            census_changes=self._census.changes(),
             series=series,
             notes=self._notes.notes(),
-            hosts=dict(self._hosts),
-            delays=dict(self._progress.delays),
-            exams=dict(self._progress.exams),
-            unexamined=dict(self._progress.unexamined),
-            links=dict(self._progress.links),
-            arrivals=self._arrivals.arrivals(),
-            parted=self._blocks.parted(),
-            paces=self._paces.paces(),
+            tensors=TensorView(classes, dict(self._tables), frozenset(self._unavailable), dict(self._origins)),
+            models=ModelView(dict(self._census.joined), dict(self._census.steps), self._census.changes()),
+            processes=ProcessView(
+                exits=tuple(sorted(self._exits.values(), key=lambda ended: (ended.at_ns, ended.rank))),
+                signalled=dict(self._signalled),
+                failing=dict(self._failing),
+                delays=dict(self._progress.delays),
+                exams=dict(self._progress.exams),
+                unexamined=dict(self._progress.unexamined),
+                links=dict(self._progress.links),
+                hosts=dict(self._hosts),
+            ),
+            calls=CallView(self._arrivals.arrivals(), self._blocks.parted(), self._counts.counts()),
         )
 
     def arrivals(self) -> tuple[StepArrivals, ...]:
@@ -219,7 +227,7 @@ class Assembly:
         self._progress.forget(rank)
         self._arrivals.take_back(rank, step)
         self._blocks.forget(rank)
-        self._paces.clear()
+        self._counts.clear()
         self._census.take_back(rank, step)
         self._floor = min(self._floor, step)
         self._forgotten.clear()

@@ -4,7 +4,7 @@ step 24   rank 0: 25   rank 1: 25
 step 25   rank 0: 26   rank 1: 25      rank 1 left one out, and stays one behind
 """
 
-from holter.faults.window import Pace
+from holter.faults.window import CallCounts
 from holter.records import StepCalls
 
 MAX_GROUPS = 64
@@ -17,12 +17,12 @@ _Steps = dict[int, dict[int, list[int]]]
 """Step -> last number -> ranks."""
 
 
-class PaceBook:
+class CallCountBook:
     """The newest steps of each group."""
 
     def __init__(self) -> None:
         self._groups: dict[str, _Steps] = {}
-        self._paces: dict[str, tuple[Pace, ...]] = {}
+        self._counts: dict[str, tuple[CallCounts, ...]] = {}
 
     def add(self, rank: int, steps: list[StepCalls]) -> None:
         """Take one rank's report in."""
@@ -38,18 +38,18 @@ class PaceBook:
                     ranks.append(rank)
                 if len(known) > MAX_STEPS:
                     del known[min(known)]
-                self._paces.pop(group, None)
+                self._counts.pop(group, None)
 
     def clear(self) -> None:
         """A rank lives in a new process: it counts from the beginning, and so will the others."""
         self._groups.clear()
-        self._paces.clear()
+        self._counts.clear()
 
-    def paces(self) -> dict[str, tuple[Pace, ...]]:
+    def counts(self) -> dict[str, tuple[CallCounts, ...]]:
         """Group -> its steps, ascending; the same objects as long as nothing changed."""
-        for group in self._groups.keys() - self._paces.keys():
+        for group in self._groups.keys() - self._counts.keys():
             steps = self._groups[group]
-            self._paces[group] = tuple(
-                Pace(step, {last: tuple(ranks) for last, ranks in steps[step].items()}) for step in sorted(steps)
+            self._counts[group] = tuple(
+                CallCounts(step, {last: tuple(ranks) for last, ranks in steps[step].items()}) for step in sorted(steps)
             )
-        return dict(self._paces)
+        return dict(self._counts)

@@ -37,12 +37,12 @@ class DeclaredFrozen:
         if not any(census.declared_frozen for census in distinct_censuses(window)):
             return
         holders: dict[int, list[int]] = {}
-        for rank, census in sorted(window.census.items()):
+        for rank, census in sorted(window.models.census.items()):
             holders.setdefault(id(census), []).append(rank)
         found: dict[str, str] = {}
         ranks: list[int] = []
         for group in holders.values():
-            trained = _trained(window.census[group[0]])
+            trained = _trained(window.models.census[group[0]])
             if trained:
                 found.update(trained)
                 ranks.extend(group)
@@ -67,7 +67,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 def _finding(window: Window, found: dict[str, str], ranks: tuple[int, ...]) -> Finding:
     tensors = tuple(found)
-    changes = [c for c in window.census_changes if c.name in found and c.what == "requires_grad" and c.after == "True"]
+    changes = [c for c in window.models.changes if c.name in found and c.what == "requires_grad" and c.after == "True"]
     step = min((change.step for change in changes), default=0)
     patterns = tuple(dict.fromkeys(found.values()))
     return Finding(

@@ -84,7 +84,7 @@ class FrozenDivergence:
 
     def _requests(self, window: Window, parting: Parting, first: Parting) -> Iterator[TableRequest]:
         ranks = parting.asked(self.max_ranks_asked)
-        before = window.classes["frozen"].last_equal_step if parting is first else None
+        before = window.tensors.classes["frozen"].last_equal_step if parting is first else None
         for step in (parting.step, before):
             if step is not None and (asked := request(window, "frozen", step, ranks)):
                 yield asked
@@ -105,7 +105,7 @@ def _later(window: Window, first: Parting, max_ranks: int) -> Iterator[Parting]:
     One rank may have met a frozen component earlier than another: then the first difference has nothing in common to show.
     """
     unequal = [view for view in window.steps if view.step > first.step and len(view.roots.get("frozen", {})) > 1]
-    count = window.classes["frozen"].num_unequal
+    count = window.tensors.classes["frozen"].num_unequal
     for view in unequal:
         parting = parting_at(view, "frozen")
         is_asked = request(window, "frozen", view.step, parting.asked(max_ranks)) is None
@@ -126,13 +126,13 @@ def _whole(window: Window, difference: Difference) -> Difference:
 
 
 def _agreed_before(window: Window, parting: Parting) -> int | None:
-    history = window.classes["frozen"]
+    history = window.tensors.classes["frozen"]
     return history.last_equal_step if history.first_unequal_step == parting.step else None
 
 
 def _follows(window: Window, parting: Parting) -> bool:
     """Whether the trained weights parted no later: then frozen ones are averages of them, or were never synchronised either."""
-    onsets = (history.first_unequal_step for name in TRAINED if (history := window.classes.get(name)))
+    onsets = (history.first_unequal_step for name in TRAINED if (history := window.tensors.classes.get(name)))
     return any(onset is not None and onset <= parting.step for onset in onsets)
 
 
@@ -228,7 +228,7 @@ def _past(before: int | None, alone: tuple[int, ...]) -> Iterator[Evidence]:
 def _dtypes(window: Window, tensors: tuple[str, ...]) -> dict[str, Evidence]:
     """Those that are held in another dtype on some rank, with what each rank holds."""
     found: dict[str, dict[str, list[int]]] = {}
-    for rank, census in sorted(window.census.items()):
+    for rank, census in sorted(window.models.census.items()):
         for entry in census.entries:
             if entry.name in tensors:
                 found.setdefault(entry.name, {}).setdefault(entry.dtype, []).append(rank)
@@ -251,7 +251,7 @@ def _rounded(difference: Difference) -> Iterator[Evidence]:
 
 def _wrong_everywhere(window: Window) -> Iterator[Finding]:
     """Frozen components that no rank has ever loaded."""
-    if not window.attached or any(rank not in window.census for rank in window.attached):
+    if not window.attached or any(rank not in window.models.census for rank in window.attached):
         return
     found = [empty_components(census) for census in distinct_censuses(window)]
     shared = [name for name in found[0] if all(name in other for other in found)] if found else []

@@ -75,7 +75,7 @@ def _held(window: Window, note: Note, seen: Vitals) -> tuple[str, ...]:
     """Of those that moved in a step, the ones that an optimizer holds: nothing else can be its doing."""
     if not seen.frozen_moved_in_step.count:
         return ()
-    census = window.census.get(note.rank)
+    census = window.models.census.get(note.rank)
     held = {entry.name for entry in census.entries if entry.optimizer >= 0} if census else set()
     return tuple(name for name in seen.frozen_moved_in_step.names if name in held)
 
@@ -85,7 +85,7 @@ def _finding(window: Window, seen: list[Seen], names: tuple[str, ...], *, is_in_
     ranks = tuple(sorted({note.rank for note, _ in seen}))
     how = "by an optimizer's step" if is_in_step else "outside of any optimizer's step"
     counts = [(seen.frozen_moved_in_step if is_in_step else seen.frozen_moved_between).count for _, seen in seen]
-    is_replicated = any(census.is_replicated for census in window.census.values())
+    is_replicated = any(census.is_replicated for census in window.models.census.values())
     return Finding(
         detector=FrozenMovement.name,
         severity="warning",

@@ -129,5 +129,5 @@ def common_module(tensors: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _shapes(window: Window) -> dict[str, tuple[int, ...]]:
-    census = next(iter(window.census.values()), None)
+    census = next(iter(window.models.census.values()), None)
     return {entry.name: entry.shape for entry in census.entries} if census else {}

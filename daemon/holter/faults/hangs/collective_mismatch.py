@@ -62,7 +62,7 @@ class CollectiveMismatch:
         """At most one finding, the earliest mismatch, and the questions that runs of calls raise."""
         flights = self._flights(window)
         found = _found(window, flights) or one_sided(window, flights)
-        first = _first_of_each_group(window.parted)
+        first = _first_of_each_group(window.calls.parted)
         for parted in [] if found else first:
             # A recorder forgets, and so does its newest copy: what was read when the digests parted still shows it.
             flights = _read_for(window, parted) or flights
@@ -89,7 +89,7 @@ class CollectiveMismatch:
     def _flights(self, window: Window) -> dict[int, Flight]:
         """Of each rank the newest copy, if it was made in the same affair as the newest of all."""
         newest: dict[int, tuple[int, Flight]] = {}
-        for rank, seen in window.exams.items():
+        for rank, seen in window.processes.exams.items():
             copies = [(one.exam.flight.taken_ns, one.at_ns, one.exam.flight) for one in seen if one.exam.flight]
             if copies:
                 _, at_ns, flight = max(copies, key=lambda copy: copy[:2])
@@ -101,7 +101,7 @@ class CollectiveMismatch:
 
     def _to_examine(self, window: Window, parted: PartedBlock) -> tuple[int, ...]:
         """Everyone of a small job, else some of each digest, the rarest first."""
-        gone = {end.rank for end in window.exits}
+        gone = {end.rank for end in window.processes.exits}
         alive = self._alive(window)
         if len(alive) <= self.max_examined:
             return alive
@@ -125,7 +125,7 @@ class CollectiveMismatch:
         """A rank was heard to crash just now: it is kept for a moment, in which its peers still hold what they called."""
         heard = {
             rank: seen.at_ns
-            for rank, exams in window.exams.items()
+            for rank, exams in window.processes.exams.items()
             for seen in exams
             if seen.exam.reason == "last_breath" and window.now_ns - seen.at_ns < CRASH_S * 1e9
         }
@@ -136,7 +136,7 @@ class CollectiveMismatch:
 
     @staticmethod
     def _alive(window: Window) -> tuple[int, ...]:
-        return tuple(sorted(window.attached - {end.rank for end in window.exits}))
+        return tuple(sorted(window.attached - {end.rank for end in window.processes.exits}))
 
 
 def _found(window: Window, flights: Mapping[int, Flight]) -> Mismatch | None:
@@ -147,7 +147,7 @@ def _read_for(window: Window, parted: PartedBlock) -> dict[int, Flight]:
     """The recorders, as they were read because of these digests."""
     return {
         rank: seen.exam.flight
-        for rank, exams in window.exams.items()
+        for rank, exams in window.processes.exams.items()
         for seen in exams
         if seen.exam.flight is not None and seen.exam.asked_ns == parted.at_ns
     }
@@ -161,8 +161,8 @@ def _first_of_each_group(parted: Sequence[PartedBlock]) -> list[PartedBlock]:
 
 
 def _is_answered(window: Window, rank: int, asked_ns: int) -> bool:
-    newest = max((seen.exam.asked_ns for seen in window.exams.get(rank, ())), default=0)
-    return newest >= asked_ns or window.unexamined.get(rank, 0) >= asked_ns
+    newest = max((seen.exam.asked_ns for seen in window.processes.exams.get(rank, ())), default=0)
+    return newest >= asked_ns or window.processes.unexamined.get(rank, 0) >= asked_ns
 
 
 def _question(window: Window, parted: PartedBlock, asked: tuple[int, ...]) -> Finding:
@@ -179,7 +179,7 @@ def _question(window: Window, parted: PartedBlock, asked: tuple[int, ...]) -> Fi
 
 
 def _question_of_peers(window: Window, asked_ns: int, peers: tuple[int, ...]) -> Finding:
-    step = max((exams[-1].step for exams in window.exams.values()), default=0)
+    step = max((exams[-1].step for exams in window.processes.exams.values()), default=0)
     return Finding(
         detector=CollectiveMismatch.name,
         severity="info",
@@ -222,7 +222,7 @@ def _finding(window: Window, seen: Mismatch, flights: Mapping[int, Flight]) -> F
         "is_culprit_clear": seen.is_clear,
         "is_seen_on_both_sides": seen.is_seen_on_both_sides,
     }
-    digests = [block_evidence(parted) for parted in window.parted if parted.group == seen.group]
+    digests = [block_evidence(parted) for parted in window.calls.parted if parted.group == seen.group]
     return Finding(
         detector=CollectiveMismatch.name,
         severity="critical",
@@ -272,13 +272,13 @@ def _lost(window: Window, parted: PartedBlock, flights: Mapping[int, Flight]) ->
 
 
 def _facts(window: Window, ranks: Sequence[int], *, has_passed: bool) -> dict[str, Any]:
-    is_dead = any(end.exited.exit_code != 0 for end in window.exits)
-    is_hanging = any(rank in window.delays for rank in ranks)
+    is_dead = any(end.exited.exit_code != 0 for end in window.processes.exits)
+    is_hanging = any(rank in window.processes.delays for rank in ranks)
     return {"is_dead": is_dead, "is_hanging": is_hanging, "is_running": has_passed and not (is_dead or is_hanging)}
 
 
 def _exam_steps(window: Window, ranks: Sequence[int]) -> list[int]:
-    return [window.exams[rank][-1].step for rank in ranks if window.exams.get(rank)]
+    return [window.processes.exams[rank][-1].step for rank in ranks if window.processes.exams.get(rank)]
 
 
 def _first_step(window: Window, flights: Mapping[int, Flight], seen: Mismatch) -> int:
@@ -293,10 +293,12 @@ def _first_step(window: Window, flights: Mapping[int, Flight], seen: Mismatch) -
 
 def _steps_of_call(window: Window, flights: Mapping[int, Flight], seen: Mismatch) -> list[int]:
     """By the counts of calls at the ends of steps, else by calls that were timed, else by when steps were reported."""
-    step = step_of(window.paces.get(seen.group, ()), seen.sequence)
+    step = step_of(window.calls.counts.get(seen.group, ()), seen.sequence)
     if step is not None:
         return [step]
-    timed = [(one.sequence, entry.step) for entry in window.arrivals for one in entry.latest if one.group == seen.group]
+    timed = [
+        (one.sequence, entry.step) for entry in window.calls.arrivals for one in entry.latest if one.group == seen.group
+    ]
     before = [step for sequence, step in timed if sequence <= seen.sequence]
     if before and len(before) < len(timed):
         return before[-1:]

@@ -134,7 +134,9 @@ def has_stayed(scene: Standstill, rank: int) -> bool:
 def is_answered(scene: Standstill, rank: int, asked_ns: int) -> bool:
     """A look of this moment or later was had, or is known not to be had."""
     look = scene.looks.get(rank)
-    return (look is not None and look.exam.asked_ns >= asked_ns) or scene.window.unexamined.get(rank, 0) >= asked_ns
+    return (look is not None and look.exam.asked_ns >= asked_ns) or scene.window.processes.unexamined.get(
+        rank, 0
+    ) >= asked_ns
 
 
 def _due_suspended(look: Look, patience: Patience) -> Due:
@@ -162,7 +164,7 @@ def _due_with_victims(scene: Standstill, blamed: Blame, rank: int, patience: Pat
     over_ns = delay.at_ns - round((delay.overdue.waited_s - delay.overdue.deadline_s) * SECOND)
     ready_ns = delay.at_ns
     if blamed.by == "unreachable":
-        silent_ns = scene.window.links[rank].since_ns + round(patience.unreachable_s * SECOND)
+        silent_ns = scene.window.processes.links[rank].since_ns + round(patience.unreachable_s * SECOND)
         ready_ns, over_ns = max(ready_ns, silent_ns), max(over_ns, silent_ns)
     why = f"its time is up when that of those who wait is: {delay.overdue.because}"
     return Due(ready_ns, over_ns, why)
@@ -171,8 +173,8 @@ def _due_with_victims(scene: Standstill, blamed: Blame, rank: int, patience: Pat
 def _due_unseen(scene: Standstill, blamed: Blame, rank: int, patience: Patience) -> Due | None:
     """Its sidecar is gone, so that nobody tells whether it moves; those who wait for it do not."""
     delay = _first_overdue(scene, blamed.victims)
-    link = scene.window.links.get(rank)
-    is_unseen = rank not in scene.looks and scene.window.unexamined.get(rank, 0) >= scene.asked_ns
+    link = scene.window.processes.links.get(rank)
+    is_unseen = rank not in scene.looks and scene.window.processes.unexamined.get(rank, 0) >= scene.asked_ns
     is_lost = is_unseen or (link is not None and link.state == "closed")
     if delay is None or not is_lost or scene.delay(rank) is not None:
         return None

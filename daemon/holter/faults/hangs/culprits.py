@@ -138,7 +138,7 @@ def blame(scene: Standstill) -> Blame | None:
 
 def _is_enough(scene: Standstill, living: Mapping[int, Look]) -> bool:
     """Half of the ranks were seen, or are known not to be seen."""
-    unexamined = scene.window.unexamined
+    unexamined = scene.window.processes.unexamined
     lost = (
         rank
         for rank in scene.living - living.keys()

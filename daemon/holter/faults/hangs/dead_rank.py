@@ -64,18 +64,18 @@ class DeadRank:
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first death; all later ones are its victims."""
         abnormal = sorted(
-            (end for end in window.exits if kind_of(end) != "ordinary"), key=lambda end: (end.at_ns, end.rank)
+            (end for end in window.processes.exits if kind_of(end) != "ordinary"), key=lambda end: (end.at_ns, end.rank)
         )
         if not abnormal:
             return
-        is_everyone_gone = window.attached <= {end.rank for end in window.exits}
+        is_everyone_gone = window.attached <= {end.rank for end in window.processes.exits}
         if not is_everyone_gone and window.now_ns - abnormal[0].at_ns < self.settle_s * 1e9:
             return
-        if self._is_called_off(window.exits, abnormal[0]):
+        if self._is_called_off(window.processes.exits, abnormal[0]):
             return
         if is_stop(window, abnormal, stop_s=self.stop_s, settle_s=self.settle_s):
             return
-        culprits = self._culprits(abnormal, window.exits)
+        culprits = self._culprits(abnormal, window.processes.exits)
         if kind_of(culprits[0]) == "timed_out":
             yield _given_up(window, culprits[0], abnormal)
             return
@@ -137,7 +137,7 @@ def _given_up(window: Window, gave_up: RankExit, abnormal: list[RankExit]) -> Fi
             "is_timed_out": True,
             "is_absent_seen": found.by in {"named", "recorders"},
             "is_absent_known": bool(found.ranks),
-            "is_everyone_gone": window.attached <= {end.rank for end in window.exits},
+            "is_everyone_gone": window.attached <= {end.rank for end in window.processes.exits},
         },
         evidence=tuple(timeouts.evidence(window, gave_up, found, abnormal)),
         collective=Collective(group=group_of(wait), sequence=wait.sequence, operation=wait.operation) if wait else None,

@@ -58,7 +58,7 @@ def victims_of(first: RankExit, victims: Sequence[RankExit]) -> Iterator[Evidenc
 
 def last_seen(window: Window, rank: int) -> Iterator[Evidence]:
     """Its last statistics, collectives and stack, each from the newest look that has it."""
-    seen = window.exams.get(rank, ())
+    seen = window.processes.exams.get(rank, ())
     if (one := _newest(seen, "statistics")) is not None:
         yield _statistics(rank, one)
     flights = [one.exam.flight for one in seen if one.exam.flight is not None]

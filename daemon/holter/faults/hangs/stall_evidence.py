@@ -43,7 +43,7 @@ def evidence(scene: Standstill, blamed: Blame, found: Due) -> Iterator[Evidence]
 
 def _process(culprit: Culprit) -> Iterator[Evidence]:
     process, rank = culprit.process, culprit.rank
-    host = culprit.scene.window.hosts.get(rank, "")
+    host = culprit.scene.window.processes.hosts.get(rank, "")
     if process is None or culprit.look is None:
         why = "its sidecar did not answer" if culprit.look is None else "its process could not be looked at"
         yield Evidence(kind="process_state", summary=f"rank {rank}: {why}", values={"rank": rank, "host": host})

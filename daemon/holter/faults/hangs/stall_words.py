@@ -75,7 +75,7 @@ def _held(culprit: Culprit) -> str:
     """What keeps its process, or its interpreter, from doing anything."""
     scene, rank, process = culprit.scene, culprit.rank, culprit.process
     if culprit.blamed.by == "unreachable":
-        return f"nothing is heard from its host {scene.window.hosts.get(rank, '')}".rstrip()
+        return f"nothing is heard from its host {scene.window.processes.hosts.get(rank, '')}".rstrip()
     if rank in scene.ended:
         return f"its process has ended in step {scene.ended[rank].exited.last_step}"
     if process is not None and process.state in STATES:

@@ -84,7 +84,7 @@ class StalledRank:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the culprits of the present standstill, or what is to be asked before they can be named."""
-        broken = next((end for end in window.exits if is_meant(end) or kind_of(end) != "ordinary"), None)
+        broken = next((end for end in window.processes.exits if is_meant(end) or kind_of(end) != "ordinary"), None)
         if broken is not None:
             # What stood still before the first of them fell, or was killed, stays as it was known then.
             then = _as_of(window, broken.at_ns)
@@ -182,7 +182,7 @@ class StalledRank:
         looked_ns = max((scene.looked_ns(rank) for rank in scene.living), default=0)
         if looked_ns < scene.asked_ns:
             return
-        delays = [(rank, delay) for rank, delay in scene.window.delays.items() if rank in scene.living]
+        delays = [(rank, delay) for rank, delay in scene.window.processes.delays.items() if rank in scene.living]
         unseen = [one.at_ns for rank, one in delays if scene.looked_ns(rank) < one.at_ns - APART_NS]
         overdue_s = [one.overdue.deadline_s for _, one in delays if one.overdue.tier == "overdue"]
         doubled_ns = 2 * looked_ns - scene.began_ns
@@ -215,7 +215,7 @@ class StalledRank:
         return ExamRequest(asked_ns, depth, tuple(sorted(open_ones)))
 
     def _suspicion(self, scene: Standstill, needs: Sequence[ExamRequest]) -> Finding:
-        ranks = tuple(sorted(rank for rank in scene.window.delays if rank in scene.living))
+        ranks = tuple(sorted(rank for rank in scene.window.processes.delays if rank in scene.living))
         steps = [scene.step(rank) for rank in ranks]
         return Finding(
             detector=self.name,
@@ -235,7 +235,7 @@ class StalledRank:
             detector=self.name,
             severity=_severity(scene, blamed),
             first_step=step,
-            detected_step=max(step, *(scene.step(rank) for rank in scene.window.delays)),
+            detected_step=max(step, *(scene.step(rank) for rank in scene.window.processes.delays)),
             ranks=blamed.culprits,
             summary=summary(scene, blamed, first.ready_ns),
             facts=_facts(scene, blamed) | {"overdue_at_ns": first.overdue_ns},
@@ -308,19 +308,14 @@ def _is_seen_twice(scene: Standstill, rank: int) -> bool:
 
 def _gave_up(window: Window, broken: RankExit) -> RankExit | None:
     """Whose backend's timeout was over, if that is why the first of them fell."""
-    ends = (end for end in window.exits if end.at_ns - broken.at_ns <= SECOND)
+    ends = (end for end in window.processes.exits if end.at_ns - broken.at_ns <= SECOND)
     return next((end for end in ends if kind_of(end) == "timed_out"), None)
 
 
 def _as_of(window: Window, now_ns: int) -> Window:
     """What was known at an earlier moment, as far as it can still be told."""
-    exams = {
-        rank: kept for rank, exams in window.exams.items() if (kept := tuple(e for e in exams if e.at_ns <= now_ns))
-    }
-    return dataclasses.replace(
-        window,
-        now_ns=min(now_ns, window.now_ns),
-        real_ns=0,
-        exits=tuple(end for end in window.exits if end.at_ns < now_ns),
-        exams=exams,
-    )
+    known = window.processes
+    exits = tuple(end for end in known.exits if end.at_ns < now_ns)
+    exams = {rank: tuple(seen for seen in exams if seen.at_ns <= now_ns) for rank, exams in known.exams.items()}
+    then = dataclasses.replace(known, exits=exits, exams={rank: seen for rank, seen in exams.items() if seen})
+    return dataclasses.replace(window, now_ns=min(now_ns, window.now_ns), real_ns=0, processes=then)

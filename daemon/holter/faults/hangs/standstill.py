@@ -166,41 +166,41 @@ class Standstill:
 
     @property
     def _nums_steps(self) -> Iterator[int | None]:
-        return (delay.overdue.num_steps for rank, delay in self.window.delays.items() if rank in self.living)
+        return (delay.overdue.num_steps for rank, delay in self.window.processes.delays.items() if rank in self.living)
 
     @property
     def began_ns(self) -> int:
         """When the first of them last moved."""
-        return min(delay.moved_ns for rank, delay in self.window.delays.items() if rank in self.living)
+        return min(delay.moved_ns for rank, delay in self.window.processes.delays.items() if rank in self.living)
 
     def looked_ns(self, rank: int) -> int:
         """What it was last looked at for, or was to be and could not; 0: never."""
         look = self.looks.get(rank)
-        return max(look.exam.asked_ns if look else 0, self.window.unexamined.get(rank, 0))
+        return max(look.exam.asked_ns if look else 0, self.window.processes.unexamined.get(rank, 0))
 
     def delay(self, rank: int) -> Delay | None:
         """That a living rank does not move on."""
-        return self.window.delays.get(rank)
+        return self.window.processes.delays.get(rank)
 
     def overdue(self, rank: int) -> Delay | None:
         """The same, if its own deadline has passed."""
-        delay = self.window.delays.get(rank)
+        delay = self.window.processes.delays.get(rank)
         return delay if delay is not None and delay.overdue.tier == "overdue" else None
 
     def is_silent(self, rank: int) -> bool:
         """Nothing is heard of its sidecar, and nobody hung up."""
-        link = self.window.links.get(rank)
+        link = self.window.processes.links.get(rank)
         return link is not None and link.state == "silent"
 
     def step(self, rank: int) -> int:
         """Where it stands."""
-        if rank in self.window.delays:
-            return self.window.delays[rank].step
+        if rank in self.window.processes.delays:
+            return self.window.processes.delays[rank].step
         if rank in self.looks:
             return self.looks[rank].seen.step
         if rank in self.ended:
             return self.ended[rank].exited.last_step
-        return min((delay.step for delay in self.window.delays.values()), default=0)
+        return min((delay.step for delay in self.window.processes.delays.values()), default=0)
 
     def place(self, rank: int) -> tuple[int, int, int] | None:
         """(step, micro-step, phase) to be compared with others'; a phase outside of the order counts as -1."""
@@ -212,16 +212,16 @@ class Standstill:
 
 def standstill(window: Window) -> Standstill | None:
     """None: everybody moves."""
-    ended = {end.rank: end for end in window.exits}
+    ended = {end.rank: end for end in window.processes.exits}
     living = frozenset(window.attached - ended.keys())
-    delays = [delay for rank, delay in window.delays.items() if rank in living]
+    delays = [delay for rank, delay in window.processes.delays.items() if rank in living]
     if not delays:
         return None
     began_ns = min(delay.moved_ns for delay in delays) - JITTER_NS
     asked_ns = min(_asked(window, began_ns), default=min(delay.at_ns for delay in delays))
     looks = {
         rank: look
-        for rank, exams in window.exams.items()
+        for rank, exams in window.processes.exams.items()
         if rank in window.attached and (look := _look(rank, exams, asked_ns)) is not None
     }
     return Standstill(window, asked_ns, living, ended, looks)
@@ -229,12 +229,12 @@ def standstill(window: Window) -> Standstill | None:
 
 def _asked(window: Window, began_ns: int) -> Iterator[int]:
     """What was asked for since the first rank stood still, by the answers and by what was not answered."""
-    for rank in window.delays:
-        for seen in window.exams.get(rank, ()):
+    for rank in window.processes.delays:
+        for seen in window.processes.exams.get(rank, ()):
             if seen.exam.asked_ns >= began_ns:
                 yield seen.exam.asked_ns
-        if rank in window.unexamined and window.unexamined[rank] >= began_ns:
-            yield window.unexamined[rank]
+        if rank in window.processes.unexamined and window.processes.unexamined[rank] >= began_ns:
+            yield window.processes.unexamined[rank]
 
 
 def _look(rank: int, exams: tuple[Examined, ...], asked_ns: int) -> Look | None:

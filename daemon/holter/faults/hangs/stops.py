@@ -19,9 +19,11 @@ def is_stop(window: Window, abnormal: list[RankExit], *, stop_s: float, settle_s
         return False
     if not all(_was_told(window, end, first, settle_s) for end in abnormal):
         return False
-    if _goes_on(window, first, settle_s) or any(not _is_told_before(window, rank, first) for rank in window.failing):
+    if _goes_on(window, first, settle_s) or any(
+        not _is_told_before(window, rank, first) for rank in window.processes.failing
+    ):
         return False
-    is_everyone_gone = window.attached <= {end.rank for end in window.exits}
+    is_everyone_gone = window.attached <= {end.rank for end in window.processes.exits}
     return is_everyone_gone or (window.real_ns or window.now_ns) - first.at_ns < stop_s * 1e9
 
 
@@ -36,7 +38,7 @@ def _was_told(window: Window, end: RankExit, first: RankExit, settle_s: float) -
 
 
 def _is_told_before(window: Window, rank: int, first: RankExit) -> bool:
-    return rank in window.signalled and window.signalled[rank] <= first.at_ns
+    return rank in window.processes.signalled and window.processes.signalled[rank] <= first.at_ns
 
 
 def _goes_on(window: Window, first: RankExit, settle_s: float) -> bool:

@@ -47,7 +47,7 @@ def missing(window: Window, gave_up: RankExit) -> Missing:
         absent = set(analysis.culprits) - set(analysis.outdated)
         if absent:
             return Missing(tuple(sorted(absent)), "recorders", analysis)
-    fallen = {end.rank for end in window.exits if kind_of(end) in FALLEN}
+    fallen = {end.rank for end in window.processes.exits if kind_of(end) in FALLEN}
     rest = window.attached - fallen
     is_whole = len(window.attached) == window.world_size
     return Missing(tuple(rest), "left_over") if is_whole and len(rest) == 1 else Missing()
@@ -73,10 +73,10 @@ def evidence(window: Window, gave_up: RankExit, found: Missing, abnormal: list[R
 
 def _flights(window: Window) -> dict[int, Flight]:
     """Of each rank the newest; of one that gave up, from before that: a call that has failed looks like one that is over."""
-    fallen = {end.rank for end in window.exits if kind_of(end) in FALLEN}
+    fallen = {end.rank for end in window.processes.exits if kind_of(end) in FALLEN}
     known = {
         rank: sorted((one.exam.flight for one in seen if one.exam.flight), key=lambda flight: flight.taken_ns)
-        for rank, seen in window.exams.items()
+        for rank, seen in window.processes.exams.items()
     }
     return {
         rank: next((flight for flight in reversed(flights) if rank in fallen and _is_waiting(flight)), flights[-1])

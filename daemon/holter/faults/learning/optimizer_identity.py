@@ -53,9 +53,9 @@ class OptimizerIdentity:
         if not window.steps or window.steps[-1].step + 1 < self.min_steps:
             return
         ranks_of: dict[int, list[int]] = {}
-        for rank, census in window.census.items():
+        for rank, census in window.models.census.items():
             ranks_of.setdefault(id(census), []).append(rank)
-        kinds = [(window.census[ranks[0]], sorted(ranks)) for ranks in ranks_of.values()]
+        kinds = [(window.models.census[ranks[0]], sorted(ranks)) for ranks in ranks_of.values()]
         stale = [(ranks, names) for census, ranks in kinds if (names := self._unheld(census))]
         frozen = [(ranks, names) for census, ranks in kinds if (names := _all_frozen(census))]
         if found := stale or frozen:
@@ -101,7 +101,7 @@ def _all_frozen(census: Census) -> list[str]:
 
 
 def _finding(window: Window, ranks: tuple[int, ...], names: list[str], *, is_stale: bool) -> Finding:
-    step, census = window.steps[0].step, window.census[ranks[0]]
+    step, census = window.steps[0].step, window.models.census[ranks[0]]
     optimizers = names_text(census.optimizers) or "the optimizer"
     num_trainable = len(_trainable(census))
     if is_stale and len(names) < num_trainable and any(entry.optimizer >= 0 for entry in _trainable(census)):

@@ -59,7 +59,7 @@ class StillWeights:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: rounded away, rounded on purpose, lost; in this order."""
-        census = next(iter(window.census.values()), None)
+        census = next(iter(window.models.census.values()), None)
         away = find_streak(window, Vitals, self._is_rounded_away, at_least=self.num_vitals, min_steps=self.min_steps)
         if (
             away

@@ -55,7 +55,7 @@ class UnclearedGradients:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""
-        is_one = max((len(census.optimizers) for census in window.census.values()), default=1) <= 1
+        is_one = max((len(census.optimizers) for census in window.models.census.values()), default=1) <= 1
         streak = find_streak(
             window, Vitals, self._grows if is_one else self._grows_like_a_sum, at_least=self.num_vitals
         )
@@ -88,7 +88,8 @@ def _finding(window: Window, streak: Streak[Vitals]) -> Finding:
             "is_left_over": True,
             "does_grow": True,
             "does_norm_grow": None if growth is None else growth > 1,
-            "has_one_optimizer": max((len(census.optimizers) for census in window.census.values()), default=1) <= 1,
+            "has_one_optimizer": max((len(census.optimizers) for census in window.models.census.values()), default=1)
+            <= 1,
             "is_on_all_ranks": set(streak.ranks) >= window.attached,
         },
         evidence=tuple(_evidence(streak, growth)),

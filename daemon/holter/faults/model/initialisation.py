@@ -53,13 +53,13 @@ class Initialisation:
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: all tensors that are constant, else all that are stuck at zero."""
         ranks_of: dict[int, list[int]] = {}
-        for rank, census in window.census.items():
+        for rank, census in window.models.census.items():
             ranks_of.setdefault(id(census), []).append(rank)
         constant: dict[str, set[int]] = {}
         zero: dict[str, set[int]] = {}
         stuck = self._stuck(window)
         for ranks in ranks_of.values():
-            for entry in self._odd(window.census[ranks[0]]):
+            for entry in self._odd(window.models.census[ranks[0]]):
                 is_zero = bool(entry.marks & Mark.ZERO)
                 if not is_zero or entry.name in stuck:
                     (zero if is_zero else constant).setdefault(entry.name, set()).update(ranks)
@@ -80,7 +80,7 @@ class Initialisation:
     def _is_meant(self, window: Window, constant: dict[str, set[int]]) -> bool:
         """Whether most trained matrices are like that, on every rank."""
         ranks = set.intersection(*constant.values())
-        entries = window.census[min(window.census)].entries
+        entries = window.models.census[min(window.models.census)].entries
         num_trained = sum(self._is_matrix(entry) and _is_trained_weight(entry) for entry in entries)
         return ranks >= window.attached and 2 * len(constant) > num_trained
 
@@ -108,7 +108,7 @@ def _finding(window: Window, found: dict[str, set[int]], *, is_zero: bool, step:
     what = "all zero and get no gradient" if is_zero else "constant"
     if is_zero and len(names) == 1:
         what = "all zero and gets no gradient"
-    entries = {entry.name: entry for entry in window.census[ranks[0]].entries}
+    entries = {entry.name: entry for entry in window.models.census[ranks[0]].entries}
     return Finding(
         detector=Initialisation.name,
         severity="info" if is_meant else "warning",

@@ -108,7 +108,7 @@ def _loss_suffers(window: Window, first: int) -> tuple[float, float] | None:
 def _is_changed_on_purpose(window: Window, first: int) -> bool:
     """Other micro-batches, or other tensors trained, since just that step: another norm is no fault."""
     near = range(first - 2, first + WIDTH)
-    if any(change.what in {"requires_grad", "new", "gone"} and change.step in near for change in window.census_changes):
+    if any(change.what in {"requires_grad", "new", "gone"} and change.step in near for change in window.models.changes):
         return True
     counts = finite(window.values("micro_steps"))
     past = [value for step, value in counts if step < first][-20:]

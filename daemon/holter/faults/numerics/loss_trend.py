@@ -79,7 +79,7 @@ def _is_changed_on_purpose(window: Window, rise: Rise) -> bool:
     """Other tensors are trained since just that step: another loss is no fault."""
     near = range(rise.first_step - 2, rise.first_step + 3)
     return any(
-        change.what in {"requires_grad", "new", "gone"} and change.step in near for change in window.census_changes
+        change.what in {"requires_grad", "new", "gone"} and change.step in near for change in window.models.changes
     )
 
 

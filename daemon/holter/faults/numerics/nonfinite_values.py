@@ -155,7 +155,9 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
 
 
 def _origin(window: Window, step: int, culprits: list[int]) -> Origin | None:
-    return next((window.origins[rank, step] for rank in culprits if (rank, step) in window.origins), None)
+    return next(
+        (window.tensors.origins[rank, step] for rank in culprits if (rank, step) in window.tensors.origins), None
+    )
 
 
 def _is_overflow(origin: Origin | None, headroom: float) -> bool | None:

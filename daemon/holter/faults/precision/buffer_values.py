@@ -65,7 +65,9 @@ class BufferValues:
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: tables that are lost before those that are coarse."""
         is_everyone_here = len(window.attached) >= window.world_size or bool(window.steps)
-        if not is_everyone_here or not set(window.census) >= window.attached - {ended.rank for ended in window.exits}:
+        if not is_everyone_here or not set(window.models.census) >= window.attached - {
+            ended.rank for ended in window.processes.exits
+        }:
             return
         lost = self._on_all(window, _is_lost)
         if lost:
@@ -77,7 +79,7 @@ class BufferValues:
 
     def _on_all(self, window: Window, is_bad: Callable[[TensorEntry], bool]) -> list[TensorEntry]:
         """Buffers that are bad in every census, as the first one tells them."""
-        distinct = list({id(census): census for census in window.census.values()}.values())
+        distinct = list({id(census): census for census in window.models.census.values()}.values())
         found: list[TensorEntry] = []
         for number, census in enumerate(distinct):
             bad = [e for e in census.entries if e.is_buffer and math.prod(e.shape) >= self.min_numel and is_bad(e)]
@@ -131,7 +133,7 @@ def _finding(window: Window, entries: list[TensorEntry], *, is_lost: bool) -> Fi
         severity="warning",
         first_step=step,
         detected_step=step,
-        ranks=tuple(sorted(window.census)),
+        ranks=tuple(sorted(window.models.census)),
         tensors=names,
         summary=f"{names_text(names)} {what}.",
         facts={
@@ -178,5 +180,5 @@ def _coarse_evidence(entries: list[TensorEntry], dtypes: list[str]) -> Iterator[
 
 
 def _everywhere(window: Window) -> Evidence:
-    ranks = sorted(window.census)
+    ranks = sorted(window.models.census)
     return Evidence(kind="comparison", summary=f"the same on {ranks_text(ranks)}", values={"ranks": ranks[:64]})

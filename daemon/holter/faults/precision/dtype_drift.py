@@ -45,7 +45,7 @@ class DtypeDrift:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first step at which a dtype changed."""
-        changes = [c for c in window.census_changes if c.what == "dtype" and c.step >= self.min_step]
+        changes = [c for c in window.models.changes if c.what == "dtype" and c.step >= self.min_step]
         if changes:
             step = min(change.step for change in changes)
             yield _finding(window, [change for change in changes if change.step == step])

@@ -48,7 +48,7 @@ class BufferDivergence:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding; it asks for tables until they are there or cannot be had."""
-        history, parting = window.classes.get("buffers"), find_parting(window, "buffers")
+        history, parting = window.tensors.classes.get("buffers"), find_parting(window, "buffers")
         if history is None or parting is None or history.num_unequal < self.min_comparisons:
             return
         if _has_earlier_cause(window, parting.step) or agreed_since(window, "buffers", parting.step):
@@ -71,13 +71,13 @@ class BufferDivergence:
 
 
 def _has_earlier_cause(window: Window, step: int) -> bool:
-    onsets = (history.first_unequal_step for name in EARLIER if (history := window.classes.get(name)))
+    onsets = (history.first_unequal_step for name in EARLIER if (history := window.tensors.classes.get(name)))
     return any(onset is not None and onset <= step for onset in onsets)
 
 
 def _without_local(window: Window, names: tuple[str, ...]) -> tuple[str, ...]:
     """Those that are part of a replica, as far as the census tells."""
-    census = next(iter(window.census.values()), None)
+    census = next(iter(window.models.census.values()), None)
     known = {entry.name: entry for entry in census.entries if entry.is_buffer} if census else {}
     return tuple(name for name in names if name not in known or known[name].is_replicated)
 
@@ -85,7 +85,7 @@ def _without_local(window: Window, names: tuple[str, ...]) -> tuple[str, ...]:
 def _finding(window: Window, parting: Parting, history: ClassHistory, difference: Difference) -> Finding:
     tensors = _without_local(window, difference.tensors)
     ranks = parting.minority or parting.ranks
-    compared = [known for name in PARAMETERS if (known := window.classes.get(name))]
+    compared = [known for name in PARAMETERS if (known := window.tensors.classes.get(name))]
     count = f"{len(tensors)} of {difference.num_tensors} buffers" if difference.num_tensors else "buffers"
     return Finding(
         detector=BufferDivergence.name,

@@ -35,7 +35,7 @@ class Case:
     @property
     def reduction(self) -> str:
         """The class that shows what the reduction left: the optimizer's own view where nothing earlier was seen."""
-        return "gradients_reduced" if "gradients_reduced" in self.window.classes else "gradients"
+        return "gradients_reduced" if "gradients_reduced" in self.window.tensors.classes else "gradients"
 
     @property
     def reduced(self) -> Parting | None:
@@ -104,7 +104,7 @@ class Case:
 
     def agreed_before(self, parting: Parting) -> int | None:
         """The step at which ranks last agreed on this class."""
-        return self.window.classes[parting.tensor_class].last_equal_step
+        return self.window.tensors.classes[parting.tensor_class].last_equal_step
 
 
 def weights_agreed(classes: Mapping[str, ClassHistory]) -> int | None:
@@ -119,9 +119,9 @@ def weights_agreed(classes: Mapping[str, ClassHistory]) -> int | None:
 
 def agreed_steps(window: Window, first: Parting) -> int:
     """Completed steps of the last state that was good as far as comparisons tell; -1: none was."""
-    own = window.classes[first.tensor_class].last_equal_step
+    own = window.tensors.classes[first.tensor_class].last_equal_step
     own = -1 if own is None else own
-    weights = weights_agreed(window.classes)
+    weights = weights_agreed(window.tensors.classes)
     # Moments are read more rarely than weights, and may be wrong long before those part.
     return own if weights is None else min(own, weights) if first.tensor_class == "optimizer_state" else weights
 
@@ -129,7 +129,7 @@ def agreed_steps(window: Window, first: Parting) -> int:
 def is_beginning_forgotten(window: Window, first: Parting, partings: Mapping[str, Parting]) -> bool:
     """Then it was judged before, and better: what began later would be taken for the beginning."""
     watched = [name for name in WORDS if name not in SETTINGS or name in partings]
-    onsets = (history.first_unequal_step for name in watched if (history := window.classes.get(name)))
+    onsets = (history.first_unequal_step for name in watched if (history := window.tensors.classes.get(name)))
     return any(step is not None and step < first.step for step in onsets)
 
 
@@ -154,7 +154,7 @@ def are_settings_common(window: Window) -> bool:
 
 def unused_names(case: Case) -> tuple[str, ...]:
     """Replicated parameters that train and got no gradient, under a wrapper that was not told to look for such."""
-    census = case.window.census.get(case.first.ranks[0])
+    census = case.window.models.census.get(case.first.ranks[0])
     if census is None or case.reduced is None:
         return ()
     lookers = {place for place, component in enumerate(census.components) if component.is_find_unused}
@@ -166,7 +166,7 @@ def unused_names(case: Case) -> tuple[str, ...]:
     parting = case.reduced
     idle = {name for _, vitals in case.window.notes_of(Vitals) for name in vitals.no_gradient.names}
     for rank in parting.ranks:
-        table = case.window.tables.get((parting.tensor_class, parting.step, rank))
+        table = case.window.tensors.tables.get((parting.tensor_class, parting.step, rank))
         if table:
             idle |= {name for name, print_ in zip(table.names, table.fingerprints, strict=True) if not print_}
     return tuple(sorted((expected & idle) - set(case.difference(parting).tensors)))

@@ -134,13 +134,15 @@ def _may_be_left_out(window: Window, parting: Parting, patience_s: float) -> boo
     Copies of the recorders are made every second or two. If one did, `collective_mismatch` knows better; it has time to read them.
     """
     view = window.step(parting.step)
-    is_sudden = "gradients" in parting.tensor_class and window.classes[parting.tensor_class].num_equal >= MIN_STEPS
-    if view is None or not is_sudden or window.exits:
+    is_sudden = (
+        "gradients" in parting.tensor_class and window.tensors.classes[parting.tensor_class].num_equal >= MIN_STEPS
+    )
+    if view is None or not is_sudden or window.processes.exits:
         return False
     age_s = (window.now_ns - view.first_seen_ns) / 1e9
     if uncounted(window) is not None:
         return age_s < 3 * patience_s
-    return age_s < 2 * patience_s and not are_counted(window.paces, parting.ranks, parting.step)
+    return age_s < 2 * patience_s and not are_counted(window.calls.counts, parting.ranks, parting.step)
 
 
 def _explained(case: Case, rounding_distance: float) -> Finding:
@@ -174,7 +176,7 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
     }
     step = broke.step if broke.step is not None else first.step
     evidence = (
-        *history_evidence(window.classes),
+        *history_evidence(window.tensors.classes),
         *tensor_evidence(case.weights, in_weights),
         *tensor_evidence(case.reduced, in_reduced),
         *tensor_evidence(case.given, in_given),
@@ -248,10 +250,10 @@ def _is_tiny(case: Case, in_weights: Difference, in_gradients: Difference, limit
 def _unused(case: Case, in_reduced: Difference) -> dict[str, bool | None]:
     """Facts about why some gradients are in no reduction."""
     differing = set(in_reduced.tensors)
-    unfrozen = {c.name for c in case.window.census_changes if c.what == "requires_grad" and c.after == "True"}
+    unfrozen = {c.name for c in case.window.models.changes if c.what == "requires_grad" and c.after == "True"}
     return {
         "has_unused_parameter": bool(unused_names(case)) if case.reduced else None,
-        "were_frozen_before": differing <= unfrozen if differing and case.window.census_changes else None,
+        "were_frozen_before": differing <= unfrozen if differing and case.window.models.changes else None,
     }
 
 
@@ -268,7 +270,7 @@ def _unused_evidence(case: Case, in_reduced: Difference) -> Iterator[Evidence]:
 
 def _when_weights(case: Case) -> dict[str, bool | None]:
     """Facts about time: equal at first, parted within a step or between two."""
-    classes, weights = case.window.classes, case.weights
+    classes, weights = case.window.tensors.classes, case.weights
     before, after = classes.get("parameters_before"), classes.get("parameters_after")
     is_within: bool | None = None
     if weights and weights.tensor_class == "parameters_after" and before and before.last_equal_step is not None:
@@ -287,8 +289,8 @@ def _when_weights(case: Case) -> dict[str, bool | None]:
 
 def _when_gradients(case: Case) -> dict[str, bool | None]:
     """Facts about gradients: at the reduction or after it, always, ever since, or once."""
-    history = case.window.classes.get(case.reduction)
-    given = case.window.classes.get("gradients")
+    history = case.window.tensors.classes.get(case.reduction)
+    given = case.window.tensors.classes.get("gradients")
     has_agreed_since: bool | None = None
     if history and history.first_unequal_step is not None:
         has_agreed_since = agreed_since(case.window, case.reduction, history.first_unequal_step)
@@ -305,7 +307,7 @@ def _when_gradients(case: Case) -> dict[str, bool | None]:
 
 def _settings(case: Case) -> dict[str, bool | None]:
     """Facts about the optimizers."""
-    classes = case.window.classes
+    classes = case.window.tensors.classes
     scales = [spread for _, spread in case.window.values("loss_scale") if spread.num > 1]
     state, parted = case.partings.get("optimizer_state"), bool(case.weights)
     return {

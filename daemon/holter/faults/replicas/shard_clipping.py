@@ -61,7 +61,7 @@ class ShardClipping:
 
 def _finding(window: Window, apart: dict[int, Spread], limits: dict[int, Spread]) -> Finding:
     steps = sorted(apart)
-    entries = next((census.entries for census in window.census.values()), [])
+    entries = next((census.entries for census in window.models.census.values()), [])
     tensors = tuple(entry.name for entry in entries if entry.is_sharded and entry.requires_grad)
     ranks = tuple(sorted(window.attached))
     return Finding(

@@ -54,13 +54,13 @@ class StructureMismatch:
             return
         began = _began(window, found)
         # A rank that was heard late tells what it is by then, and not what it was.
-        told = max((window.census_steps.get(rank, 0) for rank in window.attached), default=0)
+        told = max((window.models.census_steps.get(rank, 0) for rank in window.attached), default=0)
         if self._is_settled(window, max(began, told)):
             yield _finding(window, found, began)
 
     def _is_settled(self, window: Window, began: int) -> bool:
         """Whether all ranks have told what they are since the step at which one of them last changed or first told."""
-        if any(exit_.rank in window.attached for exit_ in window.exits):
+        if any(exit_.rank in window.attached for exit_ in window.processes.exits):
             return True
         later = [view for view in window.steps if view.step >= began]
         is_past = any(not view.missing and view.step >= began + self.patience_steps for view in later)
@@ -72,7 +72,7 @@ class StructureMismatch:
 def _began(window: Window, found: StructureDifference) -> int:
     """The step of the last change to one of the tensors that differ; 0 if they never changed."""
     names = set(found.tensors)
-    return max((change.step for change in window.census_changes if change.name in names), default=0)
+    return max((change.step for change in window.models.changes if change.name in names), default=0)
 
 
 def _finding(window: Window, found: StructureDifference, began: int) -> Finding:

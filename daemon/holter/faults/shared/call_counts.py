@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from holter.faults.window import Pace
+from holter.faults.window import CallCounts
 
 MIN_STEPS = 3
 """In which the counts agreed, and since when they have differed: a call at the border of two steps may count to either."""
@@ -25,10 +25,10 @@ class Behind:
     """Their last number before."""
 
 
-def step_of(paces: Sequence[Pace], sequence: int) -> int | None:
+def step_of(counts: Sequence[CallCounts], sequence: int) -> int | None:
     """The step at whose end most ranks had made a call for the first time, or the first that has not ended; None: it cannot be told."""
     before: int | None = None
-    for pace in paces:
+    for pace in counts:
         most = max(pace.lasts, key=lambda last: len(pace.lasts[last]))
         if most >= sequence:
             return pace.step if before is not None else None
@@ -37,10 +37,10 @@ def step_of(paces: Sequence[Pace], sequence: int) -> int | None:
 
 
 def behind(
-    paces: Sequence[Pace], ranks: Collection[int], others: Collection[int], num_steps: int = MIN_STEPS
+    counts: Sequence[CallCounts], ranks: Collection[int], others: Collection[int], num_steps: int = MIN_STEPS
 ) -> Behind | None:
     """Whether these ranks, and not the others, have been the same number of calls behind ever since some step, and for so many."""
-    counted = list(_counted(paces, frozenset(ranks), frozenset(others)))
+    counted = list(_counted(counts, frozenset(ranks), frozenset(others)))
     num_behind = next(
         (back for back, (_, mine, theirs) in enumerate(reversed(counted)) if mine >= theirs), len(counted)
     )
@@ -51,52 +51,54 @@ def behind(
         return None
     step, last, _ = counted[num_equal - 1]
     # A step in which a rank called nothing is not told by it.
-    first = next(pace.step for pace in paces if pace.step > step and _of(pace, frozenset(others)) is not None)
+    first = next(pace.step for pace in counts if pace.step > step and _of(pace, frozenset(others)) is not None)
     return Behind(first, by.pop(), num_behind, last)
 
 
-def are_counted(paces: Mapping[str, Sequence[Pace]], ranks: Collection[int], step: int) -> bool:
+def are_counted(counts: Mapping[str, Sequence[CallCounts]], ranks: Collection[int], step: int) -> bool:
     """Whether all that will tell `left_out` of this step is there: what these ranks had called by the ends of the next steps."""
-    for told in paces.values():
+    for told in counts.values():
         newest = {rank: pace.step for pace in told for some in pace.lasts.values() for rank in some}
         if any(newest[rank] < step + MIN_STEPS - 1 for rank in ranks if rank in newest):
             return False
     return True
 
 
-def left_out(paces: Sequence[Pace]) -> tuple[tuple[int, ...], tuple[int, ...], Behind] | None:
+def left_out(counts: Sequence[CallCounts]) -> tuple[tuple[int, ...], tuple[int, ...], Behind] | None:
     """(who, the others, how far) of ranks that made too few calls in one step, while the others made as many as ever.
 
     Only the steps right after it are looked at: somebody may stop the job over it, and ranks that are held count otherwise.
     """
-    for index, pace in enumerate(paces):
+    for index, pace in enumerate(counts):
         if len(pace.lasts) < 2:  # noqa: PLR2004 - all agree
             continue
         ranks = pace.lasts[min(pace.lasts)]
         others = tuple(sorted(rank for told in pace.lasts.values() for rank in told if rank not in ranks))
-        around = paces[max(0, index - LOOK_BACK) : index + MIN_STEPS]
+        around = counts[max(0, index - LOOK_BACK) : index + MIN_STEPS]
         found = behind(around, ranks, others, num_steps=MIN_STEPS - 1)
-        if found is not None and _is_as_ever(paces, others, found.step):
+        if found is not None and _is_as_ever(counts, others, found.step):
             return ranks, others, found
     return None
 
 
-def _is_as_ever(paces: Sequence[Pace], ranks: Sequence[int], step: int) -> bool:
+def _is_as_ever(counts: Sequence[CallCounts], ranks: Sequence[int], step: int) -> bool:
     """Whether these ranks made as many calls in this step as in the one before; else it was they who called too often."""
-    told = [(pace.step, last) for pace in paces if (last := _of(pace, frozenset(ranks))) is not None]
+    told = [(pace.step, last) for pace in counts if (last := _of(pace, frozenset(ranks))) is not None]
     at = next(index for index, (then, _) in enumerate(told) if then == step)
     (_, earlier), (_, before), (_, now) = told[at - 2 : at + 1]
     return now - before == before - earlier
 
 
-def _counted(paces: Sequence[Pace], ranks: frozenset[int], others: frozenset[int]) -> Iterator[tuple[int, int, int]]:
+def _counted(
+    counts: Sequence[CallCounts], ranks: frozenset[int], others: frozenset[int]
+) -> Iterator[tuple[int, int, int]]:
     """(step, their last number, the others') where both told and agree among themselves."""
-    for pace in paces:
+    for pace in counts:
         mine, theirs = _of(pace, ranks), _of(pace, others)
         if mine is not None and theirs is not None:
             yield pace.step, mine, theirs
 
 
-def _of(pace: Pace, ranks: frozenset[int]) -> int | None:
+def _of(pace: CallCounts, ranks: frozenset[int]) -> int | None:
     said = [last for last, told in pace.lasts.items() if not ranks.isdisjoint(told)]
     return said[0] if len(said) == 1 else None

@@ -49,7 +49,7 @@ def trained(known: Iterable[Pass]) -> list[Pass]:
 
 def censuses(window: Window) -> list[Census]:
     """Each different census once: equal ones are one object."""
-    return list({id(census): census for census in window.census.values()}.values())
+    return list({id(census): census for census in window.models.census.values()}.values())
 
 
 def is_replicated_everywhere(window: Window) -> bool:

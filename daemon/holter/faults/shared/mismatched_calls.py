@@ -13,7 +13,7 @@ from holter.faults.shared.call_counts import Behind, behind, left_out
 from holter.faults.shared.collectives import descriptions, group_name, is_over
 from holter.faults.shared.parting import find_parting
 from holter.faults.shared.wording import listed, ranks_text
-from holter.faults.window import Pace, Window
+from holter.faults.window import CallCounts, Window
 from holter.flight import Analysis, Deviation, signature
 from holter.records import Call, Flight
 
@@ -98,8 +98,8 @@ def _since_when(window: Window, seen: Mismatch, others: Sequence[int]) -> Mismat
     """Where calls are alike, one that was left out shows only when the others come to an end: counts tell when it was."""
     if seen.kind != "order" or not seen.is_clear:
         return seen
-    paces = window.paces.get(seen.group, ())
-    found = behind(paces, seen.ranks, others) or _left_out_by(paces, seen.ranks)
+    counts = window.calls.counts.get(seen.group, ())
+    found = behind(counts, seen.ranks, others) or _left_out_by(counts, seen.ranks)
     if found is None:
         return seen
     calls = "one call" if found.by == 1 else f"{found.by} calls"
@@ -118,8 +118,8 @@ def uncounted(window: Window) -> tuple[str, tuple[int, ...], tuple[int, ...], Be
     proves nothing by itself: replicas that part in that step do.
     """
     partings = [parting for name in AVERAGED if (parting := find_parting(window, name))]
-    for group, paces in window.paces.items() if partings else ():
-        found = left_out(paces)
+    for group, counts in window.calls.counts.items() if partings else ():
+        found = left_out(counts)
         if found is None:
             continue
         ranks, others, lost = found
@@ -163,8 +163,8 @@ def of_counts(
     )
 
 
-def _left_out_by(paces: Sequence[Pace], ranks: Sequence[int]) -> Behind | None:
-    found = left_out(paces)
+def _left_out_by(counts: Sequence[CallCounts], ranks: Sequence[int]) -> Behind | None:
+    found = left_out(counts)
     return found[2] if found is not None and set(found[0]) == set(ranks) else None
 
 
@@ -177,7 +177,7 @@ def _is_mismatch(window: Window, one: Deviation, flights: Mapping[int, Flight]) 
         return False
     if one.kind == "order" and not one.is_clear and not _is_final(window, concerned):
         return False
-    late = [window.delays[rank].overdue.tier for rank in concerned if rank in window.delays]
+    late = [window.processes.delays[rank].overdue.tier for rank in concerned if rank in window.processes.delays]
     if one.kind not in KINDS:
         return not late and bool(_sides(flights, one))
     # Ranks in a circle have not met at one number: that they stay there must be known.
@@ -186,8 +186,10 @@ def _is_mismatch(window: Window, one: Deviation, flights: Mapping[int, Flight]) 
 
 def _is_final(window: Window, ranks: Collection[int]) -> bool:
     """One of them has waited for too long, or is dead: two that called in another order do not get out of it."""
-    is_overdue = any(rank in window.delays and window.delays[rank].overdue.tier == "overdue" for rank in ranks)
-    return is_overdue or any(end.exited.exit_code != 0 for end in window.exits)
+    is_overdue = any(
+        rank in window.processes.delays and window.processes.delays[rank].overdue.tier == "overdue" for rank in ranks
+    )
+    return is_overdue or any(end.exited.exit_code != 0 for end in window.processes.exits)
 
 
 def began_ns(flights: Mapping[int, Flight], places: Collection[Place]) -> dict[Place, int]:
@@ -247,7 +249,11 @@ def _by_text(texts: Mapping[int, str]) -> dict[str, tuple[int, ...]]:
 
 def one_sided(window: Window, flights: Mapping[int, Flight]) -> Mismatch | None:
     """A rank aborted, and one is in a call that its own habit does not have there, of which nobody else's copy is new enough to tell."""
-    aborted = {end.rank for end in window.exits if signal.SIGABRT in {end.exited.signal, -(end.exited.exit_code or 0)}}
+    aborted = {
+        end.rank
+        for end in window.processes.exits
+        if signal.SIGABRT in {end.exited.signal, -(end.exited.exit_code or 0)}
+    }
     for rank, flight in sorted(flights.items()) if aborted else ():
         call = next((call for call in flight.calls if not is_over(call) and not call.is_p2p), None)
         if call is None or len(calls_at(flights, call.group, call.sequence)) > 1:

@@ -65,7 +65,7 @@ class Difference:
 
 def find_parting(window: Window, tensor_class: str) -> Parting | None:
     """The first step at which ranks differed in this class; None if they never did, or the step is forgotten."""
-    history = window.classes.get(tensor_class)
+    history = window.tensors.classes.get(tensor_class)
     if history is None or history.first_unequal_step is None:
         return None
     step = history.first_unequal_step
@@ -97,14 +97,16 @@ def parting_at(view: StepView, tensor_class: str) -> Parting:
 def request(window: Window, tensor_class: str, step: int, ranks: Iterable[int]) -> TableRequest | None:
     """What is still to be asked for of these ranks' tables; None when each is there or cannot be had."""
     keys = {rank: (tensor_class, step, rank) for rank in ranks}
-    wanted = sorted(rank for rank, key in keys.items() if key not in window.tables and key not in window.unavailable)
+    wanted = sorted(
+        rank for rank, key in keys.items() if key not in window.tensors.tables and key not in window.tensors.unavailable
+    )
     return TableRequest(tensor_class, step, tuple(wanted)) if wanted else None
 
 
 def tables_at(window: Window, tensor_class: str, step: int, ranks: Iterable[int]) -> dict[int, Table]:
     """Of these ranks' tables those that are there."""
     keys = {rank: (tensor_class, step, rank) for rank in ranks}
-    return {rank: window.tables[key] for rank, key in keys.items() if key in window.tables}
+    return {rank: window.tensors.tables[key] for rank, key in keys.items() if key in window.tensors.tables}
 
 
 def column(table: Table, values: list[float] | list[int]) -> dict[str, float]:
@@ -164,7 +166,7 @@ def _is_all(
     agreeing = set(names) - set(differing) - idle
     if len(differing) < nearly_all * (len(differing) + len(agreeing)):
         return False
-    census = next(iter(window.census.values()), None)
+    census = next(iter(window.models.census.values()), None)
     return not (agreeing and census and any(e.name in agreeing and len(e.shape) >= MATRIX for e in census.entries))
 
 

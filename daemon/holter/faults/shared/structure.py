@@ -43,21 +43,21 @@ class StructureDifference:
 
 def distinct_censuses(window: Window) -> list[Census]:
     """What the ranks told, each once; at most so many that looking at all entries stays cheap."""
-    return list({id(census): census for census in window.census.values()}.values())[:MAX_DISTINCT]
+    return list({id(census): census for census in window.models.census.values()}.values())[:MAX_DISTINCT]
 
 
 def compare_structures(window: Window) -> StructureDifference | None:
     """How the attached ranks' models differ; None while a rank has not told, or where all are equal."""
-    if not window.attached or any(rank not in window.census for rank in window.attached):
+    if not window.attached or any(rank not in window.models.census for rank in window.attached):
         return None
     holders: dict[int, list[int]] = {}
     for rank in sorted(window.attached):
-        holders.setdefault(id(window.census[rank]), []).append(rank)
+        holders.setdefault(id(window.models.census[rank]), []).append(rank)
     if len(holders) < 2:  # noqa: PLR2004 - one census is agreement
         return None
     structures: dict[tuple[TensorEntry, ...], list[int]] = {}
     for ranks in list(holders.values())[:MAX_DISTINCT]:
-        structures.setdefault(_structure(window.census[ranks[0]], window.world_size), []).extend(ranks)
+        structures.setdefault(_structure(window.models.census[ranks[0]], window.world_size), []).extend(ranks)
     groups = sorted(structures.items(), key=lambda item: (-len(item[1]), item[1]))
     if len(groups) < 2:  # noqa: PLR2004 - as above
         return None

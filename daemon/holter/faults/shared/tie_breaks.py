@@ -40,7 +40,7 @@ def history_break(window: Window, weights: Parting | None) -> HistoryBreak:
     """
     if weights is None:
         return HistoryBreak()
-    before = window.classes.get("parameters_before")
+    before = window.tensors.classes.get("parameters_before")
     since = -1 if before is None or before.last_equal_step is None else before.last_equal_step
     looked = [
         view for view in window.steps if since < view.step <= weights.step and (view.broke_history or view.kept_history)

@@ -107,7 +107,7 @@ def lost_s(window: Window, late: Late, slow: set[int]) -> float:
     """By how much a step would be shorter without the slow ranks: until the next one that is not among them."""
     steps = {point.step for point in late.points}
     lost = []
-    for one in window.arrivals:
+    for one in window.calls.arrivals:
         if one.step in steps and one.latest:
             next_lag = next((arrival.lag_s for arrival in one.latest if arrival.rank not in slow), one.usual_s)
             lost.append(max(0.0, one.latest[0].lag_s - max(0.0, next_lag)))
@@ -125,7 +125,7 @@ def work(window: Window, late: Late, max_ratio: float) -> Work:
         if 2 * more > len(said):
             highs = median(spread.high for spread in said)
             return Work(True, f"{name} is {highs:g} on rank {late.rank}, {median(s.mean for s in said):g} in the mean")
-    if late.rank not in window.census:
+    if late.rank not in window.models.census:
         return Work(False if is_known else None)
     if not _is_like_most(window, late.rank):
         return Work(True, f"rank {late.rank} holds another part of the model than most ranks")
@@ -207,12 +207,12 @@ def causes(window: Window, group: Sequence[tuple[Late, Work]]) -> Iterator[Evide
 def _is_like_most(window: Window, rank: int) -> bool:
     """Whether more than half of the ranks hold the same tensors; equal censuses are one object."""
     holders: dict[int, list[Census]] = {}
-    for census in window.census.values():
+    for census in window.models.census.values():
         holders.setdefault(id(census), []).append(census)
     told = list(holders.values())[:MAX_CENSUSES]
-    own = _holds(window.census[rank])
+    own = _holds(window.models.census[rank])
     num_alike = sum(len(alike) for alike in told if _holds(alike[0]) == own)
-    return 2 * num_alike > sum(map(len, told)) or len(window.census) == 1
+    return 2 * num_alike > sum(map(len, told)) or len(window.models.census) == 1
 
 
 def _holds(census: Census) -> frozenset[tuple[str, tuple[int, ...]]]:

@@ -100,7 +100,7 @@ class SlowRank:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding for each way of being slow; all ranks that are slow in that way are named together."""
-        arrivals = [one for one in window.arrivals if one.step >= FIRST_STEPS]
+        arrivals = [one for one in window.calls.arrivals if one.step >= FIRST_STEPS]
         if len(arrivals) < self.min_steps:
             return
         step_s = _step_s(window, arrivals[0].step)

@@ -45,7 +45,7 @@ def find(context: "Context", trained: Sequence[torch.nn.Module]) -> list[Average
     # A model that an optimizer stepped, perhaps long ago, is no average of another.
     ours |= {id(p) for model in context.models if model.was_optimized for _, p in model.parameters}
     shapes = [_shapes(model.parameters()) for model in trained]
-    found: dict[int, Any] = {id(each): each for each in context.averages}
+    found: dict[int, Any] = {id(each): each for each in context.models.averages}
     for module in (*living(AveragedModel), *top_level()):
         parameters = parameters_of(module)
         if _shapes(parameters) in shapes and (isinstance(module, AveragedModel) or _is_updated(parameters)):

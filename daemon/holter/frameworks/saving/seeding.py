@@ -23,7 +23,7 @@ AT_STEP = "torch_at_step"
 
 def num_ahead(context: "Context", rewound: "Rewound") -> int:
     """How many seeds a resumed loop draws from torch's generator before the step, that the halted run did not draw after it began."""
-    feeding = context.data.under_way(context.rewind.fed_by)
+    feeding = context.data.under_way(context.undo.rewind.fed_by)
     drawn = [seeds for loader, seeds in feeding if loader.generator is None]
     own = set(twister.seeds(rewound.torch_state, len(drawn)))
     return sum(own.isdisjoint(seeds) for seeds in drawn)

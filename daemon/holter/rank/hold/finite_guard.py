@@ -86,7 +86,7 @@ class FiniteGuard:
         return next((step for step, _, table in answers if table is not None and _is_bad(table)), None)
 
     def _unshown(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        covers, lent = self._context.shown.covers, self._context.lent.get(optimizer)
+        covers, lent = self._context.hold.known_finite.covers, self._context.frameworks.lent.get(optimizer)
         if lent is not None:
             return [gradient for _, gradient in lent if not covers(gradient, gradient)]
         found = []

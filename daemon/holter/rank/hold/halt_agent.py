@@ -24,6 +24,7 @@ from holter import clock
 from holter.halting import rank_protocol as table
 from holter.halting.orders import refusal
 from holter.halting.rank_protocol import Ask, Do, Rank, RankEvent, SaveState, Say, Stand
+from holter.patience import ORPHAN_S, TERMINATED_S
 from holter.rank.hold.agent_parts import AgentParts, AgentSettings
 from holter.rank.hold.commit_register import CommitRegister
 from holter.records import Halting, Observation, Order, RankState
@@ -33,10 +34,6 @@ POLL_S = 0.2
 """How often a main thread that stands looks up; what concerns it wakes it at once."""
 LOOK_S = 1.0
 """Between two looks into the cell."""
-ORPHAN_S = 2.0
-"""So long a rank without a sidecar waits for a peer's word in the cell before it offers its own."""
-ASKED_S = 30.0
-"""So long after a SIGTERM that asks for a halt the halt may take to begin."""
 SPARE_S = 5.0
 """More than we grant ourselves, for a signal that ends the process when we do not."""
 MAX_ORDER_BYTES = 1 << 20
@@ -297,7 +294,7 @@ class HaltAgent:
             self._signal = signal.Signals(number).name
             if number in self._settings.halt_signals and self._rank.has_sidecar:
                 if is_term:
-                    self._clock.asked_until_s = clock.monotonic_s() + ASKED_S
+                    self._clock.asked_until_s = clock.monotonic_s() + TERMINATED_S
                 self._happen(RankEvent.ASKED)
             elif is_term:
                 self._happen(RankEvent.SIGNALLED)
@@ -358,7 +355,7 @@ class HaltAgent:
         if not self._clock.is_terminated or self._means.signals is None:
             return
         until_s = min(self._clock.until_s, self._clock.asked_until_s)
-        left_s = ASKED_S if until_s == NEVER else max(0.0, until_s - clock.monotonic_s())
+        left_s = TERMINATED_S if until_s == NEVER else max(0.0, until_s - clock.monotonic_s())
         self._means.signals.grant(left_s + SPARE_S)
 
     def _do(self, action: table.Action) -> None:

@@ -28,7 +28,7 @@ class Shards:
     def agree(self, optimizer: torch.optim.Optimizer, bad_step: int | None) -> int | None:
         """The first step that is not finite on any rank, as far as is known before this one is applied; `bad_step` is our own."""
         context = self._context
-        peers = context.peers
+        peers = context.hold.peers
         if peers is None or peers.is_over or not self._is_split(optimizer):
             self._tell_loss()
             return bad_step
@@ -40,11 +40,11 @@ class Shards:
 
     def leave(self) -> None:
         """Steps are not held any more: nobody is to wait for our word."""
-        if self._context.peers is not None:
-            self._context.peers.leave()
+        if self._context.hold.peers is not None:
+            self._context.hold.peers.leave()
 
     def _is_split(self, optimizer: torch.optim.Optimizer) -> bool:
-        if optimizer in self._context.partitioned:
+        if optimizer in self._context.frameworks.partitioned:
             return True
         num_parameters = sum(len(group["params"]) for group in optimizer.param_groups)
         known = self._split.get(optimizer)
@@ -61,9 +61,9 @@ class Shards:
 
     def _tell_loss(self) -> None:
         context = self._context
-        peers = context.peers
+        peers = context.hold.peers
         if peers is None or not peers.loss:
             return
         what, peers.loss = f"shards are not agreed on any more: {peers.loss}", ""
-        say(f"rank {context.recorder.rank}: {what}; one that is not finite is held on its own rank alone")
-        context.recorder.say(context.log.step, SightLost(what=what, dropped=context.recorder.page.dropped))
+        say(f"rank {context.writer.rank}: {what}; one that is not finite is held on its own rank alone")
+        context.writer.say(context.log.step, SightLost(what=what, dropped=context.writer.page.dropped))

@@ -100,7 +100,7 @@ class RegionProbe:
                     is_output_equal=bool(call.outputs) and call.outputs == _fingerprint(output),
                     num_times=self._num_times,
                 )
-                self._context.recorder.say(self._context.log.step, swapped)
+                self._context.writer.say(self._context.log.step, swapped)
             call.distance = 0.0
 
     def _is_looked_at(self) -> bool:

@@ -127,7 +127,7 @@ class LossProbe:
         self._is_round_over = any(state["found_inf_per_device"] for state in scaler._per_optimizer_states.values())  # noqa: SLF001
         self._skips.end_round(scaler)
         self._context.log.now.acquit(is_skipped=True)
-        self._context.held_inputs = None
+        self._context.inputs.suspect = None
 
     def _begin_round(self) -> None:
         is_over, self._is_round_over = self._is_round_over, False
@@ -178,7 +178,7 @@ class LossProbe:
         if not math.isfinite(value):
             is_nan = math.isnan(value)
             step.suspects.add(Nonfinite(where="loss", name="loss", nans=int(is_nan), infs=int(not is_nan), numel=1))
-            self._context.hold_inputs()
+            self._context.inputs.suspect_last()
 
 
 def is_divided(node: Any) -> bool:
@@ -268,7 +268,7 @@ class SkipProbe:
             nonfinite=ended.suspects if is_skipped else [],
             num_taken=series.num_taken,
         )
-        self._context.recorder.say(ended.step, skipped)
+        self._context.writer.say(ended.step, skipped)
 
 
 def _is_said(in_a_row: int) -> bool:

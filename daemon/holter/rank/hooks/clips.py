@@ -81,7 +81,7 @@ class ClipProbe:
             _note(step, found, float(limit), is_sharded=is_sharded)
             # The norm of order 0 counts elements, NaN among them.
             if math.isfinite(found) and float(kind) > 0:
-                self._context.shown.note(held)
+                self._context.hold.known_finite.note(held)
             return
 
         def learn(table: Any) -> None:

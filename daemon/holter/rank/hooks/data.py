@@ -195,13 +195,13 @@ class DataProbe:
     def _ask(self, loader: Any) -> None:
         """Before an iterator is made: it draws its seed."""
         known = self._known(loader)
-        self._context.rewind.asking(known.number, is_beginning=True, is_training=known.is_training)
+        self._context.undo.rewind.asking(known.number, is_beginning=True, is_training=known.is_training)
 
     def _ask_next(self, iterator: Any) -> None:
         here = self._passes.get(iterator)
         if here is not None:
             known = here.loader
-            self._context.rewind.asking(known.number, is_beginning=False, is_training=known.is_training)
+            self._context.undo.rewind.asking(known.number, is_beginning=False, is_training=known.is_training)
 
     def _begin(self, iterator: Any, loader: Any, frame: Any) -> None:
         known = self._known(loader)
@@ -233,7 +233,7 @@ class DataProbe:
         here = self._passes.get(iterator)
         if here is not None and not here.is_over:
             here.is_over = True
-            self._context.rewind.ended(here.loader.number)
+            self._context.undo.rewind.ended(here.loader.number)
             self._tell_beginning(here)
             self._tell(here, is_end=True)
 
@@ -263,7 +263,7 @@ class DataProbe:
             num_shards=said.num_shards,
             order=here.order if is_end and here.is_order_known else 0,
         )
-        self._context.recorder.say(self._context.log.step, feed)
+        self._context.writer.say(self._context.log.step, feed)
 
     def _is_joined(self) -> bool:
         """Whether DDP's `join()` lets each rank end when it likes: then no length binds the others."""

@@ -1,7 +1,12 @@
-"""A rank's last words: an exception that reaches the top, or an ordinary end. A process that is killed has none.
+"""How a rank ends, told while it still can: an exception that reaches the top, an ordinary end, or `os._exit`. A process that is killed tells nothing.
 
-With an exception its newest collectives are left too: where gloo aborts one process over sizes that do not match, the other side of the
-mismatch is in the one that raises. And it may be asked to save before it ends: its peers may be gone, and its state good.
+With an exception, and with `os._exit`, its newest collectives are left on the page too: where gloo aborts one process over sizes that do not
+match, the other side of the mismatch is in the one that raises. And a rank with an exception may be asked to save before it ends: its peers
+may be gone, and its state good.
+
+`os._exit` leaves past excepthook, atexit and every destructor. The page outlives the process, so what is written there is kept; then the
+original is called with the same code. A forked child that ends so, as every worker of `multiprocessing` does, is not the rank and
+tells nothing.
 """
 
 import atexit
@@ -23,21 +28,11 @@ from holter.records import Farewell, LastCalls
 MAX_CALLS = 64
 MAX_TEXT = 2000
 
-
-def leave_last_calls(context: Context) -> None:
-    """Copy the recorder, if it has anything, to the page; some milliseconds."""
-    found = msgspec.json.decode(dump() or b"{}")
-    calls = found.get("entries")
-    if calls:
-        found["entries"] = calls[-MAX_CALLS:]
-        context.recorder.say(context.log.step, LastCalls(dump=msgspec.json.encode(found)))
-
-
 Kind = Literal["end", "exception", "interrupt", "exit"]
 
 
 class EndingProbe:
-    """Listens at the interpreter's last exits and passes everything on."""
+    """Stands before excepthook and among the atexit functions, and passes everything on."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -65,9 +60,9 @@ class EndingProbe:
         if not issubclass(kind, KeyboardInterrupt):
             guard.wrap(leave_last_calls)(self._context)
         self._previous(kind, error, trace)
-        if self._context.halts is not None and not issubclass(kind, KeyboardInterrupt):
-            # It is shown by now, whatever comes. A peer may have died: this rank's state may be all that is left.
-            guard.wrap(self._context.halts.linger)(f"{kind.__name__}: {error}"[:MAX_TEXT])
+        if self._context.hold.agent is not None and not issubclass(kind, KeyboardInterrupt):
+            # The traceback is printed by now, whatever comes. A peer may have died: this rank's state may be all that is left.
+            guard.wrap(self._context.hold.agent.linger)(f"{kind.__name__}: {error}"[:MAX_TEXT])
 
     def _exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         frames = traceback.extract_tb(trace)
@@ -79,18 +74,18 @@ class EndingProbe:
         self.say("end", "", "")
 
     def say(self, kind: Kind, text: str, where: str) -> None:
-        """The first words are the last."""
+        """Tell why the rank ends; only the first reason counts."""
         if not self._is_said:
             self._is_said = True
-            self._context.recorder.say(self._context.log.step, Farewell(kind=kind, text=text, where=where))
+            self._context.writer.say(self._context.log.step, Farewell(kind=kind, text=text, where=where))
 
 
 class ExitProbe:
     """Stands before `os._exit`."""
 
-    def __init__(self, context: Context, farewell: EndingProbe) -> None:
+    def __init__(self, context: Context, ending: EndingProbe) -> None:
         self._context = context
-        self._farewell = farewell
+        self._ending = ending
         self._pid = os.getpid()
 
     def install(self) -> None:
@@ -99,23 +94,38 @@ class ExitProbe:
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         guard = self._context.guard
-        leave_calls, leave_word = guard.wrap(leave_last_calls, "any"), guard.wrap(self._leave_word, "any")
+        leave_calls, tell = guard.wrap(leave_last_calls, "any"), guard.wrap(self._tell, "any")
 
         @functools.wraps(original)
         def _exit(*args: Any, **kwargs: Any) -> Any:
             if os.getpid() == self._pid:
-                leave_word(sys._getframe().f_back, args[0] if args else kwargs.get("status"))  # noqa: SLF001
+                tell(sys._getframe().f_back, args[0] if args else kwargs.get("status"))  # noqa: SLF001
                 leave_calls(self._context)
             return original(*args, **kwargs)
 
         return _exit
 
-    def _leave_word(self, frame: FrameType | None, status: object) -> None:
+    def _tell(self, frame: FrameType | None, status: object) -> None:
         # At exit and in a bare thread the interpreter itself calls, from no line.
         where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame is not None else ""
-        self._farewell.say("exit", f"os._exit({status})", where)
+        self._ending.say("exit", f"os._exit({status})", where)
+
+
+def leave_last_calls(context: Context) -> None:
+    """Copy the newest collectives, if there are any, from the Flight Recorder to the page; some milliseconds.
+
+    The rank may be ended any moment, by its launcher above all, so nothing is done here that the sidecar can do as well.
+    """
+    found = msgspec.json.decode(dump() or b"{}")
+    calls = found.get("entries")
+    if calls:
+        found["entries"] = calls[-MAX_CALLS:]
+        context.writer.say(context.log.step, LastCalls(dump=msgspec.json.encode(found)))
 
 
 def is_interactive() -> bool:
-    """A prompt is there or will be (`python -i`), or a notebook's cell runs."""
+    """Whether a person sits before this interpreter: then an exception, or a SystemExit, is not the end of the process.
+
+    A prompt is there or will be (`python -i`), or a notebook's cell runs.
+    """
     return hasattr(sys, "ps1") or bool(sys.flags.inspect) or hasattr(builtins, "get_ipython")

@@ -98,13 +98,13 @@ class LogProbe:
         self._names.update([name for name in told if name not in self._names][: max(room, 0)])
         kept = {name: number for name, number in told.items() if name in self._names}
         if kept:
-            self._context.recorder.say(step, Logged(values=kept))
+            self._context.writer.say(step, Logged(values=kept))
 
     def _numbers(self, name: str, value: Any) -> Numbers:
         meaning = meaning_of(name)
         if meaning == "ema" and (found := named_tensors(value)):
             if hasattr(value, "state_dict"):
-                self._context.averages.add(value)
+                self._context.models.averages.add(value)
             yield from self._average.read(found)
             return
         if isinstance(value, Mapping):

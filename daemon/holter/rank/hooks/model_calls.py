@@ -136,7 +136,7 @@ class CallProbe:
         self._interrupted.append(self._context.enter(Phase.FORWARD if is_training else Phase.EVALUATION))
         self._on_call(module, (args, kwargs))
         if is_training:
-            self._context.inputs = batches.capture(weakref.ref(module), args, kwargs)
+            self._context.inputs.last = batches.capture(weakref.ref(module), args, kwargs)
             self._on_training_call(module)
 
     def _begin_compiled(self, module: torch.nn.Module, _: Any) -> None:

@@ -41,7 +41,7 @@ class GroupProbe:
             return
         self._seen = seen
         for part in _parts(self._new(world)):
-            self._context.recorder.say(self._context.log.step, Groups(groups=part))
+            self._context.writer.say(self._context.log.step, Groups(groups=part))
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         look = self._context.guard.wrap(self.look, "any")
@@ -93,4 +93,4 @@ class DeviceProbe:
         uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
         if uuid:
             name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-            self._context.recorder.say(self._context.log.step, OnDevice(uuid=name))
+            self._context.writer.say(self._context.log.step, OnDevice(uuid=name))

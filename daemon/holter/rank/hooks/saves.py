@@ -136,7 +136,7 @@ class SaveProbe:
         path = where()
         if path:
             seconds = round(clock.monotonic_s() - began_s, 3)
-            self._context.recorder.say(self._context.log.step, Kept(path=path, framework=framework, seconds=seconds))
+            self._context.writer.say(self._context.log.step, Kept(path=path, framework=framework, seconds=seconds))
 
 
 def _size(module: torch.nn.Module | None) -> int:

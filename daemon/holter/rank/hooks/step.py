@@ -95,7 +95,6 @@ class StepProbe:
         self._read_began = 0.0
         self._interrupted = Phase.OTHER
         self._handles: list[Any] = []
-        context.is_torn = self._is_torn
         looks.finite.before_scaled = context.guard.wrap(self._hold_if_due, "claims")
 
     def install(self) -> None:
@@ -159,7 +158,7 @@ class StepProbe:
         log = self._context.log
         if not self._stepped and not self._depth and log.num_backwards:
             log.drop()
-            self._context.rewind.begin_anew()
+            self._context.undo.rewind.begin_anew()
 
     def _before(self, optimizer: torch.optim.Optimizer, *, has_closure: bool = False) -> None:
         context = self._context
@@ -187,12 +186,12 @@ class StepProbe:
             context.models.refresh()
         self._reporter.tell_census(self.optimizers, self._gradients.ready_order, is_thorough=step % THAW_EVERY == 0)
         self._judge(optimizer)
-        if context.halts is not None:
+        if context.hold.agent is not None:
             self._hold_if_need_be(optimizer, has_closure=has_closure)
         if not self._stepped and not self._is_straggler:
             self._compare_before(optimizer)
-        if context.snapshots is not None:
-            context.snapshots.settle()
+        if context.undo.snapshots is not None:
+            context.undo.snapshots.settle()
         self._is_applying = True
         self._interrupted = context.enter(Phase.OPTIMIZER)
 
@@ -243,8 +242,8 @@ class StepProbe:
             model.is_active |= any(id(p) in held for _, p in model.parameters)
 
     def _find_registered(self, optimizer: torch.optim.Optimizer) -> None:
-        if (found := self._context.find_registered(optimizer)) is not None:
-            self._context.rewind.registered.find = found
+        if (found := self._context.frameworks.find_registered(optimizer)) is not None:
+            self._context.undo.rewind.registered.find = found
 
     def _judge(self, optimizer: torch.optim.Optimizer) -> None:
         """Ask whether what the optimizer applies is finite, and if not, where that comes from."""
@@ -257,17 +256,18 @@ class StepProbe:
             self._is_questioned = True
             self._feeding.question()
 
-    def _is_torn(self) -> bool:
+    def is_torn(self) -> bool:
+        """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
         return self._is_applying or bool(self._stepped) or self._is_straggler
 
     def _hold_if_need_be(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """Nothing of this optimizer's step is applied yet; once one of several has stepped, only a NaN is worth a torn state."""
         context = self._context
-        halts = context.halts
+        halts = context.hold.agent
         assert halts is not None
         if halts.is_wanted():
             self._hold_if_bad(optimizer, has_closure=has_closure)
-        was_torn = self._is_torn()
+        was_torn = self.is_torn()
         # Set before it is asked: a rescue that begins from now on must not take what is about to change.
         self._is_applying = True
         if halts.is_due(self._round) and not was_torn:
@@ -276,8 +276,8 @@ class StepProbe:
 
     def _hold_if_due(self) -> None:
         """A loss scaler is about to call an optimizer, or not to: then nobody else asks."""
-        halts = self._context.halts
-        if halts is not None and not self._depth and not self._is_torn() and halts.is_due(self._round):
+        halts = self._context.hold.agent
+        if halts is not None and not self._depth and not self.is_torn() and halts.is_due(self._round):
             self._hold("agreed")
 
     @property
@@ -298,12 +298,14 @@ class StepProbe:
         self._hold("peer" if own is None else "nonfinite")
         # Released: the script goes on with what it has.
         self._note_poisoned(first)
-        if context.halts is not None and not context.halts.is_wanted():
+        if context.hold.agent is not None and not context.hold.agent.is_wanted():
             self._shards.leave()
 
     def _note_poisoned(self, step: int) -> None:
         context = self._context
-        context.poisoned_step = step if context.poisoned_step is None else min(step, context.poisoned_step)
+        context.hold.poisoned_step = (
+            step if context.hold.poisoned_step is None else min(step, context.hold.poisoned_step)
+        )
 
     def _finds(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether what is about to be applied is not finite; then the step says all it knows of that."""
@@ -319,7 +321,7 @@ class StepProbe:
     def _hold(self, why: HoldReason) -> None:
         """Stand still until it is decided; the time is neither the step's nor ours."""
         context = self._context
-        log, halts, began = context.log, context.halts, clock.monotonic_s()
+        log, halts, began = context.log, context.hold.agent, clock.monotonic_s()
         if why != "agreed" and not log.now.is_told:
             log.now.times = StepTimes(began - self._began, context.phases.take())
             self._reporter.tell(log.now)
@@ -372,10 +374,10 @@ class StepProbe:
         self._began, self._own_began, self._read_began = now, context.guard.own_s, context.readings.spent_s
         self._last, self._stepped = self._stepped, Optimizers()
         self._is_questioned = self._is_straggler = False
-        context.inputs = context.held_inputs = None
-        context.shown.clear()
-        context.rewind.step_closed(log.step, is_late=is_late)
+        context.inputs.clear()
+        context.hold.known_finite.clear()
+        context.undo.rewind.step_closed(log.step, is_late=is_late)
         context.readings.poll()
         self._reporter.tell_ready()
         self._reporter.heed_sidecar()
-        context.recorder.beat(log.step, context.phases.phase, 0)
+        context.writer.beat(log.step, context.phases.phase, 0)

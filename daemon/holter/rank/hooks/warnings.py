@@ -52,7 +52,7 @@ class WarningProbe:
         where, module = f"{message.filename}:{message.lineno}", self._module(frame)
         if (where, module) not in self._said:
             self._said.add((where, module))
-            self._context.recorder.say(self._context.log.step, Warned(text=text[:MAX_TEXT], where=where, module=module))
+            self._context.writer.say(self._context.log.step, Warned(text=text[:MAX_TEXT], where=where, module=module))
 
     def _module(self, frame: FrameType | None) -> str:
         """The innermost module whose forward is running: its name, or its class where no name is known.

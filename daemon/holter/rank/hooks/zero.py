@@ -74,8 +74,8 @@ class ZeroProbe:
         for model in self._context.models:
             model.is_active |= any(id(p) in ours for _, p in model.parameters)
         skips = _skips_overflows(zero)
-        self._context.lent[inner] = [] if skips else found
-        (self._context.partitioned.discard if skips else self._context.partitioned.add)(inner)
+        self._context.frameworks.lent[inner] = [] if skips else found
+        (self._context.frameworks.partitioned.discard if skips else self._context.frameworks.partitioned.add)(inner)
         self._open.append(inner)
         self._steps.begin(inner)
 
@@ -83,11 +83,11 @@ class ZeroProbe:
         if not self._open:
             return
         inner, context = self._open.pop(), self._context
-        context.lent.pop(inner, None)
+        context.frameworks.lent.pop(inner, None)
         if getattr(zero, "overflow", False):
             # ZeRO has thrown the gradients away.
             context.log.now.acquit(is_skipped=True)
-            context.held_inputs = None
+            context.inputs.suspect = None
         self._steps.end(inner)
 
 

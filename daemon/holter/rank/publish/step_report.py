@@ -30,8 +30,8 @@ class StepReporter:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._sidecar = SidecarLink(context.recorder.page)
-        self._census = CensusTaker(context.declared_frozen)
+        self._sidecar = SidecarLink(context.writer.page)
+        self._census = CensusTaker(context.models.declared_frozen)
         self._told_census: Any = None
         self._outline: Any = None
 
@@ -45,7 +45,7 @@ class StepReporter:
         """One step, with what is known of it by now."""
         assert step.times is not None, "it is over, or held"
         context, step.is_told = self._context, True
-        context.recorder.say(
+        context.writer.say(
             step.step,
             StepDone(
                 seconds=step.times.seconds,
@@ -79,7 +79,7 @@ class StepReporter:
             return
         self._told_census = known, held
         for part in self._census.take(models, optimizers, list(ready_order)):
-            self._context.recorder.say(self._context.log.step, part)
+            self._context.writer.say(self._context.log.step, part)
 
     def heed_sidecar(self) -> None:
         """Do what it orders, print what it wants printed, and say so once if nobody watches any more."""
@@ -90,8 +90,8 @@ class StepReporter:
             say(notice)
         loss = self._sidecar.loss()
         if loss:
-            say(f"rank {context.recorder.rank} trains unobserved: {loss}")
-            context.recorder.say(context.log.step, SightLost(what=loss, dropped=context.recorder.page.dropped))
+            say(f"rank {context.writer.rank} trains unobserved: {loss}")
+            context.writer.say(context.log.step, SightLost(what=loss, dropped=context.writer.page.dropped))
 
 
 def tell_completed_before(context: Context, optimizer: torch.optim.Optimizer) -> None:
@@ -101,9 +101,9 @@ def tell_completed_before(context: Context, optimizer: torch.optim.Optimizer) ->
     that most optimizers keep with their moments, which comes back with them; a step that a scaler skips is in no such count, nor in ours.
     Nothing is guessed: an optimizer without a count, or with one on a device, which we would have to wait for, says nothing.
     """
-    found = context.count_steps(optimizer)
+    found = context.frameworks.count_steps(optimizer)
     count, source = found if found is not None else (_own_count(optimizer), type(optimizer).__name__)
-    context.recorder.say(context.log.step, Begun(completed=count, source=source if count is not None else ""))
+    context.writer.say(context.log.step, Begun(completed=count, source=source if count is not None else ""))
 
 
 def _own_count(optimizer: torch.optim.Optimizer) -> int | None:

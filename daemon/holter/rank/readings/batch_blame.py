@@ -50,7 +50,7 @@ class BatchBlameProbe:
         self._num_calls += 1
         if self._num_calls > MAX_CALLS:
             return
-        tensors = [tensor for _, tensor in _tensors(self._context.inputs)]
+        tensors = [tensor for _, tensor in _tensors(self._context.inputs.last)]
         self._signature = batches.fold(self._signature, batches.sign(tensors))
         self._num_samples[0] += next((t.shape[0] for t in tensors if t.dim()), 0)
 
@@ -66,7 +66,7 @@ class BatchBlameProbe:
     def question(self) -> None:
         """The step is spoiled: look at its batch, and if that is sound, for the module."""
         context = self._context
-        inputs = context.held_inputs or context.inputs
+        inputs = context.inputs.suspect or context.inputs.last
         bad = batches.read(_tensors(inputs))
         if all(entry.name in self._healthy_steps for entry in bad):
             # Labels go past the model.
@@ -97,7 +97,7 @@ class BatchBlameProbe:
 
     def learn(self) -> None:
         """The step is healthy: what its batch is like."""
-        inputs, numbers = _tensors(self._context.inputs), self._context.log.now.numbers
+        inputs, numbers = _tensors(self._context.inputs.last), self._context.log.now.numbers
         told = (self._leaves or inputs)[:MAX_LEAVES]
         found = {entry.path: entry for entry in survey(told)}
         for entry in found.values():
@@ -128,7 +128,7 @@ class BatchBlameProbe:
         model = next((model for model in context.models if model.inner is module), None)
         with context.guard.paused():
             found = nan_origin.find(inputs, model.prefix if model else "")
-        context.recorder.say(context.log.step, found)
+        context.writer.say(context.log.step, found)
 
 
 def _tensors(inputs: Inputs | None) -> list[batches.Leaf]:

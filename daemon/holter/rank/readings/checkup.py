@@ -189,7 +189,7 @@ class Checkup:
             uncleared_steps=findings.leftovers.num_checks,
             uncleared_growth=findings.leftovers.growth,
         )
-        self._context.recorder.say(self.step, vitals)
+        self._context.writer.say(self.step, vitals)
         # Nothing of a checkup outlives it: what the script lets go of is let go at once.
         self._all, self._trained, self._frozen, answers.samples = [], [], [], None
 

@@ -252,7 +252,7 @@ class ComparisonProbe:
         packed = rows.packed(tensor_class, chosen, over=over, keys=keys)
         step.roots[tensor_class] = packed.root
         step.numbers.update(rows.numbers(tensor_class))
-        self._context.recorder.say(step.step, packed)
+        self._context.writer.say(step.step, packed)
 
 
 class _Reduced:

@@ -92,7 +92,7 @@ class GradientProbe:
             # A fused optimizer skips the step itself if the scaler found something.
             step.acquit(is_skipped=True)
             return
-        lent = self._context.lent.get(optimizer)
+        lent = self._context.frameworks.lent.get(optimizer)
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         for model in self._context.models.active()[: None if lent is None else 1]:
             own = (entry for entry in _with_gradients(model) if id(entry[0][1]) in held)
@@ -100,7 +100,7 @@ class GradientProbe:
             self._read(model, step, found, "reduced_gradient", WHOLE)
         if step.suspects.tensors and not step.suspects.is_applied and not step.num_owed:
             step.acquit()
-            self._context.held_inputs = None
+            self._context.inputs.suspect = None
 
     def _read(self, model: Model, step: OpenStep, found: list[Found], where: Where, turn: Turn) -> None:
         if not found:
@@ -117,7 +117,7 @@ class GradientProbe:
             bad = table.nans + table.pos_infs + table.neg_infs
             rows = np.flatnonzero(bad)
             if not rows.size and is_at_once and (where == "reduced_gradient" or self._context.world_size == 1):
-                self._context.shown.note([parameter for _, parameter in named], gradients)
+                self._context.hold.known_finite.note([parameter for _, parameter in named], gradients)
             if counts:
                 # The table sums what is finite.
                 self._count(model, step, turn, math.nan if rows.size else float(table.square_sum.sum()))

@@ -96,7 +96,7 @@ class Hyperparameters:
             values = [min(max(value, -LARGEST), LARGEST) for value in values]
         norms = struct.pack(f"<{len(values)}f", *values)
         table = PackedTable(tensor_class=CLASS, root=self._root, fingerprints=bits, norms=norms, names=self._names)
-        self._context.recorder.say(self._context.log.step, table)
+        self._context.writer.say(self._context.log.step, table)
 
     def _learn(self, optimizers: Sequence[torch.optim.Optimizer], *, has_scale: bool) -> None:
         """Which settings there are; only groups that hold a replica count."""

@@ -103,7 +103,7 @@ class InspectionProbe:
         for handle in inspected.handles:
             handle.remove()
         if is_told and inspected.called:
-            self._context.recorder.say(self._context.log.step, _told(inspected))
+            self._context.writer.say(self._context.log.step, _told(inspected))
 
     def _put_on(self, inspected: _Pass, root: nn.Module) -> None:
         model = self._context.models.of(root)

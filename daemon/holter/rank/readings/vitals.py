@@ -57,7 +57,7 @@ class VitalsProbe:
         self._on_idle = on_idle
         self._idle = IdleWatch()
         self._leftovers = Leftovers(context)
-        self._rhythm = Rhythm(rank=context.recorder.rank, world_size=context.world_size, budget=budget, floor_s=floor_s)
+        self._rhythm = Rhythm(rank=context.writer.rank, world_size=context.world_size, budget=budget, floor_s=floor_s)
         self._findings = Findings(self._idle, self._leftovers, FingerprintHistory(), FingerprintHistory())
         self._checkup: Checkup | None = None
         self._vital_step = -2

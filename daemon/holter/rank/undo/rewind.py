@@ -109,7 +109,7 @@ class Rewind:
     """One for a rank; the probes say what happens, a halt restores."""
 
     def __init__(self, context: Context) -> None:
-        self._page = context.recorder.page
+        self._page = context.writer.page
         self._generators = Generators()
         self.buffers = MovingBuffers(context)
         self.registered = Registered()
@@ -132,7 +132,7 @@ class Rewind:
         self._log = context.log
         self._given: dict[str, bytes] = {}
         """As the step before left them, until DDP gives them to all; empty on all ranks but the first."""
-        self._is_giving = context.recorder.rank == 0 and context.world_size > 1
+        self._is_giving = context.writer.rank == 0 and context.world_size > 1
         self._has_said = False
 
     def step_closed(self, step: int, *, is_late: bool = False) -> None:

@@ -183,7 +183,7 @@ class Snapshots:
         if self._is_due(log.step) and self._begun != log.step and log.micro_step and not self._has_missed:
             self._has_missed = True
             say(
-                f"rank {self._context.recorder.rank}: there is no snapshot of step {log.step}, because its forward pass "
+                f"rank {self._context.writer.rank}: there is no snapshot of step {log.step}, because its forward pass "
                 "was not seen (a compiled model shows none)"
             )
         if self._open is not None:
@@ -234,16 +234,16 @@ class Snapshots:
 
     def _give_up(self, why: str) -> None:
         self._is_off, self._open, self._whole = True, None, []
-        say(f"rank {self._context.recorder.rank} keeps no snapshots any more: {why}")
+        say(f"rank {self._context.writer.rank} keeps no snapshots any more: {why}")
 
     def _lay_out(self, step: int) -> Snapshot | None:
         began_s, num_lost = clock.monotonic_s(), self._num_lost
-        rewound = self._context.rewind.known()
+        rewound = self._context.undo.rewind.known()
         if engine := self._gathering.engine():
             self._give_up(f"{engine} keeps weights and counters where they are not found")
         if self._is_off or rewound is None:
             return None
-        found, frozen = self._gathering.gather(self._context.rewind.buffers)
+        found, frozen = self._gathering.gather(self._context.undo.rewind.buffers)
         sources: list[torch.Tensor] = []
         shown: list[tuple[StatePart, Any]] = []
         moving: list[bool] = []
@@ -277,7 +277,7 @@ class Snapshots:
             spare, self._open = self._open.copies, None
         while len(self._whole) >= most:
             spare = self._whole.pop(0).copies
-        if not self._has_said and self._context.recorder.rank == 0:
+        if not self._has_said and self._context.writer.rank == 0:
             self._has_said = True
             say(
                 f"every {self._every} steps the training state is copied in memory: {num_bytes / 1e6:.1f} MB on rank 0, "
@@ -294,7 +294,7 @@ class Snapshots:
         if any(tensor._version != version for tensor, version in resting):  # noqa: SLF001
             self._is_restless = True
             say(
-                f"rank {self._context.recorder.rank}: weights change between the forward pass and the optimizer's step: "
+                f"rank {self._context.writer.rank}: weights change between the forward pass and the optimizer's step: "
                 f"there is no snapshot of step {snapshot.step}, and the next ones are copied before the pass"
             )
         elif snapshot.num_lost == self._num_lost and snapshot not in self._whole:
@@ -303,7 +303,7 @@ class Snapshots:
     def _tell(self, snapshot: Snapshot) -> None:
         snapshot.is_told = True
         seconds = snapshot.under_way.ended_s() - snapshot.began_s
-        self._context.recorder.say(snapshot.step, Snapped(num_bytes=snapshot.num_bytes, seconds=seconds))
+        self._context.writer.say(snapshot.step, Snapped(num_bytes=snapshot.num_bytes, seconds=seconds))
 
     def _check(self, snapshot: Snapshot, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Whether all that trains now is in it, and all that is in it still exists."""

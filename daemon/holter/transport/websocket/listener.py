@@ -31,11 +31,11 @@ class Lines:
     """Who is connected, and what was asked of whom."""
 
     def __init__(
-        self, ward: Any, token: str, on_urgent: Callable[[], None], hold: Callable[[], Awaitable[None]]
+        self, intake: Any, token: str, on_urgent: Callable[[], None], hold: Callable[[], Awaitable[None]]
     ) -> None:
         self.refused = 0
         """Connections that were turned away."""
-        self._ward = ward
+        self._intake = intake
         self._token = token
         self._on_urgent = on_urgent
         self._hold = hold
@@ -72,10 +72,10 @@ class Lines:
         return socket
 
     async def fetch(self, keys: Sequence[TableKey], deadline_s: float) -> None:
-        """Ask for tables and hand the answers to the ward; whoever does not answer in time does not have it."""
+        """Ask for tables and hand the answers to the intake; whoever does not answer in time does not have it."""
         answers = await asyncio.gather(*(self._ask(key, deadline_s) for key in keys))
         for key, answer in zip(keys, answers, strict=True):
-            self._ward.hear_table(key, answer, clock.wall_ns())
+            self._intake.hear_table(key, answer, clock.wall_ns())
 
     async def examine(self, keys: Sequence[ExamKey]) -> None:
         """Ask for examinations; the answers come as observations, whenever they come."""
@@ -108,17 +108,17 @@ class Lines:
         if reason is not None:
             return reason
         self._replace(self._sockets.pop(hello.rank, None))
-        connection = self._ward.connect(hello, clock.wall_ns())
+        connection = self._intake.connect(hello, clock.wall_ns())
         self._sockets[hello.rank] = socket
-        about = self._ward.settings
         try:
-            await _send(socket, wire.Welcome(run_id=about.run_id, run_dir=str(about.run_dir), boot_id=self._boot_id))
+            about = wire.Welcome(run_id=self._intake.run_id, run_dir=str(self._intake.run_dir), boot_id=self._boot_id)
+            await _send(socket, about)
             await self._listen(socket, hello.rank)
         finally:
             if self._sockets.get(hello.rank) is socket:
                 del self._sockets[hello.rank]
             is_closed = not self._is_over and not isinstance(socket.exception(), TimeoutError)
-            self._ward.disconnect(hello.rank, connection, clock.wall_ns(), is_closed=is_closed)
+            self._intake.disconnect(hello.rank, connection, clock.wall_ns(), is_closed=is_closed)
             self._on_urgent()
         return ""
 
@@ -135,15 +135,15 @@ class Lines:
             while (message := await _receive(socket)) is not None:
                 match message:
                     case wire.Report():
-                        if self._ward.hear(rank, message, clock.wall_ns()):
+                        if self._intake.hear(rank, message, clock.wall_ns()):
                             self._on_urgent()
                     case wire.Fetched():
-                        self._ward.hear_sign(rank, clock.wall_ns())
+                        self._intake.hear_sign(rank, clock.wall_ns())
                         self._answer(rank, message)
                     case wire.ClockAsked():
                         await self._tell_clock(socket, rank, message)
                     case wire.Goodbye():
-                        self._ward.roster.goodbye(rank)
+                        self._intake.goodbye(rank)
                         self._on_urgent()
                         held = held or asyncio.create_task(self._release(socket))
         finally:
@@ -154,7 +154,7 @@ class Lines:
 
     async def _tell_clock(self, socket: web.WebSocketResponse, rank: int, asked: wire.ClockAsked) -> None:
         received_ns = clock.wall_ns()
-        self._ward.hear_sign(rank, received_ns)
+        self._intake.hear_sign(rank, received_ns)
         await _send(socket, wire.ClockTold(sent_ns=asked.sent_ns, received_ns=received_ns, replied_ns=clock.wall_ns()))
 
     async def _release(self, socket: web.WebSocketResponse) -> None:
@@ -189,9 +189,9 @@ class Lines:
         if hello.protocol != wire.PROTOCOL:
             return f"protocol {wire.PROTOCOL} is spoken here, {hello.protocol} there"
         # A job that was only told the coordinator's address does not know the run's name; the token says that it belongs.
-        if hello.run_id not in ("", self._ward.settings.run_id):
-            return f"this is run {self._ward.settings.run_id}, not {hello.run_id}"
-        reason: str | None = self._ward.roster.refusal(hello)
+        if hello.run_id not in ("", self._intake.run_id):
+            return f"this is run {self._intake.run_id}, not {hello.run_id}"
+        reason: str | None = self._intake.refusal(hello)
         return reason
 
 

@@ -1,0 +1,273 @@
+"""What arrives and who is there: every message of a sidecar comes in here, is checked, kept, and handed on.
+
+    message ──▶ Roster (who is there), Assembly (what detectors see), Journal (what a replay reads)
+            ──▶ CheckpointVerdicts (a save was finished), HaltDriver (a rank's part in a halt)
+
+No socket is touched and no clock is read: the transport says what came, and when.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+
+from holter import clock
+from holter.coordinator import identity
+from holter.coordinator.disk import Disk
+from holter.coordinator.halt.driver import HaltDriver
+from holter.coordinator.halt.script_saves import SaveBook
+from holter.coordinator.identity import Introductions, RunSettings
+from holter.coordinator.recovery.journal import Journal
+from holter.coordinator.roster import Roster
+from holter.coordinator.window.assembly import Assembly
+from holter.faults import ExamKey, TableKey
+from holter.files import write_whole
+from holter.records import (
+    Attached,
+    Body,
+    Exam,
+    Exited,
+    Feed,
+    Groups,
+    Halting,
+    Inspection,
+    Link,
+    Observation,
+    Overdue,
+    Own,
+    Skipped,
+    StepDone,
+    Swapped,
+    Table,
+    Unavailable,
+    Unexamined,
+)
+from holter.transport import wire
+
+JOURNAL_BYTES_OF_RANK = 16 * 2**10
+EXAM_PATIENCE_NS = 6 * 10**9
+"""How long a sidecar may take to examine its rank."""
+ASKED_NS = 600 * 10**9
+"""How long it is remembered that an examination was asked for: by then it was answered, or noted as missing."""
+LONGEST_S = 1e9
+"""No wait of a rank is longer."""
+URGENT_SKIPS = 16
+"""A loss scaler that skipped so many steps in a row is judged at once."""
+
+
+class Intake:
+    """What the transport hands over: `connect`, `hear` and the like, each with the time by the coordinator's clock."""
+
+    def __init__(self, settings: RunSettings, disk: Disk, saves: SaveBook, halts: HaltDriver) -> None:
+        self.roster = Roster(settings.world_size)
+        self.assembly = Assembly(settings.world_size)
+        journal_bytes = max(settings.journal_bytes, settings.world_size * JOURNAL_BYTES_OF_RANK)
+        self.journal = Journal(settings.run_dir / "journal", journal_bytes)
+        self.introductions = Introductions(settings.run_id, settings.world_size, clock.wall_ns(), settings.address)
+        self.strangers = 0
+        """Observations that spoke for another rank than their sender's, or that cannot be true."""
+        self.mesh: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
+        """Description of process groups -> the ranks of each."""
+        self._settings, self._disk, self._saves, self._halts = settings, disk, saves, halts
+        self._is_identity_written = False
+        self._has_news = False
+        """Something was heard since the last judgement."""
+        self._links: dict[int, str] = {}
+        """Rank -> the state of its line that was last written down."""
+        self._asked: dict[ExamKey, int] = {}
+        """Examinations -> when they were first asked for."""
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run, for whoever connects."""
+        return self._settings.run_id
+
+    @property
+    def run_dir(self) -> Path:
+        """Directory of the run, likewise."""
+        return self._settings.run_dir
+
+    def refusal(self, hello: wire.Hello) -> str | None:
+        """Why this sidecar cannot be taken in, if it cannot."""
+        return self.roster.refusal(hello)
+
+    def connect(self, hello: wire.Hello, now_ns: int) -> int:
+        """A sidecar is on the line; returns the number of its connection."""
+        known = self.roster.members.get(hello.rank)
+        if known is not None and known.hello.rank_pid != hello.rank_pid:
+            self._halts.forget(hello.rank)
+        connection = self.roster.connect(hello, now_ns)
+        self._note_link(hello.rank, now_ns)
+        return connection
+
+    def disconnect(self, rank: int, connection: int, now_ns: int, *, is_closed: bool) -> None:
+        """A line ended, closed by the other side or given up."""
+        self.roster.disconnect(rank, connection, is_closed=is_closed)
+        self._note_link(rank, now_ns)
+
+    def goodbye(self, rank: int) -> None:
+        """A sidecar has said everything."""
+        self.roster.goodbye(rank)
+
+    def hear_sign(self, rank: int, now_ns: int) -> None:
+        """A sidecar sent something, whatever it was."""
+        self.roster.hear(rank, now_ns)
+        self._note_link(rank, now_ns)
+
+    def look(self, now_ns: int) -> None:
+        """Notice who has fallen silent."""
+        for rank in self.roster.look(now_ns):
+            self._note_link(rank, now_ns)
+
+    def hear(self, rank: int, report: wire.Report, now_ns: int) -> bool:
+        """Take a report in; True when it is urgent to judge."""
+        self.hear_sign(rank, now_ns)
+        member = self.roster.members[rank]
+        member.dropped = max(member.dropped, report.dropped)
+        if report.heartbeat is not None:
+            self.roster.beat(rank, report.heartbeat, now_ns)
+        has_urgent = False
+        for observation in report.observations:
+            body = observation.body
+            if observation.rank != rank or observation.step < -1 or isinstance(body, Own) or not is_sound(body):
+                self.strangers += 1
+                continue
+            self._take(observation, now_ns)
+            has_urgent = has_urgent or is_urgent(observation)
+        return has_urgent
+
+    def hear_table(self, key: TableKey, answer: Observation | None, now_ns: int) -> None:
+        """The answer to a Fetch: the table that was asked for, or None when it cannot be had."""
+        if answer is not None and is_answer(key, answer):
+            self._take(answer, now_ns)
+        else:
+            tensor_class, step, rank = key
+            self._note(
+                Observation(rank=rank, step=step, at_ns=now_ns, body=Unavailable(tensor_class=tensor_class)), now_ns
+            )
+
+    def to_examine(self, keys: Iterable[ExamKey], now_ns: int) -> tuple[ExamKey, ...]:
+        """Those of the wanted examinations that are to be asked for now: each is asked for once."""
+        found = tuple(key for key in keys if self._is_to_ask(key, now_ns))
+        while self._asked and now_ns - next(iter(self._asked.values())) > ASKED_NS:
+            del self._asked[next(iter(self._asked))]
+        return found
+
+    def take_news(self) -> bool:
+        """Whether anything was heard since this was last called."""
+        has_news, self._has_news = self._has_news, False
+        return has_news
+
+    def write_own(self, body: Body, now_ns: int, *, is_now: bool = True) -> None:
+        """Write down what the coordinator itself did; what it orders in a halt is on its way to the disk before anybody is told."""
+        self.journal.append(now_ns, Observation(rank=-1, step=-1, at_ns=now_ns, body=body))
+        if is_now:
+            self.journal.flush(self._disk, is_now=True)
+
+    def write_down(self) -> None:
+        """Write what arrived since the last time; many ranks that attach together make one write."""
+        if not self._is_identity_written:
+            self._is_identity_written = True
+            self._write_identity(None)
+        self.journal.flush(self._disk)
+
+    def end(self, now_ns: int) -> None:
+        """Write the end down; nothing is written afterwards, for the run may have been started again."""
+        self._write_identity(now_ns)
+        self.journal.flush(self._disk, is_now=True)
+
+    def warnings(self) -> list[str]:
+        """What went wrong on the way to here."""
+        found = []
+        if self.journal.dropped:
+            found.append(f"journal: {self.journal.dropped} entries lost")
+        if self.roster.sidecars_lost:
+            found.append(f"sidecars lost: {self.roster.sidecars_lost}")
+        if self.roster.duplicates:
+            found.append(f"ranks that came twice: {self.roster.duplicates}")
+        if self.strangers:
+            found.append(f"observations that cannot be: {self.strangers}")
+        return found
+
+    def _take(self, observation: Observation, now_ns: int) -> None:
+        self._note(observation, now_ns)
+        self.roster.observe(observation, now_ns)
+        self._saves.hear(observation)
+        match observation.body:
+            case Halting():
+                self._halts.hear(observation, now_ns)
+            case Groups(groups=groups):
+                for group in groups:
+                    self.mesh[group.description or group.name].add(group.ranks)
+            case Attached() as attached:
+                is_new = self.introductions.add(observation.rank, attached)
+                self._is_identity_written = self._is_identity_written and not is_new
+
+    def _note(self, observation: Observation, now_ns: int) -> None:
+        self.assembly.add(observation, now_ns)
+        self.journal.append(now_ns, observation)
+        self._has_news = True
+
+    def _note_link(self, rank: int, now_ns: int) -> None:
+        """Note the state of a line if it changed; that a line ended after Goodbye is not noted."""
+        member = self.roster.members[rank]
+        if self._links.get(rank) != member.link and not member.has_said_goodbye:
+            self._links[rank] = member.link
+            self._note(Observation(rank=rank, step=-1, at_ns=now_ns, body=Link(state=member.link)), now_ns)
+
+    def _is_to_ask(self, key: ExamKey, now_ns: int) -> bool:
+        """Once; a sidecar that does not answer in time, or is not there, is noted."""
+        asked_ns = self._asked.setdefault(key, now_ns)
+        member = self.roster.members.get(key.rank)
+        is_there = member is not None and member.is_connected and not member.is_silent
+        if not is_there or now_ns - asked_ns > EXAM_PATIENCE_NS:
+            missed = Observation(rank=key.rank, step=-1, at_ns=now_ns, body=Unexamined(asked_ns=key.asked_ns))
+            self._note(missed, now_ns)
+            return False
+        return asked_ns == now_ns
+
+    def _write_identity(self, ended_ns: int | None) -> None:
+        path, content = self.run_dir / "run.json", identity.as_json(self.introductions.record(ended_ns))
+        self._disk.submit(partial(write_whole, path, content))
+
+
+def is_answer(key: TableKey, observation: Observation) -> bool:
+    """Is this the table that was asked for, and does it add up."""
+    table = observation.body
+    return (
+        isinstance(table, Table)
+        and key == (table.tensor_class, observation.step, observation.rank)
+        and len(table.names) == len(table.fingerprints)
+        and all(len(beside) in (0, len(table.names)) for beside in (table.norms, table.sums, table.marks))
+    )
+
+
+def is_sound(body: Body) -> bool:
+    """Are the times in it such that they can be reckoned with."""
+    match body:
+        case Overdue() as overdue:
+            return _are_times(overdue.waited_s, overdue.deadline_s)
+        case Exam() as exam:
+            return _are_times(exam.waited_s, exam.process.stopped_s if exam.process else 0.0)
+        case _:
+            return True
+
+
+def _are_times(*seconds: float) -> bool:
+    # NaN is not between anything.
+    return all(0.0 <= each <= LONGEST_S for each in seconds)
+
+
+def is_urgent(observation: Observation) -> bool:
+    """Can judging not wait for its turn."""
+    match observation.body:
+        case StepDone() as done:
+            return bool(done.nonfinite)
+        case Skipped() as skipped:
+            return skipped.in_a_row >= URGENT_SKIPS
+        case Feed() as feed:
+            return not feed.is_end
+        case Exited() | Swapped() | Inspection() | Overdue() | Exam() | Halting():
+            return True
+        case _:
+            return False

@@ -1,0 +1,129 @@
+"""How long each process waits for another one before it draws a conclusion: the one table of these waits, as plain data.
+
+    a sidecar waits for its rank          a phase may last so long; then the rank is suspect, and later overdue
+    the detector of hangs, for a culprit  an overdue rank is named so much later, depending on what its stack shows
+    a rank waits in a halt                before a step, before it dies, or after it saved: then it goes on by itself
+    the coordinator waits in a halt       for ranks that stand or die to be explained, and for answers to its orders
+
+How often something is polled, and how long one system call may take, is decided where that is done.
+"""
+
+from dataclasses import dataclass
+
+from holter.records import Phase
+
+# A sidecar waits for its rank (`sidecar.progress`).
+
+FIRST_STEPS = 3
+"""In these steps everything may take long: compilers, caches, the first contact with every library."""
+SETUP_S = 1800.0
+"""Before the first step is done: data sets are prepared and models loaded, often by one rank while the others wait."""
+FIRST_S = 600.0
+"""For every phase of the first steps."""
+FIRST_LOOK_S = 15.0
+"""After this a rank in its first steps is suspect: looking is cheap, and may prove that it will never go on."""
+ENDING_S = 120.0
+"""For an interpreter that is ending: it frees memory, joins threads, and shows no phase."""
+FACTOR, EXTRA_S = 3.0, 1.0
+"""A phase may last FACTOR times its longest healthy wait, and EXTRA_S."""
+BEYOND = 1.5
+"""Times the longest healthy wait, where that lies above the phase's ceiling: what went well once is no alarm the second time."""
+LONGEST_S = 3600.0
+"""No longer wait is learned: a job that stood still for a night must not be allowed another one."""
+HALF_LIFE_S, HALF_LIVES = 7200.0, 400.0
+"""The longest wait counts half after two hours, or after 400 times itself: long waits are rare."""
+CHECKPOINT_BYTES_PER_S, CHECKPOINT_S = 50e6, 20.0
+"""A first checkpoint may take as long as its bytes take on slow storage, and CHECKPOINT_S."""
+CHECKPOINT_COPIES = 3
+"""Parameters, and an optimizer's two moments of each."""
+HALTED_SUSPECT_S, HALTED_OVERDUE_S = 1.0, 3.0
+"""For a process that the kernel does not let run (stopped, traced, frozen): it does not go on by itself."""
+ASLEEP_SUSPECT_S = 5.0
+"""For one uninterruptible sleep: a disk or a file system does not answer."""
+
+
+@dataclass(frozen=True)
+class PhaseWait:
+    """How long a rank may stay in one phase."""
+
+    floor_s: float = 6.0
+    ceiling_s: float = 600.0
+    unseen_s: float = 60.0
+    """Until `num_enough` waits were seen; a checkpoint's depends on its bytes."""
+    num_enough: int = 4
+    has_one_off: bool = False
+    """What the first steps needed here is not needed again: compiling, building the model."""
+
+
+PHASES = {
+    Phase.ATTACH: PhaseWait(unseen_s=600.0, ceiling_s=1800.0),
+    # Storage that hesitates for some seconds comes back.
+    Phase.DATA: PhaseWait(floor_s=10.0, unseen_s=20.0, num_enough=16),
+    Phase.FORWARD: PhaseWait(has_one_off=True),
+    Phase.BACKWARD: PhaseWait(has_one_off=True),
+    Phase.OPTIMIZER: PhaseWait(has_one_off=True),
+    Phase.CHECKPOINT: PhaseWait(floor_s=10.0, ceiling_s=1800.0, num_enough=1),
+    Phase.EVALUATION: PhaseWait(num_enough=1),
+    Phase.OTHER: PhaseWait(has_one_off=True),
+}
+
+
+# The detector of hangs waits before it names a culprit (`faults.hangs`).
+
+
+@dataclass(frozen=True)
+class CulpritWaits:
+    """How long a rank that seems to hold the job up is still given, depending on what is known of it."""
+
+    suspended_s: float = 3.0
+    """How long a process may be stopped, traced or frozen while others are not."""
+    unreachable_s: float = 3.0
+    """How long a host may be silent while its peers wait for it."""
+    compile_s: float = 600.0
+    """What a rank whose stack shows a compiler is given."""
+    library_s: float = 600.0
+    """What a rank is given whose stack shows saving, evaluation, data, a library's code, a file, another process or one operation of
+    torch's, in a phase that is none of these."""
+    evaluation_s: float = 60.0
+    """What a rank is given whose stack shows an evaluation in the script's own code, and not the first one of the run."""
+    unseen_s: float = 60.0
+    """What a rank is given whose stack cannot be seen."""
+    everyone_s: float = 60.0
+    """What ranks are given that nobody waits for."""
+    everyone_in_script_s: float = 300.0
+    """The same for those in the script's own code."""
+    proven_s: float = 20.0
+    """What ranks are given of which it is proven that they cannot go on, even in their first steps."""
+    setup_s: float = 7200.0
+    """What a rank is given that works before the first step is done."""
+    late_s: float = 2.0
+    """How long the second look is waited for."""
+
+
+# A rank waits in a halt (`halting.rank_protocol`, `rank.hold`). Each is longer than what the coordinator needs to decide.
+
+HOLD_S = 20.0
+"""A rank that stands before a step waits so long for a decision; then it trains on, if its peers do too."""
+DYING_S = 10.0
+"""A process that is about to end waits so long to be told whether it is to save first."""
+LEAVE_S = 30.0
+"""A rank that has saved waits so long, beyond the deadline of the save, to be told to leave."""
+ORPHAN_S = 2.0
+"""A rank without a sidecar waits so long for a peer's word in the commit register before it writes its own."""
+TERMINATED_S = 30.0
+"""After a SIGTERM that asks for a halt, the rank waits so long for the halt to begin; then the signal takes its course."""
+
+# The coordinator waits in a halt (`halting.plan`, `coordinator.halt`).
+
+STAND_S = 6.0
+"""Ranks that stand are given so long for the others to come to the same step."""
+UNEXPLAINED_S = 8.0
+"""Ranks that stand so long without a diagnosis are halted for what they said themselves."""
+KEEP_DYING_S = 4.0
+"""A rank that is about to end is kept so long: a peer's death may explain it, and its state may be needed."""
+REFUSE_S = 10.0
+"""A halt that somebody asked for and that cannot be begun is refused after this."""
+CALLED_OFF_S = 5.0
+"""A halt that was called off is repeated so long to those who have not answered; then another may be tried."""
+ANSWER_S = 10.0
+"""Beyond the deadline of a save, for its answer to arrive."""
