@@ -280,7 +280,7 @@ def _meet(monitor: Monitor, here: RankPlace, word: Bootstrap | None, send: Pipe,
         send(line)
         desk.run_dir = bootstrap.decode(line).run_dir
 
-    Rendezvous(monitor.context, word=published, found=found).install()
+    Rendezvous(monitor.context, message=published, found=found).install()
 
 
 def _introduce(here: RankPlace, framework: str) -> Attached:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from holter.rank.undo.rewind import MAX_ENTRIES, Registered
+from holter.rank.undo.rewind import MAX_ENTRIES, RegisteredObjects
 
 
 class Progress:
@@ -21,8 +21,8 @@ class Progress:
         self.long = list(range(MAX_ENTRIES + 1))
 
 
-def kept(progress: object) -> Registered:
-    found = Registered()
+def kept(progress: object) -> RegisteredObjects:
+    found = RegisteredObjects()
     found.find = lambda: [progress]
     return found
 

@@ -1,7 +1,11 @@
-"""The raw loss, read where backward is called: what a logger shows may be an average that hides a NaN.
+"""Backward passes, and the loss scaler around them.
 
-Also the moment at which gradients are complete and still the rank's own: a callback queued by the first hook of the backward pass
-runs when the pass is over and before DDP's own callback copies the reduced gradients back.
+The raw loss is read where backward is called: what a logger shows may be an average that hides a NaN. A callback that the first hook of the
+pass queues runs when the gradients are complete and still the rank's own, before DDP's callback copies the reduced gradients back.
+
+Steps that a loss scaler skips are told as series: how many in a row, and what became of its factor. The first steps of a healthy run are
+skipped too, while the factor is searched for. So little is told: at 1, 2, 4, 8, 12, 16, 20, 32, 64 … in a row, and, with 0 in a row, when
+a step was taken again.
 """
 
 import functools
@@ -27,17 +31,14 @@ LOOKED_THROUGH = (
     "SqueezeBackward",
     "ViewBackward",
 )
-SAID_AT = frozenset({1, 2, 4, 8, 12, 16, 20})
-SAID_FROM = 32
+TOLD_AT = frozenset({1, 2, 4, 8, 12, 16, 20})
+TOLD_FROM = 32
 """From here on every power of two."""
-MAX_SUSPECTS = 8
+MAX_SKIP_SUSPECTS = 8
 
 
 class LossProbe:
-    """Follows `torch.autograd.backward`; calls back when a pass begins, when its gradients are there, and when it is over.
-
-    And when a loss scaler has ended a round.
-    """
+    """Follows `torch.autograd.backward`; calls back when a pass begins, when its gradients are there, when it is over, and when a scaler ends a round."""
 
     def __init__(
         self,
@@ -226,7 +227,7 @@ class SkipProbe:
         self._series: weakref.WeakKeyDictionary[Any, _SkipSeries] = weakref.WeakKeyDictionary()
 
     def end_round(self, scaler: Any) -> None:
-        """The scaler is about to update its factor: say whether its optimizers were called."""
+        """The scaler is about to update its factor: learn whether it called its optimizers."""
         found = [
             flag
             for state in scaler._per_optimizer_states.values()  # noqa: SLF001
@@ -237,7 +238,7 @@ class SkipProbe:
             return
         reference = weakref.ref(scaler)
         loss = step.losses.values[-1] if step.losses.values else math.nan
-        ended = _ScalerRound(step.step, loss, step.suspects.tensors[:MAX_SUSPECTS])
+        ended = _ScalerRound(step.step, loss, step.suspects.tensors[:MAX_SKIP_SUSPECTS])
         if all(flag.device.type == "cpu" for flag in (*found, scale)):
             self._learn(scaler, ended, scale=float(scale), is_skipped=any(map(bool, found)))
             return
@@ -257,7 +258,7 @@ class SkipProbe:
         series.in_a_row = was + 1 if is_skipped else 0
         series.num_taken += not is_skipped
         series.lowest_scale = min(series.lowest_scale, scale)
-        if not (_is_said(series.in_a_row) if is_skipped else was):
+        if not (_is_told(series.in_a_row) if is_skipped else was):
             return
         skipped = Skipped(
             in_a_row=series.in_a_row,
@@ -271,5 +272,5 @@ class SkipProbe:
         self._context.writer.say(ended.step, skipped)
 
 
-def _is_said(in_a_row: int) -> bool:
-    return in_a_row in SAID_AT or (in_a_row >= SAID_FROM and in_a_row & (in_a_row - 1) == 0)
+def _is_told(in_a_row: int) -> bool:
+    return in_a_row in TOLD_AT or (in_a_row >= TOLD_FROM and in_a_row & (in_a_row - 1) == 0)

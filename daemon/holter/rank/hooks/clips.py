@@ -57,7 +57,7 @@ class ClipProbe:
         return scale
 
     def _look_before_scaling(self, parameters: Any, norm: Any) -> None:
-        """Who had it before all get it; looked for in a step that is not finite, and never on a device, which would have to be waited for."""
+        """Whose shard had the NaN before the scaling gives it to all; asked only if the norm is not finite, and never of a device, which we would have to wait for."""
         if not isinstance(norm, torch.Tensor) or not local(norm).is_cpu or math.isfinite(float(local(norm))):
             return
         held = [parameters] if isinstance(parameters, torch.Tensor) else parameters

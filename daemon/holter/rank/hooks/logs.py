@@ -4,8 +4,9 @@
         log.rewards, log.rewards_std,     log.train/reward_std, and under the name that detectors know: log.rewards_std
         rewards.num_groups ...
 
-A number stays a number and a tensor becomes its mean; `DERIVED` says what else is made of the few that mean more. Nothing waits for a
-device: what lies there is told when it has answered.
+A number stays a number and a tensor becomes its mean; `DERIVED` says what else is computed of the few names that mean more. An averaged copy
+of the weights (`ema`) is compared with the live ones, on a sample of elements. Nothing waits for a device: what lies there is told
+when it has answered.
 """
 
 import math
@@ -21,9 +22,9 @@ from holter.rank.readings.batches import corner, sign
 from holter.records import Logged
 
 MAX_NAMES = 256
-"""Different names of one run; a script that logs a histogram of every tensor is not ours to carry."""
+"""Different names of one run that are told: a script may log a histogram of every tensor."""
 MAX_CALLS = 64
-"""Calls of one step that are heard."""
+"""Calls of one step that are told."""
 SAMPLED = 1 << 14
 """Of a larger tensor every n-th element is asked."""
 FLAT = 1e-8
@@ -65,7 +66,7 @@ Numbers = Iterator[tuple[str, float]]
 
 
 class LogProbe:
-    """Takes what is logged; says it at once, with the step that is open."""
+    """Takes what is logged; tells it at once, with the number of the open step."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -96,9 +97,9 @@ class LogProbe:
     def _say(self, step: int, told: dict[str, float]) -> None:
         room = MAX_NAMES - len(self._names)
         self._names.update([name for name in told if name not in self._names][: max(room, 0)])
-        kept = {name: number for name, number in told.items() if name in self._names}
-        if kept:
-            self._context.writer.say(step, Logged(values=kept))
+        known = {name: number for name, number in told.items() if name in self._names}
+        if known:
+            self._context.writer.say(step, Logged(values=known))
 
     def _numbers(self, name: str, value: Any) -> Numbers:
         meaning = meaning_of(name)

@@ -1,4 +1,7 @@
-"""Functions of torch that are called through ours; taken back as they were."""
+"""Functions of torch and of libraries that are replaced by ours, which call the originals; all are put back as they were.
+
+Nothing is imported for us: a function of a library is found once the script has imported it.
+"""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +15,7 @@ class Patches:
         self._undo: list[tuple[Any, str, Any]] = []
 
     def replace(self, name: str, make: Callable[[Any], Any], *owners: Any) -> None:
-        """`owner.name = make(the original)`, one and the same in every place that it is known by, so that it can be pickled."""
+        """`owner.name = make(the original)`: one function for every owner that has the original, so that it can be pickled."""
         original = getattr(owners[0], name, None)
         if original is None:
             return
@@ -30,11 +33,11 @@ class Patches:
 
 
 class FunctionPlace(Protocol):
-    """Where a function is known."""
+    """Where a function is found."""
 
     @property
     def module(self) -> str:
-        """By its full name."""
+        """Full name of the module."""
 
     @property
     def owner(self) -> str:
@@ -42,7 +45,7 @@ class FunctionPlace(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the function."""
+        """Name of the function."""
 
     @property
     def also(self) -> str:
@@ -53,14 +56,14 @@ Sought = TypeVar("Sought", bound=FunctionPlace)
 
 
 class LateImports(Generic[Sought]):
-    """Those that have not come yet; a look costs next to nothing while the interpreter knows no more modules than before."""
+    """Functions whose modules the script has not imported yet; a look costs next to nothing while no module was imported since the last."""
 
     def __init__(self, places: Iterable[Sought]) -> None:
         self._waiting = list(places)
         self._num_modules = 0
 
     def come(self) -> Iterator[tuple[Sought, list[Any]]]:
-        """Each that has come since the last look, with everything that holds the function by its name."""
+        """Each function whose module was imported since the last look, with all owners that have it by its name."""
         if len(sys.modules) == self._num_modules:
             return
         self._num_modules = len(sys.modules)

@@ -1,6 +1,9 @@
-"""A rank that crashes in native code gives its sidecar a moment to look; see `csrc/crash_notice.c`.
+"""Signals that end the rank, handled in C.
 
-Also the permission to look: under yama's ptrace_scope 1 only a process that the rank names may read its stacks.
+A rank that crashes in native code gives its sidecar a moment to look (`csrc/crash_notice.c`). Under yama's ptrace_scope 1 only a process that
+the rank names may read its stacks: `allow_stacks`.
+
+A signal that asks the rank to end is passed on to the halt agent, which may save first (`csrc/termination.c`).
 """
 
 import contextlib
@@ -22,11 +25,11 @@ class CrashNotice:
 
     @property
     def sidecar_fd(self) -> int:
-        """To be handed down to the sidecar."""
+        """The sidecar's end of the socket, which it inherits."""
         return self._theirs.fileno()
 
     def install(self) -> None:
-        """Tell crashes from now on; nothing where the extension was not built."""
+        """Tell crashes from now on; does nothing where the extension was not built."""
         self._theirs.close()
         try:
             import holter.rank._crash_notice as native  # noqa: PLC0415  missing where there was no compiler
@@ -83,15 +86,15 @@ class Termination:
             os.close(leave)
 
     def grant(self, seconds: float, /) -> None:
-        """Live so long after a SIGTERM; 0: as long as it takes."""
+        """After a SIGTERM, live so many seconds more; 0: as long as it takes."""
         import holter.rank._termination as native  # noqa: PLC0415  it is there: a signal has come
 
         native.grant(seconds)
 
     def die(self, number: int, /) -> None:
-        """Of this signal, now."""
+        """End the process by this signal, now."""
         import holter.rank._termination as native  # noqa: PLC0415
 
-        # The desk's thread takes no signals, and the others may have blocked this one since.
+        # The halt agent's thread takes no signals, and the others may have blocked this one since.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         native.die(number)

@@ -2,17 +2,17 @@
 
     backward … backward   optimizer A   optimizer B   │   backward …        one step: what came before belongs to it
 
-Optimizers that step with no backward pass between them make one step together. It is told at once when all that took part in the
-last one have stepped, and at the latest when the next backward pass begins. An optimizer inside another's step is the other's matter.
+Optimizers that step with no backward pass between them make one step together. It is over when all that took part in the last one have
+stepped, and at the latest when the next backward pass begins. An optimizer that steps inside another's step is a part of that step.
 
-Before the first optimizer of a step nothing of it is applied: here the rank may be held (`holding`), for as long as it takes to decide
-what becomes of the step. Before a later one it is held for numbers that are not finite alone, and says that it is torn: whether an
-optimizer's gradients are still clipped, zeroed or computed before its own step cannot be known earlier.
+Before the first optimizer of a step nothing of it is applied: here the rank may be held, for as long as it takes to decide what
+becomes of the step. Before a later one it is held only for numbers that are not finite, and says that its weights are partly new: whether
+an optimizer's gradients are still clipped, zeroed or computed before its own step cannot be known earlier.
 
 A loss scaler that skips a step calls no optimizer: its round is begun anew under the same number. So that such a run can be halted too, the
 rank is asked before the scaler decides, and rounds count as steps towards the one that was agreed on.
 
-torch calls no hook where `step()` raises: such a step is over when no call of it is running any more. Tried again it is the same step.
+torch calls no hook if `step()` raises: such a step is over when no call of it is running any more. If it is tried again, it is the same step.
 """
 
 import sys
@@ -46,32 +46,32 @@ Optimizers = weakref.WeakSet
 
 
 @dataclass
-class Looks:
-    """What looks at a step while it is taken."""
+class StepReaders:
+    """What reads a step: before it, while it is applied, and after it."""
 
     gradients: GradientProbe
     comparison: ComparisonProbe
-    feeding: BatchBlameProbe
+    batches: BatchBlameProbe
     vitals: VitalsProbe
     finite: FiniteGuard
 
 
 class StepProbe:
-    """Follows every optimizer; tells a step when it is over."""
+    """Follows every optimizer; has a step told when it is over."""
 
     def __init__(
         self,
         context: Context,
-        looks: Looks,
+        readers: StepReaders,
         find_models: Callable[[], None],
     ) -> None:
         self._context = context
         self._find_models = find_models
-        self._gradients = looks.gradients
-        self._comparison = looks.comparison
-        self._feeding = looks.feeding
-        self._vitals = looks.vitals
-        self._finite = looks.finite
+        self._gradients = readers.gradients
+        self._comparison = readers.comparison
+        self._batches = readers.batches
+        self._vitals = readers.vitals
+        self._finite = readers.finite
         self._shards = Shards(context)
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
         """In order of their first step."""
@@ -80,22 +80,22 @@ class StepProbe:
         self._last: Optimizers[torch.optim.Optimizer] = Optimizers()
         """Took part in the step before."""
         self._depth = 0
-        """Steps that have begun, each inside the one before, and have not said their end."""
+        """Calls of `step` that have begun, each inside the one before, and have not ended."""
         self._num_around = 0
-        """Of these, a framework's own."""
+        """Of these, the calls of a framework's own step (`begin`, `end`)."""
         self._caller: Any = None
         """The code of torch that calls our hooks, and runs for as long as a step does."""
         self._current: Callable[[], torch.optim.Optimizer | None] = lambda: None
         self._is_applying = False
         self._is_straggler = False
-        self._is_questioned = False
+        self._was_batch_asked = False
         self._reporter = StepReporter(context)
         self._began = clock.monotonic_s()
         self._own_began = 0.0
         self._read_began = 0.0
         self._interrupted = Phase.OTHER
         self._handles: list[Any] = []
-        looks.finite.before_scaled = context.guard.wrap(self._hold_if_due, "claims")
+        readers.finite.before_scaled = context.guard.wrap(self._hold_if_due, "claims")
 
     def install(self) -> None:
         """Listen to every optimizer, those that do not exist yet included."""
@@ -115,7 +115,7 @@ class StepProbe:
         self._handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
 
     def uninstall(self) -> None:
-        """Hear nothing more."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._shards.leave()
@@ -139,7 +139,7 @@ class StepProbe:
         self._before(optimizer)
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is over."""
+        """A framework's own step is over."""
         try:
             self._after(optimizer)
         finally:
@@ -176,8 +176,8 @@ class StepProbe:
         if optimizer in self._stepped:
             self._close()
         if not any(known is optimizer for known in self.optimizers):
-            self._meet(optimizer)
-        # Nothing was computed since the last step was told, and this one had no part in it: it comes late to that one.
+            self._learn_optimizer(optimizer)
+        # Nothing was computed since the last step was closed, and this optimizer had no part in it: it comes late to that step.
         self._is_straggler = (
             not context.log.micro_step and not self._stepped and optimizer not in self._last and bool(self._last)
         )
@@ -185,7 +185,7 @@ class StepProbe:
         if step % REFRESH_EVERY == 0 or (step % THAW_EVERY == 0 and context.models.has_thawed()):
             context.models.refresh()
         self._reporter.tell_census(self.optimizers, self._gradients.ready_order, is_thorough=step % THAW_EVERY == 0)
-        self._judge(optimizer)
+        self._read_applied(optimizer)
         if context.hold.agent is not None:
             self._hold_if_need_be(optimizer, has_closure=has_closure)
         if not self._stepped and not self._is_straggler:
@@ -209,7 +209,7 @@ class StepProbe:
             self._is_straggler = False
             return
         # A closure calls backward inside the step.
-        self._judge(optimizer)
+        self._read_applied(optimizer)
         self._stepped.add(optimizer)
         rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
         if context.log.now.learning_rate is None and isinstance(rate, (int, float)):
@@ -218,7 +218,7 @@ class StepProbe:
             self._close()
 
     def _drop_raised(self, *, is_beginning: bool = False) -> bool:
-        """Forget steps that have begun and run no more; whether the outermost is among them."""
+        """Forget calls of `step` that raised; True if the outermost is among them."""
         if not self._depth:
             return False
         num_running, frame = self._num_around - is_beginning, sys._getframe().f_back  # noqa: SLF001
@@ -230,7 +230,7 @@ class StepProbe:
         self._depth = num_running
         return num_running == 0
 
-    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+    def _learn_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._known and self._context.log.step == 0:
             self._context.guard.wrap(tell_completed_before)(self._context, optimizer)
             self._context.guard.wrap(self._find_registered)(optimizer)
@@ -245,23 +245,23 @@ class StepProbe:
         if (found := self._context.frameworks.find_registered(optimizer)) is not None:
             self._context.undo.rewind.registered.find = found
 
-    def _judge(self, optimizer: torch.optim.Optimizer) -> None:
+    def _read_applied(self, optimizer: torch.optim.Optimizer) -> None:
         """Ask whether what the optimizer applies is finite, and if not, where that comes from."""
         self._gradients.read_applied(optimizer)
         if self._context.log.now.suspects.is_applied:
-            self._question()
+            self._ask_about_batch()
 
-    def _question(self) -> None:
-        if not self._is_questioned:
-            self._is_questioned = True
-            self._feeding.question()
+    def _ask_about_batch(self) -> None:
+        if not self._was_batch_asked:
+            self._was_batch_asked = True
+            self._batches.investigate()
 
     def is_torn(self) -> bool:
         """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
         return self._is_applying or bool(self._stepped) or self._is_straggler
 
     def _hold_if_need_be(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
-        """Nothing of this optimizer's step is applied yet; once one of several has stepped, only a NaN is worth a torn state."""
+        """Nothing of this optimizer's step is applied yet. Once one of several has stepped, only a NaN is worth stopping in between."""
         context = self._context
         halts = context.hold.agent
         assert halts is not None
@@ -275,21 +275,21 @@ class StepProbe:
             self._hold("agreed")
 
     def _hold_if_due(self) -> None:
-        """A loss scaler is about to call an optimizer, or not to: then nobody else asks."""
+        """A loss scaler is about to decide whether to call an optimizer: if it does not, no other hook asks."""
         halts = self._context.hold.agent
         if halts is not None and not self._depth and not self.is_torn() and halts.is_due(self._round):
             self._hold("agreed")
 
     @property
     def _round(self) -> int:
-        """The step, and those that a scaler would not take since: the same on all ranks that share their gradients."""
+        """The step, plus the rounds that a scaler has skipped since: the same number on all ranks that share their gradients."""
         return self._context.log.step + self._context.log.now.passes.num_skipped_rounds
 
     def _hold_if_bad(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """This rank's gradients are not finite, or another's shards are not."""
         context = self._context
         step, late = context.log.step, self._finite.late()
-        own = step if late is None and not has_closure and self._finds(optimizer) else late
+        own = step if late is None and not has_closure and self._is_nonfinite(optimizer) else late
         first = own if self._finite.is_scaled(optimizer) else self._shards.agree(optimizer, own)
         if first is None:
             return
@@ -307,19 +307,19 @@ class StepProbe:
             step if context.hold.poisoned_step is None else min(step, context.hold.poisoned_step)
         )
 
-    def _finds(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether what is about to be applied is not finite; then the step says all it knows of that."""
+    def _is_nonfinite(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether what is about to be applied is not finite; if so, the step's suspects are completed."""
         step = self._context.log.now
         if not step.suspects.is_applied and not self._finite.finds(optimizer):
             return False
         if not step.suspects.is_applied and not step.gradients.is_local_whole:
             # Nobody has seen all of this rank's own gradients: it cannot be said that another one made the NaN.
             self._gradients.read_applied(optimizer, is_known_bad=True)
-            self._question()
+            self._ask_about_batch()
         return True
 
     def _hold(self, why: HoldReason) -> None:
-        """Stand still until it is decided; the time is neither the step's nor ours."""
+        """Stand still until it is decided what to do. The time is neither the step's nor holter's."""
         context = self._context
         log, halts, began = context.log, context.hold.agent, clock.monotonic_s()
         if why != "agreed" and not log.now.is_told:
@@ -336,7 +336,7 @@ class StepProbe:
         context = self._context
         step, plan = context.log.step, context.schedule.plan
         is_check, together = plan.is_check(step), self._taking_part(optimizer)
-        self._feeding.observe(is_check=is_check)
+        self._batches.observe(is_check=is_check)
         self._comparison.hyperparameters(together)
         self._vitals.glance(together)
         if not is_check and not plan.is_after_check(step):
@@ -350,7 +350,7 @@ class StepProbe:
             self._vitals.before_step(together)
 
     def _taking_part(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-        """Whose models are compared: those of the last round if this optimizer was in it, else its own alone."""
+        """Optimizers whose models are compared: all of the last step if this one was in it, else this one alone."""
         return [other for other in self.optimizers if other in self._last] if optimizer in self._last else [optimizer]
 
     def _close(self, *, is_late: bool = False) -> None:
@@ -373,7 +373,7 @@ class StepProbe:
         log.close(StepTimes(now - self._began, context.phases.take()))
         self._began, self._own_began, self._read_began = now, context.guard.own_s, context.readings.spent_s
         self._last, self._stepped = self._stepped, Optimizers()
-        self._is_questioned = self._is_straggler = False
+        self._was_batch_asked = self._is_straggler = False
         context.inputs.clear()
         context.hold.known_finite.clear()
         context.undo.rewind.step_closed(log.step, is_late=is_late)

@@ -26,7 +26,7 @@ STARTUP_S = 30.0
 
 
 class StepReporter:
-    """Speaks for the optimizers' steps; one for a rank."""
+    """Tells steps and census; one for a rank."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -1,7 +1,8 @@
 """Was the batch to blame? Asked when the optimizer is given a gradient that is not finite; the weights are still untouched then.
 
-The batch of the step is still held. If it was finite, it is replayed to find the module that made the NaN. Of every step the batch
-is signed. On a healthy step of comparison its statistics are taken, and what of it is never finite, a mask of -inf, is learnt.
+The batch of the step is still held. If it was finite, it is replayed to find the module that made the NaN. The batch of every step is signed.
+On a healthy step of comparison its statistics are taken (range, mean, whether constant, whether finite), and tensors that are never finite,
+such as a mask of -inf, are learnt. Small tensors are read by torch, which takes microseconds; large ones by the fused pass, which reads memory once.
 """
 
 import math
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from holter.rank.context import Context
-from holter.rank.hooks.data import Taken
+from holter.rank.hooks.data import FetchedBatch
 from holter.rank.readings import batches, nan_origin
 from holter.rank.readings.batches import Inputs, Leaf
 from holter.records import Nonfinite
@@ -38,7 +39,7 @@ class BatchBlameProbe:
         self._healthy_steps: dict[str, int] = {}
         """Tensors of a batch that were not finite on steps that were."""
         self._signature = 0
-        """Of what was fed and no backward pass has claimed yet."""
+        """Of inputs that no backward pass has claimed yet."""
         self._num_calls = 0
         self._num_samples = [0, 0]
         """Of this step: by the models' inputs, by the loaders."""
@@ -54,17 +55,17 @@ class BatchBlameProbe:
         self._signature = batches.fold(self._signature, batches.sign(tensors))
         self._num_samples[0] += next((t.shape[0] for t in tensors if t.dim()), 0)
 
-    def begin_backward(self, taken: list[Taken]) -> None:
-        """What was fed since the last backward pass is this step's; `taken` is what its loaders gave."""
-        for batch in taken:
+    def begin_backward(self, fetched: list[FetchedBatch]) -> None:
+        """What came since the last backward pass belongs to this step; `fetched` is what its loaders gave."""
+        for batch in fetched:
             self._signature = batches.fold(self._signature, batch.signature)
             self._num_samples[1] += batch.num_samples
-        if taken:
-            self._leaves = taken[-1].leaves
+        if fetched:
+            self._leaves = fetched[-1].leaves
         self._claim()
 
-    def question(self) -> None:
-        """The step is spoiled: look at its batch, and if that is sound, for the module."""
+    def investigate(self) -> None:
+        """The step is not finite: look for the fault in its batch, and if that is sound, for the module that made it."""
         context = self._context
         inputs = context.inputs.suspect or context.inputs.last
         bad = batches.read(_tensors(inputs))
@@ -89,14 +90,14 @@ class BatchBlameProbe:
             self._replay(inputs)
 
     def observe(self, *, is_check: bool) -> None:
-        """A step is about to be applied: remember what it was fed."""
+        """A step is about to be applied: its batch is complete."""
         self._claim()
         if is_check and not self._context.log.now.suspects.tensors:
-            self.learn()
+            self._survey()
         self._leaves, self._num_calls, self._num_samples = [], 0, [0, 0]
 
-    def learn(self) -> None:
-        """The step is healthy: what its batch is like."""
+    def _survey(self) -> None:
+        """The step is healthy: take the statistics of its batch."""
         inputs, numbers = _tensors(self._context.inputs.last), self._context.log.now.numbers
         told = (self._leaves or inputs)[:MAX_LEAVES]
         found = {entry.path: entry for entry in survey(told)}
@@ -164,7 +165,7 @@ class Survey:
 
 
 def survey(leaves: list[Leaf]) -> list[Survey]:
-    """Look at these tensors; what lies on a device, or is neither float nor integer, is left out."""
+    """Statistics of these tensors; what lies on a device, or is neither float nor integer, is left out."""
     found, large = [], []
     for path, tensor in leaves:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel():

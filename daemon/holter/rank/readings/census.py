@@ -1,4 +1,12 @@
-"""Who is there: names, shapes, dtypes, frozenness, buffers, what is odd about them, and which optimizer holds what, by identity."""
+"""The census: all tensors of the models with name, shape, dtype, whether frozen, what is odd about their values, and which optimizer holds them.
+
+What is odd is known from the statistics of one fused pass (`marks`). Of a small buffer it is also known whether it is a progression:
+
+    inv_freq     1.0, 0.1, 0.01, …      geometric      as rotary embeddings have it
+    positions    0, 1, 2, 3, …          arithmetic
+
+A progression may deviate by what rounding explains, so that it is still known as such after a cast to a narrower dtype.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -29,16 +37,16 @@ ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0
 """Of one value; generous for the wide ones, whose values were computed, in float32 most often."""
 ENTRIES_PER_PART = 500
 """About 50 KB a part: small beside the page's ring."""
-Looked = tuple[int, str, int]
+ValueTraits = tuple[int, str, int]
 """Marks, pattern, number of different values."""
 
 
-NOT_LOOKED: Looked = (0, "", -1)
+NOT_READ: ValueTraits = (0, "", -1)
 
 
 @dataclass(frozen=True)
-class Kinds:
-    """What the dtypes of a list of tensors mean for their marks."""
+class DtypeTraits:
+    """What the dtypes of a list of tensors mean for their marks, one entry a tensor."""
 
     is_wide: np.ndarray
     is_float: np.ndarray
@@ -46,25 +54,25 @@ class Kinds:
     """A float that is not often subnormal: float16 begins to be at 6e-5."""
 
     @staticmethod
-    def of(dtypes: Sequence[torch.dtype]) -> "Kinds":
+    def of(dtypes: Sequence[torch.dtype]) -> "DtypeTraits":
         """Of tensors of these dtypes."""
         is_float = np.array([dtype.is_floating_point for dtype in dtypes], dtype=bool)
         is_half = np.array([dtype is torch.float16 for dtype in dtypes], dtype=bool)
-        return Kinds(np.array([dtype in WIDE for dtype in dtypes], dtype=bool), is_float, is_float & ~is_half)
+        return DtypeTraits(np.array([dtype in WIDE for dtype in dtypes], dtype=bool), is_float, is_float & ~is_half)
 
 
-def marks(table: Any, kinds: Kinds) -> np.ndarray:
+def marks(table: Any, traits: DtypeTraits) -> np.ndarray:
     """`Mark`s of each tensor of a pass, uint8."""
     numel, zeros = table.numel.astype(np.float64), table.zeros.astype(np.float64)
     nonzeros = numel - zeros
     is_bad = table.nans + table.pos_infs + table.neg_infs > 0
     is_constant = (numel > 1) & (table.min == table.max) & ~is_bad
     is_short = (table.low_mantissa_zero - zeros >= NEARLY_ALL * nonzeros) & (nonzeros >= MIN_ROUNDED)
-    is_huge = kinds.is_float & (table.absmax > HUGE) | kinds.is_normal & (table.subnormals > MANY_SUBNORMALS * numel)
+    is_huge = traits.is_float & (table.absmax > HUGE) | traits.is_normal & (table.subnormals > MANY_SUBNORMALS * numel)
     found = is_constant * np.uint8(Mark.CONSTANT)
     found |= ((numel > 0) & (nonzeros == 0)) * np.uint8(Mark.ZERO)
     found |= is_bad * np.uint8(Mark.NONFINITE)
-    found |= (kinds.is_wide & ~is_constant & is_short) * np.uint8(Mark.ROUNDED)
+    found |= (traits.is_wide & ~is_constant & is_short) * np.uint8(Mark.ROUNDED)
     found |= is_huge * np.uint8(Mark.HUGE)
     return np.asarray(found, dtype=np.uint8)
 
@@ -100,11 +108,11 @@ def _is_short(buffer: torch.Tensor) -> bool:
 
 
 class CensusTaker:
-    """Takes the census of all watched models, in parts; values are looked at when a tensor is first met."""
+    """Takes the census of all watched models, in parts; values are read when a tensor is first seen."""
 
     def __init__(self, declared_frozen: Sequence[str] = ()) -> None:
         self._declared_frozen = list(declared_frozen)
-        self._looked: dict[tuple[str, torch.dtype], Looked] = {}
+        self._values: dict[tuple[str, torch.dtype], ValueTraits] = {}
 
     def take(
         self, models: Models, optimizers: Sequence[torch.optim.Optimizer], ready_order: Sequence[int]
@@ -113,7 +121,7 @@ class CensusTaker:
         watched = models.all()
         tensors = [(name, p) for model in watched for name, p in model.parameters]
         place = {id(p): index for index, (_, p) in enumerate(tensors)}
-        self._look([*tensors, *((name, b) for model in watched for name, b in model.buffers)])
+        self._read_new([*tensors, *((name, b) for model in watched for name, b in model.buffers)])
         entries = self._entries(watched, optimizers)
         held = [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
         foreign = [[p for p in parameters if id(p) not in place] for parameters in held]
@@ -148,7 +156,7 @@ class CensusTaker:
         entries = []
         for number, name, t, is_buffer in parameters + buffers:
             module_class, is_persistent = owners[number].get(name, ("", True))
-            found, pattern, num_distinct = self._looked.get((name, t.dtype), NOT_LOOKED)
+            found, pattern, num_distinct = self._values.get((name, t.dtype), NOT_READ)
             entries.append(
                 TensorEntry(
                     name=name,
@@ -169,17 +177,17 @@ class CensusTaker:
             )
         return entries
 
-    def _look(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Read what was never met before; on a device nobody looks, for an answer would have to be waited for."""
-        new = [(name, t) for name, t in named if (name, t.dtype) not in self._looked]
-        self._looked.update({(name, t.dtype): NOT_LOOKED for name, t in new})
+    def _read_new(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Read the values of tensors that are new; those on a device are not read, for we would have to wait for the answer."""
+        new = [(name, t) for name, t in named if (name, t.dtype) not in self._values]
+        self._values.update({(name, t.dtype): NOT_READ for name, t in new})
         new = [(name, t) for name, t in new if _is_readable(t)]
         if sum(t.nbytes for _, t in new) > MAX_BYTES or not new:
             return
-        found = marks(summarize([t for _, t in new], histogram="off"), Kinds.of([t.dtype for _, t in new]))
+        found = marks(summarize([t for _, t in new], histogram="off"), DtypeTraits.of([t.dtype for _, t in new]))
         for (name, t), mark in zip(new, found.tolist(), strict=True):
             is_buffer = not isinstance(t, torch.nn.Parameter)
-            self._looked[name, t.dtype] = (mark, *(progression(t) if is_buffer else ("", -1)))
+            self._values[name, t.dtype] = (mark, *(progression(t) if is_buffer else ("", -1)))
 
 
 def _component(model: Model, held: Sequence[Sequence[Any]]) -> Component:

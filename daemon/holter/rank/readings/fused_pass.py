@@ -1,6 +1,6 @@
-"""One fused pass over a list of tensors, started now, answered when it is ready: at once on the CPU, some steps later on a device.
+"""The fused pass over a list of tensors: started now, answered when it is ready, at once on the CPU, some steps later on a device.
 
-The training thread never waits: a device's answer is polled at the next hook.
+The training thread never waits: a device's answer is polled at the next hook. For checkpoints, one tensor at a time is read and waited for.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ KEPT = frozenset({"parameters_before", "parameters_after"})
 
 
 @dataclass
-class _Open:
+class _OpenReading:
     reading: Pass
     then: Callable[[Table], None]
 
@@ -30,7 +30,7 @@ class Readings:
         self.spent_s = 0.0
         """Seconds of the training thread that went into reading."""
         self._passes: dict[str, Pass] = {}
-        self._open: list[_Open] = []
+        self._open: list[_OpenReading] = []
         self.kept: dict[str, tuple[list[int], Table]] = {}
         """Last readings that were answered at once and may be of use to another, while the tensors are as they were: ids and table."""
 
@@ -49,7 +49,7 @@ class Readings:
         self.poll()
         table = reading.poll()
         if table is None:
-            self._open.append(_Open(reading, then))
+            self._open.append(_OpenReading(reading, then))
         else:
             if name in KEPT:
                 self.kept[name] = [id(tensor) for tensor in tensors], table

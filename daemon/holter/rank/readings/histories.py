@@ -1,7 +1,7 @@
-"""Fingerprints of tensors against those they had: which moved, and when.
+"""What is remembered of parameters from step to step: fingerprints, missing gradients, gradients that nobody cleared.
 
 after the last step read  |  before this step  |  after this step
-a                        b                    c           a != b: moved between steps;  b != c: moved in this one
+a                            b                    c           a != b: moved between steps;  b != c: moved in this one
 """
 
 import math
@@ -20,18 +20,18 @@ MAX_NAMES = 32
 MANY = 16
 """Elements that do not all come back by chance."""
 LONG_STEPS = 8
-"""Idle for this long, a parameter is worth a question."""
+"""Steps after which an idle parameter is worth an inspection."""
 MAX_WATCHED = 1024
 """Candidates that are looked at in every step."""
 NUM_WATCHED = 4
 MAX_OPTIMIZERS = 4
 MAX_NUMEL = 1 << 20
 TOLD_CHECKS = (4, 5, 16, 17)
-"""Left for so many steps of comparison, it is worth saying at once: twice, for once is believed by nobody."""
+"""Gradients left for so many steps of comparison are told at once: twice, because one report is not believed."""
 
 
 @dataclass
-class _Known:
+class _KnownTensor:
     parameter: "weakref.ref[Any]"
     first: int
     last: int
@@ -43,8 +43,8 @@ class _Known:
 
 
 @dataclass
-class Moves:
-    """Places in the list that was read."""
+class MovedTensors:
+    """Which tensors of a list moved and when, by their places in it."""
 
     in_step: list[int] = field(default_factory=list)
     between: list[int] = field(default_factory=list)
@@ -57,22 +57,24 @@ class Moves:
 
 
 class FingerprintHistory:
-    """What each tensor last was."""
+    """The last fingerprints of each tensor."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _KnownTensor] = {}
 
-    def compare(self, step: int, parameters: Sequence[Any], before: Any, after: Any, *, is_adjacent: bool) -> Moves:
+    def compare(
+        self, step: int, parameters: Sequence[Any], before: Any, after: Any, *, is_adjacent: bool
+    ) -> MovedTensors:
         """Take in two fingerprints of each, 0 where it was not read.
 
         With `is_adjacent`, only what was read after the very step before can have moved between steps.
         """
-        moves = Moves()
+        moves = MovedTensors()
         for place, parameter in enumerate(parameters):
             was, now = int(before[place]), int(after[place])
             known = self._known.get(id(parameter))
             if known is None or known.parameter() is not parameter:
-                known = self._known[id(parameter)] = _Known(weakref.ref(parameter), was, was, step - 1)
+                known = self._known[id(parameter)] = _KnownTensor(weakref.ref(parameter), was, was, step - 1)
             moves.still.append(known.num_still)
             if not was or not now:
                 continue
@@ -114,28 +116,32 @@ Parameters = Sequence[tuple[str, Any]]
 
 
 @dataclass
-class _Idle:
+class _IdleSince:
     parameter: "weakref.ref[Any]"
     name: str
     since: int
 
 
-class IdleWatch:
-    """Who has had no gradient, and for how many steps in a row."""
+class IdleParameters:
+    """Parameters that are to be trained and get no gradient (None, or exactly zero everywhere), and for how many steps in a row.
+
+    They are looked for at steps of comparison (None) and in every reading of the gradients (zero). What was found is looked at in every step
+    from then on, so that a branch that is used in other steps than those of comparison is not taken for idle.
+    """
 
     def __init__(self) -> None:
-        self._none: dict[int, _Idle] = {}
-        self._zero: dict[int, _Idle] = {}
+        self._none: dict[int, _IdleSince] = {}
+        self._zero: dict[int, _IdleSince] = {}
 
     def look(self, step: int, trainable: Parameters) -> None:
         """A step of comparison: which gradients are None."""
         known = self._none
         self._none = {
-            id(p): known.get(id(p)) or _Idle(weakref.ref(p), name, step) for name, p in trainable if p.grad is None
+            id(p): known.get(id(p)) or _IdleSince(weakref.ref(p), name, step) for name, p in trainable if p.grad is None
         }
 
     def glance(self) -> None:
-        """Any step: whose gradient came."""
+        """Any step: forget those that have a gradient now."""
         if not self._none:
             return
         for key, idle in list(self._none.items())[:MAX_WATCHED]:
@@ -156,7 +162,7 @@ class IdleWatch:
             name, parameter = named[int(row)]
             idle = self._zero.get(id(parameter))
             if idle is None or idle.parameter() is not parameter:
-                self._zero[id(parameter)] = _Idle(weakref.ref(parameter), name, step)
+                self._zero[id(parameter)] = _IdleSince(weakref.ref(parameter), name, step)
 
     def none(self, step: int, trainable: Parameters) -> dict[str, int]:
         """Names of those without a gradient, with the number of steps for which that has been so."""
@@ -171,7 +177,7 @@ class IdleWatch:
         return any(step - idle.since + 1 >= LONG_STEPS for idles in (self._none, self._zero) for idle in idles.values())
 
     @staticmethod
-    def _streaks(idles: dict[int, _Idle], step: int, trainable: Parameters) -> dict[str, int]:
+    def _streaks(idles: dict[int, _IdleSince], step: int, trainable: Parameters) -> dict[str, int]:
         if not idles:
             return {}
         return {
@@ -182,14 +188,18 @@ class IdleWatch:
 
 
 def longest_idle(*streaks: dict[str, int]) -> tuple[list[list[str]], int]:
-    """Who is to be named, and the least number of steps among them: the patient ones alone once there are any."""
+    """Which names to tell, and the least number of steps among them: only those that are idle for long, once there are any."""
     longest = [{name: steps for name, steps in each.items() if steps >= LONG_STEPS} for each in streaks]
     chosen = longest if any(longest) else list(streaks)
     return [list(each) for each in chosen], min((steps for each in chosen for steps in each.values()), default=0)
 
 
-class Leftovers:
-    """Counts the steps that began with old gradients."""
+class LeftoverGradients:
+    """What is left in the gradients when the first backward pass of a step begins: nothing, unless nobody clears them.
+
+    Read of a few parameters of each optimizer, and believed only of the optimizer that then steps: of two that take turns, each clears its own
+    gradients at its own time.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -225,7 +235,7 @@ class Leftovers:
         return learn
 
     def judge(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """These are about to step: was theirs cleared before? From a device the answer may be one of an earlier step."""
+        """These are about to step: were their gradients cleared before? A device may answer for an earlier step."""
         taken = [self._left.pop(optimizer) for optimizer in optimizers if optimizer in self._left]
         if taken:
             norm = max(norm for _, norm in taken)

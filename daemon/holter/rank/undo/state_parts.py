@@ -1,6 +1,12 @@
-"""The parts of a training state: what is to be copied of each, and how it goes back into the living object.
+"""The parts of a training state: what is copied of each, and how it goes back into the living object.
 
-None of them holds what it is of: a model that the script lets go of is gone.
+Parameters, buffers, optimizers, schedulers, scalers, a framework's counters. A part holds its owner weakly: a model that the script lets
+go of is gone.
+
+The state of a part becomes an image: plain values are copied at once, tensors are taken out, to be copied elsewhere and perhaps later.
+
+    {"step": 3, "exp_avg": tensor}       ──take_image──▶   {"step": 3, "exp_avg": TensorSlot(0)}   and   [tensor]
+    put_image(live, image, copies)       ──▶               copies go into the memory of the live tensors; what is gone is made anew
 """
 
 import copy
@@ -27,8 +33,8 @@ ENGINES = frozenset({"DeepSpeedEngine"})
 
 
 @dataclass(frozen=True)
-class Slot:
-    """Where a tensor stood."""
+class TensorSlot:
+    """Stands for a tensor in an image."""
 
     index: int
     device: torch.device
@@ -37,10 +43,10 @@ class Slot:
 
 
 def take_image(state: Any, tensors: list[torch.Tensor], apart: Sequence[Any] = ()) -> Any:
-    """The image of a state; its tensors are appended to `tensors`. What is in `apart` is named, not copied."""
+    """The image of a state; its tensors are appended to `tensors`. What is in `apart` is referred to, not copied."""
     if isinstance(state, torch.Tensor):
         tensors.append(state)
-        return Slot(len(tensors) - 1, state.device, hasattr(state, "placements"))
+        return TensorSlot(len(tensors) - 1, state.device, hasattr(state, "placements"))
     if type(state) in _DICTS:
         return {key: take_image(value, tensors, apart) for key, value in state.items()}
     if type(state) in (list, tuple):
@@ -50,8 +56,8 @@ def take_image(state: Any, tensors: list[torch.Tensor], apart: Sequence[Any] = (
 
 
 def put_image(live: Any, image: Any, copies: Sequence[torch.Tensor]) -> Any:
-    """What an image shows, in place of `live`, and in its memory where it fits. Plain values are handed over: an image serves once."""
-    if isinstance(image, Slot):
+    """The state of an image, in the memory of `live` where it fits. Plain values are handed over, not copied: an image can be put back once."""
+    if isinstance(image, TensorSlot):
         return _put_tensor(live, image, copies[image.index])
     if type(image) is dict:
         into = live if type(live) in _DICTS else {}
@@ -68,7 +74,7 @@ def put_image(live: Any, image: Any, copies: Sequence[torch.Tensor]) -> Any:
     return image
 
 
-def _put_tensor(live: Any, slot: Slot, kept: torch.Tensor) -> torch.Tensor:
+def _put_tensor(live: Any, slot: TensorSlot, kept: torch.Tensor) -> torch.Tensor:
     if isinstance(live, torch.Tensor):
         held = local(live)
         if (held.shape, held.dtype) == (kept.shape, kept.dtype):
@@ -98,7 +104,7 @@ class StatePart:
 
 
 def of_weight(parameter: torch.nn.Parameter, *, is_moving: bool) -> StatePart:
-    """Nobody knows when one moves that no optimizer moves."""
+    """A parameter; `is_moving` where no optimizer moves it, and so nobody knows when it moves."""
     return StatePart(weakref.ref(parameter), parameter, _put_weight, is_moving)
 
 
@@ -108,7 +114,7 @@ def _put_weight(parameter: Any, image: Any, copies: Copies) -> None:
 
 
 def of_buffers(kept: MovingBuffers) -> list[StatePart]:
-    """As the step's first forward pass finds them: copies of ours, which nobody changes before the next, where there are any."""
+    """Buffers as the step's first forward pass finds them: our copies, where there are any, for nobody changes those before the next step."""
 
     def put_under(name: str) -> Callable[[Any, Any, Copies], None]:
         def put(module: Any, image: Any, copies: Copies) -> None:
@@ -120,7 +126,7 @@ def of_buffers(kept: MovingBuffers) -> list[StatePart]:
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> StatePart:
-    """Its state and the hyper-parameters of its groups."""
+    """An optimizer's state and the hyper-parameters of its groups."""
     keys = [weakref.ref(key) if isinstance(key, torch.Tensor) else key for key in optimizer.state]
     held = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
     state = {
@@ -147,7 +153,7 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> StatePart:
 
 
 def of_scheduler(scheduler: Any) -> StatePart:
-    """By its own state_dict; its optimizer is a part of its own."""
+    """A scheduler by its own state_dict; its optimizer is a part of its own."""
 
     def put(live: Any, image: Any, copies: Copies) -> None:
         live.load_state_dict(put_image(None, image, copies))
@@ -156,7 +162,7 @@ def of_scheduler(scheduler: Any) -> StatePart:
 
 
 def of_scaler(scaler: Any) -> StatePart:
-    """Not by its state_dict, which waits for the device."""
+    """A loss scaler, not by its state_dict, which waits for the device."""
 
     def put(live: Any, image: Any, copies: Copies) -> None:
         for name, kept in image.items():
@@ -183,7 +189,7 @@ Source = Callable[[], StatePart | None]
 
 Finder = Callable[[Sequence[torch.optim.Optimizer]], Iterable[Source]]
 
-Resting = tuple["weakref.ref[torch.nn.Parameter]", int]
+RestingParameter = tuple["weakref.ref[torch.nn.Parameter]", int]
 """A parameter that nobody trains, with the number of its changes when it was first seen."""
 
 
@@ -193,34 +199,38 @@ def source_of(make: Callable[[Any], StatePart], owner: Any) -> Source:
     return lambda: make(living) if (living := reference()) is not None else None
 
 
-class Gathering:
-    """Of one rank."""
+class StateGatherer:
+    """Gathers the parts of one rank's state.
+
+    Parameters are gone through at every snapshot. What has to be looked for among all living objects is looked for again only when an optimizer, or
+    one of those that were found, has come or gone, and at every snapshot whose number is a power of two: a scheduler may have come late.
+    """
 
     def __init__(self, models: Models, optimizers: Callable[[], list[torch.optim.Optimizer]]) -> None:
         self.also: list[Finder] = []
-        """Find what else is to be copied."""
+        """Functions that find what else is to be copied."""
         self._models = models
         self._optimizers = optimizers
         self._sources: list[Source] = []
         self._sources_of: list[weakref.ref[torch.optim.Optimizer]] = []
-        self._frozen: dict[int, Resting] = {}
+        self._frozen: dict[int, RestingParameter] = {}
         """By id."""
         self._num_gathered = 0
 
     def engine(self) -> str:
-        """The wrapper that is not fathomed; empty: there is none."""
+        """The wrapper whose state we cannot copy; empty: there is none."""
         return next((model.wrapper for model in self._models if model.wrapper in ENGINES), "")
 
-    def gather(self, buffers: MovingBuffers) -> tuple[list[StatePart], list[Resting]]:
-        """All there is to copy, and the parameters that rest."""
+    def gather(self, buffers: MovingBuffers) -> tuple[list[StatePart], list[RestingParameter]]:
+        """All parts that are to be copied, and the parameters that do not change."""
         weights, resting = self._weights()
         return [*weights, *of_buffers(buffers), *self._others()], resting
 
-    def _weights(self) -> tuple[list[StatePart], list[Resting]]:
+    def _weights(self) -> tuple[list[StatePart], list[RestingParameter]]:
         held = {id(p) for optimizer in self._optimizers() for group in optimizer.param_groups for p in group["params"]}
         found: list[StatePart] = []
-        resting: list[Resting] = []
-        frozen: dict[int, Resting] = {}
+        resting: list[RestingParameter] = []
+        frozen: dict[int, RestingParameter] = {}
         for parameter in parameters_of(self._models.all()):
             if parameter.requires_grad or id(parameter) in held:
                 found.append(of_weight(parameter, is_moving=False))
