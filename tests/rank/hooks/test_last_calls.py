@@ -13,7 +13,7 @@ from holter.records import Farewell, LastCalls
 
 def end_by(error, monkeypatch, worn):
     heard = []
-    monkeypatch.setattr(worn.monitor._farewell, "_previous", lambda *args: heard.append(args))
+    monkeypatch.setattr(worn.monitor._ending, "_previous", lambda *args: heard.append(args))
     sys.excepthook(type(error), error, None)
     return heard
 
