@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 TRAIN = $(LAUNCH) deploy/examples/train_gpt.py --steps 60
 
-.PHONY: install system demo test test-quick check format bench pictures clean
+.PHONY: install system demo test test-quick check format bench pictures docs clean
 
 install: $(STAMP)  ## .venv with holter and everything needed to run and test it
 
@@ -83,5 +83,9 @@ bench: install  ## ratios against peers in the same run
 pictures: install system  ## the dashboards, drawn from real jobs' data where no Grafana can run
 	$(BIN)/python tests/grafana/draw_dashboards.py grafana/pictures
 
+docs: install  ## the site, in site/; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info holter-runs
+	rm -rf $(VENV) build dist site *.egg-info holter-runs

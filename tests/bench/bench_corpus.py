@@ -1,4 +1,4 @@
-"""How well the corpus of faults is told: runs every case, its twin and the healthy runs, and writes the table into README.
+"""How well the corpus of faults is told: runs every case, its twin and the healthy runs, and writes the table into docs/how-it-is-tested.md.
 
     python tests/bench/bench_corpus.py [--write]
 
@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "corpus")]
 from conftest import Nursery  # noqa: E402  found by the line above
 from corpus import CASES, SILENT, Case, Job, fault, mistakes, run, silent, twin  # noqa: E402
 
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "how-it-is-tested.md"
 BEGIN, END = "<!-- corpus: begin -->\n", "<!-- corpus: end -->\n"
 
 
@@ -79,9 +79,9 @@ def table(scores: list[Score], false_alarms: Iterable[str], num_healthy: int) ->
 
 
 def main() -> int:
-    """Run, print, and write into README if told to."""
+    """Run, print, and write the table into the page if told to."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/how-it-is-tested.md")
     options = parser.parse_args()
     healthy = [*map(twin, CASES), *map(silent, SILENT)]
     jobs = [*map(fault, CASES), *healthy]
@@ -107,8 +107,8 @@ def main() -> int:
     text = table(scores, alarms, len(healthy))
     print(text)
     if options.write:
-        before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-        README.write_text(before + BEGIN + text + END + rest.partition(END)[2], encoding="utf-8")
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+        PAGE.write_text(before + BEGIN + text + END + rest.partition(END)[2], encoding="utf-8")
     return 0
 
 

@@ -14,18 +14,19 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from holter.cli import main
-from holter.frameworks.saving.keeper import Task
 from holter.frameworks.saving.proof import prove
 from holter.halting.vault import manifest as manifests
 from holter.halting.vault import script_saves
 from holter.halting.vault.completeness import Circumstances
 from holter.halting.vault.store import Vault
+from holter.rank.framework import Task
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 
 class Keeper:
     framework = "accelerate"
+    rescues_alone = True
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model

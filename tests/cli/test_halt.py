@@ -54,7 +54,7 @@ async def training(run_coordinator: Any, tmp_path: Path, does: Any = obey, **opt
         for step in range(3):
             made.step(step)
     members = running.coordinator.watched.roster.members
-    await eventually(lambda: len(members) == 2 and all(one.heartbeat is not None for one in members.values()))
+    await eventually(lambda: len(members) == 2 and all(one.progress.heartbeat is not None for one in members.values()))
     await eventually((tmp_path / "run.json").exists)
     await eventually((tmp_path / "coordinator.json").exists)
     return running

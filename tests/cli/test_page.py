@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.test_replay import NAN, record
 from tests.coordinator.conftest import RUN_ID, attached, census, done, exited, run_coordinator
+from tests.coordinator.recovery.test_replay import NAN, record
 
 from holter.cli import main
 from holter.halting import tombstone

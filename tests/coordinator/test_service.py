@@ -26,7 +26,7 @@ from holter.transport.websocket.uplink import UplinkSettings
 
 def step_of(running: Any, rank: int) -> int:
     member = running.coordinator.watched.roster.members.get(rank)
-    return -1 if member is None or member.step is None else member.step
+    return -1 if member is None or member.progress.step is None else member.progress.step
 
 
 async def test_a_healthy_run_is_shown_and_raises_nothing(run_coordinator: Any, tmp_path: Path) -> None:

@@ -11,9 +11,8 @@ import yaml
 
 from holter import cli, faults
 from holter.exporters import IncidentInfo, alerts, watcher_rules
-from holter.exporters.naming import alert_name, describe
-from holter.exporters.places import annotations, place_of
-from holter.exporters.rule import AlertRule
+from holter.exporters.alert_text import alert_name, describe, panel_annotations, panel_of
+from holter.exporters.alerts import AlertRule
 from holter.faults import causes
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
@@ -182,7 +181,7 @@ def _expected(alert: str, at: str, fired: list[tuple[dict[str, str], str, str]])
 
 
 def _panel(rule: AlertRule, run_id: str) -> dict[str, str]:
-    found = annotations(place_of(rule.layer, rule.page))
+    found = panel_annotations(panel_of(rule.layer, rule.page))
     return {name: text.replace("{{ $labels.run_id }}", run_id) for name, text in found.items()}
 
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from holter.exporters import alerts, watcher_rules
-from holter.exporters.naming import alert_name
+from holter.exporters.alert_text import alert_name
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 ALERTMANAGER = yaml.safe_load((DEPLOY / "alertmanager" / "alertmanager.yml").read_text())

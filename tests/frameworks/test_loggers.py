@@ -12,6 +12,7 @@ from accelerate import Accelerator
 from torch import nn
 from transformers.trainer_callback import CallbackHandler, TrainerControl, TrainerState
 
+from holter.frameworks.all import ALL
 from holter.frameworks.loggers import Loggers
 from holter.page import PageReader, PageWriter
 from holter.rank.monitor import Monitor
@@ -25,7 +26,7 @@ class Rank:
     def __init__(self) -> None:
         self.page = PageWriter.create(rank=0, world_size=1, pid=1, started_ticks=1, ring_bytes=1 << 20)
         self.reader = PageReader.open(self.page.fd)
-        self.monitor = Monitor(ObservationWriter(self.page, 0), world_size=1, budget=1e9, floor_s=0.0)
+        self.monitor = Monitor(ObservationWriter(self.page, 0), world_size=1, budget=1e9, floor_s=0.0, frameworks=ALL)
         self.monitor.install()
         Loggers(self.monitor).install()
 

@@ -14,7 +14,7 @@ import pytest
 from prometheus_server import filled_in
 
 from holter import cli
-from holter.exporters import places
+from holter.exporters import alert_text
 from holter.exporters.dashboards import ALL, render
 from holter.exporters.dashboards.promql import END
 
@@ -76,9 +76,9 @@ def test_the_schema_sees_what_is_wrong(keys, value):
 def test_panels_have_numbers_of_their_own_and_do_not_overlap(uid):
     panels = json.loads(render(uid))["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
-    places = [panel["gridPos"] for panel in panels]
+    positions = [panel["gridPos"] for panel in panels]
     cells = [
-        (x, y) for at in places for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+        (x, y) for at in positions for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
     ]
     assert len(set(cells)) == len(cells)
     assert 24 > max(x for x, _ in cells)
@@ -167,10 +167,15 @@ def test_incidents_are_marked_and_lead_to_their_page():
 
 def test_alerts_lead_to_panels_that_are_there():
     there = {(uid, panel["id"]) for uid in ALL for panel in json.loads(render(uid))["panels"]}
-    assert {places.INCIDENT, places.FINDING, places.WATCHER, *places.OF_ALERT.values()} <= there
-    assert ("holter-self", 7) == places.place_of("watcher", "sidecar_absent")
-    assert places.INCIDENT == places.place_of("incident", "nonfinite_input")
-    said = places.annotations(places.INCIDENT)
+    assert {
+        alert_text.INCIDENT_PANEL,
+        alert_text.FINDING_PANEL,
+        alert_text.WATCHER_PANEL,
+        *alert_text.PANEL_OF_ALERT.values(),
+    } <= there
+    assert ("holter-self", 7) == alert_text.panel_of("watcher", "sidecar_absent")
+    assert alert_text.INCIDENT_PANEL == alert_text.panel_of("incident", "nonfinite_input")
+    said = alert_text.panel_annotations(alert_text.INCIDENT_PANEL)
     assert ("holter-incidents", "6") == (said["__dashboardUid__"], said["__panelId__"])
     assert "/d/holter-incidents?viewPanel=6&var-run={{ $labels.run_id }}" == said["dashboard"]
 

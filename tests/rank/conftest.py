@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch.distributed as dist
 
+from holter.frameworks.all import ALL
 from holter.page import PageReader, PageWriter
 from holter.rank.monitor import Monitor
 from holter.rank.publish.observations import ObservationWriter
@@ -40,7 +41,11 @@ class Worn:
         self.page = PageWriter.create(rank=0, world_size=world_size, pid=1, started_ticks=1, ring_bytes=4 << 20)
         self.reader = PageReader.open(self.page.fd)
         self.monitor = Monitor(
-            ObservationWriter(self.page, 0), world_size=world_size, budget=budget, floor_s=0.0, **settings
+            ObservationWriter(self.page, 0),
+            world_size=world_size,
+            budget=budget,
+            floor_s=0.0,
+            **{"frameworks": ALL, **settings},
         )
         self.monitor.install()
         self._decoder = msgspec.msgpack.Decoder(Observation)

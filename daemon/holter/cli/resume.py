@@ -15,15 +15,11 @@ import msgspec
 from holter.cli import launch
 from holter.cli.runs import RunReader, locate
 from holter.errors import UsageError
+from holter.frameworks.all import ALL
 from holter.halting import tombstone
 from holter.halting.tombstone import HaltRecord
 
-HOW = {
-    "accelerate": "accelerator.load_state({path!r}), then skip_first_batches(loader, batches of the epoch that are done)",
-    "hf_trainer": "trainer.train(resume_from_checkpoint={path!r})",
-    "deepspeed": "engine.load_checkpoint({path!r})",
-    "dcp": "torch.distributed.checkpoint.load(state, checkpoint_id={path!r}); holter.restore({path!r}) once the data are where the run was",
-}
+HOW = {framework.checkpoint: framework.resume for framework in ALL}
 
 
 def add_parser(subparsers: Any) -> None:

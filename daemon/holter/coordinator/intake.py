@@ -96,7 +96,7 @@ class Intake:
         known = self.roster.members.get(hello.rank)
         if known is not None and known.hello.rank_pid != hello.rank_pid:
             self._halts.forget(hello.rank)
-        connection = self.roster.connect(hello, now_ns)
+        connection = self.roster.connect(hello)
         self._note_link(hello.rank, now_ns)
         return connection
 
@@ -111,7 +111,7 @@ class Intake:
 
     def hear_sign(self, rank: int, now_ns: int) -> None:
         """A sidecar sent something, whatever it was."""
-        self.roster.hear(rank, now_ns)
+        self.roster.hear(rank)
         self._note_link(rank, now_ns)
 
     def look(self, now_ns: int) -> None:
@@ -211,7 +211,7 @@ class Intake:
     def _note_link(self, rank: int, now_ns: int) -> None:
         """Note the state of a line if it changed; that a line ended after Goodbye is not noted."""
         member = self.roster.members[rank]
-        if self._links.get(rank) != member.link and not member.has_said_goodbye:
+        if self._links.get(rank) != member.link and not member.line.has_said_goodbye:
             self._links[rank] = member.link
             self._note(Observation(rank=rank, step=-1, at_ns=now_ns, body=Link(state=member.link)), now_ns)
 
@@ -219,7 +219,7 @@ class Intake:
         """Once; a sidecar that does not answer in time, or is not there, is noted."""
         asked_ns = self._asked.setdefault(key, now_ns)
         member = self.roster.members.get(key.rank)
-        is_there = member is not None and member.is_connected and not member.is_silent
+        is_there = member is not None and member.line.is_live
         if not is_there or now_ns - asked_ns > EXAM_PATIENCE_NS:
             missed = Observation(rank=key.rank, step=-1, at_ns=now_ns, body=Unexamined(asked_ns=key.asked_ns))
             self._note(missed, now_ns)

@@ -7,7 +7,7 @@ The coordinator judges so while a run lives; a restart, `holter replay` and `hol
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -90,8 +90,8 @@ class Judge:
         """Of the last judgement."""
         self._told: set[tuple[str, str]] = set()
 
-    def judge(self, now_ns: int, *, is_final: bool = False) -> Judgement:
-        """Look at everything as of this moment."""
+    def judge(self, now_ns: int, *, is_final: bool = False, passed: Collection[str] = ()) -> Judgement:
+        """Look at everything as of this moment; in a replay with the incidents that the live run saw pass now."""
         ahead_ns = FINAL_PATIENCE_NS if is_final else 0
         window = replace(self.assembly.window(now_ns + ahead_ns), real_ns=now_ns)
         findings = self.findings = self.runner.judge(window)
@@ -99,7 +99,7 @@ class Judge:
         exams = tuple(sorted(key for key in missing if isinstance(key, ExamKey)))
         tables = tuple(sorted(key for key in missing if not isinstance(key, ExamKey)))
         diagnoses: list[Diagnosis] = []
-        settled = self.tracker.settle(findings, window, now_ns, is_final=is_final)
+        settled = self.tracker.settle(findings, window, now_ns, is_final=is_final, passed=passed)
         self.runner.guard(DIAGNOSIS, lambda: _collect(settled, diagnoses))
         return Judgement(findings, tables, exams, tuple(diagnoses))
 

@@ -30,58 +30,93 @@ LOOK_NS = 10**9
 
 
 @dataclass
+class LineState:
+    """The connection of a rank's sidecar."""
+
+    connection: int
+    """Number of the newest one; an older one that ends says nothing."""
+    is_connected: bool = True
+    has_hung_up: bool = False
+    """It was closed from the other side."""
+    is_silent: bool = False
+    has_said_goodbye: bool = False
+    heard_at_ns: int = 0
+    """When something last came, in the coordinator's attention."""
+
+    @property
+    def is_live(self) -> bool:
+        """Who is at the other end can be asked."""
+        return self.is_connected and not self.is_silent
+
+
+@dataclass
+class RankProgress:
+    """Where a rank was last seen."""
+
+    heartbeat: Heartbeat | None = None
+    moved_ns: int | None = None
+    """When it last moved on, by the coordinator's clock."""
+    step: int | None = None
+    phase: Phase | None = None
+
+
+@dataclass
+class RankNumbers:
+    """What a rank last measured."""
+
+    loss: float | None = None
+    gradient_norm: float | None = None
+    overhead_ratio: float | None = None
+    step_s: float | None = None
+    """What its last step took."""
+    lag_s: float | None = None
+    """How late it entered collectives; None until it told when it entered one."""
+    step_times: StepHistogram = field(default_factory=StepHistogram)
+    nonfinite: Mapping[Where, int] = field(default_factory=dict)
+
+    def observe(self, done: StepDone) -> None:
+        """A step was completed."""
+        self.loss = self.loss if done.loss is None else done.loss
+        self.gradient_norm = self.gradient_norm if done.gradient_norm is None else done.gradient_norm
+        self.overhead_ratio, self.step_s = done.overhead_ratio, done.seconds
+        self.step_times = self.step_times.add(done.seconds)
+        self.nonfinite = add_nonfinite(self.nonfinite, done)
+
+
+@dataclass
 class Member:
     """One rank, as last heard of."""
 
     hello: Hello
-    connection: int
-    """Number of its newest connection; an older one that ends says nothing."""
-    is_connected: bool = True
-    has_hung_up: bool = False
-    """Its line was closed from its side."""
-    is_silent: bool = False
-    heard_at_ns: int = 0
-    """In the coordinator's attention."""
-    has_said_goodbye: bool = False
+    line: LineState
+    progress: RankProgress = field(default_factory=RankProgress)
+    numbers: RankNumbers = field(default_factory=RankNumbers)
     exited: Exited | None = None
-    heartbeat: Heartbeat | None = None
-    last_progress_ns: int | None = None
-    last_heard_ns: int = 0
-    step: int | None = None
-    phase: Phase | None = None
-    loss: float | None = None
-    gradient_norm: float | None = None
-    gpu_uuid: str = ""
-    lag_s: float | None = None
-    """None until it told when it entered a collective."""
-    overhead_ratio: float | None = None
     dropped: int = 0
+    """Observations that it lost before they could be sent."""
+    sight_lost: dict[str, int] = field(default_factory=dict)
+    """What this rank's holter cannot see, and how much was lost."""
+    gpu_uuid: str = ""
     is_sharded: bool = False
     """What its optimizer applies is a part that no other rank has."""
     snapshots: tuple[int, ...] = ()
     """Completed steps of the copies that it has in memory, oldest first."""
-    sight_lost: dict[str, int] = field(default_factory=dict)
-    """What this rank's holter cannot see, and how much was lost."""
-    step_times: StepHistogram = field(default_factory=StepHistogram)
-    step_s: float | None = None
-    """What its last step took."""
-    nonfinite: Mapping[Where, int] = field(default_factory=dict)
 
     @property
     def state(self) -> State:
         """Of the sidecar: an exited rank's sidecar is not lost, it has nothing more to do."""
-        if self.has_said_goodbye or (self.exited is not None and not self.is_connected):
+        if self.line.has_said_goodbye or (self.exited is not None and not self.line.is_connected):
             return "ended"
-        if self.is_silent:
+        if self.line.is_silent:
             return "silent"
-        return "connected" if self.is_connected else "gone"
+        return "connected" if self.line.is_connected else "gone"
 
     @property
     def link(self) -> Literal["connected", "closed", "silent"]:
         """Of the line; one that we gave up ourselves is not closed: it may be found again, or fall silent."""
-        if self.is_silent:
+        if self.line.is_silent:
             return "silent"
-        return "closed" if not self.is_connected and self.has_hung_up else "connected"
+        return "closed" if not self.line.is_connected and self.line.has_hung_up else "connected"
 
 
 class Roster:
@@ -114,7 +149,7 @@ class Roster:
             return f"rank {hello.rank} is outside 0..{hello.world_size - 1}"
         return None
 
-    def connect(self, hello: Hello, now_ns: int) -> int:
+    def connect(self, hello: Hello) -> int:
         """A sidecar is there, perhaps again; returns the number of its connection."""
         self.world_size = hello.world_size
         self._connections += 1
@@ -126,17 +161,16 @@ class Roster:
             if known is not None and known.state == "connected":
                 self.duplicates += 1
             self._dropped_before += known.dropped if known is not None else 0
-            self.members[hello.rank] = Member(hello, self._connections)
+            self.members[hello.rank] = Member(hello, LineState(self._connections))
         else:
-            known.hello, known.connection = hello, self._connections
-            known.is_connected, known.has_said_goodbye, known.has_hung_up = True, False, False
-        self.hear(hello.rank, now_ns)
+            known.hello, known.line = hello, LineState(self._connections)
+        self.hear(hello.rank)
         return self._connections
 
-    def hear(self, rank: int, now_ns: int) -> None:
+    def hear(self, rank: int) -> None:
         """Something came from a rank's sidecar."""
-        member = self.members[rank]
-        member.last_heard_ns, member.heard_at_ns, member.is_silent = now_ns, self._attention_ns, False
+        line = self.members[rank].line
+        line.heard_at_ns, line.is_silent = self._attention_ns, False
 
     def look(self, now_ns: int) -> list[int]:
         """Ranks that have fallen silent; to be called often, passes over all ranks once a second."""
@@ -147,58 +181,54 @@ class Roster:
             return []
         self._passed_ns = self._attention_ns
         oldest_ns = self._attention_ns - SILENT_NS
-        fallen = [rank for rank, member in self.members.items() if member.heard_at_ns < oldest_ns and _may_fall(member)]
+        fallen = [
+            rank for rank, member in self.members.items() if member.line.heard_at_ns < oldest_ns and _may_fall(member)
+        ]
         for rank in fallen:
-            self.members[rank].is_silent = True
+            self.members[rank].line.is_silent = True
         return fallen
 
     def disconnect(self, rank: int, connection: int, *, is_closed: bool = True) -> None:
         """A connection ended, closed by the other side or given up; without Goodbye its sidecar is lost."""
-        member = self.members[rank]
-        if member.connection != connection:
+        line = self.members[rank].line
+        if line.connection != connection:
             return
         self.serial += 1
-        member.is_connected, member.has_hung_up = False, is_closed and not member.is_silent
-        if not member.has_said_goodbye:
+        line.is_connected, line.has_hung_up = False, is_closed and not line.is_silent
+        if not line.has_said_goodbye:
             self.sidecars_lost += 1
 
     def goodbye(self, rank: int) -> None:
         """A sidecar has said everything."""
         self.serial += 1
-        self.members[rank].has_said_goodbye = True
+        self.members[rank].line.has_said_goodbye = True
 
     def beat(self, rank: int, heartbeat: Heartbeat, now_ns: int) -> None:
         """Progress is a change of place, by the coordinator's clock: hosts' clocks may differ."""
-        member = self.members[rank]
-        known = member.heartbeat
+        progress = self.members[rank].progress
+        known = progress.heartbeat
         place = (heartbeat.step, heartbeat.phase, heartbeat.micro_step)
         if known is None or place != (known.step, known.phase, known.micro_step):
-            member.last_progress_ns = now_ns
-        member.heartbeat = heartbeat
-        member.step, member.phase = heartbeat.step, heartbeat.phase
+            progress.moved_ns = now_ns
+        progress.heartbeat = heartbeat
+        progress.step, progress.phase = heartbeat.step, heartbeat.phase
 
     def observe(self, observation: Observation, now_ns: int) -> None:
         """Keep what status and metrics show of one observation."""
         member = self.members[observation.rank]
         match observation.body:
             case StepDone() as done:
-                member.step = observation.step + 1
-                member.last_progress_ns = now_ns
-                member.loss = member.loss if done.loss is None else done.loss
-                member.gradient_norm = member.gradient_norm if done.gradient_norm is None else done.gradient_norm
-                member.overhead_ratio = done.overhead_ratio
+                member.progress.step, member.progress.moved_ns = observation.step + 1, now_ns
                 member.is_sharded = member.is_sharded or done.view == "sharded"
-                member.step_times = member.step_times.add(done.seconds)
-                member.step_s = done.seconds
-                member.nonfinite = add_nonfinite(member.nonfinite, done)
+                member.numbers.observe(done)
             case Exited() as exited:
                 member.exited = exited
             case Snapped():
                 member.snapshots = (*member.snapshots, observation.step)[-KEPT_SNAPSHOTS:]
             case OnDevice() as found:
                 member.gpu_uuid = found.uuid
-            case Traffic(steps=[_, *_]) if member.lag_s is None:
-                member.lag_s = 0.0
+            case Traffic(steps=[_, *_]) if member.numbers.lag_s is None:
+                member.numbers.lag_s = 0.0
             case SightLost() as lost:
                 member.sight_lost[lost.what] = lost.dropped
 
@@ -206,13 +236,13 @@ class Roster:
         """Keep how late each rank came in the newest step that was compared."""
         late = {arrival.rank: arrival.lag_s for one in arrivals[-1:] for arrival in one.latest}
         for rank, member in self.members.items():
-            if member.lag_s is not None:
-                member.lag_s = max(0.0, late.get(rank, 0.0))
+            if member.numbers.lag_s is not None:
+                member.numbers.lag_s = max(0.0, late.get(rank, 0.0))
 
     @property
     def num_connected(self) -> int:
         """Sidecars on the line, those that said Goodbye and are being heard out too."""
-        return sum(member.is_connected for member in self.members.values())
+        return sum(member.line.is_connected for member in self.members.values())
 
     @property
     def has_everyone_ended(self) -> bool:
@@ -247,11 +277,7 @@ class Roster:
         verb = "has" if len(absent) == 1 else "have"
         found = [f"{ranks_text(absent)} {verb} not come: no sidecar was ever heard"] if absent else []
         # Asked for often, and of thousands of ranks nearly all are well.
-        ill = [
-            (rank, member)
-            for rank, member in self.members.items()
-            if member.sight_lost or member.is_silent or not member.is_connected
-        ]
+        ill = [(rank, member) for rank, member in self.members.items() if member.sight_lost or not member.line.is_live]
         for rank, member in sorted(ill, key=lambda one: one[0]):
             if member.state == "gone":
                 found.append(f"rank {rank} on {member.hello.host}: its sidecar is gone")
@@ -268,23 +294,24 @@ class Roster:
 
 
 def _may_fall(member: Member) -> bool:
-    return not member.is_silent and not member.has_hung_up and member.state != "ended"
+    return not member.line.is_silent and not member.line.has_hung_up and member.state != "ended"
 
 
 def _snapshot(member: Member) -> RankSnapshot:
+    progress, numbers = member.progress, member.numbers
     return RankSnapshot(
         rank=member.hello.rank,
         hostname=member.hello.host,
         gpu_uuid=member.gpu_uuid,
-        step=member.step,
-        last_progress_s=None if member.last_progress_ns is None else member.last_progress_ns / 1e9,
-        phase=member.phase,
-        loss=member.loss,
-        gradient_norm=member.gradient_norm,
-        lag_s=member.lag_s,
-        overhead_ratio=member.overhead_ratio,
-        nonfinite=member.nonfinite,
+        step=progress.step,
+        last_progress_s=None if progress.moved_ns is None else progress.moved_ns / 1e9,
+        phase=progress.phase,
+        loss=numbers.loss,
+        gradient_norm=numbers.gradient_norm,
+        lag_s=numbers.lag_s,
+        overhead_ratio=numbers.overhead_ratio,
+        nonfinite=numbers.nonfinite,
         dropped=member.dropped,
-        is_sidecar_up=member.is_connected and not member.is_silent,
-        steps=member.step_times,
+        is_sidecar_up=member.line.is_live,
+        steps=numbers.step_times,
     )

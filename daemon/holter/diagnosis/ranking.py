@@ -20,8 +20,25 @@ SURE = 0.70
 """Below this a diagnosis says which evidence is missing."""
 
 
+MAX_REMEMBERED = 1024
+_remembered: dict[int, tuple[Finding, tuple[Cause, ...]]] = {}
+"""id of a finding -> the finding, which keeps the id its own, and its causes."""
+
+
 def rank_causes(finding: Finding) -> tuple[Cause, ...]:
-    """Every cause that fits, the surest first; never empty for a finding of a detector in `ROWS`."""
+    """Every cause that fits, the surest first; never empty for a finding of a detector in `ROWS`.
+
+    Ranked once for each finding: correlating, explaining and closing ask again and again in one judgement.
+    """
+    known = _remembered.get(id(finding))
+    if known is None:
+        if len(_remembered) >= MAX_REMEMBERED:
+            _remembered.clear()
+        known = _remembered[id(finding)] = (finding, _ranked(finding))
+    return known[1]
+
+
+def _ranked(finding: Finding) -> tuple[Cause, ...]:
     best: dict[str, Row] = {}
     for row in ROWS:
         if row.fits(finding) and (row.cause not in best or _sureness(row) > _sureness(best[row.cause])):

@@ -1,6 +1,6 @@
 """What others scrape or are told: the last state, rendered on request, and incidents as alerts."""
 
-from holter.exporters.naming import incident_info
+from holter.exporters.alert_text import incident_info
 from holter.exporters.prometheus import expose, families
 from holter.exporters.snapshot import (
     CoordinatorSnapshot,

@@ -1,26 +1,33 @@
-"""Alert rules from the list of causes and detectors, and the pages behind them: one source, many files.
+"""Alert rules for Prometheus and the page behind each, generated from the lists of causes, detectors and watcher rules.
 
 causes.yml     an alert a cause, one for each open incident however many ranks it has
 detectors.yml  a detector's finding that stands and that no incident explains
 watcher.yml    holter itself: absent, blind, dropping, failing
 
-The detector is the only judge: these fire on its verdicts and know no threshold of the training.
+The detectors are the only judges: rules of causes and detectors fire on their verdicts and hold no threshold of the training.
 """
 
+import json
+import re
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
 
 from holter import faults
 from holter.diagnosis import pages
-from holter.exporters import runbooks, watcher_rules
-from holter.exporters.naming import alert_name
-from holter.exporters.rule import AlertRule, to_yaml
+from holter.diagnosis.pages import indented
+from holter.exporters import watcher_rules
+from holter.exporters.alert_text import alert_name, panel_annotations, panel_of
+from holter.exporters.watcher_rules import WatcherRule
 from holter.faults import causes
 from holter.faults.causes import CauseEntry
 
 LIVES = "holter_job_ranks"
 """A coordinator that is scraped always has it."""
 KEPT = "15m"
-"""So long an alert stays when its coordinator is not heard any more: one that ends has not mended the run."""
+"""How long an alert stays after its coordinator fell silent: a coordinator that ends has not mended the run."""
 RUNBOOKS = "https://holter.example/runbooks"
 """Where `grafana/runbooks` is served; `holter alerts --runbooks URL` writes another address into the rules."""
 SAYS_WHERE = "".join(
@@ -33,7 +40,33 @@ SAYS_WHERE = "".join(
     )
 )
 OFF = dict.fromkeys(("ranks", "tensors", "collective", "step", "url", "instance", "job"), "")
-"""Told in the description, but no part of the alert's identity: a better diagnosis of the same incident is not a second page."""
+"""Labels that the description tells but that do not identify the alert: a better diagnosis of the same incident must not page again."""
+INDENT = "    "
+EXPRESSION = "## Fires on"
+_SETTING = re.compile(r"    \w+\.\w+ = ")
+
+Layer = Literal["incident", "finding", "watcher"]
+"""What an alert is about: a diagnosed fault of the job, a finding that no incident explains, or holter itself."""
+
+
+@dataclass(frozen=True)
+class AlertRule:
+    """What fires when, and what it says."""
+
+    alert: str
+    page: str
+    """Name of its page: `holter explain PAGE`, and the last word of its `runbook_url`."""
+    expr: str
+    layer: Layer
+    severity: str
+    summary: str
+    """Static: a pager groups by it."""
+    description: str
+    """A template of Prometheus."""
+    wait: str = ""
+    """How long it must hold before it fires."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """More labels; an empty one takes a label of the series off the alert."""
 
 
 def groups() -> dict[str, list[AlertRule]]:
@@ -41,29 +74,35 @@ def groups() -> dict[str, list[AlertRule]]:
     return {
         "holter-causes": [_cause_rule(entry) for entry in causes.ALL],
         "holter-detectors": [_detector_rule(detector) for detector in faults.ALL],
-        "holter-watcher": [watch.rule for watch in watcher_rules.ALL],
+        "holter-watcher": [_watcher_rule(watch) for watch in watcher_rules.ALL],
     }
 
 
 def rule_file(base: str = RUNBOOKS) -> str:
     """All of them as one file."""
-    return to_yaml(groups(), base)
+    return _to_yaml(groups(), base)
 
 
 def rule_files(base: str = RUNBOOKS) -> dict[str, str]:
     """File name -> content, a group each."""
-    return {f"{name.removeprefix('holter-')}.yml": to_yaml({name: rules}, base) for name, rules in groups().items()}
+    return {f"{name.removeprefix('holter-')}.yml": _to_yaml({name: rules}, base) for name, rules in groups().items()}
 
 
 def runbook_files() -> dict[str, str]:
     """File name -> content: a page for everything that an alert can speak of."""
-    return {f"{name}.md": runbooks.to_markdown(page(name) or "") for name in page_names()}
+    return {f"{name}.md": page_markdown(name) or "" for name in page_names()}
 
 
 def page(name: str) -> str | None:
     """What `holter explain NAME` prints; None if there is no such page."""
     watch = next((one for one in watcher_rules.ALL if one.name == name), None)
-    return pages.page(name) if watch is None else runbooks.watch_page(watch)
+    return pages.page(name) if watch is None else _watcher_page(watch)
+
+
+def page_markdown(name: str) -> str | None:
+    """The page of NAME as Markdown: `grafana/runbooks` and the pages of the documentation are made with this, and with nothing else."""
+    text = page(name)
+    return None if text is None else _to_markdown(text)
 
 
 def page_names() -> tuple[str, ...]:
@@ -128,3 +167,79 @@ def _detector_rule(detector: faults.Detector) -> AlertRule:
         ),
         wait="2m",
     )
+
+
+def _watcher_rule(watch: WatcherRule) -> AlertRule:
+    return AlertRule(
+        alert=alert_name(watch.name),
+        page=watch.name,
+        expr=watch.expr,
+        layer="watcher",
+        severity=watch.severity,
+        summary=watch.happened,
+        description=f"Run {{{{ $labels.run_id }}}}: {watch.says}",
+        wait=watch.wait,
+    )
+
+
+def _to_yaml(groups: Mapping[str, Sequence[AlertRule]], runbooks: str) -> str:
+    """A rule file. Every text is quoted as JSON, which is YAML too."""
+    lines = ["# Written by `holter alerts`; a test compares it with what the code would write now.", "groups:"]
+    for name, rules in groups.items():
+        lines += [f"  - name: {name}", "    rules:"]
+        lines += [line for rule in rules for line in _rule_lines(rule, runbooks)]
+    return "\n".join(lines) + "\n"
+
+
+def _rule_lines(rule: AlertRule, runbooks: str) -> Iterator[str]:
+    yield f"      - alert: {rule.alert}"
+    yield f"        expr: {_quoted(rule.expr)}"
+    if rule.wait:
+        yield f"        for: {rule.wait}"
+    yield "        labels:"
+    for name, value in {"severity": rule.severity, "layer": rule.layer, **rule.labels}.items():
+        yield f"          {name}: {_quoted(value)}"
+    yield "        annotations:"
+    yield f"          summary: {_quoted(rule.summary)}"
+    yield f"          description: {_quoted(rule.description)}"
+    yield f"          runbook_url: {_quoted(f'{runbooks}/{rule.page}.md')}"
+    for name, value in panel_annotations(panel_of(rule.layer, rule.page)).items():
+        yield f"          {name}: {_quoted(value)}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _watcher_page(watch: WatcherRule) -> str:
+    """The page of an alert about holter itself, in the form of a cause's page."""
+    sections = (
+        ("What happened", watch.happened),
+        ("Why it matters", watch.why),
+        ("When it stays quiet", watch.quiet),
+        ("Do", watch.do),
+        ("Fires on", watch.expr),
+    )
+    return "\n".join(
+        [f"{watch.name} (alert)", "", *("\n".join([title, indented(text), ""]) for title, text in sections)]
+    )
+
+
+def _to_markdown(page: str) -> str:
+    """A title is a line before an indented one; settings are a list; an alert's expression, its last section, stays indented, as code."""
+    lines = page.rstrip().splitlines()
+    out: list[str] = []
+    for line, following in pairwise([*lines, ""]):
+        is_title = not line.startswith(INDENT) and following.startswith(INDENT)
+        if line.endswith((" (detector)", " (cause)", " (alert)")) and not line.startswith(INDENT):
+            out.append(f"# {line}")
+        elif is_title:
+            out += [f"## {line}", ""]
+        else:
+            out.append(line if EXPRESSION in out else _body(line))
+    return "\n".join(out) + "\n"
+
+
+def _body(line: str) -> str:
+    text = line.removeprefix(INDENT)
+    return f"- `{text}`" if _SETTING.match(line) else text

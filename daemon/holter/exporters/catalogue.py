@@ -1,7 +1,8 @@
 """Every metric there is: name, help, labels, unit. A metric that is not in this table cannot be made.
 
-`_total` names a counter, which begins at 0. A unit is the name's last word. Metrics with a rank are told by its sidecar and, of jobs that
-are not too large, by the coordinator too; a device's by the sidecar alone; lag, and those of the job and of modules, by the coordinator alone.
+A name that ends in `_total` is a counter, which begins at 0. A unit is the name's last word. Metrics of a rank are exported by its sidecar and,
+in jobs that are not too large, by the coordinator too; those of a device by the sidecar alone; lag, and those of the job and of modules, by the
+coordinator alone.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
-"""Snapshots -> Prometheus metric families. A scrape touches no rank, no driver, no lock: it renders the last state.
+"""Snapshots -> Prometheus metric families. A scrape touches no rank, no driver and no lock: it renders the last state.
 
-Names, help and labels stand in `catalogue`. Ranks that are not in the list have no series, so that one which exited disappears instead of
-standing still; of one whose sidecar is gone only that is shown.
+Names, help and labels are in `catalogue`. A rank that is not in the list has no series: one that exited disappears instead of standing
+still. Of a rank whose sidecar is gone only that fact is shown.
 """
 
 import heapq
@@ -15,17 +15,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from holter.exporters import catalogue, negotiation
-from holter.exporters.naming import clipped
+from holter.exporters import catalogue
+from holter.exporters.alert_text import clipped
 from holter.exporters.snapshot import STEP_BUCKETS_S, CoordinatorSnapshot, JobFigures, ModuleFigures, RankSnapshot
 from holter.records import Device, Phase, Where
 
 DETAILED_RANKS = 256
-"""Above this many ranks one scrape carries only step, sidecar_up and the latest ranks' lag; the sidecars' own /metrics have the rest."""
+"""Above this many ranks the coordinator exports only step, sidecar_up and the lag of the latest ranks; the sidecars' /metrics have the rest."""
 MAX_LATEST = 16
-"""Ranks whose lag is told of a job that large: only the coordinator knows it."""
+"""Ranks whose lag is exported in a job that large; only the coordinator knows lags."""
 MAX_MODULES = 20
-"""Modules shown of each figure: those where it is largest."""
+"""Modules exported for each figure: those with the largest values."""
 MAX_INFOS = 32
 """Open incidents that are described one by one."""
 THROTTLES = ("thermal", "power", "hardware")
@@ -54,7 +54,7 @@ class _Page:
         self._families = {name: _family(name, metric) for name, metric in catalogue.METRICS.items()}
 
     def set(self, name: str, value: float | None, *labels: str) -> None:
-        """One series; none for a value that is not known."""
+        """Add one series; none if the value is not known."""
         family = self._families[name]
         assert not isinstance(family, HistogramMetricFamily)
         if value is not None:
@@ -107,14 +107,14 @@ def families(
 
 def expose(metrics: Iterable[Metric], accept: str) -> tuple[bytes, str]:
     """Body and content type in the format that the scraper asked for: OpenMetrics or the classic text."""
-    encoder, content_type = choose_encoder(negotiation.chosen(accept))
+    encoder, content_type = choose_encoder(accepted_format(accept))
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Rendered(list(metrics)))
     return encoder(registry), content_type
 
 
 class _Rendered(Collector):
-    """Families that are ready, in the form the encoders take."""
+    """Finished families in the form that the encoders take."""
 
     def __init__(self, metrics: list[Metric]) -> None:
         self._metrics = metrics
@@ -207,7 +207,39 @@ def _latest(ranks: Sequence[RankSnapshot]) -> list[RankSnapshot]:
 
 
 def _largest(modules: Sequence[ModuleFigures], figure: Callable[[ModuleFigures], float]) -> list[tuple[str, float]]:
-    """Infinite first; NaN is what nobody looked at. Long names that end alike are one series, of the largest."""
+    """The largest, infinite first. NaN means that nobody looked. Long names that are alike after clipping are one series, with the largest value."""
     told = [(clipped(module.module), figure(module)) for module in modules if not math.isnan(figure(module))]
     largest = dict(sorted(told, key=lambda pair: pair[1]))
     return sorted(largest.items(), key=lambda pair: (-pair[1], pair[0]))[:MAX_MODULES]
+
+
+OPEN_METRICS = "application/openmetrics-text"
+CLASSIC = ("text/plain", "text/*", "*/*")
+
+
+def accepted_format(accept: str) -> str:
+    """An Accept header that the library can take; empty for the classic text.
+
+    OpenMetrics is chosen if the scraper weighs it no less than the classic text and asks for a version that we speak. The library itself
+    ignores weights, claims any version it is asked for, and raises on one that is not a number.
+    """
+    weights: dict[str, float] = {}
+    for kind, parameters in map(_media_range, accept.split(",")):
+        if kind != OPEN_METRICS or (parameters.get("version") or "1").split(".")[0] == "1":
+            weights[kind] = max(weights.get(kind, 0.0), _quality(parameters.get("q", "1")))
+    weight = weights.get(OPEN_METRICS, 0.0)
+    is_preferred = weight > 0 and weight >= max(weights.get(kind, 0.0) for kind in CLASSIC)
+    return f"{OPEN_METRICS};version=1.0.0" if is_preferred else ""
+
+
+def _media_range(part: str) -> tuple[str, dict[str, str]]:
+    kind, *parameters = part.split(";")
+    pairs = (word.partition("=") for word in parameters)
+    return kind.strip().lower(), {name.strip().lower(): value.strip(' "') for name, _, value in pairs}
+
+
+def _quality(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from holter.records import Device, Phase, Severity, StepDone, Where
 
 if TYPE_CHECKING:
-    # A sidecar exports too, and is to be up before its rank may die: it does not wait for fifty detectors.
+    # A sidecar exports too, and must be up before its rank can die: it must not wait until fifty detectors are imported.
     from holter.faults.window import Spread
 
 STEP_BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
@@ -32,7 +32,7 @@ class StepHistogram:
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """One rank, as last heard of. None: not known, and then not exported."""
+    """One rank, as last heard of. What is None is not known and not exported."""
 
     rank: int
     hostname: str
@@ -44,7 +44,7 @@ class RankSnapshot:
     loss: float | None = None
     gradient_norm: float | None = None
     lag_s: float | None = None
-    """Behind the median of the others at the collectives of the last step that was compared; 0 unless it was among the latest."""
+    """How far behind the median of the others it was at the collectives of the last compared step; 0 unless it was among the latest."""
     overhead_ratio: float | None = None
     nonfinite: Mapping[Where, int] = field(default_factory=dict)
     """Tensors that held NaN or Inf so far, by where they were met."""
@@ -54,12 +54,12 @@ class RankSnapshot:
     device: Device | None = None
     """As a thread of the sidecar last read it; a scrape opens no driver."""
     is_coordinator_there: bool | None = None
-    """Whether the sidecar hears the coordinator; None: it is the coordinator who tells this."""
+    """Whether the sidecar hears the coordinator; None in the coordinator's own export."""
 
 
 @dataclass(frozen=True)
 class IncidentInfo:
-    """An open incident in words that fit into labels; empty: nothing of the kind is to blame."""
+    """An open incident in words that fit into labels; a field is empty if nothing of its kind is to blame."""
 
     incident: str
     cause: str
@@ -77,7 +77,7 @@ class IncidentInfo:
 
 @dataclass(frozen=True)
 class ModuleFigures:
-    """One module at the last look, the largest of the ranks that told; NaN where nobody looked."""
+    """One module when it was last read: the largest value over the ranks that read it, NaN where none did."""
 
     module: str
     gradient_norm: float
@@ -96,7 +96,7 @@ class JobFigures:
     sidecars: Mapping[str, int] = field(default_factory=dict)
     """State of the sidecar -> ranks."""
     phases: Mapping[Phase, int] = field(default_factory=dict)
-    """Ranks in each; ranks that ended are in none."""
+    """Phase -> ranks in it; ranks that ended are in none."""
     last_progress_s: float | None = None
     """When any living rank last moved, seconds since the epoch."""
     lag_s: float | None = None
@@ -129,7 +129,7 @@ class CoordinatorSnapshot:
     incidents: Mapping[str, int] = field(default_factory=dict)
     """Cause -> incidents since the start; every cause there is, so that its counter begins at 0."""
     infos: tuple[IncidentInfo, ...] = ()
-    """Of the open ones, those to be told first at the front."""
+    """Of the open incidents, the most urgent first."""
     halts: Mapping[str, int] = field(default_factory=dict)
     """Outcome -> halts since the start."""
     last_good_step: int | None = None

@@ -1,16 +1,14 @@
-"""Rules written by hand, for what holter cannot say of itself: absent, blind, dropping, failing. Each has a page as causes have.
+"""Alert rules about holter itself, written by hand: absent, blind, dropping, failing. Each has a page, as causes have.
 
-A number in here is about the watching, never about the training: what is wrong with a job is a detector's to say.
+The numbers here are about the watching, never about the training: only detectors say what is wrong with a job.
 """
 
 from dataclasses import dataclass
 
-from holter.exporters.naming import alert_name
-from holter.exporters.rule import AlertRule
-
 _LATEST = '{__name__=~"holter_(job_)?last_progress_timestamp_seconds"}'
 _EXPLAINED = f'max by (run_id) (holter_incident_opened_timestamp_seconds{{severity="critical"}}) > on (run_id) (max by (run_id) ({_LATEST}) - 300)'
-"""By an incident that was opened when ranks stopped, or since; five minutes for those that took longer to stop. An older one explains nothing."""
+"""A critical incident explains the stop if it was opened when the ranks stopped or later; five minutes are allowed for ranks that took longer
+to stop. An older incident explains nothing."""
 _BAD_HALTS = 'holter_halts_total{outcome=~"failed|incomplete"}'
 _LOST_RANKS = 'printf "topk(5, holter_sidecar_up{run_id=%q} == 0)" $labels.run_id | query | sortByLabel "rank"'
 
@@ -34,20 +32,6 @@ class WatcherRule:
     """When it is not meant to fire."""
     do: str
     wait: str = ""
-
-    @property
-    def rule(self) -> AlertRule:
-        """For Prometheus."""
-        return AlertRule(
-            alert=alert_name(self.name),
-            page=self.name,
-            expr=self.expr,
-            layer="watcher",
-            severity=self.severity,
-            summary=self.happened,
-            description=f"Run {{{{ $labels.run_id }}}}: {self.says}",
-            wait=self.wait,
-        )
 
 
 ALL: tuple[WatcherRule, ...] = (

@@ -1,11 +1,11 @@
-"""Incidents as messages that Alertmanager would send (webhook version 4): what takes those takes ours, and a pager needs no Prometheus.
+"""Incidents as Alertmanager would send them (webhook version 4): any receiver of its messages takes ours, so a pager needs no Prometheus.
 
     incident opens                firing
     its cause or severity changes resolved, firing
-    its ranks change              firing again, the same alert: nobody shall go after the wrong rank
+    its ranks change              firing again, the same alert: nobody should go after the wrong rank
     it closes                     resolved; also when the run is started again
 
-Pure: the coordinator sends them.
+Pure: the coordinator sends the messages.
 """
 
 import hashlib
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from holter.exporters import places
-from holter.exporters.naming import alert_name, describe, incident_info
+from holter.exporters import alert_text
+from holter.exporters.alert_text import alert_name, describe, incident_info
 from holter.faults.causes import BY_NAME
 from holter.records import Diagnosis
 
@@ -36,7 +36,7 @@ class Deliveries:
     """Of the last attempt; empty when it succeeded."""
 
     def count(self, outcome: str, failure: str = "") -> None:
-        """One more."""
+        """One message more."""
         self.counts[outcome] = self.counts.get(outcome, 0) + 1
         self.failure = failure
 
@@ -50,34 +50,36 @@ class Deliveries:
 
 
 @dataclass(frozen=True)
-class _Told:
+class _ToldAlert:
+    """An alert as it was last told."""
+
     labels: Mapping[str, str]
     diagnosis: Diagnosis
 
-    def is_of(self, other: "_Told") -> bool:
+    def is_of(self, other: "_ToldAlert") -> bool:
         """The same alert, laid to the same ranks."""
         return self.labels == other.labels and self.ranks == other.ranks
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Who is to blame."""
+        """The ranks to blame."""
         return self.diagnosis.causes[0].ranks if self.diagnosis.causes else ()
 
 
 class Pager:
-    """Knows what was told of each incident, and so what is to be told now."""
+    """Remembers what was told of each incident, and so knows what to tell now."""
 
     def __init__(self, address: str, runbooks: str) -> None:
         self._address, self._runbooks = address, runbooks
-        self._told: dict[str, _Told] = {}
+        self._told: dict[str, _ToldAlert] = {}
 
     def remember(self, told: Sequence[Diagnosis]) -> None:
-        """A former life of the run told of these: now it is to be told that they are over."""
-        self._told |= {diagnosis.id: _Told(self._labels(diagnosis), diagnosis) for diagnosis in told}
+        """Incidents that were told before the run was started again: the next look says that they are over."""
+        self._told |= {diagnosis.id: _ToldAlert(self._labels(diagnosis), diagnosis) for diagnosis in told}
 
     def look(self, standing: Sequence[Diagnosis], now: str) -> list[Message]:
         """Messages for what changed since the last look; `standing` are the open incidents, `now` is RFC 3339."""
-        wanted = {diagnosis.id: _Told(self._labels(diagnosis), diagnosis) for diagnosis in standing}
+        wanted = {diagnosis.id: _ToldAlert(self._labels(diagnosis), diagnosis) for diagnosis in standing}
         messages = []
         for incident, told in list(self._told.items()):
             if incident not in wanted or wanted[incident].labels != told.labels:
@@ -100,7 +102,7 @@ class Pager:
             "layer": "incident",
         }
 
-    def _message(self, told: _Told, status: Status, ends_at: str) -> Message:
+    def _message(self, told: _ToldAlert, status: Status, ends_at: str) -> Message:
         info = incident_info(told.diagnosis, self._address)
         entry = BY_NAME.get(info.cause)
         group = {name: told.labels[name] for name in ("alertname", "run_id")}
@@ -109,7 +111,7 @@ class Pager:
             "description": describe(info, told.diagnosis.run_id),
             "symptom": told.diagnosis.symptom,
             "runbook_url": f"{self._runbooks}/{info.cause}.md",
-            **places.annotations(places.place_of("incident", info.cause), told.diagnosis.run_id),
+            **alert_text.panel_annotations(alert_text.panel_of("incident", info.cause), told.diagnosis.run_id),
         }
         alert = {
             "status": status,
@@ -135,6 +137,6 @@ class Pager:
 
 
 def _fingerprint(labels: Mapping[str, str]) -> str:
-    """The same for the same alert, whoever sends it again."""
+    """The same for the same alert, whichever process sends it."""
     text = "\xff".join(f"{name}\xff{value}" for name, value in sorted(labels.items()))
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

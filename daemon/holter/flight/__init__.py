@@ -1,4 +1,4 @@
-"""What PyTorch's Flight Recorder holds: reading it from any of its formats, and finding out whose calls do not match. Pure.
+"""PyTorch's Flight Recorder: read its dumps in any format, and find whose calls do not match. Pure.
 
 - reading: a dump, JSON or pickle, gloo or NCCL  -> Flight
 - digests: a call as its signature, a run of calls as one number
@@ -6,10 +6,10 @@
 """
 
 from holter.errors import FlightError
+from holter.flight.analysis import Analysis, Deviation, Kind, Wait
 from holter.flight.digests import BLOCK_CALLS, blocks, signature
 from holter.flight.matching import analyse
 from holter.flight.reading import from_bytes, from_json, from_pickle, trimmed, with_members
-from holter.flight.verdicts import Analysis, Deviation, Kind, Wait
 
 __all__ = [
     "BLOCK_CALLS",

@@ -43,7 +43,7 @@ class CallTable:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a rank's calls in one group go. The newest waits for the next: calls that are made as one have one number."""
+    """Where a rank's calls in one group go. The newest is held back until the next comes: calls that are made as one share a number."""
 
     table: CallTable
     track: Track
@@ -51,7 +51,7 @@ class _Place:
     number: int = -1
 
     def write(self, rank: int) -> None:
-        """The newest into the table."""
+        """Enter the newest into the table."""
         if self.sequence < 0:
             return
         self.track.last = max(self.track.last, self.sequence)
@@ -127,7 +127,7 @@ class Board:
                 self.tables[name] = CallTable(name, "")
 
     def _enter(self, rank: int, flight: Flight) -> None:
-        """The one loop over all calls of all ranks: what it does, it does millions of times."""
+        """The one loop over all calls of all ranks; its body may run millions of times."""
         places: dict[str, _Place] = {}
         numbers = self._numbers
         for call in flight.calls:
@@ -156,7 +156,7 @@ class Board:
             place.write(rank)
 
     def _members(self, table: CallTable) -> tuple[int, ...]:
-        """As some rank says; else everyone, if every recorder knows the group and they are most; else who knows it."""
+        """What some rank says; else every rank, if all recorders know the group and they are the majority; else those that know it."""
         listed = self._listed.get(table.name, [])
         for _, group in listed:
             if group.ranks:
@@ -168,9 +168,9 @@ class Board:
         return tuple(sorted(known))
 
     def _believe_status(self, table: CallTable) -> None:
-        """A recorder's own count says how far a rank came whose calls are not there; if it counts what we count.
+        """Where a rank's calls are not recorded, the recorder's own count says how far it came, if it counts what we count.
 
-        NCCL's counts messages as well in groups that have them.
+        In groups with messages NCCL's count includes those.
         """
         listed = self._listed.get(table.name, [])
         if table.has_messages or any(

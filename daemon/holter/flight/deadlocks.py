@@ -1,19 +1,18 @@
 """Ranks that wait for each other in a circle: one of them left out a call, made one too many, or made two in another order.
 
 No sequence number shows it: rank 1 is in group B where it waits for rank 0, rank 0 in group A where it waits for rank 1. The ranks' own
-histories do: whoever, over all its groups, no longer called what it always called next has left the program. Without a history, where several
-ranks belong to both groups, the few deviated from the many.
+histories show it: a rank that, over all its groups, did not call what it always called next has left its program. Without a history, where
+several ranks belong to both groups, the few deviated from the many.
 """
 
 from dataclasses import dataclass
 
+from holter.flight.analysis import Deviation
 from holter.flight.board import Board
-from holter.flight.chains import Circle
 from holter.flight.deviations import kinds_of
 from holter.flight.patterns import MAX_SHIFT, Pattern, is_within_step, pattern
 from holter.flight.reading import is_over
-from holter.flight.verdicts import Deviation
-from holter.flight.waits import Standing
+from holter.flight.waits import BlockedRanks, WaitCircle
 from holter.records import Call
 
 MAX_ASKED = 64
@@ -43,8 +42,8 @@ class _Departure:
     period: int
 
 
-def explain(board: Board, circle: Circle) -> Deviation | None:
-    """Who of a circle deviated, and how; all of them if that cannot be told; None: each does what it always did."""
+def explain(board: Board, circle: WaitCircle) -> Deviation | None:
+    """Who of a circle deviated, and how; all of them if that cannot be told; None if each does what it always did."""
     asked = {rank: _departure(board, rank) for rank in circle.ranks[:MAX_ASKED] if rank in board.flights}
     left = {rank: departure for rank, departure in asked.items() if isinstance(departure, _Departure)}
     if any(departure is None for departure in asked.values()) or len(left) == len(circle.ranks):
@@ -56,9 +55,9 @@ def explain(board: Board, circle: Circle) -> Deviation | None:
 
 
 def _departure(board: Board, rank: int) -> _Departure | bool | None:
-    """Where a rank left its program; False: it did not; None: there is no program to compare with.
+    """Where a rank left its program; False if it did not; None if there is no program to compare with.
 
-    First in the calls that are not over. If no history leads up to those, a rank that is lost already has left before: then the last
+    The calls that are not over are looked at first. If no history leads up to them, the rank left its program before: then it is the last
     place before them where it did not go on as it always had.
     """
     calls = [call for call in board.flights[rank].calls if not call.is_p2p]
@@ -113,25 +112,27 @@ def _by_history(board: Board, circle: tuple[int, ...], left: dict[int, _Departur
     )
 
 
-def _by_number(board: Board, circle: Circle) -> Deviation:
-    """The few against the many, among ranks that belong to both of two groups; else nobody can tell."""
-    inside = (standing for standing in circle.standings if standing.wait)
-    places = [(standing, set(standing.waiting) & set(circle.ranks)) for standing in inside]
-    for standing, ranks in sorted(places, key=lambda place: len(place[1])):
-        assert standing.wait is not None
+def _by_number(board: Board, circle: WaitCircle) -> Deviation:
+    """The few deviated from the many, among ranks that belong to both of two groups; else nobody can tell."""
+    inside = (block for block in circle.blocked if block.wait)
+    places = [(block, set(block.waiting) & set(circle.ranks)) for block in inside]
+    for block, ranks in sorted(places, key=lambda place: len(place[1])):
+        assert block.wait is not None
         for other, many in places:
             assert other.wait is not None
-            shared = set(board.tables[standing.wait.group].members) & set(board.tables[other.wait.group].members)
-            if other is not standing and not ranks & many and len(ranks) < len(many & shared) and ranks <= shared:
+            shared = set(board.tables[block.wait.group].members) & set(board.tables[other.wait.group].members)
+            if other is not block and not ranks & many and len(ranks) < len(many & shared) and ranks <= shared:
                 why = f"{len(many & shared)} ranks that belong to both groups went the other way"
-                return _order(tuple(sorted(ranks)), tuple(sorted(many)), (other, standing), why)
+                return _order(tuple(sorted(ranks)), tuple(sorted(many)), (other, block), why)
     first, second = places[0][0], places[-1][0]
     return _order(
         circle.ranks, (), (first, second), "each waits for another in a circle, and no history tells who left it"
     )
 
 
-def _order(ranks: tuple[int, ...], others: tuple[int, ...], places: tuple[Standing, Standing], why: str) -> Deviation:
+def _order(
+    ranks: tuple[int, ...], others: tuple[int, ...], places: tuple[BlockedRanks, BlockedRanks], why: str
+) -> Deviation:
     right, wrong = (place.wait for place in places)
     assert right is not None
     assert wrong is not None

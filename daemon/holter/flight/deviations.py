@@ -1,20 +1,21 @@
 """Ranks of a group that made different calls at one sequence number: who deviated, and how.
 
-Who: the few against the many. Where both sides are as many, the history decides: the group's calls up to there repeat from step to step, and who
-goes on as before is right. Without a history nobody can tell.
-How: what a deviating rank called from there on is laid against what the others called, continued by the pattern of their history. A rank that
-stands in its first other call has either left one out or swapped two: left out, if that call begins a step, for then nothing of the step is left.
+Who: the few deviated from the many. If both sides are equally many, the history decides: the group's calls repeat from step to step, and the
+side that goes on as before is right. Without a history nobody can tell.
+How: what a deviating rank called from there on is compared with what the others called, continued by the pattern of their history. A rank
+whose first different call is its last has either left one out or swapped two: left out, if that call begins a step, since then nothing of the
+step before is left.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from holter.flight.analysis import Deviation, Kind
 from holter.flight.board import Board, CallTable
 from holter.flight.patterns import MAX_SHIFT, Pattern, align, is_within_step, pattern
-from holter.flight.verdicts import Deviation, Kind
 
 MAX_IN_GROUP = 8
-"""Deviations of different ranks that are told of one group."""
+"""Ranks of one group whose deviations are reported."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def deviations(board: Board, table: CallTable) -> Iterator[Deviation]:
 
 
 def _history(board: Board, table: CallTable, sides: dict[int, list[int]], sequence: int) -> list[int]:
-    """The longest memory that any of the ranks has: up to here they agree."""
+    """The longest history that any of the ranks has: up to here they agree."""
     num_asked = 4
     ranks = [rank for side in sides.values() for rank in side[:num_asked]]
     memories = (
@@ -105,7 +106,7 @@ def _unclear(board: Board, table: CallTable, parting: _Parting, why: str) -> Dev
 
 
 def _explained(board: Board, table: CallTable, parting: _Parting, sides: tuple[int, int], why: str) -> Deviation:
-    """Of the side that was to be called and the one that was called instead."""
+    """`sides`: the signature that was to be called, and the one that was called instead."""
     right, wrong = ((side, sorted(parting.sides[side])) for side in sides)
     seen = max((_from(board, table, rank, parting.sequence) for rank in wrong[1][:4]), key=len)
     expected = max((_from(board, table, rank, parting.sequence) for rank in right[1][:4]), key=len)

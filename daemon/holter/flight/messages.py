@@ -1,7 +1,7 @@
 """Messages between two ranks, where the recorder says who they are: `send 0->1` and `recv 1<-0` (NCCL; gloo records none).
 
-Both ends count the messages of a group on their own, so that the numbers of the two ends agree only in some programs (each rank talks
-to one other). Where the calls of a pair show that they do, they are matched by number; else by how many each end has open.
+Each end counts the messages of a group on its own, so the numbers of the two ends agree only in some programs (each rank talks to one
+other). Where the calls of a pair show that they agree, messages are matched by number; else by how many each end has open.
 """
 
 import math
@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from holter.flight.analysis import Deviation, Kind, Wait
 from holter.flight.board import Board
 from holter.flight.digests import signature
 from holter.flight.reading import is_over
-from holter.flight.verdicts import Deviation, Kind, Wait
-from holter.flight.waits import Standing, is_lasting, known_absent
+from holter.flight.waits import BlockedRanks, is_lasting, known_absent
 from holter.records import Call
 
 _NAMED = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
@@ -35,7 +35,7 @@ class _End:
         return [call for call in self.calls.values() if not is_over(call)]
 
 
-def standings(board: Board) -> Iterator[Standing]:
+def blocked_in_messages(board: Board) -> Iterator[BlockedRanks]:
     """Who is in a message that the other end has not come to."""
     for (group, *_), (one, other) in _lines(board).items():
         for end, peer in ((one, other), (other, one)):
@@ -46,7 +46,7 @@ def standings(board: Board) -> Iterator[Standing]:
             description = board.tables[group].description
             wait = Wait(group, description, call.sequence, call.operation, signature(call), (end.rank,), absent)
             lasting = is_lasting(board, {end.rank: call})
-            yield Standing((end.rank,), absent, wait, call.created_ns, lasting, outdated, {end.rank: call.record})
+            yield BlockedRanks((end.rank,), absent, wait, call.created_ns, lasting, outdated, {end.rank: call.record})
 
 
 def deviations(board: Board) -> Iterator[Deviation]:
@@ -74,7 +74,7 @@ def deviations(board: Board) -> Iterator[Deviation]:
                 break
 
 
-def answered(board: Board) -> Iterator[tuple[int, Call, int, Call]]:
+def messages_under_way(board: Board) -> Iterator[tuple[int, Call, int, Call]]:
     """Messages that both ends are in and that are not over at either: (rank, its call, the other, its call), from both sides."""
     for one, other in _lines(board).values():
         for sequence in one.calls.keys() & other.calls.keys():
@@ -143,7 +143,7 @@ def _difference(sent: Call, received: Call) -> Kind | None:
 
 
 def _numel(call: Call) -> int:
-    """A message is its elements; in what shape each end keeps them is its own affair."""
+    """Only the number of elements must agree: each end may keep them in a shape of its own."""
     return sum(map(math.prod, call.sizes))
 
 

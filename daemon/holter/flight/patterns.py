@@ -1,4 +1,4 @@
-"""Programs repeat from step to step: what a rank calls next is what followed the last time it had just called the same.
+"""Programs repeat from step to step: a rank's next call is the one that followed when it last had just made the same calls.
 
 called so far   A B C  A B C  A B      the longest tail that was there before: A B C A B, and then came C
 seen            ... A B   A B C A      C is missing: from there on it is the program, one further
@@ -72,7 +72,7 @@ def _repeats(items: Sequence[Hashable]) -> list[int]:
 def is_within_step(times_ns: Sequence[int], period: int, ahead: int) -> bool:
     """Whether the call that comes so many after the next one is surely not the first of its step.
 
-    A step's first call follows on its longest pause: data, the forward pass, and of the backward pass as much as it needs. `times_ns`: when the
+    The longest pause is before a step's first call: data, the forward pass, and the first part of the backward pass. `times_ns`: when the
     calls up to the next one were made.
     """
     pauses: list[list[int]] = [[] for _ in range(period)]
@@ -86,13 +86,13 @@ def is_within_step(times_ns: Sequence[int], period: int, ahead: int) -> bool:
 
 @dataclass(frozen=True)
 class Alignment:
-    """How what a rank called from its first deviation on lies against what was to be called."""
+    """How a rank's calls from its first deviation on compare with what was to be called."""
 
     shift: Shift
     by: int
     """Calls that are missing, extra or changed."""
     evidence: int
-    """Calls that agree when it is laid like this."""
+    """Calls that agree under this explanation."""
 
 
 def align(seen: Sequence[int], expected: Sequence[int], *, is_similar: bool = False) -> Alignment:

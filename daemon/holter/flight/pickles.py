@@ -1,8 +1,8 @@
 """Reads a pickle that holds containers and scalars, and nothing else: never imports, never calls, never builds an object.
 
-A pickle is a program. Torch's dumps need only those of its instructions that make strings, numbers, lists, tuples and dicts, so the
-reader knows no others; `find_class` refuses besides. It is Python's own slow reader: its memo is a dict, where the fast one
-would reserve whatever memory a forged index asks for.
+A pickle is a program. Torch's dumps need only the instructions that make strings, numbers, lists, tuples and dicts, so the reader knows no
+others, and `find_class` refuses too. It is Python's own slow reader: its memo is a dict, while the fast one would reserve whatever
+memory a forged index asks for.
 """
 
 import io

@@ -21,8 +21,8 @@ import holter
 from holter import clock
 from holter.config import Settings, usable
 from holter.errors import PageError
-from holter.frameworks import counting, halts, place, restarts
-from holter.frameworks.accelerate import registered
+from holter.frameworks import halts, place, restarts
+from holter.frameworks.all import ALL
 from holter.frameworks.loggers import Loggers
 from holter.frameworks.place import RankPlace
 from holter.page import PageWriter
@@ -125,17 +125,14 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         frozen=settings.frozen,
         snapshot_every=settings.snapshot_every,
         snapshot_bytes=settings.snapshot_bytes,
+        frameworks=ALL,
     )
-    monitor.context.frameworks.count_steps = counting.count
-    monitor.context.frameworks.find_registered = registered.find
-    if monitor.context.undo.snapshots is not None:
-        from holter.frameworks import counters  # noqa: PLC0415  not for those who want no snapshots
-
-        monitor.context.undo.snapshots.also.append(counters.find)
     try:
         desk = halts.open_desk(settings, here, monitor, ours, _own_run_dir(settings, word))
         monitor.install()
         Loggers(monitor).install()
+        for each in ALL:
+            each.attach(monitor)
         _meet(monitor, here, word, send, desk)
     except Exception:
         _take_off(monitor, ours)

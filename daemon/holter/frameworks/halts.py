@@ -1,6 +1,6 @@
 """Builds a rank's desk for halts, and gives it hands: what saves here needs torch, the probes and the frameworks.
 
-    rewind.restore(step) -> keeping.find -> keeper.save(task) -> proof.prove(task, keeper)
+    rewind.restore(step) -> frameworks.keeper -> keeper.save(task) -> proof.prove(task, keeper)
     snapshots.restore(step) where the order names a snapshot: how that step began is known to nobody else, so each saver writes it down
 
 Nothing below `save` is imported before a save has been decided.
@@ -20,6 +20,7 @@ from holter.config import Settings
 from holter.errors import HolterError, PartlySavedError, RewindError, SaveError
 from holter.files import write_whole
 from holter.frameworks.place import RankPlace
+from holter.rank.framework import Task
 from holter.rank.guard import say
 from holter.rank.hold import store_register
 from holter.rank.hold.agent_parts import AgentParts, AgentSettings, Position
@@ -35,7 +36,6 @@ from holter.records import Farewell, Order
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from holter.frameworks.saving.keeper import Task
     from holter.rank.undo.rewind import Rewound
 
 BLOBS_S = 3.0
@@ -110,7 +110,6 @@ class RankHands:
             raise SaveError(f"{left} ({error})") from error
 
     def _save(self, order: Order, *, is_main_thread: bool) -> None:
-        from holter.frameworks.saving import keeper as keeping  # noqa: PLC0415
         from holter.frameworks.saving import proof  # noqa: PLC0415
 
         monitor, here = self._monitor, self._here
@@ -122,7 +121,7 @@ class RankHands:
             monitor.context.guard.is_on = False
         before = self._place()
         own = self._restore(order)
-        task = keeping.Task(
+        task = Task(
             directory=Path(order.directory),
             step=own.step,
             rank=here.rank,
@@ -137,7 +136,7 @@ class RankHands:
             deadline_s=order.deadline_s,
         )
         notes = self._take_over(task)
-        keeper = keeping.find(monitor.context, monitor.optimizers)
+        keeper = monitor.context.frameworks.keeper(monitor.context, monitor.optimizers)
         partly = None
         try:
             keeper.save(task)
@@ -154,7 +153,7 @@ class RankHands:
         context = self._monitor.context
         return context.log.step, context.log.micro_step, context.phases.phase
 
-    def _take_over(self, task: "Task") -> list[str]:
+    def _take_over(self, task: Task) -> list[str]:
         """Whoever saves for the first rank saves its buffers, where DDP would have given them to all; returns what is to be said."""
         rewind = self._monitor.context.undo.rewind
         if (

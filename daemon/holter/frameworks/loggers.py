@@ -7,9 +7,9 @@ and the interpreter knows more modules than before. Of a log that calls another,
 import functools
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from holter.rank.framework import LogFunction
 from holter.rank.hooks.patches import LateImports
 from holter.rank.monitor import Monitor
 
@@ -19,14 +19,6 @@ Read = Callable[..., Any]
 
 def _first(_self: Any, values: Any = None, *_: Any, **kwargs: Any) -> Any:
     return kwargs.get("data", values)
-
-
-def _on_log(
-    handler: Any, _args: Any = None, _state: Any = None, _control: Any = None, logs: Any = None, **_: Any
-) -> Any:
-    # Our own callback passes it on.
-    is_told = any(type(callback).__name__ == "HolterCallback" for callback in getattr(handler, "callbacks", ()))
-    return None if is_told else logs
 
 
 def _scalar(_self: Any, tag: Any = "", scalar_value: Any = None, *_: Any, **__: Any) -> Mapping[str, Any]:
@@ -45,30 +37,19 @@ def _metrics(metrics: Any = None, *_: Any, **__: Any) -> Any:
     return metrics
 
 
-@dataclass(frozen=True)
-class Logger:
-    """One function by which scripts log."""
-
-    module: str
-    owner: str
-    """Class in that module; empty: the module itself."""
-    name: str
-    read: Read
-    also: str = ""
-    """Another module that knows the same function."""
-
-
-LOGGERS = (
-    Logger("accelerate.accelerator", "Accelerator", "log", _first),
-    Logger("transformers.trainer_callback", "CallbackHandler", "on_log", _on_log),
-    Logger("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalar", _scalar),
-    Logger("torch.utils.tensorboard.writer", "SummaryWriter", "add_scalars", _scalars),
-    Logger("tensorboardX.writer", "SummaryWriter", "add_scalar", _scalar),
-    Logger("tensorboardX.writer", "SummaryWriter", "add_scalars", _scalars),
-    Logger("wandb.sdk.wandb_run", "Run", "log", _first),
-    Logger("mlflow.tracking.fluent", "", "log_metric", _metric, also="mlflow"),
-    Logger("mlflow.tracking.fluent", "", "log_metrics", _metrics, also="mlflow"),
+_TORCH_BOARD = ("torch.utils.tensorboard.writer", "SummaryWriter")
+_BOARD_X = ("tensorboardX.writer", "SummaryWriter")
+_MLFLOW = ("mlflow.tracking.fluent", "")
+TRACKERS = (
+    LogFunction(*_TORCH_BOARD, "add_scalar", read=_scalar),
+    LogFunction(*_TORCH_BOARD, "add_scalars", read=_scalars),
+    LogFunction(*_BOARD_X, "add_scalar", read=_scalar),
+    LogFunction(*_BOARD_X, "add_scalars", read=_scalars),
+    LogFunction("wandb.sdk.wandb_run", "Run", "log", read=_first),
+    LogFunction(*_MLFLOW, "log_metric", "mlflow", read=_metric),
+    LogFunction(*_MLFLOW, "log_metrics", "mlflow", read=_metrics),
 )
+"""Those that any script may use; frameworks tell their own."""
 
 
 class Loggers:
@@ -76,7 +57,9 @@ class Loggers:
 
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
-        self._awaited = LateImports(LOGGERS)
+        self._awaited = LateImports(
+            [*TRACKERS, *(each for framework in monitor.context.frameworks.known for each in framework.logs)]
+        )
         self._depth = 0
         self._has_wandb = False
 

@@ -1,11 +1,11 @@
 """What the hooks of one rank share."""
 
 import functools
-import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from holter.rank.framework import Frameworks
 from holter.rank.guard import Guard
 from holter.rank.hold.halts import Halts
 from holter.rank.hold.known_finite import KnownFinite
@@ -65,22 +65,6 @@ class Undo:
     """How the step under way began."""
     snapshots: "Snapshots | None" = None
     """Copies of the training state in memory; None: the user wants none."""
-
-
-@dataclass
-class Frameworks:
-    """What only the framework of the script knows."""
-
-    count_steps: Callable[[Any], tuple[int, str] | None] = lambda _: None
-    """An optimizer -> how many steps the framework that steps it has counted, and its name; None: there is none that counts."""
-    find_registered: Callable[[Any], Callable[[], Iterable[Any]] | None] = lambda _: None
-    """An optimizer -> what gives the objects that the script has its framework save too; None: the framework takes none."""
-    lent: "weakref.WeakKeyDictionary[Any, list[tuple[tuple[str, Any], Any]]]" = field(
-        default_factory=weakref.WeakKeyDictionary
-    )
-    """By optimizer: gradients that it will apply and does not hold yet, by the names of their parameters."""
-    partitioned: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
-    """Optimizers of which each rank applies a part, whether it is finite or not."""
 
 
 @dataclass

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from holter.rank.context import Context
+from holter.rank.framework import Framework, Frameworks
 from holter.rank.hold.finite_guard import FiniteGuard
 from holter.rank.hooks.autocast import RegionProbe
 from holter.rank.hooks.backward import LossProbe
@@ -19,7 +20,6 @@ from holter.rank.hooks.reductions import ReplicationProbe
 from holter.rank.hooks.saves import SaveProbe
 from holter.rank.hooks.step import StepProbe, StepReaders
 from holter.rank.hooks.warnings import WarningProbe
-from holter.rank.hooks.zero import ZeroProbe
 from holter.rank.models import Models, wrapped
 from holter.rank.publish.budget import Schedule
 from holter.rank.publish.observations import ObservationWriter
@@ -48,6 +48,7 @@ class Monitor:
         frozen: Sequence[str] = (),
         snapshot_every: int = 0,
         snapshot_bytes: int = 0,
+        frameworks: Sequence[Framework] = (),
     ) -> None:
         set_num_threads(threads)
         self.context = Context(
@@ -55,6 +56,7 @@ class Monitor:
             Schedule(budget=budget, floor_s=floor_s),
             world_size,
             models=Models(local_buffers, declared_frozen=frozen),
+            frameworks=Frameworks(frameworks),
         )
         self.context.undo.rewind = Rewind(self.context)
         self._inspection = InspectionProbe(self.context)
@@ -82,7 +84,7 @@ class Monitor:
         self._batches = BatchBlameProbe(self.context)
         self._finite = FiniteGuard(self.context)
         readers = StepReaders(self._gradients, self._comparison, self._batches, self._vitals, self._finite)
-        self._steps = StepProbe(self.context, readers, self._find_models)
+        self.steps = StepProbe(self.context, readers, self._find_models)
         if snapshot_every:
             from holter.rank.undo.snapshots import Snapshots  # noqa: PLC0415  imports what most scripts do not
 
@@ -98,14 +100,13 @@ class Monitor:
         self.before_backward: list[Callable[[], None]] = [self.context.guard.wrap(self._saves.look)]
         """Called at every backward pass, by those who wait for the script to import something."""
         self.before_backward.append(self.context.guard.wrap(DeviceProbe(self.context).look))
-        self.before_backward.append(self.context.guard.wrap(ZeroProbe(self.context, self._steps).look))
         self._groups = GroupProbe(self.context)
         self.before_backward.append(self.context.guard.wrap(self._groups.look))
         self._is_searched = False
 
     def install(self) -> None:
         """Install everything; a forked child of the rank is not a rank, and there every hook is off."""
-        for probe in (self._steps, self._losses, self._calls, self._data, self._ending, self._warnings):
+        for probe in (self.steps, self._losses, self._calls, self._data, self._ending, self._warnings):
             probe.install()
         self._replication.install()
         self._regions.install()
@@ -122,7 +123,7 @@ class Monitor:
         self._inspection.end(is_told=False)
         self.context.guard.is_on = False
         self.context.patches.restore()
-        for probe in (self._steps, self._calls, self._ending):
+        for probe in (self.steps, self._calls, self._ending):
             probe.uninstall()
         if self.context.undo.snapshots is not None:
             self.context.undo.snapshots.forget()
@@ -130,11 +131,11 @@ class Monitor:
     @property
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Those that have stepped and still exist, in order of their first step."""
-        return self._steps.optimizers
+        return self.steps.optimizers
 
     def is_torn(self) -> bool:
         """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
-        return self._steps.is_torn()
+        return self.steps.is_torn()
 
     def add_model(self, model: torch.nn.Module) -> None:
         """Watch a model that the script names."""
@@ -158,7 +159,7 @@ class Monitor:
 
     def _on_forward(self) -> None:
         """A forward pass of training begins, or a call in it; the first call of a step fixes how the step began."""
-        step, snapshots = self._steps.next_step, self.context.undo.snapshots
+        step, snapshots = self.steps.next_step, self.context.undo.snapshots
         if self.context.undo.rewind.forward_begins(step) and snapshots is not None:
             snapshots.begin(step)
 
@@ -180,7 +181,7 @@ class Monitor:
 
     def _on_backward(self) -> None:
         """A backward pass begins: by now the models exist."""
-        self._steps.end_open_step()
+        self.steps.end_open_step()
         self.context.undo.rewind.backward_begins()
         self.context.hold.known_finite.clear()
         self._batches.begin_backward(self._data.trained())
@@ -201,7 +202,7 @@ class Monitor:
             self._comparison.reduced_gradients()
 
     def _on_round(self) -> None:
-        self._steps.end_round()
+        self.steps.end_round()
 
     def _on_gradients(self) -> None:
         self._gradients.read_local()

@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import FSDPModule
 
 
 def is_replica(tensor: torch.Tensor) -> bool:
@@ -50,21 +49,3 @@ def world_size() -> int:
     """Ranks of the job; 1 without a process group."""
     is_there = dist.is_available() and dist.is_initialized()
     return dist.get_world_size() if is_there else 1
-
-
-def sharded_parameters(root: torch.nn.Module) -> dict[tuple[int, str], torch.nn.Parameter]:
-    """FSDP2's own shards, which the optimizer steps, by the module and name under which the shard or the gathered parameter is found."""
-    found = {}
-    for module in root.modules():
-        if not isinstance(module, FSDPModule):
-            continue
-        state: Any = module._get_fsdp_state()  # noqa: SLF001
-        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # noqa: SLF001
-        for held in (held for group in groups if group is not None for held in group.fsdp_params):
-            info = held._module_info  # noqa: SLF001
-            for owner, name in (
-                (info.module, info.param_name),
-                *zip(info.shared_modules, info.shared_param_names, strict=True),
-            ):
-                found[id(owner), name] = held.sharded_param
-    return found

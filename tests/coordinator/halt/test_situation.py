@@ -42,7 +42,7 @@ def roster() -> Roster:
         hello = wire.Hello(
             run_id=RUN_ID, rank=rank, world_size=3, host="h", rank_pid=1, sidecar_pid=2, metrics_address=""
         )
-        made.connect(hello, 0)
+        made.connect(hello)
         made.beat(rank, wire.Heartbeat(5, Phase.FORWARD, 0, 0), 0)
     return made
 
@@ -83,9 +83,9 @@ def test_who_ended_or_is_not_heard_is_not_there(roster: Roster, halts: HaltDrive
         case "exited":
             roster.observe(exited(1, 5, 1), 0)
         case "hung up":
-            roster.disconnect(1, member.connection)
+            roster.disconnect(1, member.line.connection)
         case "silent":
-            member.is_silent = True
+            member.line.is_silent = True
         case "goodbye":
             roster.goodbye(1)
     assert [True, False, False] == [one.is_there for one in whereabouts(roster, window(), halts)]

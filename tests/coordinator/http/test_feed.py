@@ -71,7 +71,9 @@ async def training(running: Running, num_steps: int = 5) -> list[SimulatedRank]:
         rank.attach()
         for step in range(num_steps):
             rank.step(step)
-    await eventually(lambda: [m.step for m in running.coordinator.watched.roster.members.values()] == [num_steps] * 2)
+    await eventually(
+        lambda: [m.progress.step for m in running.coordinator.watched.roster.members.values()] == [num_steps] * 2
+    )
     return ranks
 
 

@@ -29,7 +29,7 @@ def hello(rank: int) -> wire.Hello:
 def test_a_job_is_seen_across_its_ranks() -> None:
     roster, assembly = Roster(), Assembly(2)
     for rank in range(2):
-        roster.connect(hello(rank), 0)
+        roster.connect(hello(rank))
         roster.beat(rank, wire.Heartbeat(3, Phase.BACKWARD, 0, 0), (5 + rank) * 10**9)
         assembly.add(attached(rank), 0)
         for step in range(3):
@@ -41,24 +41,24 @@ def test_a_job_is_seen_across_its_ranks() -> None:
     assert {"connected": 2, "gone": 0, "silent": 0, "ended": 0, "absent": 0} == found.sidecars
     assert (1.5, 2) == (found.spreads["loss"].mean, found.spreads["loss"].num)
     assert found.overhead_ratio is None, "nobody told it"
-    roster.members[0].overhead_ratio, roster.members[1].overhead_ratio = 0.002, 0.004
+    roster.members[0].numbers.overhead_ratio, roster.members[1].numbers.overhead_ratio = 0.002, 0.004
     assert 0.004 == job_figures(roster, assembly).overhead_ratio
     assert ["head"] == [one.module for one in found.modules], "only the last look counts"
 
 
 def test_a_rank_that_has_not_come_is_counted_and_what_a_former_process_lost_stays_lost() -> None:
     roster = Roster()
-    roster.connect(hello(0), 0)
+    roster.connect(hello(0))
     assert 1 == job_figures(roster, Assembly(2)).sidecars["absent"]
     roster.members[0].dropped = 5
-    roster.connect(msgspec.structs.replace(hello(0), rank_pid=7), 1)
+    roster.connect(msgspec.structs.replace(hello(0), rank_pid=7))
     roster.members[0].dropped = 2
     assert 7 == job_figures(roster, Assembly(2)).dropped
 
 
 def test_a_rank_that_ended_neither_moves_nor_is_in_a_phase() -> None:
     roster = Roster()
-    roster.connect(hello(0), 0)
+    roster.connect(hello(0))
     roster.beat(0, wire.Heartbeat(3, Phase.BACKWARD, 0, 0), 5)
     roster.goodbye(0)
     found = job_figures(roster, Assembly(1))

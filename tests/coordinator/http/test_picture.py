@@ -28,7 +28,7 @@ def roster(num: int, world_size: int = 0) -> Roster:
             sidecar_pid=1,
             metrics_address="",
         )
-        made.connect(hello, NOW_NS)
+        made.connect(hello)
         made.beat(rank, Heartbeat(100, Phase.FORWARD, 0, NOW_NS), NOW_NS)
     return made
 
@@ -81,7 +81,7 @@ def test_every_rank_has_a_place_those_that_never_came_too() -> None:
     known = roster(3, world_size=5)
     known.observe(Observation(rank=1, step=98, at_ns=NOW_NS, body=step_done(0.5)), NOW_NS)
     known.observe(exited(2, None, number=9), NOW_NS)
-    known.members[0].lag_s = 0.0312
+    known.members[0].numbers.lag_s = 0.0312
     made, hosts = columns(known, {1: 2}, NOW_NS)
     assert set(COLUMNS) == set(made)
     assert ["running", "running", "died", "absent", "absent"] == [STATES[place] for place in made["state"]]
@@ -167,8 +167,8 @@ def test_sixteen_thousand_ranks_that_all_move_on_stay_below_what_a_listener_may_
     known, chance = roster(16_000), random.Random(1)  # noqa: S311 - a test
     before, _ = columns(known, {}, NOW_NS)
     for rank, member in known.members.items():
-        member.phase = Phase(chance.randrange(1, 5))
-        member.step = 100 + (rank % 2)
-        member.step_s, member.lag_s = 1 + chance.random() / 50, 0.0
+        member.progress.phase = Phase(chance.randrange(1, 5))
+        member.progress.step = 100 + (rank % 2)
+        member.numbers.step_s, member.numbers.lag_s = 1 + chance.random() / 50, 0.0
     after, _ = columns(known, {}, NOW_NS)
     assert len(msgspec.json.encode(picture(after).since(picture(before)))) < 200_000

@@ -23,7 +23,7 @@ def hello(rank: int, address: str) -> wire.Hello:
 def test_every_sidecar_is_listed_by_an_address_that_others_reach() -> None:
     roster = Roster()
     for rank, address in enumerate(["127.0.0.1:9", "0.0.0.0:9401", "", "::1:7", "[::]:7", "10.0.0.1:8"]):
-        roster.connect(hello(rank, address), 0)
+        roster.connect(hello(rank, address))
     roster.goodbye(5)
     found = sidecar_targets(roster, "r")
     assert [["127.0.0.1:9"], ["node-1:9401"], ["[::1]:7"], ["node-4:7"]] == [group["targets"] for group in found]
@@ -37,7 +37,7 @@ def test_every_sidecar_is_listed_by_an_address_that_others_reach() -> None:
 
 def test_a_sidecar_that_is_lost_is_still_asked() -> None:
     roster = Roster()
-    roster.disconnect(0, roster.connect(hello(0, "127.0.0.1:9"), 0))
+    roster.disconnect(0, roster.connect(hello(0, "127.0.0.1:9")))
     assert [["127.0.0.1:9"]] == [group["targets"] for group in sidecar_targets(roster, "r")]
 
 

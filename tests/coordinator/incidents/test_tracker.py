@@ -1,5 +1,7 @@
 """How long after its beginning a fault was found."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from holter.clock import compact
@@ -54,34 +56,34 @@ def moving(now_s: int) -> Window:
 
 
 def settled(
-    casebook: IncidentTracker, now_s: int, *found: Finding, is_final: bool = False
+    tracker: IncidentTracker, now_s: int, *found: Finding, is_final: bool = False, passed: Sequence[str] = ()
 ) -> list[tuple[str, bool, int]]:
     """(id, whether it is open, strikes) of what is told."""
-    told = casebook.settle(found, moving(now_s), now_s * SECOND, is_final=is_final)
+    told = tracker.settle(found, moving(now_s), now_s * SECOND, is_final=is_final, passed=passed)
     return [(one.id.rpartition("-")[2], one.closed_at is None, one.strikes) for one in told]
 
 
 def test_a_hang_that_is_over_closes_once_and_is_another_strike_when_it_comes_back() -> None:
-    casebook = IncidentTracker("run", "notify")
-    assert [("1", True, 1)] == settled(casebook, 100, STALLED)
-    assert [] == settled(casebook, 110)
-    assert [] == settled(casebook, 169)
-    assert [("1", False, 1)] == settled(casebook, 170)
-    assert [] == settled(casebook, 171), "told once"
-    assert [("2", True, 2)] == settled(casebook, 200, STALLED)
-    assert [("2", True, 2)] == settled(casebook, 201, is_final=True), "what has just gone is still open at the end"
+    tracker = IncidentTracker("run", "notify")
+    assert [("1", True, 1)] == settled(tracker, 100, STALLED)
+    assert [] == settled(tracker, 110)
+    assert [] == settled(tracker, 169)
+    assert [("1", False, 1)] == settled(tracker, 170)
+    assert [] == settled(tracker, 171), "told once"
+    assert [("2", True, 2)] == settled(tracker, 200, STALLED)
+    assert [("2", True, 2)] == settled(tracker, 201, is_final=True), "what has just gone is still open at the end"
 
 
 def test_what_comes_and_goes_within_the_minute_stays_one_incident() -> None:
-    casebook = IncidentTracker("run", "notify")
-    settled(casebook, 100, STALLED)
+    tracker = IncidentTracker("run", "notify")
+    settled(tracker, 100, STALLED)
     for now_s in range(110, 400, 50):
-        assert [] == settled(casebook, now_s)
-        assert [] == settled(casebook, now_s + 40, STALLED)
+        assert [] == settled(tracker, now_s)
+        assert [] == settled(tracker, now_s + 40, STALLED)
 
 
-def test_what_another_casebook_saw_pass_does_not_swallow_what_comes_back() -> None:
-    casebook = IncidentTracker("run", "notify")
-    settled(casebook, 100, STALLED)
-    casebook.close(["20200101T000000-7", compact(100 * SECOND) + "-1"])
-    assert [("2", True, 2)] == settled(casebook, 120, STALLED)
+def test_what_the_live_run_saw_pass_does_not_swallow_what_comes_back() -> None:
+    tracker = IncidentTracker("run", "notify")
+    settled(tracker, 100, STALLED)
+    assert [("1", False, 1)] == settled(tracker, 110, passed=["20200101T000000-7", compact(100 * SECOND) + "-1"])
+    assert [("2", True, 2)] == settled(tracker, 120, STALLED)

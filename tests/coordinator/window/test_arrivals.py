@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holter.coordinator.window import arrivals
-from holter.coordinator.window.arrivals import MAX_KEPT, MAX_OPEN, ArrivalBook
-from holter.coordinator.window.meetings import MAX_LATEST, Meeting, median_without
+from holter.coordinator.window.arrivals import MAX_KEPT, MAX_LATEST, MAX_OPEN, ArrivalBook, Meeting, median_without
 from holter.faults.window import StepArrivals
 from holter.records import StepCalls, Traffic
 

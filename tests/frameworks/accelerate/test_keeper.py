@@ -17,9 +17,9 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from holter.errors import PartlySavedError
-from holter.frameworks.accelerate import keeper, registered
+from holter.frameworks.accelerate.framework import Accelerate
 from holter.frameworks.saving import proof
-from holter.frameworks.saving.keeper import Task
+from holter.rank.framework import Task
 from holter.rank.models import Models
 from holter.rank.undo.generators import Generators
 from holter.rank.undo.rewind import Rewound
@@ -73,7 +73,7 @@ class Job:
                 self.optimizer.zero_grad()
 
     def keeper(self, num_backwards: int) -> Any:
-        found = keeper.find(context(num_backwards), [self.inner])
+        found = Accelerate().keeper(context(num_backwards), [self.inner])
         assert found is not None
         return found
 
@@ -158,19 +158,19 @@ def test_hooks_of_the_script_are_called(tmp_path: Path) -> None:
 def test_an_accelerator_of_other_optimizers_is_not_ours(tmp_path: Path) -> None:
     Job(tmp_path)
     other = torch.optim.SGD(nn.Linear(1, 1).parameters())
-    assert keeper.find(context(0), [other]) is None
+    assert Accelerate().keeper(context(0), [other]) is None
 
 
 @pytest.mark.usefixtures("alone")
 def test_objects_that_are_registered_at_any_time_are_known(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    found = registered.find(job.inner)
+    found = Accelerate().registered(job.inner)
     assert found is not None
     assert [] == list(found())
     average = nn.Linear(1, 1)
     job.accelerator.register_for_checkpointing(average)
     assert [average] == list(found())
-    assert registered.find(torch.optim.SGD(average.parameters())) is None
+    assert Accelerate().registered(torch.optim.SGD(average.parameters())) is None
 
 
 class Stateful(DataLoader[Any]):

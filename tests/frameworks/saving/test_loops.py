@@ -19,7 +19,7 @@ from holter.errors import PartlySavedError
 from holter.frameworks.loop import keeper as distributed
 from holter.frameworks.saving import proof
 from holter.frameworks.saving.averages import MANY_CHANGES
-from holter.frameworks.saving.keeper import Task
+from holter.rank.framework import Task
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -51,7 +51,7 @@ def keep(worn: Worn, directory: Path, **how: Any) -> dict[str, Any]:
     assert rewound is not None
     task = Task(directory=directory, writes_shared=True, rewinds={0: rewound}, **(usual | how))
     with worn.monitor.context.guard.paused():
-        keeper = distributed.keep(worn.monitor.context, worn.monitor.optimizers)
+        keeper = distributed.DistributedKeeper(worn.monitor.context, worn.monitor.optimizers)
         try:
             keeper.save(task)
         finally:

@@ -13,10 +13,10 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from holter.errors import VaultError
-from holter.frameworks.saving.keeper import Task
 from holter.frameworks.saving.proof import prove
 from holter.frameworks.saving.reading import tensors_in
 from holter.halting.vault import manifest as manifests
+from holter.rank.framework import Task
 
 
 def state() -> dict[str, torch.Tensor]:
@@ -54,6 +54,7 @@ class Kept:
 
     tensors: dict[str, torch.Tensor] = field(default_factory=state)
     framework: str = "accelerate"
+    rescues_alone: bool = True
 
     def save(self, task: Task) -> None:
         raise NotImplementedError

@@ -14,8 +14,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import holter
-from holter.frameworks.accelerate import keeper as accelerated
-from holter.frameworks.saving.keeper import Task
+from holter.frameworks.accelerate.framework import Accelerate
+from holter.rank.framework import Task
 
 pytestmark = pytest.mark.slow
 
@@ -92,7 +92,7 @@ def halted(worn: Worn, job: Job, at: int, folder: Path) -> tuple[Losses, torch.T
             context = worn.monitor.context
             rewound = context.undo.rewind.known()
             assert rewound is not None
-            keeper = accelerated.find(context, [job.inner])
+            keeper = Accelerate().keeper(context, [job.inner])
             assert keeper is not None
             with context.guard.paused():
                 keeper.save(Task(folder, step, 0, 1, (0,), (), False, True, {0: rewound}))
@@ -149,7 +149,7 @@ def test_a_loop_without_a_loader_has_the_state_of_the_step(worn: Worn, tmp_path:
         optimizer.step()
     context = worn.monitor.context
     torch.manual_seed(5)
-    keeper = accelerated.find(context, [inner])
+    keeper = Accelerate().keeper(context, [inner])
     assert keeper is not None
     rewound = context.undo.rewind.known()
     assert rewound is not None

@@ -18,8 +18,9 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 from holter.errors import PartlySavedError, RewindError
-from holter.frameworks import counters
+from holter.frameworks.all import ALL
 from holter.frameworks.halts import RankHands
+from holter.frameworks.hf_trainer.framework import HfTrainer
 from holter.frameworks.place import RankPlace
 from holter.frameworks.saving import random_states
 from holter.page import PageWriter
@@ -39,10 +40,13 @@ class Rank:
     def __init__(self) -> None:
         self.page = PageWriter.create(rank=0, world_size=1, pid=1, started_ticks=1, ring_bytes=1 << 20)
         self.monitor = Monitor(
-            ObservationWriter(self.page, 0), world_size=1, budget=1e9, floor_s=0.0, snapshot_every=EVERY
+            ObservationWriter(self.page, 0),
+            world_size=1,
+            budget=1e9,
+            floor_s=0.0,
+            snapshot_every=EVERY,
+            frameworks=ALL,
         )
-        assert self.monitor.context.undo.snapshots is not None
-        self.monitor.context.undo.snapshots.also.append(counters.find)
         self.monitor.install()
 
     def save(self, directory: Path, *, rank: int = 0, is_held: bool = False, **changes: Any) -> Path:
@@ -331,7 +335,7 @@ def test_a_callback_that_exports_its_state_is_set_back(tmp_path):
     stopping = EarlyStoppingCallback(early_stopping_patience=9)
     made = trainer(tmp_path, stopping)
     made.create_optimizer()
-    [source] = [each for each in counters.find([made.optimizer]) if isinstance(each().owner(), Trainer)]
+    [source] = HfTrainer().counters([made.optimizer])
     part = source()
     stopping.early_stopping_patience_counter = 5
     made.state.log_history.append({"loss": 1.0})

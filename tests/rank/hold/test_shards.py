@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.e2e.resuming import HALT
 
-from holter.rank.hooks.zero import ZeroProbe
+from holter.frameworks.deepspeed.zero import ZeroProbe
 from holter.rank.placement import is_split
 from holter.records import SightLost
 
@@ -131,7 +131,7 @@ def test_why_it_is_over_is_said_once(rank, capsys):
 @pytest.mark.parametrize(("dtype", "expected"), [(torch.bfloat16, [(0, None)]), (torch.float16, [])])
 def test_partitions_of_zero_are_agreed_on_unless_it_skips_overflows_itself(rank, dtype, expected):
     rank.context.frameworks.partitioned.clear()
-    probe = ZeroProbe(rank.context, rank.worn.monitor._steps)
+    probe = ZeroProbe(rank.context, rank.worn.monitor.steps)
     # This rank's part of the only group is empty: that is not for all ranks so.
     zero = SimpleNamespace(optimizer=rank.optimizer, dtype=dtype, fp32_partitioned_groups_flat=[], overflow=False)
     probe._around(lambda _: rank.step())(zero)

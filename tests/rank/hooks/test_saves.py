@@ -12,7 +12,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint import state_dict_saver
 
-from holter.rank.hooks import saves
+from holter.frameworks.all import ALL
 from holter.records import Kept, Phase
 
 
@@ -109,7 +109,7 @@ def test_the_functions_that_we_follow_are_there(worn, model):
     import transformers.trainer  # noqa: F401, PLC0415
 
     train(model)
-    left = {stretch.module.partition(".")[0] for stretch in worn.monitor._saves._awaited._waiting}
+    left = {function.module.partition(".")[0] for function in worn.monitor._saves._awaited._waiting}
     assert not left & {"torch", "accelerate", "safetensors", "transformers"}
 
 
@@ -171,6 +171,6 @@ def test_a_function_that_is_followed_is_still_what_it_was(worn):  # noqa: ARG001
     assert copy.copy(dcp.save) is dcp.save
 
 
-def test_every_stretch_is_named_once():
-    places = [(stretch.module, stretch.owner, stretch.name) for stretch in saves.STRETCHES]
+def test_every_function_that_saves_is_named_once():
+    places = [(each.module, each.owner, each.name) for framework in ALL for each in framework.saves]
     assert len(places) == len(set(places))

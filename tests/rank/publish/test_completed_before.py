@@ -1,11 +1,14 @@
 """How far a run had come before its first step here: told where somebody counts, and never guessed."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from holter.rank.framework import Framework
 from holter.rank.publish import step_report
 from holter.records import Begun
 
@@ -56,10 +59,19 @@ def test_a_count_on_a_device_is_not_waited_for(wear):
     assert [(0, None, "")] == told(worn)
 
 
+class Counting(Framework):
+    """One that counts, as it is told to."""
+
+    owner = "Trainer"
+
+    def __init__(self, count: Callable[[Any], int | None]) -> None:
+        self.count_steps = count
+
+
 def test_the_frameworks_own_count_goes_before_the_optimizers(wear):
     model, optimizer = restored(torch.optim.AdamW, 3)
     worn = wear()
-    worn.monitor.context.frameworks.count_steps = lambda stepped: (7, "Trainer") if stepped is optimizer else None
+    worn.monitor.context.frameworks.known = [Counting(lambda stepped: 7 if stepped is optimizer else None)]
     train(model, optimizer, 1)
     assert [(0, 7, "Trainer")] == told(worn)
 
@@ -71,7 +83,7 @@ def test_a_count_that_cannot_be_had_costs_no_step(wear):
     def fail(_: object) -> None:
         raise RuntimeError("half built")
 
-    worn.monitor.context.frameworks.count_steps = fail
+    worn.monitor.context.frameworks.known = [Counting(fail)]
     train(model, optimizer, 2)
     assert [] == told(worn)
     assert 2 == worn.monitor.context.log.step

@@ -1,11 +1,13 @@
 """What a script counts of a step that is undone is not counted; what it counted of those before stays."""
 
 from collections import deque
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from holter.rank.framework import Framework
 from holter.rank.undo.rewind import MAX_ENTRIES, RegisteredObjects
 
 
@@ -47,12 +49,22 @@ def test_what_has_no_such_attributes_is_no_trouble(make):
     registered.put(registered.take())
 
 
+class Registering(Framework):
+    """One that takes objects to be saved with the state."""
+
+    def __init__(self, *taken: Any) -> None:
+        self.taken = taken
+
+    def registered(self, optimizer: Any) -> Any:  # noqa: ARG002
+        return lambda: self.taken
+
+
 @pytest.mark.parametrize("num_micro", [1, 3])
 @pytest.mark.parametrize("is_counted_first", [True, False], ids=["before-the-batch-is-used", "after"])
 def test_micro_batches_of_an_undone_step_are_not_counted(worn, num_micro, is_counted_first):
     """The loop is stopped after the backward pass of its last micro-batch."""
     progress, model = Progress(), nn.Linear(4, 1)
-    worn.monitor.context.frameworks.find_registered = lambda _: lambda: [progress]
+    worn.monitor.context.frameworks.known = [Registering(progress)]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     batches = iter(torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=1))
     for step in range(3):

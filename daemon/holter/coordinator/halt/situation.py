@@ -30,8 +30,8 @@ def whereabouts(roster: Roster, window: Window, halts: HaltDriver) -> list[Where
 def _place(rank: int, member: Member | None, window: Window, halts: HaltDriver) -> Whereabouts:
     if member is None:
         return Whereabouts(rank=rank, step=None, is_there=False)
-    is_there = member.exited is None and member.is_connected and not member.is_silent and not member.has_said_goodbye
-    at = member.heartbeat.step if member.heartbeat is not None else None
+    is_there = member.exited is None and member.line.is_live and not member.line.has_said_goodbye
+    at = member.progress.heartbeat.step if member.progress.heartbeat is not None else None
     said = halts.said(rank)
     known = Whereabouts(
         rank=rank, step=at, is_there=is_there, has_ended=member.exited is not None, snapshots=member.snapshots
@@ -40,7 +40,7 @@ def _place(rank: int, member: Member | None, window: Window, halts: HaltDriver) 
     if said is not None and said[0].state in STANDING and (at is None or said[1] >= at):
         halting, step = said
         return replace(known, step=step, state=halting.state, is_torn=halting.is_torn)
-    return replace(known, is_torn=member.phase is Phase.OPTIMIZER, is_able=_is_able(rank, window))
+    return replace(known, is_torn=member.progress.phase is Phase.OPTIMIZER, is_able=_is_able(rank, window))
 
 
 def _is_able(rank: int, window: Window) -> bool:

@@ -18,6 +18,7 @@ LOOK_BACK = 64
 def job_figures(roster: Roster, assembly: Assembly) -> JobFigures:
     """As of now."""
     living = [member for member in roster.members.values() if member.state != "ended"]
+    overheads = [one.numbers.overhead_ratio for one in living if one.numbers.overhead_ratio is not None]
     series, vitals = assembly.series(), assembly.newest_vitals()
     return JobFigures(
         world_size=roster.world_size,
@@ -30,11 +31,11 @@ def job_figures(roster: Roster, assembly: Assembly) -> JobFigures:
             "absent": max(0, roster.world_size - len(roster.members)),
             **Counter(member.state for member in roster.members.values()),
         },
-        phases=Counter(member.phase for member in living if member.phase is not None),
+        phases=Counter(one.progress.phase for one in living if one.progress.phase is not None),
         last_progress_s=_last_progress_s(living),
         lag_s=_lag_s(assembly.arrivals()),
         dropped=roster.dropped,
-        overhead_ratio=max((one.overhead_ratio for one in living if one.overhead_ratio is not None), default=None),
+        overhead_ratio=max(overheads, default=None),
         spreads=_newest(series[-LOOK_BACK:]),
         modules=module_figures(vitals),
         exponents=occupancy(vitals),
@@ -79,7 +80,7 @@ def _newest(series: Sequence[StepNumbers]) -> dict[str, Spread]:
 
 
 def _last_progress_s(living: Iterable[Member]) -> float | None:
-    moments = [member.last_progress_ns for member in living if member.last_progress_ns is not None]
+    moments = [one.progress.moved_ns for one in living if one.progress.moved_ns is not None]
     return max(moments) / 1e9 if moments else None
 
 

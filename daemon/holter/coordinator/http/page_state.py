@@ -95,7 +95,9 @@ class PageState:
             if (more := len(shown[name]) - MAX_LINES) > 0:
                 shown[name] = shown[name][:MAX_LINES]
                 shown[f"{name}_left_out"] = more
-        front = (member.step for member in self._run.roster.members.values() if member.step is not None)
+        front = (
+            member.progress.step for member in self._run.roster.members.values() if member.progress.step is not None
+        )
         shown |= {"step": max(front, default=None), "num_ranks": len(self._run.roster.members), "is_live": True}
         return shown if self._record is None else shown | {"is_live": False} | dict(self._record)
 

@@ -92,7 +92,7 @@ def columns(roster: Roster, blamed: Mapping[int, int], now_ns: int) -> tuple[Col
     """Of every rank of the job, and the names of the hosts."""
     members = roster.members
     num = min(max(roster.world_size, max(members, default=-1) + 1), MAX_RANKS)
-    front = max((member.step for member in members.values() if member.step is not None), default=0)
+    front = max((member.progress.step for member in members.values() if member.progress.step is not None), default=0)
     made: Columns = {name: [-1] * num for name in COLUMNS}
     made["state"] = [0] * num
     made["blame"] = [blamed.get(rank, 0) for rank in range(num)]
@@ -125,15 +125,15 @@ def rounded(value: float) -> int:
 
 def _enter(made: Columns, rank: int, member: Member, front: int, now_ns: int) -> None:
     made["state"][rank] = _state(member)
-    if member.phase is not None:
-        made["phase"][rank] = int(member.phase)
-    if member.step is not None:
-        made["behind"][rank] = front - member.step
-    if member.lag_s is not None:
-        made["lag"][rank] = rounded(member.lag_s * 1e3)
-    if member.step_s is not None:
-        made["pace"][rank] = rounded(member.step_s * 1e3)
-    moved_ns = member.last_progress_ns
+    if member.progress.phase is not None:
+        made["phase"][rank] = int(member.progress.phase)
+    if member.progress.step is not None:
+        made["behind"][rank] = front - member.progress.step
+    if member.numbers.lag_s is not None:
+        made["lag"][rank] = rounded(member.numbers.lag_s * 1e3)
+    if member.numbers.step_s is not None:
+        made["pace"][rank] = rounded(member.numbers.step_s * 1e3)
+    moved_ns = member.progress.moved_ns
     if moved_ns is not None and now_ns - moved_ns > MOVING_NS:
         made["since"][rank] = moved_ns // 10**9
 

@@ -123,22 +123,22 @@ def _infos(run: Run) -> tuple[IncidentInfo, ...]:
 
 def rank_status(member: Member, now_ns: int) -> dict[str, Any]:
     """One rank."""
-    progress_ns = member.last_progress_ns
+    progress_ns = member.progress.moved_ns
     return {
         "rank": member.hello.rank,
         "host": member.hello.host,
         "pid": member.hello.rank_pid,
         "sidecar": member.state,
         "exited": member.exited is not None,
-        "step": member.step,
-        "phase": None if member.phase is None else member.phase.name.lower(),
+        "step": member.progress.step,
+        "phase": None if member.progress.phase is None else member.progress.phase.name.lower(),
         "last_progress_at": None if progress_ns is None else rfc3339(progress_ns),
         "last_progress_age_s": None if progress_ns is None else round(max(0, now_ns - progress_ns) / 1e9, 1),
-        "loss": member.loss,
-        "gradient_norm": member.gradient_norm,
+        "loss": member.numbers.loss,
+        "gradient_norm": member.numbers.gradient_norm,
         # JSON has no NaN: null is what nobody read, unless it is named here.
-        "not_finite": [name for name in ("loss", "gradient_norm") if not _is_finite(getattr(member, name))],
-        "overhead_ratio": member.overhead_ratio,
+        "not_finite": [name for name in ("loss", "gradient_norm") if not _is_finite(getattr(member.numbers, name))],
+        "overhead_ratio": member.numbers.overhead_ratio,
         "dropped": member.dropped,
         "metrics_address": member.hello.metrics_address,
     }
@@ -152,10 +152,10 @@ def rank_details(member: Member, now_ns: int) -> dict[str, Any]:
     """One rank, with what is too much to say of all."""
     ended = member.exited
     return rank_status(member, now_ns) | {
-        "step_s": member.step_s,
-        "collective_lag_s": member.lag_s,
+        "step_s": member.numbers.step_s,
+        "collective_lag_s": member.numbers.lag_s,
         "gpu_uuid": member.gpu_uuid,
-        "nonfinite": dict(member.nonfinite),
+        "nonfinite": dict(member.numbers.nonfinite),
         "sight_lost": member.sight_lost,
         "sidecar_pid": member.hello.sidecar_pid,
         "exit": None if ended is None else {"code": ended.exit_code, "signal": ended.signal, "step": ended.last_step},

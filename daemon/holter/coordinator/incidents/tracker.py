@@ -42,23 +42,25 @@ class IncidentTracker:
         """Open incidents that can pass and of which nothing is found now."""
 
     def count(self, earlier: Sequence[Diagnosis]) -> None:
-        """These incidents of the same run were made by another casebook: their leading causes count as strikes."""
+        """These incidents were found earlier in the same run: their leading causes count as strikes."""
         self._earlier = [cause_of(diagnosis) for diagnosis in earlier]
 
-    def close(self, ids: Collection[str]) -> None:
-        """Another casebook of the same run has seen these pass."""
-        for incident in [known for known in self._incidents.values() if known.id in ids and known.is_open]:
-            self._incidents[incident.id] = msgspec.structs.replace(incident, is_closed=True)
-
     def settle(
-        self, findings: Sequence[Finding], window: Window, now_ns: int, *, is_final: bool = False
+        self,
+        findings: Sequence[Finding],
+        window: Window,
+        now_ns: int,
+        *,
+        is_final: bool = False,
+        passed: Collection[str] = (),
     ) -> Iterator[Diagnosis]:
         """Diagnoses that are new, have changed or have passed, at the end all that are open: what came after is seen in their plots.
 
-        What cannot be explained is raised after the others, and tried again next time.
+        `passed`: incidents that the live run saw pass now, in a replay. What cannot be explained is raised after the others, and tried
+        again next time.
         """
         errors: list[Exception] = []
-        for incident in self._to_explain(findings, window, now_ns, is_final=is_final):
+        for incident in self._to_explain(findings, window, now_ns, passed, is_final=is_final):
             after_s = _detected_after_s(incident.leading, window, now_ns)
             opening = self._openings.setdefault(incident.id, _Opening(now_ns, after_s))
             try:
@@ -72,7 +74,7 @@ class IncidentTracker:
             raise ExceptionGroup("findings that cannot be explained", errors)
 
     def _to_explain(
-        self, findings: Sequence[Finding], window: Window, now_ns: int, *, is_final: bool
+        self, findings: Sequence[Finding], window: Window, now_ns: int, passed: Collection[str], *, is_final: bool
     ) -> list[Incident]:
         changed = correlate(tuple(self._incidents.values()), findings, stamp=compact(now_ns))
         known = self._incidents | {incident.id: incident for incident in changed}
@@ -80,6 +82,7 @@ class IncidentTracker:
             return [incident for incident in known.values() if incident.is_open or incident in changed]
         self._look_who_is_absent(known, findings, now_ns)
         over = [id_ for id_, since in self._absent_since_ns.items() if has_passed(known[id_], since, window, now_ns)]
+        over += [id_ for id_ in passed if id_ in known and known[id_].is_open and id_ not in over]
         return [*changed, *(msgspec.structs.replace(known[id_], is_closed=True) for id_ in over)]
 
     def _look_who_is_absent(self, known: Mapping[str, Incident], findings: Sequence[Finding], now_ns: int) -> None:

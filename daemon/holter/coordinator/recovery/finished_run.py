@@ -59,7 +59,7 @@ class FinishedRun:
         self.run.incidents.recall(diagnoses)
         self.run.roster.compare(self.run.assembly.arrivals())
         for member in self.run.roster.members.values():
-            member.is_connected, member.has_hung_up = False, True
+            member.line.is_connected, member.line.has_hung_up = False, True
         self.page_state.read_vault()
         self.page_state.look()
 
@@ -72,15 +72,15 @@ class FinishedRun:
         if isinstance(body, Attached):
             if rank in members:
                 # Of a former life; its place is taken, and nobody came twice.
-                members[rank].is_connected = False
+                members[rank].line.is_connected = False
             self.run.intake.introductions.add(rank, body)
-            self.run.roster.connect(_hello(rank, body.world_size, body.host, body.pid), received_ns)
+            self.run.roster.connect(_hello(rank, body.world_size, body.host, body.pid))
         elif rank not in members:
             # The journal's oldest part is gone, and how it introduced itself with it.
-            self.run.roster.connect(_hello(rank, max(self._settings.world_size, rank + 1), "", 0), received_ns)
+            self.run.roster.connect(_hello(rank, max(self._settings.world_size, rank + 1), "", 0))
         self.run.roster.observe(observation, received_ns)
         if isinstance(body, Exited):
-            members[rank].phase = body.last_phase
+            members[rank].progress.phase = body.last_phase
 
     def _record(self) -> dict[str, Any]:
         """What the page is told of a run that is over."""

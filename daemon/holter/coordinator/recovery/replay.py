@@ -15,9 +15,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
-from holter.clock import rfc3339
 from holter.coordinator.incidents.tracker import IncidentTracker
 from holter.coordinator.judge import Judge, Judgement
 from holter.coordinator.recovery.journal import Entry
@@ -44,8 +41,8 @@ class Moment:
 
     at_ns: int
     is_final: bool = False
-    closed: tuple[str, ...] = ()
-    """Incidents that it saw pass."""
+    passed: tuple[str, ...] = ()
+    """Incidents that it saw pass; it may have seen them absent first in a judgement that is not written down."""
 
 
 def with_moments(entries: Iterable[Entry], pace: Pace, *, has_marks: bool = True) -> Iterator[Entry | Moment]:
@@ -94,16 +91,9 @@ class _Unmarked:
 
 
 def judge_again(judging: Judge, moment: Moment, diagnoses: dict[str, Diagnosis]) -> Judgement:
-    """Judge as of this moment, and bring the diagnoses up to date.
-
-    The live run may have seen an incident pass in judgements that it did not write down: the mark says that it had.
-    """
-    found = judging.judge(moment.at_ns, is_final=moment.is_final)
+    """Judge as of this moment, and bring the diagnoses up to date."""
+    found = judging.judge(moment.at_ns, is_final=moment.is_final, passed=moment.passed)
     diagnoses |= {diagnosis.id: diagnosis for diagnosis in found.diagnoses}
-    judging.tracker.close(moment.closed)
-    for known in [diagnoses[id_] for id_ in moment.closed if id_ in diagnoses]:
-        if known.closed_at is None:
-            diagnoses[known.id] = msgspec.structs.replace(known, closed_at=rfc3339(moment.at_ns))
     return found
 
 

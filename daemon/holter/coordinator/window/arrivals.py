@@ -1,18 +1,28 @@
-"""When ranks entered the collectives of each step. Pure, incremental, bounded.
+"""When ranks entered the collectives of each step, and how late each rank was. Pure, incremental, bounded.
 
     rank 0   step 40: call 7 at 1.20 s      step 40: complete when every rank that tells has told a newer step;
     rank 1   step 40: call 7 at 1.25 s               then its ranks' lags are known, and rank 1 is 50 ms late
+
+A rank's lag is the largest over the step's collectives, behind the median of the others. A rank that was itself held up elsewhere is not
+to blame: if it waited in a collective of another group for somebody who came late, what it brings from there to the next group does
+not count.
+
+    group tp   rank 0 at 0 ms, waits    rank 1 at 50 ms
+    group dp   rank 0 at 51 ms          rank 2 at 1 ms                  rank 0 is excused, rank 1 is the one
 
 Calls are matched by group and number, whatever step a rank counts them to; the step that most ranks say is theirs. Times are kept until a
 step is reduced for good: 16,000 ranks that tell 16 calls of a step are 4 MB, so that the more ranks there are the fewer steps wait for
 the slowest. As long as no rank is further behind than that, the order in which ranks tell cannot be seen in what comes out.
 """
 
+import heapq
 from array import array
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
 
-from holter.coordinator.window.meetings import Meeting, StepReports, reduce
-from holter.faults.window import StepArrivals
+from holter.faults.window import Arrival, StepArrivals
 from holter.records import StepCalls, Traffic
 
 MAX_TIMES = 4_000_000
@@ -27,9 +37,60 @@ MAX_ERROR_NS = 10**9
 """A clock known no better than this says nothing about arrivals."""
 MIN_RANKS = 2
 """A rank alone is late for nobody."""
+MAX_LATEST = 8
+"""Ranks kept of one step."""
+MAX_SAMPLED = 64
+"""Ranks of which the usual lag is taken, where there are more."""
+MAX_SPREAD_TIMES = 1024
+"""Of one collective from which its spread is taken, where there are more."""
+HELD_SHARE = 0.5
+"""A rank that waited elsewhere for this share of its lag is excused."""
 
+Lag = tuple[float, str, int]
+"""(microseconds, group, sequence)"""
 Key = tuple[int, str, int]
 """(life, group, sequence): a process that began anew counts its calls from the beginning."""
+
+
+class Meeting:
+    """One collective: who entered it, and when."""
+
+    __slots__ = ("entered", "group", "last", "sequence", "times")
+
+    def __init__(self, group: str, sequence: int, entered: Mapping[int, int]) -> None:
+        self.group, self.sequence = group, sequence
+        self.entered = entered
+        """Rank -> microseconds by the coordinator's clock."""
+        self.times = sorted(entered.values())
+        self.last = self.times[-1]
+
+    def lag(self, rank: int) -> float:
+        """Microseconds behind the median of the others; negative for one that came before them."""
+        time = self.entered[rank]
+        return time - median_without(self.times, bisect_left(self.times, time))
+
+    def latest(self) -> list[int]:
+        """The few that came last, the last one first."""
+        late = self.times[-MAX_LATEST:][0]
+        found = ((-time, rank) for rank, time in self.entered.items() if time >= late)
+        return [rank for _, rank in sorted(found)[:MAX_LATEST]]
+
+    def spread(self) -> float:
+        """Median distance of all but the last one from their median."""
+        others = self.times[: -1 : -(-len(self.times) // MAX_SPREAD_TIMES)]
+        centre = median_of_sorted(others)
+        return median_of_sorted(sorted(abs(time - centre) for time in others))
+
+
+@dataclass(frozen=True)
+class StepReports:
+    """What ranks said of one step, beside their calls."""
+
+    data_s: Mapping[int, float]
+    error_us: Mapping[int, int]
+    """How well each rank's clock is known."""
+    pressure: Mapping[int, float] = field(default_factory=dict)
+    """On the processors of each rank's host."""
 
 
 class _Call:
@@ -46,7 +107,7 @@ class _Call:
         self.times = array("q")
 
 
-class _Open:
+class _OpenStep:
     """A step whose times are kept."""
 
     __slots__ = ("at_ns", "calls", "data_s", "errors", "pressures", "ranks", "reduced")
@@ -74,7 +135,7 @@ class _Open:
                 dict(zip(self.ranks, self.errors, strict=True)),
                 dict(zip(self.ranks, self.pressures, strict=True)),
             )
-            self.reduced = (reduce(step, max(at_ns, self.at_ns), meetings, told) if meetings else None,)
+            self.reduced = (reduce_step(step, max(at_ns, self.at_ns), meetings, told) if meetings else None,)
         return self.reduced[0]
 
     def _meetings(self) -> Iterator[Meeting]:
@@ -96,7 +157,7 @@ class ArrivalBook:
         self._lives: dict[int, int] = {}
         self._newest_life = 0
         self._calls: dict[Key, _Call] = {}
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenStep] = {}
         self._num_times = 0
         self._floor = 0
         """Steps below this are reduced for good."""
@@ -170,10 +231,10 @@ class ArrivalBook:
             self._opened(step).calls[key] = call
             call.step = step
 
-    def _opened(self, step: int) -> _Open:
+    def _opened(self, step: int) -> _OpenStep:
         opened = self._open.get(step)
         if opened is None:
-            opened = self._open[step] = _Open()
+            opened = self._open[step] = _OpenStep()
         return opened
 
     def _make_room(self) -> None:
@@ -197,3 +258,67 @@ class ArrivalBook:
     def _complete_before(self) -> int:
         """All who tell have told a newer step; who is so far behind that room was needed is waited for no more."""
         return min((step for step in self._told.values() if step >= self._floor), default=self._floor)
+
+
+def reduce_step(step: int, at_ns: int, meetings: Sequence[Meeting], told: StepReports) -> StepArrivals:
+    """One step in a few numbers; every meeting has at least two ranks."""
+    ranks = sorted({rank for meeting in meetings for rank in meeting.entered})
+    sampled = ranks[:: -(-len(ranks) // MAX_SAMPLED)]
+    candidates = {rank for meeting in meetings for rank in meeting.latest()}
+    lags = {rank: _lag(rank, meetings) for rank in candidates.union(sampled)}
+    latest = heapq.nlargest(MAX_LATEST, lags, key=lambda rank: (lags[rank][0], -rank))
+    usual = [lags[rank][0] for rank in sampled if rank != latest[0]]
+    errors = [told.error_us.get(rank, 0) for rank in ranks]
+    data = sorted(told.data_s.values())
+    return StepArrivals(
+        step=step,
+        at_ns=at_ns,
+        num_ranks=len(ranks),
+        num_calls=len(meetings),
+        latest=tuple(_arrival(rank, lags[rank], told, data) for rank in latest),
+        spread_s=median(meeting.spread() for meeting in meetings) / 1e6,
+        error_s=(median(errors) + max(told.error_us.get(rank, 0) for rank in latest)) / 1e6,
+        usual_s=max(0.0, median(usual)) / 1e6,
+    )
+
+
+def median_of_sorted(ordered: Sequence[float]) -> float:
+    """Median of what is sorted already."""
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def median_without(ordered: Sequence[float], place: int) -> float:
+    """Median of what is sorted already, one place left out."""
+    half, is_odd = divmod(len(ordered) - 1, 2)
+    upper = ordered[half + (half >= place)]
+    return upper if is_odd else (ordered[half - 1 + (half - 1 >= place)] + upper) / 2
+
+
+def _lag(rank: int, meetings: Sequence[Meeting]) -> Lag:
+    """The largest that is the rank's own doing; if all it shows was brought from elsewhere, the smallest."""
+    own = [meeting for meeting in meetings if rank in meeting.entered]
+    found = sorted(((meeting.lag(rank), meeting) for meeting in own), key=lambda one: one[0], reverse=True)
+    for lag, meeting in found:
+        if lag <= 0 or not _is_held_up(rank, lag, meeting, own):
+            return lag, meeting.group, meeting.sequence
+    lag, meeting = found[-1]
+    return min(lag, 0.0), meeting.group, meeting.sequence
+
+
+def _is_held_up(rank: int, lag: float, late: Meeting, own: Iterable[Meeting]) -> bool:
+    """Whether it waited for somebody in another group, and went from there to where it came late."""
+    needed = HELD_SHARE * lag
+    arrived = late.entered[rank]
+    return any(
+        meeting.group != late.group
+        and meeting.entered[rank] + needed <= meeting.last <= arrived
+        and meeting.lag(rank) < needed
+        for meeting in own
+    )
+
+
+def _arrival(rank: int, lag: Lag, told: StepReports, data: Sequence[float]) -> Arrival:
+    own = told.data_s.get(rank, 0.0)
+    others = median_without(data, bisect_left(data, own)) if rank in told.data_s and len(data) > 1 else 0.0
+    return Arrival(rank, lag[0] / 1e6, lag[1], lag[2], own, others, told.pressure.get(rank, 0.0))

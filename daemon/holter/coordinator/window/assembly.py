@@ -11,16 +11,14 @@ their numbers stay longer.
 from collections.abc import Mapping
 from typing import get_args
 
-from holter.coordinator.window.agreement import extend
 from holter.coordinator.window.arrivals import ArrivalBook
-from holter.coordinator.window.call_blocks import BlockBook
-from holter.coordinator.window.call_counts import CallCountBook
+from holter.coordinator.window.calls import CallBlockBook, CallCountBook
 from holter.coordinator.window.census import CensusBook
-from holter.coordinator.window.notes import NoteBook
 from holter.coordinator.window.numbers import MAX_STEPS as MAX_NUMBERED
 from holter.coordinator.window.numbers import NumberBook
 from holter.coordinator.window.progress import ProgressBook
-from holter.coordinator.window.steps import StepLedger
+from holter.coordinator.window.rare_notes import RareNotes
+from holter.coordinator.window.steps import StepLedger, extend_histories
 from holter.faults.window import (
     CallView,
     ClassHistory,
@@ -94,13 +92,13 @@ class Assembly:
         self._origins: dict[tuple[int, int], Origin] = {}
         self._census = CensusBook()
         self._numbers = NumberBook()
-        self._notes = NoteBook()
+        self._notes = RareNotes()
         self._hosts: dict[int, str] = {}
         self._offsets: dict[int, int] = {}
         """Rank -> what is to be added to its host's clock to have ours, nanoseconds."""
         self._progress = ProgressBook()
         self._arrivals = ArrivalBook()
-        self._blocks = BlockBook()
+        self._blocks = CallBlockBook()
         self._counts = CallCountBook()
         self._judged: _Judged | None = None
 
@@ -261,7 +259,7 @@ class Assembly:
             oldest = min(self._ledgers)
             ledger = self._ledgers.pop(oldest)
             is_complete = not self._missing(oldest, self._lagging())
-            extend(self._forgotten, oldest, ledger.verdicts(is_complete=is_complete))
+            extend_histories(self._forgotten, oldest, ledger.verdicts(is_complete=is_complete))
             if is_complete:
                 self._numbers.keep(oldest, ledger.first_seen_ns)
             self._numbers.forget_until(oldest)
@@ -290,7 +288,7 @@ class Assembly:
         series = list(self._numbers.kept())
         for step, ledger in sorted(self._ledgers.items()):
             missing = self._missing(step, lagging)
-            extend(classes, step, ledger.verdicts(is_complete=not missing))
+            extend_histories(classes, step, ledger.verdicts(is_complete=not missing))
             views.append(ledger.view(missing))
             if not missing:
                 series.append(self._numbers.entry(step, ledger.first_seen_ns))

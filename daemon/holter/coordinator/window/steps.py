@@ -1,19 +1,20 @@
-"""The steps that are still remembered, each across all ranks. Pure.
+"""The steps that are still remembered, each across all ranks, and whether the ranks agreed since the start of the run. Pure.
 
 A healthy record costs a few dictionary operations, whatever the number of tensors; a view is made when somebody looks, and kept
 until its step changes.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 
-from holter.coordinator.window.agreement import Verdict
-from holter.faults.window import StepView
+from holter.faults.window import ClassHistory, StepView
 from holter.records import Nonfinite, StepDone
 
 MAX_CLASSES = 16
 """Tensor classes believed of one record."""
-
 _PLACES = {"input": 0, "loss": 1, "gradient": 2, "reduced_gradient": 3}
+Verdict = tuple[str, bool]
+"""(tensor class, are all ranks equal)"""
 
 
 @dataclass
@@ -106,3 +107,26 @@ class StepLedger:
                 del self.batches[signature]
             elif isinstance(known, set):
                 self.batches[signature] = others
+
+
+def extend_histories(histories: dict[str, ClassHistory], step: int, verdicts: Iterable[Verdict]) -> None:
+    """Add the verdicts of one step; steps come in ascending order."""
+    for name, is_equal in verdicts:
+        known = histories.get(name) or ClassHistory(
+            first_step=step,
+            is_equal_at_first=is_equal,
+            last_equal_step=None,
+            first_unequal_step=None,
+            num_equal=0,
+            num_unequal=0,
+        )
+        histories[name] = _history_after(known, step, is_equal=is_equal)
+
+
+def _history_after(known: ClassHistory, step: int, *, is_equal: bool) -> ClassHistory:
+    has_differed = known.first_unequal_step is not None
+    if is_equal:
+        last_equal = known.last_equal_step if has_differed else step
+        return replace(known, last_equal_step=last_equal, num_equal=known.num_equal + 1)
+    first_unequal = known.first_unequal_step if has_differed else step
+    return replace(known, first_unequal_step=first_unequal, num_unequal=known.num_unequal + 1)

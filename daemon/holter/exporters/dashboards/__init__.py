@@ -2,8 +2,8 @@
 
     promql ─▶ panels ─▶ board ─▶ overview, ranks, numerics, incidents, itself, fleet ─▶ JSON
 
-The identifiers of dashboards and panels are public: alerts and other people's links name them. A panel keeps its number for ever, and one
-that goes takes its number with it.
+The identifiers of dashboards and panels are public: alerts and other people's links use them. A panel keeps its number for ever, and the
+number of a panel that was removed is not used again.
 """
 
 import json
@@ -26,9 +26,9 @@ ALL: dict[str, Callable[[], Dashboard]] = {
 """By their uid, which is also the name of the file."""
 
 _UNKNOWN = {"auto", "auto_count", "auto_min", "footer"}
-"""What the SDK writes unasked, and Grafana's schema does not know there."""
+"""Keys that the SDK always writes and that Grafana's schema does not allow there."""
 _IN_A_MENU = ("placement", "inControlsMenu")
-"""As unasked: it hides the links and the marks' switches."""
+"""Always written too: it hides the links and the switches of the annotations."""
 
 __all__ = ["ALL", "render"]
 

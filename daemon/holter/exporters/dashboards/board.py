@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models.dashboard import (
     VariableSort,
 )
 
-from holter.exporters.dashboards.card import CRITICAL, SOURCE, Panel, PanelLink
+from holter.exporters.dashboards.panels import CRITICAL, SOURCE, Panel, PanelLink
 from holter.exporters.dashboards.promql import RUN, RUNS, each, increase, series
 
 TAG = "holter"

@@ -3,10 +3,19 @@
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from holter.exporters.dashboards.board import DashboardFrame, board
-from holter.exporters.dashboards.card import CRITICAL, FINE, Card, Panel, PanelLink, Query
-from holter.exporters.dashboards.panels import lines, number
+from holter.exporters.dashboards.panels import (
+    CRITICAL,
+    FINE,
+    Card,
+    Column,
+    Panel,
+    PanelLink,
+    Query,
+    lines,
+    number,
+    rows,
+)
 from holter.exporters.dashboards.promql import RUNS, ago, each, job, job_speed, or_none, series
-from holter.exporters.dashboards.tables import Column, rows
 
 TO_RUN = PanelLink(
     "This run", "/d/holter-overview?var-datasource=${datasource}&var-run=${__value.raw}&${__url_time_range}"

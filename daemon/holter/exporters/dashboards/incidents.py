@@ -1,12 +1,26 @@
 """What went wrong and what was done: incidents open and past, findings, halts, the checkpoint to go back to."""
 
+from grafana_foundation_sdk.builders import statetimeline, table
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from holter.exporters.dashboards.board import DashboardFrame, board
-from holter.exporters.dashboards.card import CRITICAL, FINE, LEVELS, WARNING, Card, Panel, Query
-from holter.exporters.dashboards.panels import bars, lines, number, states
+from holter.exporters.dashboards.board import INCIDENT_LABELS, TO_INCIDENTS, TO_PAGE, DashboardFrame, board
+from holter.exporters.dashboards.panels import (
+    CRITICAL,
+    FINE,
+    LEVELS,
+    SEVERITIES,
+    WARNING,
+    Card,
+    Column,
+    Panel,
+    Query,
+    bars,
+    lines,
+    number,
+    rows,
+    states,
+)
 from holter.exporters.dashboards.promql import RUN, each, increase, or_none, series, severe
-from holter.exporters.dashboards.shared import findings, open_incidents
 
 
 def build() -> Dashboard:
@@ -66,3 +80,32 @@ def _past() -> list[Panel]:
 
 def _open(severity: str) -> str:
     return each("cause", series("incident_open", f'severity="{severity}"'))
+
+
+def findings(number: int, width: int) -> statetimeline.Panel:
+    """Findings of detectors over time; the overview shows them too."""
+    text = (
+        "Detectors whose finding stands, as it comes and goes. One that is confirmed becomes an incident. Empty: none."
+    )
+    query = Query(severe("detector", "finding_active"), "{{detector}}")
+    card = Card(number, "Findings", text, "none", width, link=TO_INCIDENTS)
+    return states(card, query, LEVELS)
+
+
+def open_incidents(number: int, height: int = 6) -> table.Panel:
+    """One row for each open incident, with a link to its page; the overview shows them too."""
+    text = (
+        "What stands now: cause, who, where, since which step. The link opens the incident's page at the coordinator."
+    )
+    query = Query(each(INCIDENT_LABELS, series("incident_info")))
+    columns = {
+        "severity": Column("Severity", colours=SEVERITIES),
+        "cause": Column("Cause"),
+        "ranks": Column("Ranks"),
+        "tensors": Column("Tensors"),
+        "collective": Column("Collective"),
+        "step": Column("Since step"),
+        "incident": Column("Incident"),
+        "url": Column("Page", link=TO_PAGE),
+    }
+    return rows(Card(number, "Open incidents", text, "none", 24, height), (query,), columns)

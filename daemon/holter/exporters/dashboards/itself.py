@@ -3,8 +3,20 @@
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from holter.exporters.dashboards.board import DashboardFrame, board
-from holter.exporters.dashboards.card import CRITICAL, FINE, WARNING, Card, Panel, Query
-from holter.exporters.dashboards.panels import bars, lines, number, states
+from holter.exporters.dashboards.panels import (
+    CRITICAL,
+    FINE,
+    WARNING,
+    Card,
+    Column,
+    Panel,
+    Query,
+    bars,
+    lines,
+    number,
+    rows,
+    states,
+)
 from holter.exporters.dashboards.promql import (
     END,
     RUN,
@@ -16,7 +28,6 @@ from holter.exporters.dashboards.promql import (
     series,
     sidecars,
 )
-from holter.exporters.dashboards.tables import Column, rows
 
 BUDGET = 0.01
 """HOLTER_OVERHEAD_BUDGET, unless it was set otherwise."""

@@ -3,8 +3,7 @@
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from holter.exporters.dashboards.board import TO_INCIDENTS, DashboardFrame, board
-from holter.exporters.dashboards.card import Card, Panel, Query
-from holter.exporters.dashboards.panels import FROM_ZERO, LOG, heat, lines
+from holter.exporters.dashboards.panels import FROM_ZERO, LOG, Card, Panel, Query, heat, lines
 from holter.exporters.dashboards.promql import END, RANK, each, highest, highest_by_rank, increase, job_spread, series
 
 

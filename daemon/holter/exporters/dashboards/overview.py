@@ -3,10 +3,9 @@
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from holter.exporters.dashboards.board import TO_INCIDENTS, TO_RANKS, TO_SELF, DashboardFrame, board
-from holter.exporters.dashboards.card import CRITICAL, FINE, Card, Panel, Query
-from holter.exporters.dashboards.panels import LOG, lines, number
+from holter.exporters.dashboards.incidents import findings, open_incidents
+from holter.exporters.dashboards.panels import CRITICAL, FINE, LOG, Card, Panel, Query, lines, number
 from holter.exporters.dashboards.promql import RANK, ago, each, job, job_speed, job_spread, or_none, series
-from holter.exporters.dashboards.shared import findings, open_incidents
 
 
 def build() -> Dashboard:

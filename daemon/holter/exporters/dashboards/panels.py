@@ -1,15 +1,31 @@
-"""The kinds of panels that show time or a number, each in the one style that all dashboards share."""
+"""The kinds of panels, each in the one style that all dashboards share: a card (what every panel has), queries, and how they are drawn."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
 
-from grafana_foundation_sdk.builders import bargauge, common, dashboard, heatmap, stat, statetimeline, timeseries
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    heatmap,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+    timeseries,
+)
 from grafana_foundation_sdk.models import common as choices
+from grafana_foundation_sdk.models.common import DataSourceRef, TableAutoCellOptions
 from grafana_foundation_sdk.models.dashboard import (
     DashboardSpecialValueMapOptions,
+    DataTransformerConfig,
     DynamicConfigValue,
     FieldColorModeId,
     SpecialValueMap,
     SpecialValueMatch,
+    Threshold,
+    ThresholdsMode,
     ValueMap,
     ValueMapping,
     ValueMappingResult,
@@ -17,7 +33,71 @@ from grafana_foundation_sdk.models.dashboard import (
 from grafana_foundation_sdk.models.heatmap import HeatmapColorMode, HeatmapColorScale
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from holter.exporters.dashboards.card import Card, Query, asked, dressed
+SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+CRITICAL, WARNING, INFO, FINE, PLAIN = "red", "orange", "blue", "green", "text"
+SEVERITIES = {"critical": CRITICAL, "warning": WARNING, "info": INFO}
+LEVELS = {"3": ("critical", CRITICAL), "2": ("warning", WARNING), "1": ("info", INFO)}
+"""The numbers that `promql.severe` gives."""
+
+Panel = bargauge.Panel | heatmap.Panel | stat.Panel | statetimeline.Panel | table.Panel | timeseries.Panel
+_Kind = TypeVar("_Kind", bargauge.Panel, heatmap.Panel, stat.Panel, statetimeline.Panel, table.Panel, timeseries.Panel)
+
+
+@dataclass(frozen=True)
+class PanelLink:
+    """Where a click leads."""
+
+    title: str
+    url: str
+
+
+@dataclass(frozen=True)
+class Card:
+    """What every panel has, whatever its kind."""
+
+    id: int
+    """Never given to another panel of the same dashboard: alerts link to it."""
+    title: str
+    text: str
+    unit: str
+    width: int = 8
+    """Of 24 columns."""
+    height: int = 8
+    limits: tuple[tuple[float, str], ...] = ()
+    """(from this value on, colour). Only where holter's own verdict or setting is the limit: nothing is judged here a second time."""
+    base: str = PLAIN
+    """Colour below every limit."""
+    link: PanelLink | None = None
+
+
+@dataclass(frozen=True)
+class Query:
+    """One query, and the name of each of its series."""
+
+    expr: str
+    legend: str = ""
+
+
+def with_card(panel: _Kind, card: Card) -> _Kind:
+    """The panel with the facts of its card."""
+    panel.id(card.id).title(card.title).description(card.text).unit(card.unit).datasource(SOURCE)
+    panel.span(card.width).height(card.height)
+    steps = [Threshold(None, card.base), *(Threshold(value, colour) for value, colour in card.limits)]
+    panel.thresholds(dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(steps))
+    if card.link is not None:
+        panel.data_links([_link(card.link)])
+    return panel
+
+
+def to_target(number: int, query: Query) -> prometheus.Dataquery:
+    """The query as a target of the panel; the first is A."""
+    made = prometheus.Dataquery().ref_id(chr(ord("A") + number)).expr(query.expr).datasource(SOURCE)
+    return made.legend_format(query.legend or "__auto")
+
+
+def _link(link: PanelLink) -> dashboard.DashboardLink:
+    return dashboard.DashboardLink(link.title).url(link.url).target_blank(target_blank=True)
+
 
 LINEAR, LOG = choices.ScaleDistribution.LINEAR, choices.ScaleDistribution.LOG
 FROM_ZERO = choices.ScaleDistribution.SYMLOG
@@ -32,9 +112,9 @@ def lines(
     colours: Mapping[str, str] | None = None,
 ) -> timeseries.Panel:
     """Series over time; stacked ones are shares of 1. `colours` of those whose names are known."""
-    panel = dressed(timeseries.Panel(), card)
+    panel = with_card(timeseries.Panel(), card)
     for number, query in enumerate(queries):
-        panel.with_target(asked(number, query).range())
+        panel.with_target(to_target(number, query).range())
     panel.line_width(1).fill_opacity(60 if is_stacked else 6).show_points(choices.VisibilityMode.AUTO)
     panel.legend(_legend(["lastNotNull", "max"])).tooltip(_tooltip())
     if scale is not LINEAR:
@@ -50,8 +130,8 @@ def lines(
 
 
 def number(card: Card, query: Query, nan: tuple[str, str] | None = None) -> stat.Panel:
-    """One number, now; `nan` is text and colour of one that is none."""
-    panel = dressed(stat.Panel(), card).with_target(asked(0, query).range())
+    """One number, now; `nan` is the text and colour shown for NaN."""
+    panel = with_card(stat.Panel(), card).with_target(to_target(0, query).range())
     panel.graph_mode(choices.BigValueGraphMode.AREA).reduce_options(_last())
     panel.color_mode(choices.BigValueColorMode.VALUE).text_mode(choices.BigValueTextMode.VALUE)
     if nan is not None:
@@ -62,14 +142,14 @@ def number(card: Card, query: Query, nan: tuple[str, str] | None = None) -> stat
 
 def bars(card: Card, query: Query) -> bargauge.Panel:
     """One bar a series, now."""
-    panel = dressed(bargauge.Panel(), card).with_target(asked(0, query).instant())
+    panel = with_card(bargauge.Panel(), card).with_target(to_target(0, query).instant())
     panel.orientation(choices.VizOrientation.HORIZONTAL).display_mode(choices.BarGaugeDisplayMode.BASIC)
     return panel.reduce_options(_last()).min(0).value_mode(choices.BarGaugeValueMode.TEXT)
 
 
 def states(card: Card, query: Query, names: Mapping[str, tuple[str, str]]) -> statetimeline.Panel:
     """One row a series, coloured by what it is at the time; `names`: value -> (text, colour)."""
-    panel = dressed(statetimeline.Panel(), card).with_target(asked(0, query).range())
+    panel = with_card(statetimeline.Panel(), card).with_target(to_target(0, query).range())
     panel.mappings(_mappings(names)).row_height(0.8).merge_values(merge_values=True).fill_opacity(80).line_width(0)
     panel.show_value(choices.VisibilityMode.NEVER).legend(_legend([])).tooltip(_tooltip())
     return panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
@@ -77,8 +157,8 @@ def states(card: Card, query: Query, names: Mapping[str, tuple[str, str]]) -> st
 
 def heat(card: Card, query: Query, *, scheme: str = "Oranges", is_histogram: bool = False) -> heatmap.Panel:
     """One row a series (or a bucket of a histogram), time to the right, the value as colour."""
-    target = asked(0, query).range()
-    panel = dressed(heatmap.Panel(), card)
+    target = to_target(0, query).range()
+    panel = with_card(heatmap.Panel(), card)
     panel.with_target(target.format(PromQueryFormat.HEATMAP) if is_histogram else target)
     panel.calculate(calculate=False).cell_gap(1).show_legend()
     if not is_histogram:
@@ -121,3 +201,52 @@ def _tooltip() -> common.VizTooltipOptions:
 
 def _last() -> common.ReduceDataOptions:
     return common.ReduceDataOptions().calcs(["lastNotNull"]).values(values=False).fields("")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column."""
+
+    title: str
+    unit: str = ""
+    colours: Mapping[str, str] | None = None
+    """Value -> colour of its text."""
+    link: PanelLink | None = None
+
+
+def rows(card: Card, queries: tuple[Query, ...], columns: Mapping[str, Column]) -> table.Panel:
+    """A table: queries of one moment, joined by the labels they share.
+
+    Columns by field: a label's name, `Value #A` for the first query's value, `Value` if there is one query. Rows are sorted by the first.
+    """
+    panel = with_card(table.Panel(), card).show_header(show_header=True).cell_options(TableAutoCellOptions())
+    panel.sort_by([common.TableSortByFieldState().display_name(next(iter(columns.values())).title)])
+    for number, query in enumerate(queries):
+        panel.with_target(to_target(number, query).instant().format(PromQueryFormat.TABLE))
+    values = [f"Value #{chr(ord('A') + number)}" for number in range(len(queries))] if len(queries) > 1 else ["Value"]
+    assert all(name in values for name in columns if name.startswith("Value")), "Grafana names the values otherwise"
+    organized = {
+        "excludeByName": {name: True for name in ("Time", *values) if name not in columns},
+        "indexByName": {name: index for index, name in enumerate(columns)},
+        "renameByName": {name: column.title for name, column in columns.items()},
+    }
+    panel.with_transformation(DataTransformerConfig(id_val="merge", options={}))
+    panel.with_transformation(DataTransformerConfig(id_val="organize", options=organized))
+    for column in columns.values():
+        if properties := _properties(column):
+            panel.override_by_name(column.title, properties)
+    return panel
+
+
+def _properties(column: Column) -> list[DynamicConfigValue]:
+    found = []
+    if column.unit:
+        found.append(DynamicConfigValue("unit", column.unit))
+    if column.colours is not None:
+        options = {value: ValueMappingResult(color=colour) for value, colour in column.colours.items()}
+        found.append(DynamicConfigValue("mappings", [ValueMap(options=options)]))
+        found.append(DynamicConfigValue("custom.cellOptions", {"type": "color-text"}))
+    if column.link is not None:
+        link = {"title": column.link.title, "url": column.link.url, "targetBlank": True}
+        found.append(DynamicConfigValue("links", [link]))
+    return found

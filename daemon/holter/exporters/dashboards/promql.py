@@ -1,11 +1,11 @@
-"""Queries, put together so that none of them counts twice or looks at another run.
+"""Parts of queries, written so that no query counts a rank twice or looks at another run.
 
 The coordinator and the sidecars export the same series of a rank; which of them are scraped is up to the deployment. So every query
-first takes one value of each rank, and only then looks across ranks. What a sidecar says of its own line to the coordinator is no news:
-of `sidecar_up` the worst is taken.
+first takes one value of each rank, and only then looks across ranks. A sidecar that is scraped always says that it is up: of `sidecar_up`
+the lowest value counts.
 
-A run may have 16,000 ranks: what is about the job asks for the job's own series, and what is about ranks shows the few that are worst at
-the end of the time shown, so that the rows are the same from one point to the next.
+A run may have 16,000 ranks: panels about the job use the job's own series; panels about ranks show the few that are worst at the end of the
+time shown, so that the rows stay the same from one point to the next.
 """
 
 RUN = 'run_id="$run"'
@@ -50,7 +50,7 @@ def highest_by_rank(metric: str) -> str:
 
 
 def sidecars() -> str:
-    """Whether each is heard; of thousands those that are not come first."""
+    """Whether each sidecar is heard; of thousands, the unheard come first."""
     return f"bottomk({2 * MOST}, min by (rank) ({series('sidecar_up', of=RANK)}))"
 
 
@@ -65,7 +65,7 @@ def job_spread(metric: str) -> str:
 
 
 def job_speed(of: str = RUN) -> str:
-    """Steps in a second; a run that went back to a checkpoint is not slower than standing."""
+    """Steps in a second; a run that went back to a checkpoint has speed 0, not a negative one."""
     return each("run_id", f"clamp_min(deriv({series('job_step', of=of)}{INTERVAL}), 0)")
 
 
@@ -80,7 +80,7 @@ def increase(metric: str, *matchers: str, of: str = RANK) -> str:
 
 
 def ago(timestamp: str) -> str:
-    """Seconds since then. A scrape has the time at which it began, and what it brought may be younger."""
+    """Seconds since then, at least 0: what a scrape brings may be younger than the scrape's own time, which is that of its beginning."""
     return f"clamp_min(time() - {timestamp}, 0)"
 
 
@@ -101,5 +101,5 @@ def severe(labels: str, metric: str) -> str:
 
 
 def or_none(expression: str, of: str = RUN) -> str:
-    """0 instead of nothing, but only for a run that is there."""
+    """0 instead of nothing, but only for a run that is being scraped."""
     return f"{expression} or 0 * max({series('build_info', of=of)})"

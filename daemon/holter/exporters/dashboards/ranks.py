@@ -2,10 +2,20 @@
 
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from holter.exporters.dashboards import devices
 from holter.exporters.dashboards.board import DashboardFrame, board
-from holter.exporters.dashboards.card import CRITICAL, FINE, Card, Panel, Query
-from holter.exporters.dashboards.panels import heat, lines, states
+from holter.exporters.dashboards.panels import (
+    CRITICAL,
+    FINE,
+    WARNING,
+    Card,
+    Column,
+    Panel,
+    Query,
+    heat,
+    lines,
+    rows,
+    states,
+)
 from holter.exporters.dashboards.promql import (
     END,
     INTERVAL,
@@ -21,7 +31,6 @@ from holter.exporters.dashboards.promql import (
     sidecars,
     step_buckets,
 )
-from holter.exporters.dashboards.tables import Column, rows
 from holter.records import Phase
 
 PHASES = {
@@ -42,9 +51,7 @@ def build() -> Dashboard:
         "Rank against rank: who comes late to collectives, who is slow, who does what, who has stopped. Of many ranks a panel shows "
         "the sixteen that are worst at the end of the time shown; the rank variable chooses among which."
     )
-    return board(
-        DashboardFrame("holter-ranks", "holter / Ranks", text), [*_times(), *_doings(), _table(), *devices.panels()]
-    )
+    return board(DashboardFrame("holter-ranks", "holter / Ranks", text), [*_times(), *_doings(), _table(), *_devices()])
 
 
 def _times() -> list[Panel]:
@@ -128,3 +135,66 @@ def _is(phase: Phase) -> str:
 
 def _name(phase: Phase) -> str:
     return phase.name.lower()
+
+
+REASONS = {"power": WARNING, "thermal": CRITICAL, "hardware": CRITICAL}
+"""Why a clock is held down, the gravest last."""
+
+
+def _devices() -> list[Panel]:
+    """The ranks' devices: is a clock held down, and why; and what dcgm-exporter tells of the same devices, matched by their UUID.
+
+    holter's own readings come from the sidecars alone. On a machine without devices these panels are empty.
+    """
+    throttled = each("rank, reason", series("device_throttled", of=RANK) + END)
+    names = {"0": ("free", FINE)} | {str(level): (reason, REASONS[reason]) for level, reason in enumerate(REASONS, 1)}
+    return [
+        lines(
+            Card(10, "Device: clock", "Share of the most that it can be. A device that computes and is below its peers holds all of them up.", "percentunit", 12),
+            Query(lowest(_clock(), _clock(END)), "rank {{rank}}"),
+        ),
+        states(
+            Card(11, "Device: clock held down", "Why the clock is held down: power cap, heat, or the hardware itself. Idleness is none of them.", "none", 12),
+            Query(highest(_held_down(), f"sum by (rank) ({throttled})"), "rank {{rank}}"),
+            names,
+        ),
+        lines(
+            Card(12, "Device: temperature", "As its driver tells the sidecar.", "celsius", 12),
+            Query(highest_by_rank("device_temperature_celsius"), "rank {{rank}}"),
+        ),
+        lines(
+            Card(13, "Device: power", "As its driver tells the sidecar.", "watt", 12),
+            Query(highest_by_rank("device_power_watts"), "rank {{rank}}"),
+        ),
+        lines(
+            Card(14, "Device: utilisation", "From dcgm-exporter, if Prometheus scrapes it: the device of each rank, found by its UUID.", "percent", 12),
+            Query(lowest(_dcgm("GPU_UTIL"), _dcgm("GPU_UTIL", END)), "rank {{rank}}"),
+        ),
+        lines(
+            Card(15, "Device: memory used", "From dcgm-exporter, likewise.", "mbytes", 12),
+            Query(highest(_dcgm("FB_USED"), _dcgm("FB_USED", END)), "rank {{rank}}"),
+        ),
+    ]  # fmt: skip
+
+
+def _clock(at: str = "") -> str:
+    return f"{by_rank('device_clock_hertz', at=at)} / {by_rank('device_clock_limit_hertz', at=at)}"
+
+
+def _held_down() -> str:
+    """0, or the number of the gravest reason."""
+    told = (
+        f"{series('device_throttled', _because(reason), of=RANK)} * {level}" for level, reason in enumerate(REASONS, 1)
+    )
+    return each("rank", " or ".join(told))
+
+
+def _because(reason: str) -> str:
+    return f'reason="{reason}"'
+
+
+def _dcgm(field: str, at: str = "") -> str:
+    """Of each rank's device. The ranks are the many: some may share a device, and dcgm-exporter may tell of its parts."""
+    device = each("rank, gpu_uuid", series("rank_info", 'gpu_uuid!=""', of=RANK) + at)
+    ranks = f'label_replace({device}, "UUID", "$1", "gpu_uuid", "(.+)")'
+    return each("rank", f"{ranks} * on (UUID) group_left () {each('UUID', f'DCGM_FI_DEV_{field}{at}')}")

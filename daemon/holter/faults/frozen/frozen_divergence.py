@@ -19,11 +19,12 @@ What to do
     Load the named component on the named ranks from the same checkpoint as on the others, after `to_empty`, and compare before training.
 """
 
-from collections.abc import Iterator
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.frozen.plausibility import Doubt, common_module, doubts, empty_components
 from holter.faults.shared.parting import (
     Difference,
     Parting,
@@ -35,13 +36,29 @@ from holter.faults.shared.parting import (
     tables_at,
 )
 from holter.faults.shared.replica_evidence import majority_evidence, named, tensor_evidence
-from holter.faults.shared.structure import compare_structures, distinct_censuses
+from holter.faults.shared.structure import common_module, compare_structures, distinct_censuses
 from holter.faults.shared.tie_breaks import changed_alone
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Window
-from holter.records import Census, Evidence, Finding, Severity, TableRequest
+from holter.records import Census, Evidence, Finding, Mark, Severity, TableRequest
 
 TRAINED = ("parameters_before", "gradients_reduced", "gradients", "parameters_after")
+MATRIX = 2
+"""Dimensions from which on a weight is neither zero nor constant by design."""
+SMALLEST, LARGEST = 1e-6, 1e3
+"""Root mean squares between which weights lie."""
+MAX_SHOWN = 4
+MIN_EMPTY = 2
+"""So many matrices of a trained model must be zero, and all that are frozen, to be a lost component; one may be meant so."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """The side that cannot be right."""
+
+    ranks: tuple[int, ...] = ()
+    word: str = ""
+    evidence: tuple[Evidence, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +107,7 @@ class FrozenDivergence:
                 yield asked
 
     def _explained(self, window: Window, parting: Parting, difference: Difference) -> Iterator[Finding]:
-        doubt = doubts(window, parting, difference.tensors, self.implausible_ratio)
+        doubt = _doubts(window, parting, difference.tensors, self.implausible_ratio)
         before = _agreed_before(window, parting)
         alone = changed_alone(window, parting, before, difference.tensors) if before is not None else ()
         is_plausible = not doubt.ranks and not difference.rounded_ranks
@@ -253,7 +270,7 @@ def _wrong_everywhere(window: Window) -> Iterator[Finding]:
     """Frozen components that no rank has ever loaded."""
     if not window.attached or any(rank not in window.models.census for rank in window.attached):
         return
-    found = [empty_components(census) for census in distinct_censuses(window)]
+    found = [_empty_components(census) for census in distinct_censuses(window)]
     shared = [name for name in found[0] if all(name in other for other in found)] if found else []
     if not shared:
         return
@@ -278,3 +295,95 @@ def _wrong_everywhere(window: Window) -> Iterator[Finding]:
             for name in shared[:5]
         ),
     )
+
+
+def _doubts(window: Window, parting: Parting, names: Iterable[str], ratio: float) -> Doubt:
+    """Who holds implausible values in tensors that differ, if not everyone does; matrices tell more than vectors."""
+    tables = tables_at(window, parting.tensor_class, parting.step, parting.ranks)
+    marks = {rank: column(table, table.marks) for rank, table in tables.items()}
+    norms = {rank: column(table, table.norms) for rank, table in tables.items()}
+    shapes = _shapes(window)
+    votes: dict[bool, Counter[int]] = {True: Counter(), False: Counter()}
+    shown: list[Evidence] = []
+    for name in names:
+        shape = shapes.get(name, (1, 1))
+        of_marks = {rank: int(of[name]) for rank, of in marks.items() if name in of}
+        of_norms = {rank: of[name] for rank, of in norms.items() if name in of}
+        odd = _odd(of_marks, of_norms, math.prod(shape), ratio)
+        votes[len(shape) >= MATRIX].update(odd)
+        shown += (
+            [
+                Evidence(
+                    kind="implausible", summary=f"{name}: {_side_by_side(of_marks, of_norms)}", values={"name": name}
+                )
+            ]
+            if odd
+            else []
+        )
+    tally = votes[True] or votes[False]
+    worst = max(tally.values(), default=0)
+    ranks = parting.group_of(rank for rank, count in tally.items() if count == worst)
+    if not ranks or set(ranks) == set(parting.ranks):
+        return Doubt()
+    return Doubt(ranks, "cannot be right", tuple(shown[:MAX_SHOWN]))
+
+
+def _odd(marks: Mapping[int, int], norms: Mapping[int, float], numel: int, ratio: float) -> set[int]:
+    """Some of the ranks, never all: what all have alike is by design."""
+    for wrong in (Mark.NONFINITE, Mark.HUGE, Mark.ZERO, Mark.CONSTANT):
+        odd = {rank for rank, mark in marks.items() if mark & wrong}
+        if odd and len(odd) < len(marks):
+            return odd
+    odd = {rank for rank, norm in norms.items() if not math.isfinite(norm)}
+    if odd and len(odd) < len(norms):
+        return odd
+    size = math.sqrt(max(1, numel))
+    odd = {rank for rank, norm in norms.items() if not SMALLEST <= norm / size <= LARGEST}
+    if odd and len(odd) < len(norms):
+        return odd
+    least = min(norms.values(), default=0.0)
+    return {rank for rank, norm in norms.items() if least > 0 and norm > ratio * least}
+
+
+def _side_by_side(marks: Mapping[int, int], norms: Mapping[int, float]) -> str:
+    parts = []
+    for rank in sorted(set(marks) | set(norms)):
+        words = _describe(marks.get(rank, 0))
+        norm = f"norm {norms[rank]:.4g}" if rank in norms else ""
+        parts.append(f"{', '.join(filter(None, (words, norm)))} on {ranks_text([rank])}")
+    return "; ".join(parts)
+
+
+def _describe(marks: int) -> str:
+    """What is odd, in words."""
+    if marks & Mark.NONFINITE:
+        return "not finite"
+    if marks & Mark.ZERO:
+        return "all zero"
+    if marks & Mark.CONSTANT:
+        return "constant"
+    return "huge or subnormal" if marks & Mark.HUGE else ""
+
+
+def _empty_components(census: Census) -> dict[str, str]:
+    """Frozen parameters that hold no weights, with what they hold: any that are not finite, and components of zeros alone."""
+    frozen = [
+        entry for entry in census.entries if not entry.requires_grad and not entry.is_buffer and not entry.is_sharded
+    ]
+    found = {entry.name: _describe(entry.marks) for entry in frozen if entry.marks & Mark.NONFINITE}
+    matrices: dict[int, list[bool]] = {}
+    for entry in frozen:
+        if len(entry.shape) >= MATRIX:
+            matrices.setdefault(entry.component, []).append(bool(entry.marks & Mark.ZERO))
+    trained = {entry.component for entry in census.entries if entry.requires_grad}
+    for entry in frozen:
+        zeros = matrices.get(entry.component, [])
+        is_empty = bool(zeros) and all(zeros) and (entry.component not in trained or len(zeros) >= MIN_EMPTY)
+        if is_empty and entry.marks & Mark.ZERO:
+            found.setdefault(entry.name, _describe(entry.marks))
+    return found
+
+
+def _shapes(window: Window) -> dict[str, tuple[int, ...]]:
+    census = next(iter(window.models.census.values()), None)
+    return {entry.name: entry.shape for entry in census.entries} if census else {}

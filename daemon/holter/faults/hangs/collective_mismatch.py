@@ -25,17 +25,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from holter.faults.hangs.mismatch_evidence import evidence, summary
-from holter.faults.hangs.parted_calls import block_evidence, block_text, is_lost
 from holter.faults.shared.call_counts import step_of
-from holter.faults.shared.collectives import analysed, group_name
-from holter.faults.shared.mismatched_calls import Mismatch, began_ns, earliest, of_counts, one_sided, uncounted
+from holter.faults.shared.collectives import analysed, group_name, is_over, last_calls
+from holter.faults.shared.mismatched_calls import (
+    KINDS,
+    Mismatch,
+    began_ns,
+    calls_at,
+    earliest,
+    of_counts,
+    one_sided,
+    uncounted,
+)
+from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import PartedBlock, Window
-from holter.flight import BLOCK_CALLS
-from holter.records import Collective, ExamRequest, Finding, Flight
+from holter.flight import BLOCK_CALLS, Analysis
+from holter.records import Call, Collective, Evidence, ExamRequest, Finding, Flight
 
 CRASH_S = 3.0
 """So long after a rank's last breath its peers may still be there to be looked at."""
+MAX_MORE = 3
+"""Further deviations with a line of evidence of their own."""
+SHOWN_OF_A_SIDE = 2
+"""Ranks of each side whose last calls are shown."""
+DEFAULT_GROUP = "default_pg"
+"""Everyone belongs to it."""
+TWO_SIDES = 2
 
 
 @dataclass(frozen=True)
@@ -82,7 +97,7 @@ class CollectiveMismatch:
             asked = self._to_examine(window, parted)
             if any(not _is_answered(window, rank, parted.at_ns) for rank in asked):
                 yield _question(window, parted, asked)
-            elif found is None and is_lost(parted, read := _read_for(window, parted)):
+            elif found is None and _is_lost(parted, read := _read_for(window, parted)):
                 yield _lost(window, parted, read)
                 return
 
@@ -173,7 +188,7 @@ def _question(window: Window, parted: PartedBlock, asked: tuple[int, ...]) -> Fi
         first_step=step,
         detected_step=step,
         ranks=tuple(sorted(rank for ranks in parted.digests.values() for rank in ranks)),
-        summary=f"{block_text(parted)}; their recorders are being read.",
+        summary=f"{_block_text(parted)}; their recorders are being read.",
         needs=(ExamRequest(parted.at_ns, "quick", asked),),
     )
 
@@ -222,16 +237,16 @@ def _finding(window: Window, seen: Mismatch, flights: Mapping[int, Flight]) -> F
         "is_culprit_clear": seen.is_clear,
         "is_seen_on_both_sides": seen.is_seen_on_both_sides,
     }
-    digests = [block_evidence(parted) for parted in window.calls.parted if parted.group == seen.group]
+    digests = [_block_evidence(parted) for parted in window.calls.parted if parted.group == seen.group]
     return Finding(
         detector=CollectiveMismatch.name,
         severity="critical",
         first_step=step,
         detected_step=max(step, *(view.step for view in window.steps[-1:]), *_exam_steps(window, seen.everyone)),
         ranks=seen.ranks,
-        summary=summary(seen, is_running=facts["is_running"]),
+        summary=_summary(seen, is_running=facts["is_running"]),
         facts=facts,
-        evidence=(*evidence(seen, analysis, flights), *digests[:1]),
+        evidence=(*_evidence(seen, analysis, flights), *digests[:1]),
         collective=Collective(
             group=group_name(seen.group, seen.description), sequence=seen.sequence, operation=seen.operation
         ),
@@ -264,9 +279,9 @@ def _lost(window: Window, parted: PartedBlock, flights: Mapping[int, Flight]) ->
         first_step=step,
         detected_step=step,
         ranks=rarest if is_clear else told,
-        summary=f"{block_text(parted, group)}; the recorders had gone past them when they were read.",
+        summary=f"{_block_text(parted, group)}; the recorders had gone past them when they were read.",
         facts=facts,
-        evidence=(block_evidence(parted, group),),
+        evidence=(_block_evidence(parted, group),),
         collective=Collective(group=group, sequence=parted.block * BLOCK_CALLS, operation="unknown"),
     )
 
@@ -305,3 +320,110 @@ def _steps_of_call(window: Window, flights: Mapping[int, Flight], seen: Mismatch
     place = (seen.group, seen.sequence)
     called_ns = began_ns(flights, {place}).get(place, 0)
     return [view.step for view in window.steps if view.first_seen_ns >= called_ns > 0]
+
+
+def _summary(seen: Mismatch, *, is_running: bool) -> str:
+    """One sentence; a second one if the job goes on."""
+    if seen.step is not None:
+        text = f"{ranks_text(seen.ranks)} {seen.why}"
+    elif not seen.is_seen_on_both_sides:
+        text = f"{ranks_text(seen.ranks)} called {next(iter(seen.sides))} as {seen.place}; {seen.why}"
+    elif seen.is_clear:
+        mine = [text for text, ranks in seen.sides.items() if set(ranks) & set(seen.ranks)]
+        others = [text for text in seen.sides if text not in mine]
+        theirs = ranks_text(rank for text in others for rank in seen.sides[text])
+        text = f"{ranks_text(seen.ranks)} called {listed(mine)} where {theirs} called {listed(others)}, as {seen.place}"
+    else:
+        called = listed(f"{ranks_text(ranks)} called {text}" for text, ranks in seen.sides.items())
+        text = f"{called}, as {seen.place}; nothing tells which of them is right"
+    text = text[:1].upper() + text[1:]
+    return f"{text}. Nothing failed: the job goes on, with wrong numbers." if is_running else f"{text}."
+
+
+def _evidence(seen: Mismatch, analysis: Analysis | None, flights: Mapping[int, Flight]) -> Iterator[Evidence]:
+    """The call, why these ranks, up to where all went well, what else differs, and both sides' last calls."""
+    calls = calls_at(flights, seen.group, seen.sequence)
+    said = listed(f"{text} on {ranks_text(ranks)}" for text, ranks in seen.sides.items())
+    yield Evidence(
+        kind="collective",
+        summary=f"{seen.place}: {said}",
+        values={
+            "group": group_name(seen.group, seen.description),
+            "sequence": seen.sequence,
+            "sides": [_side(text, ranks, calls) for text, ranks in seen.sides.items()],
+        },
+    )
+    if seen.why:
+        right = [text for text, ranks in seen.sides.items() if not set(ranks) & set(seen.ranks)]
+        what = f"{listed(right)} was to be called there: " if seen.is_clear and right and seen.step is None else ""
+        yield Evidence(kind="majority", summary=f"{what}{seen.why}", values={"is_clear": seen.is_clear})
+    if analysis is not None:
+        yield from _around(seen, analysis)
+    for ranks in seen.sides.values():
+        for rank in ranks[:SHOWN_OF_A_SIDE]:
+            if rank in flights:
+                yield last_calls(rank, flights[rank], until=calls.get(rank))
+
+
+def _side(text: str, ranks: tuple[int, ...], calls: Mapping[int, Call]) -> dict[str, Any]:
+    call = next((calls[rank] for rank in ranks if rank in calls), None)
+    exact = {"sizes": [list(size) for size in call.sizes], "dtypes": list(call.dtypes)} if call else {}
+    return {"signature": text, "ranks": list(ranks), **exact}
+
+
+def _around(seen: Mismatch, analysis: Analysis) -> Iterator[Evidence]:
+    matched = analysis.matched.get(seen.group, -1)
+    if 0 <= matched < seen.sequence:
+        text = f"up to number {matched} of this group all ranks called the same, as far as the recorders reach back"
+        yield Evidence(kind="collective", summary=text, values={"matched": matched})
+    known = (seen.group, seen.sequence)
+    more = [one for one in analysis.deviations if one.kind in KINDS and (one.group, one.sequence) != known]
+    for one in more[:MAX_MORE]:
+        name = group_name(one.group, one.description)
+        text = f"also number {one.sequence} of group {name}: {one.seen} on {ranks_text(one.ranks)} instead of {one.expected}"
+        values = {"group": name, "sequence": one.sequence, "ranks": list(one.ranks)}
+        yield Evidence(kind="collective", summary=text, values=values)
+    if len(more) > MAX_MORE:
+        num_more = len(more) - MAX_MORE
+        yield Evidence(kind="collective", summary=f"{num_more} more calls differ", values={"num_more": num_more})
+
+
+def _is_lost(parted: PartedBlock, flights: Mapping[int, Flight]) -> bool:
+    """The digests are of one group for certain, and the calls behind them are no longer to be had."""
+    told = {rank for ranks in parted.digests.values() for rank in ranks}
+    groups = [group for flight in flights.values() for group in flight.groups if group.name == parted.group]
+    members = {group.ranks for group in groups if group.ranks}
+    is_one = any(group.description == DEFAULT_GROUP for group in groups) or (
+        len(members) == 1 and told <= set(next(iter(members)))
+    )
+    run = range(parted.block * BLOCK_CALLS, (parted.block + 1) * BLOCK_CALLS)
+    whole = {rank for rank, flight in flights.items() if _holds(flight, parted.group, run)}
+    is_refuted = sum(bool(whole & set(ranks)) for ranks in parted.digests.values()) >= TWO_SIDES
+    is_read = sum(not flights.keys().isdisjoint(ranks) for ranks in parted.digests.values()) >= TWO_SIDES
+    return is_one and is_read and not is_refuted
+
+
+def _holds(flight: Flight, group: str, run: range) -> bool:
+    """Whether a recorder reaches from before the run, or its beginning, to after it; calls that are not over are kept for longer."""
+    held = [call.sequence for call in flight.calls if call.group == group and not call.is_p2p and is_over(call)]
+    return bool(held) and min(held) <= max(run.start, 1) and max(held) >= run.stop
+
+
+def _block_text(parted: PartedBlock, group: str = "") -> str:
+    """`Ranks 0 and 1 did not all call the same among the calls 448 to 511 of group 0`."""
+    first = parted.block * BLOCK_CALLS
+    told = sorted(rank for ranks in parted.digests.values() for rank in ranks)
+    text = f"{ranks_text(told)} did not all call the same among the calls {first} to {first + BLOCK_CALLS - 1} of group {group or parted.group}"
+    return text[:1].upper() + text[1:]
+
+
+def _block_evidence(parted: PartedBlock, group: str = "") -> Evidence:
+    """Which ranks' digests differ."""
+    first = parted.block * BLOCK_CALLS
+    sides = " against ".join(ranks_text(ranks) for ranks in parted.digests.values())
+    summary = (
+        f"digests of the calls {first} to {first + BLOCK_CALLS - 1} of group {group or parted.group} differ: {sides}"
+    )
+    return Evidence(
+        kind="digest", summary=summary, values={"sides": [list(ranks) for ranks in parted.digests.values()]}
+    )

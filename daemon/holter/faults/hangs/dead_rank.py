@@ -19,24 +19,36 @@ What to do
     sent it is most often the kernel's out-of-memory killer; SIGSEGV, SIGBUS and SIGABRT come from native code.
 """
 
+import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from holter.faults.hangs import timeouts
-from holter.faults.hangs.death_evidence import death, last_seen, victims_of
-from holter.faults.hangs.endings import VICTIMS, how, is_meant, is_same_exception, kind_of, signal_of
-from holter.faults.hangs.stall_words import group_of
-from holter.faults.hangs.stops import is_stop
+from holter.faults.hangs.endings import (
+    VICTIMS,
+    death,
+    how,
+    is_meant,
+    is_same_exception,
+    kind_of,
+    last_seen,
+    signal_of,
+    victims_of,
+)
+from holter.faults.shared import collectives
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import RankExit, Window
-from holter.records import Collective, Finding
+from holter.flight import Analysis
+from holter.records import Collective, Evidence, Finding, Flight
 
 __all__ = ["DeadRank", "kind_of"]
 
 MAX_SHOWN = 4
-"""Ranks that died alike and whose last doings are shown."""
+"""Ranks that died alike, or were missing, whose last doings are shown."""
+NAMED = re.compile(r"\branks? (\d+(?:, *\d+)*) failed to pass monitoredbarrier", re.IGNORECASE)
+FALLEN = ("timed_out", "connection_lost")
+"""Ends of ranks that waited."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,7 @@ class DeadRank:
             return
         if self._is_called_off(window.processes.exits, abnormal[0]):
             return
-        if is_stop(window, abnormal, stop_s=self.stop_s, settle_s=self.settle_s):
+        if _is_stop(window, abnormal, stop_s=self.stop_s, settle_s=self.settle_s):
             return
         culprits = self._culprits(abnormal, window.processes.exits)
         if kind_of(culprits[0]) == "timed_out":
@@ -124,7 +136,7 @@ class DeadRank:
 
 def _given_up(window: Window, gave_up: RankExit, abnormal: list[RankExit]) -> Finding:
     """The backend has proved that somebody was missing; whoever waited is not accused."""
-    found, step = timeouts.missing(window, gave_up), gave_up.exited.last_step
+    found, step = _missing(window, gave_up), gave_up.exited.last_step
     wait = found.analysis.blocking if found.analysis else None
     return Finding(
         detector=DeadRank.name,
@@ -132,15 +144,17 @@ def _given_up(window: Window, gave_up: RankExit, abnormal: list[RankExit]) -> Fi
         first_step=step,
         detected_step=step,
         ranks=found.ranks,
-        summary=timeouts.summary(gave_up, found),
+        summary=_timeout_summary(gave_up, found),
         facts={
             "is_timed_out": True,
             "is_absent_seen": found.by in {"named", "recorders"},
             "is_absent_known": bool(found.ranks),
             "is_everyone_gone": window.attached <= {end.rank for end in window.processes.exits},
         },
-        evidence=tuple(timeouts.evidence(window, gave_up, found, abnormal)),
-        collective=Collective(group=group_of(wait), sequence=wait.sequence, operation=wait.operation) if wait else None,
+        evidence=tuple(_timeout_evidence(window, gave_up, found, abnormal)),
+        collective=Collective(group=collectives.group_of(wait), sequence=wait.sequence, operation=wait.operation)
+        if wait
+        else None,
     )
 
 
@@ -179,3 +193,112 @@ def _finding(
             *(proof for end in culprits[:MAX_SHOWN] for proof in last_seen(window, end.rank)),
         ),
     )
+
+
+def _is_stop(window: Window, abnormal: list[RankExit], *, stop_s: float, settle_s: float) -> bool:
+    """A stop from outside: SIGTERM to all ranks, which end one after the other, some of them only after they have saved.
+
+        rank 0   SIGTERM ---- saves in its own handler ---- exit code 0
+        rank 1   SIGTERM, dead                                                one stop, no death
+
+    One rank alone that is told to end looks the same at first. It is a death if its peers go on, fail over it, or live on for long.
+    """
+    first = abnormal[0]
+    if not any(kind_of(end) == "terminated" for end in abnormal):
+        return False
+    if not all(_was_told(window, end, first, settle_s) for end in abnormal):
+        return False
+    if _goes_on(window, first, settle_s) or any(
+        not _is_told_before(window, rank, first) for rank in window.processes.failing
+    ):
+        return False
+    is_everyone_gone = window.attached <= {end.rank for end in window.processes.exits}
+    return is_everyone_gone or (window.real_ns or window.now_ns) - first.at_ns < stop_s * 1e9
+
+
+def _was_told(window: Window, end: RankExit, first: RankExit, settle_s: float) -> bool:
+    """By SIGTERM; whoever was told and then lost its peers was told first. Who does not obey is killed in the end."""
+    if kind_of(end) == "terminated":
+        return True
+    if kind_of(end) in VICTIMS:
+        return _is_told_before(window, end.rank, first)
+    is_cleared = signal_of(end) == signal.SIGKILL and not end.exited.out_of_memory
+    return is_cleared and end.at_ns - first.at_ns > settle_s * 1e9
+
+
+def _is_told_before(window: Window, rank: int, first: RankExit) -> bool:
+    return rank in window.processes.signalled and window.processes.signalled[rank] <= first.at_ns
+
+
+def _goes_on(window: Window, first: RankExit, settle_s: float) -> bool:
+    """A step was begun and ended without it."""
+    return any(view.first_seen_ns > first.at_ns + settle_s * 1e9 for view in window.steps)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Who did not come, as far as can be told."""
+
+    ranks: tuple[int, ...] = ()
+    by: Literal["named", "recorders", "left_over", "nothing"] = "nothing"
+    analysis: Analysis | None = None
+
+
+def _missing(window: Window, gave_up: RankExit) -> Missing:
+    """Whom a rank waited for that gave up: its backend's timeout proves that somebody was missing. The first line that answers counts.
+
+    named       monitored_barrier says who did not come
+    recorders   the last copies of the ranks' recorders: who has not entered what the others wait in
+    left_over   everyone else gave up, or lost its connections over it
+    """
+    said = gave_up.exited.farewell
+    found = NAMED.search(said.text) if said else None
+    if found:
+        return Missing(tuple(sorted(map(int, found[1].split(",")))), "named")
+    analysis = collectives.analysed(_flights(window), window.world_size)
+    if gave_up.rank in analysis.victims:
+        absent = set(analysis.culprits) - set(analysis.outdated)
+        if absent:
+            return Missing(tuple(sorted(absent)), "recorders", analysis)
+    fallen = {end.rank for end in window.processes.exits if kind_of(end) in FALLEN}
+    rest = window.attached - fallen
+    is_whole = len(window.attached) == window.world_size
+    return Missing(tuple(rest), "left_over") if is_whole and len(rest) == 1 else Missing()
+
+
+def _timeout_summary(gave_up: RankExit, found: Missing) -> str:
+    """One sentence."""
+    whom = ranks_text(found.ranks) if found.ranks else "its peers"
+    step, phase = gave_up.exited.last_step, gave_up.exited.last_phase.name.lower()
+    said = f"Rank {gave_up.rank} waited for {whom} in vain and {how(gave_up)} at step {step}, in phase {phase}"
+    return f"{said}." if found.ranks else f"{said}; which of them was missing is not known."
+
+
+def _timeout_evidence(
+    window: Window, gave_up: RankExit, found: Missing, abnormal: list[RankExit]
+) -> Iterator[Evidence]:
+    """The end of the one that waited, what the missing ones last did, and who else fell."""
+    yield death(gave_up)
+    if found.analysis is not None:
+        yield from collectives.evidence(found.analysis, (gave_up.rank,), _flights(window))
+    for rank in found.ranks[:MAX_SHOWN]:
+        yield from last_seen(window, rank)
+    yield from victims_of(gave_up, [end for end in abnormal if end.rank != gave_up.rank])
+
+
+def _flights(window: Window) -> dict[int, Flight]:
+    """Of each rank the newest; of one that gave up, from before that: a call that has failed looks like one that is over."""
+    fallen = {end.rank for end in window.processes.exits if kind_of(end) in FALLEN}
+    known = {
+        rank: sorted((one.exam.flight for one in seen if one.exam.flight), key=lambda flight: flight.taken_ns)
+        for rank, seen in window.processes.exams.items()
+    }
+    return {
+        rank: next((flight for flight in reversed(flights) if rank in fallen and _is_waiting(flight)), flights[-1])
+        for rank, flights in known.items()
+        if flights
+    }
+
+
+def _is_waiting(flight: Flight) -> bool:
+    return any(not collectives.is_over(call) for call in flight.calls)

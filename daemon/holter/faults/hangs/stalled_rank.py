@@ -28,10 +28,9 @@ from typing import Any, ClassVar
 from holter.faults.hangs.confirming import SECOND, Due, Patience, due, has_stayed, is_answered, proven
 from holter.faults.hangs.culprits import Blame, blame
 from holter.faults.hangs.endings import is_meant, kind_of
-from holter.faults.hangs.stall_evidence import evidence
-from holter.faults.hangs.stall_facts import Culprit
-from holter.faults.hangs.stall_words import group_of, summary
+from holter.faults.hangs.stall_report import Culprit, stall_evidence, stall_summary
 from holter.faults.hangs.standstill import Standstill, standstill
+from holter.faults.shared.collectives import group_of
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import RankExit, Window
 from holter.records import Collective, ExamDepth, ExamRequest, Finding, Severity
@@ -237,9 +236,9 @@ class StalledRank:
             first_step=step,
             detected_step=max(step, *(scene.step(rank) for rank in scene.window.processes.delays)),
             ranks=blamed.culprits,
-            summary=summary(scene, blamed, first.ready_ns),
+            summary=stall_summary(scene, blamed, first.ready_ns),
             facts=_facts(scene, blamed) | {"overdue_at_ns": first.overdue_ns},
-            evidence=tuple(evidence(scene, blamed, first)),
+            evidence=tuple(stall_evidence(scene, blamed, first)),
             collective=Collective(group=group_of(place), sequence=place.sequence, operation=place.operation)
             if place
             else None,

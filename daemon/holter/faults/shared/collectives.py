@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from holter.faults.shared.wording import ranks_text
-from holter.flight import Analysis, Wait, analyse, signature
+from holter.flight import Analysis, Deviation, Wait, analyse, signature
 from holter.records import Call, Evidence, Flight
 
 MAX_WAITS = 3
@@ -85,6 +85,11 @@ def _moment(call: Call) -> tuple[int, int]:
 def descriptions(flight: Flight) -> dict[str, str]:
     """Group -> what it is called by people."""
     return {group.name: group.description or group.name for group in flight.groups}
+
+
+def group_of(place: Wait | Deviation) -> str:
+    """What people call the group of a wait or a deviation."""
+    return group_name(place.group, place.description)
 
 
 def group_name(group: str, description: str) -> str:

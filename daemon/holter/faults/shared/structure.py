@@ -134,3 +134,16 @@ def _order(mine: list[str], theirs: list[str]) -> Iterator[tuple[str, str, str, 
 
 def _frozenness(entry: TensorEntry) -> str:
     return "trained" if entry.requires_grad else "frozen"
+
+
+def common_module(tensors: tuple[str, ...]) -> tuple[str, ...]:
+    """The module that holds all of them, if there is one, then each one's own."""
+    own = tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0])))
+    if not own:
+        return ()
+    shared = own[0].split(".")
+    for module in own[1:]:
+        words = module.split(".")
+        same = [a == b for a, b in zip(shared, words, strict=False)]
+        shared = shared[: same.index(False)] if False in same else shared[: len(same)]
+    return tuple(dict.fromkeys((".".join(shared), *own))) if shared else own

@@ -34,8 +34,7 @@ from typing import ClassVar
 from holter.faults.shared.robust import finite
 from holter.faults.shared.wording import ranks_text
 from holter.faults.slowness import lateness
-from holter.faults.slowness.lateness import Late, Point, Work
-from holter.faults.slowness.persistence import error_of_mean
+from holter.faults.slowness.lateness import Late, Point, Work, error_of_mean
 from holter.faults.window import StepArrivals, Window
 from holter.records import Evidence, Finding
 

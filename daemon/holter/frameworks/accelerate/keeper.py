@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from accelerate import Accelerator
 from accelerate.scheduler import AcceleratedScheduler
 from accelerate.state import PartialState
 from accelerate.utils import RNG_STATE_NAME
@@ -22,25 +21,18 @@ from torch.distributed.tensor import DTensor
 from holter.errors import PartlySavedError, SaveError
 from holter.frameworks.accelerate.alone import REPLICATED, alone
 from holter.frameworks.saving import averages, randomness, seeding
-from holter.frameworks.saving.keeper import Task, shares, tensors_of
-from holter.rank.search import innermost, living
+from holter.rank.framework import Task
+from holter.rank.search import innermost
 
 if TYPE_CHECKING:
     from holter.rank.context import Context
-
-
-def find(context: "Context", optimizers: Sequence[torch.optim.Optimizer]) -> "AccelerateKeeper | None":
-    """The keeper of the Accelerator that prepared one of these optimizers."""
-    for accelerator in living(Accelerator):
-        if shares(getattr(accelerator, "_optimizers", ()), optimizers):
-            return AccelerateKeeper(accelerator, optimizers, context)
-    return None
 
 
 class AccelerateKeeper:
     """Saves by an Accelerator's own `save_state`."""
 
     framework = "accelerate"
+    rescues_alone = True
 
     def __init__(self, accelerator: Any, optimizers: Sequence[torch.optim.Optimizer], context: "Context") -> None:
         self._accelerator = accelerator
@@ -114,6 +106,22 @@ class AccelerateKeeper:
         for scheduler in accelerator._schedulers:  # noqa: SLF001
             if isinstance(scheduler, AcceleratedScheduler) and scheduler.gradient_state.adjust_scheduler:
                 _uncount(scheduler.scheduler, calls)
+
+
+def tensors_of(
+    models: Sequence[torch.nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters and buffers that a state_dict has, and every tensor in the optimizers' states."""
+    for index, model in enumerate(models):
+        for name, value in model.state_dict(keep_vars=True).items():
+            if isinstance(value, torch.Tensor):
+                # A parameter that trains is told from a buffer, which may well be infinite.
+                yield f"model {index}: {name}", value if value.requires_grad else value.detach()
+    for index, optimizer in enumerate(optimizers):
+        for number, state in enumerate(optimizer.state.values()):
+            for key, value in state.items():
+                if isinstance(value, torch.Tensor):
+                    yield f"optimizer {index}: {number}.{key}", value.detach()
 
 
 def _uncount(scheduler: Any, calls: int) -> None:

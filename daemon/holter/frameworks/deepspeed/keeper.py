@@ -9,42 +9,21 @@ completed step. Without accelerate each rank's random states are written beside 
 While ranks are blocked nothing can be saved: DeepSpeed saves by collectives, and each rank has a part that no other has.
 """
 
-import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from deepspeed import DeepSpeedEngine
 
 from holter.errors import SaveError
 from holter.frameworks.saving import random_states
-from holter.frameworks.saving.keeper import Keeper, Task, shares
-from holter.rank.search import living
-
-if TYPE_CHECKING:
-    from holter.rank.context import Context
-
-
-def find(context: "Context", optimizers: Sequence[torch.optim.Optimizer]) -> "DeepSpeedKeeper | None":
-    """The keeper of the engine that steps one of these optimizers."""
-    for engine in living(DeepSpeedEngine):
-        if shares([engine.optimizer], optimizers):
-            return DeepSpeedKeeper(engine, _accelerated(context, optimizers))
-    return None
-
-
-def _accelerated(context: "Context", optimizers: Sequence[torch.optim.Optimizer]) -> Keeper | None:
-    if "accelerate" not in sys.modules:
-        return None
-    from holter.frameworks.accelerate import keeper  # noqa: PLC0415  imports accelerate, which not every script has
-
-    return keeper.find(context, optimizers)
+from holter.rank.framework import Keeper, Task
 
 
 class DeepSpeedKeeper:
     """Saves by an engine's own `save_checkpoint`."""
 
     framework = "deepspeed"
+    rescues_alone = False
 
     def __init__(self, engine: Any, around: Keeper | None) -> None:
         self._engine = engine

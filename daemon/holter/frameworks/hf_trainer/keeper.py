@@ -15,33 +15,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import Trainer
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
 from holter.errors import SaveError
 from holter.frameworks.accelerate.alone import REPLICATED, alone
+from holter.frameworks.accelerate.keeper import tensors_of
 from holter.frameworks.saving import averages, randomness
-from holter.frameworks.saving.keeper import Task, shares, tensors_of
-from holter.rank.search import innermost, living
+from holter.rank.framework import Task
+from holter.rank.search import innermost
 
 if TYPE_CHECKING:
     from holter.rank.context import Context
     from holter.rank.undo.rewind import Rewound
 
 
-def find(context: "Context", optimizers: Sequence[torch.optim.Optimizer]) -> "TrainerKeeper | None":
-    """The keeper of the Trainer that trains with one of these optimizers."""
-    for trainer in living(Trainer):
-        if shares([trainer.optimizer], optimizers):
-            return TrainerKeeper(trainer, context)
-    return None
-
-
 class TrainerKeeper:
     """Saves by a Trainer's own functions."""
 
     framework = "hf_trainer"
+    rescues_alone = True
 
     def __init__(self, trainer: Any, context: "Context") -> None:
         self._trainer = trainer

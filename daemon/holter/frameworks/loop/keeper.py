@@ -24,7 +24,6 @@ from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, create_default_global_save_plan
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
@@ -33,23 +32,19 @@ from holter.errors import PartlySavedError, SaveError
 from holter.frameworks.loop import aliases, named_state, other_state
 from holter.frameworks.saving import averages, random_states, randomness
 from holter.frameworks.saving.exchange import Exchange
-from holter.frameworks.saving.keeper import Task
 from holter.rank.context import Context
+from holter.rank.framework import Task
 
 PATIENCE_S = 15.0
 """A plan is made in a fraction of a second: a saver that has given none by now gives none."""
 INCOMPLETE = ".metadata.incomplete"
 
 
-def keep(context: Context, optimizers: Sequence[torch.optim.Optimizer]) -> "DistributedKeeper":
-    """The keeper of a loop that no framework runs."""
-    return DistributedKeeper(context, optimizers)
-
-
 class DistributedKeeper:
     """One rank's part of a checkpoint of torch.distributed.checkpoint."""
 
     framework = "dcp"
+    rescues_alone = False
 
     def __init__(self, context: Context, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._context = context
@@ -74,21 +69,22 @@ class DistributedKeeper:
             ranks = random_states.write(task, named_state.own_buffers(self._models) if task.world_size > 1 else {})
             trained = [inner for model in self._models if (inner := model.inner) is not None]
             self._averages = averages.find(self._context, trained)
-            if named_state.is_flat(self._models):
-                self._save_gathered(task)
-            else:
-                self._save_parts(task)
+            self._save_state(task)
         randomness.check(task, ranks)
         if task.writes_shared and (lost := self._lost(task)):
             raise PartlySavedError(f"averages of the weights are not saved as of this step: {', '.join(lost)}")
 
     def _lost(self, task: Task) -> list[str]:
-        """Averages that FSDP1 would have to gather, or that no snapshot has put back with the weights."""
+        """Averages that are not saved with the weights."""
         copied = [model.inner for model in self._context.models.all()] if task.is_snapshot else []
-        is_lost = task.is_snapshot or named_state.is_flat(self._models)
+        is_lost = self._loses_averages(task)
         return [each.name for each in self._averages if is_lost and not any(each.holder is held for held in copied)]
 
-    def _save_parts(self, task: Task) -> None:
+    def _loses_averages(self, task: Task) -> bool:
+        """No snapshot has put them back with the weights, unless they are components that it copied."""
+        return task.is_snapshot
+
+    def _save_state(self, task: Task) -> None:
         found = other_state.find(
             self._optimizers, [each for each in self._averages if each.name not in self._lost(task)]
         )
@@ -138,18 +134,6 @@ class DistributedKeeper:
         missing = _finish(writer, metadata, results, whys, state["optim"]["param_groups"])
         exchange.put("end", missing)
         return missing
-
-    def _save_gathered(self, task: Task) -> None:
-        """FSDP1, by its own collectives, which only a held step allows."""
-        if task.is_rescue:
-            raise SaveError(
-                "FSDP1 gathers its shards to save them, and the ranks are blocked (fully_shard can save without)"
-            )
-        self.is_sharded = True
-        root = self._models[0].root
-        assert root is not None
-        weights, optim = get_state_dict(root, self._optimizers)
-        dcp.save({"model": weights, "optim": optim, "step": task.completed}, checkpoint_id=task.state)
 
 
 def _finish(

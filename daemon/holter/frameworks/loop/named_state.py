@@ -12,12 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.distributed.fsdp import FullyShardedDataParallel
 
 from holter.errors import SaveError
+from holter.frameworks.fsdp import shards
 from holter.frameworks.loop.other_state import Other
 from holter.rank.models import Model
-from holter.rank.placement import sharded_parameters
 
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """Parts of a name that a wrapper inside a model adds, and that checkpoints leave out."""
@@ -51,13 +50,6 @@ def tensors(state: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, tor
             yield from tensors(dict(enumerate(value)), f"{path}{key}.")
 
 
-def is_flat(models: Sequence[Model]) -> bool:
-    """Whether FSDP1 holds them: its flat shards have no place in a checkpoint before they are gathered."""
-    return any(
-        isinstance(each, FullyShardedDataParallel) for model in models if model.root for each in model.root.modules()
-    )
-
-
 def own_buffers(models: Sequence[Model]) -> dict[str, torch.Tensor]:
     """Persistent buffers that nobody keeps equal on all ranks: a checkpoint has those of one rank."""
     loose = [model for model in models if model.ddp is None or not model.ddp.broadcast_buffers]
@@ -85,7 +77,7 @@ def _entries(models: Sequence[Model], wanted: Sequence[Model] | None = None) -> 
 
 def _held(module: torch.nn.Module) -> dict[str, Any]:
     """What its state_dict has, a sharded parameter as the optimizer knows it."""
-    sharded = sharded_parameters(module)
+    sharded = shards.sharded(module)
     if not sharded:
         return dict(module.state_dict(keep_vars=True))
     held: dict[str, Any] = {}

@@ -15,24 +15,22 @@ import torch
 
 from holter.errors import SaveError, VaultError
 from holter.files import write_whole
-from holter.frameworks.saving.keeper import Keeper, Task
 from holter.frameworks.saving.reading import holds_tensors, tensors_in
 from holter.halting.vault import manifest as manifests
 from holter.halting.vault.manifest import RankPart, StoredTensor
+from holter.rank.framework import Keeper, Task
 from holter.rank.readings.fused_pass import count_nan, count_nonfinite, fingerprint_of
 
 _SHARD = re.compile(r"^(?:__(\d+)_\d+\.distcp|(?:\w+_)?zero_pp_rank_(\d+)_.*)$")
 """Names of files that hold one rank's shard, whoever else is there."""
 _OWN = re.compile(r"^(?:random_states|rng_state)_(\d+)\.")
 """Names of files that each rank writes itself, unless one has to write for all."""
-_WRITTEN_FOR_ALL = {"accelerate", "hf_trainer"}
-"""Frameworks of which one rank writes everything in a rescue."""
 
 
 def prove(task: Task, keeper: Keeper, notes: Sequence[str] = ()) -> None:
     """Write `parts/<rank>.json`, with what else is to be said of it. Raises SaveError when not even that can be done."""
     try:
-        ours = sorted(name for name in manifests.listed(task.directory) if _is_ours(name, task, keeper.framework))
+        ours = sorted(name for name in manifests.listed(task.directory) if _is_ours(name, task, keeper))
         sizes = {name: _synced_size(task.directory / name) for name in ours}
         part = _part(task, keeper, sizes, notes)
         path = task.directory / manifests.PARTS / f"{task.rank}.json"
@@ -99,12 +97,12 @@ def _described(name: str, tensor: torch.Tensor, file: str, rank: int) -> StoredT
     )
 
 
-def _is_ours(name: str, task: Task, framework: str) -> bool:
+def _is_ours(name: str, task: Task, keeper: Keeper) -> bool:
     """Which rank reads a file back: the one that wrote it, as far as its name tells, else the first that saves."""
     if not name.startswith(f"{manifests.STATE}/"):
         return False
     base = Path(name).name
-    is_alone = task.is_rescue and framework in _WRITTEN_FOR_ALL
+    is_alone = task.is_rescue and keeper.rescues_alone
     named = _SHARD.match(base) or (None if is_alone else _OWN.match(base))
     rank = int(next(filter(None, named.groups()))) if named else task.savers[0]
     return task.rank == (rank if rank in task.savers else task.savers[0])

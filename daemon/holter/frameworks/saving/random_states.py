@@ -17,8 +17,8 @@ from holter.errors import SaveError, VaultError
 from holter.frameworks import place
 from holter.frameworks.loop import named_state
 from holter.frameworks.saving import randomness, seeding
-from holter.frameworks.saving.keeper import STATE, Task
 from holter.halting.vault import manifest
+from holter.rank.framework import STATE, Task
 from holter.rank.models import Model
 
 if TYPE_CHECKING:

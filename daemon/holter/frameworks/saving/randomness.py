@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from holter.errors import PartlySavedError
-from holter.frameworks.saving.keeper import Task
+from holter.rank.framework import Task
 
 if TYPE_CHECKING:
     from holter.rank.undo.generators import RandomStates

@@ -5,7 +5,8 @@ Nothing is imported for us: a function of a library is found once the script has
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 
 class Patches:
@@ -32,34 +33,27 @@ class Patches:
             setattr(owner, name, original)
 
 
-class FunctionPlace(Protocol):
-    """Where a function is found."""
+@dataclass(frozen=True)
+class LibraryFunction:
+    """Where a function of a library is found."""
 
-    @property
-    def module(self) -> str:
-        """Full name of the module."""
-
-    @property
-    def owner(self) -> str:
-        """Class in that module; empty: the module itself."""
-
-    @property
-    def name(self) -> str:
-        """Name of the function."""
-
-    @property
-    def also(self) -> str:
-        """Another module that knows the same function; empty: none."""
+    module: str
+    """Full name of the module."""
+    owner: str
+    """Class in that module; empty: the module itself."""
+    name: str
+    also: str = ""
+    """Another module that has the same function; empty: none."""
 
 
-Sought = TypeVar("Sought", bound=FunctionPlace)
+Sought = TypeVar("Sought", bound=LibraryFunction)
 
 
 class LateImports(Generic[Sought]):
     """Functions whose modules the script has not imported yet; a look costs next to nothing while no module was imported since the last."""
 
-    def __init__(self, places: Iterable[Sought]) -> None:
-        self._waiting = list(places)
+    def __init__(self, functions: Iterable[Sought]) -> None:
+        self._waiting = list(functions)
         self._num_modules = 0
 
     def come(self) -> Iterator[tuple[Sought, list[Any]]]:
@@ -67,9 +61,9 @@ class LateImports(Generic[Sought]):
         if len(sys.modules) == self._num_modules:
             return
         self._num_modules = len(sys.modules)
-        for place in list(self._waiting):
-            module = sys.modules.get(place.module)
-            owner = getattr(module, place.owner, None) if place.owner else module
-            if owner is not None and hasattr(owner, place.name):
-                self._waiting.remove(place)
-                yield place, [owner, *([sys.modules[place.also]] if place.also in sys.modules else [])]
+        for function in list(self._waiting):
+            module = sys.modules.get(function.module)
+            owner = getattr(module, function.owner, None) if function.owner else module
+            if owner is not None and hasattr(owner, function.name):
+                self._waiting.remove(function)
+                yield function, [owner, *([sys.modules[function.also]] if function.also in sys.modules else [])]

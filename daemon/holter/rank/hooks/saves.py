@@ -7,80 +7,21 @@ The outermost of them that ends well is a finished checkpoint, if it is one that
 """
 
 import functools
+import os
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from holter import clock
 from holter.rank.context import Context, in_phase
-from holter.rank.hooks import save_paths
+from holter.rank.framework import SaveFunction, absolute
 from holter.rank.hooks.patches import LateImports
 from holter.records import Kept, Phase
 
-Whereabouts = Callable[[tuple[Any, ...], Mapping[str, Any], Any], str]
-"""Arguments and result of a call -> where it saved; empty: nowhere that we know."""
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """One function that is a save, or an evaluation, as a whole."""
-
-    module: str
-    owner: str
-    """Class in that module; empty: the module itself."""
-    name: str
-    phase: Phase = Phase.CHECKPOINT
-    also: str = ""
-    """Another module that knows the same function."""
-    framework: str = ""
-    """Whose checkpoint it makes; empty: none that a run goes on from, or one that is not finished when the call returns."""
-    where: Whereabouts | None = None
-
-
-STRETCHES = (
-    Stretch(
-        "torch.distributed.checkpoint.state_dict_saver",
-        "",
-        "save",
-        also="torch.distributed.checkpoint",
-        framework="dcp",
-        where=save_paths.by_distributed,
-    ),
-    Stretch("torch.distributed.checkpoint.state_dict_saver", "", "async_save", also="torch.distributed.checkpoint"),
-    # Of a script that took `save` by name before we could follow it, this is still looked up.
-    Stretch(
-        "torch.distributed.checkpoint.state_dict_saver",
-        "",
-        "_save_state_dict",
-        framework="dcp",
-        where=save_paths.by_distributed,
-    ),
-    Stretch(
-        "accelerate.accelerator", "Accelerator", "save_state", framework="accelerate", where=save_paths.by_accelerate
-    ),
-    Stretch("accelerate.accelerator", "Accelerator", "save_model"),
-    Stretch("transformers.trainer", "Trainer", "_save_checkpoint", framework="hf_trainer", where=save_paths.by_trainer),
-    Stretch("transformers.trainer", "Trainer", "save_model"),
-    Stretch("transformers.trainer", "Trainer", "evaluate", Phase.EVALUATION),
-    Stretch("transformers.trainer", "Trainer", "predict", Phase.EVALUATION),
-    Stretch("transformers.modeling_utils", "PreTrainedModel", "save_pretrained"),
-    Stretch("diffusers.models.modeling_utils", "ModelMixin", "save_pretrained"),
-    Stretch("diffusers.pipelines.pipeline_utils", "DiffusionPipeline", "save_pretrained"),
-    Stretch("peft.peft_model", "PeftModel", "save_pretrained"),
-    Stretch(
-        "deepspeed.runtime.engine",
-        "DeepSpeedEngine",
-        "save_checkpoint",
-        framework="deepspeed",
-        where=save_paths.by_deepspeed,
-    ),
-    Stretch("deepspeed.runtime.engine", "DeepSpeedEngine", "save_16bit_model"),
-    Stretch("safetensors.torch", "", "save_file"),
-    Stretch("safetensors.torch", "", "save_model"),
-)
+MAX_DEPTH = 4
+"""Of what `torch.save` is given, to be counted."""
 
 
 class SaveProbe:
@@ -88,7 +29,7 @@ class SaveProbe:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._awaited = LateImports(STRETCHES)
+        self._awaited = LateImports([each for framework in context.frameworks.known for each in framework.saves])
         self._around_us = threading.local()
         """How many saves this thread is in."""
         self._say = context.guard.wrap(self._tell)
@@ -101,21 +42,21 @@ class SaveProbe:
 
     def look(self) -> None:
         """Follow what has come since the last look."""
-        for stretch, owners in self._awaited.come():
-            make = functools.partial(self._around, stretch)
-            self._context.patches.replace(stretch.name, make, *owners)
+        for function, owners in self._awaited.come():
+            make = functools.partial(self._around, function)
+            self._context.patches.replace(function.name, make, *owners)
 
-    def _around(self, stretch: Stretch, original: Callable[..., Any]) -> Callable[..., Any]:
-        shown = in_phase(self._context, stretch.phase, original)
-        return self._told(shown, stretch.framework, stretch.where) if stretch.phase is Phase.CHECKPOINT else shown
+    def _around(self, function: SaveFunction, original: Callable[..., Any]) -> Callable[..., Any]:
+        shown = in_phase(self._context, function.phase, original)
+        return self._told(shown, function.checkpoint, function.where) if function.phase is Phase.CHECKPOINT else shown
 
     def _around_torch_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def where(args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any) -> str:
-            return save_paths.by_torch(args, kwargs, sum(_size(model.inner) for model in self._context.models))
+            return _path_of_torch_save(args, kwargs, sum(_size(model.inner) for model in self._context.models))
 
         return self._told(original, "torch", where)
 
-    def _told(self, call: Callable[..., Any], framework: str, where: Whereabouts | None) -> Callable[..., Any]:
+    def _told(self, call: Callable[..., Any], framework: str, where: Callable[..., str] | None) -> Callable[..., Any]:
         """The same function; the outermost that ends without an exception is told."""
 
         @functools.wraps(getattr(call, "__wrapped__", call))
@@ -141,3 +82,24 @@ class SaveProbe:
 
 def _size(module: torch.nn.Module | None) -> int:
     return sum(parameter.numel() for parameter in module.parameters()) if module is not None else 0
+
+
+def _path_of_torch_save(args: tuple[Any, ...], kwargs: Mapping[str, Any], num_parameters: int) -> str:
+    """`torch.save(obj, f)` of at least half as many numbers as are trained; of anything less there is nothing to say."""
+    saved = args[0] if args else kwargs.get("obj")
+    target = args[1] if len(args) > 1 else kwargs.get("f")
+    if _num_numbers(saved) * 2 < max(1, num_parameters):
+        return ""
+    return absolute(target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", ""))
+
+
+def _num_numbers(thing: Any, depth: int = 0) -> int:
+    """Floating-point elements in a state dict, or in what holds some."""
+    if isinstance(thing, torch.Tensor):
+        return thing.numel() if thing.is_floating_point() else 0
+    if isinstance(thing, torch.nn.Module):
+        return sum(parameter.numel() for parameter in thing.parameters())
+    if depth >= MAX_DEPTH:
+        return 0
+    parts = thing.values() if isinstance(thing, Mapping) else thing if isinstance(thing, (list, tuple)) else ()
+    return sum(_num_numbers(part, depth + 1) for part in parts)

@@ -242,7 +242,7 @@ class StepProbe:
             model.is_active |= any(id(p) in held for _, p in model.parameters)
 
     def _find_registered(self, optimizer: torch.optim.Optimizer) -> None:
-        if (found := self._context.frameworks.find_registered(optimizer)) is not None:
+        if (found := self._context.frameworks.registered(optimizer)) is not None:
             self._context.undo.rewind.registered.find = found
 
     def _read_applied(self, optimizer: torch.optim.Optimizer) -> None:

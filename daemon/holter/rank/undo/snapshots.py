@@ -156,8 +156,7 @@ class Snapshots:
         max_bytes: int = 0,
     ) -> None:
         self._context = context
-        self._gatherer = StateGatherer(context.models, optimizers)
-        self.also = self._gatherer.also
+        self._gatherer = StateGatherer(context.models, context.frameworks, optimizers)
         self._every, self._max_bytes = every, max_bytes
         self._whole: list[Snapshot] = []
         """Oldest first."""
@@ -212,7 +211,7 @@ class Snapshots:
         if found is None:
             steps = " and ".join(str(each.step) for each in self._whole)
             raise RewindError(f"there is no snapshot of step {step}" + f", only of {steps}" * bool(steps))
-        parameters = list(parameters_of(self._context.models.all()))
+        parameters = list(parameters_of(self._context.models.all(), self._context.frameworks))
         self._check(found, parameters)
         # On a device: not behind the call that hangs on its stream.
         side = next((torch.cuda.Stream(each.device) for each in parameters if each.is_cuda), None)

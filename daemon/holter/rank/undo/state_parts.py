@@ -12,7 +12,7 @@ The state of a part becomes an image: plain values are copied at once, tensors a
 import copy
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -21,8 +21,8 @@ import torch
 
 from holter.errors import RewindError
 from holter.rank import search
+from holter.rank.framework import Frameworks
 from holter.rank.models import Model, Models
-from holter.rank.placement import sharded_parameters
 from holter.rank.readings.samples import local
 from holter.rank.undo.buffers import MovingBuffers
 
@@ -171,11 +171,11 @@ def of_scaler(scaler: Any) -> StatePart:
     return StatePart(weakref.ref(scaler), {name: getattr(scaler, name) for name in SCALING}, put)
 
 
-def parameters_of(models: Sequence[Model]) -> Iterator[torch.nn.Parameter]:
-    """Every parameter once; of FSDP2, the shard that the optimizer steps."""
+def parameters_of(models: Sequence[Model], frameworks: Frameworks) -> Iterator[torch.nn.Parameter]:
+    """Every parameter once; of a sharded one, the shard that the optimizer steps."""
     seen: set[int] = set()
     for root in (model.root for model in models):
-        shards = sharded_parameters(root) if root is not None else {}
+        shards = frameworks.sharded(root) if root is not None else {}
         for module in root.modules() if root is not None else ():
             for name, shown in module._parameters.items():  # noqa: SLF001
                 parameter = shards.get((id(module), name), shown)
@@ -187,7 +187,6 @@ def parameters_of(models: Sequence[Model]) -> Iterator[torch.nn.Parameter]:
 Source = Callable[[], StatePart | None]
 """A part as it is now; None: it is gone."""
 
-Finder = Callable[[Sequence[torch.optim.Optimizer]], Iterable[Source]]
 
 RestingParameter = tuple["weakref.ref[torch.nn.Parameter]", int]
 """A parameter that nobody trains, with the number of its changes when it was first seen."""
@@ -206,10 +205,11 @@ class StateGatherer:
     one of those that were found, has come or gone, and at every snapshot whose number is a power of two: a scheduler may have come late.
     """
 
-    def __init__(self, models: Models, optimizers: Callable[[], list[torch.optim.Optimizer]]) -> None:
-        self.also: list[Finder] = []
-        """Functions that find what else is to be copied."""
+    def __init__(
+        self, models: Models, frameworks: Frameworks, optimizers: Callable[[], list[torch.optim.Optimizer]]
+    ) -> None:
         self._models = models
+        self._frameworks = frameworks
         self._optimizers = optimizers
         self._sources: list[Source] = []
         self._sources_of: list[weakref.ref[torch.optim.Optimizer]] = []
@@ -231,7 +231,7 @@ class StateGatherer:
         found: list[StatePart] = []
         resting: list[RestingParameter] = []
         frozen: dict[int, RestingParameter] = {}
-        for parameter in parameters_of(self._models.all()):
+        for parameter in parameters_of(self._models.all(), self._frameworks):
             if parameter.requires_grad or id(parameter) in held:
                 found.append(of_weight(parameter, is_moving=False))
                 continue
@@ -259,7 +259,7 @@ class StateGatherer:
             self._sources = [source_of(of_optimizer, each) for each in optimizers]
             self._sources += [source_of(of_scheduler, each) for each in search.schedulers(optimizers)]
             self._sources += [source_of(of_scaler, each) for each in search.scalers()]
-            self._sources += [source for find in self.also for source in find(optimizers)]
+            self._sources += self._frameworks.counters(optimizers)
             found = [source() for source in self._sources]
         return [part for part in found if part is not None]
 

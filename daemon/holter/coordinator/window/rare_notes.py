@@ -1,0 +1,132 @@
+"""What ranks say rarely (`Rare`), kept as it was said, a bounded number of each kind. Pure.
+
+    Vitals, Inspection, Skipped, Swapped, Device   the newest
+    Warned                                 of each text the first few ranks that were shown it
+    Feed                                   of each rank and loader: the first beginning, the latest one, the latest two ends
+
+Notes are in order of step, rank and the rank's own telling, which no interleaving changes.
+"""
+
+import heapq
+from collections.abc import Iterator
+
+from holter.faults.window import Note
+from holter.records import Device, Feed, Inspection, Rare, Skipped, Swapped, Vitals, Warned
+
+NEWEST: dict[type[Rare], int] = {Vitals: 2048, Inspection: 128, Skipped: 1024, Swapped: 256, Device: 4096}
+"""How many of a kind are kept."""
+MAX_TEXTS, MAX_TELLERS = 256, 8
+"""Different warnings, and ranks kept of each."""
+MAX_FEEDS = 65_536
+"""Loaders kept of all ranks together."""
+MIN_LOADERS, MAX_LOADERS = 2, 16
+"""Loaders kept of one rank. One that trained goes last."""
+
+Place = tuple[int, int, int]
+"""(step, rank, number of the note among those of the rank)"""
+Placed = tuple[Place, Note]
+
+
+class RareNotes:
+    """All notes of a run that are kept."""
+
+    def __init__(self) -> None:
+        self._num_said: dict[int, int] = {}
+        self._tellers: set[int] = set()
+        """Ranks that said something else than Feed."""
+        self._newest: dict[type[Rare], list[Placed]] = {kind: [] for kind in NEWEST}
+        """Heaps, the oldest first."""
+        self._warned: dict[tuple[str, str, str], list[Placed]] = {}
+        self._feeds: dict[int, dict[int, _Loader]] = {}
+        """Rank -> loader -> what is kept of it, the one heard of last at the end."""
+        self._notes: tuple[Note, ...] | None = ()
+
+    def add(self, note: Note) -> None:
+        """Take one in."""
+        self._notes = None
+        number = self._num_said[note.rank] = self._num_said.get(note.rank, 0) + 1
+        placed = ((note.step, note.rank, number), note)
+        if not isinstance(note.body, Feed):
+            self._tellers.add(note.rank)
+        match note.body:
+            case Feed() as feed:
+                self._add_feed(placed, feed)
+            case Warned() as warned:
+                self._add_warned(placed, warned)
+            case _:
+                heap, limit = self._newest[type(note.body)], NEWEST[type(note.body)]
+                (heapq.heappush if len(heap) < limit else heapq.heappushpop)(heap, placed)
+
+    def take_back(self, rank: int, step: int) -> None:
+        """What this rank said of this step and later ones did not happen, and its loaders are new ones."""
+        self._notes = None
+        self._feeds.pop(rank, None)
+        if rank not in self._tellers:
+            return
+        self._tellers.discard(rank)
+        for heap in (*self._newest.values(), *self._warned.values()):
+            heap[:] = [placed for placed in heap if placed[1].rank != rank or placed[1].step < step]
+            heapq.heapify(heap)
+
+    def notes(self) -> tuple[Note, ...]:
+        """All that is kept; the same object as long as nothing changed."""
+        if self._notes is None:
+            self._notes = tuple(note for _, note in sorted(self._all(), key=lambda placed: placed[0]))
+        return self._notes
+
+    def newest_vitals(self) -> list[Vitals]:
+        """Of the last step at which any rank said some."""
+        told = [note for _, note in self._newest[Vitals]]
+        newest = max((note.step for note in told), default=0)
+        return [note.body for note in told if note.step == newest and isinstance(note.body, Vitals)]
+
+    def _all(self) -> Iterator[Placed]:
+        for heap in (*self._newest.values(), *self._warned.values()):
+            yield from heap
+        for loaders in self._feeds.values():
+            for loader in loaders.values():
+                yield from loader.kept()
+
+    def _add_warned(self, placed: Placed, warned: Warned) -> None:
+        key = (warned.text, warned.where, warned.module)
+        if key not in self._warned and len(self._warned) >= MAX_TEXTS:
+            return
+        tellers = self._warned.setdefault(key, [])
+        tellers.append(placed)
+        tellers.sort(key=lambda one: one[0])
+        del tellers[MAX_TELLERS:]
+
+    def _add_feed(self, placed: Placed, feed: Feed) -> None:
+        loaders = self._feeds.setdefault(placed[1].rank, {})
+        loader = loaders.pop(feed.loader, None) or _Loader()
+        loaders[feed.loader] = loader
+        loader.add(placed, feed)
+        room = max(MIN_LOADERS, min(MAX_LOADERS, MAX_FEEDS // len(self._feeds)))
+        while len(loaders) > room:
+            idle = (number for number, known in loaders.items() if not known.is_training)
+            del loaders[next(idle, next(iter(loaders)))]
+
+
+class _Loader:
+    """One loader of one rank."""
+
+    __slots__ = ("ends", "first", "is_training", "latest")
+
+    def __init__(self) -> None:
+        self.first: Placed | None = None
+        self.latest: Placed | None = None
+        self.ends: list[Placed] = []
+        self.is_training = False
+
+    def add(self, placed: Placed, feed: Feed) -> None:
+        self.is_training = self.is_training or feed.is_training
+        if feed.is_end:
+            self.ends = [*self.ends[-1:], placed]
+        elif self.first is None:
+            self.first = placed
+        else:
+            self.latest = placed
+
+    def kept(self) -> Iterator[Placed]:
+        yield from (placed for placed in (self.first, self.latest) if placed is not None)
+        yield from self.ends

@@ -1,0 +1,61 @@
+"""What only accelerate knows."""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holter.rank.framework import Framework, Keeper, LogFunction, SaveFunction, absolute
+
+if TYPE_CHECKING:
+    from holter.rank.context import Context
+    from holter.rank.undo.state_parts import Source
+
+_ACCELERATOR = ("accelerate.accelerator", "Accelerator")
+
+
+def _values(_accelerator: Any, values: Any = None, *_: Any, **__: Any) -> Any:
+    return values
+
+
+def _where(_args: tuple[Any, ...], _kwargs: Mapping[str, Any], result: Any) -> str:
+    """`save_state` returns it."""
+    return absolute(result)
+
+
+class Accelerate(Framework):
+    """An Accelerator that the script made."""
+
+    name = checkpoint = "accelerate"
+    resume = "accelerator.load_state({path!r}), then skip_first_batches(loader, batches of the epoch that are done)"
+    module, owner = _ACCELERATOR
+    saves = (
+        SaveFunction(*_ACCELERATOR, "save_state", checkpoint="accelerate", where=_where),
+        SaveFunction(*_ACCELERATOR, "save_model"),
+    )
+    logs = (LogFunction(*_ACCELERATOR, "log", read=_values),)
+
+    def optimizers_of(self, owner: Any) -> Sequence[Any]:
+        """All that it prepared."""
+        return getattr(owner, "_optimizers", ())
+
+    def registered(self, optimizer: Any) -> Callable[[], Iterable[Any]] | None:
+        """Given to `register_for_checkpointing` when it is called."""
+        for accelerator in self.owners([optimizer]):
+            reference = weakref.ref(accelerator)
+            return lambda: getattr(reference(), "_custom_objects", ())
+        return None
+
+    def counters(self, optimizers: Sequence[Any]) -> "Iterator[Source]":
+        """Micro-steps of `accumulate`, and registered objects."""
+        for accelerator in self.owners(optimizers):
+            from holter.frameworks.accelerate import counters  # noqa: PLC0415  not for those who want no snapshots
+
+            yield counters.source(accelerator)
+
+    def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper | None:
+        """By `save_state`."""
+        for accelerator in self.owners(optimizers):
+            from holter.frameworks.accelerate.keeper import AccelerateKeeper  # noqa: PLC0415  imports accelerate
+
+            return AccelerateKeeper(accelerator, optimizers, context)
+        return None

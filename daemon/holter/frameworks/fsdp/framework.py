@@ -1,0 +1,30 @@
+"""What only FSDP knows."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holter.frameworks.loop.framework import Loop
+from holter.rank.framework import Framework, Keeper
+
+if TYPE_CHECKING:
+    from holter.rank.context import Context
+
+
+class Fsdp(Framework):
+    """A loop whose model is sharded."""
+
+    name = "fsdp"
+    checkpoint, resume = Loop.checkpoint, Loop.resume
+
+    def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper | None:
+        """Of flat shards (FSDP1); DTensors are left to the loop's."""
+        from holter.frameworks.fsdp.keeper import FlatKeeper  # noqa: PLC0415  not before a save
+
+        keeper = FlatKeeper(context, optimizers)
+        return keeper if keeper.is_flat() else None
+
+    def sharded(self, root: Any) -> Mapping[tuple[int, str], Any]:
+        """Of FSDP2."""
+        from holter.frameworks.fsdp import shards  # noqa: PLC0415  imports torch
+
+        return shards.sharded(root)

@@ -1,0 +1,61 @@
+"""What only the Hugging Face Trainer knows."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holter.rank.framework import Framework, Keeper, LogFunction, SaveFunction, absolute
+from holter.records import Phase
+
+if TYPE_CHECKING:
+    from holter.rank.context import Context
+    from holter.rank.undo.state_parts import Source
+
+_TRAINER = ("transformers.trainer", "Trainer")
+
+
+def _where(args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any) -> str:
+    """`_save_checkpoint(model, trial)` names it by its step."""
+    trainer = args[0]
+    trial = kwargs.get("trial", args[2] if len(args) > 2 else None)  # noqa: PLR2004 - the signature's
+    return absolute(os.path.join(trainer._get_output_dir(trial=trial), f"checkpoint-{trainer.state.global_step}"))  # noqa: SLF001, PTH118 - may be an address
+
+
+def _logs(handler: Any, _args: Any = None, _state: Any = None, _control: Any = None, logs: Any = None, **_: Any) -> Any:
+    # Our own callback passes it on.
+    is_told = any(type(callback).__name__ == "HolterCallback" for callback in getattr(handler, "callbacks", ()))
+    return None if is_told else logs
+
+
+class HfTrainer(Framework):
+    """A Trainer, with the Accelerator inside it."""
+
+    name = checkpoint = "hf_trainer"
+    resume = "trainer.train(resume_from_checkpoint={path!r})"
+    module, owner = _TRAINER
+    saves = (
+        SaveFunction(*_TRAINER, "_save_checkpoint", checkpoint="hf_trainer", where=_where),
+        SaveFunction(*_TRAINER, "save_model"),
+        SaveFunction(*_TRAINER, "evaluate", phase=Phase.EVALUATION),
+        SaveFunction(*_TRAINER, "predict", phase=Phase.EVALUATION),
+    )
+    logs = (LogFunction("transformers.trainer_callback", "CallbackHandler", "on_log", read=_logs),)
+
+    def count_steps(self, optimizer: Any) -> int | None:
+        """As its state says."""
+        return next((int(trainer.state.global_step) for trainer in self.owners([optimizer])), None)
+
+    def counters(self, optimizers: Sequence[Any]) -> "Iterator[Source]":
+        """Its TrainerState, its flow control, callbacks that export a state, operations counted since the last log."""
+        for trainer in self.owners(optimizers):
+            from holter.frameworks.hf_trainer import counters  # noqa: PLC0415  not for those who want no snapshots
+
+            yield counters.source(trainer)
+
+    def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper | None:
+        """By the pieces of `_save_checkpoint`."""
+        for trainer in self.owners(optimizers):
+            from holter.frameworks.hf_trainer.keeper import TrainerKeeper  # noqa: PLC0415  imports transformers
+
+            return TrainerKeeper(trainer, context)
+        return None
