@@ -16,7 +16,7 @@ from holter.cli.meter import Meter, size_text
 from holter.cli.runs import locate
 from holter.cli.tables import printable, table
 from holter.errors import UsageError
-from holter.halting.vault import script_saves, verification
+from holter.halting.vault import store, verification
 from holter.halting.vault.store import Sealed, Vault
 from holter.halting.vault.verification import CheckpointExamination
 
@@ -132,7 +132,7 @@ def _list(args: argparse.Namespace) -> int:
             raise UsageError(f"no coordinator answers at {found.address}")
         run_dir = Path(str(state["run_dir"]))
     vault = Vault(run_dir)
-    entries = [_kept(one) for one in vault.all()] + [_watched(save) for save in script_saves.read(run_dir)]
+    entries = [_kept(one) for one in vault.all()] + [_watched(save) for save in store.read(run_dir)]
     entries += [_damaged(path) for path in vault.damaged()]
     entries.sort(key=lambda entry: (entry["step"], entry["saved_at"]))
     if args.json:
@@ -160,7 +160,7 @@ def _kept(one: Sealed) -> dict[str, Any]:
     }
 
 
-def _watched(save: script_saves.ScriptSave) -> dict[str, Any]:
+def _watched(save: store.ScriptSave) -> dict[str, Any]:
     is_there = "://" in save.path or Path(save.path).exists()
     return {
         "step": save.step,

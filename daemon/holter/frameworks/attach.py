@@ -35,9 +35,9 @@ from holter.rank.monitor import Monitor
 from holter.rank.publish.observations import ObservationWriter
 from holter.rank.rendezvous import Rendezvous
 from holter.records import Attached
-from holter.sidecar import bootstrap, spawn
-from holter.sidecar.bootstrap import Bootstrap
+from holter.sidecar import spawn
 from holter.sidecar.process import started_ticks
+from holter.sidecar.spawn import Bootstrap
 
 RANK_PID = "HOLTER_RANK_PID"
 """Marks the environment of a rank, so that its children know they are none."""
@@ -99,7 +99,7 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         say(f"rank {here.rank} trains unobserved: {error}")
         return None
     word, listener = _word(settings, here)
-    recorder_path, breath = _serve_recorder(), CrashNotice()
+    recorder_path, crash_notice = _serve_recorder(), CrashNotice()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     send = _start_sidecar(
         settings,
@@ -107,12 +107,12 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         page=page,
         listener=listener,
         recorder_path=recorder_path,
-        breath=breath,
+        crash_notice=crash_notice,
         orders=theirs,
     )
-    breath.install()
+    crash_notice.install()
     if word is not None:
-        send(bootstrap.encode(word))
+        send(spawn.encode_bootstrap(word))
     recorder = ObservationWriter(page, here.rank)
     recorder.say(0, _introduce(here, framework))
     monitor = Monitor(
@@ -218,13 +218,13 @@ def _start_sidecar(  # noqa: PLR0913 - what is handed down
     page: PageWriter,
     listener: socket.socket | None,
     recorder_path: str,
-    breath: CrashNotice,
+    crash_notice: CrashNotice,
     orders: socket.socket,
 ) -> "Pipe":
     read_end, write_end = os.pipe()
     arguments = ["sidecar", "--page", str(page.fd), "--bootstrap-fd", str(read_end)]
-    arguments += ["--breath-fd", str(breath.sidecar_fd), "--orders-fd", str(orders.fileno())]
-    pass_fds = [page.fd, read_end, breath.sidecar_fd, orders.fileno()]
+    arguments += ["--crash-fd", str(crash_notice.sidecar_fd), "--orders-fd", str(orders.fileno())]
+    pass_fds = [page.fd, read_end, crash_notice.sidecar_fd, orders.fileno()]
     if recorder_path:
         arguments += ["--recorder", recorder_path]
     if listener is not None:
@@ -271,11 +271,11 @@ def _meet(monitor: Monitor, here: RankPlace, word: Bootstrap | None, send: Pipe,
         return
     published = None
     if word is not None:
-        published = bootstrap.encode(msgspec.structs.replace(word, starts_coordinator=False))
+        published = spawn.encode_bootstrap(msgspec.structs.replace(word, starts_coordinator=False))
 
     def found(line: bytes) -> None:
         send(line)
-        desk.run_dir = bootstrap.decode(line).run_dir
+        desk.run_dir = spawn.decode_bootstrap(line).run_dir
 
     Rendezvous(monitor.context, message=published, found=found).install()
 

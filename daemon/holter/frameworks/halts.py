@@ -22,13 +22,12 @@ from holter.files import write_whole
 from holter.frameworks.place import RankPlace
 from holter.rank.framework import Task
 from holter.rank.guard import say
-from holter.rank.hold import store_register
-from holter.rank.hold.agent_parts import AgentParts, AgentSettings, Position
+from holter.rank.hold import commit_register
 from holter.rank.hold.agreement import Tree
 from holter.rank.hold.halt_agent import HaltAgent
+from holter.rank.hold.halts import AgentParts, AgentSettings, Position
 from holter.rank.hold.leaving import Leaving, find_agent
-from holter.rank.hold.peer_connections import PeerAddress
-from holter.rank.hold.peers import ShardPeers
+from holter.rank.hold.peers import PeerAddress, ShardPeers
 from holter.rank.hooks.signals import Termination
 from holter.rank.monitor import Monitor
 from holter.records import Farewell, Order
@@ -68,8 +67,8 @@ def open_desk(settings: Settings, here: RankPlace, monitor: Monitor, line: socke
             neighbours=here.neighbours,
         ),
         AgentParts(
-            hands=RankHands(monitor, here),
-            cell=lambda: store_register.reach(here.restarts),
+            actions=RankHands(monitor, here),
+            register=lambda: commit_register.reach(here.restarts),
             leaving=leaving,
             log=say,
             signals=termination if termination.descriptor >= 0 else None,
@@ -98,7 +97,7 @@ class RankHands:
         return Position(context.log.step, self._monitor.is_torn(), context.hold.poisoned_step)
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
-        """See `halting.means.Hands`."""
+        """See `rank.hold.halts.SaveActions`."""
         try:
             self._save(order, is_main_thread=is_main_thread)
         except HolterError:

@@ -26,9 +26,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from holter import clock
 from holter.rank.context import Context
-from holter.rank.hold.finite_guard import FiniteGuard
+from holter.rank.hold.finite_guard import FiniteGuard, Shards
 from holter.rank.hold.halts import HoldReason
-from holter.rank.hold.shards import Shards
 from holter.rank.publish.step_log import StepTimes
 from holter.rank.publish.step_report import StepReporter, tell_completed_before
 from holter.rank.readings.batch_blame import BatchBlameProbe
