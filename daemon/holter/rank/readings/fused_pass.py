@@ -3,9 +3,9 @@
 The training thread never waits: a device's answer is polled at the next hook. For checkpoints, one tensor at a time is read and waited for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -14,6 +14,9 @@ from holter_kernels import Pass, Table, fingerprint, summarize
 from holter_kernels.layout import FORMATS
 
 KEPT = frozenset({"parameters_before", "parameters_after"})
+
+
+Key = TypeVar("Key")
 
 
 @dataclass
@@ -40,12 +43,8 @@ class Readings:
         """Read these tensors, at least one; `then` gets the table, now or from a later `poll`."""
         assert tensors, "a reading of nothing would be owed for ever"
         started = clock.monotonic_s()
-        reading = self._passes.get(name)
-        # While the device has not answered the last reading of this list, its buffers are in use.
-        is_free = reading is not None and not any(entry.reading is reading for entry in self._open)
-        if reading is None or not is_free or not reading.launch_on(tensors):
-            reading = self._passes[name] = self._make_pass(tensors, histogram=histogram)
-            reading.launch()
+        in_use = [entry.reading for entry in self._open]
+        reading = launch(self._passes, name, tensors, in_use, make_pass=self._make_pass, histogram=histogram)
         self.poll()
         table = reading.poll()
         if table is None:
@@ -64,6 +63,30 @@ class Readings:
         self._open = [entry for entry in self._open if not any(entry is done for done, _ in answered)]
         for entry, table in answered:
             entry.then(table)
+
+
+def launch(  # noqa: PLR0913 - a pass, and where it is kept
+    passes: MutableMapping[Key, Pass],
+    key: Key,
+    tensors: Sequence[torch.Tensor],
+    in_use: Iterable[Pass],
+    *,
+    make_pass: Callable[..., Pass] = Pass,
+    histogram: str = "off",
+) -> Pass:
+    """Start the pass of this key over these tensors; a new one if it was made for others, or if a device has not answered it yet."""
+    reading = passes.get(key)
+    # While a device has not answered, it still writes to the buffers of the pass.
+    is_free = reading is not None and not any(reading is other for other in in_use)
+    if reading is None or not is_free or not reading.launch_on(tensors):
+        reading = passes[key] = make_pass(tensors, histogram=histogram)
+        reading.launch()
+    return reading
+
+
+def has_nonfinite(table: Any) -> bool:
+    """Whether one of the tensors of a pass is not finite."""
+    return bool((table.nans + table.pos_infs + table.neg_infs).any())
 
 
 def fingerprint_of(tensor: torch.Tensor) -> str:
