@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from holter.errors import SaveError
-from holter.frameworks.halts import RankHands
+from holter.frameworks.halts import RankSaver
 from holter.frameworks.place import RankPlace
 from holter.records import Order
 
@@ -40,7 +40,7 @@ class Agent:
         if self.held[-1][2]:
             order = Order(halt=1, kind="commit", step=step, directory="/nowhere", savers=(0,))
             with pytest.raises(SaveError) as refused:
-                RankHands(self._worn.monitor, HERE).save(order, is_main_thread=True)
+                RankSaver(self._worn.monitor, HERE).save(order, is_main_thread=True)
             self.refusals.append(str(refused.value))
 
     def linger(self, why: str) -> None:
@@ -136,7 +136,7 @@ def test_a_scaler_that_skips_now_and_then_puts_nothing_off(worn, agent):
 def test_a_step_that_went_on_not_finite_is_known_from_then_on(worn, agent):
     model = nn.Linear(4, 1)
     worn.monitor.add_model(model)
-    optimizer, actions = torch.optim.SGD(model.parameters(), lr=0.01), RankHands(worn.monitor, HERE)
+    optimizer, actions = torch.optim.SGD(model.parameters(), lr=0.01), RankSaver(worn.monitor, HERE)
     for turn in range(2):
         assert actions.position().poisoned_step is None
         (model(torch.ones(8, 4)).sum() * (torch.nan if turn else 1.0)).backward()
@@ -146,7 +146,7 @@ def test_a_step_that_went_on_not_finite_is_known_from_then_on(worn, agent):
     assert 1 == actions.position().poisoned_step
 
 
-class Failing(RankHands):
+class Failing(RankSaver):
     """Its framework's writer fails, in words of its own."""
 
     def _save(self, order: Order, *, is_main_thread: bool) -> None:
