@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from holter.faults.hangs.confirming import SECOND, Due, Patience, due, has_stayed, is_answered, proven
+from holter.faults.hangs.confirming import SECOND, Due, due, has_stayed, is_answered, proven
 from holter.faults.hangs.culprits import Blame, blame
 from holter.faults.hangs.endings import is_meant, kind_of
 from holter.faults.hangs.stall_report import Culprit, stall_evidence, stall_summary
@@ -33,6 +33,7 @@ from holter.faults.hangs.standstill import Standstill, standstill
 from holter.faults.shared.collectives import group_of
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import RankExit, Window
+from holter.patience import CulpritWaits
 from holter.records import Collective, ExamDepth, ExamRequest, Finding, Severity
 
 MAX_CULPRITS_SEEN, MAX_VICTIMS_SEEN = 8, 4
@@ -45,34 +46,11 @@ COMPUTING_S = 6
 
 
 @dataclass(frozen=True)
-class StalledRank:
-    """Judges who holds the job up."""
+class StalledRank(CulpritWaits):
+    """Judges who holds the job up; its thresholds are the waits before a culprit is named."""
 
     name: ClassVar[str] = "stalled_rank"
 
-    suspended_s: float = 3.0
-    """How long a process may be stopped, traced or frozen while others are not."""
-    unreachable_s: float = 3.0
-    """How long a host may be silent while its peers wait for it."""
-    compile_s: float = 600.0
-    """What a rank whose stack shows a compiler is given."""
-    library_s: float = 600.0
-    """What a rank is given whose stack shows saving, evaluation, data, a library's code, a file, another process or one operation of
-    torch's, in a phase that is none of these."""
-    evaluation_s: float = 60.0
-    """What a rank is given whose stack shows an evaluation in the script's own code, and not the first one of the run."""
-    unseen_s: float = 60.0
-    """What a rank is given whose stack cannot be seen."""
-    everyone_s: float = 60.0
-    """What ranks are given that nobody waits for."""
-    everyone_in_script_s: float = 300.0
-    """The same for those in the script's own code."""
-    proven_s: float = 20.0
-    """What ranks are given of which it is proven that they cannot go on, even in their first steps."""
-    setup_s: float = 7200.0
-    """What a rank is given that works before the first step is done."""
-    late_s: float = 2.0
-    """How long the second look is waited for."""
     many_ranks: int = 64
     """Jobs of more ranks are looked at quickly first, and thoroughly where it matters."""
 
@@ -107,9 +85,7 @@ class StalledRank:
         blamed = blame(scene)
         if blamed is not None and _is_hang(scene, blamed):
             proof = proven(scene, blamed, gave_up)
-            dues = {
-                rank: found for rank in blamed.culprits if (found := proof or due(scene, blamed, rank, self._patience))
-            }
+            dues = {rank: found for rank in blamed.culprits if (found := proof or due(scene, blamed, rank, self))}
             confirmed = [rank for rank, found in dues.items() if self._is_confirmed(scene, blamed, rank, found)]
             if confirmed and (blamed.victims or blamed.is_deadlock or len(confirmed) == len(blamed.culprits)):
                 yield self._finding(scene, dataclasses.replace(blamed, culprits=tuple(confirmed)), dues)
@@ -125,21 +101,6 @@ class StalledRank:
 
     def _is_large(self, scene: Standstill) -> bool:
         return len(scene.living) > self.many_ranks
-
-    @property
-    def _patience(self) -> Patience:
-        return Patience(
-            self.suspended_s,
-            self.unreachable_s,
-            self.compile_s,
-            self.library_s,
-            self.unseen_s,
-            self.everyone_s,
-            self.everyone_in_script_s,
-            self.proven_s,
-            self.setup_s,
-            self.evaluation_s,
-        )
 
     def _is_confirmed(self, scene: Standstill, blamed: Blame, rank: int, found: Due) -> bool:
         if scene.now_ns < found.ready_ns:
@@ -174,7 +135,7 @@ class StalledRank:
                 yield from self._requests(scene, {rank, *others}, asked_ns, blamed)
 
     def _fresh_looks(self, scene: Standstill, blamed: Blame | None, *, is_large: bool) -> Iterator[ExamRequest]:
-        """At all once more, whoever is blamed: a rank came to stand, or became overdue, since it was looked at; then now and then."""
+        """Look at all ranks again, whoever is blamed: when one came to stand or became overdue since its last look, then now and then."""
         is_waited_for = blamed is not None and bool(blamed.waiting)
         if is_large and is_waited_for:
             return
@@ -198,7 +159,7 @@ class StalledRank:
     def _requests(
         self, scene: Standstill, ranks: Iterable[int], asked_ns: int, blamed: Blame | None
     ) -> Iterator[ExamRequest]:
-        """Quickly, but natively at those who are blamed for what only native frames tell."""
+        """A quick look, but with native frames at those who are blamed for what only these tell."""
         looks = {rank: scene.looks.get(rank) for rank in (blamed.culprits[:MAX_CULPRITS_SEEN] if blamed else ())}
         deep = {
             rank for rank, look in looks.items() if look and (look.activity == "compute" or not look.has_native_frames)
@@ -209,7 +170,7 @@ class StalledRank:
 
     @staticmethod
     def _request(scene: Standstill, ranks: Iterable[int], asked_ns: int, depth: ExamDepth) -> ExamRequest:
-        """Only of those who live and have not answered."""
+        """A request to those ranks that live and have not answered."""
         open_ones = (rank for rank in ranks if rank in scene.living and not is_answered(scene, rank, asked_ns))
         return ExamRequest(asked_ns, depth, tuple(sorted(open_ones)))
 
@@ -306,7 +267,7 @@ def _is_seen_twice(scene: Standstill, rank: int) -> bool:
 
 
 def _gave_up(window: Window, broken: RankExit) -> RankExit | None:
-    """Whose backend's timeout was over, if that is why the first of them fell."""
+    """The rank whose backend's timeout ran out, if that is why the first rank ended."""
     ends = (end for end in window.processes.exits if end.at_ns - broken.at_ns <= SECOND)
     return next((end for end in ends if kind_of(end) == "timed_out"), None)
 

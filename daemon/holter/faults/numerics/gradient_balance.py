@@ -23,6 +23,7 @@ from statistics import median
 from typing import ClassVar, NamedTuple
 
 from holter.faults.numerics.module_norms import Norms, gradient_norms
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -30,7 +31,7 @@ from holter.records import Evidence, Finding
 MAX_SHOWN = 5
 
 
-class Shift(NamedTuple):
+class ShareShift(NamedTuple):
     """One module, then and now."""
 
     module: str
@@ -48,20 +49,17 @@ class GradientBalance:
 
     name: ClassVar[str] = "gradient_balance"
 
-    ratio: float = 100.0
+    ratio: float = threshold(100.0, above=1)
     """Between one module's norm and the middle one."""
-    growth: float = 10.0
+    growth: float = threshold(10.0, above=1)
     """Of that ratio since the beginning."""
-    min_checks: int = 5
+    min_checks: int = threshold(5, at_least=1)
     """Checks in a row until now, and at least twice as many before."""
     skip_checks: int = 2
     """The first checks are no beginning: too much settles then."""
 
     def __post_init__(self) -> None:
-        if self.min_checks < 1:
-            raise ValueError(f"gradient_balance.min_checks must be at least 1, got {self.min_checks}")
-        if self.ratio <= 1 or self.growth <= 1:
-            raise ValueError(f"gradient_balance.ratio and growth must be above 1, got {self.ratio} and {self.growth}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding, with all such modules."""
@@ -77,7 +75,7 @@ class GradientBalance:
         if shifts:
             yield _finding(window, shifts, checks[-1][0])
 
-    def _shift(self, name: str, usual: Norms, later: list[tuple[int, Norms]]) -> Shift | None:
+    def _shift(self, name: str, usual: Norms, later: list[tuple[int, Norms]]) -> ShareShift | None:
         middle = median(usual.values())
         if not usual[name] or not middle:
             return None
@@ -91,7 +89,7 @@ class GradientBalance:
             return None
         last = later[-1][1]
         ratio = last[name] / median(last[other] for other in usual if other in last)
-        return Shift(name, first, usual[name], last[name], before, ratio)
+        return ShareShift(name, first, usual[name], last[name], before, ratio)
 
     def _is_off(self, norm: float, middle: float, own_before: float, middle_before: float) -> bool:
         if not middle or not norm:
@@ -103,7 +101,7 @@ class GradientBalance:
         return is_above or (is_below and middle * 3 > middle_before)
 
 
-def _finding(window: Window, shifts: list[Shift], last: int) -> Finding:
+def _finding(window: Window, shifts: list[ShareShift], last: int) -> Finding:
     shifts = sorted(shifts, key=lambda shift: -abs(math.log(shift.ratio)))
     lead, first = shifts[0], min(shift.first_step for shift in shifts)
     is_above = lead.ratio > 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from holter.faults.window import StepView, Window
 from holter.records import Mark, Table, TableRequest
 
-Groups = tuple[tuple[int, ...], ...]
+RankGroups = tuple[tuple[int, ...], ...]
 """Ranks with equal roots, the largest group first."""
 MATRIX = 2
 """Dimensions from which on two tensors are not equal by chance."""
@@ -21,7 +21,7 @@ class Parting:
 
     tensor_class: str
     step: int
-    groups: Groups
+    groups: RankGroups
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -115,6 +115,21 @@ def column(table: Table, values: list[float] | list[int]) -> dict[str, float]:
         return {}
     rows = zip(table.names, table.fingerprints, values, strict=True)
     return {name: value for name, fingerprint, value in rows if fingerprint}
+
+
+def changed_alone(window: Window, parting: Parting, before_step: int, tensors: Iterable[str]) -> tuple[int, ...]:
+    """Ranks whose values of these tensors are not what they were at an earlier step, if others' still are."""
+    now = tables_at(window, parting.tensor_class, parting.step, parting.ranks)
+    then = tables_at(window, parting.tensor_class, before_step, parting.ranks)
+    names, moved, looked = set(tensors), set(), set()
+    for rank in set(now) & set(then):
+        new, old = column(now[rank], now[rank].fingerprints), column(then[rank], then[rank].fingerprints)
+        common = names & set(new) & set(old)
+        if common:
+            looked.add(rank)
+        if any(new[name] != old[name] for name in common):
+            moved.add(rank)
+    return parting.group_of(moved) if moved and moved != looked else ()
 
 
 def find_difference(

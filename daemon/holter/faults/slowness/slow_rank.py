@@ -32,9 +32,10 @@ from statistics import median, quantiles, stdev
 from typing import ClassVar
 
 from holter.faults.shared.robust import finite
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.slowness import lateness
-from holter.faults.slowness.lateness import Late, Point, Work, error_of_mean
+from holter.faults.slowness.lateness import Late, StepLag, Work, error_of_mean
 from holter.faults.window import StepArrivals, Window
 from holter.records import Evidence, Finding
 
@@ -64,22 +65,22 @@ class SlowRank:
 
     name: ClassVar[str] = "slow_rank"
 
-    min_steps: int = 50
+    min_steps: int = threshold(50, at_least=2 * NUM_PARTS)
     """Over so many steps, at least, a rank must be late."""
-    min_span_s: float = 5.0
+    min_span_s: float = threshold(5.0, at_least=0)
     """And over so many seconds: a busy machine holds up any rank for a while."""
     wandering_steps: int = 80
     wandering_span_s: float = 7.0
     """Steps and seconds where its lag is not about equal at all steps: noise may keep to one side for a while."""
-    min_lag_s: float = 0.025
+    min_lag_s: float = threshold(0.025, at_least=0)
     pressed_lag_s: float = 0.0375
     """The same on a host where some task waits for a processor all the time: it does not serve all ranks alike."""
-    min_share_of_step: float = 0.05
+    min_share_of_step: float = threshold(0.05, at_least=0)
     """Of a step's usual time, the lag in it: less is not worth anyone's while."""
-    min_spreads: float = 5.0
+    min_spreads: float = threshold(5.0, at_least=0)
     """In units of what the other ranks differ among themselves."""
-    min_clock_errors: float = 3.0
-    min_share_latest: float = 0.75
+    min_clock_errors: float = threshold(3.0, at_least=0)
+    min_share_latest: float = threshold(0.75, above=0.5, at_most=1)
     """In so many of the steps it must be among the latest."""
     min_significance: float = 6.0
     """In standard errors of its lag, by what its noise remembers from step to step."""
@@ -89,13 +90,7 @@ class SlowRank:
     """A rank with more samples or micro-steps than this, against the mean, has more to do."""
 
     def __post_init__(self) -> None:
-        if self.min_steps < 2 * NUM_PARTS:
-            raise ValueError(f"slow_rank.min_steps must be at least {2 * NUM_PARTS}, got {self.min_steps}")
-        if not 0.5 < self.min_share_latest <= 1:  # noqa: PLR2004 - the sentence says it
-            raise ValueError(f"slow_rank.min_share_latest must be above 0.5 and at most 1, got {self.min_share_latest}")
-        for name in ("min_lag_s", "min_span_s", "min_share_of_step", "min_spreads", "min_clock_errors"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"slow_rank.{name} must not be negative, got {getattr(self, name)}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding for each way of being slow; all ranks that are slow in that way are named together."""
@@ -116,7 +111,7 @@ class SlowRank:
         for (_, _, is_throttled), group in ways.items():
             yield _finding(window, group, slow, step_s, is_throttled=is_throttled)
 
-    def _late(self, points: Sequence[Point], rank: int, step_s: float) -> Late | None:
+    def _late(self, points: Sequence[StepLag], rank: int, step_s: float) -> Late | None:
         """What the newest steps show, if the rank was clearly slow not long ago and is not clearly better now."""
         newest = points[-self.min_steps :]
         if median(point.excess_s for point in newest) < WELL_AGAIN * self._limit_s(newest, step_s):
@@ -129,7 +124,7 @@ class SlowRank:
                     return late
         return None
 
-    def _widths(self, points: Sequence[Point], step_s: float) -> Iterator[int]:
+    def _widths(self, points: Sequence[StepLag], step_s: float) -> Iterator[int]:
         """Of the newest stretches that are long enough, the shortest first, all there is last."""
         width = float(self.min_steps)
         while width < len(points):
@@ -139,7 +134,7 @@ class SlowRank:
         if _span_s(points, step_s) >= self.min_span_s:
             yield len(points)
 
-    def _judged(self, points: Sequence[Point], width: int, rank: int, step_s: float) -> Late | None:
+    def _judged(self, points: Sequence[StepLag], width: int, rank: int, step_s: float) -> Late | None:
         """Whether the rank was late throughout the newest stretch, and more than by its usual ups and downs."""
         part = points[-width:]
         lags = [point.excess_s for point in part]
@@ -164,7 +159,7 @@ class SlowRank:
             return None
         return Late(rank, tuple(part), points[begin].step, limit_s, error_s)
 
-    def _limit_s(self, part: Sequence[Point], step_s: float) -> float:
+    def _limit_s(self, part: Sequence[StepLag], step_s: float) -> float:
         """From which lag on a rank is late."""
         pressure = median(point.pressure for point in part)
         return max(
@@ -182,7 +177,7 @@ def _step_s(window: Window, since: int) -> float:
     return median(said) if said else 0.0
 
 
-def _span_s(part: Sequence[Point], step_s: float) -> float:
+def _span_s(part: Sequence[StepLag], step_s: float) -> float:
     return (part[-1].step - part[0].step) * step_s
 
 
@@ -198,7 +193,7 @@ def _candidates(arrivals: Sequence[StepArrivals]) -> list[int]:
     return sorted(rank for rank, times in seen.items() if 2 * times >= len(arrivals))
 
 
-def _began(points: Sequence[Point], limit_s: float, width: int) -> int:
+def _began(points: Sequence[StepLag], limit_s: float, width: int) -> int:
     """Since when nine of ten steps were late, up to the end of the stretch that proves it."""
     first, num_below = len(points) - width, 0
     for place in range(len(points) - 1, -1, -1):
