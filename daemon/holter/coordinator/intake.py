@@ -14,8 +14,8 @@ from pathlib import Path
 from holter import clock
 from holter.coordinator import identity
 from holter.coordinator.disk import Disk
+from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts
 from holter.coordinator.halt.driver import HaltDriver
-from holter.coordinator.halt.script_saves import SaveBook
 from holter.coordinator.identity import Introductions, RunSettings
 from holter.coordinator.recovery.journal import Journal
 from holter.coordinator.roster import Roster
@@ -58,7 +58,7 @@ URGENT_SKIPS = 16
 class Intake:
     """What the transport hands over: `connect`, `hear` and the like, each with the time by the coordinator's clock."""
 
-    def __init__(self, settings: RunSettings, disk: Disk, saves: SaveBook, halts: HaltDriver) -> None:
+    def __init__(self, settings: RunSettings, disk: Disk, saves: CheckpointVerdicts, halts: HaltDriver) -> None:
         self.roster = Roster(settings.world_size)
         self.assembly = Assembly(settings.world_size)
         journal_bytes = max(settings.journal_bytes, settings.world_size * JOURNAL_BYTES_OF_RANK)

@@ -15,9 +15,8 @@ from pathlib import Path
 
 from holter.coordinator.disk import Disk
 from holter.coordinator.halt import situation
-from holter.coordinator.halt.attempts import Act, Attempt, View
-from holter.coordinator.halt.driver import HaltDriver
-from holter.coordinator.halt.script_saves import SaveBook, compared_until, reported_until
+from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts, compared_until, reported_until
+from holter.coordinator.halt.driver import Act, Attempt, HaltDriver, View
 from holter.coordinator.halt.sealing import HaltEnding, SealedHalt
 from holter.coordinator.identity import RunSettings
 from holter.coordinator.incidents.store import Incidents
@@ -58,7 +57,7 @@ class Run:
     def __init__(self, settings: RunSettings, detectors: Sequence[Detector] = ALL) -> None:
         self.settings = settings
         self.disk = Disk()
-        self.saves = SaveBook(settings.run_dir, self.disk)
+        self.saves = CheckpointVerdicts(settings.run_dir, self.disk)
         self.halts = HaltDriver(self._write_own, settings.save_deadline_s)
         self.intake = Intake(settings, self.disk, self.saves, self.halts)
         self.roster, self.assembly = self.intake.roster, self.intake.assembly

@@ -23,11 +23,10 @@ from aiohttp import web
 from holter import clock
 from holter.coordinator import identity
 from holter.coordinator.halt import sealing
-from holter.coordinator.halt.attempts import Act, Open, Outcome
-from holter.coordinator.http.pages import Pages
-from holter.coordinator.http.requests import AskHalt
+from holter.coordinator.halt.driver import Act, Open, Outcome
+from holter.coordinator.http.pages import AskHalt, Pages
 from holter.coordinator.identity import RunSettings
-from holter.coordinator.incidents.outlets import Outlets, OutletSettings
+from holter.coordinator.incidents.announcer import Announcer, AnnouncerSettings
 from holter.coordinator.recovery import restart
 from holter.coordinator.roster import Roster
 from holter.coordinator.run import FollowUp, Run
@@ -102,7 +101,7 @@ class ServiceSettings:
     seal_s: float = 600.0
     """So long a halt whose ranks are gone is still sealed."""
     limits: Limits = field(default_factory=Limits)
-    outlets: OutletSettings = field(default_factory=OutletSettings)
+    outlets: AnnouncerSettings = field(default_factory=AnnouncerSettings)
 
 
 class Coordinator:
@@ -119,7 +118,7 @@ class Coordinator:
         self._settings = settings
         self._lines = Lines(self.watched.intake, settings.token, self._hurry, self._hold)
         self._pages = Pages(self.watched, settings.version, token=settings.token, ask_halt=ask_halt or self._ask_halt)
-        self._outlets = Outlets(self.watched, settings.outlets)
+        self._outlets = Announcer(self.watched, settings.outlets)
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         self._is_over = asyncio.Event()

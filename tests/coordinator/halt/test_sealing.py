@@ -13,7 +13,7 @@ import pytest
 from tests.coordinator.conftest import RUN_ID, attached, census, done, exited, seen
 from tests.halting.vault.test_store import write
 
-from holter.coordinator.halt.attempts import Act, Open
+from holter.coordinator.halt.driver import Act, Open
 from holter.coordinator.halt.sealing import HaltEnding, open_directory, seal
 from holter.coordinator.identity import RunSettings
 from holter.coordinator.recovery import restart

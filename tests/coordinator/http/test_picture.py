@@ -6,7 +6,7 @@ import random
 import msgspec
 import pytest
 
-from holter.coordinator.http.picture import COLUMNS, STATES, Columns, Picture, columns, joined, rounded
+from holter.coordinator.http.page_state import COLUMNS, STATES, Columns, Picture, columns, joined, rounded
 from holter.coordinator.http.timeline import Happening
 from holter.coordinator.roster import Roster
 from holter.faults.window import Spread, StepNumbers

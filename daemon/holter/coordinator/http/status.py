@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from holter.clock import rfc3339
-from holter.coordinator.http.figures import job_figures
+from holter.coordinator.http.metrics import job_figures
 from holter.coordinator.incidents.tracker import cause_of
 from holter.coordinator.judge import DIAGNOSIS
 from holter.coordinator.roster import Member

@@ -1,7 +1,7 @@
 """How far a long reading is, for whoever waits for it at a terminal."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 
 from holter import clock
 
@@ -55,3 +55,15 @@ class Meter:
             self._said_s, self._is_shown = now_s, True
             sys.stderr.write(f"\r\x1b[Kholter: {text}")
             sys.stderr.flush()
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as their widest cell."""
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
+    for row in (columns, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def printable(text: str) -> str:
+    """Names come from the training script: none of them may move the cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
