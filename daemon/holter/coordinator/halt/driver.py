@@ -17,6 +17,7 @@ import msgspec
 
 from holter import patience
 from holter.faults.hangs.endings import LOST_CONNECTION
+from holter.faults.numerics.causes import NONFINITE_BACKWARD
 from holter.halting import protocol
 from holter.halting.plan import HaltPlan, JobShape, NotYet, Whereabouts, Wish, choose
 from holter.halting.protocol import Course, Gone, HaltEvent, Heard, Seal, Tell
@@ -29,7 +30,7 @@ ENDING = ("dying", "terminated")
 MAX_TRIES = 5
 REQUESTED = "requested"
 """Cause of a halt that somebody asked for."""
-UNEXPLAINED = "nonfinite_backward"
+UNEXPLAINED = NONFINITE_BACKWARD.cause
 """Of one that ranks asked for by standing, when nothing better is known."""
 _BEGUN: dict[str, Literal["prepare", "commit", "rescue"]] = {
     "prepare": "prepare",

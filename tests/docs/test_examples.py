@@ -1,0 +1,47 @@
+"""Every example runs as its docstring says, on two CPU ranks under holter, and nothing is found in it."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
+ZERO = {"ACCELERATE_USE_CPU": "false", "DS_ACCELERATOR": "cpu"}
+JOBS = [
+    ("train_loop.py", {}),
+    ("train_accelerate.py", {}),
+    ("train_trainer.py", {}),
+    ("train_deepspeed.py", ZERO),
+    ("train_fsdp.py", {}),
+]
+
+
+def command(script: str) -> str:
+    """What the docstring tells to type, on one line."""
+    lines = re.search(r"\n\n    (.+?)\n\n", (EXAMPLES / script).read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert lines is not None
+    return lines[1].replace("\\\n", " ")
+
+
+def test_every_training_script_is_run_here() -> None:
+    assert {script for script, *_ in JOBS} | {"train_gpt.py"} == {path.name for path in EXAMPLES.glob("train_*.py")}
+
+
+@pytest.mark.job
+@pytest.mark.parametrize(("script", "env"), JOBS, ids=[script for script, *_ in JOBS])
+def test_an_example_trains_under_holter(script: str, env: dict[str, str], jobs: Any) -> None:
+    told = command(script)
+    assert told.endswith(f"deploy/examples/{script}")
+    ended = jobs.run(
+        EXAMPLES / script,
+        *("--steps", 20),
+        by="torchrun" if "torchrun" in told else "accelerate",
+        attached="-m holter" in told,
+        env=env,
+    )
+    assert ended.code == 0, ended.stderr[-3000:]
+    run = json.loads((ended.run_dir / "run.json").read_text())
+    assert (2, [0, 1]) == (run["world_size"], run["ranks"])
+    assert [] == ended.alarms
