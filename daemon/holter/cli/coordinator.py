@@ -85,12 +85,12 @@ def run(args: argparse.Namespace) -> int:
         args.action or settings.action,
         args.save_deadline_s,
     )
-    outlets = AnnouncerSettings(
+    announcing = AnnouncerSettings(
         webhook=WebhookSettings(settings.webhook, settings.webhook_token_file) if settings.webhook else None,
         targets_dir=Path(settings.targets_dir).absolute() if settings.targets_dir else None,
         runbooks=settings.runbooks.rstrip("/") or RUNBOOKS,
     )
-    service = ServiceSettings(token=token, version=holter.__version__, limits=limits, outlets=outlets)
+    service = ServiceSettings(token=token, version=holter.__version__, limits=limits, announcing=announcing)
     if args.fd < 0:
         sys.stderr.write(
             f"holter: coordinator of {about.run_id} at {address}; the token is in {run_dir}/coordinator.json\n"

@@ -14,6 +14,7 @@ from holter.config import Settings
 from holter.frameworks.place import RankPlace
 from holter.halting import tombstone
 from holter.rank.guard import say
+from holter.records import EXIT_CODE
 
 RUNS = Path("holter-runs")
 SAYS_S = 30.0
@@ -35,7 +36,7 @@ def settle(settings: Settings, here: RankPlace, environ: Mapping[str, str]) -> N
             say(sentence)
     else:
         threading.Event().wait(SAYS_S)
-    raise SystemExit(tombstone.EXIT_CODE)
+    raise SystemExit(EXIT_CODE)
 
 
 def introduce(run_dir: str, environ: Mapping[str, str]) -> None:

@@ -191,7 +191,7 @@ class Watched:
         self.told += [act for act in acts if isinstance(act, Tell)]
         for act in acts:
             if isinstance(act, Open):
-                base_step = self.run.saves.base_step
+                base_step = self.run.checkpoints.base_step
                 opened = open_directory(self.run_dir, base_step + act.step)
                 self.run.halts.opened(*opened, self.now_ns, base_step)
                 acts += self.judge(0.0)

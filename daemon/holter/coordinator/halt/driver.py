@@ -21,8 +21,7 @@ from holter.faults.numerics.causes import NONFINITE_BACKWARD
 from holter.halting import protocol
 from holter.halting.plan import HaltPlan, JobShape, NotYet, Whereabouts, Wish, choose
 from holter.halting.protocol import Course, Gone, HaltEvent, Heard, Seal, Tell
-from holter.halting.tombstone import EXIT_CODE
-from holter.records import Body, Diagnosis, HaltAnswered, HaltAsked, Halting, Observation, Order, Ordered
+from holter.records import EXIT_CODE, Body, Diagnosis, HaltAnswered, HaltAsked, Halting, Observation, Order, Ordered
 
 AGAIN_NS = 10**9
 """Between two repetitions of what was not answered."""

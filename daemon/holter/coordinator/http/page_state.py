@@ -168,7 +168,7 @@ class PageState:
         run, now_ns = self._run, self.now_ns()
         self.timeline.look_at_findings(run.judging.findings, now_ns)
         self.timeline.look_at_incidents(run.incidents.all())
-        self.timeline.look_at_saves(run.saves.all(), self._sealed, now_ns)
+        self.timeline.look_at_saves(run.checkpoints.all(), self._sealed, now_ns)
         if now_ns - self._looked_ns > LOOK_NS:
             self._looked_ns = now_ns
             self._look_at_halt(halt(run), now_ns)
@@ -234,7 +234,7 @@ class PageState:
 
     def _checkpoints(self) -> list[dict[str, Any]]:
         """Newest first."""
-        book, run_dir = self._run.saves, self._run.settings.run_dir
+        book, run_dir = self._run.checkpoints, self._run.settings.run_dir
         own = [
             {
                 "step": save.step,

@@ -19,8 +19,9 @@ import msgspec
 from aiohttp import hdrs, web
 
 from holter import clock
+from holter.coordinator.http.metrics import snapshot
 from holter.coordinator.http.page_state import PageState
-from holter.coordinator.http.status import beginning, rank_details, snapshot, status
+from holter.coordinator.http.status import beginning, rank_details, status
 from holter.coordinator.http.targets import sidecar_targets
 from holter.coordinator.run import Run
 from holter.diagnosis import report
@@ -99,7 +100,7 @@ class Pages:
         page_state: PageState | None = None,
     ) -> None:
         self.page_state = page_state or PageState(run, clock.wall_ns)
-        self.feed = EventStream(self.page_state.paint, self.page_state.now_ns)
+        self.events = EventStream(self.page_state.paint, self.page_state.now_ns)
         self._run = run
         self._version = version
         self._token = token
@@ -116,7 +117,7 @@ class Pages:
             web.get("/metrics", self._metrics),
             web.get("/sd", self._sd),
             web.get("/api/v1/status", self._status),
-            web.get("/api/v1/events", self.feed.handle),
+            web.get("/api/v1/events", self.events.handle),
             web.get("/api/v1/ranks/{rank}", self._rank),
             web.get("/api/v1/incidents", self._incidents),
             web.get("/api/v1/incidents/{id}", self._incident),

@@ -195,7 +195,7 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_and_costs_a_few_frame
     stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     stuck.connect(("127.0.0.1", running.port))
     stuck.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
-    listeners = running.coordinator._pages.feed._listeners
+    listeners = running.coordinator._pages.events._listeners
     await eventually(lambda: len(listeners) == 1)
     (listener,) = listeners
     waiting = 0
@@ -225,7 +225,7 @@ async def test_a_picture_that_cannot_be_made_is_no_line_that_looks_alive(run_coo
         async with session.get(url) as response:
             reader = Reader(response)
             await reader.next()
-            running.coordinator._pages.feed._paint = lambda: 1 / 0
+            running.coordinator._pages.events._paint = lambda: 1 / 0
             with pytest.raises(EOFError):
                 await reader.next()
         async with session.get(url) as again:
