@@ -19,7 +19,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, Traini
 
 from holter.errors import PartlySavedError, RewindError
 from holter.frameworks.all import ALL
-from holter.frameworks.halts import RankHands
+from holter.frameworks.halts import RankSaver
 from holter.frameworks.hf_trainer.framework import HfTrainer
 from holter.frameworks.place import RankPlace
 from holter.frameworks.saving import random_states
@@ -57,7 +57,7 @@ class Rank:
         here = RankPlace(
             rank=rank, world_size=len(order.savers + order.lost), local_rank=rank, is_one_host=True, address=""
         )
-        RankHands(self.monitor, here).save(order, is_main_thread=is_held)
+        RankSaver(self.monitor, here).save(order, is_main_thread=is_held)
         part = json.loads((directory / "parts" / f"{rank}.json").read_text())
         assert not part["missing"]
         return directory / "state"

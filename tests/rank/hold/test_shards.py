@@ -15,7 +15,7 @@ from holter.records import SightLost
 SCRIPT = Path(__file__).parent / "scripts" / "shards.py"
 
 
-class Desk:
+class Agent:
     """Writes down, and lets go."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Peers:
 def rank(worn):
     """A rank whose optimizer applies a part of what another framework partitioned."""
     context, parameter = worn.monitor.context, torch.nn.Parameter(torch.ones(3))
-    context.hold.agent, context.hold.peers = Desk(), Peers()
+    context.hold.agent, context.hold.peers = Agent(), Peers()
     context.hold.agent.context = context
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     context.frameworks.partitioned.add(optimizer)
