@@ -22,8 +22,9 @@ from holter.page import PageIdentity
 from holter.records import Observation
 from holter.sidecar import spawn
 from holter.transport import wire
+from holter.transport.choice import transport_of
+from holter.transport.interface import OnMessage, Uplink
 from holter.transport.limits import settings_for
-from holter.transport.websocket.uplink import Uplink
 
 MAX_UNSENT = 5000
 """Observations kept while no coordinator is known yet."""
@@ -40,7 +41,7 @@ class CoordinatorLink:
     def __init__(
         self,
         identity: PageIdentity,
-        on_message: Callable[[wire.Downward], wire.Upward | None],
+        on_message: OnMessage,
         log_to: Callable[[Path], None],
     ) -> None:
         self.run_id = ""
@@ -133,9 +134,8 @@ class CoordinatorLink:
             sidecar_pid=os.getpid(),
             metrics_address=self.metrics_address,
         )
-        self._uplink = Uplink(
-            f"http://{word.address}/ingest", word.token, hello, self._on_message, settings_for(who.world_size)
-        )
+        connect = transport_of(word.address).uplink
+        self._uplink = connect(word.address, word.token, hello, self._on_message, settings_for(who.world_size))
         self._uplink.start()
         for observation, urgent in self._unsent:
             self._uplink.send(observation, urgent=urgent)

@@ -150,7 +150,7 @@ def weights(model: nn.Module) -> list[bytes]:
     return [tensor.numpy().tobytes() for tensor in model.state_dict().values()]
 
 
-@pytest.mark.parametrize("is_held", [True, False], ids=["held", "rescue"])
+@pytest.mark.parametrize("is_held", [pytest.param(True, marks=pytest.mark.release), False], ids=["held", "rescue"])
 def test_accelerate_saves_what_it_would_have_saved_at_that_step(wear, tmp_path, partial, is_held):
     straight = Accelerated()
     straight.micro_steps(AT * MICRO)
@@ -214,7 +214,7 @@ class Loop:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("is_held", [True, False], ids=["held", "rescue"])
+@pytest.mark.parametrize("is_held", [pytest.param(True, marks=pytest.mark.release), False], ids=["held", "rescue"])
 def test_a_plain_loop_goes_on_from_a_snapshot_as_if_nothing_had_been(wear, partial, is_held):
     straight = Loop()
     straight.steps(AT)

@@ -162,7 +162,10 @@ def train(forks):
 
 
 @pytest.mark.job
-@pytest.mark.parametrize(("kind", "ranks"), [("fsdp", 4), ("hsdp", 4), ("flat", 2)])
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [("fsdp", 4), *(pytest.param(*kind, marks=pytest.mark.release) for kind in (("hsdp", 4), ("flat", 2)))],
+)
 def test_all_ranks_stand_before_the_step_of_which_one_shard_is_not_finite_and_before_no_other(train, kind, ranks):
     told = train(kind, "--rank", 1, ranks=ranks)
     step = told[0]["fault_step"]
