@@ -117,6 +117,7 @@ def test_the_rule_sees_an_import_that_breaks_it(tmp_path):
 
 @pytest.mark.parametrize("where", PURE)
 def test_judges_are_pure(where):
+    assert files(where)
     for path in files(where):
         assert not {module.split(".")[0] for module in imports(path)} & IMPURE, path
 
@@ -128,7 +129,7 @@ def test_the_daemons_import_no_torch(where):
 
 
 def test_families_of_faults_do_not_import_each_other():
-    families = {path.parent.name for path in (HOLTER / "faults").glob("*/__init__.py")} - {"shared", "causes", "rows"}
+    families = {path.parent.name for path in (HOLTER / "faults").glob("*/__init__.py")} - {"shared"}
     for path in files("faults"):
         own = path.relative_to(HOLTER / "faults").parts[0]
         others = {module.split(".")[2] for module in imports(path) if module.startswith("holter.faults.")}

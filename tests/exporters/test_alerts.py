@@ -13,7 +13,7 @@ from holter import cli, faults
 from holter.exporters import IncidentInfo, alerts, watcher_rules
 from holter.exporters.alert_text import alert_name, describe, panel_annotations, panel_of
 from holter.exporters.alerts import AlertRule
-from holter.faults import causes
+from holter.faults import CAUSES
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
 RULES = [rule for rules in alerts.groups().values() for rule in rules]
@@ -37,7 +37,7 @@ def test_what_is_committed_is_what_would_be_written_now() -> None:
 
 
 def test_every_cause_every_detector_and_every_blindness_has_one_alert() -> None:
-    expected = [alert_name(entry.cause) for entry in causes.ALL]
+    expected = [alert_name(cause) for cause in CAUSES]
     expected += [alert_name(f"unexplained_{detector.name}") for detector in faults.ALL]
     expected += [alert_name(watch.name) for watch in watcher_rules.ALL]
     assert expected == [rule.alert for rule in RULES]
@@ -123,7 +123,7 @@ def test_each_generated_rule_fires_on_its_verdict_and_on_no_other(promtool: str,
 def _incidents() -> dict[str, Any]:
     where = 'ranks="1", tensors="a.weight", collective="all_reduce #3 of dp", step="7", url="http://c/i"'
     series, expected = [], []
-    for cause in (entry.cause for entry in causes.ALL):
+    for cause in CAUSES:
         labels = {"run_id": f"of-{cause}", "incident": "i", "cause": cause, "severity": "warning"}
         info = IncidentInfo("i", cause, "warning", "1", "a.weight", "all_reduce #3 of dp", "7", "http://c/i")
         said = describe(info, f"of-{cause}")

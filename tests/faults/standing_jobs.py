@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 
 from holter.coordinator.judge import pending
 from holter.coordinator.window.progress import ProgressBook
-from holter.faults import ExamKey, RankExit, StalledRank, Window
+from holter.faults import ExamKey, RankExit, Window
+from holter.faults.hangs.stalled_rank import StalledRank
 from holter.records import (
     Call,
     Exam,

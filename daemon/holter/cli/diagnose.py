@@ -17,7 +17,8 @@ from holter.coordinator.judge import Judge
 from holter.coordinator.window.assembly import Assembly
 from holter.diagnosis import report
 from holter.errors import UsageError
-from holter.faults import ALL, StalledRank
+from holter.faults import ALL
+from holter.faults.hangs.stalled_rank import StalledRank
 from holter.faults.shared.wording import ranks_text
 from holter.offline import dumps
 from holter.offline.afterwards import afterwards

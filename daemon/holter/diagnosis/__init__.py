@@ -12,11 +12,8 @@ from holter.diagnosis.explain import explain
 from holter.diagnosis.pages import names, page
 from holter.diagnosis.ranking import rank_causes, top_cause
 from holter.diagnosis.report import headline, to_fragment, to_html, to_markdown, to_text
-from holter.faults.causes import ALL, CauseEntry
 
 __all__ = [
-    "ALL",
-    "CauseEntry",
     "Incident",
     "correlate",
     "explain",

@@ -1,25 +1,30 @@
-"""Findings become incidents: one NaN is not forty alarms.
+"""Findings become incidents, and incidents end: one NaN is not forty alarms.
 
-The first finding in time and in causal order leads an incident; what it brought about is listed under it. `consequences` says which
-detector's findings can follow from which, and the order within one step: weights that differ before the step can make a NaN in it,
-weights that differ after it can be made by one.
+The first finding in time and in causal order leads an incident; what it brought about is listed under it. The families of faults say
+which detector's findings can follow from which (`BRINGS_ABOUT`), and where in a step a fault begins (`Stage`): weights that differ
+before the step can make a NaN in it, weights that differ after it can be made by one.
 
-An incident keeps its id when its leading finding is understood better, or turns out to be a consequence itself.
+    finding    stands ........ gone                       back: another incident, another strike
+    incident   open ..............|-- HOLD_NS, and steps --| closed
+
+An incident keeps its id when its leading finding is understood better, or turns out to be a consequence itself. Only causes that
+leave nothing behind pass (`passes_after_steps`), and only while the job goes on: a rank that nobody sees any more has not recovered,
+and weights that took a NaN are not mended by a window that forgets.
 """
 
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holter.diagnosis.consequences import (
-    BRINGS_ABOUT,
-    JUDGES_THE_WHOLE_RUN,
-    ORDER_IN_STEP,
-    SPEAKS_OF_EVENTS,
-    Consequence,
-)
 from holter.diagnosis.ranking import top_cause
+from holter.faults import BRINGS_ABOUT, CAUSES, DETECTORS
+from holter.faults.family import STAGE_OF_CLASS, Consequence, Stage
+from holter.faults.window import Window
 from holter.records import Finding
+
+HOLD_NS = 60 * 10**9
+"""So long nothing of an incident must have been found."""
+_PLACE = {name: place for place, name in enumerate(DETECTORS)}
 
 
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,15 +37,12 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     merged_into: str | None = None
     """The incident of which this one turned out to be a part."""
     is_closed: bool = False
-    """It has passed (`passing`): what is found from now on is another one."""
+    """It has passed: what is found from now on is another one."""
 
     @property
     def is_open(self) -> bool:
         """Whether findings still belong here."""
         return not self.is_closed and self.merged_into is None
-
-
-_PLACE = {name: place for place, name in enumerate(ORDER_IN_STEP)}
 
 
 def correlate(incidents: Sequence[Incident], findings: Iterable[Finding], *, stamp: str) -> tuple[Incident, ...]:
@@ -57,10 +59,13 @@ def correlate(incidents: Sequence[Incident], findings: Iterable[Finding], *, sta
     return tuple(changed.values())
 
 
-def moment(finding: Finding) -> tuple[int, int]:
+def moment(finding: Finding) -> tuple[int, int, int]:
     """Where in the run, and where in its step, a finding began."""
-    key = str(finding.facts.get("first_class", finding.detector))
-    return finding.first_step, _PLACE.get(key, _PLACE.get(finding.detector, len(_PLACE)))
+    stage = STAGE_OF_CLASS.get(str(finding.facts.get("first_class")))
+    if stage is not None:
+        return finding.first_step, stage, -1
+    entry = DETECTORS.get(finding.detector)
+    return finding.first_step, entry.stage if entry else Stage.UNKNOWN, _PLACE.get(finding.detector, len(_PLACE))
 
 
 def brings_about(leader: Finding, follower: Finding) -> bool:
@@ -71,7 +76,7 @@ def brings_about(leader: Finding, follower: Finding) -> bool:
 def _applies(line: Consequence, leader: Finding, follower: Finding) -> bool:
     return (
         line.leader == leader.detector
-        and follower.detector in line.after
+        and (follower.detector in line.after or _group(follower) in line.groups)
         and (line.whenever or moment(leader) <= moment(follower))
         and (not line.if_leader_is or top_cause(leader) in line.if_leader_is)
         and not any(leader.facts.get(name) is True for name in line.unless_leader_has)
@@ -79,6 +84,16 @@ def _applies(line: Consequence, leader: Finding, follower: Finding) -> bool:
         and not any(follower.facts.get(name) is True for name in line.unless_follower_has)
         and (not line.on_a_shared_rank or bool(set(leader.ranks) & set(follower.ranks)))
     )
+
+
+def _group(finding: Finding) -> str | None:
+    entry = DETECTORS.get(finding.detector)
+    return entry.group if entry else None
+
+
+def _incident_per(finding: Finding) -> str:
+    entry = DETECTORS.get(finding.detector)
+    return entry.incident_per if entry else "cause"
 
 
 def _place(known: dict[str, Incident], finding: Finding, new_id: str) -> list[Incident]:
@@ -103,16 +118,16 @@ def is_same(leading: Finding, finding: Finding) -> bool:
     """The same detector about the same event, the same step, or the same cause on the same ranks."""
     if leading.detector != finding.detector:
         return False
-    if finding.detector in JUDGES_THE_WHOLE_RUN or leading.first_step == finding.first_step:
+    if _incident_per(finding) == "run" or leading.first_step == finding.first_step:
         return True
-    if finding.detector in SPEAKS_OF_EVENTS and leading.ranks != finding.ranks:
+    if _incident_per(finding) == "event" and leading.ranks != finding.ranks:
         return False
     return top_cause(leading) == top_cause(finding)
 
 
 def _refreshed(incident: Incident, finding: Finding) -> list[Incident]:
     # A window forgets: what is seen later of the same fault says less about how it began.
-    is_later = finding.detector not in JUDGES_THE_WHOLE_RUN and finding.first_step > incident.leading.first_step
+    is_later = _incident_per(finding) != "run" and finding.first_step > incident.leading.first_step
     if is_later or _substance(finding) == _substance(incident.leading):
         return []
     return [msgspec.structs.replace(incident, leading=finding)]
@@ -136,3 +151,44 @@ def _first_of_each(present: Iterable[Finding], more: Iterable[Finding]) -> tuple
     for finding in (*present, *sorted(more, key=moment)):
         first.setdefault(finding.detector, finding)
     return tuple(first.values())
+
+
+def can_pass(incident: Incident) -> bool:
+    """Whether everything in it leaves nothing behind."""
+    found = (incident.leading, *incident.consequences)
+    return all(_num_steps_to_pass(one) is not None and one.facts.get("is_beyond_return") is not True for one in found)
+
+
+def stands(incident: Incident, findings: Iterable[Finding]) -> bool:
+    """Whether anything of it is found now, be it only suspected."""
+    followers = {one.detector for one in incident.consequences}
+    return any(
+        one.detector in followers
+        or (one.detector == incident.leading.detector and (bool(one.needs) or is_same(incident.leading, one)))
+        or brings_about(incident.leading, one)
+        for one in findings
+    )
+
+
+def has_passed(incident: Incident, absent_since_ns: int, window: Window, now_ns: int) -> bool:
+    """Nothing of it was found for long enough, its ranks are there, and the job went on meanwhile."""
+    if now_ns - absent_since_ns < HOLD_NS or not can_pass(incident):
+        return False
+    entry = CAUSES[top_cause(incident.leading)]
+    num_needed = entry.passes_after_steps
+    assert num_needed is not None
+    first = window.series[0].step if window.series else incident.leading.first_step + 1
+    if entry.is_measured_against_the_past and first > incident.leading.first_step:
+        return False
+    num_steps = sum(step.at_ns >= absent_since_ns for step in window.series[-num_needed:])
+    return num_steps >= num_needed and all(_is_in_sight(rank, window) for rank in incident.leading.ranks)
+
+
+def _num_steps_to_pass(finding: Finding) -> int | None:
+    entry = CAUSES.get(top_cause(finding))
+    return entry.passes_after_steps if entry else None
+
+
+def _is_in_sight(rank: int, window: Window) -> bool:
+    link = window.processes.links.get(rank)
+    return (link is None or link.state == "connected") and all(end.rank != rank for end in window.processes.exits)

@@ -6,9 +6,8 @@ import textwrap
 from typing import Any, cast
 
 from holter import faults
-from holter.faults.causes import ALL as CAUSES
-from holter.faults.causes import CauseEntry
-from holter.faults.rows import ALL as ROWS
+from holter.faults import CAUSES
+from holter.faults.cause import CauseEntry
 
 WIDTH = 100
 FIX_PARTS = (
@@ -23,19 +22,19 @@ FIX_PARTS = (
 
 def names() -> tuple[str, ...]:
     """Everything that has a page: detectors, then causes."""
-    return (*(detector.name for detector in faults.ALL), *(entry.cause for entry in CAUSES))
+    return (*(detector.name for detector in faults.ALL), *CAUSES)
 
 
 def page(name: str) -> str | None:
     """The page of a detector or a cause, both where a name is both; None if there is none of that name."""
     found = [_detector_page(detector) for detector in faults.ALL if detector.name == name]
-    found += [_cause_page(entry) for entry in CAUSES if entry.cause == name]
+    found += [_cause_page(entry) for entry in CAUSES.values() if entry.cause == name]
     return "\n".join(found) or None
 
 
 def _detector_page(detector: faults.Detector) -> str:
     text = (sys.modules[type(detector).__module__].__doc__ or "").strip()
-    causes = dict.fromkeys(row.cause for row in ROWS if row.detector == detector.name)
+    causes = [entry.cause for entry in CAUSES.values() if any(row.detector == detector.name for row in entry.rows)]
     settings = [f"    {detector.name}.{key} = {value}" for key, value in _settings(detector).items()]
     return "\n".join(
         [
@@ -58,7 +57,7 @@ def _settings(detector: faults.Detector) -> dict[str, object]:
 
 
 def _cause_page(entry: CauseEntry) -> str:
-    seen_by = dict.fromkeys(row.detector for row in ROWS if row.cause == entry.cause)
+    seen_by = dict.fromkeys(row.detector for row in entry.rows)
     sections = [
         ("What happened", entry.happened),
         ("How it comes about", entry.mechanism),

@@ -1,15 +1,14 @@
 """Differential diagnosis: which causes fit what a detector saw, and what it looked for and did not see.
 
-`rows` is the whole of it, to be read line by line. A fact is True (seen), False (looked for, not seen) or None (nobody looked).
+The rows of all causes (`CauseEntry.rows`) are the whole of it. A fact is True (seen), False (looked for, not seen) or None (nobody looked).
 
     a row fits when   every fact in `seen` is True, in `absent` is False, in `unknown` is None, and no fact in `unless` is True
 
 Of the rows that fit, the surest of each cause counts. A confidence under 0.70 must say which evidence is missing.
 """
 
-from holter.faults.causes import BY_NAME, CauseEntry
-from holter.faults.rows import ALL as ROWS
-from holter.faults.rows import Row
+from holter.faults import CAUSES
+from holter.faults.cause import CauseEntry, Row
 from holter.records import Basis, Cause, Evidence, Finding
 
 CAPS: dict[Basis, float] = {"observation": 0.95, "documented": 0.85, "inference": 0.70}
@@ -26,7 +25,7 @@ _remembered: dict[int, tuple[Finding, tuple[Cause, ...]]] = {}
 
 
 def rank_causes(finding: Finding) -> tuple[Cause, ...]:
-    """Every cause that fits, the surest first; never empty for a finding of a detector in `ROWS`.
+    """Every cause that fits, the surest first; never empty for a finding of a detector in `faults.ALL`.
 
     Ranked once for each finding: correlating, explaining and closing ask again and again in one judgement.
     """
@@ -39,12 +38,14 @@ def rank_causes(finding: Finding) -> tuple[Cause, ...]:
 
 
 def _ranked(finding: Finding) -> tuple[Cause, ...]:
-    best: dict[str, Row] = {}
-    for row in ROWS:
-        if row.fits(finding) and (row.cause not in best or _sureness(row) > _sureness(best[row.cause])):
-            best[row.cause] = row
-    ranked = sorted(best.values(), key=_sureness, reverse=True)
-    return tuple(_cause(row, finding) for place, row in enumerate(ranked) if place == 0 or _sureness(row) >= NEGLIGIBLE)
+    fitting = [(entry, [row for row in entry.rows if row.fits(finding)]) for entry in CAUSES.values()]
+    best = [(entry, max(rows, key=_sureness)) for entry, rows in fitting if rows]
+    ranked = sorted(best, key=lambda one: _sureness(one[1]), reverse=True)
+    return tuple(
+        _cause(entry, row, finding)
+        for place, (entry, row) in enumerate(ranked)
+        if place == 0 or _sureness(row) >= NEGLIGIBLE
+    )
 
 
 def top_cause(finding: Finding) -> str:
@@ -57,13 +58,12 @@ def _sureness(row: Row) -> float:
     return min(row.confidence, CAPS[row.basis])
 
 
-def _cause(row: Row, finding: Finding) -> Cause:
-    entry = BY_NAME[row.cause]
+def _cause(entry: CauseEntry, row: Row, finding: Finding) -> Cause:
     confidence = _sureness(row)
     tensors = _tensors(row, finding)
     gap = (Evidence(kind="missing", summary=row.missing),) if confidence < SURE else ()
     return Cause(
-        cause=row.cause,
+        cause=entry.cause,
         confidence=confidence,
         basis=row.basis,
         ranks=tuple(finding.facts.get("compared_ranks", finding.ranks)) if row.names == "everyone" else finding.ranks,

@@ -21,8 +21,7 @@ from holter.diagnosis.pages import indented
 from holter.exporters import watcher_rules
 from holter.exporters.alert_text import alert_name, panel_annotations, panel_of
 from holter.exporters.watcher_rules import WatcherRule
-from holter.faults import causes
-from holter.faults.causes import CauseEntry
+from holter.faults.cause import CauseEntry
 
 LIVES = "holter_job_ranks"
 """A coordinator that is scraped always has it."""
@@ -72,7 +71,7 @@ class AlertRule:
 def groups() -> dict[str, list[AlertRule]]:
     """All rules, by group."""
     return {
-        "holter-causes": [_cause_rule(entry) for entry in causes.ALL],
+        "holter-causes": [_cause_rule(entry) for entry in faults.CAUSES.values()],
         "holter-detectors": [_detector_rule(detector) for detector in faults.ALL],
         "holter-watcher": [_watcher_rule(watch) for watch in watcher_rules.ALL],
     }

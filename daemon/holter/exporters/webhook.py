@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from holter.exporters import alert_text
 from holter.exporters.alert_text import alert_name, describe, incident_info
-from holter.faults.causes import BY_NAME
+from holter.faults import CAUSES
 from holter.records import Diagnosis
 
 Status = Literal["firing", "resolved"]
@@ -104,7 +104,7 @@ class Pager:
 
     def _message(self, told: _ToldAlert, status: Status, ends_at: str) -> Message:
         info = incident_info(told.diagnosis, self._address)
-        entry = BY_NAME.get(info.cause)
+        entry = CAUSES.get(info.cause)
         group = {name: told.labels[name] for name in ("alertname", "run_id")}
         annotations = {
             "summary": entry.happened if entry is not None else told.diagnosis.symptom,

@@ -1,181 +1,47 @@
-"""Detectors judge: each looks at a window of what the ranks said and yields what is wrong.
+"""Faults: a folder a family, each with its detectors, the causes that they lead to, and what only they share.
 
-A detector is a frozen dataclass in a file of its own. Its fields are its thresholds, its file's docstring is its page, and it keeps
-nothing between two calls, so that a recorded run can be judged again. `ALL` is the one list of them.
+    <family>/<detector>.py   judges a window of what the ranks said: a frozen dataclass that keeps nothing between two calls, so that
+                             a recorded run can be judged again; its fields are its thresholds, its docstring is its page
+    <family>/causes.py       what can be named: how it is recognised, and what to do about it
+    <family>/__init__.py     FAMILY, the list of both, and of what can follow from what
+
+`ALL` is the one list of detectors, `CAUSES` that of causes.
 """
 
-from collections.abc import Iterator
-from typing import Protocol
-
-from holter.faults.data.batch_lengths import BatchLengths
-from holter.faults.data.batch_values import BatchValues
-from holter.faults.data.data_coverage import DataCoverage
-from holter.faults.data.duplicate_batches import DuplicateBatches
-from holter.faults.data.epoch_order import EpochOrder
-from holter.faults.frozen.declared_frozen import DeclaredFrozen
-from holter.faults.frozen.frozen_divergence import FrozenDivergence
-from holter.faults.frozen.frozen_movement import FrozenMovement
-from holter.faults.hangs.collective_mismatch import CollectiveMismatch
-from holter.faults.hangs.dead_rank import DeadRank
-from holter.faults.hangs.stalled_rank import StalledRank
-from holter.faults.learning.accumulation_scale import AccumulationScale
-from holter.faults.learning.average_tracking import AverageTracking
-from holter.faults.learning.missing_gradients import MissingGradients
-from holter.faults.learning.optimizer_identity import OptimizerIdentity
-from holter.faults.learning.skipped_steps import SkippedSteps
-from holter.faults.learning.still_weights import StillWeights
-from holter.faults.learning.uncleared_gradients import UnclearedGradients
-from holter.faults.logged.adapter_norm import AdapterNorm
-from holter.faults.logged.codebook_usage import CodebookUsage
-from holter.faults.logged.importance_ratio import ImportanceRatio
-from holter.faults.logged.kl_term import KlTerm
-from holter.faults.logged.output_variety import OutputVariety
-from holter.faults.logged.policy_entropy import PolicyEntropy
-from holter.faults.logged.reward_spread import RewardSpread
-from holter.faults.logged.reward_trend import RewardTrend
-from holter.faults.model.architecture import Architecture
-from holter.faults.model.initialisation import Initialisation
-from holter.faults.model.variance_of_nothing import VarianceOfNothing
-from holter.faults.numerics.gradient_balance import GradientBalance
-from holter.faults.numerics.gradient_explosion import GradientExplosion
-from holter.faults.numerics.gradient_vanishing import GradientVanishing
-from holter.faults.numerics.learning_rate import LearningRate
-from holter.faults.numerics.loss_terms import LossTerms
-from holter.faults.numerics.loss_trend import LossTrend
-from holter.faults.numerics.nonfinite_loss import NonfiniteLoss
-from holter.faults.numerics.nonfinite_values import NonfiniteValues
-from holter.faults.numerics.overfitting import Overfitting
-from holter.faults.precision.buffer_values import BufferValues
-from holter.faults.precision.compute_dtype import ComputeDtype
-from holter.faults.precision.dtype_drift import DtypeDrift
-from holter.faults.precision.gradient_range import GradientRange
-from holter.faults.precision.stale_casts import StaleCasts
-from holter.faults.replicas.buffer_divergence import BufferDivergence
-from holter.faults.replicas.replica_divergence import ReplicaDivergence
-from holter.faults.replicas.shard_clipping import ShardClipping
-from holter.faults.replicas.structure_mismatch import StructureMismatch
-from holter.faults.slowness.slow_rank import SlowRank
+from holter.faults.cause import CauseEntry
+from holter.faults.data import FAMILY as DATA
+from holter.faults.family import Consequence, Detector, DetectorEntry
+from holter.faults.frozen import FAMILY as FROZEN
+from holter.faults.hangs import FAMILY as HANGS
+from holter.faults.learning import FAMILY as LEARNING
+from holter.faults.logged import FAMILY as LOGGED
+from holter.faults.model import FAMILY as MODEL
+from holter.faults.numerics import FAMILY as NUMERICS
+from holter.faults.precision import FAMILY as PRECISION
+from holter.faults.replicas import FAMILY as REPLICAS
+from holter.faults.slowness import FAMILY as SLOWNESS
 from holter.faults.window import ClassHistory, ExamKey, RankExit, StepView, TableKey, Window
-from holter.records import Finding
 
+FAMILIES = (NUMERICS, FROZEN, LEARNING, PRECISION, REPLICAS, DATA, MODEL, LOGGED, HANGS, SLOWNESS)
 
-class Detector(Protocol):
-    """What every detector is."""
-
-    @property
-    def name(self) -> str:
-        """The fault it sees: also its file, its metric label, its alert and its page."""
-
-    def judge(self, window: Window) -> Iterator[Finding]:
-        """What is wrong in this window. Pure: the same window gives the same findings."""
-
-
-ALL: tuple[Detector, ...] = (
-    NonfiniteValues(),
-    ReplicaDivergence(),
-    CollectiveMismatch(),
-    DeadRank(),
-    StalledRank(),
-    DuplicateBatches(),
-    DataCoverage(),
-    EpochOrder(),
-    BatchLengths(),
-    BatchValues(),
-    RewardSpread(),
-    CodebookUsage(),
-    Architecture(),
-    Initialisation(),
-    VarianceOfNothing(),
-    OptimizerIdentity(),
-    MissingGradients(),
-    UnclearedGradients(),
-    StillWeights(),
-    SkippedSteps(),
-    AccumulationScale(),
-    AverageTracking(),
-    DtypeDrift(),
-    GradientRange(),
-    BufferValues(),
-    StaleCasts(),
-    ComputeDtype(),
-    BufferDivergence(),
-    DeclaredFrozen(),
-    FrozenDivergence(),
-    FrozenMovement(),
-    ShardClipping(),
-    StructureMismatch(),
-    NonfiniteLoss(),
-    LearningRate(),
-    GradientExplosion(),
-    LossTrend(),
-    GradientVanishing(),
-    GradientBalance(),
-    Overfitting(),
-    LossTerms(),
-    PolicyEntropy(),
-    KlTerm(),
-    RewardTrend(),
-    ImportanceRatio(),
-    AdapterNorm(),
-    OutputVariety(),
-    SlowRank(),
-)
+DETECTORS: dict[str, DetectorEntry] = {entry.detector.name: entry for family in FAMILIES for entry in family.detectors}
+"""What is declared of each detector, by its name."""
+ALL: tuple[Detector, ...] = tuple(entry.detector for entry in DETECTORS.values())
+CAUSES: dict[str, CauseEntry] = {entry.cause: entry for family in FAMILIES for entry in family.causes}
+"""Every cause that can be named, by its slug."""
+BRINGS_ABOUT: tuple[Consequence, ...] = tuple(line for family in FAMILIES for line in family.brings_about)
 
 __all__ = [
     "ALL",
-    "AccumulationScale",
-    "AdapterNorm",
-    "Architecture",
-    "AverageTracking",
-    "BatchLengths",
-    "BatchValues",
-    "BufferDivergence",
-    "BufferValues",
+    "BRINGS_ABOUT",
+    "CAUSES",
+    "DETECTORS",
+    "CauseEntry",
     "ClassHistory",
-    "CodebookUsage",
-    "CollectiveMismatch",
-    "ComputeDtype",
-    "DataCoverage",
-    "DeadRank",
-    "DeclaredFrozen",
     "Detector",
-    "DtypeDrift",
-    "DuplicateBatches",
-    "EpochOrder",
     "ExamKey",
-    "FrozenDivergence",
-    "FrozenMovement",
-    "GradientBalance",
-    "GradientExplosion",
-    "GradientRange",
-    "GradientVanishing",
-    "ImportanceRatio",
-    "Initialisation",
-    "KlTerm",
-    "LearningRate",
-    "LossTerms",
-    "LossTrend",
-    "MissingGradients",
-    "NonfiniteLoss",
-    "NonfiniteValues",
-    "OptimizerIdentity",
-    "OutputVariety",
-    "Overfitting",
-    "PolicyEntropy",
     "RankExit",
-    "ReplicaDivergence",
-    "RewardSpread",
-    "RewardTrend",
-    "ShardClipping",
-    "SkippedSteps",
-    "SlowRank",
-    "StaleCasts",
-    "StalledRank",
     "StepView",
-    "StillWeights",
-    "StructureMismatch",
     "TableKey",
-    "UnclearedGradients",
-    "VarianceOfNothing",
     "Window",
 ]

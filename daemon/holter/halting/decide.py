@@ -10,25 +10,10 @@ Where the action is less than halt, the reason says what would have been done.
 
 from collections.abc import Sequence
 
+from holter.faults import CAUSES, DETECTORS
 from holter.records import Action, Cause, Directive, Severity
 
 EXIT_CODE = 93
-TRIAL = frozenset(
-    {
-        "adapter_norm",
-        "average_tracking",
-        "gradient_balance",
-        "gradient_vanishing",
-        "importance_ratio",
-        "kl_term",
-        "loss_terms",
-        "output_variety",
-        "policy_entropy",
-        "reward_trend",
-        "shard_clipping",
-    }
-)
-"""Detectors that were tried on made-up windows only, not on jobs: they report, and halt nothing."""
 
 
 def decide(severity: Severity, causes: Sequence[Cause], action: Action, *, detector: str = "") -> Directive:
@@ -63,9 +48,9 @@ def _why_no_halt(severity: Severity, causes: Sequence[Cause], detector: str) -> 
     first = causes[0]
     if first.basis != "observation":
         return f"{first.cause} rests on {first.basis}, and only what was observed directly halts a run: reported, training goes on"
-    if detector in TRIAL:
+    if detector in DETECTORS and DETECTORS[detector].tried_on != "jobs":
         return f"{detector} is on trial, and only what is trusted halts a run: reported, training goes on"
-    if first.cause == "rank_dead" and _is_own_error(first):
+    if first.cause in CAUSES and CAUSES[first.cause].is_death and _is_own_error(first):
         return "the script ended itself with an error of its own: it ends as it would have, reported"
     return ""
 

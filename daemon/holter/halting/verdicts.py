@@ -5,41 +5,15 @@
     corruption         ^39 found          the weights were bad before step 39 began: a state of 39 steps is poisoned already
     replicas    =33    ≠39 compared       only the state of 33 steps is known to be good: those of 34 and more are poisoned
 
-A verdict is about a fault that reaches weights or optimizer. A slow rank, a plateau or a dead peer spoils no number.
+Which causes reach weights or optimizer, and when, is told by their entries (`CauseEntry.damage`).
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from holter.faults import CAUSES, DETECTORS
 from holter.records import Diagnosis, Finding, Verdict
-
-SPOILED_BY_STEP = {
-    "nonfinite_input": "NaN or Inf of a batch was applied to the weights",
-    "nonfinite_forward": "NaN or Inf of the forward pass was applied to the weights",
-    "nonfinite_backward": "NaN or Inf in gradients was applied to the weights",
-    "activation_overflow": "an overflow was applied to the weights",
-}
-"""Causes that spoil what the step makes: the state before it is good."""
-SPOILED_BEFORE = {
-    "silent_data_corruption": "bits of the weights changed with no step that could have changed them, and every gradient since has them in it",
-    "corrupted_collective": "a collective delivered wrong data, which the weights took",
-    "frozen_component_uninitialised": "a frozen component holds what was never initialised",
-}
-"""Causes seen in the weights themselves: the step at which they were seen began with bad ones."""
-DOUBTED = {
-    "unsynced_initialisation": "replicas hold different weights, and the files hold one rank's",
-    "gradient_sync_bypassed": "replicas hold different weights, and the files hold one rank's",
-    "unreduced_parameters": "replicas hold different weights, and the files hold one rank's",
-    "uneven_clipping": "replicas hold different weights, and the files hold one rank's",
-    "optimizer_state_mismatch": "replicas hold different states, and the files hold one rank's",
-    "frozen_set_mismatch": "ranks train different parameters, and the files hold one rank's",
-    "frozen_component_mismatch": "ranks hold different frozen weights, and the files hold one rank's",
-    "frozen_component_changed": "frozen weights changed",
-}
-"""Causes after which nobody knows which rank's numbers are the right ones."""
-APPLIED = "nonfinite_values"
-"""The detector of what was applied: whatever led to it, and whatever leads the incident, the weights are gone."""
 
 
 class Spoil(NamedTuple):
@@ -78,7 +52,7 @@ def spoils(findings: Iterable[Finding], diagnoses: Iterable[Diagnosis]) -> list[
     found = [_of_diagnosis(diagnosis) for diagnosis in diagnoses]
     known = {spoil.first_bad for spoil in found if spoil is not None}
     for finding in findings:
-        if finding.detector == APPLIED and finding.first_step + 1 not in known:
+        if is_applied(finding) and finding.first_step + 1 not in known:
             why = f"NaN or Inf was applied to the weights at step {finding.first_step}"
             found.append(Spoil("poisoned", finding.first_step + 1, why))
     return sorted(filter(None, found), key=lambda spoil: (spoil.verdict != "poisoned", spoil.first_bad))
@@ -120,17 +94,22 @@ def _compared(until: int) -> str:
     return f"replicas were last found equal after {until} steps" if until >= 0 else "replicas were never found equal"
 
 
+def is_applied(finding: Finding) -> bool:
+    """Whether what was found went into the weights, whatever leads the incident."""
+    entry = DETECTORS.get(finding.detector)
+    return entry is not None and entry.sees_damage
+
+
 def _of_diagnosis(diagnosis: Diagnosis) -> Spoil | None:
     if diagnosis.severity == "info" or not diagnosis.causes:
         return None
     cause, first = diagnosis.causes[0].cause, diagnosis.first_step
-    if cause in SPOILED_BY_STEP:
-        return Spoil("poisoned", first + 1, f"{SPOILED_BY_STEP[cause]} at step {first} ({cause})", diagnosis.id)
+    damage = CAUSES[cause].damage if cause in CAUSES else None
+    if damage is None:
+        return None
+    if damage.begins == "with the step":
+        return Spoil(damage.verdict, first + 1, f"{damage.why} at step {first} ({cause})", diagnosis.id)
     agreed = diagnosis.agreed_steps
     first_bad = first if agreed is None else min(first, agreed + 1)
     since = f"since step {first}" if first_bad == first else f"found at step {first}; {_compared(first_bad - 1)}"
-    if cause in SPOILED_BEFORE:
-        return Spoil("poisoned", first_bad, f"{SPOILED_BEFORE[cause]}, {since} ({cause})", diagnosis.id)
-    if cause in DOUBTED:
-        return Spoil("unknown", first_bad, f"{DOUBTED[cause]}, {since} ({cause})", diagnosis.id)
-    return None
+    return Spoil(damage.verdict, first_bad, f"{damage.why}, {since} ({cause})", diagnosis.id)

@@ -8,8 +8,9 @@ from tests.coordinator.conftest import RUN_ID, done, exited, seen
 from tests.coordinator.halt.test_driver import diagnosis
 
 from holter.coordinator.halt.driver import HaltDriver
-from holter.coordinator.halt.situation import HANGS, job, suspicion, whereabouts, wish
+from holter.coordinator.halt.situation import job, suspicion, whereabouts, wish
 from holter.coordinator.roster import Roster
+from holter.faults import CAUSES
 from holter.faults.window import Delay, Examined, Spread, StepNumbers, Window
 from holter.halting.plan import JobShape, Whereabouts
 from holter.records import (
@@ -157,7 +158,7 @@ def test_the_newest_open_diagnosis_that_directs_a_halt_wishes_it() -> None:
     assert wish([closed, noted, msgspec.structs.replace(older, causes=())], (), window) is None
 
 
-@pytest.mark.parametrize("cause", sorted(HANGS))
+@pytest.mark.parametrize("cause", [name for name, entry in CAUSES.items() if entry.is_hang])
 def test_a_hang_wishes_a_halt_as_long_as_ranks_hang(cause: str) -> None:
     found = wish([directed(cause)], (), lambda: window(delays={1: STILL}))
     assert found is not None

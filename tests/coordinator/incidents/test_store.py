@@ -10,7 +10,7 @@ from holter.coordinator.disk import Disk
 from holter.coordinator.incidents.store import DATABASE, PATIENCE_S, SETTLE_S, Incidents
 from holter.coordinator.incidents.tracker import IncidentTracker, cause_of
 from holter.coordinator.window.assembly import Assembly
-from holter.faults import ALL, Window, causes
+from holter.faults import ALL, CAUSES, Window
 from holter.files import write_whole
 from holter.records import Diagnosis, Finding, Nonfinite
 
@@ -65,7 +65,7 @@ def test_the_next_coordinator_knows_the_incidents_of_the_last(tmp_path: Path) ->
 def test_what_is_counted_begins_at_0_and_never_falls(tmp_path: Path) -> None:
     disk = Disk()
     kept = Incidents(tmp_path, disk)
-    assert {entry.cause: 0 for entry in causes.ALL} == kept.by_cause()
+    assert dict.fromkeys(CAUSES, 0) == kept.by_cause()
     (found,) = judged(IncidentTracker("r", "notify"), 5)
     revised = msgspec.structs.replace(found.causes[0], cause="nonfinite_input")
     kept.put(found)

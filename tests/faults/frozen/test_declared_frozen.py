@@ -3,7 +3,7 @@
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import DeclaredFrozen
+from holter.faults.frozen.declared_frozen import DeclaredFrozen
 from holter.records import Census, Finding, TensorEntry
 from made_up import made_window
 

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import ClassHistory, FrozenDivergence, StepView, TableKey
+from holter.faults import ClassHistory, StepView, TableKey
+from holter.faults.frozen.frozen_divergence import FrozenDivergence
 from holter.records import Census, Component, Finding, Mark, Table, TableRequest, TensorEntry
 from made_up import made_window
 

@@ -1,7 +1,7 @@
 """Fires on frozen tensors that an optimizer moves, or that change once; quiet on averages and copies."""
 
 from holter.diagnosis import rank_causes
-from holter.faults import FrozenMovement
+from holter.faults.frozen.frozen_movement import FrozenMovement
 from holter.faults.window import Note
 from holter.records import Census, Finding, Named, TensorEntry, Vitals
 from made_up import made_window

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import CollectiveMismatch, RankExit, StepView
+from holter.faults import RankExit, StepView
+from holter.faults.hangs.collective_mismatch import CollectiveMismatch
 from holter.faults.shared.collectives import evidence, last_calls
 from holter.faults.window import Arrival, CallCounts, ClassHistory, Delay, Examined, PartedBlock, StepArrivals
 from holter.flight import BLOCK_CALLS, analyse

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import DeadRank, RankExit
+from holter.faults import RankExit
+from holter.faults.hangs.dead_rank import DeadRank
 from holter.faults.window import Examined, StepView
 from holter.records import Call, Exam, Exited, Farewell, Finding, Flight, Frame, Group, Phase, ThreadStack
 from made_up import made_window

@@ -24,7 +24,8 @@ from tests.faults.standing_jobs import (
 
 from holter.diagnosis import rank_causes, top_cause
 from holter.diagnosis.correlate import _substance
-from holter.faults import ExamKey, StalledRank
+from holter.faults import ExamKey
+from holter.faults.hangs.stalled_rank import StalledRank
 from holter.records import Call, Exam, Farewell, Flight, Frame, Group, Phase
 
 BUSY = {"last_call": 811, "is_in_call": False, "phase": Phase.FORWARD}

@@ -5,7 +5,8 @@ import random
 import pytest
 
 from holter.diagnosis import top_cause
-from holter.faults import AccumulationScale, Window
+from holter.faults import Window
+from holter.faults.learning.accumulation_scale import AccumulationScale
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Finding, ModuleVitals, Vitals
 

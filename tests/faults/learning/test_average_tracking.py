@@ -1,7 +1,8 @@
 """Fires on an average that stands still or leaves; quiet on one that rests between updates."""
 
 from holter.diagnosis import top_cause
-from holter.faults import AverageTracking, Window
+from holter.faults import Window
+from holter.faults.learning.average_tracking import AverageTracking
 from holter.faults.window import Spread, StepNumbers
 from holter.records import Finding
 

@@ -3,7 +3,8 @@
 import math
 
 from holter.diagnosis import top_cause
-from holter.faults import MissingGradients, Window
+from holter.faults import Window
+from holter.faults.learning.missing_gradients import MissingGradients
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Finding, Inspection, Named, Vitals, Witness
 

@@ -1,7 +1,8 @@
 """Fires when the optimizer's parameters are strangers or all frozen; quiet on latents, references, adapters and copies by design."""
 
 from holter.diagnosis import top_cause
-from holter.faults import OptimizerIdentity, StepView
+from holter.faults import StepView
+from holter.faults.learning.optimizer_identity import OptimizerIdentity
 from holter.records import Census, Component, Finding, TensorEntry
 from made_up import made_window
 

@@ -1,7 +1,8 @@
 """Fires when a scaler lets nothing pass; quiet on one that looks for its scale."""
 
 from holter.diagnosis import top_cause
-from holter.faults import SkippedSteps, Window
+from holter.faults import Window
+from holter.faults.learning.skipped_steps import SkippedSteps
 from holter.faults.window import Note
 from holter.records import Finding, Nonfinite, Skipped
 

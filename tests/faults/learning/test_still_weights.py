@@ -5,7 +5,7 @@ import math
 import pytest
 
 from holter.diagnosis import top_cause
-from holter.faults import StillWeights
+from holter.faults.learning.still_weights import StillWeights
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Census, Finding, ModuleVitals, Named, TensorEntry, Vitals
 from made_up import made_window

@@ -1,7 +1,7 @@
 """Fires on left-over gradients that add up; quiet on the resting half of a pair of optimizers."""
 
 from holter.diagnosis import top_cause
-from holter.faults import UnclearedGradients
+from holter.faults.learning.uncleared_gradients import UnclearedGradients
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Census, Finding, Vitals
 from made_up import made_window

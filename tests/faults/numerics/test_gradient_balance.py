@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holter.faults import GradientBalance, Window
+from holter.faults import Window
+from holter.faults.numerics.gradient_balance import GradientBalance
 from holter.faults.window import Note
 from holter.records import Finding, ModuleVitals, Vitals
 

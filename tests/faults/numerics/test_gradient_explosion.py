@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from holter.faults import GradientExplosion
+from holter.faults.numerics.gradient_explosion import GradientExplosion
 from holter.faults.window import CensusChange, Note, Spread, StepNumbers
 from holter.records import Finding, ModuleVitals, Vitals
 from made_up import made_window

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from holter.faults import GradientVanishing, Window
+from holter.faults import Window
+from holter.faults.numerics.gradient_vanishing import GradientVanishing
 from holter.faults.window import Note
 from holter.records import Finding, ModuleVitals, Vitals
 

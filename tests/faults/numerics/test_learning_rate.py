@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from holter.faults import LearningRate, Window
+from holter.faults import Window
+from holter.faults.numerics.learning_rate import LearningRate
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Finding, ModuleVitals, Vitals
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holter.faults import LossTerms, Window
+from holter.faults import Window
+from holter.faults.numerics.loss_terms import LossTerms
 from holter.faults.window import Spread, StepNumbers
 from holter.records import Finding
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from holter.faults import LossTrend
+from holter.faults.numerics.loss_trend import LossTrend
 from holter.faults.window import CensusChange, Spread, StepNumbers
 from holter.records import Finding
 from made_up import made_window

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from holter.faults import NonfiniteLoss, StepView, Window
+from holter.faults import StepView, Window
+from holter.faults.numerics.nonfinite_loss import NonfiniteLoss
 from holter.faults.window import Spread, StepNumbers
 from holter.records import Finding, Nonfinite
 

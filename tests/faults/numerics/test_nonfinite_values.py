@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from holter.faults import NonfiniteValues, StepView
+from holter.faults import StepView
+from holter.faults.numerics.nonfinite_values import NonfiniteValues
 from holter.records import Finding, Nonfinite, Origin, Where
 from made_up import made_window
 

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from holter.faults import Overfitting, Window
+from holter.faults import Window
+from holter.faults.numerics.overfitting import Overfitting
 from holter.faults.window import Spread, StepNumbers
 from holter.records import Finding
 

@@ -3,8 +3,7 @@
 import pytest
 
 from holter.diagnosis import top_cause
-from holter.faults import BufferValues
-from holter.faults.precision.buffer_values import num_told_apart
+from holter.faults.precision.buffer_values import BufferValues, num_told_apart
 from holter.records import Census, Finding, Mark, TensorEntry
 from made_up import made_window
 

@@ -3,7 +3,8 @@
 import math
 
 from holter.diagnosis import top_cause
-from holter.faults import ComputeDtype, Window
+from holter.faults import Window
+from holter.faults.precision.compute_dtype import ComputeDtype
 from holter.faults.window import Note
 from holter.records import Finding, Inspection, Witness
 

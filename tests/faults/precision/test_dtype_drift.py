@@ -1,7 +1,7 @@
 """Fires on a dtype that changes in mid-run; quiet on set-up and on other changes of the census."""
 
 from holter.diagnosis import top_cause
-from holter.faults import DtypeDrift
+from holter.faults.precision.dtype_drift import DtypeDrift
 from holter.faults.window import CensusChange
 from holter.records import Finding
 from made_up import made_window

@@ -1,7 +1,8 @@
 """Fires on gradients at the bottom of fp16; quiet on sparse ones, on bf16, and under a scaler."""
 
 from holter.diagnosis import top_cause
-from holter.faults import GradientRange, Window
+from holter.faults import Window
+from holter.faults.precision.gradient_range import GradientRange
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Finding, Inspection, ModuleVitals, Vitals
 

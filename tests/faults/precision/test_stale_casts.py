@@ -1,7 +1,8 @@
 """Fires when swapped weights leave the output as it was; quiet on weights that hardly differ."""
 
 from holter.diagnosis import top_cause
-from holter.faults import StaleCasts, Window
+from holter.faults import Window
+from holter.faults.precision.stale_casts import StaleCasts
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Finding, Swapped
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 
 from holter.diagnosis import rank_causes
-from holter.faults import BufferDivergence, ClassHistory, StepView, TableKey
+from holter.faults import ClassHistory, StepView, TableKey
+from holter.faults.replicas.buffer_divergence import BufferDivergence
 from holter.records import Census, Finding, Table, TableRequest, TensorEntry
 from made_up import made_window
 

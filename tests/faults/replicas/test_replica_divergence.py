@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import ClassHistory, ReplicaDivergence, StepView, TableKey
+from holter.faults import ClassHistory, StepView, TableKey
+from holter.faults.replicas.replica_divergence import ReplicaDivergence
 from holter.faults.window import CallCounts
 from holter.records import Census, Component, Finding, Mark, Table, TableRequest, TensorEntry
 from made_up import made_window

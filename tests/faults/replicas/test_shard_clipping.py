@@ -1,7 +1,8 @@
 """Fires on shards clipped by their own norms; quiet on one norm for all, on whole gradients, and below the limit."""
 
 from holter.diagnosis import rank_causes
-from holter.faults import ShardClipping, Window
+from holter.faults import Window
+from holter.faults.replicas.shard_clipping import ShardClipping
 from holter.faults.window import Spread, StepNumbers
 from holter.records import Finding
 

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from holter.diagnosis import rank_causes
-from holter.faults import StepView, StructureMismatch
+from holter.faults import StepView
+from holter.faults.replicas.structure_mismatch import StructureMismatch
 from holter.faults.window import CensusChange
 from holter.records import Census, Component, Finding, TensorEntry
 from made_up import made_window

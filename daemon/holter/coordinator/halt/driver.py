@@ -28,6 +28,7 @@ from holter.coordinator.halt.attempts import (
     why_off,
 )
 from holter.faults.hangs.endings import LOST_CONNECTION
+from holter.faults.numerics.causes import NONFINITE_BACKWARD
 from holter.halting import protocol
 from holter.halting.plan import HaltPlan, NotYet, Wish, choose
 from holter.halting.protocol import Course, Gone, HaltEvent, Heard, Tell
@@ -40,7 +41,7 @@ ENDING = ("dying", "terminated")
 MAX_TRIES = 5
 REQUESTED = "requested"
 """Cause of a halt that somebody asked for."""
-UNEXPLAINED = "nonfinite_backward"
+UNEXPLAINED = NONFINITE_BACKWARD.cause
 """Of one that ranks asked for by standing, when nothing better is known."""
 
 

@@ -23,7 +23,7 @@ from holter.halting import tombstone, verdicts
 from holter.halting.vault import script_saves
 from holter.halting.vault.script_saves import ScriptSave, ScriptSaves
 from holter.halting.vault.store import FOLDER, Sealed, Vault
-from holter.halting.verdicts import APPLIED, Sight
+from holter.halting.verdicts import Sight
 from holter.records import Attached, Begun, Diagnosis, Finding, Halting, Healthy, Kept, Observation
 
 MAX_SAVES = 256
@@ -96,7 +96,7 @@ class SaveBook:
     ) -> list[str]:
         """Look at each again, with what is new or better understood; returns what must be said at once."""
         self._diagnoses |= {diagnosis.id: diagnosis for diagnosis in diagnoses}
-        self._applied |= {found.first_step: found for found in findings if found.detector == APPLIED}
+        self._applied |= {found.first_step: found for found in findings if verdicts.is_applied(found)}
         waiting = [entry for entry in self._entries if entry.step is not None]
         if not waiting:
             return []

@@ -5,14 +5,11 @@ from dataclasses import replace
 
 from holter.coordinator.halt.driver import HaltDriver
 from holter.coordinator.roster import Member, Roster
-from holter.diagnosis.passing import STALLS
-from holter.faults import Window
+from holter.faults import CAUSES, Window
 from holter.halting import verdicts
 from holter.halting.plan import JobShape, Whereabouts, Wish
 from holter.records import Cause, Diagnosis, Finding, Phase
 
-HANGS = STALLS | {"collective_order_mismatch"}
-"""Causes that are over when the ranks move on."""
 HELD_BACK = ("stopped", "traced", "frozen", "uninterruptible", "zombie", "gone")
 """Of a process that runs none of its threads."""
 STANDING = ("held", "dying", "terminated")
@@ -69,7 +66,8 @@ def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Ca
         if diagnosis.action.directive != "halt" or diagnosis.closed_at is not None or not diagnosis.causes:
             continue
         first = diagnosis.causes[0]
-        is_hang = first.cause in HANGS and not _is_running(findings, first)
+        entry = CAUSES.get(first.cause)
+        is_hang = entry is not None and entry.is_hang and not _is_running(findings, first)
         if is_hang and not window().processes.delays:
             continue
         spoiled = verdicts.spoils(findings, [diagnosis])
@@ -78,7 +76,7 @@ def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Ca
             reason=f"{diagnosis.action.reason}; {diagnosis.symptom}",
             ranks=first.ranks,
             incident=diagnosis.id,
-            is_blocked=is_hang or first.cause == "rank_dead",
+            is_blocked=is_hang or (entry is not None and entry.is_death),
             first_bad=next((spoil.first_bad for spoil in spoiled if spoil.verdict == "poisoned"), None),
         )
     return None
@@ -93,7 +91,10 @@ def suspicion(diagnoses: Iterable[Diagnosis]) -> Wish | None:
     """Why ranks stand before a step that is not finite, from the newest diagnosis of such a thing, however sure it is."""
     for diagnosis in reversed(list(diagnoses)):
         first = diagnosis.causes[0] if diagnosis.causes else None
-        if first is not None and diagnosis.closed_at is None and first.cause in verdicts.SPOILED_BY_STEP:
+        if first is None or first.cause not in CAUSES or diagnosis.closed_at is not None:
+            continue
+        damage = CAUSES[first.cause].damage
+        if damage is not None and damage.begins == "with the step":
             reason = f"gradients that are not finite were held before they reached the weights; {diagnosis.symptom}"
             return Wish(cause=first.cause, reason=reason, ranks=first.ranks, incident=diagnosis.id)
     return None

@@ -22,7 +22,7 @@ from holter.coordinator.disk import Disk
 from holter.coordinator.incidents.tracker import cause_of, confidence_of
 from holter.diagnosis import report
 from holter.diagnosis.ranking import SURE
-from holter.faults import causes
+from holter.faults import CAUSES
 from holter.files import write_whole
 from holter.records import Diagnosis, Severity
 
@@ -146,7 +146,7 @@ class Incidents:
 
     def by_cause(self) -> Counter[str]:
         """How many there were, by leading cause; one that came to be explained otherwise counts for each."""
-        found = Counter({entry.cause: 0 for entry in causes.ALL})
+        found = Counter(dict.fromkeys(CAUSES, 0))
         found.update(cause for _, cause in self._causes)
         return found
 

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 import msgspec
 
 from holter.clock import compact, rfc3339
-from holter.diagnosis.correlate import Incident, correlate
+from holter.diagnosis.correlate import Incident, can_pass, correlate, has_passed, stands
 from holter.diagnosis.explain import explain
-from holter.diagnosis.passing import can_pass, has_passed, stands
 from holter.diagnosis.plots import plots
 from holter.diagnosis.ranking import rank_causes
-from holter.faults import Window
+from holter.faults import DETECTORS, Window
 from holter.halting.decide import decide
 from holter.records import Action, Diagnosis, Evidence, Finding
 
@@ -149,9 +148,8 @@ def _detected_after_s(finding: Finding, window: Window, now_ns: int) -> float:
     overdue_ns = finding.facts.get("overdue_at_ns")
     if isinstance(overdue_ns, int):
         return max(0.0, round((now_ns - overdue_ns) / 1e9, 3))
-    deaths = [
-        end.at_ns for end in window.processes.exits if end.rank in finding.ranks and finding.detector == "dead_rank"
-    ]
+    is_end = finding.detector in DETECTORS and DETECTORS[finding.detector].sees_ends
+    deaths = [end.at_ns for end in window.processes.exits if is_end and end.rank in finding.ranks]
     view = window.step(finding.first_step)
     began_ns = min(deaths, default=view.first_seen_ns if view else now_ns)
     return max(0.0, round((now_ns - began_ns) / 1e9, 3))

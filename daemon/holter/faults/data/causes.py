@@ -1,7 +1,16 @@
 """What the ranks are fed."""
 
-from holter.faults.cause import CauseEntry
+from holter.faults.cause import CauseEntry, Row
 from holter.records import Fix
+
+_NO_COUNT = "the samples of a whole pass, counted on all ranks"
+_NO_STEPS = "batch signatures at several steps in a row"
+_NO_EPOCH = "the sampler's epoch at each pass"
+_NO_LENGTHS = "the lengths of all ranks' loaders, and that they are trained on"
+_NO_PEER = (
+    "a third rank, or a history from before: two ranks differ and nothing tells which one is sound, so both are named"
+)
+_ALL_ALIKE = "what changed at that step on all ranks at once: a curriculum or a new data source looks the same"
 
 DUPLICATE_DATA_ACROSS_RANKS = CauseEntry(
     cause="duplicate_data_across_ranks",
@@ -14,6 +23,11 @@ DUPLICATE_DATA_ACROSS_RANKS = CauseEntry(
     would_refute="The ranks hold parts of one model (tensor or pipeline parallelism) and are meant to read the same batch.",
     refuting_fact="is_model_replicated",
     is_refuted_by=False,
+    rows=(
+        Row("duplicate_batches", 0.95, "observation", seen=("is_shared_at_every_step", "is_model_replicated"), absent=("is_loader_cut",)),
+        Row("duplicate_batches", 0.93, "observation", seen=("is_shared_at_every_step", "is_model_replicated")),
+        Row("duplicate_batches", 0.50, "inference", missing=_NO_STEPS),
+    ),
     fix=Fix(
         do=(
             "Give each rank its own part: `DataLoader(dataset, sampler=DistributedSampler(dataset))` with `set_epoch(epoch)` before "
@@ -29,7 +43,7 @@ DUPLICATE_DATA_ACROSS_RANKS = CauseEntry(
             "`init_process_group`, or a generator with one seed for all ranks that draws the samples itself."
         ),
     ),
-)
+)  # fmt: skip
 
 DOUBLE_SHARDED_DATA = CauseEntry(
     cause="double_sharded_data",
@@ -41,6 +55,11 @@ DOUBLE_SHARDED_DATA = CauseEntry(
     would_refute="All ranks together take about as many samples in a whole pass as the data set holds.",
     refuting_fact="is_covered",
     is_refuted_by=True,
+    rows=(
+        Row("data_coverage", 0.95, "observation", seen=("has_more_parts_than_ranks", "is_counted"), absent=("is_covered",)),
+        Row("data_coverage", 0.90, "observation", seen=("has_more_parts_than_ranks",), absent=("is_covered",)),
+        Row("data_coverage", 0.50, "inference", missing=_NO_COUNT),
+    ),
     fix=Fix(
         do=(
             "Remove one of the two: give `prepare` a loader without DistributedSampler (plain `shuffle=True`), or keep the sampler and do "
@@ -52,7 +71,7 @@ DOUBLE_SHARDED_DATA = CauseEntry(
         verify="Count the samples of one epoch on every rank and sum them: it is the data set's size, up to one batch a rank.",
         otherwise="If parts are held back on purpose, say so by cutting the data set itself (`Subset`, `select`), so that its size is what is meant to be read.",
     ),
-)
+)  # fmt: skip
 
 REPEATED_EPOCH_ORDER = CauseEntry(
     cause="repeated_epoch_order",
@@ -64,6 +83,11 @@ REPEATED_EPOCH_ORDER = CauseEntry(
     would_refute="The sampler was told a new epoch before the pass.",
     refuting_fact="is_epoch_told",
     is_refuted_by=True,
+    rows=(
+        Row("epoch_order", 0.95, "observation", seen=("is_order_repeated", "takes_epoch"), absent=("is_epoch_told",)),
+        Row("epoch_order", 0.88, "observation", seen=("is_order_repeated",), absent=("is_epoch_told", "takes_epoch")),
+        Row("epoch_order", 0.60, "inference", missing=_NO_EPOCH),
+    ),
     fix=Fix(
         do=(
             "Call `loader.sampler.set_epoch(epoch)` before each epoch (with accelerate `loader.set_epoch(epoch)`). If the sampler takes no "
@@ -76,7 +100,7 @@ REPEATED_EPOCH_ORDER = CauseEntry(
         verify="The first batches' indices of two epochs differ on each rank.",
         otherwise="If the call is there, it reaches another sampler than the one in use: after `prepare`, the loader has a new one; call it on the prepared loader.",
     ),
-)
+)  # fmt: skip
 
 UNEVEN_BATCHES = CauseEntry(
     cause="uneven_batches",
@@ -88,6 +112,10 @@ UNEVEN_BATCHES = CauseEntry(
     would_refute="A rank that ran out took its loader up again and all went on stepping.",
     refuting_fact="is_begun_anew",
     is_refuted_by=True,
+    rows=(
+        Row("batch_lengths", 0.93, "observation", seen=("has_uneven_lengths", "is_trained_on"), absent=("is_begun_anew",)),
+        Row("batch_lengths", 0.50, "inference", missing=_NO_LENGTHS),
+    ),
     fix=Fix(
         do=(
             "Nothing hangs yet: save a checkpoint before the step named here. Then make lengths equal: a DistributedSampler (it pads; "
@@ -103,7 +131,7 @@ UNEVEN_BATCHES = CauseEntry(
             "or a stream ends early: count the batches on each rank."
         ),
     ),
-)
+)  # fmt: skip
 
 CORRUPT_LABELS_OR_RANGE = CauseEntry(
     cause="corrupt_labels_or_range",
@@ -116,6 +144,15 @@ CORRUPT_LABELS_OR_RANGE = CauseEntry(
     would_refute="All ranks changed alike at the same step: then the data source itself changed, perhaps on purpose.",
     refuting_fact="is_on_all_ranks",
     is_refuted_by=True,
+    rows=(
+        Row("batch_values", 0.93, "observation", seen=("is_out_of_range",), absent=("is_on_all_ranks",)),
+        Row("batch_values", 0.85, "documented", seen=("is_out_of_range", "is_on_all_ranks")),
+        Row("batch_values", 0.90, "observation", seen=("is_constant",), absent=("is_on_all_ranks",)),
+        Row("batch_values", 0.80, "documented", seen=("is_constant", "is_on_all_ranks")),
+        Row("batch_values", 0.90, "observation", seen=("is_off_scale", "is_culprit_known"), absent=("is_on_all_ranks",)),
+        Row("batch_values", 0.65, "inference", seen=("is_off_scale",), absent=("is_culprit_known",), missing=_NO_PEER),
+        Row("batch_values", 0.65, "inference", missing=_ALL_ALIKE),
+    ),
     fix=Fix(
         do=(
             "Take the named rank's batch at the named step (same seed, epoch and index) and look at the named tensor: as image, as text, as a "
@@ -131,7 +168,7 @@ CORRUPT_LABELS_OR_RANGE = CauseEntry(
             "is what it should be (a curriculum, a new source), nothing is wrong: note it and go on."
         ),
     ),
-)
+)  # fmt: skip
 
 CAUSES: tuple[CauseEntry, ...] = (
     DUPLICATE_DATA_ACROSS_RANKS,

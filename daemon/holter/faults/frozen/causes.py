@@ -1,7 +1,10 @@
 """Components that should not move, and do, or were never right."""
 
-from holter.faults.cause import CauseEntry
+from holter.faults.cause import CauseEntry, Damage, Row
 from holter.records import Fix
+
+_NO_SOURCE = "where each rank's copy was loaded from: without a third replica or a checkpoint with fingerprints both sides look right"
+_NO_WRITER = "what wrote to the tensors: no step of an optimizer did"
 
 FROZEN_SET_MISMATCH = CauseEntry(
     cause="frozen_set_mismatch",
@@ -13,6 +16,11 @@ FROZEN_SET_MISMATCH = CauseEntry(
     would_refute="All ranks train the same names.",
     refuting_fact="are_frozen_sets_different",
     is_refuted_by=False,
+    damage=Damage("before the step", "unknown", "ranks train different parameters, and the files hold one rank's"),
+    rows=(
+        Row("structure_mismatch", 0.95, "observation", seen=("are_frozen_sets_different",), absent=("is_structure_different",)),
+        Row("structure_mismatch", 0.60, "inference", seen=("are_frozen_sets_different", "is_structure_different"), missing="a model of the same structure on all ranks, to compare what is frozen in it"),
+    ),
     fix=Fix(
         do=(
             "Stop the run. Freeze the same parameters on all ranks, by name, before wrapping, without a branch on the rank, on its data or on "
@@ -24,7 +32,7 @@ FROZEN_SET_MISMATCH = CauseEntry(
         verify="`[n for n, p in model.named_parameters() if p.requires_grad]` is equal on all ranks.",
         otherwise="If the code is the same on all ranks, look for freezing by a match on names that differ (a prefix from a wrapper), or by a random draw.",
     ),
-)
+)  # fmt: skip
 
 FROZEN_COMPONENT_UNINITIALISED = CauseEntry(
     cause="frozen_component_uninitialised",
@@ -36,6 +44,11 @@ FROZEN_COMPONENT_UNINITIALISED = CauseEntry(
     would_refute="The values on all ranks are such as weights have.",
     refuting_fact="is_implausible",
     is_refuted_by=False,
+    damage=Damage("before the step", "poisoned", "a frozen component holds what was never initialised"),
+    rows=(
+        Row("frozen_divergence", 0.95, "observation", seen=("is_implausible",), unless=("did_agree_before",)),
+        Row("frozen_divergence", 0.75, "documented", seen=("is_implausible", "did_agree_before")),
+    ),
     fix=Fix(
         do=(
             "Stop the run. Load the named component from its checkpoint on each named rank after `to_empty` (or broadcast it from a sound rank: "
@@ -50,7 +63,7 @@ FROZEN_COMPONENT_UNINITIALISED = CauseEntry(
             "through `meta`, a loader that skips names it does not know."
         ),
     ),
-)
+)  # fmt: skip
 
 FROZEN_COMPONENT_MISMATCH = CauseEntry(
     cause="frozen_component_mismatch",
@@ -62,6 +75,12 @@ FROZEN_COMPONENT_MISMATCH = CauseEntry(
     would_refute="One side holds what cannot be weights: zeros, NaN, garbage.",
     refuting_fact="is_implausible",
     is_refuted_by=True,
+    damage=Damage("before the step", "unknown", "ranks hold different frozen weights, and the files hold one rank's"),
+    rows=(
+        Row("frozen_divergence", 0.90, "observation", absent=("is_implausible", "is_one_side_rounded", "did_agree_before"), unless=("are_dtypes_different",)),
+        Row("frozen_divergence", 0.60, "inference", absent=("is_implausible",), missing=_NO_SOURCE),
+        Row("frozen_divergence", 0.15, "inference", missing=_NO_SOURCE),
+    ),
     fix=Fix(
         do=(
             "Compare where each rank loads the named tensors from (path, revision, cache of that host), make it the same, and restart; or broadcast "
@@ -73,7 +92,7 @@ FROZEN_COMPONENT_MISMATCH = CauseEntry(
         verify="The restarted run reports no difference in frozen parameters.",
         otherwise="If the component is meant to differ between ranks (an ensemble, a stage of a pipeline), it is no replica: nothing is to be done.",
     ),
-)
+)  # fmt: skip
 
 FROZEN_COMPONENT_CHANGED = CauseEntry(
     cause="frozen_component_changed",
@@ -85,6 +104,12 @@ FROZEN_COMPONENT_CHANGED = CauseEntry(
     would_refute="No optimizer holds the tensors, and they do not change within a step.",
     refuting_fact="is_moved_in_step",
     is_refuted_by=False,
+    damage=Damage("before the step", "unknown", "frozen weights changed"),
+    rows=(
+        Row("frozen_movement", 0.93, "observation", seen=("is_moved_in_step", "is_held_by_optimizer")),
+        Row("frozen_movement", 0.75, "documented", seen=("was_still_before",), absent=("is_moved_in_step",)),
+        Row("frozen_movement", 0.50, "inference", missing=_NO_WRITER),
+    ),
     fix=Fix(
         do=(
             "Freeze before the optimizer is built and give it only what requires gradients; when freezing later, also set `p.grad = None` and remove the "
@@ -96,7 +121,7 @@ FROZEN_COMPONENT_CHANGED = CauseEntry(
         verify="Compare the named tensors with the checkpoint after a few hundred steps: equal, bit for bit.",
         otherwise="If no optimizer holds them, look for what writes to them: `load_state_dict`, a swap of weights for evaluation, `copy_` into a tied tensor.",
     ),
-)
+)  # fmt: skip
 
 UNFROZEN_BY_MISTAKE = CauseEntry(
     cause="unfrozen_by_mistake",
@@ -108,6 +133,10 @@ UNFROZEN_BY_MISTAKE = CauseEntry(
     would_refute="No optimizer holds the declared parameters.",
     refuting_fact="is_held_by_optimizer",
     is_refuted_by=False,
+    rows=(
+        Row("declared_frozen", 0.95, "observation", seen=("is_held_by_optimizer",)),
+        Row("declared_frozen", 0.60, "inference", missing="whether an optimizer holds the declared parameters"),
+    ),
     fix=Fix(
         do="Freeze the named parameters with `requires_grad_(False)` after all loading and wrapping of adapters and before the optimizer is built; restart from their checkpoint.",
         changes="The named parameters no longer train; memory for their gradients and moments is freed.",
@@ -116,7 +145,7 @@ UNFROZEN_BY_MISTAKE = CauseEntry(
         verify="`holter report` of the restarted run stays empty.",
         otherwise="If they are meant to train, correct the declaration.",
     ),
-)
+)  # fmt: skip
 
 CAUSES: tuple[CauseEntry, ...] = (
     FROZEN_SET_MISMATCH,

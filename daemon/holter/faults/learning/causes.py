@@ -1,7 +1,18 @@
 """Nothing, or the wrong thing, is learning."""
 
-from holter.faults.cause import CauseEntry
+from holter.faults.cause import CauseEntry, Row
 from holter.records import Fix
+
+_NO_CENSUS = "a census that tells which parameters the optimizer holds and whether they have gradients"
+_NO_PROOF = "what becomes of the modules' output: a result that the loss ignores on purpose and one that was detached by mistake look alike here"
+_NO_LAYER = "the output of the activation itself: only what the next layer was given was seen"
+_NO_LEFT_OVERS = "the gradients before the first backward pass of a step"
+_NO_UPDATES = "the share of elements that a step changes, and the dtype of the weights"
+_NO_SCALER = "the scaler's own count of skipped steps"
+_NO_VARIATION = (
+    "steps with another number of micro-batches, or the place at which the gradient is divided after backward"
+)
+_NO_DISTANCE = "the distance of the copy from the live weights over more steps"
 
 STALE_OPTIMIZER_PARAMETERS = CauseEntry(
     cause="stale_optimizer_parameters",
@@ -14,6 +25,11 @@ STALE_OPTIMIZER_PARAMETERS = CauseEntry(
     would_refute="The parameters that the optimizer holds have gradients.",
     refuting_fact="has_foreign_gradient",
     is_refuted_by=True,
+    rows=(
+        Row("optimizer_identity", 0.95, "observation", seen=("are_parameters_foreign",), absent=("has_foreign_gradient", "is_trainable_held")),
+        Row("optimizer_identity", 0.90, "observation", seen=("are_parameters_foreign",), absent=("has_foreign_gradient",)),
+        Row("optimizer_identity", 0.60, "inference", seen=("are_parameters_foreign",), missing=_NO_CENSUS),
+    ),
     fix=Fix(
         do=(
             "Stop the run: the model has not been trained. Build the optimizer after everything that replaces parameters, from the "
@@ -28,7 +44,7 @@ STALE_OPTIMIZER_PARAMETERS = CauseEntry(
             "exchange the parameters; if it cannot, give it a function that builds the optimizer."
         ),
     ),
-)
+)  # fmt: skip
 
 NOTHING_TRAINABLE = CauseEntry(
     cause="nothing_trainable",
@@ -40,6 +56,10 @@ NOTHING_TRAINABLE = CauseEntry(
     would_refute="The optimizer also holds parameters of its own that do have gradients.",
     refuting_fact="has_foreign_gradient",
     is_refuted_by=True,
+    rows=(
+        Row("optimizer_identity", 0.95, "observation", seen=("are_all_held_frozen",), absent=("are_parameters_foreign",)),
+        Row("optimizer_identity", 0.15, "inference", missing=_NO_CENSUS),
+    ),
     fix=Fix(
         do=(
             "Stop the run. Print the names of the parameters with `requires_grad` before building the optimizer. Load adapters with "
@@ -51,7 +71,7 @@ NOTHING_TRAINABLE = CauseEntry(
         verify="`sum(p.numel() for p in model.parameters() if p.requires_grad)` before the loop; stop if it is 0.",
         otherwise="If the patterns look right, look at what runs after them: an `eval()` helper, a `freeze()` in a callback, a checkpoint loaded with frozen flags.",
     ),
-)
+)  # fmt: skip
 
 GRAPH_DETACHED = CauseEntry(
     cause="graph_detached",
@@ -64,6 +84,13 @@ GRAPH_DETACHED = CauseEntry(
     would_refute="The named modules' output leads back to their parameters, and the loss merely does not use it.",
     refuting_fact="has_gradient_path",
     is_refuted_by=True,
+    rows=(
+        Row("missing_gradients", 0.95, "observation", seen=("is_called", "is_gradient_off"), unless=("has_zero_layer",)),
+        Row("missing_gradients", 0.93, "observation", seen=("is_called",), absent=("has_gradient_path",), unless=("has_zero_layer",)),
+        Row("missing_gradients", 0.80, "documented", seen=("is_called", "is_most_of_the_model"), unless=("has_zero_layer",)),
+        Row("missing_gradients", 0.50, "inference", unless=("has_zero_layer",), missing=_NO_PROOF),
+        Row("missing_gradients", 0.15, "inference", missing=_NO_PROOF),
+    ),
     fix=Fix(
         do=(
             "Look at the call of the first module named. With `torch.utils.checkpoint`, pass `use_reentrant=False`, or call "
@@ -79,7 +106,7 @@ GRAPH_DETACHED = CauseEntry(
             "no memory and raises no question."
         ),
     ),
-)
+)  # fmt: skip
 
 DEAD_ACTIVATIONS = CauseEntry(
     cause="dead_activations",
@@ -91,6 +118,11 @@ DEAD_ACTIVATIONS = CauseEntry(
     would_refute="No layer was seen to give nothing but zeros.",
     refuting_fact="has_zero_layer",
     is_refuted_by=False,
+    rows=(
+        Row("missing_gradients", 0.93, "observation", seen=("has_zero_layer", "is_zero_layer_seen")),
+        Row("missing_gradients", 0.80, "documented", seen=("has_zero_layer",)),
+        Row("missing_gradients", 0.10, "inference", missing=_NO_LAYER),
+    ),
     fix=Fix(
         do=(
             "Look at the layer named and at what feeds it: print its inputs' range for one batch. Initialise the layer before it anew (bias "
@@ -102,7 +134,7 @@ DEAD_ACTIVATIONS = CauseEntry(
         verify="A forward hook on the named layer: `(output == 0).float().mean()` is below one.",
         otherwise="If the layer is shut on purpose (a gate that begins at zero, a masked branch), give its inputs no trainable parameters or open it by a schedule.",
     ),
-)
+)  # fmt: skip
 
 GRADIENTS_NEVER_CLEARED = CauseEntry(
     cause="gradients_never_cleared",
@@ -114,6 +146,10 @@ GRADIENTS_NEVER_CLEARED = CauseEntry(
     would_refute="Gradients were there before the backward pass but did not grow: they belong to another optimizer's own last step.",
     refuting_fact="does_grow",
     is_refuted_by=False,
+    rows=(
+        Row("uncleared_gradients", 0.95, "observation", seen=("is_left_over", "does_grow")),
+        Row("uncleared_gradients", 0.60, "inference", missing=_NO_LEFT_OVERS),
+    ),
     fix=Fix(
         do=(
             "Stop the run. Call `optimizer.zero_grad()` once for each optimizer step, before its first backward pass (with accumulation: after "
@@ -128,7 +164,7 @@ GRADIENTS_NEVER_CLEARED = CauseEntry(
             "skipped. Parameters outside the optimizer need `model.zero_grad()`."
         ),
     ),
-)
+)  # fmt: skip
 
 LOST_UPDATE = CauseEntry(
     cause="lost_update",
@@ -140,6 +176,11 @@ LOST_UPDATE = CauseEntry(
     would_refute="The update that these tensors should get is smaller than their own rounding.",
     refuting_fact="is_update_large_enough",
     is_refuted_by=False,
+    rows=(
+        Row("still_weights", 0.90, "observation", seen=("is_unchanged", "is_update_large_enough")),
+        Row("still_weights", 0.55, "inference", seen=("is_unchanged",), missing=_NO_UPDATES),
+        Row("still_weights", 0.15, "inference", missing=_NO_UPDATES),
+    ),
     fix=Fix(
         do=(
             "Compare one named tensor right before `optimizer.step()`, right after it, and at the start of the next step: the place where the change "
@@ -151,7 +192,7 @@ LOST_UPDATE = CauseEntry(
         verify="`before = p.clone(); optimizer.step(); assert not torch.equal(before, p)` for the named tensors.",
         otherwise="If they do not change within `optimizer.step()` itself, look at its groups: another learning rate, `maximize`, a fused or capturable variant that skips them.",
     ),
-)
+)  # fmt: skip
 
 ROUNDED_AWAY_UPDATES = CauseEntry(
     cause="rounded_away_updates",
@@ -163,6 +204,10 @@ ROUNDED_AWAY_UPDATES = CauseEntry(
     would_refute="The weights are in fp32, whose rounding is far below the update.",
     refuting_fact="is_narrow",
     is_refuted_by=False,
+    rows=(
+        Row("still_weights", 0.93, "observation", seen=("does_little_change", "is_narrow", "is_rate_at_work")),
+        Row("still_weights", 0.60, "inference", seen=("does_little_change",), missing=_NO_UPDATES),
+    ),
     fix=Fix(
         do=(
             "Keep the weights that the optimizer steps in fp32 and compute in bf16 under autocast (or FSDP's MixedPrecisionPolicy with fp32 "
@@ -174,7 +219,7 @@ ROUNDED_AWAY_UPDATES = CauseEntry(
         verify="`(p != before).float().mean()` after one step is above 0.9 for the modules named.",
         otherwise="A larger learning rate also gets over the rounding, and is rarely what the model needs. Larger batches do not help: they leave the update's size as it is.",
     ),
-)
+)  # fmt: skip
 
 EVERY_STEP_SKIPPED = CauseEntry(
     cause="every_step_skipped",
@@ -187,6 +232,10 @@ EVERY_STEP_SKIPPED = CauseEntry(
     would_refute="The scaler let steps pass in between.",
     refuting_fact="is_every_step_skipped",
     is_refuted_by=False,
+    rows=(
+        Row("skipped_steps", 0.95, "observation", seen=("is_every_step_skipped",)),
+        Row("skipped_steps", 0.60, "inference", missing=_NO_SCALER),
+    ),
     fix=Fix(
         do=(
             "Stop the run. Switch the scaler off for one batch and look for the first NaN or Inf: batch, loss, then gradients in backward order (the "
@@ -198,7 +247,7 @@ EVERY_STEP_SKIPPED = CauseEntry(
         verify="`scaler.get_scale()` no longer falls over 100 steps; the weights change at every step.",
         otherwise="If everything is finite without the scaler, its first scale is too high for this model: set `init_scale` to 1024. bf16 needs no scaler at all.",
     ),
-)
+)  # fmt: skip
 
 ACCUMULATION_NOT_NORMALISED = CauseEntry(
     cause="accumulation_not_normalised",
@@ -211,6 +260,11 @@ ACCUMULATION_NOT_NORMALISED = CauseEntry(
     would_refute="The loss is divided by the number of micro-batches before backward.",
     refuting_fact="is_loss_divided",
     is_refuted_by=True,
+    rows=(
+        Row("accumulation_scale", 0.90, "observation", seen=("does_norm_scale",), absent=("is_loss_divided",)),
+        Row("accumulation_scale", 0.60, "inference", seen=("does_norm_scale",), missing="whether the loss was divided by the number of micro-batches in each of the steps compared; a short last group that is divided by the full number looks the same"),
+        Row("accumulation_scale", 0.40, "inference", missing=_NO_VARIATION),
+    ),
     fix=Fix(
         do=(
             "Divide the loss by the number of micro-batches of this very step before `backward`; if they differ in samples or tokens, sum the losses "
@@ -222,7 +276,7 @@ ACCUMULATION_NOT_NORMALISED = CauseEntry(
         verify="The same samples as one batch and as k micro-batches give the same gradient to rounding.",
         otherwise="If the gradient is divided elsewhere (a hook, the optimizer, the framework), nothing is wrong. Check the short last group of an epoch all the same.",
     ),
-)
+)  # fmt: skip
 
 AVERAGE_NOT_TRACKING = CauseEntry(
     cause="average_not_tracking",
@@ -234,6 +288,11 @@ AVERAGE_NOT_TRACKING = CauseEntry(
     would_refute="The live weights did not move either.",
     refuting_fact="is_live_moving",
     is_refuted_by=False,
+    rows=(
+        Row("average_tracking", 0.90, "observation", seen=("is_copy_still", "is_live_moving")),
+        Row("average_tracking", 0.75, "documented", seen=("is_copy_leaving",)),
+        Row("average_tracking", 0.55, "inference", missing=_NO_DISTANCE),
+    ),
     fix=Fix(
         do=(
             "Call the update right after each `optimizer.step()`, with the live module's parameters; keep the copy in fp32; check the decay that is in "
@@ -245,7 +304,7 @@ AVERAGE_NOT_TRACKING = CauseEntry(
         verify="Log the distance: it falls to zero when the learning rate does.",
         otherwise="If the average begins late on purpose, log it from then on. If its distance grows without bound, its update has the wrong sign or weights that do not sum to one.",
     ),
-)
+)  # fmt: skip
 
 CAUSES: tuple[CauseEntry, ...] = (
     STALE_OPTIMIZER_PARAMETERS,

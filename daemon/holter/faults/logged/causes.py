@@ -1,7 +1,12 @@
 """What only the script knows: reinforcement learning and generative models."""
 
-from holter.faults.cause import CauseEntry
+from holter.faults.cause import CauseEntry, Row
 from holter.records import Fix
+
+_NO_GROUPS = "rewards by group (`watch.log(rewards=...)`): only a summary of them was logged"
+_NO_VOCABULARY = "the size of the vocabulary (`watch.log(vocabulary=...)`)"
+_NO_TERM = "the KL term as it enters the loss (`watch.log(loss_terms={'kl': ...})`): a script without one may log a zero in its place"
+_NO_SIZE = "the size of the codebook (`watch.log(codebook_size=...)`)"
 
 ZERO_ADVANTAGES = CauseEntry(
     cause="zero_advantages",
@@ -14,6 +19,11 @@ ZERO_ADVANTAGES = CauseEntry(
     would_refute="Rewards or advantages within a group differ.",
     refuting_fact="has_spread",
     is_refuted_by=True,
+    rows=(
+        Row("reward_spread", 0.95, "observation", seen=("has_no_spread", "is_counted"), absent=("has_spread",)),
+        Row("reward_spread", 0.90, "observation", seen=("has_no_spread",), absent=("has_spread",)),
+        Row("reward_spread", 0.50, "inference", missing=_NO_GROUPS),
+    ),
     fix=Fix(
         do=(
             "Print prompt, completions and rewards of one group. All right: the task is solved, stop or take harder prompts. All wrong: take "
@@ -27,7 +37,7 @@ ZERO_ADVANTAGES = CauseEntry(
         verify="`rewards.std(dim=-1)` is above zero for at least some groups of each step, and this incident is not opened again.",
         otherwise="If completions within a group are equal, it is sampling that collapsed: temperature 0, one seed for all samples, or an entropy near zero.",
     ),
-)
+)  # fmt: skip
 
 CODEBOOK_COLLAPSE = CauseEntry(
     cause="codebook_collapse",
@@ -40,6 +50,11 @@ CODEBOOK_COLLAPSE = CauseEntry(
     would_refute="The usage or perplexity of the codebook rises again.",
     refuting_fact="is_recovering",
     is_refuted_by=True,
+    rows=(
+        Row("codebook_usage", 0.95, "observation", seen=("has_low_usage", "is_size_known"), absent=("is_recovering",)),
+        Row("codebook_usage", 0.88, "observation", seen=("has_low_usage",), absent=("is_recovering",)),
+        Row("codebook_usage", 0.60, "inference", missing=_NO_SIZE),
+    ),
     fix=Fix(
         do=(
             "Stop wasting the run: dead codes do not come back by themselves. Start the codebook from data (k-means of the first batches), "
@@ -55,7 +70,7 @@ CODEBOOK_COLLAPSE = CauseEntry(
             "is low because batches are small, measure it over many batches."
         ),
     ),
-)
+)  # fmt: skip
 
 ENTROPY_COLLAPSE = CauseEntry(
     cause="entropy_collapse",
@@ -67,6 +82,11 @@ ENTROPY_COLLAPSE = CauseEntry(
     would_refute="The entropy rises again by itself.",
     refuting_fact="is_returning",
     is_refuted_by=True,
+    rows=(
+        Row("policy_entropy", 0.93, "observation", seen=("is_collapsed", "is_vocabulary_known"), absent=("is_returning",)),
+        Row("policy_entropy", 0.80, "documented", seen=("is_collapsed",), absent=("is_returning",)),
+        Row("policy_entropy", 0.40, "inference", missing=_NO_VOCABULARY),
+    ),
     fix=Fix(
         do=(
             "Go back to a checkpoint from before the named step. Hold entropy up: an entropy bonus, a stronger KL term, a higher clip for "
@@ -78,7 +98,7 @@ ENTROPY_COLLAPSE = CauseEntry(
         verify="Samples of one prompt at temperature 1 differ from each other, and entropy stays above its limit for some hundred logs.",
         otherwise="If the task has one right answer for each prompt and it is found, this is success: stop, or take harder prompts.",
     ),
-)
+)  # fmt: skip
 
 ENTROPY_EXPLOSION = CauseEntry(
     cause="entropy_explosion",
@@ -90,6 +110,9 @@ ENTROPY_EXPLOSION = CauseEntry(
     would_refute="The entropy falls again by itself.",
     refuting_fact="is_returning",
     is_refuted_by=True,
+    rows=(
+        Row("policy_entropy", 0.93, "observation", seen=("is_exploded", "is_vocabulary_known"), absent=("is_returning",)),
+    ),
     fix=Fix(
         do=(
             "Stop, and go back to a checkpoint from before the named step. Lower the entropy bonus (or anneal it), then the learning rate; "
@@ -101,7 +124,7 @@ ENTROPY_EXPLOSION = CauseEntry(
         verify="Read samples: they are sentences. Entropy over the next hundred logs does not rise.",
         otherwise="If samples read well and entropy is high, the logged entropy is of something else: raw logits before the temperature, or padding.",
     ),
-)
+)  # fmt: skip
 
 KL_INACTIVE = CauseEntry(
     cause="kl_inactive",
@@ -113,6 +136,11 @@ KL_INACTIVE = CauseEntry(
     would_refute="The KL is above zero at some log.",
     refuting_fact="is_active",
     is_refuted_by=True,
+    rows=(
+        Row("kl_term", 0.85, "documented", seen=("is_zero", "has_term"), absent=("is_active",)),
+        Row("kl_term", 0.60, "inference", seen=("is_zero",), missing=_NO_TERM),
+        Row("kl_term", 0.30, "inference", missing=_NO_TERM),
+    ),
     fix=Fix(
         do=(
             "Compute both models' log-probabilities of one batch and compare: equal to the last bit means the reference is the policy. "
@@ -125,7 +153,7 @@ KL_INACTIVE = CauseEntry(
         verify="`kl > 0` and `kl.requires_grad` after ten steps.",
         otherwise="If the KL's weight is zero on purpose, do not log it, or log the true KL without its weight.",
     ),
-)
+)  # fmt: skip
 
 KL_SIGN_FLIPPED = CauseEntry(
     cause="kl_sign_flipped",
@@ -137,6 +165,9 @@ KL_SIGN_FLIPPED = CauseEntry(
     would_refute="The term of the loss has the sign of the KL.",
     refuting_fact="is_active",
     is_refuted_by=True,
+    rows=(
+        Row("kl_term", 0.90, "observation", seen=("is_flipped", "has_term"), absent=("is_active",)),
+    ),
     fix=Fix(
         do="Stop. A loss takes `+ beta * kl`, a reward takes `- beta * kl`. Correct the sign, and resume from a checkpoint from before training with it began.",
         changes="The direction of one term.",
@@ -145,7 +176,7 @@ KL_SIGN_FLIPPED = CauseEntry(
         verify="With the reward term switched off, KL falls from step to step.",
         otherwise="If the sign is right, the estimator is: `p * log(p / q)` over all tokens, or the non-negative estimate `exp(d) - d - 1` over samples.",
     ),
-)
+)  # fmt: skip
 
 REWARD_COLLAPSE = CauseEntry(
     cause="reward_collapse",
@@ -157,6 +188,10 @@ REWARD_COLLAPSE = CauseEntry(
     would_refute="The reward is coming back.",
     refuting_fact="is_recovering",
     is_refuted_by=True,
+    rows=(
+        Row("reward_trend", 0.80, "documented", seen=("has_fallen",), absent=("is_recovering",)),
+        Row("reward_trend", 0.50, "inference", missing="more logs of the reward, to tell a dip from a fall"),
+    ),
     fix=Fix(
         do=(
             "Go back to a checkpoint from before the named step. Look at KL, entropy, gradient norm and length of answers just before it, and "
@@ -168,7 +203,7 @@ REWARD_COLLAPSE = CauseEntry(
         verify="The median reward of the hundred logs after the named step is not below that of the hundred before.",
         otherwise="If prompts became harder at that step, nothing is wrong: compare rewards on a fixed set of prompts.",
     ),
-)
+)  # fmt: skip
 
 TRAIN_INFERENCE_MISMATCH = CauseEntry(
     cause="train_inference_mismatch",
@@ -180,6 +215,10 @@ TRAIN_INFERENCE_MISMATCH = CauseEntry(
     would_refute="Ratios are near one on some first micro-step.",
     refuting_fact="is_ever_one",
     is_refuted_by=True,
+    rows=(
+        Row("importance_ratio", 0.90, "observation", seen=("is_off_at_first",), absent=("is_ever_one",)),
+        Row("importance_ratio", 0.50, "inference", missing="importance ratios of the first micro-step of the run"),
+    ),
     fix=Fix(
         do=(
             "Take one sample and compare log-probabilities token by token from both engines. All off by a factor: temperature. Off from one "
@@ -192,7 +231,7 @@ TRAIN_INFERENCE_MISMATCH = CauseEntry(
         verify="The largest distance of a ratio from one before the first update is under 0.05.",
         otherwise="If samples are used for several updates on purpose, log the ratios of the first one only.",
     ),
-)
+)  # fmt: skip
 
 CLAMPED_ADAPTER_NORM = CauseEntry(
     cause="clamped_adapter_norm",
@@ -204,6 +243,10 @@ CLAMPED_ADAPTER_NORM = CauseEntry(
     would_refute="The norm is well below its limit at some log.",
     refuting_fact="is_below_limit",
     is_refuted_by=True,
+    rows=(
+        Row("adapter_norm", 0.93, "observation", seen=("is_at_limit",), absent=("is_below_limit",)),
+        Row("adapter_norm", 0.50, "inference", missing="the limit that clamps the norm"),
+    ),
     fix=Fix(
         do="Raise the limit, or lower what pushes: the learning rate, the adapter's scale (alpha / rank), or take a larger rank.",
         changes="How far the adapter may move the model.",
@@ -212,7 +255,7 @@ CLAMPED_ADAPTER_NORM = CauseEntry(
         verify="At no log of the next hundred is the norm above 0.95 of its limit.",
         otherwise="If the norm follows every higher limit, the adapter is not the place to learn this: the loss asks for more than it can give.",
     ),
-)
+)  # fmt: skip
 
 DEGENERATE_OUTPUTS = CauseEntry(
     cause="degenerate_outputs",
@@ -224,6 +267,10 @@ DEGENERATE_OUTPUTS = CauseEntry(
     would_refute="Outputs are varied.",
     refuting_fact="is_varied",
     is_refuted_by=True,
+    rows=(
+        Row("output_variety", 0.90, "observation", seen=("is_repeating",), absent=("is_varied",)),
+        Row("output_variety", 0.50, "inference", missing="the share of the commonest token over more logs"),
+    ),
     fix=Fix(
         do=(
             "Read ten samples. Check that the end token is trained and not masked, that padding is not counted, and what the reward gives to "
@@ -235,7 +282,7 @@ DEGENERATE_OUTPUTS = CauseEntry(
         verify="Ten samples read well, and the share stays low for some hundred logs.",
         otherwise="If samples read well, the share counts padding or the prompt: count the answer's tokens only.",
     ),
-)
+)  # fmt: skip
 
 CAUSES: tuple[CauseEntry, ...] = (
     ZERO_ADVANTAGES,

@@ -1,7 +1,9 @@
 """The model itself."""
 
-from holter.faults.cause import CauseEntry
+from holter.faults.cause import CauseEntry, Row
 from holter.records import Fix
+
+_NO_CENSUS = "a census of the whole model with its modules' classes"
 
 LOPSIDED_ARCHITECTURE = CauseEntry(
     cause="lopsided_architecture",
@@ -13,6 +15,11 @@ LOPSIDED_ARCHITECTURE = CauseEntry(
     would_refute="The parameters are spread over many tensors.",
     refuting_fact="is_spread_out",
     is_refuted_by=True,
+    rows=(
+        Row("architecture", 0.95, "observation", seen=("is_most_in_embeddings",), absent=("is_spread_out",)),
+        Row("architecture", 0.90, "observation", seen=("is_most_in_one_place",), absent=("is_spread_out",)),
+        Row("architecture", 0.60, "inference", missing=_NO_CENSUS),
+    ),
     fix=Fix(
         do=(
             "Nothing needs to stop. Compare vocabulary, width and number of layers with what was intended. If the table is too large: a "
@@ -24,7 +31,7 @@ LOPSIDED_ARCHITECTURE = CauseEntry(
         verify="Sum `p.numel()` by module: no single one holds over four fifths.",
         otherwise="If it is meant so (a recommender, a retrieval table), think of sparse gradients or a sharded table; else leave it.",
     ),
-)
+)  # fmt: skip
 
 IMPLAUSIBLE_INITIALISATION = CauseEntry(
     cause="implausible_initialisation",
@@ -37,6 +44,12 @@ IMPLAUSIBLE_INITIALISATION = CauseEntry(
     would_refute="The elements of the named tensors differ from each other.",
     refuting_fact="is_varied",
     is_refuted_by=True,
+    rows=(
+        Row("initialisation", 0.93, "observation", seen=("is_constant",), absent=("is_varied", "is_most_of_the_model")),
+        Row("initialisation", 0.85, "documented", seen=("is_constant",), absent=("is_varied",)),
+        Row("initialisation", 0.85, "documented", seen=("is_stuck_at_zero",), absent=("is_varied",)),
+        Row("initialisation", 0.60, "inference", missing="the values of the named tensors when training began"),
+    ),
     fix=Fix(
         do=(
             "Stop the run if the named tensors matter: they cannot learn to differ. Find who initialises them (`reset_parameters`, "
@@ -52,7 +65,7 @@ IMPLAUSIBLE_INITIALISATION = CauseEntry(
             "changed after a few steps."
         ),
     ),
-)
+)  # fmt: skip
 
 VARIANCE_WITHOUT_SAMPLES = CauseEntry(
     cause="variance_without_samples",
@@ -64,6 +77,11 @@ VARIANCE_WITHOUT_SAMPLES = CauseEntry(
     would_refute="The reduced dimension had two elements or more.",
     refuting_fact="has_samples",
     is_refuted_by=True,
+    rows=(
+        Row("variance_of_nothing", 0.95, "observation", seen=("is_warned", "is_module_known")),
+        Row("variance_of_nothing", 0.90, "observation", seen=("is_warned",)),
+        Row("variance_of_nothing", 0.60, "inference", missing="the warning's text and place"),
+    ),
     fix=Fix(
         do=(
             "Go to the file and line named here and look at the shape that is reduced: a batch or a group of one, a dimension squeezed away, a "
@@ -76,6 +94,6 @@ VARIANCE_WITHOUT_SAMPLES = CauseEntry(
         verify="Print the reduced shape and the result at that line for one step: more than one sample, a finite number.",
         otherwise="If the shape is right, an upstream filter empties it for some batches only: log how many samples are left at each step.",
     ),
-)
+)  # fmt: skip
 
 CAUSES: tuple[CauseEntry, ...] = (LOPSIDED_ARCHITECTURE, IMPLAUSIBLE_INITIALISATION, VARIANCE_WITHOUT_SAMPLES)

@@ -1,7 +1,16 @@
 """Numbers that are not numbers, and losses that go wrong."""
 
-from holter.faults.cause import CauseEntry
+from holter.faults.cause import CauseEntry, Damage, Row
 from holter.records import Fix
+
+_STEPS_OF_A_RISE = 30
+"""As many as a rise must last to be one."""
+_NO_LOCAL_VIEW = (
+    "gradients from before the reduction: the framework did not show them, so the rank that made the NaN is not known"
+)
+_NO_REPLAY = "a replay of the step's batch, to name the module"
+_NOT_LOGGED = "what the script's logger showed at these steps, and the gradients: whether anybody could have seen it"
+_NO_CAUSE = "what set it off: data, schedule and resumed state of the steps before were not seen to change"
 
 NONFINITE_INPUT = CauseEntry(
     cause="nonfinite_input",
@@ -13,6 +22,12 @@ NONFINITE_INPUT = CauseEntry(
     would_refute="The named rank's own gradients were finite in spite of its batch.",
     refuting_fact="has_nonfinite_gradient",
     is_refuted_by=False,
+    damage=Damage("with the step", "poisoned", "NaN or Inf of a batch was applied to the weights"),
+    rows=(
+        Row("nonfinite_values", 0.93, "observation", seen=("has_nonfinite_input", "has_nonfinite_loss")),
+        Row("nonfinite_values", 0.85, "observation", seen=("has_nonfinite_input",), absent=("has_nonfinite_loss",)),
+        Row("nonfinite_values", 0.60, "inference", seen=("has_nonfinite_loss",), absent=("has_nonfinite_input", "is_origin_input_finite"), missing="the batch as the model got it: it was finite as it came, but a replay met a module whose input was not"),
+    ),
     fix=Fix(
         do=(
             "Stop the run. Load this step's batch again on the named rank (same seed, epoch and index), find the bad sample in the "
@@ -31,7 +46,7 @@ NONFINITE_INPUT = CauseEntry(
             "to half precision, an uninitialised buffer in a loader's worker. Run transforms and collate on it alone."
         ),
     ),
-)
+)  # fmt: skip
 
 NONFINITE_FORWARD = CauseEntry(
     cause="nonfinite_forward",
@@ -43,6 +58,12 @@ NONFINITE_FORWARD = CauseEntry(
     would_refute="The batch itself held NaN or Inf.",
     refuting_fact="has_nonfinite_input",
     is_refuted_by=True,
+    damage=Damage("with the step", "poisoned", "NaN or Inf of the forward pass was applied to the weights"),
+    rows=(
+        Row("nonfinite_values", 0.95, "observation", seen=("has_nonfinite_loss", "has_origin_module", "is_origin_input_finite"), absent=("has_nonfinite_input",), unless=("is_overflow",)),
+        Row("nonfinite_values", 0.85, "documented", seen=("has_nonfinite_loss",), absent=("has_nonfinite_input",), unless=("has_origin_module",)),
+        Row("nonfinite_values", 0.50, "inference", seen=("has_nonfinite_loss",), absent=("has_nonfinite_input",), missing=_NO_REPLAY + " that starts from finite inputs"),
+    ),
     fix=Fix(
         do=(
             "Stop the run. Look at the named module with this step's batch: largest input against its dtype's limit (65504 for fp16), "
@@ -58,7 +79,7 @@ NONFINITE_FORWARD = CauseEntry(
             "steps before. If the replay makes no NaN, it came from outside the model: the loss function, or the labels."
         ),
     ),
-)
+)  # fmt: skip
 
 NONFINITE_BACKWARD = CauseEntry(
     cause="nonfinite_backward",
@@ -70,6 +91,13 @@ NONFINITE_BACKWARD = CauseEntry(
     would_refute="The loss itself was NaN or Inf.",
     refuting_fact="has_nonfinite_loss",
     is_refuted_by=True,
+    damage=Damage("with the step", "poisoned", "NaN or Inf in gradients was applied to the weights"),
+    rows=(
+        Row("nonfinite_values", 0.93, "observation", seen=("has_nonfinite_gradient", "is_local_view"), absent=("has_nonfinite_input", "has_nonfinite_loss"), unless=("is_overflow",)),
+        Row("nonfinite_values", 0.40, "inference", seen=("is_overflow",), absent=("has_nonfinite_input", "has_nonfinite_loss"), missing="the backward pass of that module alone: the overflow before it explains the gradients already"),
+        Row("nonfinite_values", 0.60, "inference", absent=("has_nonfinite_input", "has_nonfinite_loss"), unless=("is_local_view",), missing=_NO_LOCAL_VIEW),
+        Row("nonfinite_values", 0.15, "inference", missing=_NO_REPLAY),
+    ),
     fix=Fix(
         do=(
             "Stop the run. Start from the first tensor named here: backward runs from the loss to the input, so what broke lies in its "
@@ -85,7 +113,7 @@ NONFINITE_BACKWARD = CauseEntry(
             "sum overflowed in the reduction: reduce in fp32, or divide before reducing."
         ),
     ),
-)
+)  # fmt: skip
 
 ACTIVATION_OVERFLOW = CauseEntry(
     cause="activation_overflow",
@@ -98,6 +126,11 @@ ACTIVATION_OVERFLOW = CauseEntry(
     would_refute="The magnitudes around the named module were far from its dtype's limit: then the operation is undefined there, not too large.",
     refuting_fact="is_overflow",
     is_refuted_by=False,
+    damage=Damage("with the step", "poisoned", "an overflow was applied to the weights"),
+    rows=(
+        Row("nonfinite_values", 0.93, "observation", seen=("is_overflow", "has_nonfinite_loss", "has_origin_module", "is_origin_input_finite"), absent=("has_nonfinite_input",)),
+        Row("nonfinite_values", 0.90, "observation", seen=("is_overflow", "has_origin_module", "is_origin_input_finite"), absent=("has_nonfinite_input", "has_nonfinite_loss")),
+    ),
     fix=Fix(
         do=(
             "Stop the run. Run the named module in bf16 or fp32 (`with torch.autocast(device, enabled=False)` around it, inputs cast "
@@ -116,7 +149,7 @@ ACTIVATION_OVERFLOW = CauseEntry(
             "of this module's weights over the steps before, and at the scale of the batch."
         ),
     ),
-)
+)  # fmt: skip
 
 HIDDEN_NONFINITE_LOSS = CauseEntry(
     cause="hidden_nonfinite_loss",
@@ -129,6 +162,12 @@ HIDDEN_NONFINITE_LOSS = CauseEntry(
     would_refute="The logger showed NaN as well: then nothing was hidden.",
     refuting_fact="is_logged_finite",
     is_refuted_by=False,
+    rows=(
+        Row("nonfinite_loss", 0.93, "observation", seen=("is_logged_finite", "is_repeated")),
+        Row("nonfinite_loss", 0.85, "observation", seen=("is_logged_finite",), absent=("is_repeated",)),
+        Row("nonfinite_loss", 0.75, "documented", seen=("is_repeated",), unknown=("is_logged_finite",)),
+        Row("nonfinite_loss", 0.50, "inference", missing=_NOT_LOGGED),
+    ),
     fix=Fix(
         do=(
             "Believe the raw loss. Set `logging_nan_inf_filter=False`, or log the unsmoothed loss. Look at the batch of the first step named "
@@ -144,7 +183,7 @@ HIDDEN_NONFINITE_LOSS = CauseEntry(
             "`max(count, 1)`. If it never ends, look for NaN in the parameters: `all(p.isfinite().all() for p in model.parameters())`."
         ),
     ),
-)
+)  # fmt: skip
 
 LEARNING_RATE_TOO_HIGH = CauseEntry(
     cause="learning_rate_too_high",
@@ -157,6 +196,11 @@ LEARNING_RATE_TOO_HIGH = CauseEntry(
     would_refute="Loss or gradient norm were out of their history before the learning rate changed.",
     refuting_fact="was_ordinary_at_jump",
     is_refuted_by=False,
+    rows=(
+        Row("learning_rate", 0.93, "observation", seen=("has_jump", "has_loss_reaction")),
+        Row("learning_rate", 0.85, "observation", seen=("has_jump",), absent=("has_loss_reaction",)),
+        Row("learning_rate", 0.65, "inference", missing="a change of the schedule to lay it to: steps are large and the loss rises, and which came first is not known"),
+    ),
     fix=Fix(
         do=(
             "Stop the run. Print the schedule around the step named here (`scheduler.get_last_lr()`), and correct what makes it jump: "
@@ -175,7 +219,7 @@ LEARNING_RATE_TOO_HIGH = CauseEntry(
             "changed, halve it until the loss no longer rises; steps should change a module by about a thousandth of its norm."
         ),
     ),
-)
+)  # fmt: skip
 
 EXPLODING_GRADIENTS = CauseEntry(
     cause="exploding_gradients",
@@ -187,6 +231,11 @@ EXPLODING_GRADIENTS = CauseEntry(
     would_refute="The norm came back into its history by itself within a few steps.",
     refuting_fact="came_back",
     is_refuted_by=True,
+    rows=(
+        Row("gradient_explosion", 0.85, "observation", seen=("has_loss_reaction",)),
+        Row("gradient_explosion", 0.75, "observation", absent=("has_loss_reaction",)),
+        Row("gradient_explosion", 0.60, "inference", missing=_NO_CAUSE),
+    ),
     fix=Fix(
         do=(
             "Resume from a checkpoint that is older than the step named here, with the gradient norm clipped at two or three times its usual "
@@ -201,7 +250,7 @@ EXPLODING_GRADIENTS = CauseEntry(
             "and look whose weight norms grow. With fp16 use bf16."
         ),
     ),
-)
+)  # fmt: skip
 
 VANISHING_GRADIENTS = CauseEntry(
     cause="vanishing_gradients",
@@ -213,6 +262,10 @@ VANISHING_GRADIENTS = CauseEntry(
     would_refute="The gradients of these modules grow from check to check: a gate or an adapter that begins at zero opens.",
     refuting_fact="is_growing",
     is_refuted_by=True,
+    rows=(
+        Row("gradient_vanishing", 0.85, "observation", seen=("is_from_start",)),
+        Row("gradient_vanishing", 0.80, "observation", missing=_NO_CAUSE),
+    ),
     fix=Fix(
         do=(
             "Go from the loss towards the named modules and find where the norm drops: that layer's activation, scale or initialisation is "
@@ -228,7 +281,7 @@ VANISHING_GRADIENTS = CauseEntry(
             "tiny only in fp16, scale the loss."
         ),
     ),
-)
+)  # fmt: skip
 
 IMBALANCED_GRADIENTS = CauseEntry(
     cause="imbalanced_gradients",
@@ -241,6 +294,10 @@ IMBALANCED_GRADIENTS = CauseEntry(
     would_refute="The same ratio was there in the beginning of the run: then it is how this model is built.",
     refuting_fact="was_so_before",
     is_refuted_by=True,
+    rows=(
+        Row("gradient_balance", 0.85, "observation", seen=("is_above",)),
+        Row("gradient_balance", 0.75, "observation", missing=_NO_CAUSE),
+    ),
     fix=Fix(
         do=(
             "Look at the named module at the step named here: its inputs' scale and variance, its weight norm, the loss term that ends in it. "
@@ -253,7 +310,7 @@ IMBALANCED_GRADIENTS = CauseEntry(
         verify="The ratio in the evidence is back under ten times its beginning after some checks.",
         otherwise="If the module is new or was re-initialised on purpose, give it a learning rate of its own and let it settle.",
     ),
-)
+)  # fmt: skip
 
 LOSS_DIVERGENCE = CauseEntry(
     cause="loss_divergence",
@@ -265,6 +322,12 @@ LOSS_DIVERGENCE = CauseEntry(
     would_refute="The loss came back to its best level by itself.",
     refuting_fact="came_back",
     is_refuted_by=True,
+    passes_after_steps=_STEPS_OF_A_RISE,
+    is_measured_against_the_past=True,
+    rows=(
+        Row("loss_trend", 0.85, "observation", seen=("is_rising",)),
+        Row("loss_trend", 0.10, "inference", missing=_NO_CAUSE),
+    ),
     fix=Fix(
         do=(
             "Go back to a checkpoint that is older than the step named here. Before resuming compare the steps before it with those after: "
@@ -280,7 +343,7 @@ LOSS_DIVERGENCE = CauseEntry(
             "softmax, normalisation and the optimizer's state; a larger epsilon for Adam."
         ),
     ),
-)
+)  # fmt: skip
 
 LOSS_PLATEAU = CauseEntry(
     cause="loss_plateau",
@@ -292,6 +355,10 @@ LOSS_PLATEAU = CauseEntry(
     would_refute="The trend moves more than its noise.",
     refuting_fact="is_still",
     is_refuted_by=False,
+    passes_after_steps=_STEPS_OF_A_RISE,
+    rows=(
+        Row("loss_trend", 0.75, "observation", seen=("is_still",), absent=("is_rising",)),
+    ),
     fix=Fix(
         do=(
             "Train on one single batch until its loss is near zero. If that works, the model can learn: look at the data, and at how inputs "
@@ -304,7 +371,7 @@ LOSS_PLATEAU = CauseEntry(
         verify="The loss leaves the level in the evidence by more than its noise.",
         otherwise="If one batch is learnt and the data is sound, the run may simply have converged: compare with what others reach.",
     ),
-)
+)  # fmt: skip
 
 OVERFITTING = CauseEntry(
     cause="overfitting",
@@ -316,6 +383,10 @@ OVERFITTING = CauseEntry(
     would_refute="The training loss rises as well, or does not fall: then it is divergence, or other evaluation data.",
     refuting_fact="is_training_falling",
     is_refuted_by=False,
+    rows=(
+        Row("overfitting", 0.90, "observation", seen=("is_training_falling", "is_evaluation_rising")),
+        Row("overfitting", 0.40, "inference", missing="the training loss over the same steps"),
+    ),
     fix=Fix(
         do=(
             "Keep the checkpoint of the best evaluation, whose step is named here, and stop. To get further: more or augmented data, "
@@ -330,7 +401,7 @@ OVERFITTING = CauseEntry(
             "calibration may do. If it rises from the first epoch on, look for training samples in another format than evaluation's."
         ),
     ),
-)
+)  # fmt: skip
 
 DOMINATING_LOSS_TERM = CauseEntry(
     cause="dominating_loss_term",
@@ -343,6 +414,11 @@ DOMINATING_LOSS_TERM = CauseEntry(
     would_refute="The small term's share grows: a schedule of weights is at work.",
     refuting_fact="is_growing",
     is_refuted_by=True,
+    rows=(
+        Row("loss_terms", 0.90, "observation", seen=("is_zero",), absent=("is_zero_from_start",)),
+        Row("loss_terms", 0.85, "observation", seen=("is_dominating",)),
+        Row("loss_terms", 0.65, "inference", missing="the schedule of the terms' weights: a term may be meant to begin later"),
+    ),
     fix=Fix(
         do=(
             "Compare the terms' magnitudes in the evidence with their weights. Give all terms the same reduction (mean, not sum), then choose "
@@ -354,7 +430,7 @@ DOMINATING_LOSS_TERM = CauseEntry(
         verify="The gradient norms of each term alone, at one step, are of the same order.",
         otherwise="If a term is meant to be switched on later, or is a hinge that is satisfied, ignore this.",
     ),
-)
+)  # fmt: skip
 
 CAUSES: tuple[CauseEntry, ...] = (
     NONFINITE_INPUT,

@@ -1,7 +1,14 @@
 """What the dtypes did."""
 
-from holter.faults.cause import CauseEntry
+from holter.faults.cause import CauseEntry, Row
 from holter.records import Fix
+
+_NO_BITS = "the low mantissa bits of the named weights over several steps"
+_NO_CENSUS = "a census from before the change"
+_NO_RANGE = "the share of subnormal gradient values: without it small gradients and sparse ones look alike"
+_NO_VALUES = "the buffer's values, or its dtype, on every rank"
+_NO_OUTPUTS = "the two outputs for one input: a KL of exactly zero can have other reasons"
+_NO_INSPECTION = "a pass in which every rank's modules were looked at"
 
 PRECISION_ROUND_TRIP = CauseEntry(
     cause="precision_round_trip",
@@ -13,6 +20,13 @@ PRECISION_ROUND_TRIP = CauseEntry(
     would_refute="The weights themselves are held in the narrow dtype.",
     refuting_fact="is_narrow",
     is_refuted_by=True,
+    rows=(
+        Row("replica_divergence", 0.93, "observation", seen=("is_one_side_rounded",), unless=("gradients_differ",), tensors="parameters"),
+        Row("replica_divergence", 0.55, "inference", seen=("is_one_side_rounded",), tensors="parameters", missing="why the gradients differ as well: rounded weights alone leave the reduced gradients equal"),
+        Row("frozen_divergence", 0.93, "observation", seen=("is_one_side_rounded",), absent=("is_implausible",), unless=("are_dtypes_different",)),
+        Row("still_weights", 0.93, "observation", seen=("is_rounded",), absent=("is_narrow",)),
+        Row("still_weights", 0.60, "inference", seen=("is_rounded",), missing=_NO_BITS),
+    ),
     fix=Fix(
         do=(
             "Look at everything that writes to the named tensors outside of `optimizer.step()`: `copy_`, `load_state_dict`, synchronisation of "
@@ -24,7 +38,7 @@ PRECISION_ROUND_TRIP = CauseEntry(
         verify="`(p.view(torch.int32) & 0xFFFF).any()` holds for the named tensors after a step.",
         otherwise="If only some ranks show it, compare what they load and receive: the same code runs there on other data.",
     ),
-)
+)  # fmt: skip
 
 DTYPE_CHANGED = CauseEntry(
     cause="dtype_changed",
@@ -36,6 +50,10 @@ DTYPE_CHANGED = CauseEntry(
     would_refute="The change came before the first step, as a part of the set-up.",
     refuting_fact="is_before_first_step",
     is_refuted_by=True,
+    rows=(
+        Row("dtype_drift", 0.95, "observation", seen=("has_dtype_changed",), absent=("is_before_first_step",)),
+        Row("dtype_drift", 0.60, "inference", missing=_NO_CENSUS),
+    ),
     fix=Fix(
         do=(
             "Find the cast that ran just before the step named: evaluation, export, a checkpoint loaded with `assign=True`. Cast a copy "
@@ -47,7 +65,7 @@ DTYPE_CHANGED = CauseEntry(
         verify="`{p.dtype for p in model.parameters()}` is the same before and after the code that did it.",
         otherwise="If the change was meant, restart the run with the new dtype from a checkpoint, so that optimizer state and gradients have it too.",
     ),
-)
+)  # fmt: skip
 
 GRADIENT_UNDERFLOW = CauseEntry(
     cause="gradient_underflow",
@@ -59,6 +77,11 @@ GRADIENT_UNDERFLOW = CauseEntry(
     would_refute="Beside the zeros there are gradients of normal size: then they are sparse, not small.",
     refuting_fact="has_normal_gradients",
     is_refuted_by=True,
+    rows=(
+        Row("gradient_range", 0.93, "observation", seen=("has_subnormals",), absent=("has_normal_gradients",)),
+        Row("gradient_range", 0.75, "documented", absent=("has_normal_gradients", "has_loss_scaler")),
+        Row("gradient_range", 0.55, "inference", missing=_NO_RANGE),
+    ),
     fix=Fix(
         do=(
             "Train under bf16, whose range is that of fp32, or scale the loss: `torch.amp.GradScaler`, with fp32 weights and fp16 autocast. Do not "
@@ -70,7 +93,7 @@ GRADIENT_UNDERFLOW = CauseEntry(
         verify="`(p.grad.abs() < 6.1e-5).float().mean()` before unscaling, for the named modules.",
         otherwise="If a scaler is there and its scale is small, something else keeps pushing it down: look for steps that it skips.",
     ),
-)
+)  # fmt: skip
 
 BUFFER_PRECISION_LOSS = CauseEntry(
     cause="buffer_precision_loss",
@@ -82,6 +105,11 @@ BUFFER_PRECISION_LOSS = CauseEntry(
     would_refute="The buffer holds no values at all: it was lost in loading.",
     refuting_fact="is_implausible",
     is_refuted_by=True,
+    rows=(
+        Row("buffer_values", 0.95, "observation", seen=("is_narrow", "is_progression", "is_named_so"), absent=("is_implausible",)),
+        Row("buffer_values", 0.85, "documented", seen=("is_narrow",), absent=("is_implausible",)),
+        Row("buffer_values", 0.55, "inference", absent=("is_implausible",), missing=_NO_VALUES),
+    ),
     fix=Fix(
         do=(
             "Keep the named buffers in fp32: after the cast, assign them anew (`module.inv_freq = compute_inv_freq()`), or compute them in forward under "
@@ -93,7 +121,7 @@ BUFFER_PRECISION_LOSS = CauseEntry(
         verify="`model.get_buffer(name).dtype` is float32 for the buffers named, after every cast and wrap.",
         otherwise="If the table is exact in the narrow dtype (powers of two), nothing is lost: keep it out of the check by another name.",
     ),
-)
+)  # fmt: skip
 
 LOST_BUFFER = CauseEntry(
     cause="lost_buffer",
@@ -105,6 +133,12 @@ LOST_BUFFER = CauseEntry(
     would_refute="The ranks differ in it: then one of them was set up in another way.",
     refuting_fact="is_on_all_ranks",
     is_refuted_by=False,
+    rows=(
+        Row("buffer_values", 0.93, "observation", seen=("is_implausible", "is_on_all_ranks", "is_named_so")),
+        Row("buffer_values", 0.80, "documented", seen=("is_implausible", "is_on_all_ranks"), absent=("is_in_state_dict",)),
+        Row("buffer_values", 0.60, "inference", seen=("is_implausible",), missing=_NO_VALUES),
+        Row("buffer_values", 0.10, "inference", missing=_NO_VALUES),
+    ),
     fix=Fix(
         do=(
             "Compute the named buffers anew after `to_empty` and loading (`module.reset_parameters()`, `post_init`, or the line of the constructor that "
@@ -116,7 +150,7 @@ LOST_BUFFER = CauseEntry(
         verify="The named buffers have more than one value: `model.get_buffer(name).unique().numel() > 1`.",
         otherwise="If the buffer is meant to begin constant and is filled later, nothing is wrong; compare it with a model that was built without `to_empty`.",
     ),
-)
+)  # fmt: skip
 
 STALE_AUTOCAST_CACHE = CauseEntry(
     cause="stale_autocast_cache",
@@ -129,6 +163,11 @@ STALE_AUTOCAST_CACHE = CauseEntry(
     would_refute="The two calls gave different outputs for the same input.",
     refuting_fact="is_output_equal",
     is_refuted_by=False,
+    rows=(
+        Row("stale_casts", 0.95, "observation", seen=("do_weights_differ", "is_output_equal")),
+        Row("stale_casts", 0.80, "documented", seen=("do_weights_differ", "is_kl_zero")),
+        Row("stale_casts", 0.55, "inference", missing=_NO_OUTPUTS),
+    ),
     fix=Fix(
         do=(
             "Stop the run: it was not held to its reference. Leave the autocast region before swapping and open a new one for the second call, or call "
@@ -140,7 +179,7 @@ STALE_AUTOCAST_CACHE = CauseEntry(
         verify="Call both in one script with weights that differ: the outputs must differ.",
         otherwise="If the second model is a module of its own, its weights have their own casts: then look for a swap that copies nothing.",
     ),
-)
+)  # fmt: skip
 
 AUTOCAST_NOT_APPLIED = CauseEntry(
     cause="autocast_not_applied",
@@ -152,6 +191,11 @@ AUTOCAST_NOT_APPLIED = CauseEntry(
     would_refute="All ranks gave the same dtypes, and the region's own among them.",
     refuting_fact="do_all_agree",
     is_refuted_by=True,
+    rows=(
+        Row("compute_dtype", 0.93, "observation", seen=("do_ranks_differ",)),
+        Row("compute_dtype", 0.90, "observation", seen=("is_region_idle",), absent=("do_ranks_differ",)),
+        Row("compute_dtype", 0.55, "inference", missing=_NO_INSPECTION),
+    ),
     fix=Fix(
         do=(
             "Print `torch.is_autocast_enabled(device_type)` and the dtype of the named module's output on each rank. Open the region for the device that the "
@@ -163,7 +207,7 @@ AUTOCAST_NOT_APPLIED = CauseEntry(
         verify="The dtype of the named modules' outputs, on every rank, by a forward hook.",
         otherwise="If the modules are kept wide on purpose, do it on all ranks alike.",
     ),
-)
+)  # fmt: skip
 
 CAUSES: tuple[CauseEntry, ...] = (
     PRECISION_ROUND_TRIP,

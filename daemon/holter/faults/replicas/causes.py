@@ -1,7 +1,23 @@
 """Ranks that should be equal and are not."""
 
-from holter.faults.cause import CauseEntry
+from holter.faults.cause import CauseEntry, Damage, Row
 from holter.records import Fix
+
+_REPLICAS_DIFFER = Damage(
+    "before the step", "unknown", "replicas hold different weights, and the files hold one rank's"
+)
+_NO_TIE_BREAK = (
+    "something to tell the sound side from the damaged one: the ranks' own history across this step, a third replica, or a "
+    "checkpoint with fingerprints; without it all ranks that differ are named"
+)
+_NO_TABLES = "the ranks' tables of fingerprints, to tell all tensors from a few"
+_NO_GRADIENTS = "a comparison of the reduced gradients"
+_NO_PARAMETERS = "a comparison of the parameters at the start"
+_NO_STATE = "the optimizers' learning rates, step counts and states, compared between ranks"
+_NO_SECOND = "a second comparison: gradients that differ once are a faulty collective, ever since they are not reduced"
+_NO_REDUCED = "the gradients as the reduction left them: parameters outside the reducer and a clip that not all ranks apply look alike here"
+_NO_MOMENT = "a comparison of gradients and moments at the very step at which the weights parted"
+_NO_DISTANCE = "how the distance between the ranks grows over the next comparisons"
 
 UNSYNCED_INITIALISATION = CauseEntry(
     cause="unsynced_initialisation",
@@ -13,6 +29,14 @@ UNSYNCED_INITIALISATION = CauseEntry(
     would_refute="The ranks' parameters were equal when they were first compared.",
     refuting_fact="parameters_differ_at_first",
     is_refuted_by=False,
+    damage=_REPLICAS_DIFFER,
+    rows=(
+        Row("replica_divergence", 0.95, "observation", seen=("parameters_differ_at_first",), absent=("gradients_differ",), unless=("own_history_broke_on_some", "is_one_side_rounded"), names="everyone", tensors="parameters"),
+        Row("replica_divergence", 0.85, "documented", seen=("parameters_differ_at_first", "gradients_differ"), unless=("own_history_broke_on_some", "is_one_side_rounded"), names="everyone", tensors="parameters"),
+        Row("replica_divergence", 0.80, "documented", seen=("parameters_differ_at_first",), unknown=("gradients_differ",), unless=("own_history_broke_on_some", "is_one_side_rounded"), names="everyone", tensors="parameters"),
+        Row("replica_divergence", 0.40, "inference", seen=("parameters_differ_at_first",), names="everyone", tensors="parameters", missing=_NO_TIE_BREAK),
+        Row("replica_divergence", 0.40, "inference", seen=("parameters_differ",), unknown=("parameters_differ_at_first",), unless=("gradients_differ",), names="everyone", tensors="parameters", missing=_NO_PARAMETERS),
+    ),
     fix=Fix(
         do=(
             "Restart from the beginning with the same weights on all ranks: leave DDP's broadcast on (`init_sync=True`, the default), or "
@@ -27,7 +51,7 @@ UNSYNCED_INITIALISATION = CauseEntry(
             "re-initialising or resizing that only some ranks do."
         ),
     ),
-)
+)  # fmt: skip
 
 GRADIENT_SYNC_BYPASSED = CauseEntry(
     cause="gradient_sync_bypassed",
@@ -40,6 +64,15 @@ GRADIENT_SYNC_BYPASSED = CauseEntry(
     would_refute="The reduced gradients agreed between ranks again at a later step.",
     refuting_fact="gradients_differ_once",
     is_refuted_by=True,
+    damage=_REPLICAS_DIFFER,
+    rows=(
+        Row("replica_divergence", 0.95, "observation", seen=("gradients_differ_always", "gradients_differ_in_all_tensors", "gradients_differ_repeatedly"), absent=("parameters_differ_at_first",), unless=("has_unused_parameter", "is_distance_tiny"), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.90, "observation", seen=("gradients_differ_always", "gradients_differ_in_all_tensors"), unless=("has_unused_parameter", "is_distance_tiny"), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.93, "observation", seen=("gradients_differ_ever_since", "gradients_differ_in_all_tensors"), unless=("has_unused_parameter", "is_distance_tiny"), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.65, "inference", seen=("gradients_differ", "gradients_differ_in_all_tensors"), unless=("has_unused_parameter", "is_distance_tiny", "gradients_differ_once"), names="everyone", tensors="gradients", missing=_NO_SECOND),
+        Row("replica_divergence", 0.65, "inference", seen=("gradients_differ_always",), unknown=("gradients_differ_in_all_tensors",), names="everyone", tensors="gradients", missing=_NO_TABLES),
+        Row("replica_divergence", 0.30, "inference", seen=("gradients_differ",), names="everyone", tensors="gradients", missing=_NO_TABLES),
+    ),
     fix=Fix(
         do=(
             "Call the wrapper, not the module inside it, in the step that precedes `optimizer.step()`. Do every conversion of dtype or "
@@ -54,7 +87,36 @@ GRADIENT_SYNC_BYPASSED = CauseEntry(
             "are each alone in their process group."
         ),
     ),
-)
+)  # fmt: skip
+
+NONDETERMINISTIC_DRIFT = CauseEntry(
+    cause="nondeterministic_drift",
+    happened="Replicas part slowly, by rounding.",
+    mechanism=(
+        "Sums of floats depend on their order. A reduction that each rank does in an order of its own (gather and add, a tree that is rooted "
+        "differently), or kernels that differ between devices, give results that differ in the last bits, and nothing brings them together again."
+    ),
+    would_refute="The distance between the ranks is more than rounding makes.",
+    refuting_fact="is_distance_tiny",
+    is_refuted_by=False,
+    rows=(
+        Row("replica_divergence", 0.85, "documented", seen=("is_distance_tiny", "gradients_differ_repeatedly"), absent=("parameters_differ_at_first",), unless=("is_one_side_rounded",), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.80, "documented", seen=("is_distance_tiny", "given_gradients_differ"), absent=("parameters_differ_at_first", "gradients_differ"), unless=("is_one_side_rounded",), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.68, "inference", seen=("is_distance_tiny", "gradients_differ"), absent=("parameters_differ_at_first",), unless=("is_one_side_rounded",), names="everyone", tensors="gradients", missing=_NO_DISTANCE),
+        Row("replica_divergence", 0.65, "inference", seen=("is_distance_tiny", "parameters_differ_in_all_tensors"), absent=("parameters_differ_at_first", "gradients_differ"), unless=("is_one_side_rounded", "hyperparameters_differ", "optimizer_state_differs", "given_gradients_differ", "own_history_broke_on_some"), names="everyone", tensors="parameters", missing=_NO_DISTANCE),
+    ),
+    fix=Fix(
+        do=(
+            "Reduce with `all_reduce`, which gives all ranks the same bits, instead of gathering and adding; use the same device, library "
+            "versions and algorithm settings on all ranks. To go on with this run: broadcast rank 0's parameters now and then every few hundred steps."
+        ),
+        changes="The last bits of the gradients.",
+        does_not_fix="The distance so far; a broadcast does.",
+        expect="Fingerprints agree at each comparison.",
+        verify="Gradients and parameters agree from the first comparison of a new run.",
+        otherwise="If the distance jumps instead of growing, it is no rounding: read the step at which it did.",
+    ),
+)  # fmt: skip
 
 SILENT_DATA_CORRUPTION = CauseEntry(
     cause="silent_data_corruption",
@@ -66,6 +128,21 @@ SILENT_DATA_CORRUPTION = CauseEntry(
     would_refute="The reduced gradients had differed before the parameters did: then the update, not the memory, was different.",
     refuting_fact="gradients_differ",
     is_refuted_by=True,
+    damage=Damage("before the step", "poisoned", "bits of the weights changed with no step that could have changed them, and every gradient since has them in it"),
+    rows=(
+        Row("replica_divergence", 0.93, "observation", seen=("own_history_broke_on_some",), absent=("gradients_differ", "parameters_differ_in_all_tensors"), unless=("given_gradients_differ", "hyperparameters_differ"), tensors="parameters"),
+        Row("replica_divergence", 0.85, "documented", seen=("own_history_broke_on_some",), unless=("gradients_differ", "parameters_differ_in_all_tensors"), tensors="parameters"),
+        Row("replica_divergence", 0.80, "documented", seen=("own_history_broke_on_some",), absent=("gradients_differ",), tensors="parameters"),
+        Row("replica_divergence", 0.75, "documented", seen=("own_history_broke_on_some",), tensors="parameters"),
+        Row("replica_divergence", 0.80, "documented", seen=("is_culprit_known",), absent=("parameters_differ_at_first", "gradients_differ", "parameters_differ_in_all_tensors"), unless=("parameters_parted_within_a_step", "given_gradients_differ", "hyperparameters_differ", "optimizer_state_differs"), tensors="parameters"),
+        Row("replica_divergence", 0.60, "inference", absent=("parameters_differ_at_first", "gradients_differ", "parameters_differ_in_all_tensors"), unless=("parameters_parted_within_a_step", "given_gradients_differ", "hyperparameters_differ", "optimizer_state_differs"), tensors="parameters", missing=_NO_TIE_BREAK),
+        Row("replica_divergence", 0.50, "inference", seen=("parameters_parted_within_a_step",), absent=("parameters_differ_at_first", "gradients_differ"), unless=("given_gradients_differ", "hyperparameters_differ", "optimizer_state_differs"), tensors="parameters", missing=_NO_STATE),
+        Row("replica_divergence", 0.45, "inference", seen=("parameters_differ",), absent=("parameters_differ_at_first",), unless=("gradients_differ", "given_gradients_differ", "hyperparameters_differ", "optimizer_state_differs"), tensors="parameters", missing=_NO_GRADIENTS + ", and " + _NO_TABLES),
+        Row("replica_divergence", 0.45, "inference", seen=("gradients_differ",), absent=("gradients_differ_always", "gradients_differ_ever_since"), missing="the collective's result on each rank: gradients differed at some steps and agreed at others"),
+        Row("replica_divergence", 0.10, "inference", missing=_NO_TIE_BREAK),
+        Row("frozen_divergence", 0.85, "documented", seen=("own_history_broke_on_some", "did_agree_before")),
+        Row("frozen_divergence", 0.50, "inference", seen=("did_agree_before",), missing="the tensors' fingerprints from before, on both sides"),
+    ),
     fix=Fix(
         do=(
             "Take the named rank's host out of the job (if several are named, one of them is it): read its kernel log (EDAC, machine "
@@ -81,7 +158,7 @@ SILENT_DATA_CORRUPTION = CauseEntry(
             "steps and that writes to parameters (loading, averaging, pruning, evaluation with swapped weights)."
         ),
     ),
-)
+)  # fmt: skip
 
 UNREDUCED_PARAMETERS = CauseEntry(
     cause="unreduced_parameters",
@@ -94,6 +171,15 @@ UNREDUCED_PARAMETERS = CauseEntry(
     would_refute="The reduced gradients differ in all tensors: then nothing is reduced, for another reason.",
     refuting_fact="gradients_differ_in_all_tensors",
     is_refuted_by=True,
+    damage=_REPLICAS_DIFFER,
+    rows=(
+        Row("replica_divergence", 0.93, "observation", seen=("gradients_differ_ever_since", "is_reduction_seen"), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny",), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.93, "observation", seen=("gradients_differ", "has_unused_parameter"), unless=("is_distance_tiny", "gradients_differ_once"), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.90, "observation", seen=("gradients_differ", "were_frozen_before"), unless=("is_distance_tiny", "gradients_differ_once"), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.85, "documented", seen=("gradients_differ_always",), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny",), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.80, "documented", seen=("gradients_differ_ever_since",), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny",), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.60, "inference", seen=("gradients_differ",), absent=("gradients_differ_in_all_tensors",), unless=("is_distance_tiny", "gradients_differ_once"), names="everyone", tensors="gradients", missing=_NO_SECOND),
+    ),
     fix=Fix(
         do=(
             "Freeze and unfreeze before wrapping, and wrap anew after a layer was unfrozen. Remove parameters that the forward pass never "
@@ -108,7 +194,7 @@ UNREDUCED_PARAMETERS = CauseEntry(
             "resizing an embedding, adapters) or a list of parameters that the wrapper was told to ignore."
         ),
     ),
-)
+)  # fmt: skip
 
 UNEVEN_CLIPPING = CauseEntry(
     cause="uneven_clipping",
@@ -120,6 +206,12 @@ UNEVEN_CLIPPING = CauseEntry(
     would_refute="The gradients differ already as the reduction leaves them.",
     refuting_fact="gradients_differ",
     is_refuted_by=True,
+    damage=_REPLICAS_DIFFER,
+    rows=(
+        Row("replica_divergence", 0.95, "observation", seen=("given_gradients_differ",), absent=("gradients_differ",), unless=("loss_scales_differ", "is_distance_tiny")),
+        Row("replica_divergence", 0.60, "inference", seen=("given_gradients_differ",), missing="whether the loss scalers of the ranks agree: gradients that are unscaled by other factors differ in the same way"),
+        Row("replica_divergence", 0.40, "inference", seen=("gradients_differ",), absent=("gradients_differ_in_all_tensors",), unless=("is_reduction_seen",), missing=_NO_REDUCED),
+    ),
     fix=Fix(
         do=(
             "Look at what runs between `backward` and `optimizer.step` for a condition on the rank, or a list of parameters that is built "
@@ -135,7 +227,7 @@ UNEVEN_CLIPPING = CauseEntry(
             "on some ranks and over whole tensors on others."
         ),
     ),
-)
+)  # fmt: skip
 
 CLIP_ON_LOCAL_SHARD = CauseEntry(
     cause="clip_on_local_shard",
@@ -147,6 +239,10 @@ CLIP_ON_LOCAL_SHARD = CauseEntry(
     would_refute="What was clipped is whole on some rank.",
     refuting_fact="is_sharded_everywhere",
     is_refuted_by=False,
+    rows=(
+        Row("shard_clipping", 0.93, "observation", seen=("is_limit_exceeded", "is_sharded_everywhere")),
+        Row("shard_clipping", 0.50, "inference", missing="whether what was clipped is a shard on every rank"),
+    ),
     fix=Fix(
         do="Clip through the wrapper, which adds the shards' norms up: `model.clip_grad_norm_` (FSDP), `accelerator.clip_grad_norm_`, or plain clipping on DTensors.",
         changes="The clip factor: one for all ranks. The global norm is larger than each shard's, so that the same limit clips more.",
@@ -155,7 +251,7 @@ CLIP_ON_LOCAL_SHARD = CauseEntry(
         verify="The evidence's two norms agree in the next steps.",
         otherwise="If the wrapper's clip is used, the model was clipped a second time somewhere: search for `clip_grad_norm_` in callbacks and trainers.",
     ),
-)
+)  # fmt: skip
 
 OPTIMIZER_STATE_MISMATCH = CauseEntry(
     cause="optimizer_state_mismatch",
@@ -167,6 +263,16 @@ OPTIMIZER_STATE_MISMATCH = CauseEntry(
     would_refute="The gradients differ as well, and did so first.",
     refuting_fact="gradients_differ",
     is_refuted_by=True,
+    damage=Damage("before the step", "unknown", "replicas hold different states, and the files hold one rank's"),
+    rows=(
+        Row("replica_divergence", 0.93, "observation", seen=("hyperparameters_differ",), absent=("gradients_differ",), unless=("given_gradients_differ",)),
+        Row("replica_divergence", 0.90, "observation", seen=("optimizer_state_differs",), absent=("gradients_differ",), unless=("given_gradients_differ", "parameters_differ_at_first")),
+        Row("replica_divergence", 0.85, "documented", seen=("loss_scales_differ", "given_gradients_differ"), absent=("gradients_differ",)),
+        Row("replica_divergence", 0.80, "documented", seen=("hyperparameters_differ",), unknown=("gradients_differ",)),
+        Row("replica_divergence", 0.50, "inference", seen=("hyperparameters_differ",), missing="whether gradients differed before the settings did: then the settings are not the beginning"),
+        Row("replica_divergence", 0.45, "inference", seen=("parameters_parted_within_a_step",), absent=("gradients_differ", "parameters_differ_at_first"), missing=_NO_STATE),
+        Row("replica_divergence", 0.62, "inference", seen=("state_parted_with_weights", "parameters_differ_in_all_tensors"), absent=("gradients_differ", "parameters_differ_at_first"), unless=("given_gradients_differ", "is_distance_tiny", "own_history_broke_on_some"), missing=_NO_MOMENT),
+    ),
     fix=Fix(
         do=(
             "Compare the values in the evidence with what the configuration says; make the named rank build, load and schedule its optimizer "
@@ -181,7 +287,7 @@ OPTIMIZER_STATE_MISMATCH = CauseEntry(
             "(`ReduceLROnPlateau`), a loss scaler per rank, a count of local batches."
         ),
     ),
-)
+)  # fmt: skip
 
 CORRUPTED_COLLECTIVE = CauseEntry(
     cause="corrupted_collective",
@@ -193,6 +299,14 @@ CORRUPTED_COLLECTIVE = CauseEntry(
     would_refute="The gradients differ at later steps as well.",
     refuting_fact="gradients_differ_repeatedly",
     is_refuted_by=True,
+    damage=Damage("before the step", "poisoned", "a collective delivered wrong data, which the weights took"),
+    rows=(
+        Row("replica_divergence", 0.70, "inference", seen=("state_parted_with_weights",), absent=("gradients_differ", "parameters_differ_at_first", "parameters_differ_in_all_tensors"), unless=("given_gradients_differ", "own_history_broke_on_some", "hyperparameters_differ", "optimizer_state_differs"), tensors="parameters", missing=_NO_MOMENT),
+        Row("replica_divergence", 0.90, "observation", seen=("gradients_differ_once", "parameters_differ"), absent=("parameters_differ_at_first",), unless=("own_history_broke_on_some",), tensors="gradients"),
+        Row("replica_divergence", 0.80, "documented", seen=("gradients_differ_once",), absent=("parameters_differ_at_first",), tensors="gradients"),
+        Row("replica_divergence", 0.50, "inference", seen=("gradients_differ",), absent=("gradients_differ_always", "gradients_differ_ever_since"), tensors="gradients", missing=_NO_SECOND),
+        Row("replica_divergence", 0.30, "inference", absent=("parameters_differ_at_first", "gradients_differ"), unless=("own_history_broke_on_some", "hyperparameters_differ", "given_gradients_differ"), tensors="parameters", missing="a comparison of the gradients at the very step at which the weights parted"),
+    ),
     fix=Fix(
         do=(
             "Resume from a checkpoint older than this step, with the named rank on another host (if several are named, one of them is it). Read "
@@ -207,7 +321,7 @@ CORRUPTED_COLLECTIVE = CauseEntry(
             "communication hook."
         ),
     ),
-)
+)  # fmt: skip
 
 BUFFER_DIVERGENCE = CauseEntry(
     cause="buffer_divergence",
@@ -219,6 +333,11 @@ BUFFER_DIVERGENCE = CauseEntry(
     would_refute="The parameters differ as well: then the buffers follow them.",
     refuting_fact="parameters_differ",
     is_refuted_by=True,
+    rows=(
+        Row("buffer_divergence", 0.93, "observation", seen=("buffers_differ_repeatedly",), absent=("parameters_differ",)),
+        Row("buffer_divergence", 0.80, "documented", seen=("buffers_differ_repeatedly",), unless=("parameters_differ",)),
+        Row("buffer_divergence", 0.60, "inference", missing="a comparison of the parameters, and a second one of the buffers"),
+    ),
     fix=Fix(
         do=(
             "Leave `broadcast_buffers` on, or convert the model with `SyncBatchNorm.convert_sync_batchnorm` before wrapping. To save this run: "
@@ -230,30 +349,7 @@ BUFFER_DIVERGENCE = CauseEntry(
         verify="No difference at the next two comparisons; ranks evaluate the same batch to the same loss.",
         otherwise="If the statistics are meant to be local, tell the wrapper to ignore these buffers, and average them where you save.",
     ),
-)
-
-NONDETERMINISTIC_DRIFT = CauseEntry(
-    cause="nondeterministic_drift",
-    happened="Replicas part slowly, by rounding.",
-    mechanism=(
-        "Sums of floats depend on their order. A reduction that each rank does in an order of its own (gather and add, a tree that is rooted "
-        "differently), or kernels that differ between devices, give results that differ in the last bits, and nothing brings them together again."
-    ),
-    would_refute="The distance between the ranks is more than rounding makes.",
-    refuting_fact="is_distance_tiny",
-    is_refuted_by=False,
-    fix=Fix(
-        do=(
-            "Reduce with `all_reduce`, which gives all ranks the same bits, instead of gathering and adding; use the same device, library "
-            "versions and algorithm settings on all ranks. To go on with this run: broadcast rank 0's parameters now and then every few hundred steps."
-        ),
-        changes="The last bits of the gradients.",
-        does_not_fix="The distance so far; a broadcast does.",
-        expect="Fingerprints agree at each comparison.",
-        verify="Gradients and parameters agree from the first comparison of a new run.",
-        otherwise="If the distance jumps instead of growing, it is no rounding: read the step at which it did.",
-    ),
-)
+)  # fmt: skip
 
 MODEL_STRUCTURE_MISMATCH = CauseEntry(
     cause="model_structure_mismatch",
@@ -265,6 +361,10 @@ MODEL_STRUCTURE_MISMATCH = CauseEntry(
     would_refute="All ranks have the same names, shapes and order.",
     refuting_fact="is_structure_different",
     is_refuted_by=False,
+    rows=(
+        Row("structure_mismatch", 0.95, "observation", seen=("is_structure_different",)),
+        Row("structure_mismatch", 0.10, "inference", missing="a census of every rank"),
+    ),
     fix=Fix(
         do=(
             "Stop the run. Build the model by the same code and configuration on all ranks: no branch on the rank, no iteration over a set, no "
@@ -276,7 +376,7 @@ MODEL_STRUCTURE_MISMATCH = CauseEntry(
         verify="`[(n, p.shape) for n, p in model.named_parameters()]` is equal on all ranks before wrapping.",
         otherwise="If the code is the same, compare library versions and the checkpoint's configuration on the named hosts.",
     ),
-)
+)  # fmt: skip
 
 DTYPE_MISMATCH_ACROSS_RANKS = CauseEntry(
     cause="dtype_mismatch_across_ranks",
@@ -288,6 +388,11 @@ DTYPE_MISMATCH_ACROSS_RANKS = CauseEntry(
     would_refute="All ranks hold the named tensors in the same dtype.",
     refuting_fact="are_dtypes_different",
     is_refuted_by=False,
+    rows=(
+        Row("structure_mismatch", 0.95, "observation", seen=("are_dtypes_different",), absent=("is_structure_different", "are_frozen_sets_different")),
+        Row("structure_mismatch", 0.60, "inference", seen=("are_dtypes_different",), missing="whether the other difference brought this one about"),
+        Row("frozen_divergence", 0.95, "observation", seen=("are_dtypes_different",), absent=("is_implausible",)),
+    ),
     fix=Fix(
         do=(
             "Stop the run. Give the dtype where the model is built or loaded (`dtype=...`), the same on all ranks, and convert before wrapping. "
@@ -299,7 +404,7 @@ DTYPE_MISMATCH_ACROSS_RANKS = CauseEntry(
         verify="`{n: p.dtype for n, p in model.named_parameters()}` is equal on all ranks.",
         otherwise="If the code is the same, compare environment variables, library versions and device types of the named hosts: some choose a dtype by device.",
     ),
-)
+)  # fmt: skip
 
 CAUSES: tuple[CauseEntry, ...] = (
     UNSYNCED_INITIALISATION,
@@ -309,9 +414,9 @@ CAUSES: tuple[CauseEntry, ...] = (
     CLIP_ON_LOCAL_SHARD,
     OPTIMIZER_STATE_MISMATCH,
     CORRUPTED_COLLECTIVE,
+    NONDETERMINISTIC_DRIFT,
     SILENT_DATA_CORRUPTION,
     BUFFER_DIVERGENCE,
-    NONDETERMINISTIC_DRIFT,
     MODEL_STRUCTURE_MISMATCH,
     DTYPE_MISMATCH_ACROSS_RANKS,
 )

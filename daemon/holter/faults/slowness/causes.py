@@ -1,7 +1,12 @@
 """Ranks that the others wait for."""
 
-from holter.faults.cause import CauseEntry
+from holter.faults.cause import CauseEntry, Row
 from holter.records import Fix
+
+_STEPS_TO_BE_WELL = 25
+"""More than the detector looks at to see that a rank is well again."""
+_WORK = "ranks whose work can be compared: the late one has larger batches, more micro-steps or another part of the model, so that its time may be its due"
+_BOTH = "a step without the wait for data: batches come late on this rank and its device is held down as well"
 
 SLOW_COMPUTE = CauseEntry(
     cause="slow_compute",
@@ -15,6 +20,12 @@ SLOW_COMPUTE = CauseEntry(
     would_refute="The named rank has more to do than the others: larger batches, more micro-steps, or another part of the model.",
     refuting_fact="has_other_work",
     is_refuted_by=True,
+    passes_after_steps=_STEPS_TO_BE_WELL,
+    rows=(
+        Row("slow_rank", 0.93, "observation", absent=("is_in_data", "is_device_throttled"), unless=("has_other_work",)),
+        Row("slow_rank", 0.90, "observation", absent=("is_in_data",), unknown=("is_device_throttled",), unless=("has_other_work",)),
+        Row("slow_rank", 0.35, "inference", missing=_WORK),
+    ),
     fix=Fix(
         do=(
             "On the named rank's host: `top` and `nvidia-smi` for processes that do not belong to the job, `nvidia-smi topo -m` and "
@@ -31,7 +42,7 @@ SLOW_COMPUTE = CauseEntry(
             "burn-in test); if it stays with the rank, it is what this rank is given to do, such as sequences that are always longer."
         ),
     ),
-)
+)  # fmt: skip
 
 SLOW_INPUT = CauseEntry(
     cause="slow_input",
@@ -43,6 +54,11 @@ SLOW_INPUT = CauseEntry(
     would_refute="The named rank spends no more time in its data loader than the others.",
     refuting_fact="is_in_data",
     is_refuted_by=False,
+    passes_after_steps=_STEPS_TO_BE_WELL,
+    rows=(
+        Row("slow_rank", 0.93, "observation", seen=("is_in_data",), unless=("has_other_work",)),
+        Row("slow_rank", 0.40, "inference", seen=("has_other_work", "is_in_data"), missing=_WORK),
+    ),
     fix=Fix(
         do=(
             "On the named rank's host, see whether the loader's workers are busy (`top`: raise `num_workers`, move decoding off the host or "
@@ -58,7 +74,7 @@ SLOW_INPUT = CauseEntry(
             "workers are idle and storage is too, look for a lock or a download inside the dataset."
         ),
     ),
-)
+)  # fmt: skip
 
 SLOW_DEVICE = CauseEntry(
     cause="slow_device",
@@ -70,6 +86,11 @@ SLOW_DEVICE = CauseEntry(
     would_refute="The device's own readings show that nothing holds its clock down, or no more than the others'.",
     refuting_fact="is_device_throttled",
     is_refuted_by=False,
+    passes_after_steps=_STEPS_TO_BE_WELL,
+    rows=(
+        Row("slow_rank", 0.92, "observation", seen=("is_device_throttled",), absent=("is_in_data",), unless=("has_other_work",)),
+        Row("slow_rank", 0.40, "inference", seen=("is_device_throttled", "is_in_data"), unless=("has_other_work",), missing=_BOTH),
+    ),
     fix=Fix(
         do=(
             "`nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER -i UUID` on the named host. Thermal: fans, airflow, dust, a failed "
@@ -82,6 +103,6 @@ SLOW_DEVICE = CauseEntry(
         verify="No throttle reason is read any more, and `holter_collective_lag_seconds` of this rank is what the others show.",
         otherwise="If the clock is back and the rank is late still, the device was a second fault: read `holter explain slow_compute`.",
     ),
-)
+)  # fmt: skip
 
 CAUSES: tuple[CauseEntry, ...] = (SLOW_COMPUTE, SLOW_INPUT, SLOW_DEVICE)

@@ -1,0 +1,140 @@
+"""What a family of faults declares: its detectors, its causes, and what can follow from what.
+
+Whoever adds a detector adds its file, its line in the family's `FAMILY`, and its causes; nothing else names it.
+"""
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from holter.faults.cause import CauseEntry
+from holter.faults.window import Window
+from holter.records import Finding
+
+
+class Detector(Protocol):
+    """What every detector is."""
+
+    @property
+    def name(self) -> str:
+        """The fault it sees: also its file, its metric label, its alert and its page."""
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """What is wrong in this window. Pure: the same window gives the same findings."""
+
+
+class Stage(enum.IntEnum):
+    """Where in a run, and in a step, a fault begins: of two in one step the earlier can have brought about the later."""
+
+    # How the job was set up: true before its first step.
+    MODEL_BUILT = enum.auto()
+    OPTIMIZER_BUILT = enum.auto()
+    INITIALISED = enum.auto()
+    CONVERTED = enum.auto()
+    """Dtypes and buffers."""
+    LOADED = enum.auto()
+    # One step, from its beginning to its end.
+    FED = enum.auto()
+    RATE_SET = enum.auto()
+    WEIGHTS_BEFORE = enum.auto()
+    CAST = enum.auto()
+    """Copies of the weights in another dtype."""
+    FORWARD = enum.auto()
+    CLEARED = enum.auto()
+    """Gradients of the step before are set to zero, or its step is skipped."""
+    BACKWARD = enum.auto()
+    REDUCTION = enum.auto()
+    REDUCED = enum.auto()
+    """What the reduction left, until it is clipped."""
+    GIVEN = enum.auto()
+    """What the optimizer gets."""
+    WEIGHTS_AFTER = enum.auto()
+    # What a script says of itself, and what a curve shows.
+    LOGGED = enum.auto()
+    CURVE = enum.auto()
+    # A rank that is late, does not go on, or is no more.
+    LATE = enum.auto()
+    STANDSTILL = enum.auto()
+    UNKNOWN = enum.auto()
+    """Its findings tell the stage themselves, by the class of tensors that differed first."""
+
+
+STAGE_OF_CLASS = {
+    "parameters_before": Stage.WEIGHTS_BEFORE,
+    "gradients_reduced": Stage.REDUCED,
+    "gradients": Stage.GIVEN,
+    "hyperparameters": Stage.GIVEN,
+    "parameters_after": Stage.WEIGHTS_AFTER,
+    "optimizer_state": Stage.WEIGHTS_AFTER,
+}
+"""Where a finding begins that names the class of tensors in which ranks differed first."""
+
+Group = Literal["curves", "weights", "logged"]
+"""Detectors that follow from the same things: symptoms in a curve, weights that do not move, what a script says of itself."""
+
+
+@dataclass(frozen=True)
+class DetectorEntry:
+    """One detector in the list of its family."""
+
+    detector: Detector
+    stage: Stage
+    """Where its fault begins."""
+    group: Group | None = None
+    """A `Consequence` may name the group instead of the detector."""
+    incident_per: Literal["cause", "event", "run"] = "cause"
+    """When a second finding is another incident: if its cause is another; if cause or ranks are others; never, it is a better opinion on
+    the first."""
+    tried_on: Literal["jobs", "made-up windows"] = "jobs"
+    """What it was tried on. One that never saw a real job is on trial: it reports, and halts nothing."""
+    sees_damage: bool = False
+    """What it finds was applied to the weights, whatever led to it and whatever leads the incident."""
+    sees_ends: bool = False
+    """Its findings begin when a process ended, not when a step was reported."""
+
+
+@dataclass(frozen=True)
+class Consequence:
+    """Findings of `after` may be the leader's doing.
+
+    Time decides as well: a cause does not come after its effect. Only what is wrong from the start explains what was dated before it
+    was noticed (`whenever`).
+    """
+
+    leader: str
+    """A detector."""
+    after: tuple[str, ...] = ()
+    """Detectors whose findings, at the same moment or later, can follow."""
+    groups: tuple[Group, ...] = ()
+    """Groups of such detectors."""
+    if_leader_is: tuple[str, ...] = ()
+    """Only if the leader's cause is one of these; empty: any."""
+    unless_leader_has: tuple[str, ...] = ()
+    """Not if one of these facts of the leader is True."""
+    unless_follower_is: tuple[str, ...] = ()
+    """Not if the follower's cause is one of these."""
+    unless_follower_has: tuple[str, ...] = ()
+    """Not if one of these facts of the follower is True."""
+    on_a_shared_rank: bool = False
+    """Only if both name the same rank."""
+    whenever: bool = False
+    """Also what is dated before the leader."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A folder of `faults`."""
+
+    detectors: tuple[DetectorEntry, ...]
+    """In one stage, those that begin earlier come first."""
+    causes: tuple[CauseEntry, ...]
+    """Of two that are equally likely, the one that comes first is named first."""
+    brings_about: tuple[Consequence, ...] = ()
+    """What its detectors' findings can lead to, in other families too."""
+
+
+NOT_BY_A_NUMBER = ("is_killed", "is_out_of_memory")
+"""Facts of an end that no number explains: nobody kills a process, and no kernel runs out of memory, over a NaN."""
+NOT_BY_A_SCRIPT = ("rank_suspended", "host_unreachable")
+"""Causes that no call of a script and no batch explains: it stops no process and no host."""
