@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 TRAIN = $(LAUNCH) deploy/examples/train_gpt.py --steps 60
 
-.PHONY: install system demo test test-quick check format bench pictures docs clean
+.PHONY: install system demo test test-all test-quick check format bench pictures docs clean
 
 install: $(STAMP)  ## .venv with holter and everything needed to run and test it
 
@@ -52,14 +52,14 @@ demo: install  ## train a small GPT on 2 ranks, spoil rank 1's batch at step 30:
 	@echo && $(BIN)/python deploy/examples/same_bits.py $(DEMO_RUN)-weights/never-stopped $(DEMO_RUN)-weights/resumed
 	@echo && echo "\$$ holter page $(DEMO_RUN)" && if [ -n "$(KEEP)" ]; then $(BIN)/holter page $(DEMO_RUN); else echo "(make demo KEEP=1 serves the page of this run until Ctrl-C)"; fi
 
-# Faults have the machine to themselves: their times are looked at, and slow ranks are missed for want of processor time. Other jobs wait half
-# of their time, two at once do each other no harm. tests.run is pytest, and one more try for at most three tests that a busy machine failed.
-test: install system check  ## everything, as CI runs it
-	$(BIN)/python -m tests.run -n 2 -m "not job"
-	$(BIN)/python -m tests.run -n 2 --dist loadfile -m job --ignore tests/corpus
-	$(BIN)/python -m tests.run -m job tests/corpus
+# tests/run.py says in which parts, and tries at most three failed tests again.
+test: install system check  ## what CI runs: linters, types, and at least one real job for every mechanism; 15 minutes on two cores
+	$(BIN)/python -m tests.run
 
-test-quick: install  ## without real jobs
+test-all: install system check  ## everything, before a release: also what is marked `release`; 45 minutes
+	$(BIN)/python -m tests.run --all
+
+test-quick: install  ## without real jobs, under two minutes
 	$(BIN)/python -m pytest -n 2 -m "not job and not slow"
 
 check: install  ## linters and types

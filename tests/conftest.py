@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pty
-import re
 import signal
 import socket
 import struct
@@ -201,7 +200,7 @@ class Launcher:
 
     def run(self, script: str | Path, *arguments: object, **how: Any) -> Ended:
         """Launch and wait for the end."""
-        return _once_more(lambda: self.start(script, *arguments, **how).wait())
+        return self.start(script, *arguments, **how).wait()
 
     def stop(self) -> None:
         """Kill whatever is left."""
@@ -258,14 +257,7 @@ class Nursery:
         deadline_s: float = DEADLINE_S,
     ) -> Ended:
         """The job after its end. One that hangs is ended when enough is seen in its run directory, or at the deadline."""
-        places = iter((directory, directory / "once-more"))
-
-        def attempt() -> Ended:
-            place = next(places)
-            place.mkdir(exist_ok=True)
-            return self.start(place, arguments, ranks=ranks, env=env).wait(is_enough, deadline_s)
-
-        return _once_more(attempt)
+        return self.start(directory, arguments, ranks=ranks, env=env).wait(is_enough, deadline_s)
 
 
 @dataclass
@@ -293,42 +285,13 @@ class Cradle:
 
     def run(self, script: str | Path, *arguments: object, **how: Any) -> Ended:
         """Until its end."""
-        return _once_more(lambda: self.start(script, *arguments, **how).wait())
+        return self.start(script, *arguments, **how).wait()
 
     def stop(self) -> None:
         """Kill whatever is left."""
         for job in self.jobs:
             job.end()
             kill(processes_of(job.run_dir))
-
-
-_COULD_NOT_MEET = re.compile(
-    r"in init_process_group\n.{,4000}(EADDRINUSE|Dist(Network|Store)Error|[Tt]imed out|connectFullMesh)", re.DOTALL
-)
-_started_again: list[str] = []
-
-
-def _once_more(attempt: Callable[[], Ended]) -> Ended:
-    """A job whose ranks did not meet (a port was taken, a machine too slow) is started again, once; the summary says so."""
-    ended = attempt()
-    if ended.code == 0 or not _COULD_NOT_MEET.search(ended.stderr):
-        return ended
-    _started_again.append(f"{ended.directory}: {ended.stderr.strip().splitlines()[-1]}")
-    return attempt()
-
-
-def pytest_runtest_teardown(item: pytest.Item) -> None:
-    """What was started again travels with the test's report, from whatever worker it ran on."""
-    while _started_again:
-        item.user_properties.append(("started_again", _started_again.pop()))
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Nothing is tried twice in silence."""
-    reports = [report for kind in ("passed", "failed", "") for report in terminalreporter.stats.get(kind, [])]
-    told = {text for report in reports for name, text in report.user_properties if name == "started_again"}
-    for text in sorted(told):
-        terminalreporter.write_line(f"started once more: {text}")
 
 
 def _environ(more: dict[str, str]) -> dict[str, str]:

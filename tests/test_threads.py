@@ -12,15 +12,15 @@ from holter.threads import without_signals
 
 SCRIPT = """
 import os, signal, socket, sys, tempfile, threading, time
-def desk():
+def halt_agent():
     from holter.rank.hold.commit_register import LocalRegister
     from holter.rank.hold.halt_agent import HaltAgent
-    from holter.rank.hold.agent_parts import AgentSettings; from holter.rank.hold.agent_parts import AgentParts
+    from holter.rank.hold.halts import AgentParts, AgentSettings
     from holter.rank.hold.leaving import Leaving
     global line
     ours, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    means = AgentParts(hands=None, cell=LocalRegister, leaving=Leaving(lambda: None))
-    HaltAgent(AgentSettings(rank=0, world_size=1), means, ours).start()
+    parts = AgentParts(actions=None, register=LocalRegister, leaving=Leaving(lambda: None))
+    HaltAgent(AgentSettings(rank=0, world_size=1), parts, ours).start()
 def worker_server():
     from holter.rank.flight_server import FlightServer
     FlightServer().start()
@@ -30,10 +30,9 @@ def worker_server():
 def flight_thread():
     from holter.rank.flight_thread import FlightThread
     FlightThread(os.path.join(tempfile.mkdtemp(), "python"), lambda: None)
-def circle():
+def shard_peers():
     from holter.rank.hold.agreement import Tree
-    from holter.rank.hold.peers import ShardPeers
-    from holter.rank.hold.peer_connections import PeerAddress
+    from holter.rank.hold.peers import PeerAddress, ShardPeers
     ShardPeers(PeerAddress(Tree(0, 2), "127.0.0.1", 0), store=threading.Event().wait).agree(0, None)
 for start in sys.argv[1:]:
     globals()[start]()
@@ -44,7 +43,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("start", ["desk", "worker_server", "flight_thread", "circle"])
+@pytest.mark.parametrize("start", ["halt_agent", "worker_server", "flight_thread", "shard_peers"])
 def test_a_signal_that_the_script_waits_for_reaches_it(start):
     command = [sys.executable, "-c", SCRIPT, start]
     # Numpy's own threads take signals, too.

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from holter.cli import main
 from holter.frameworks.saving.proof import prove
 from holter.halting.vault import manifest as manifests
-from holter.halting.vault import script_saves
-from holter.halting.vault.completeness import Circumstances
+from holter.halting.vault import store
+from holter.halting.vault.manifest import Circumstances
 from holter.halting.vault.store import Vault
 from holter.rank.framework import Task
 
@@ -216,7 +216,7 @@ def test_wrong_use_is_one_sentence(tmp_path, capsys):
 
 def test_list_shows_what_halts_kept_and_what_the_script_saved(checkpoint, tmp_path, capsys):
     run_dir = checkpoint.parent.parent
-    own = script_saves.ScriptSave(
+    own = store.ScriptSave(
         step=20,
         path=str(tmp_path / "gone"),
         framework="torch",
@@ -225,7 +225,7 @@ def test_list_shows_what_halts_kept_and_what_the_script_saved(checkpoint, tmp_pa
         verdict="poisoned",
         why="NaN at step 12",
     )
-    script_saves.path_in(run_dir).write_bytes(msgspec.json.encode(script_saves.ScriptSaves([own])))
+    store.path_in(run_dir).write_bytes(msgspec.json.encode(store.ScriptSaves([own])))
     assert 0 == main(["checkpoint", "list", str(run_dir), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [(20, "poisoned", "script", False), (30, "healthy", "holter", True)] == [

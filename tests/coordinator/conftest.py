@@ -31,7 +31,8 @@ from holter.records import (
     TensorEntry,
 )
 from holter.transport import wire
-from holter.transport.websocket.uplink import Uplink, UplinkSettings
+from holter.transport.limits import UplinkSettings
+from holter.transport.websocket.uplink import WebSocketUplink
 
 TOKEN = "a secret"
 RUN_ID = "run-1"
@@ -126,7 +127,7 @@ class SimulatedRank:
     settings: UplinkSettings | None = None
     boot_id: str = ""
     metrics_address: str = ""
-    uplink: Uplink = field(init=False)
+    uplink: WebSocketUplink = field(init=False)
 
     def __post_init__(self) -> None:
         hello = wire.Hello(
@@ -139,7 +140,7 @@ class SimulatedRank:
             metrics_address=self.metrics_address,
             boot_id=self.boot_id,
         )
-        self.uplink = Uplink(f"ws://127.0.0.1:{self.port}/ingest", self.token, hello, self._answer, self.settings)
+        self.uplink = WebSocketUplink(f"127.0.0.1:{self.port}", self.token, hello, self._answer, self.settings)
         self.uplink.start()
 
     def attach(self) -> None:

@@ -21,7 +21,7 @@ from holter.coordinator.service import Limits
 from holter.coordinator.window.assembly import Assembly
 from holter.records import Diagnosis, Nonfinite
 from holter.transport import wire
-from holter.transport.websocket.uplink import UplinkSettings
+from holter.transport.limits import UplinkSettings
 
 
 def step_of(running: Any, rank: int) -> int:

@@ -40,7 +40,8 @@ class Case:
     """Words of the evidence."""
     arguments: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict, hash=False)
-    has_twin: bool = True
+    family: str = ""
+    """Of faults that `make test` has this job of; empty: another variant, which `make test-all` runs too."""
 
     @property
     def name(self) -> str:
@@ -59,34 +60,34 @@ def case(row: int, script: str, cause: str, step: int = 0, **more: Any) -> Case:
 EVERY_STEP = {"HOLTER_OVERHEAD_BUDGET": "1", "HOLTER_OVERHEAD_FLOOR_S": "1"}
 """Weights are read before and after each, whatever that costs."""
 CASES = (
-    case(1, "lost_hooks", "gradient_sync_bypassed", tensors=NET),
+    case(1, "lost_hooks", "gradient_sync_bypassed", tensors=NET, family="replicas"),
     case(2, "unused_layer", "unreduced_parameters", tensors=NET),
     case(3, "uneven_clipping", "uneven_clipping", ranks=(1,), tensors=("ln.weight", "ln.bias")),
     case(4, "seed_per_rank", "unsynced_initialisation", tensors=NET),
     case(5, "unfrozen_after_wrapping", "unreduced_parameters", tensors=("a.weight", "a.bias")),
-    case(6, "local_statistics", "buffer_divergence", late_by=INTERVAL, tensors=("1.running_mean", "1.running_var")),
-    case(7, "stale_optimizer", "stale_optimizer_parameters", late_by=1),
+    case(6, "local_statistics", "buffer_divergence", late_by=INTERVAL, tensors=("1.running_mean", "1.running_var"), family="replicas"),
+    case(7, "stale_optimizer", "stale_optimizer_parameters", late_by=1, family="learning"),
     case(8, "no_zero_grad", "gradients_never_cleared", late_by=INTERVAL),
-    case(9, "detached_checkpoint", "graph_detached", late_by=INTERVAL, never=("head", "embedding"), tensors=[f"blocks.{n}.0.{kind}" for n in (0, 1) for kind in ("weight", "bias")]),
+    case(9, "detached_checkpoint", "graph_detached", late_by=INTERVAL, never=("head", "embedding"), tensors=[f"blocks.{n}.0.{kind}" for n in (0, 1) for kind in ("weight", "bias")], family="learning"),
     case(10, "swapped_reference", "stale_autocast_cache", late_by=INTERVAL, says=("distance",)),
     case(11, "bfloat16_adamw", "rounded_away_updates", late_by=INTERVAL),
     case(12, "inf_in_every_batch", "every_step_skipped"),
-    case(13, "bfloat16_rotary", "buffer_precision_loss", tensors=("attention.inv_freq",), says=("641",)),
-    case(14, "half_overflow", "activation_overflow", modules=("layer1",)),
+    case(13, "bfloat16_rotary", "buffer_precision_loss", tensors=("attention.inv_freq",), says=("641",), family="precision"),
+    case(14, "half_overflow", "activation_overflow", modules=("layer1",), family="numerics"),
     case(15, "hidden_nan_loss", "hidden_nonfinite_loss|nonfinite_forward", step=30),
-    case(16, "nan_in_batch", "nonfinite_input", step=30, ranks=(1,)),
-    case(17, "empty_encoder", "frozen_component_uninitialised", late_by=INTERVAL, ranks=(1,), tensors=[f"encoder.{layer}.{kind}" for layer in ("first", "second") for kind in ("weight", "bias")]),
+    case(16, "nan_in_batch", "nonfinite_input", step=30, ranks=(1,), family="numerics"),
+    case(17, "empty_encoder", "frozen_component_uninitialised", late_by=INTERVAL, ranks=(1,), tensors=[f"encoder.{layer}.{kind}" for layer in ("first", "second") for kind in ("weight", "bias")], family="frozen"),
     case(18, "double_sharded", "double_sharded_data", late_by=40),
-    case(19, "same_batches", "duplicate_data_across_ranks", late_by=INTERVAL, ranks=(0, 1)),
+    case(19, "same_batches", "duplicate_data_across_ranks", late_by=INTERVAL, ranks=(0, 1), family="data"),
     case(20, "one_batch_more", "uneven_batches", late_by=INTERVAL, says=("41",)),
-    case(21, "equal_rewards", "zero_advantages", late_by=INTERVAL),
+    case(21, "equal_rewards", "zero_advantages", late_by=INTERVAL, family="logged"),
     case(22, "one_code", "codebook_collapse", late_by=INTERVAL),
     case(23, "different_freezing", "frozen_set_mismatch", tensors=("a.weight", "a.bias", "b.weight", "b.bias")),
-    case(32, "learning_rate_jump", "learning_rate_too_high", step=40),
+    case(32, "learning_rate_jump", "learning_rate_too_high", step=40, family="numerics"),
     case(0, "raw_module", "gradient_sync_bypassed", tensors=NET),
     case(0, "nan_in_forward", "nonfinite_forward", step=20, ranks=(1,), modules=("body.compress",)),
     case(0, "nan_in_backward", "nonfinite_backward", step=20, ranks=(1,)),
-    case(0, "flipped_bit", "silent_data_corruption", step=20, ranks=(1,), tensors=("block.0.weight",), env=EVERY_STEP),
+    case(0, "flipped_bit", "silent_data_corruption", step=20, ranks=(1,), tensors=("block.0.weight",), env=EVERY_STEP, family="replicas"),
 )  # fmt: skip
 
 SILENT = (
@@ -96,6 +97,7 @@ SILENT = (
     "averaged_copy",
 )  # fmt: skip
 """Runs of `scripts/healthy_runs.py`."""
+SILENT_IN_MAKE_TEST = ("evaluation", "reference_model")
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,8 @@ class Case:
     """Kinds of evidence that must be there."""
     hangs: bool = True
     """Else it ends by itself."""
+    family: str = ""
+    """Of faults that `make test` has this job of; empty: another variant, which `make test-all` runs too."""
 
     @property
     def name(self) -> str:
@@ -68,48 +70,48 @@ def case(row: int, script: str, cause: str, how: str = "", **more: Any) -> Case:
 def process(row: int, how: str, cause: str, **more: Any) -> tuple[Case, Case]:
     """A fault of one process, among two ranks and among four."""
     pair = case(row, "process_faults", cause, how, **more)
-    return pair, Case(**(pair.__dict__ | {"ranks": (2,), "world_size": 4}))
+    return pair, Case(**(pair.__dict__ | {"ranks": (2,), "world_size": 4, "family": ""}))
 
 
 CASES = (
-    case(24, "skipped_collective", "rank_missing_from_collective", "lone", operation="all_reduce"),
+    case(24, "skipped_collective", "rank_missing_from_collective", "lone", operation="all_reduce", family="hangs"),
     case(24, "skipped_collective", "rank_missing_from_collective", "metric", operation="all_reduce", hangs=False),
     case(24, "skipped_collective", "rank_missing_from_collective", "group", operation="all_reduce"),
     case(24, "skipped_collective", "rank_missing_from_collective|collective_order_mismatch", "early", operation="all_reduce"),
-    case(25, "other_size", "collective_shape_mismatch", ranks=None, operation="all_reduce", says=("100", "200"), hangs=False),
-    *process(26, "suspend", "rank_suspended", kinds=("process_state",)),
-    *process(27, "kill", "rank_dead", says=("SIGKILL",), kinds=("last_collectives", "last_statistics"), hangs=False),
+    case(25, "other_size", "collective_shape_mismatch", ranks=None, operation="all_reduce", says=("100", "200"), hangs=False, family="hangs"),
+    *process(26, "suspend", "rank_suspended", kinds=("process_state",), family="hangs"),
+    *process(27, "kill", "rank_dead", says=("SIGKILL",), kinds=("last_collectives", "last_statistics"), hangs=False, family="hangs"),
     case(27, "process_faults", "rank_dead", "kill", ranks=(0,), says=("SIGKILL",), kinds=("last_collectives", "last_statistics"), hangs=False),
     *process(0, "abort", "rank_dead", says=("SIGABRT",), kinds=("last_collectives", "last_statistics"), hangs=False),
     *process(0, "leave", "rank_dead", says=("exit code 7",), kinds=("last_collectives", "last_statistics"), hangs=False),
     case(0, "process_faults", "rank_dead", "leave_quietly", kinds=("last_collectives", "last_statistics"), hangs=False),
-    *process(28, "spin", "rank_stuck_in_python", function="spin", kinds=("stacks",)),
+    *process(28, "spin", "rank_stuck_in_python", function="spin", kinds=("stacks",), family="hangs"),
     case(0, "process_faults", "rank_stuck_in_python", "spin", ranks=(0,), function="spin", kinds=("stacks",)),
     case(0, "late_peers", "rank_stuck_in_python", "late", function="spin", operation="all_reduce", kinds=("stacks",)),
     case(0, "late_peers", "rank_stuck_in_python", "receive", function="spin", kinds=("stacks",)),
     case(0, "process_faults", "rank_stuck_in_python", "spin_in_forward", function="spin", kinds=("stacks",)),
     case(0, "process_faults", "rank_stuck_in_python", "sleep", function="sleep", kinds=("stacks",)),
     case(0, "process_faults", "rank_stuck_in_python", "wait_for_lock", function="wait_for_lock", kinds=("stacks",)),
-    *process(29, "wait_in_native_code", "interpreter_locked", function="wait_in_native_code", native=("nanosleep",), kinds=("stacks",)),
+    *process(29, "wait_in_native_code", "interpreter_locked", function="wait_in_native_code", native=("nanosleep",), kinds=("stacks",), family="hangs"),
     case(29, "process_faults", "interpreter_locked", "count_in_native_code", function="count_in_native_code", kinds=("stacks",)),
     case(29, "process_faults", "interpreter_locked", "match_in_native_code", function="match_in_native_code", native=("sre_",)),
-    case(30, "slow_rank", "slow_compute", "backward", hangs=False),
+    case(30, "slow_rank", "slow_compute", "backward", hangs=False, family="slowness"),
     case(30, "slow_rank", "slow_compute", "backward", hangs=False, ranks=(2,), world_size=4),
     case(30, "slow_rank", "slow_compute", "backward", hangs=False, ranks=(0,)),
     case(30, "slow_rank", "slow_compute", "forward", hangs=False),
-    case(31, "slow_rank", "slow_input", "data", hangs=False),
-    case(0, "other_dtype", "collective_dtype_mismatch", "once", ranks=None, operation="all_reduce", says=("float32", "int32"), hangs=False),
+    case(31, "slow_rank", "slow_input", "data", hangs=False, family="slowness"),
+    case(0, "other_dtype", "collective_dtype_mismatch", "once", ranks=None, operation="all_reduce", says=("float32", "int32"), hangs=False, family="hangs"),
     case(0, "other_dtype", "collective_dtype_mismatch", "always", ranks=None, operation="all_reduce", says=("float32", "int32"), hangs=False),
     case(0, "other_dtype", "collective_dtype_mismatch", "once", ranks=(2,), world_size=4, says=("float32", "int32"), hangs=False),
     case(0, "other_dtype", "collective_dtype_mismatch", "narrow", ranks=None, operation="all_reduce", says=("float16", "float32"), hangs=False),
-    case(0, "other_order", "collective_order_mismatch", "broadcast", ranks=None, says=("broadcast", "all_reduce")),
+    case(0, "other_order", "collective_order_mismatch", "broadcast", ranks=None, says=("broadcast", "all_reduce"), family="hangs"),
     case(0, "other_order", "collective_order_mismatch", "gather", ranks=None, says=("all_gather", "all_reduce")),
     case(0, "other_order", "collective_order_mismatch", "barrier", ranks=None, says=("barrier", "all_reduce")),
-    case(0, "stalled_loader", "stalled_data_loader", "here", function="__getitem__", kinds=("stacks",)),
+    case(0, "stalled_loader", "stalled_data_loader", "here", function="__getitem__", kinds=("stacks",), family="hangs"),
     case(0, "stalled_loader", "stalled_data_loader", "in_worker", kinds=("stacks",)),
-    case(0, "stalled_save", "stalled_checkpoint", "write", function="write", kinds=("stacks",)),
+    case(0, "stalled_save", "stalled_checkpoint", "write", function="write", kinds=("stacks",), family="hangs"),
     case(0, "stalled_save", "stalled_checkpoint", "open", kinds=("stacks",)),
-    case(0, "nested_groups", "rank_stuck_in_python", "loop", world_size=4, ranks=(2,), function="wait_for_nothing"),
+    case(0, "nested_groups", "rank_stuck_in_python", "loop", world_size=4, ranks=(2,), function="wait_for_nothing", family="hangs"),
     case(0, "nested_groups", "rank_missing_from_collective", "skip", world_size=4, ranks=(2,), operation="all_reduce", hangs=False),
 )  # fmt: skip
 
@@ -118,6 +120,7 @@ SILENT = (
     "one_pause", "late_leaver", "slow_workers",
 )  # fmt: skip
 """Runs of `scripts/patient_runs.py`."""
+SILENT_IN_MAKE_TEST = ("evaluation_on_one_rank", "one_pause")
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,17 @@ import json
 
 import pytest
 
-from corpus import CASES, SCRIPTS, SILENT, fault, mistakes, silent, twin
+from corpus import CASES, SCRIPTS, SILENT, SILENT_IN_MAKE_TEST, fault, mistakes, silent, twin
 from holter import cli
 
 pytestmark = pytest.mark.job
 
-FAULTS = [pytest.param(case, fault(case), id=case.name) for case in CASES]
-HEALTHY = [pytest.param(job, id=job.name) for job in (*map(twin, CASES), *map(silent, SILENT))]
+RELEASE = pytest.mark.release
+FAULTS = [pytest.param(case, fault(case), id=case.name, marks=() if case.family else RELEASE) for case in CASES]
+HEALTHY = [
+    *(pytest.param(silent(name), id=name, marks=() if name in SILENT_IN_MAKE_TEST else RELEASE) for name in SILENT),
+    *(pytest.param(twin(case), id=case.name, marks=RELEASE) for case in CASES),
+]
 
 
 def said(command, run_dir, capsys):
@@ -56,9 +60,9 @@ def test_a_nan_in_a_batch_is_dated_and_said_in_the_log_while_the_job_runs(jobs):
 @pytest.mark.parametrize(
     ("way", "how", "said"),
     [
-        ("jobs", "kill", "SIGKILL"),
+        pytest.param("jobs", "kill", "SIGKILL", marks=RELEASE),
         ("jobs", "exception", "KeyError: 'sample-17'"),
-        ("forks", "exit", "7"),
+        pytest.param("forks", "exit", "7", marks=RELEASE),
     ],
 )
 def test_a_dead_rank_is_named_with_how_it_died(request, way, how, said):
@@ -70,6 +74,7 @@ def test_a_dead_rank_is_named_with_how_it_died(request, way, how, said):
     assert ended.diagnoses[0]["first_step"] == 20
 
 
+@pytest.mark.release
 def test_an_exception_on_all_ranks_names_all(jobs):
     # By a launcher that waits a moment for the others: one that ends them at once leaves one exception.
     top = jobs.run(SCRIPTS / "dying_rank.py", "all_raise").top
@@ -77,6 +82,7 @@ def test_an_exception_on_all_ranks_names_all(jobs):
     assert top["ranks"] == [0, 1]
 
 
+@pytest.mark.release
 def test_an_ordinary_end_raises_nothing(forks):
     ended = forks.run(SCRIPTS / "dying_rank.py", "end")
     assert ended.code == 0

@@ -5,14 +5,18 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hangs import CASES, SCRIPTS, SILENT, alarms, fault, is_seen_natively, mistakes, silent, twins
+from hangs import CASES, SCRIPTS, SILENT, SILENT_IN_MAKE_TEST, alarms, fault, is_seen_natively, mistakes, silent, twins
 
 from holter import cli
 
 pytestmark = pytest.mark.job
 
-FAULTS = [pytest.param(case, fault(case), id=case.name) for case in CASES]
-HEALTHY = [pytest.param(job, id=job.name) for job in (*twins(), *map(silent, SILENT))]
+RELEASE = pytest.mark.release
+FAULTS = [pytest.param(case, fault(case), id=case.name, marks=() if case.family else RELEASE) for case in CASES]
+HEALTHY = [
+    *(pytest.param(silent(name), id=name, marks=() if name in SILENT_IN_MAKE_TEST else RELEASE) for name in SILENT),
+    *(pytest.param(job, id=job.name, marks=RELEASE) for job in twins()),
+]
 TIMES = 4
 """How often a rank is killed, each time somewhere else: its last words must be there always."""
 
@@ -54,7 +58,7 @@ def test_a_job_that_only_waits_raises_nothing(told, capsys, watched):
         assert [one["symptom"] for one in alarms(said(command, job.ended.run_dir, capsys))] == []
 
 
-@pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("how", ["kill", "abort", "leave"])
 def test_a_rank_that_ends_without_warning_always_leaves_its_last_collectives_and_statistics(

@@ -27,6 +27,7 @@ def test_an_unmodified_command_is_attached_by_the_environment(jobs):
     assert ended.top["ranks"] == [1]
 
 
+@pytest.mark.release
 def test_without_the_environment_nothing_is_attached(jobs):
     ended = jobs.run(FAULTS / "nan_in_batch.py", attached=False)
     assert ended.code == 0
@@ -42,6 +43,7 @@ def test_accelerate_launch_of_the_example(jobs):
     assert run_json(ended)["world_size"] == 2
 
 
+@pytest.mark.release
 def test_a_single_process_without_a_launcher(jobs):
     ended = jobs.run(SCRIPTS / "odd.py", "no_group", by="python")
     assert ended.code == 0
@@ -50,7 +52,9 @@ def test_a_single_process_without_a_launcher(jobs):
     assert run_json(ended)["world_size"] == 1
 
 
-@pytest.mark.parametrize(("how", "by"), [("accelerator", "accelerate"), ("model", "python")])
+@pytest.mark.parametrize(
+    ("how", "by"), [("accelerator", "accelerate"), pytest.param("model", "python", marks=pytest.mark.release)]
+)
 def test_watch(jobs, how, by):
     ended = jobs.run(SCRIPTS / "watch_loop.py", how, by=by, attached=False)
     assert ended.code == 0, ended.stderr[-2000:]
@@ -66,7 +70,14 @@ def test_the_callback_of_the_trainer(jobs):
 
 
 @pytest.mark.parametrize(
-    ("kind", "code"), [("crash", 1), ("never_steps", 0), ("no_torch", 0), ("exit", 5), ("pickle", 0)]
+    ("kind", "code"),
+    [
+        ("crash", 1),
+        *(
+            pytest.param(*odd, marks=pytest.mark.release)
+            for odd in (("never_steps", 0), ("no_torch", 0), ("exit", 5), ("pickle", 0))
+        ),
+    ],
 )
 def test_an_odd_script_behaves_as_without_holter(jobs, kind, code):
     bare = jobs.run(SCRIPTS / "odd.py", kind, by="python", attached=False)
@@ -79,6 +90,7 @@ def test_an_odd_script_behaves_as_without_holter(jobs, kind, code):
         assert bare.stderr.splitlines() == own
 
 
+@pytest.mark.release
 def test_two_ranks_that_make_no_group_behave_as_without_holter(forks):
     ended = forks.run(SCRIPTS / "odd.py", "no_group")
     assert ended.code == 0
@@ -96,6 +108,7 @@ def test_ctrl_c_behaves_as_without_holter(jobs):
     assert ended.diagnoses == []
 
 
+@pytest.mark.release
 def test_two_jobs_on_one_machine_do_not_meet(forks):
     first = forks.start(FAULTS / "nan_in_batch.py", "--steps", 300)
     second = forks.start(FAULTS / "nan_in_batch.py", "--healthy", "--steps", 300)
@@ -145,6 +158,7 @@ def test_wrong_use_is_one_clear_sentence(tmp_path, arguments, sentence):
     assert "Traceback" not in ended.stderr
 
 
+@pytest.mark.release
 def test_a_taken_port_is_said_and_a_free_one_taken(forks):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

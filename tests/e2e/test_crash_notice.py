@@ -37,9 +37,9 @@ def own_lines(stderr: str) -> list[str]:
     ("how", "code", "options"),
     [
         ("abort", -signal.SIGABRT, []),
-        ("fault", -signal.SIGSEGV, ["--faulthandler"]),
-        ("exit", 41, []),
-        ("nothing", 0, []),
+        pytest.param("fault", -signal.SIGSEGV, ["--faulthandler"], marks=pytest.mark.release),
+        pytest.param("exit", 41, [], marks=pytest.mark.release),
+        pytest.param("nothing", 0, [], marks=pytest.mark.release),
     ],
 )
 def test_it_ends_as_without_holter_and_its_calls_are_kept(  # noqa: PLR0917 - fixtures
@@ -80,6 +80,7 @@ def test_os_exit_says_from_which_line(jobs):
     assert all(call.is_retired for call in calls), "it had finished what it began"
 
 
+@pytest.mark.release
 def test_a_mismatch_that_aborts_a_process_leaves_the_call_that_did_it(jobs, status, wait_for):
     go = jobs.directory / "go"
     job = jobs.start(SCRIPT, "mismatch", "--rank", 1, "--wait-for", go, by="scheduler")
@@ -92,6 +93,7 @@ def test_a_mismatch_that_aborts_a_process_leaves_the_call_that_did_it(jobs, stat
     assert (((200 if dead == 1 else 100,),), False) == (exam.flight.calls[-1].sizes, exam.flight.calls[-1].is_retired)
 
 
+@pytest.mark.release
 def test_without_its_sidecar_a_crash_is_not_delayed(jobs, wait_for):
     delays_s = []
     for attempt in range(3):
@@ -111,6 +113,7 @@ def test_without_its_sidecar_a_crash_is_not_delayed(jobs, wait_for):
     pytest.fail(f"it took {delays_s} s")
 
 
+@pytest.mark.release
 def test_nothing_is_left_of_the_socket(jobs, tmp_path):
     own = tmp_path / "tmp"
     own.mkdir()

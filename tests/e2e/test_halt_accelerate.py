@@ -47,7 +47,14 @@ def reference(nursery: Any, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 @pytest.mark.job
 @pytest.mark.parametrize(
-    "case", [*((fault, "own") for fault in CAUSES), ("nan", "plain"), ("spin", "plain")], ids="-".join
+    "case",
+    [
+        ("nan", "own"),
+        ("spin", "own"),
+        *(pytest.param((fault, "own"), marks=pytest.mark.release) for fault in ("suspend", "lock", "kill")),
+        *(pytest.param((fault, "plain"), marks=pytest.mark.release) for fault in ("nan", "spin")),
+    ],
+    ids="-".join,
 )
 def test_resumed_after_a_fault_it_ends_with_the_bits_of_a_run_that_never_had_it(
     case: tuple[str, str], jobs: Any, nursery: Any, reference: Any, tmp_path: Path

@@ -32,8 +32,10 @@ def reference(nursery: Any, tmp_path_factory: pytest.TempPathFactory) -> list[di
 
 @pytest.mark.parametrize(
     ("fault", "cause"),
-    [("nan", "nonfinite_backward"), ("sleep", "rank_stuck_in_python")],
-    ids=["nan-in-one-shard", "hang-all-alive"],
+    [
+        pytest.param("nan", "nonfinite_backward", id="nan-in-one-shard"),
+        pytest.param("sleep", "rank_stuck_in_python", id="hang-all-alive", marks=pytest.mark.release),
+    ],
 )
 def test_shards_are_saved_by_each_rank_and_resume_with_the_same_bits(
     fault: str, cause: str, nursery: Any, reference: list[dict[str, Any]], tmp_path: Path
@@ -49,6 +51,7 @@ def test_shards_are_saved_by_each_rank_and_resume_with_the_same_bits(
     same_bits(reference, results(tmp_path / "resumed" / "out", 4), str(AT * EVERY))
 
 
+@pytest.mark.release
 def test_a_shard_whose_rank_is_dead_is_said_to_be_missing(nursery: Any, tmp_path: Path) -> None:
     ended = run(nursery, tmp_path / "faulted", "--fault", "kill", "--at", AT, "--pause", 0.1)
     halt = stone(ended.run_dir)
@@ -87,7 +90,7 @@ class Zero:
         return results(self.folder / name / "out", 2)
 
 
-@pytest.fixture(scope="module", params=[2, 3], ids=["zero-2", "zero-3"])
+@pytest.fixture(scope="module", params=[pytest.param(2, marks=pytest.mark.release), 3], ids=["zero-2", "zero-3"])
 def zero(request: pytest.FixtureRequest, nursery: Any, tmp_path_factory: pytest.TempPathFactory) -> Zero:
     return Zero(request.param, nursery, tmp_path_factory.mktemp(f"zero-{request.param}"))
 
@@ -99,7 +102,7 @@ def ask_halt(run_dir: Path) -> dict[str, Any]:
     return json.loads(told.stdout)
 
 
-@pytest.mark.parametrize("fault", ["nan", "operator"])
+@pytest.mark.parametrize("fault", ["nan", pytest.param("operator", marks=pytest.mark.release)])
 def test_zero_is_halted_and_resumed_with_the_same_bits(fault: str, zero: Zero, wait_for: Any) -> None:
     reference = zero.reference()
     how = ["--nan-rank", 1, "--nan-step", AT] if fault == "nan" else ["--patient"]

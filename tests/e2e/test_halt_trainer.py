@@ -31,7 +31,12 @@ def reference(nursery: Any, tmp_path_factory: pytest.TempPathFactory) -> list[di
 
 @pytest.mark.job
 @pytest.mark.parametrize(
-    ("fault", "at"), [("nan", 20), ("nan", 16), ("spin", 20)], ids=["nan", "nan-first-step-of-an-epoch", "stuck"]
+    ("fault", "at"),
+    [
+        pytest.param("nan", 20, id="nan"),
+        pytest.param("nan", 16, id="nan-first-step-of-an-epoch", marks=pytest.mark.release),
+        pytest.param("spin", 20, id="stuck", marks=pytest.mark.release),
+    ],
 )
 def test_resumed_from_the_preserved_checkpoint_it_ends_with_the_bits_of_a_run_without_the_fault(
     fault: str, at: int, nursery: Any, reference: list[dict[str, Any]], tmp_path: Path

@@ -63,8 +63,8 @@ def no_half_is_called_good(run_dir: Path) -> None:
     assert not Vault(run_dir).damaged()
 
 
-@pytest.mark.parametrize("moment", ["held", "saving"])
-@pytest.mark.parametrize("victim", ["coordinator", "sidecar"])
+@pytest.mark.parametrize("moment", [pytest.param("held", marks=pytest.mark.release), "saving"])
+@pytest.mark.parametrize("victim", ["coordinator", pytest.param("sidecar", marks=pytest.mark.release)])
 def test_holters_own_processes_are_killed_in_the_middle_of_a_halt(  # noqa: PLR0917
     victim: str, moment: str, nursery: Any, reference: list[dict[str, Any]], tmp_path: Path, wait_for: Any
 ) -> None:
@@ -95,6 +95,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True)
 
 
+@pytest.mark.release
 def test_on_a_full_disk_the_last_good_state_stays_and_what_was_not_saved_is_said(
     nursery: Any, small_disk: Path, tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_on_a_full_disk_the_last_good_state_stays_and_what_was_not_saved_is_said
     assert re.search(r"holter: halted after 8 steps.*No space left", ended.stderr), ended.stderr[-2000:]
 
 
+@pytest.mark.release
 def test_without_a_directory_to_save_into_the_run_is_halted_all_the_same_and_says_so(
     nursery: Any, tmp_path: Path
 ) -> None:
@@ -124,6 +126,7 @@ def test_without_a_directory_to_save_into_the_run_is_halted_all_the_same_and_say
     assert any("nothing was saved" in one["action"]["reason"] for one in ended.diagnoses)
 
 
+@pytest.mark.release
 def test_a_save_that_hangs_is_given_up_and_the_run_ends(nursery: Any, tmp_path: Path) -> None:
     job = start(nursery, tmp_path / "job", "--fault", "nan", "--at", AT, "--hang-in-save", HOLTER_SAVE_DEADLINE_S="3")
     ended = job.wait()
@@ -147,6 +150,7 @@ def test_a_signal_that_is_mapped_to_a_halt_asks_for_one(
     resume(nursery, tmp_path / "resumed", ended, reference)
 
 
+@pytest.mark.release
 def test_ctrl_c_works_while_ranks_stand(nursery: Any, tmp_path: Path, wait_for: Any) -> None:
     """Nobody decides: the coordinator is stopped, and the ranks stand."""
     job = start(nursery, tmp_path / "job", "--fault", "nan", "--at", AT, "--pause", 0.2)
@@ -177,6 +181,7 @@ def test_a_hang_inside_an_optimizers_step_goes_back_to_the_last_snapshot(nursery
     same_bits(results(tmp_path / "reference" / "out", 2), results(tmp_path / "resumed" / "out", 2), str(6 * EVERY))
 
 
+@pytest.mark.release
 def test_torchrun_does_not_start_a_halted_run_again(jobs: Any, tmp_path: Path) -> None:
     job = jobs.start(
         LOOP, "--kind", "ddp", "--out", tmp_path / "out", "--fault", "nan", "--at", AT, env=HALT,

@@ -40,6 +40,7 @@ def test_weights_and_random_states_are_bit_identical(jobs, bare):
     assert ended.diagnoses == []
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("mode", ["accumulate", "bf16", "bucket_view"])
 def test_they_are_in_every_mode(forks, bare, mode):
     ended = forks.run(SCRIPT, "--mode", mode)
@@ -48,6 +49,7 @@ def test_they_are_in_every_mode(forks, bare, mode):
     assert ended.diagnoses == []
 
 
+@pytest.mark.release
 def test_snapshots_change_no_bit_and_are_said_once(forks, bare):
     ended = forks.run(SCRIPT, "--mode", "accumulate", env={"HOLTER_SNAPSHOT_EVERY": "3"})
     assert ended.code == 0
@@ -80,6 +82,7 @@ PAUSE = ("--pause", 0.015)
 """Long enough to be missed by: a rank says that it has lost its sidecar after ten silent seconds."""
 
 
+@pytest.mark.release
 def test_killing_a_sidecar_changes_no_bit_and_is_shown(forks, bare, status, wait_for):
     job = forks.start(SCRIPT, *LONG, *PAUSE)
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
@@ -103,6 +106,7 @@ def test_killing_the_coordinator_changes_no_bit_and_another_takes_its_place(fork
     assert ended.diagnoses == []
 
 
+@pytest.mark.release
 def test_killing_all_of_us_changes_no_bit_and_every_rank_says_so(forks, bare, status, wait_for):
     job = forks.start(SCRIPT, *LONG, *PAUSE)
     wait_for(lambda: states(status(job)) == ["connected"] * 2, 60, "two sidecars")
@@ -114,6 +118,7 @@ def test_killing_all_of_us_changes_no_bit_and_every_rank_says_so(forks, bare, st
         assert any(f"rank {rank} trains unobserved: its sidecar" in line for line in ended.holter_lines)
 
 
+@pytest.mark.release
 def test_a_full_run_directory_changes_no_bit(forks, bare, tmp_path):
     if os.geteuid() != 0:
         pytest.skip("mounting a small file system needs root")
@@ -131,6 +136,7 @@ def test_a_full_run_directory_changes_no_bit(forks, bare, tmp_path):
     assert digests(ended) == bare("--mode", "plain")
 
 
+@pytest.mark.release
 def test_an_unwritable_run_directory_is_said_and_changes_no_bit(forks, bare, tmp_path):
     (tmp_path / "file").write_text("")
     ended = forks.run(SCRIPT, env={"HOLTER_RUN_DIR": str(tmp_path / "file" / "run")})
@@ -139,6 +145,7 @@ def test_an_unwritable_run_directory_is_said_and_changes_no_bit(forks, bare, tmp
     assert any("cannot write to" in line for line in ended.holter_lines)
 
 
+@pytest.mark.release
 def test_a_page_that_cannot_be_made_is_said_and_changes_no_bit(forks, bare):
     ended = forks.run(SCRIPT, env={"HOLTER_RING_BYTES": str(1 << 60)})
     assert ended.code == 0
@@ -153,13 +160,14 @@ def test_a_wrong_setting_in_a_job_is_said_and_training_goes_on(jobs, bare):
     assert any("HOLTER_OVERHEAD_BUDGET must be a number, got 'fast'" in line for line in ended.holter_lines)
 
 
+@pytest.mark.release
 def test_a_hostile_coordinator_changes_no_bit(forks, bare, hostile_server):
     ended = forks.run(SCRIPT, env={"HOLTER_COORDINATOR": hostile_server, "HOLTER_TOKEN": "secret"})
     assert ended.code == 0
     assert digests(ended) == bare("--mode", "plain")
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", [pytest.param("fork", marks=pytest.mark.release), "spawn"])
 def test_a_worker_of_the_data_loader_is_not_a_rank(jobs, bare, method):
     arguments = ("--workers", 2, "--start-method", method, "--steps", 20)
     ended = jobs.run(SCRIPT, *arguments, by="scheduler")

@@ -251,7 +251,7 @@ def test_every_measure_has_a_legend_that_counts_all_ranks(visit: Visit, few: Sim
     assert ["10 to 50 ms"] == [text.rpartition(" ")[0] for text in shown["lag"] if text.endswith(" 1")]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", [pytest.param("light", marks=pytest.mark.release), "dark"])
 def test_it_can_be_used_by_everyone(visit: Visit, few: Simulated, scheme: str) -> None:
     page = visit(few.address, color_scheme=scheme, reduced_motion="reduce")
     expect(page.locator("#verdict")).to_contain_text("nonfinite_input")
@@ -495,6 +495,7 @@ def test_words_at_incidents_that_began_close_together_do_not_lie_on_each_other(v
     assert [3, ["incident, step 4"]] == marked
 
 
+@pytest.mark.release
 def test_four_thousand_ranks_are_usable(visit: Visit, many: Simulated) -> None:
     began_s = time.monotonic()
     page = visit(many.address)

@@ -175,6 +175,7 @@ def test_the_jobs_own_webhook_says_what_alertmanager_says(watched: Watched) -> N
     assert theirs.body["commonAnnotations"].items() <= own.body["commonAnnotations"].items()
 
 
+@pytest.mark.release
 def test_a_job_that_dies_is_paged_about_though_its_coordinator_ends_with_it(watched: Watched) -> None:
     pages = watched.of("dead", "/holter")
     assert {("firing", "HolterRankDead")} == {(page.body["status"], page.alert) for page in pages}
@@ -186,6 +187,7 @@ def test_a_job_that_dies_is_paged_about_though_its_coordinator_ends_with_it(watc
     assert len(pages) <= 2
 
 
+@pytest.mark.release
 def test_a_run_that_is_halted_is_one_page_though_it_is_gone(stack: Stack, nursery: Any) -> None:
     more = {"HOLTER_ACTION": "halt", "HOLTER_LINGER_S": "40", "HOLTER_TARGETS_DIR": str(stack.targets)}
     job = _start(stack, nursery, "halted", "nan_in_batch.py", "--pause", "0.05", **more)

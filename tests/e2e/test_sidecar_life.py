@@ -37,6 +37,7 @@ def test_a_sidecar_is_small_serves_metrics_and_ends_with_its_job(jobs, status, w
     wait_for(lambda: not any(psutil.pid_exists(pid) for pid in sidecars), 20, "zombies to be reaped by init")
 
 
+@pytest.mark.release
 def test_a_killed_job_leaves_nothing_behind(jobs, status, wait_for):
     """SIGKILL of the launcher and of every rank: nobody says goodbye, and still nobody lingers."""
     job = jobs.start(SCRIPT, "--steps", 100000)

@@ -136,6 +136,7 @@ def test_a_host_that_is_cut_off_is_named(
     )
 
 
+@pytest.mark.release
 def test_a_sidecar_that_says_nothing_while_its_rank_trains_raises_no_alarm(
     jobs: Any, status: Callable[[Job], dict[str, Any]], wait_for: Callable[..., None]
 ) -> None:

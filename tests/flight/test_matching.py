@@ -289,6 +289,7 @@ def big_job(num: int, stuck: int) -> dict[int, Flight]:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_the_cost_grows_with_the_ranks_and_not_with_their_square():
     seconds = {}
     for num in (496, 2000):

@@ -1,6 +1,6 @@
-"""Every interleaving of a small world: ranks, their sidecars, the coordinator and its journal, the wires between them, and the cell.
+"""Every interleaving of a small world: ranks, their sidecars, the coordinator and its journal, the wires between them, and the register.
 
-At any moment any of these may happen: a message arrives or is lost, a patience is over, the cell answers, a save ends well or not, a
+At any moment any of these may happen: a message arrives or is lost, a patience is over, the register answers, a save ends well or not, a
 main thread reaches the step, a sidecar, a rank or the coordinator dies, the coordinator is started again. Each is one transition.
 
 A world is a tuple of small numbers: what they stand for is in `Pool`s, and each step of a table is worked out once.
@@ -31,7 +31,7 @@ class Place:
     is_blocked: bool = False
     """In a collective that does not end."""
     offer: Order | None = None
-    """What it asks the cell."""
+    """What it asks the register."""
     has_part: bool = False
     """Its part of the checkpoint lies on the disk."""
     down: tuple[Order, ...] = ()
@@ -49,7 +49,7 @@ class World(NamedTuple):
     journal: int
     standing: frozenset[int] = frozenset()
     """Ranks that the coordinator has heard to stand; in its journal as well."""
-    cell: int = -1
+    register: int = -1
     sealed: frozenset[int] | None = None
     """The parts that were found when the checkpoint got its name."""
     losses: int = 0
@@ -153,8 +153,8 @@ class Explorer:
                 yield _put(world, number, after)._replace(deaths=world.deaths - 1)
         offer = self.places.items[index].offer
         if offer is not None:
-            cell = world.cell if world.cell >= 0 else self.orders.number(offer)
-            yield self._tell(world._replace(cell=cell), number, ("cell", cell))
+            register = world.register if world.register >= 0 else self.orders.number(offer)
+            yield self._tell(world._replace(register=register), number, ("register", register))
 
     def _local_moves(self, place: Place) -> Iterator[tuple[str, Place]]:
         rank, scene = place.rank, self.scene
@@ -217,12 +217,12 @@ class Explorer:
             yield world._replace(is_up=False, halt=-1, deaths=world.deaths - 1)
 
     def _tell(self, world: World, number: int, what: tuple[str, int]) -> World:
-        """A rank is told what its wire, or the cell, says."""
+        """A rank is told what its wire, or the register, says."""
         key = (world.places[number], what)
         after = self._told.get(key)
         if after is None:
             place = self.place(world, number)
-            if what[0] == "cell":
+            if what[0] == "register":
                 found = self._after(replace(place, offer=None), Answered(self.orders.items[what[1]]))
             else:
                 reached = STEP if place.is_past or place.rank.is_standing else STEP - 1

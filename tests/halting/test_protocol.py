@@ -74,7 +74,7 @@ def check(explorer: Explorer, world: World) -> None:
     assert not {"leave", "abort"} <= kinds, "both leave and abort were ordered"
     assert "leave" not in kinds or world.sealed is not None, "ordered to leave before anything was sealed"
     for place in now:
-        assert _comes_to_an_end(place, explorer, world.cell), f"waits for ever: {place.rank}"
+        assert _comes_to_an_end(place, explorer, world.register), f"waits for ever: {place.rank}"
 
 
 def check_together(explorer: Explorer, world: World) -> None:
@@ -86,10 +86,10 @@ def check_together(explorer: Explorer, world: World) -> None:
     assert not (leaves and goes_on), "one rank leaves and another goes on"
 
 
-def _comes_to_an_end(place: Place, explorer: Explorer, cell: int) -> bool:
+def _comes_to_an_end(place: Place, explorer: Explorer, register: int) -> bool:
     """With nobody to talk to, time alone brings the rank to an end, or back to its own doing."""
     rank, offer = place.rank, place.offer
-    word = explorer.orders.items[cell] if cell >= 0 else None
+    word = explorer.orders.items[register] if register >= 0 else None
     for _ in range(12):
         if rank.stand in ENDS or (rank.stand is Stand.TRAINING and not rank.is_standing):
             return True
@@ -154,7 +154,7 @@ def without(table: dict[Any, Any], *keys: Any) -> dict[Any, Any]:
 
 
 def test_a_table_with_a_hole_is_found_out() -> None:
-    """Ranks that obey a commit without asking the cell part as soon as one patience ends before the order comes."""
+    """Ranks that obey a commit without asking the register part as soon as one patience ends before the order comes."""
     at_once = {
         **rank_protocol.TABLE,
         (Stand.HELD, RankCue.OVER): (Stand.TRAINING, (RankAct.SAY_RELEASED,)),

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from holter.config import Settings
-from holter.frameworks import restarts
+from holter.frameworks import attach
 from holter.frameworks.place import RankPlace
 from holter.halting import tombstone
 from made_up import HALT
@@ -27,7 +27,7 @@ def test_a_halt_comes_back_as_it_was_written(tmp_path):
 
 @pytest.mark.parametrize("why", ["", "nothing was saved: " + 3000 * "ä"], ids=["short", "long"])
 def test_on_a_disk_that_is_full_by_then_it_stands_too(tmp_path, monkeypatch, why):
-    restarts.introduce(str(tmp_path), {})
+    attach.begin_life(str(tmp_path), {})
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -76,20 +76,20 @@ def test_what_was_lifted_counts_for_the_life_that_follows_and_for_none_after(tmp
     tombstone.begin(tmp_path)
     tombstone.write(tmp_path, HALT)
     tombstone.lift(tmp_path)
-    restarts.introduce(str(tmp_path), {})
+    attach.begin_life(str(tmp_path), {})
     assert 30 == tombstone.base_step(tmp_path)
-    restarts.introduce(str(tmp_path), {})
+    attach.begin_life(str(tmp_path), {})
     assert 0 == tombstone.base_step(tmp_path)
     tombstone.write(tmp_path, HALT)
     tombstone.lift(tmp_path)
-    restarts.introduce(str(tmp_path), {})
+    attach.begin_life(str(tmp_path), {})
     assert 30 == tombstone.base_step(tmp_path)
 
 
 def test_a_rank_that_is_started_blindly_ends_with_93_and_says_how_to_resume(tmp_path, capsys):
     tombstone.write(tmp_path, HALT)
     with pytest.raises(SystemExit) as ended:
-        restarts.settle(Settings(run_dir=str(tmp_path)), place(), {})
+        attach.obey_standing_halt(Settings(run_dir=str(tmp_path)), place(), {})
     assert ended.value.code == 93
     said = capsys.readouterr().err
     assert "nonfinite_input on rank 1" in said
@@ -99,10 +99,10 @@ def test_a_rank_that_is_started_blindly_ends_with_93_and_says_how_to_resume(tmp_
 
 def test_the_other_ranks_leave_after_the_one_that_says_why(tmp_path, capsys, monkeypatch):
     tombstone.write(tmp_path, HALT)
-    monkeypatch.setattr(restarts, "SAYS_S", 0.2)
+    monkeypatch.setattr(attach, "SAYS_S", 0.2)
     began = time.monotonic()
     with pytest.raises(SystemExit) as ended:
-        restarts.settle(Settings(run_dir=str(tmp_path)), place(rank=1), {})
+        attach.obey_standing_halt(Settings(run_dir=str(tmp_path)), place(rank=1), {})
     assert 93 == ended.value.code
     assert time.monotonic() - began >= 0.2
     assert "" == capsys.readouterr().err
@@ -111,9 +111,9 @@ def test_the_other_ranks_leave_after_the_one_that_says_why(tmp_path, capsys, mon
 def test_a_rank_that_is_told_to_resume_lifts_it_once(tmp_path):
     tombstone.write(tmp_path, HALT)
     settings = Settings(run_dir=str(tmp_path), resume=1)
-    restarts.settle(settings, place(rank=1), {})
+    attach.obey_standing_halt(settings, place(rank=1), {})
     assert tombstone.read(tmp_path) is not None
-    restarts.settle(settings, place(rank=0), {})
+    attach.obey_standing_halt(settings, place(rank=0), {})
     assert tombstone.read(tmp_path) is None
 
 
@@ -121,7 +121,7 @@ def test_a_rank_that_is_told_to_resume_lifts_it_once(tmp_path):
 def test_a_job_that_was_told_to_resume_does_not_lift_the_next_halt_when_it_is_started_again(tmp_path, capsys, again):
     tombstone.write(tmp_path, HALT)
     with pytest.raises(SystemExit) as ended:
-        restarts.settle(Settings(run_dir=str(tmp_path), resume=1), place(), again)
+        attach.obey_standing_halt(Settings(run_dir=str(tmp_path), resume=1), place(), again)
     assert 93 == ended.value.code
     assert HALT == tombstone.read(tmp_path)
     assert "HOLTER_RESUME=1" not in capsys.readouterr().err, "it would not help"
@@ -131,10 +131,10 @@ def test_the_same_launcher_is_known_again_without_a_run_directory(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     run_dir = tmp_path / "holter-runs" / "one"
     run_dir.mkdir(parents=True)
-    restarts.introduce(str(run_dir), AGENT)
+    attach.begin_life(str(run_dir), AGENT)
     tombstone.write(run_dir, HALT)
     with pytest.raises(SystemExit):
-        restarts.settle(Settings(), place(), AGENT)
+        attach.obey_standing_halt(Settings(), place(), AGENT)
 
 
 RENDEZVOUS = {"TORCHELASTIC_RUN_ID": "100", "TORCHELASTIC_RESTART_COUNT": "0", "SLURM_JOB_ID": "7"}
@@ -145,18 +145,18 @@ def test_the_same_rendezvous_and_launcher_are_the_same_job_only_in_a_restart(tmp
     monkeypatch.chdir(tmp_path)
     run_dir = tmp_path / "holter-runs" / "one"
     run_dir.mkdir(parents=True)
-    restarts.introduce(str(run_dir), RENDEZVOUS)
+    attach.begin_life(str(run_dir), RENDEZVOUS)
     tombstone.write(run_dir, HALT)
-    restarts.settle(Settings(), place(), RENDEZVOUS)
+    attach.obey_standing_halt(Settings(), place(), RENDEZVOUS)
     with pytest.raises(SystemExit):
-        restarts.settle(Settings(), place(), RENDEZVOUS | again)
+        attach.obey_standing_halt(Settings(), place(), RENDEZVOUS | again)
 
 
 @pytest.mark.parametrize("action", ["observe", "notify"])
 def test_it_stands_whatever_the_action_is(tmp_path, action):
     tombstone.write(tmp_path, HALT)
     with pytest.raises(SystemExit):
-        restarts.settle(Settings(run_dir=str(tmp_path), action=action), place(), {})
+        attach.obey_standing_halt(Settings(run_dir=str(tmp_path), action=action), place(), {})
 
 
 def test_the_halt_of_another_job_is_none_of_ours(tmp_path, monkeypatch):
@@ -165,10 +165,10 @@ def test_the_halt_of_another_job_is_none_of_ours(tmp_path, monkeypatch):
     run_dir.mkdir(parents=True)
     tombstone.introduce(run_dir, ["slurm:7", "launcher:elsewhere:1:2"])
     tombstone.write(run_dir, HALT)
-    restarts.settle(Settings(), place(), AGENT | {"SLURM_JOB_ID": "8"})
-    restarts.settle(Settings(), place(), {"SLURM_JOB_ID": "7"})
+    attach.obey_standing_halt(Settings(), place(), AGENT | {"SLURM_JOB_ID": "8"})
+    attach.obey_standing_halt(Settings(), place(), {"SLURM_JOB_ID": "7"})
     with pytest.raises(SystemExit):
-        restarts.settle(Settings(), place(), {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
+        attach.obey_standing_halt(Settings(), place(), {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"})
 
 
 def test_a_launcher_is_named_by_more_than_its_number():

@@ -17,6 +17,7 @@ def test_a_hundred_thousand_tensors() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32], ids=str)
 def test_a_tensor_of_three_gigabytes(dtype: torch.dtype) -> None:
     numel = 3 * 2**30 // dtype.itemsize + 1

@@ -64,10 +64,10 @@ def main_loop(sass: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "arch", ["sm_90", pytest.param("sm_80", marks=pytest.mark.slow), pytest.param("sm_100", marks=pytest.mark.slow)]
+    "arch", ["sm_90", *(pytest.param(arch, marks=pytest.mark.release) for arch in ("sm_80", "sm_100"))]
 )
 @pytest.mark.parametrize(
-    "kind", [kind if kind == "float32" else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+    "kind", [kind if kind == "float32" else pytest.param(kind, marks=pytest.mark.release) for kind in KINDS]
 )
 def test_nvidia_healthy_path(kind: str, arch: str, tmp_path: Path) -> None:
     cubin = tmp_path / "kernel.cubin"
@@ -87,6 +87,7 @@ def test_nvidia_healthy_path(kind: str, arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("kind", KINDS)
 def test_amd_healthy_path(kind: str) -> None:
     assembly = compile_float_pass(kind, AMD).asm["amdgcn"]
@@ -97,6 +98,7 @@ def test_amd_healthy_path(kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("target", [*NVIDIA.values(), AMD], ids=[*NVIDIA, "gfx942"])
 def test_the_other_kernels_compile(target: GPUTarget) -> None:
     names = triton_kernels.element_pass.arg_names

@@ -92,4 +92,6 @@ def test_a_standard_error_that_raises_is_no_reason_to_raise(monkeypatch):
         raise ZeroDivisionError
 
     monkeypatch.setattr(sys, "stderr", Broken())
-    Guard().wrap(hook)()
+    guard = Guard()
+    guard.wrap(hook)()
+    assert [1] == list(guard.failures.values()), "it is counted all the same"

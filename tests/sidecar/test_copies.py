@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 from holter.records import Flight
-from holter.sidecar.copies import Copies, interval_s, rest_s
-from holter.sidecar.recorder import RecorderError
+from holter.sidecar.recorder import Copies, RecorderError, interval_s, rest_s
 
 
 class Scripted:

@@ -12,7 +12,7 @@ import pytest
 
 from holter.sidecar.crash_notice import CrashingRank, CrashListener
 
-pytest.importorskip("holter.rank._last_breath")
+pytest.importorskip("holter.rank._crash_notice")
 
 CRASHES = """
 import ctypes, faulthandler, os, signal, sys, threading, time
@@ -20,14 +20,14 @@ how, faults, descriptor = sys.argv[1], sys.argv[2], int(sys.argv[3])
 if faults == "before":
     faulthandler.enable()
 if descriptor >= 0:
-    from holter.rank import _last_breath
-    _last_breath.install(descriptor)
+    from holter.rank import _crash_notice
+    _crash_notice.install(descriptor)
 if faults == "after":
     faulthandler.enable()
 if how == "handled":
     signal.signal(signal.SIGABRT, lambda *_: None)
     if descriptor >= 0:
-        _last_breath.install(descriptor)
+        _crash_notice.install(descriptor)
 print("now", time.monotonic(), flush=True)
 if how == "abort":
     os.abort()
@@ -76,19 +76,19 @@ class Crash:
 async def test_it_dies_as_without_us(how, faults):
     bare_code, bare_said, _ = Crash(how, faults, worn=False).end()
     crash = Crash(how, faults)
-    breath = CrashListener(crash.ours.detach())
+    listener = CrashListener(crash.ours.detach())
     heard: asyncio.Queue[CrashingRank] = asyncio.Queue()
-    breath.listen(asyncio.get_running_loop(), heard.put_nowait)
+    listener.listen(asyncio.get_running_loop(), heard.put_nowait)
     dying = await asyncio.wait_for(heard.get(), 60)
     assert dying.signal == DIES_OF[how]
     assert (dying.thread == crash.process.pid) is (how != "thread")
     assert crash.process.poll() is None, "it waits for our answer"
-    breath.acknowledge()
+    listener.acknowledge()
     code, said, _ = await asyncio.to_thread(crash.end)
     assert code == bare_code == -DIES_OF[how]
     assert _without_addresses(said) == _without_addresses(bare_said)
     assert ("Fatal Python error" in said) is (faults != "never")
-    breath.close()
+    listener.close()
 
 
 def _without_addresses(said: str) -> list[str]:
@@ -134,8 +134,8 @@ def test_a_handler_that_was_there_before_is_called_each_time():
 async def test_halves_of_a_word_are_put_together():
     ours, theirs = socket.socketpair()
     heard: asyncio.Queue[CrashingRank] = asyncio.Queue()
-    breath = CrashListener(ours.detach())
-    breath.listen(asyncio.get_running_loop(), heard.put_nowait)
+    listener = CrashListener(ours.detach())
+    listener.listen(asyncio.get_running_loop(), heard.put_nowait)
     word = struct.pack("=ii", 6, 4711)
     theirs.sendall(word[:3])
     await asyncio.sleep(0.05)
@@ -144,16 +144,16 @@ async def test_halves_of_a_word_are_put_together():
     assert CrashingRank(6, 4711) == await asyncio.wait_for(heard.get(), 10)
     theirs.close()
     await asyncio.sleep(0.05)
-    breath.acknowledge()
-    breath.close()
+    listener.acknowledge()
+    listener.close()
 
 
 async def test_a_descriptor_that_another_file_took_is_left_alone(tmp_path):
     code = """
 import os, socket, sys
-from holter.rank import _last_breath
+from holter.rank import _crash_notice
 ours, theirs = socket.socketpair()
-_last_breath.install(ours.fileno())
+_crash_notice.install(ours.fileno())
 number = ours.detach()
 os.close(number)
 os.dup2(os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT), number)

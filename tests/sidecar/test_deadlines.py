@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from holter.patience import BEYOND, FIRST_STEPS, LONGEST_S, PHASES
 from holter.records import Census, Phase, StepDone, TensorEntry
-from holter.sidecar.deadlines import SETUP, Deadlines
+from holter.sidecar.progress import SETUP, Deadlines
 
 LEARNED = [phase for phase in Phase if phase is not Phase.ATTACH]
 

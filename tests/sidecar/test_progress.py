@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from holter.page import PageHeartbeat
 from holter.records import Overdue, Phase, ProcessState
-from holter.sidecar.deadlines import Deadlines
-from holter.sidecar.progress import ProgressWatch
+from holter.sidecar.progress import Deadlines, ProgressWatch
 
 POLL_S = 0.05
 

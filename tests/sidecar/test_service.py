@@ -73,14 +73,14 @@ async def test_metrics_and_health_are_served_and_it_ends_with_the_rank(rank):
     page.beat(step=1, phase=Phase.FORWARD, micro_step=0, at_ns=1)
     sidecar = Sidecar(SidecarSettings(page=page.fd), lambda _: None)
     running = asyncio.create_task(sidecar.run())
-    await until(lambda: sidecar._line.metrics_address and sidecar._state.step)
+    await until(lambda: sidecar._link.metrics_address and sidecar._state.step)
     async with ClientSession() as session:
-        async with session.get(f"http://{sidecar._line.metrics_address}/healthz") as answer:
+        async with session.get(f"http://{sidecar._link.metrics_address}/healthz") as answer:
             assert {"ok": True, "rank": 0, "coordinator": False} == await answer.json()
-        async with session.get(f"http://{sidecar._line.metrics_address}/metrics") as answer:
+        async with session.get(f"http://{sidecar._link.metrics_address}/metrics") as answer:
             assert "holter_step" not in await answer.text(), "a run without a name yet has no series"
-        sidecar._line.run_id = "r"
-        async with session.get(f"http://{sidecar._line.metrics_address}/metrics") as answer:
+        sidecar._link.run_id = "r"
+        async with session.get(f"http://{sidecar._link.metrics_address}/metrics") as answer:
             lines = (await answer.text()).splitlines()
             assert 'holter_step{rank="0",run_id="r"} 1.0' in lines
             assert 'holter_coordinator_up{rank="0",run_id="r"} 0.0' in lines
@@ -118,8 +118,8 @@ async def test_a_taken_port_for_metrics_is_replaced(rank):
     taken = socket.create_server(("127.0.0.1", 0))
     sidecar = Sidecar(SidecarSettings(page=page.fd, metrics_port=taken.getsockname()[1]), lambda _: None)
     running = asyncio.create_task(sidecar.run())
-    await until(lambda: sidecar._line.metrics_address)
-    assert str(taken.getsockname()[1]) != sidecar._line.metrics_address.rpartition(":")[2]
+    await until(lambda: sidecar._link.metrics_address)
+    assert str(taken.getsockname()[1]) != sidecar._link.metrics_address.rpartition(":")[2]
     process.kill()
     process.wait()
     await asyncio.wait_for(running, 10)
@@ -128,7 +128,7 @@ async def test_a_taken_port_for_metrics_is_replaced(rank):
 
 def said(sidecar: Sidecar, kind: type) -> list[Observation]:
     """What it would tell a coordinator, of one kind."""
-    return [observation for observation, _ in sidecar._line._unsent if isinstance(observation.body, kind)]
+    return [observation for observation, _ in sidecar._link._unsent if isinstance(observation.body, kind)]
 
 
 async def test_what_a_rank_left_is_told_before_how_it_ended_always(rank):
@@ -141,7 +141,7 @@ async def test_what_a_rank_left_is_told_before_how_it_ended_always(rank):
     process.kill()
     process.wait()
     await asyncio.wait_for(running, 10)
-    left, ended = (observation for observation, _ in sidecar._line._unsent[-2:])
+    left, ended = (observation for observation, _ in sidecar._link._unsent[-2:])
     assert isinstance(left.body, Exam)
     assert isinstance(ended.body, Exited)
     assert ("death", Phase.BACKWARD, 1, 1.0) == (
@@ -164,7 +164,7 @@ async def test_a_stopped_rank_is_told_of_at_once_and_that_it_moves_too(rank):
     process.send_signal(signal.SIGCONT)
     await until(lambda: len(said(sidecar, Overdue)) == 3)
     assert ["suspect", "overdue", "moved"] == [observation.body.tier for observation in said(sidecar, Overdue)]
-    assert all(is_urgent for observation, is_urgent in sidecar._line._unsent if isinstance(observation.body, Overdue))
+    assert all(is_urgent for observation, is_urgent in sidecar._link._unsent if isinstance(observation.body, Overdue))
     process.kill()
     process.wait()
     await asyncio.wait_for(running, 10)
@@ -224,30 +224,30 @@ async def test_a_request_under_way_when_the_rank_dies_is_answered_before_its_end
     process.wait()
     await asyncio.wait_for(running, 20)
     assert [("asked", 1), ("death", 0)] == [(o.body.reason, o.body.asked_ns) for o in said(sidecar, Exam)]
-    assert isinstance(sidecar._line._unsent[-1][0].body, Exited)
+    assert isinstance(sidecar._link._unsent[-1][0].body, Exited)
 
 
-async def test_a_last_breath_is_examined_and_then_acknowledged(python_rank, monkeypatch):
-    monkeypatch.setattr("holter.sidecar.examine.LAST_BREATH_S", 20.0)
+async def test_a_crash_is_examined_and_then_acknowledged(python_rank, monkeypatch):
+    monkeypatch.setattr("holter.sidecar.examination.CRASH_S", 20.0)
     process, page = python_rank
     await asyncio.to_thread(process.stdout.readline)
     ours, theirs = socket.socketpair()
     page.beat(step=1, phase=Phase.FORWARD, micro_step=0, at_ns=1)
-    sidecar = Sidecar(SidecarSettings(page=page.fd, breath_fd=os.dup(ours.fileno())), lambda _: None)
+    sidecar = Sidecar(SidecarSettings(page=page.fd, crash_fd=os.dup(ours.fileno())), lambda _: None)
     running = asyncio.create_task(sidecar.run())
     await until(lambda: sidecar._state._phase is not None)
     theirs.send(struct.pack("=ii", signal.SIGABRT, process.pid))
     theirs.setblocking(False)
     assert b"!" == await asyncio.wait_for(asyncio.get_running_loop().sock_recv(theirs, 1), 60)
-    breath = said(sidecar, Exam)[0].body
-    assert "last_breath" == breath.reason
-    assert "<module>" == breath.stacks[0].frames[-1].function, breath.stack_error
+    seen = said(sidecar, Exam)[0].body
+    assert "last_breath" == seen.reason
+    assert "<module>" == seen.stacks[0].frames[-1].function, seen.stack_error
     process.kill()
     process.wait()
     await asyncio.wait_for(running, 10)
-    # What the breath showed is in the obituary too.
+    # What was seen then is in the last exam too.
     left = said(sidecar, Exam)[-1].body
-    assert ("death", breath.stacks) == (left.reason, left.stacks)
+    assert ("death", seen.stacks) == (left.reason, left.stacks)
     ours.close()
     theirs.close()
 
@@ -262,7 +262,7 @@ async def test_last_words_give_the_interpreter_time_to_end(rank):
     process.kill()
     process.wait()
     await asyncio.wait_for(sidecar.run(), 10)
-    assert 120.0 == sidecar._attention._deadlines.allowed(Phase.OTHER, 0.0).deadline_s
+    assert 120.0 == sidecar._watcher._deadlines.allowed(Phase.OTHER, 0.0).deadline_s
 
 
 async def test_the_device_that_the_rank_names_is_the_one_that_is_read(rank):
@@ -273,4 +273,4 @@ async def test_the_device_that_the_rank_names_is_the_one_that_is_read(rank):
     process.kill()
     process.wait()
     await asyncio.wait_for(sidecar.run(), 10)
-    assert "GPU-1" == sidecar._attention._devices._uuid
+    assert "GPU-1" == sidecar._watcher._devices._uuid

@@ -137,3 +137,4 @@ def test_a_device_that_is_not_there_is_nothing(tmp_path):
     line.show("x")
     line.say("y")
     line.close()
+    assert [] == list(tmp_path.iterdir()), "it is not made"

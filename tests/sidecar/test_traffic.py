@@ -5,7 +5,7 @@ import pytest
 
 from holter.flight import BLOCK_CALLS
 from holter.records import Attached, Call, Flight, Observation, StepDone
-from holter.sidecar.traffic import MAX_CALLS, MAX_STEPS, TrafficLog, chosen_calls
+from holter.sidecar.recorder import MAX_STEP_CALLS, MAX_STEPS, TrafficLog, chosen_calls
 
 SECOND = 1_000_000_000
 START = 1_700_000_000 * SECOND
@@ -103,7 +103,7 @@ def test_messages_between_two_ranks_are_not_told():
 def test_a_step_tells_sixteen_calls_at_most_and_half_of_that_at_least(per_step):
     log, calls = run(1, per_step)
     (step,) = log.take(flight(calls, 100.0)).steps
-    assert min(per_step, MAX_CALLS // 2) <= len(step.calls) <= MAX_CALLS
+    assert min(per_step, MAX_STEP_CALLS // 2) <= len(step.calls) <= MAX_STEP_CALLS
 
 
 def test_ranks_that_tell_at_different_rates_tell_the_same_calls():
@@ -124,7 +124,7 @@ def test_every_group_has_its_share():
     calls = [call(i, i * 1e-3, group="world") for i in range(100)] + [call(7, 0.2, group="pair")]
     chosen = chosen_calls(calls)
     assert {"world", "pair"} == {call.group for call in chosen}
-    assert len(chosen) <= MAX_CALLS
+    assert len(chosen) <= MAX_STEP_CALLS
     assert chosen == sorted(chosen, key=lambda call: call.created_ns)
 
 
@@ -132,7 +132,7 @@ def test_more_groups_than_room_are_chosen_alike():
     mine = [call(5, 0.1, group=f"g{i}") for i in range(40)]
     theirs = [call(5, 0.1, group=f"g{i}") for i in range(20, 60)]
     chosen = [{call.group for call in chosen_calls(calls)} for calls in (mine, theirs)]
-    assert [MAX_CALLS, MAX_CALLS] == [len(groups) for groups in chosen]
+    assert [MAX_STEP_CALLS, MAX_STEP_CALLS] == [len(groups) for groups in chosen]
     assert chosen[0] & chosen[1]
 
 
@@ -163,12 +163,12 @@ def test_the_last_numbers_of_a_step_are_told_however_few_of_its_calls_are():
     log, calls = run(num_steps=3, per_step=100)
     told = log.take(flight(calls, 5.0)).steps
     assert [{"0": 99}, {"0": 199}, {"0": 299}] == [step.lasts for step in told]
-    assert all(len(step.calls) <= MAX_CALLS for step in told)
+    assert all(len(step.calls) <= MAX_STEP_CALLS for step in told)
 
 
 def test_last_numbers_are_of_as_many_groups_as_calls_are_told_of():
     log = TrafficLog()
     log.learn(done(0, 1.0))
     (told,) = log.take(flight([call(5, 0.5, group=f"g{number}") for number in range(100)], 2.0)).steps
-    assert MAX_CALLS == len(told.lasts)
+    assert MAX_STEP_CALLS == len(told.lasts)
     assert {group for group, _, _ in told.calls} == told.lasts.keys()

@@ -46,6 +46,7 @@ def test_a_newer_side_may_say_more() -> None:
 @given(st.binary(max_size=200))
 def test_garbage_is_refused_by_the_one_kind_of_error(frame: bytes) -> None:
     try:
-        wire.decode_upward(frame)
+        message = wire.decode_upward(frame)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return
+    assert isinstance(message, wire.Upward), "what is not refused is a message"

@@ -16,7 +16,7 @@ from holter.cli.meter import Meter, size_text
 from holter.cli.runs import locate
 from holter.cli.tables import printable, table
 from holter.errors import UsageError
-from holter.halting.vault import script_saves, verification
+from holter.halting.vault import store, verification
 from holter.halting.vault.store import Sealed, Vault
 from holter.halting.vault.verification import CheckpointExamination
 
@@ -62,22 +62,22 @@ def _sealed(directory: Path, meter: Meter) -> CheckpointExamination:
     found = verification.examine(directory, meter.of("digests"))
     if found.manifest is not None and found.manifest.tensors:
         try:
-            from holter.frameworks.saving import comparing  # noqa: PLC0415 - brings torch
+            from holter.frameworks.saving import reading  # noqa: PLC0415 - brings torch
         except ImportError as error:
             found.notes.append(f"the tensors were not read one by one, their files' digests cover them: {error}")
         else:
-            found.problems += comparing.compare(directory, found.manifest, meter.per_file(found.num_bytes))
+            found.problems += reading.compare(directory, found.manifest, meter.per_file(found.num_bytes))
     return found
 
 
 def _own(path: Path, meter: Meter) -> CheckpointExamination:
     """One that holter did not make."""
     try:
-        from holter.frameworks.saving import comparing  # noqa: PLC0415 - brings torch
+        from holter.frameworks.saving import reading  # noqa: PLC0415 - brings torch
     except ImportError as error:
         raise UsageError(f"{path} has no manifest.json, and without torch nothing can be said of it: {error}") from None
     total = sum(each.stat().st_size for each in path.rglob("*") if each.is_file()) if path.is_dir() else 0
-    seen = comparing.survey(path, meter.per_file(total))
+    seen = reading.survey(path, meter.per_file(total))
     found = CheckpointExamination(path, None, seen.problems, seen.notes, seen.num_files, seen.num_bytes)
     found.notes.append("no manifest: it is not one that holter sealed, so that there is nothing to compare it with")
     if not seen.num_tensors and not seen.problems:
@@ -132,7 +132,7 @@ def _list(args: argparse.Namespace) -> int:
             raise UsageError(f"no coordinator answers at {found.address}")
         run_dir = Path(str(state["run_dir"]))
     vault = Vault(run_dir)
-    entries = [_kept(one) for one in vault.all()] + [_watched(save) for save in script_saves.read(run_dir)]
+    entries = [_kept(one) for one in vault.all()] + [_watched(save) for save in store.read(run_dir)]
     entries += [_damaged(path) for path in vault.damaged()]
     entries.sort(key=lambda entry: (entry["step"], entry["saved_at"]))
     if args.json:
@@ -160,7 +160,7 @@ def _kept(one: Sealed) -> dict[str, Any]:
     }
 
 
-def _watched(save: script_saves.ScriptSave) -> dict[str, Any]:
+def _watched(save: store.ScriptSave) -> dict[str, Any]:
     is_there = "://" in save.path or Path(save.path).exists()
     return {
         "step": save.step,

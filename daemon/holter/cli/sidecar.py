@@ -17,8 +17,8 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--bootstrap-fd", type=int, default=-1, help="pipe that tells where the coordinator is")
     parser.add_argument("--listen-fd", type=int, default=-1, help="socket for the coordinator that this sidecar starts")
     parser.add_argument("--recorder", default="", help="unix socket on which the rank's Flight Recorder can be copied")
-    parser.add_argument("--breath-fd", type=int, default=-1, help="socket on which a crashing rank says so")
-    parser.add_argument("--orders-fd", type=int, default=-1, help="socket of the rank's desk for halts")
+    parser.add_argument("--crash-fd", type=int, default=-1, help="socket on which a crashing rank says so")
+    parser.add_argument("--orders-fd", type=int, default=-1, help="socket of the rank's halt agent")
     parser.add_argument("--metrics-host", default="127.0.0.1", help="address of /metrics (default: %(default)s)")
     parser.add_argument("--metrics-port", type=int, default=0, help="port of /metrics; 0: a free one")
     parser.add_argument("--terminal", default="", help="terminal device for the live line")
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         bootstrap_fd=args.bootstrap_fd,
         listen_fd=args.listen_fd,
         recorder=args.recorder,
-        breath_fd=args.breath_fd,
+        crash_fd=args.crash_fd,
         orders_fd=args.orders_fd,
         metrics_host=args.metrics_host,
         metrics_port=args.metrics_port,

@@ -27,7 +27,7 @@ from holter.coordinator.judge import Judge, Judgement
 from holter.exporters.webhook import Deliveries
 from holter.faults import ALL, Detector, ExamKey, TableKey
 from holter.halting.protocol import SETTLED
-from holter.halting.vault.completeness import Circumstances
+from holter.halting.vault.manifest import Circumstances
 from holter.halting.verdicts import Sight
 from holter.records import Body, Diagnosis, Judged, Order
 

@@ -1,6 +1,6 @@
 """The coordinator as a process: one listening socket, one loop that judges, an end that comes by itself.
 
-    sidecars --/ingest--> Lines --> Run.intake, Run.judge --> tables to fetch, news to tell, halts to carry on with
+    sidecars --> Listener --> Run.intake, Run.judge --> tables to fetch, news to tell, halts to carry on with
     people   --/, /api, /metrics--> Pages
 
 The decisions are made elsewhere (`Run`) or in pure functions (`end_reason`); here are sockets, timers and signals.
@@ -40,7 +40,7 @@ from holter.halting.protocol import Tell
 from holter.halting.vault.store import Vault
 from holter.records import Order
 from holter.transport import wire
-from holter.transport.websocket.listener import Lines
+from holter.transport.choice import transport_of
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,9 @@ class Coordinator:
     ) -> None:
         self.watched = Run(about, detectors)
         self._settings = settings
-        self._lines = Lines(self.watched.intake, settings.token, self._hurry, self._hold)
+        # The coordinator listens on its own port: `host:port` is its address.
+        listen = transport_of("").listener
+        self._listener = listen(self.watched.intake, settings.token, self._hurry, self._hold)
         self._pages = Pages(self.watched, settings.version, token=settings.token, ask_halt=ask_halt or self._ask_halt)
         self._outlets = Outlets(self.watched, settings.outlets)
         self._wake = asyncio.Event()
@@ -132,7 +134,8 @@ class Coordinator:
         """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
         restart.recall(self.watched, clock.wall_ns())
         app = web.Application()
-        app.add_routes([web.get("/ingest", self._lines.handle), *self._pages.routes()])
+        self._listener.mount(app)
+        app.add_routes(self._pages.routes())
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=1024).start()
@@ -174,28 +177,28 @@ class Coordinator:
         for _ in range(MAX_FETCH_ROUNDS):
             follow_up = self.watched.judge(clock.wall_ns(), is_final=is_final)
             await self._tell(follow_up)
-            await self._lines.examine(follow_up.exams)
+            await self._listener.examine(follow_up.exams)
             if not follow_up.tables:
                 return
-            await self._lines.fetch(follow_up.tables, self._settings.fetch_deadline_s)
+            await self._listener.fetch(follow_up.tables, self._settings.fetch_deadline_s)
         await self._tell(self.watched.judge(clock.wall_ns(), is_final=is_final))
 
     async def _tell(self, follow_up: FollowUp) -> None:
         for diagnosis in follow_up.fresh:
             text = report.headline(diagnosis)
             logger.warning("incident %s: %s", diagnosis.id, text)
-            await self._lines.notify(0, wire.Notice(severity=diagnosis.severity, text=text))
+            await self._listener.notify(0, wire.Notice(severity=diagnosis.severity, text=text))
         self._outlets.tell()
         for text in (*follow_up.alarms, *follow_up.halt_news):
             logger.warning("%s", text)
-            await self._lines.notify(0, wire.Notice(severity="critical", text=text))
+            await self._listener.notify(0, wire.Notice(severity="critical", text=text))
         for act in follow_up.acts:
             await self._carry_out(act)
 
     async def _carry_out(self, act: Act) -> None:
         """What a halt asks for; a disk may take its time, and the ranks are heard meanwhile."""
         if isinstance(act, Tell):
-            await self._lines.order(act.order, act.ranks)
+            await self._listener.order(act.order, act.ranks)
             return
         task = asyncio.create_task(self._open(act.step) if isinstance(act, Open) else self._seal(act.order))
         self._tasks.add(task)
@@ -258,7 +261,7 @@ class Coordinator:
             self._outlets.write_targets()
 
     async def _close(self) -> None:
-        await self._lines.hang_up()
+        await self._listener.hang_up()
         self.watched.intake.end(clock.wall_ns())
         if self.watched.incidents.standing() or self.watched.halts.outcomes:
             await self._linger()

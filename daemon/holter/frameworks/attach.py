@@ -1,6 +1,6 @@
-"""The base of every integration: put holter on in this process, once.
+"""Attach holter to this process, once, whatever the framework.
 
-    page made -> sidecar started -> probes installed -> coordinator's address through the job's store
+    standing halt obeyed -> page made -> sidecar started -> hooks installed -> coordinator's address through the job's store
 
 Any step that fails leaves training as it was and says one sentence.
 """
@@ -11,6 +11,8 @@ import os
 import secrets
 import socket
 import sys
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,10 +23,11 @@ import holter
 from holter import clock
 from holter.config import Settings, usable
 from holter.errors import PageError
-from holter.frameworks import halts, place, restarts
+from holter.frameworks import halts, place
 from holter.frameworks.all import ALL
 from holter.frameworks.loggers import Loggers
 from holter.frameworks.place import RankPlace
+from holter.halting import tombstone
 from holter.page import PageWriter
 from holter.rank.flight_server import FlightServer
 from holter.rank.guard import say
@@ -35,17 +38,20 @@ from holter.rank.monitor import Monitor
 from holter.rank.publish.observations import ObservationWriter
 from holter.rank.rendezvous import Rendezvous
 from holter.records import Attached
-from holter.sidecar import bootstrap, spawn
-from holter.sidecar.bootstrap import Bootstrap
+from holter.sidecar import spawn
 from holter.sidecar.process import started_ticks
+from holter.sidecar.spawn import Bootstrap
 
 RANK_PID = "HOLTER_RANK_PID"
 """Marks the environment of a rank, so that its children know they are none."""
+RUNS = Path("holter-runs")
+SAYS_S = 30.0
+"""A launcher ends all ranks when the first has left: the others wait so long at most for rank 0, which says why and may still be importing."""
 
 
 @dataclass
 class Attachment:
-    """What this process wears."""
+    """What watches this process."""
 
     monitor: Monitor
     run_dir: str
@@ -57,20 +63,47 @@ _has_failed = False
 
 
 def attach(framework: str = "loop") -> Attachment | None:
-    """Put holter on; the second time gives the first attachment. None: it could not be, and training goes on unobserved."""
-    global _attachment, _has_failed  # noqa: PLW0603  a process wears one
+    """Watch this process; the second call gives the first attachment. None: it could not be done, and training goes on unobserved."""
+    global _attachment, _has_failed  # noqa: PLW0603  a process has one
     if _attachment is not None or _has_failed:
         return _attachment
     # Before the try: whatever ends it, even the end of the process, it is not made again in the middle of training.
     _has_failed = True
     try:
         settings, here = _settings(), place.find()
-        restarts.settle(settings, here, os.environ)
+        obey_standing_halt(settings, here, os.environ)
         _attachment = _attach(settings, here, framework)
     except Exception as error:  # noqa: BLE001  the loop must go on
         say(f"cannot watch this process, training goes on unobserved: {type(error).__name__}: {error}")
     _has_failed = _attachment is None
     return _attachment
+
+
+def obey_standing_halt(settings: Settings, here: RankPlace, environ: Mapping[str, str]) -> None:
+    """End with 93 where a halt stands for this job, whatever the action is; lift it where the user said so.
+
+    HOLTER_RESUME=1 says so at a first start. What stands at a restart is a halt of this very job, which nobody has looked at.
+    """
+    stands = tombstone.find(settings.run_dir, RUNS, tombstone.job_names(environ, os.getppid(), is_start=True))
+    if stands is None:
+        return
+    run_dir, halt = stands
+    if settings.resume and not tombstone.is_restart(environ):
+        if here.rank == 0:
+            tombstone.lift(run_dir)
+        return
+    if here.rank == 0:
+        for sentence in tombstone.sentences(run_dir, halt, environ):
+            say(sentence)
+    else:
+        threading.Event().wait(SAYS_S)
+    raise SystemExit(tombstone.EXIT_CODE)
+
+
+def begin_life(run_dir: str, environ: Mapping[str, str]) -> None:
+    """Write down by which names this job goes: its next start looks for a halt by them."""
+    tombstone.begin(Path(run_dir))
+    tombstone.introduce(Path(run_dir), tombstone.job_names(environ, os.getppid()))
 
 
 def _settings() -> Settings:
@@ -98,8 +131,8 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
     except PageError as error:
         say(f"rank {here.rank} trains unobserved: {error}")
         return None
-    word, listener = _word(settings, here)
-    recorder_path, breath = _serve_recorder(), CrashNotice()
+    bootstrap, listener = _bootstrap(settings, here)
+    recorder_path, crash_notice = _serve_recorder(), CrashNotice()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     send = _start_sidecar(
         settings,
@@ -107,12 +140,12 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         page=page,
         listener=listener,
         recorder_path=recorder_path,
-        breath=breath,
+        crash_notice=crash_notice,
         orders=theirs,
     )
-    breath.install()
-    if word is not None:
-        send(bootstrap.encode(word))
+    crash_notice.install()
+    if bootstrap is not None:
+        send(spawn.encode_bootstrap(bootstrap))
     recorder = ObservationWriter(page, here.rank)
     recorder.say(0, _introduce(here, framework))
     monitor = Monitor(
@@ -128,34 +161,34 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         frameworks=ALL,
     )
     try:
-        desk = halts.open_desk(settings, here, monitor, ours, _own_run_dir(settings, word))
+        agent = halts.open_agent(settings, here, monitor, ours, _own_run_dir(settings, bootstrap))
         monitor.install()
         Loggers(monitor).install()
         for each in ALL:
             each.attach(monitor)
-        _meet(monitor, here, word, send, desk)
+        _meet(monitor, here, bootstrap, send, agent)
     except Exception:
-        _take_off(monitor, ours)
+        _detach(monitor, ours)
         raise
     os.environ[RANK_PID] = str(os.getpid())
-    if here.rank == 0 and word is not None:
+    if here.rank == 0 and bootstrap is not None:
         say(
-            f"watching {here.world_size} rank{'s' * (here.world_size > 1)} · http://{word.address} · {_short(word.run_dir)}"
+            f"watching {here.world_size} rank{'s' * (here.world_size > 1)} · http://{bootstrap.address} · {_short(bootstrap.run_dir)}"
         )
-    return Attachment(monitor, word.run_dir if word else "")
+    return Attachment(monitor, bootstrap.run_dir if bootstrap else "")
 
 
-def _take_off(monitor: Monitor, orders: socket.socket) -> None:
-    """What was put on in part is taken off: no step is held, no order is heard."""
+def _detach(monitor: Monitor, orders: socket.socket) -> None:
+    """Take off what was attached in part: no step is held, no order is heard."""
     monitor.context.hold.agent = None
     with contextlib.suppress(Exception):
         monitor.uninstall()
     with contextlib.suppress(OSError):
-        # Not closed: the desk's thread may be listening.
+        # Not closed: the agent's thread may be listening.
         orders.shutdown(socket.SHUT_RDWR)
 
 
-def _word(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, socket.socket | None]:
+def _bootstrap(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, socket.socket | None]:
     """What rank 0 knows from the start, and every rank does when a coordinator was named; the others look for it."""
     run_id = settings.run_id or f"{clock.compact(clock.wall_ns())}-{secrets.token_hex(2)}"
     run_dir = str(Path(settings.run_dir or Path("holter-runs") / run_id).absolute())
@@ -174,7 +207,7 @@ def _word(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, socket
     if warning:
         say(warning)
     _check_writable(run_dir)
-    restarts.introduce(run_dir, os.environ)
+    begin_life(run_dir, os.environ)
     return Bootstrap(
         address=f"{here.address}:{listener.getsockname()[1]}",
         token=settings.token or secrets.token_hex(16),
@@ -218,13 +251,13 @@ def _start_sidecar(  # noqa: PLR0913 - what is handed down
     page: PageWriter,
     listener: socket.socket | None,
     recorder_path: str,
-    breath: CrashNotice,
+    crash_notice: CrashNotice,
     orders: socket.socket,
 ) -> "Pipe":
     read_end, write_end = os.pipe()
     arguments = ["sidecar", "--page", str(page.fd), "--bootstrap-fd", str(read_end)]
-    arguments += ["--breath-fd", str(breath.sidecar_fd), "--orders-fd", str(orders.fileno())]
-    pass_fds = [page.fd, read_end, breath.sidecar_fd, orders.fileno()]
+    arguments += ["--crash-fd", str(crash_notice.sidecar_fd), "--orders-fd", str(orders.fileno())]
+    pass_fds = [page.fd, read_end, crash_notice.sidecar_fd, orders.fileno()]
     if recorder_path:
         arguments += ["--recorder", recorder_path]
     if listener is not None:
@@ -261,21 +294,21 @@ class Pipe:
             os.close(descriptor)
 
 
-def _own_run_dir(settings: Settings, word: Bootstrap | None) -> str:
+def _own_run_dir(settings: Settings, bootstrap: Bootstrap | None) -> str:
     """Empty: not known yet, or another's, who was there before the job."""
-    return word.run_dir if word is not None and not settings.coordinator else ""
+    return bootstrap.run_dir if bootstrap is not None and not settings.coordinator else ""
 
 
-def _meet(monitor: Monitor, here: RankPlace, word: Bootstrap | None, send: Pipe, desk: HaltAgent) -> None:
-    if here.world_size == 1 or (word is not None and not word.starts_coordinator):
+def _meet(monitor: Monitor, here: RankPlace, bootstrap: Bootstrap | None, send: Pipe, agent: HaltAgent) -> None:
+    if here.world_size == 1 or (bootstrap is not None and not bootstrap.starts_coordinator):
         return
     published = None
-    if word is not None:
-        published = bootstrap.encode(msgspec.structs.replace(word, starts_coordinator=False))
+    if bootstrap is not None:
+        published = spawn.encode_bootstrap(msgspec.structs.replace(bootstrap, starts_coordinator=False))
 
     def found(line: bytes) -> None:
         send(line)
-        desk.run_dir = bootstrap.decode(line).run_dir
+        agent.run_dir = spawn.decode_bootstrap(line).run_dir
 
     Rendezvous(monitor.context, word=published, found=found).install()
 

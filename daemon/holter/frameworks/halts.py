@@ -1,4 +1,4 @@
-"""Builds a rank's desk for halts, and gives it hands: what saves here needs torch, the probes and the frameworks.
+"""Makes a rank's agent for halts, and what saves for it: that needs torch, the hooks and the frameworks.
 
     rewind.restore(step) -> frameworks.keeper -> keeper.save(task) -> proof.prove(task, keeper)
     snapshots.restore(step) where the order names a snapshot: how that step began is known to nobody else, so each saver writes it down
@@ -22,13 +22,12 @@ from holter.files import write_whole
 from holter.frameworks.place import RankPlace
 from holter.rank.framework import Task
 from holter.rank.guard import say
-from holter.rank.hold import store_register
-from holter.rank.hold.agent_parts import AgentParts, AgentSettings, Position
+from holter.rank.hold import commit_register
 from holter.rank.hold.agreement import Tree
 from holter.rank.hold.halt_agent import HaltAgent
+from holter.rank.hold.halts import AgentParts, AgentSettings, Position
 from holter.rank.hold.leaving import Leaving, find_agent
-from holter.rank.hold.peer_connections import PeerAddress
-from holter.rank.hold.peers import ShardPeers
+from holter.rank.hold.peers import PeerAddress, ShardPeers
 from holter.rank.hooks.termination import Termination
 from holter.rank.monitor import Monitor
 from holter.records import Farewell, Order
@@ -45,8 +44,8 @@ FULL_BYTES = 1 << 18
 """Less is no room for a file of a checkpoint."""
 
 
-def open_desk(settings: Settings, here: RankPlace, monitor: Monitor, line: socket.socket, run_dir: str) -> HaltAgent:
-    """The desk of this rank, heard and seen from now on; to be opened before anything registers what it does at exit."""
+def open_agent(settings: Settings, here: RankPlace, monitor: Monitor, line: socket.socket, run_dir: str) -> HaltAgent:
+    """The agent of this rank, which hears orders from now on; to be made before anything registers what it does at exit."""
     context = monitor.context
 
     def farewell() -> None:
@@ -58,7 +57,7 @@ def open_desk(settings: Settings, here: RankPlace, monitor: Monitor, line: socke
     is_halting = settings.action == "halt"
     termination = Termination()
     termination.install(mapped | ({signal.SIGTERM} if is_halting else set()))
-    desk = HaltAgent(
+    agent = HaltAgent(
         AgentSettings(
             rank=here.rank,
             world_size=here.world_size,
@@ -68,8 +67,8 @@ def open_desk(settings: Settings, here: RankPlace, monitor: Monitor, line: socke
             neighbours=here.neighbours,
         ),
         AgentParts(
-            hands=RankHands(monitor, here),
-            cell=lambda: store_register.reach(here.restarts),
+            actions=RankSaver(monitor, here),
+            register=lambda: commit_register.reach(here.restarts),
             leaving=leaving,
             log=say,
             signals=termination if termination.descriptor >= 0 else None,
@@ -77,15 +76,15 @@ def open_desk(settings: Settings, here: RankPlace, monitor: Monitor, line: socke
         ),
         line,
     )
-    leaving.before_end = desk.finish
-    desk.start()
-    context.hold.agent = desk
+    leaving.before_end = agent.finish
+    agent.start()
+    context.hold.agent = agent
     if is_halting and here.world_size > 1:
         context.hold.peers = ShardPeers(PeerAddress(Tree(here.rank, here.world_size), here.address, here.restarts))
-    return desk
+    return agent
 
 
-class RankHands:
+class RankSaver:
     """Saves this rank's part, and knows where its main thread is."""
 
     def __init__(self, monitor: Monitor, here: RankPlace) -> None:
@@ -98,7 +97,7 @@ class RankHands:
         return Position(context.log.step, self._monitor.is_torn(), context.hold.poisoned_step)
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
-        """See `halting.means.Hands`."""
+        """Save this rank's part of a checkpoint, as the order says; raises what is not saved."""
         try:
             self._save(order, is_main_thread=is_main_thread)
         except HolterError:

@@ -2,13 +2,13 @@
 
     prepare -> PREPARING --all held--> COMMITTED --all settled--> SEALING --sealed--> DONE (leave)
                    |                       |
-                   +--somebody cannot------+--the cell said abort--> CALLED_OFF (abort)
+                   +--somebody cannot------+--the register said abort--> CALLED_OFF (abort)
     commit  -> COMMITTED        every rank stands before the same step by itself: numbers that are not finite
     rescue  -> RESCUING --savers settled--> SEALING
 
 `halting.rank_protocol` has the other side, and says why ranks do not part. Here it follows: `leave` is ordered only when a rank has
-said that it saves, or could not, for then the cell, if ranks stood before a step, has decided; and after a commit `abort` is ordered
-only when a rank has said that it went on, for then the cell has decided, too.
+said that it saves, or could not, for then the commit register, if ranks stood before a step, has decided; and after a commit `abort` is ordered
+only when a rank has said that it went on, for then the commit register has decided, too.
 An order is repeated until it is answered, and told twice is once, so a lost message costs time. Every attempt has a number of its own.
 """
 
@@ -22,7 +22,7 @@ from holter.records import Order, OrderKind, RankState
 
 SETTLED: tuple[RankState, ...] = ("saved", "failed")
 KEEPING: tuple[RankState, ...] = ("saving", *SETTLED)
-"""A rank that says so, and stood before a step, has obeyed the cell."""
+"""A rank that says so, and stood before a step, has obeyed the commit register."""
 REFUSING: tuple[RankState, ...] = ("unwilling", "released", "dying", "terminated")
 
 
@@ -36,7 +36,7 @@ class Course(StrEnum):
     DONE = "done"
     CALLED_OFF = "called off"
     LAPSED = "lapsed"
-    """Nobody is left who could say what the cell decided: nothing more is ordered."""
+    """Nobody is left who could say what the commit register decided: nothing more is ordered."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class HaltState:
     ranks: frozenset[int]
     """All ranks of the job."""
     standing: frozenset[int]
-    """Ranks that stood before a step when it was ordered: they obey the cell."""
+    """Ranks that stood before a step when it was ordered: they obey the commit register."""
     course: Course
     answers: tuple[tuple[int, RankState], ...] = ()
     """What each rank said last of this halt, by rank."""
@@ -67,7 +67,7 @@ class HaltState:
 
     @property
     def is_decided(self) -> bool:
-        """A rank has said that it keeps its state: where ranks stood, the cell has spoken."""
+        """A rank has said that it keeps its state: where ranks stood, the commit register has spoken."""
         heard = self.heard
         return any(heard.get(rank) in KEEPING for rank in (self.standing or self.awaited))
 
@@ -158,7 +158,7 @@ TABLE: dict[tuple[Course, Cue], Row] = {
     (Course.PREPARING, Cue.OVER): (Course.CALLED_OFF, (Act.ABORT,)),
     (Course.PREPARING, Cue.UNDECIDED_OVER): (Course.CALLED_OFF, (Act.ABORT,)),
     (Course.PREPARING, Cue.AGAIN): (Course.PREPARING, (Act.REPEAT,)),
-    # Without a word of the cell's decision nothing may be ordered against it: the ranks' own patience ends it.
+    # Without a word of the register's decision nothing may be ordered against it: the ranks' own patience ends it.
     (Course.COMMITTED, Cue.REFUSED): (Course.CALLED_OFF, (Act.ABORT,)),
     (Course.COMMITTED, Cue.SETTLED): (Course.SEALING, (Act.SEAL,)),
     (Course.COMMITTED, Cue.OVER): (Course.SEALING, (Act.SEAL,)),
@@ -244,8 +244,8 @@ def _read(halt: HaltState, event: Event) -> Cue | None:
         case HaltEvent.OVER if halt.is_decided:
             return Cue.OVER
         case HaltEvent.OVER:
-            is_cell_asked = bool(halt.standing) and halt.course is not Course.PREPARING
-            return None if is_cell_asked else Cue.UNDECIDED_OVER
+            is_register_asked = bool(halt.standing) and halt.course is not Course.PREPARING
+            return None if is_register_asked else Cue.UNDECIDED_OVER
         case HaltEvent.SEALED | HaltEvent.AGAIN:
             return Cue[event.name]
         case Heard() if not _is_about(halt, event):

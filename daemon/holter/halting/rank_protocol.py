@@ -1,17 +1,17 @@
 r"""A rank's side of a halt, as one table: where it stands, what happens -> where it stands then, and what is done.
 
-    TRAINING --prepare--> WILLING --reaches the step--> HELD --commit | abort | patience over--> DECIDING (asks the cell)
-        \--a number that is not finite------------------/          cell: abort  -> TRAINING, the main thread goes on
-        \--rescue: a thread saves, the main thread is blocked-\     cell: commit -> SAVING -> SAVED --leave--> LEAVING (93)
+    TRAINING --prepare--> WILLING --reaches the step--> HELD --commit | abort | patience over--> DECIDING (asks the register)
+        \--a number that is not finite------------------/          register: abort  -> TRAINING, the main thread goes on
+        \--rescue: a thread saves, the main thread is blocked-\     register: commit -> SAVING -> SAVED --leave--> LEAVING (93)
         \--exception -> DYING, signal -> TERMINATED ------------> SAVING -> SAVED --leave--> LEAVING; else it dies as it would have
 
 Ranks that stand at one step must part neither by a lost message nor by a dead coordinator. So no rank obeys a `commit`, or its own
-patience, at once: it offers the order to the cell, one register in the job's own store, where the first word stands, and obeys
-what is there. A rank that has obeyed the cell is *bound*: whatever happens, it ends with 93. So is one that saves while its main thread is
+patience, at once: it offers the order to the commit register, one place a step in the job's own store where the first
+word stands, and obeys what is there. A rank that has obeyed the register is *bound*: whatever happens, it ends with 93. So is one that saves while its main thread is
 blocked: random states and buffers were set back for that, and it must not train on with them. A rank that others save for while its main
 thread is blocked is *free*: as long as nobody says `leave`, nothing has happened to its training.
 
-`advance` is pure. The desk (`halting.desk`) does what it returns, and tells it when `patience_s` of the new standing is over.
+`advance` is pure. The halt agent (`rank.hold.halt_agent`) does what it returns, and tells it when `patience_s` of the new standing is over.
 """
 
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class Stand(StrEnum):
     HELD = "held"
     """The main thread stands before the optimizer's step."""
     DECIDING = "deciding"
-    """The cell has been asked."""
+    """The register has been asked."""
     SAVING = "saving"
     SAVED = "saved"
     """It has saved, or could not, or had nothing to save; it waits for the word to leave."""
@@ -62,7 +62,7 @@ class Rank:
     went_on: int = -1
     """The last step before which it stood and went on: it does not stand there again."""
     is_bound: bool = False
-    """The cell has spoken: it ends with 93, whatever comes."""
+    """The register has spoken: it ends with 93, whatever comes."""
     is_standing: bool = False
     """The main thread stands in `hold`; else it trains, is blocked elsewhere, or waits to die."""
     ending: Literal["", "exception", "signal"] = ""
@@ -95,7 +95,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Answered:
-    """What the cell says: the order that came first, kind `commit`, `rescue` or `abort`."""
+    """What the register says: the order that came first, kind `commit`, `rescue` or `abort`."""
 
     order: Order
 
@@ -140,7 +140,7 @@ class Say:
 
 @dataclass(frozen=True)
 class Ask:
-    """Offer this order to the cell of `step`; the answer comes as Answered. A cell that cannot be reached answers with the offer."""
+    """Offer this order to the register of `step`; the answer comes as Answered. A register that cannot be reached answers with the offer."""
 
     step: int
     order: Order
@@ -183,10 +183,10 @@ class RankCue(StrEnum):
     LEAVE = "leave"
     REACHED = "reached"
     REACHED_AGAIN = "reached a step where it went on, or which nobody wants held"
-    CELL_COMMIT = "cell: commit"
-    CELL_SAVE = "cell: rescue, by this rank"
-    CELL_WAIT = "cell: rescue, by others"
-    CELL_ABORT = "cell: abort"
+    REGISTER_COMMIT = "register: commit"
+    REGISTER_SAVE = "register: rescue, by this rank"
+    REGISTER_WAIT = "register: rescue, by others"
+    REGISTER_ABORT = "register: abort"
     SAVED = "save is over"
     BOUND_OVER = "patience over, bound"
     OVER = "patience over"
@@ -210,8 +210,8 @@ class RankAct(StrEnum):
     SAY_DYING = "say dying"
     SAY_TERMINATED = "say terminated"
     SAY_ASKING = "say asking"
-    ASK_ORDER = "ask the cell for the order"
-    ASK_ABORT = "ask the cell for an abort"
+    ASK_ORDER = "ask the register for the order"
+    ASK_ABORT = "ask the register for an abort"
     SAVE = "save"
     SAVE_IN_MAIN = "save in the main thread"
     RELEASE = "release"
@@ -259,10 +259,10 @@ TABLE: dict[tuple[Stand, RankCue], Row] = {
     **_rows((Stand.HELD,), RankCue.OVER, Stand.DECIDING, RankAct.ASK_ABORT),
     **_rows((Stand.HELD,), RankCue.SIDECAR_LOST, Stand.DECIDING, RankAct.ASK_ABORT),
     **_rows((*_BEFORE, *_ENDING, Stand.HELD), RankCue.STRAY_COMMIT, None, RankAct.SAY_RELEASED),
-    **_rows(_STANDING, RankCue.CELL_COMMIT, Stand.SAVING, RankAct.SAY_SAVING, RankAct.SAVE_IN_MAIN),
-    **_rows(_STANDING, RankCue.CELL_SAVE, Stand.SAVING, RankAct.SAY_SAVING, RankAct.SAVE),
-    **_rows(_STANDING, RankCue.CELL_WAIT, Stand.SAVED, RankAct.SAY_RESULT),
-    **_rows(_STANDING, RankCue.CELL_ABORT, BACK, RankAct.SAY_RELEASED),
+    **_rows(_STANDING, RankCue.REGISTER_COMMIT, Stand.SAVING, RankAct.SAY_SAVING, RankAct.SAVE_IN_MAIN),
+    **_rows(_STANDING, RankCue.REGISTER_SAVE, Stand.SAVING, RankAct.SAY_SAVING, RankAct.SAVE),
+    **_rows(_STANDING, RankCue.REGISTER_WAIT, Stand.SAVED, RankAct.SAY_RESULT),
+    **_rows(_STANDING, RankCue.REGISTER_ABORT, BACK, RankAct.SAY_RELEASED),
     # The main thread is blocked, or about to die: a thread saves.
     **_rows((*_BEFORE, *_ENDING), RankCue.RESCUE, Stand.SAVING, RankAct.SAY_SAVING, RankAct.SAVE),
     **_rows((*_BEFORE, *_ENDING), RankCue.STAND_BY, Stand.SAVED),
@@ -320,7 +320,7 @@ def patience_s(rank: Rank) -> float | None:
     deadline_s = rank.order.deadline_s if rank.order is not None else 0.0
     waits: dict[Stand, float] = {
         Stand.WILLING: deadline_s,
-        # Nobody will tell it anything: what peers have heard is in the cell.
+        # Nobody will tell it anything: what peers have heard is in the register.
         Stand.HELD: patience.HOLD_S if rank.has_sidecar else 0.0,
         Stand.SAVING: deadline_s,
         Stand.SAVED: patience.LEAVE_S + (deadline_s if rank.has_sidecar else 0.0),
@@ -341,8 +341,8 @@ def read(rank: Rank, event: Event) -> RankCue | None:  # noqa: PLR0911 - one ret
             return RankCue.REACHED_AGAIN if is_unwanted or step == rank.went_on else RankCue.REACHED
         case Answered(order=order):
             if order.kind == "rescue":
-                return RankCue.CELL_SAVE if rank.number in order.savers else RankCue.CELL_WAIT
-            return RankCue.CELL_COMMIT if order.kind == "commit" else RankCue.CELL_ABORT
+                return RankCue.REGISTER_SAVE if rank.number in order.savers else RankCue.REGISTER_WAIT
+            return RankCue.REGISTER_COMMIT if order.kind == "commit" else RankCue.REGISTER_ABORT
         case Saved(halt=halt):
             return RankCue.SAVED if rank.order is not None and halt == rank.order.halt else None
         case RankEvent.PATIENCE_OVER:
@@ -372,7 +372,7 @@ def _read_order(rank: Rank, order: Order, reached: int) -> RankCue | None:  # no
     return RankCue.STRAY_ABORT if is_other else RankCue.ABORT
 
 
-_IS_PAST = {RankCue.ABORT, RankCue.STRAY_ABORT, RankCue.STRAY_COMMIT, RankCue.LATE_PREPARE, RankCue.CELL_ABORT}
+_IS_PAST = {RankCue.ABORT, RankCue.STRAY_ABORT, RankCue.STRAY_COMMIT, RankCue.LATE_PREPARE, RankCue.REGISTER_ABORT}
 """After these the rank is done with the halt that was named."""
 
 
@@ -383,7 +383,7 @@ def _note(rank: Rank, event: Event, cue: RankCue, *, has_row: bool) -> Rank:  # 
     match event:
         case RankTold(order=order) | Answered(order=order) if cue in _IS_PAST:
             if not rank.is_bound:
-                noted = replace(noted, past=max(rank.past, order.halt, own if cue is RankCue.CELL_ABORT else 0))
+                noted = replace(noted, past=max(rank.past, order.halt, own if cue is RankCue.REGISTER_ABORT else 0))
         case RankTold(order=order) if has_row and cue is RankCue.PREPARE and rank.stand in _BEFORE:
             noted = replace(noted, order=order, step=order.step)
         case RankTold(order=order) if has_row and cue in {RankCue.COMMIT, RankCue.RESCUE, RankCue.STAND_BY}:

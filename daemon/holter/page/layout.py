@@ -62,8 +62,7 @@ from zlib import crc32
 import msgspec
 
 from holter.errors import PageError, TornPageError
-from holter.page.blob import BlobLatch
-from holter.page.latch import WORD_BYTES, Latch
+from holter.page.latch import WORD_BYTES, BlobLatch, Latch
 
 MAGIC = b"HOLTERPG"
 VERSION = 2

@@ -1,7 +1,7 @@
-"""A rank's last breath: it crashed, told us so on its socket, and waits a second and a half for our answer before it dies.
+"""A rank that crashes says so on its socket, and waits a second and a half for our answer before it dies.
 
-The other half is `rank/csrc/crash_notice.c`. What is told of it is `Dying`; who is told looks at the rank while all its other threads
-still run, and then acknowledges, so that the rank does not wait longer than it must.
+The other half is `rank/csrc/crash_notice.c`. Whoever is called back looks at the rank while all its other threads still
+run, and then acknowledges, so that the rank does not wait longer than it must.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ class CrashListener:
         self._received = bytearray()
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def listen(self, loop: asyncio.AbstractEventLoop, on_breath: Callable[[CrashingRank], None]) -> None:
+    def listen(self, loop: asyncio.AbstractEventLoop, on_crash: Callable[[CrashingRank], None]) -> None:
         """Call back for each crash, until the rank is gone."""
         os.set_blocking(self._descriptor, False)
         self._loop = loop
-        loop.add_reader(self._descriptor, self._readable, on_breath)
+        loop.add_reader(self._descriptor, self._readable, on_crash)
 
     def acknowledge(self) -> None:
         """The rank may go."""
@@ -52,7 +52,7 @@ class CrashListener:
         os.close(self._descriptor)
         self._descriptor = -1
 
-    def _readable(self, on_breath: Callable[[CrashingRank], None]) -> None:
+    def _readable(self, on_crash: Callable[[CrashingRank], None]) -> None:
         try:
             chunk = os.read(self._descriptor, 4096)
         except BlockingIOError:
@@ -66,4 +66,4 @@ class CrashListener:
         while len(self._received) >= _WORD.size:
             number, thread = _WORD.unpack_from(self._received)
             del self._received[: _WORD.size]
-            on_breath(CrashingRank(number, thread))
+            on_crash(CrashingRank(number, thread))

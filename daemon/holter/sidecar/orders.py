@@ -1,10 +1,10 @@
-"""Between the coordinator and the rank's desk for halts: orders go down the socket, answers come up it.
+"""Between the coordinator and the rank's halt agent: orders go down the socket, answers come up it.
 
     coordinator --Halt--> here --Order--> rank
     coordinator <--Halting (urgent)-- here <--Halting-- rank
 
-What a rank that cannot speak any more left on its page is written here: how the step began for it, which whoever saves for it needs. And a rank
-that is lost, stopped or with its interpreter's lock held, is ended here when the others leave.
+A rank that cannot save for itself has left on its page how its step began; that is written here, for the ranks that save for it. And a rank
+that is lost (stopped, or with its interpreter's lock held) is killed here when the others leave.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ class Orders:
         """Whether a coordinator listens."""
         self._line: socket.socket | None = None
         self._last: Observation | None = None
-        self._dropped: set[int] = set()
-        """Halts of which a save was ordered."""
+        self._written: set[int] = set()
+        """Halts for which the rank's rewinds were written, or are being."""
         self._unwritten: list[asyncio.Event] = []
 
     @property
@@ -64,12 +64,12 @@ class Orders:
         loop.add_reader(descriptor, self._readable, loop)
 
     def repeat(self) -> None:
-        """Somebody is new on the line: where the rank stands is said again."""
+        """A coordinator has connected: where the rank stands is sent again."""
         if self._last is not None:
             self._tell(self._last)
 
     def hear(self, order: Order) -> None:
-        """An order of the coordinator's."""
+        """Pass an order of the coordinator's on to the rank."""
         who = self._page.identity
         why = refusal(order, rank=who.rank, world_size=who.world_size, run_dir=self.run_dir)
         if why is not None:
@@ -77,12 +77,12 @@ class Orders:
             return
         logger.info("ordered: %s, halt %d, step %d", order.kind, order.halt, order.step)
         # How the step of a snapshot began is long off the page: the rank writes it down itself.
-        if order.kind in ("commit", "rescue") and order.snapshot < 0 and order.halt not in self._dropped:
-            self._dropped.add(order.halt)
-            self._drop(order)
+        if order.kind in ("commit", "rescue") and order.snapshot < 0 and order.halt not in self._written:
+            self._written.add(order.halt)
+            self._write_rewinds(order)
         if order.kind == "leave" and who.rank in order.lost:
             # Of a halt that this very rank is part of: a former life's is none.
-            if order.halt in self._dropped:
+            if order.halt in self._written:
                 self._end_rank()
             return
         self._send(order)
@@ -126,7 +126,7 @@ class Orders:
         try:
             observation = msgspec.msgpack.decode(said, type=Observation)
         except msgspec.MsgspecError:
-            logger.warning("the rank's desk said what is no answer")
+            logger.warning("the rank's halt agent sent what is no answer")
             return
         if not isinstance(observation.body, Halting) or observation.rank != self._page.identity.rank:
             return
@@ -137,7 +137,7 @@ class Orders:
             # Nobody will answer: it need not wait.
             self._send(Order(halt=NOBODY, kind="abort", step=observation.step))
 
-    def _drop(self, order: Order) -> None:
+    def _write_rewinds(self, order: Order) -> None:
         """Write what the page holds, whole or not at all; in a thread, for a disk may hang."""
         path = Path(order.directory) / "ranks" / f"{self._page.identity.rank}.msgpack"
         content = msgspec.msgpack.encode(self._page.rewinds())

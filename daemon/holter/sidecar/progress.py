@@ -1,4 +1,4 @@
-"""Whether the rank moves on: where it is, what its process does and what time it is -> Overdue, or nothing new.
+"""Whether the rank moves on, and how long it may stay where it is: heartbeat, process state and time -> Overdue, or nothing new.
 
     moving ──suspect──▶ suspect ──deadline──▶ overdue        each is said once for one standstill
        ◀───────────────moved──────────────────┘
@@ -6,8 +6,21 @@
 A process that is stopped, traced or frozen needs no learning: it is suspect after a second and overdue after three, whatever it was
 doing; and that time is not held against the phase it was in. Nor is the time in which this sidecar itself was not let
 run: on a machine that stood still, the rank did too. Nothing is said before the first beat, nor once the process has ended.
+
+The deadline of a phase is learned from the waits that ended well (`Deadlines`; the numbers are in `holter.patience`):
+
+    before the first step     half an hour: data sets are prepared, models are loaded, often by one rank while the others wait
+    first steps               600 s: compiling, caches, the first contact with every library
+    a phase not seen yet      patient: as long as its like may take, a checkpoint by the bytes it has to write
+    afterwards                3 x the longest wait + 1 s, not below a floor, not above a ceiling
+    a longer wait was healthy then half as much again, ceiling or not: what went well once is no alarm the second time
+
+The longest wait is forgotten slowly, so that one odd wait blinds nobody for ever. Every wait that ended in progress is learned, a
+suspicion that was wrong above all. Time is an argument: seconds of any clock that never goes back.
 """
 
+import math
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,18 +28,196 @@ import msgspec
 
 from holter import patience
 from holter.page import PageHeartbeat
-from holter.records import Overdue, Phase, ProcessState
-from holter.sidecar.deadlines import Deadlines, seconds_text
+from holter.records import Census, Overdue, Phase, ProcessState, StepDone
 
+SETUP = (Phase.ATTACH, Phase.OTHER)
+_PHASES = {phase.name.lower(): phase for phase in Phase}
 LATE_S = 1.0
 """A look that comes so long after the one before says that we were not let run."""
 ASLEEP_S = 10.0
 """One that comes so long after says that the machine stood still."""
 HALTED = frozenset({"stopped", "traced", "frozen"})
 ENDED = frozenset({"zombie", "gone"})
-
 Tier = Literal["suspect", "overdue"]
 _LEVEL: dict[Tier | None, int] = {None: 0, "suspect": 1, "overdue": 2}
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What a phase is allowed now, and why."""
+
+    suspect_s: float
+    deadline_s: float
+    because: str
+
+
+class Waits:
+    """The waits in one phase, as far as they matter: how many, and the longest, slowly forgotten."""
+
+    def __init__(self) -> None:
+        self.num_seen = 0
+        self.num_told = 0
+        """As the rank counted them itself: a look every 50 ms misses the short ones."""
+        self.steps: set[int] = set()
+        """The first two steps in which there was one."""
+        self._longest_s, self._at_s = 0.0, 0.0
+
+    @property
+    def num(self) -> int:
+        """How many there were at least."""
+        return max(self.num_seen, self.num_told)
+
+    def learn(self, wait_s: float, step: int, now_s: float) -> None:
+        """One that ended in progress."""
+        if len(self.steps) < 2:  # noqa: PLR2004 - the first two
+            self.steps.add(step)
+        wait_s = min(max(wait_s, 0.0), patience.LONGEST_S)
+        if wait_s >= self.longest_s(now_s):
+            self._longest_s, self._at_s = wait_s, now_s
+
+    def longest_s(self, now_s: float) -> float:
+        """As of now."""
+        half_life_s = max(patience.HALF_LIFE_S, patience.HALF_LIVES * self._longest_s)
+        return float(self._longest_s * 0.5 ** (max(0.0, now_s - self._at_s) / half_life_s))
+
+
+class Deadlines:
+    """Learns from beats, from the rank's own account of its steps, and from its census."""
+
+    def __init__(self) -> None:
+        self._waits = {phase: Waits() for phase in Phase}
+        self._first_waits = {phase: Waits() for phase in Phase}
+        """Of the first steps, where the phase has a one-off; counts until others were seen."""
+        self._first_step: int | None = None
+        self._num_steps = 0
+        self._num_bytes: dict[tuple[int, int], int] = {}
+        self._is_ending = False
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps that were completed while we watched."""
+        return self._num_steps
+
+    @property
+    def has_evaluated(self) -> bool:
+        """An evaluation was seen to its end: there was another one."""
+        return len(self._waits[Phase.EVALUATION].steps) > 1
+
+    def learn_wait(self, phase: Phase, step: int, wait_s: float, now_s: float) -> None:
+        """Two beats lay so far apart; the older one said this phase and this step."""
+        waits = self._of(phase, step)
+        waits.num_seen += 1
+        waits.learn(wait_s, step, now_s)
+
+    def learn_step(self, step: int, done: StepDone, now_s: float) -> None:
+        """What the rank says of a whole step: that a phase was there, and how long at least, for each micro-step."""
+        self.reach_step(step + 1)
+        num = max(1, done.micro_steps)
+        for name, seconds in done.phase_seconds.items():
+            phase = _PHASES.get(name)
+            if phase is None or phase is Phase.CHECKPOINT:
+                continue
+            waits = self._of(phase, step)
+            waits.num_told += num
+            waits.learn(seconds / num, step, now_s)
+
+    def reach_step(self, step: int) -> None:
+        """The rank is at this step now."""
+        if self._first_step is None:
+            self._first_step = step
+        self._num_steps = max(self._num_steps, step - self._first_step)
+
+    def learn_census(self, census: Census) -> None:
+        """How many bytes a checkpoint has at least."""
+        if census.part == 0:
+            self._num_bytes = {key: num for key, num in self._num_bytes.items() if key[0] != census.model}
+        self._num_bytes[census.model, census.part] = sum(
+            math.prod(entry.shape) * _dtype_bytes(entry.dtype) for entry in census.entries if not entry.is_buffer
+        )
+
+    def learn_farewell(self) -> None:
+        """The rank said its last words."""
+        self._is_ending = True
+
+    def allowed(self, phase: Phase, now_s: float) -> Allowance:
+        """For staying in this phase."""
+        waits = self._relevant(phase)
+        longest_s = waits.longest_s(now_s)
+        least_s, text = self._least(phase, waits, longest_s)
+        ceiling_s = max(patience.PHASES[phase].ceiling_s, least_s)
+        deadline_s = max(
+            min(max(least_s, patience.FACTOR * longest_s + patience.EXTRA_S), ceiling_s), patience.BEYOND * longest_s
+        )
+        suspect_s = deadline_s / 2
+        if self._num_steps < patience.FIRST_STEPS and not self._is_ending:
+            suspect_s = min(suspect_s, patience.FIRST_LOOK_S)
+        return Allowance(
+            suspect_s=max(suspect_s, longest_s),
+            deadline_s=deadline_s,
+            because=f"{text}, so {seconds_text(deadline_s)} are allowed",
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all parameters that the rank's census names."""
+        return sum(self._num_bytes.values())
+
+    def _least(self, phase: Phase, waits: Waits, longest_s: float) -> tuple[float, str]:
+        """What is allowed whatever was learned, and what the allowance rests on."""
+        name = phase.name.lower()
+        if self._is_ending:
+            return patience.ENDING_S, "its interpreter is ending"
+        if not self._num_steps and phase in SETUP:
+            return patience.SETUP_S, "the first step is not done and its preparation may take long"
+        if self._num_steps < patience.FIRST_STEPS:
+            least_s = max(patience.FIRST_S, self._unseen_s(phase))
+            return least_s, f"the first {patience.FIRST_STEPS} steps may take long and {self._num_steps} are done"
+        if self._is_known(phase, waits):
+            text = f"the longest of {_count(waits.num)} in {name} was {seconds_text(longest_s)}"
+            return patience.PHASES[phase].floor_s, text
+        if phase is Phase.CHECKPOINT:
+            text = f"no whole checkpoint has been seen yet and the parameters have {self.num_bytes / 1e9:.2g} GB"
+        else:
+            text = (
+                f"only {_count(waits.num)} in {name} were seen so far" if waits.num else f"{name} was never seen before"
+            )
+        return self._unseen_s(phase), text
+
+    def _of(self, phase: Phase, step: int) -> Waits:
+        is_first = patience.PHASES[phase].has_one_off and step - (self._first_step or 0) < patience.FIRST_STEPS
+        return self._first_waits[phase] if is_first else self._waits[phase]
+
+    def _relevant(self, phase: Phase) -> Waits:
+        waits, first = self._waits[phase], self._first_waits[phase]
+        return first if first.num and waits.num < patience.PHASES[phase].num_enough else waits
+
+    def _is_known(self, phase: Phase, waits: Waits) -> bool:
+        if phase is Phase.CHECKPOINT and len(waits.steps) < 2:  # noqa: PLR2004 - the first has an end once there is a second
+            # A checkpoint is many saves, the small ones often first: one whole must have been seen.
+            return False
+        return waits.num >= patience.PHASES[phase].num_enough
+
+    def _unseen_s(self, phase: Phase) -> float:
+        rule = patience.PHASES[phase]
+        if phase is not Phase.CHECKPOINT:
+            return rule.unseen_s
+        writing_s = patience.CHECKPOINT_COPIES * self.num_bytes / patience.CHECKPOINT_BYTES_PER_S
+        return min(writing_s + patience.CHECKPOINT_S, rule.ceiling_s)
+
+
+def _count(num: int) -> str:
+    return f"{num} wait" if num == 1 else f"{num} waits"
+
+
+def seconds_text(seconds: float) -> str:
+    """As one says it: `0.06 s`, `6 s`, `91 s`."""
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"  # noqa: PLR2004
+
+
+def _dtype_bytes(dtype: str) -> int:
+    """From the name: `bfloat16` has 2, `float8_e4m3fn` has 1, `bool` has 1."""
+    found = re.search(r"\d+", dtype)
+    return max(1, int(found[0]) // 8) if found else 1
 
 
 @dataclass(frozen=True)

@@ -1,31 +1,71 @@
-"""The outside half of the Flight Recorder's adapter: two questions over a unix socket of the rank, each with a deadline.
+"""A rank's Flight Recorder, from outside: ask it, copy it now and then, and tell what is new in a copy.
 
-`flight` is answered by native threads and so by a rank whose main thread hangs or holds the interpreter lock; `is_lock_free` asks what
-only the interpreter can answer. A rank that is stopped answers neither, and nobody waits for it longer than the deadline.
+`Recorder` asks over a unix socket of the rank, each question with a deadline. `flight` is answered by native threads and so by a rank whose
+main thread hangs or holds the interpreter lock; `is_lock_free` asks what only the interpreter can answer. A stopped rank answers neither.
+
+`Copies` keeps the newest copy, so that a rank that is killed leaves its last collectives behind. A copy costs a thread of the rank some
+time, more the more calls the recorder holds: 64 ms for 2,000. The interval is 250 times that and more, 0.4 % of one core at that price: the
+next power of two, from half a second to sixteen. A rank that does not answer is asked less and less often.
+
+    rank 0, every 8 s    0 . . . . . . . 8 . . . . . . . 16
+    rank 1, every 16 s   0 . . . . . . . . . . . . . . . 16     by the coordinator's clock
+
+Calls of two ranks can be compared only where both told them, and the recorder of a busy job holds a few seconds. So copies are made
+when the common clock shows a multiple of the interval: what one rank has, every rank has that copies as often or more often.
+
+`TrafficLog` tells what is new, small enough to be sent: when the collectives of each step were entered, and digests of runs of calls.
+Ranks do not arrange which calls they tell, so the numbers themselves decide: of a step's calls, those whose sequence number is a multiple of
+1, 2, 4, ... until few enough remain; of many steps, those whose number is. What one rank tells at a coarser rate, another tells at a finer
+one too. A call belongs to the step that ended next after it.
 """
 
 import asyncio
 import contextlib
+import logging
+import math
 import stat
-from collections import deque
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
+from typing import TypeVar
+from zlib import crc32
 
 import aiohttp
 
 from holter import clock
 from holter.errors import RecorderError
-from holter.flight import FlightError, from_json
-from holter.records import Flight
+from holter.flight import FlightError, blocks, from_json
+from holter.records import Call, CallBlock, Flight, Observation, StepCalls, StepDone, Traffic
 
 MAX_BYTES = 64 << 20
 """Some 130,000 calls; a recorder of more is set so by hand."""
 COSTS_KEPT = 4
 QUESTION_PATIENCE_S = 3600.0
 _PYTHON_SOCKET = "python"
-"""As `probes.flight` names it: a thread of the interpreter answers there, also to a ping."""
+"""As `rank.flight_server` names it: a thread of the interpreter answers there, also to a ping."""
 
-
-__all__ = ["Recorder", "RecorderError", "remove"]
+COST_FACTOR = 250.0
+OTHERS_S, CALL_S = 0.002, 40e-6
+"""What a copy may be believed to cost, and each call in it: on a busy machine most of the time it takes is somebody else's."""
+MIN_COPY_INTERVAL_S = 0.5
+MAX_COPY_INTERVAL_S = 16.0
+TOO_SOON = 0.25
+"""Of the interval: a moment that is nearer than this is left out."""
+logger = logging.getLogger(__name__)
+MAX_STEP_CALLS = 16
+"""Of a step."""
+MAX_STEPS = 64
+"""Of a record."""
+TELL_INTERVAL_S = 1.0
+"""Arrivals are told no more often; digests, which are few, at once."""
+MAX_UNTOLD = 4096
+"""Steps that are remembered until a copy holds their calls."""
+MAX_STRIDE = 1 << 62
+"""Where numbers repeat, as 0 may, no stride tells them apart."""
+Item = TypeVar("Item")
 
 
 class Recorder:
@@ -107,7 +147,7 @@ async def _body(answer: aiohttp.ClientResponse) -> bytes:
 
 
 def _forget_error(question: asyncio.Task[bytes]) -> None:
-    """Looked at, so that nobody is told that it was not."""
+    """Read the exception: asyncio logs one that nobody has read."""
     if not question.cancelled():
         question.exception()
 
@@ -119,3 +159,192 @@ def remove(path: str) -> None:
         if stat.S_ISSOCK(socket.lstat().st_mode):
             socket.unlink()
             socket.parent.rmdir()
+
+
+class Copies:
+    """The newest copy of one rank's recorder."""
+
+    def __init__(
+        self, recorder: Recorder, tell: Callable[[Flight], None], common_ns: Callable[[], int] = clock.wall_ns
+    ) -> None:
+        self.last: Flight | None = None
+        self.error = ""
+        """Why the last attempt gave nothing; empty: it gave `last`."""
+        self.num_failures = 0
+        """In a row."""
+        self._recorder = recorder
+        self._tell = tell
+        self._common_ns = common_ns
+        """A clock that all sidecars share, as well as they can."""
+        self._copying: asyncio.Task[None] | None = None
+        self._num_begun = 0
+
+    async def run(self) -> None:
+        """Until cancelled; never raises."""
+        while True:
+            await self.now()
+            num_calls = len(self.last.calls) if self.last is not None else 0
+            every_s = interval_s(self._recorder.cost_s, num_calls, self.num_failures)
+            await asyncio.sleep(rest_s(self._common_ns(), every_s))
+
+    async def now(self) -> None:
+        """A copy that is begun from now on; all who ask meanwhile share it."""
+        num_before = self._num_begun
+        while self._is_under_way() or self._num_begun == num_before:
+            if not self._is_under_way():
+                self._copying = asyncio.create_task(self._copy(), name="recorder copy")
+            assert self._copying is not None
+            # Shielded: one who stops waiting does not take it from the others.
+            await asyncio.shield(self._copying)
+
+    def _is_under_way(self) -> bool:
+        return self._copying is not None and not self._copying.done()
+
+    async def close(self) -> None:
+        """Break off what is under way."""
+        if self._copying is not None:
+            self._copying.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._copying
+
+    async def _copy(self) -> None:
+        self._num_begun += 1
+        try:
+            self.last = await self._recorder.flight()
+            self._tell(self.last)
+        except RecorderError as error:
+            self._fail(str(error))
+        except Exception as error:
+            logger.exception("a copy of the recorder was lost")
+            self._fail(f"{type(error).__name__}: {error}")
+        else:
+            self.error, self.num_failures = "", 0
+
+    def _fail(self, why: str) -> None:
+        self.error = why
+        self.num_failures += 1
+
+
+def interval_s(cost_s: float, num_calls: int, num_failures: int = 0) -> float:
+    """How often to copy, after a copy that took this long and gave so many calls, or after so many failures."""
+    believed_s = min(cost_s, OTHERS_S + CALL_S * num_calls)
+    wanted_s = min(max(COST_FACTOR * believed_s, MIN_COPY_INTERVAL_S), MAX_COPY_INTERVAL_S)
+    rounded_s = 2.0 ** math.ceil(math.log2(wanted_s))
+    return min(rounded_s * 2.0 ** min(num_failures, 10), MAX_COPY_INTERVAL_S)
+
+
+def rest_s(common_ns: int, every_s: float) -> float:
+    """Until the common clock shows a multiple of the interval; the one after, if that is only a moment away."""
+    every_ns = round(every_s * 1e9)
+    left_s = (every_ns - common_ns % every_ns) / 1e9
+    return left_s if left_s >= TOO_SOON * every_s else left_s + every_s
+
+
+@dataclass(frozen=True)
+class _Ended:
+    step: int
+    at_ns: int
+    data_s: float
+
+
+class TrafficLog:
+    """Remembers which steps and which blocks were told."""
+
+    def __init__(self) -> None:
+        self._ended: deque[_Ended] = deque(maxlen=MAX_UNTOLD)
+        self._told_until_ns = 0
+        self._told_at_ns = 0
+        self._told_blocks: dict[str, int] = {}
+
+    def learn(self, observation: Observation) -> None:
+        """A step ended; everything else is no news here."""
+        body, at_ns = observation.body, observation.at_ns
+        if not isinstance(body, StepDone):
+            return
+        if self._ended:
+            # Steps whose numbers came late from the device are told together: the earlier one ended before this one began.
+            last = self._ended[-1]
+            self._ended[-1] = replace(last, at_ns=min(last.at_ns, at_ns - int(body.seconds * 1e9)))
+        self._ended.append(_Ended(observation.step, at_ns, body.phase_seconds.get("data", 0.0)))
+
+    def take(self, flight: Flight, clock_offset_ns: int = 0, clock_error_ns: int = 0) -> Traffic | None:
+        """What is new since the last call; None: nothing."""
+        new_blocks = self._new_blocks(flight)
+        is_due = flight.taken_ns - self._told_at_ns >= TELL_INTERVAL_S * 1e9
+        steps = self._new_steps(flight) if is_due or new_blocks else []
+        if not steps and not new_blocks:
+            return None
+        self._told_at_ns = flight.taken_ns
+        chosen = [chosen_calls(calls) for _, calls in steps]
+        base_ns = min((call.created_ns for calls in chosen for call in calls), default=flight.taken_ns)
+        return Traffic(
+            base_ns=base_ns,
+            steps=[
+                StepCalls(
+                    ended.step,
+                    ended.data_s,
+                    [(call.group, call.sequence, (call.created_ns - base_ns) // 1000) for call in told],
+                    last_numbers(calls),
+                )
+                for (ended, calls), told in zip(steps, chosen, strict=True)
+            ],
+            blocks=new_blocks,
+            clock_offset_ns=clock_offset_ns,
+            clock_error_ns=clock_error_ns,
+        )
+
+    def _new_steps(self, flight: Flight) -> list[tuple[_Ended, list[Call]]]:
+        # A step that ended while the copy was made may have calls that are not in it.
+        ended = list(takewhile(lambda end: end.at_ns <= flight.taken_ns, self._ended))
+        if not ended:
+            return []
+        ends_ns = [end.at_ns for end in ended]
+        of_step: dict[int, list[Call]] = defaultdict(list)
+        for call in flight.calls:
+            index = bisect_left(ends_ns, call.created_ns)
+            if not call.is_p2p and index < len(ended) and call.created_ns > self._told_until_ns:
+                of_step[index].append(call)
+        self._told_until_ns = ends_ns[-1]
+        for _ in ended:
+            self._ended.popleft()
+        chosen = thinned(of_step, MAX_STEPS, lambda index: ended[index].step)
+        return [(ended[index], of_step[index]) for index in chosen]
+
+    def _new_blocks(self, flight: Flight) -> list[CallBlock]:
+        found = [block for block in blocks(flight) if block.block > self._told_blocks.get(block.group, -1)]
+        for block in found:
+            self._told_blocks[block.group] = max(block.block, self._told_blocks.get(block.group, -1))
+        return found
+
+
+def chosen_calls(calls: Iterable[Call]) -> list[Call]:
+    """At most `MAX_STEP_CALLS` of a step's calls, of every group if there is room, in the order of their entry."""
+    by_group: dict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        by_group[call.group].append(call)
+    groups = chosen_groups(by_group)
+    share = MAX_STEP_CALLS // max(1, len(groups))
+    chosen = [call for name in groups for call in thinned(by_group[name], share, lambda call: call.sequence)]
+    return sorted(chosen, key=lambda call: call.created_ns)
+
+
+def last_numbers(calls: Iterable[Call]) -> dict[str, int]:
+    """Group -> the highest number of a step, of the groups that are told."""
+    lasts: dict[str, int] = {}
+    for call in calls:
+        lasts[call.group] = max(call.sequence, lasts.get(call.group, call.sequence))
+    return {group: lasts[group] for group in chosen_groups(lasts)}
+
+
+def chosen_groups(groups: Iterable[str]) -> list[str]:
+    """By a hash of the name: ranks that share one group, but not all of them, choose it alike."""
+    return sorted(groups, key=lambda name: crc32(name.encode()))[:MAX_STEP_CALLS]
+
+
+def thinned(items: Iterable[Item], limit: int, number: Callable[[Item], int]) -> list[Item]:
+    """Those whose number is a multiple of the smallest power of two that leaves at most `limit`."""
+    left, stride = list(items), 1
+    while len(left) > limit and stride < MAX_STRIDE:
+        stride *= 2
+        left = [item for item in left if number(item) % stride == 0]
+    return left[:limit]

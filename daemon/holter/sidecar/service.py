@@ -1,8 +1,8 @@
-"""The sidecar's loop: page in, line out, one eye on the process.
+"""The sidecar's loop: it reads the page, sends what it finds, and watches the process.
 
-page ring --read--> history (tables stay here) --> line (everything else) --> coordinator
-heartbeat, /proc -> attention: does it move on; the recorder, and what an examination shows
-pidfd ------------> the rank ended: read the rest, say what it left and how it ended, say goodbye, end
+page ring --read--> history (tables stay here) --> link (everything else) --> coordinator
+heartbeat, /proc -> watcher: does it move on; the recorder, and what an examination shows
+pidfd ------------> the rank ended: read the rest, tell what it left and how it ended, say Goodbye, end
 """
 
 import asyncio
@@ -21,13 +21,12 @@ from holter.exporters import expose, families
 from holter.page import CONTROL_NOTHING, CONTROL_THIN, PageReader
 from holter.records import Body, Census, Exited, Farewell, LastCalls, Observation, PackedTable, Phase, StepDone
 from holter.sidecar import job_log
-from holter.sidecar.attention import Attention
+from holter.sidecar.coordinator_link import CoordinatorLink
 from holter.sidecar.history import TableHistory
-from holter.sidecar.line import Line
-from holter.sidecar.metrics import MetricsServer
 from holter.sidecar.orders import Orders
 from holter.sidecar.process import Process, ProcessEnding
-from holter.sidecar.state import RankState
+from holter.sidecar.rank_watcher import RankWatcher
+from holter.sidecar.state import MetricsServer, RankState
 from holter.sidecar.terminal import StatusLine
 from holter.transport import wire
 
@@ -51,10 +50,10 @@ class SidecarSettings:
     listen_fd: int = -1
     recorder: str = ""
     """Socket of the rank's Flight Recorder; empty: it has none."""
-    breath_fd: int = -1
+    crash_fd: int = -1
     """Socket on which a crashing rank says so."""
     orders_fd: int = -1
-    """Socket of the rank's desk for halts."""
+    """Socket of the rank's halt agent."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int = 0
     terminal: str = ""
@@ -78,9 +77,9 @@ class Sidecar:
         self._has_ended = False
         self._thinning, self._dropped_seen, self._thinned_at = 0, 0, 0.0
         self._status = StatusLine(settings.terminal) if settings.terminal else None
-        self._line = Line(identity, self._answer, log_to)
-        self._orders = Orders(self._page, self._process, self._pass_on, lambda: self._line.is_connected)
-        self._attention = Attention(identity, self._process, self._state, self._tell, lambda: self._line.clock)
+        self._link = CoordinatorLink(identity, self._answer, log_to)
+        self._orders = Orders(self._page, self._process, self._pass_on, lambda: self._link.is_connected)
+        self._watcher = RankWatcher(identity, self._process, self._state, self._tell, lambda: self._link.clock)
 
     async def run(self) -> None:
         """Until the rank has ended and everything was said."""
@@ -92,10 +91,10 @@ class Sidecar:
         else:
             ended.set()
         server = MetricsServer(self._settings.metrics_host, self._settings.metrics_port, self._scrape, self._health)
-        self._line.metrics_address = await server.start()
+        self._link.metrics_address = await server.start()
         if self._settings.bootstrap_fd >= 0:
-            self._line.listen(loop, self._settings.bootstrap_fd, self._settings.listen_fd)
-        self._attention.start(self._settings.recorder, self._settings.breath_fd)
+            self._link.listen(loop, self._settings.bootstrap_fd, self._settings.listen_fd)
+        self._watcher.start(self._settings.recorder, self._settings.crash_fd)
         if self._settings.orders_fd >= 0:
             self._orders.listen(loop, self._settings.orders_fd)
         try:
@@ -113,7 +112,7 @@ class Sidecar:
         shown_at = 0.0
         while not ended.is_set():
             self._turn()
-            self._attention.look(self._page.heartbeat(), is_excused=self._orders.is_standing)
+            self._watcher.look(self._page.heartbeat(), is_excused=self._orders.is_standing)
             now = clock.monotonic_s()
             if self._status is not None and now - shown_at > SHOW_S and self._state.step:
                 self._status.show(self._state.line())
@@ -127,20 +126,20 @@ class Sidecar:
         heartbeat = self._page.heartbeat()
         if heartbeat is not None:
             self._state.feel(heartbeat)
-            self._line.beat(
+            self._link.beat(
                 wire.Heartbeat(heartbeat.step, Phase(heartbeat.phase), heartbeat.micro_step, heartbeat.at_ns)
             )
         payloads = self._page.read()
         for payload in payloads:
             self._take(payload)
         self._press_back()
-        self._line.note_dropped(self.dropped)
+        self._link.note_dropped(self.dropped)
         return len(payloads)
 
     @property
     def dropped(self) -> int:
         """Observations lost between the rank and the uplink."""
-        return self._page.dropped + self._page.torn + self._line.num_dropped + self._num_undecodable
+        return self._page.dropped + self._page.torn + self._link.num_dropped + self._num_undecodable
 
     def _take(self, payload: bytes) -> None:
         try:
@@ -153,22 +152,22 @@ class Sidecar:
             self._history.keep(observation)
             return
         if isinstance(body, LastCalls):
-            self._attention.hear_last_calls(body.dump, observation.at_ns)
+            self._watcher.hear_last_calls(body.dump, observation.at_ns)
             return
         if isinstance(body, Census):
             self._history.learn_census(body)
         elif isinstance(body, Farewell):
             self._farewell = body
         self._state.learn(observation)
-        self._attention.learn(observation)
-        self._line.send(observation, urgent=isinstance(body, StepDone) and bool(body.nonfinite))
+        self._watcher.learn(observation)
+        self._link.send(observation, urgent=isinstance(body, StepDone) and bool(body.nonfinite))
 
     def _tell(self, body: Body, urgent: bool) -> None:  # noqa: FBT001
         """Something that we saw ourselves."""
-        self._line.send(self._observed(body), urgent=urgent)
+        self._link.send(self._observed(body), urgent=urgent)
 
     def _pass_on(self, observation: Observation) -> None:
-        self._line.send(observation, urgent=True)
+        self._link.send(observation, urgent=True)
 
     def _observed(self, body: Body) -> Observation:
         heartbeat = self._page.heartbeat()
@@ -194,10 +193,10 @@ class Sidecar:
             case wire.Examine():
                 return self._examine(message)
             case wire.Welcome():
-                self._line.run_id = message.run_id
+                self._link.run_id = message.run_id
                 # A coordinator that was there before the job has a run directory that the job was not told.
-                self._orders.run_dir = message.run_dir if message.run_dir == self._line.run_dir else ""
-                self._attention.repeat()
+                self._orders.run_dir = message.run_dir if message.run_dir == self._link.run_dir else ""
+                self._watcher.repeat()
                 self._orders.repeat()
             case wire.Halt():
                 self._orders.hear(message.order)
@@ -207,7 +206,7 @@ class Sidecar:
 
     def _give_notice(self, text: str) -> None:
         """In the job's own log: the rank says it at its next step, and for a rank that stands still we do."""
-        is_standing = self._attention.is_standing or self._orders.is_standing
+        is_standing = self._watcher.is_standing or self._orders.is_standing
         if is_standing and job_log.say(self._process.pid, text):
             return
         self._page.post_notice(text)
@@ -216,21 +215,21 @@ class Sidecar:
 
     def _examine(self, asked: wire.Examine) -> wire.Upward | None:
         if not self._has_ended:
-            self._attention.examine(asked.asked_ns, asked.depth)
+            self._watcher.examine(asked.asked_ns, asked.depth)
             return None
         # Goodbye may have been said already: after it only answers are sent.
-        left = self._observed(self._attention.of_the_dead(asked.asked_ns))
+        left = self._observed(self._watcher.of_the_dead(asked.asked_ns))
         return wire.Report(heartbeat=None, observations=[left], dropped=self.dropped)
 
     async def _say_how_it_ended(self) -> None:
         self._has_ended = True
         while self._turn():
             pass
-        if not self._line.is_known and self._settings.bootstrap_fd >= 0:
+        if not self._link.is_known and self._settings.bootstrap_fd >= 0:
             # It ended almost at once; where the coordinator is may still lie in the pipe.
             await asyncio.sleep(BOOTSTRAP_PATIENCE_S)
         ending = await self._ending()
-        await self._attention.last_words(is_orderly=ending.exit_code == 0)
+        await self._watcher.last_words(is_orderly=ending.exit_code == 0)
         heartbeat = self._page.heartbeat()
         self._tell(
             Exited(
@@ -245,7 +244,7 @@ class Sidecar:
             urgent=True,
         )
         logger.info("rank %d ended: exit code %s, signal %s", self.rank, ending.exit_code, ending.signal)
-        await self._line.close(GOODBYE_DEADLINE_S)
+        await self._link.close(GOODBYE_DEADLINE_S)
 
     async def _ending(self) -> ProcessEnding:
         deadline = clock.monotonic_s() + ENDING_PATIENCE_S
@@ -257,10 +256,10 @@ class Sidecar:
         return ProcessEnding(None, None)
 
     def _scrape(self, accept: str) -> tuple[bytes, str]:
-        rank = self._state.snapshot(self.dropped, self._attention.device, is_coordinator_there=self._line.is_connected)
+        rank = self._state.snapshot(self.dropped, self._watcher.device, is_coordinator_there=self._link.is_connected)
         # Until the run has a name, series of the rank would belong to none.
-        metrics = families(self._line.run_id, self._settings.version, [rank] if self._line.run_id else [])
+        metrics = families(self._link.run_id, self._settings.version, [rank] if self._link.run_id else [])
         return expose(metrics, accept)
 
     def _health(self) -> dict[str, object]:
-        return {"ok": True, "rank": self.rank, "coordinator": self._line.is_connected}
+        return {"ok": True, "rank": self.rank, "coordinator": self._link.is_connected}

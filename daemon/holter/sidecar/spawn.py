@@ -1,13 +1,18 @@
-"""How a process of holter's is started so that it is nobody's burden.
+"""How a rank starts its sidecar, and what it tells it: where the coordinator is and which run this is.
 
-Not a child of the starter: a training script that waits for its children must not meet ours, and ours must not become its zombie.
+The sidecar is not a child of the starter: a training script that waits for its children must not meet ours, and ours must not become its zombie.
 A session of its own: Ctrl-C at the terminal goes to the job, not to its watcher. None of the starter's pipes are kept open.
+
+The Bootstrap comes later, through a pipe: the rank has it from the environment or from the job's rendezvous store. Never on a command line,
+which everybody on the host can read.
 """
 
 import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+
+import msgspec
 
 SHELL = "/bin/sh"
 DETACH = '"$@" >/dev/null & echo $!'
@@ -37,3 +42,28 @@ def start(arguments: Sequence[str], *, pass_fds: Sequence[int], environ: Mapping
     if shell.returncode != 0:
         raise OSError(f"{SHELL} could not start {sys.executable}")
     return int(said) if said.strip().isdigit() else 0
+
+
+class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of JSON on the pipe, and the value in the job's store."""
+
+    address: str
+    """`host:port` of the coordinator."""
+    token: str
+    run_id: str
+    run_dir: str
+    action: str
+    save_deadline_s: float = 300.0
+    """So long a save may take in a halt."""
+    starts_coordinator: bool = False
+    """Only in rank 0's own copy, when no running coordinator was named."""
+
+
+def encode_bootstrap(bootstrap: Bootstrap) -> bytes:
+    """One line."""
+    return msgspec.json.encode(bootstrap) + b"\n"
+
+
+def decode_bootstrap(line: bytes) -> Bootstrap:
+    """From one line; raises msgspec.ValidationError or DecodeError."""
+    return msgspec.json.decode(line, type=Bootstrap)

@@ -47,7 +47,7 @@ HEADERS = {
 }
 
 
-class Picture(Protocol):
+class PageContent(Protocol):
     """What is shown, at one moment."""
 
     def whole(self) -> dict[str, Any]:
@@ -82,12 +82,12 @@ class _Listener:
 class EventStream:
     """All listeners of one run."""
 
-    def __init__(self, paint: Callable[[], Picture], now_ns: Callable[[], int] = clock.wall_ns) -> None:
+    def __init__(self, paint: Callable[[], PageContent], now_ns: Callable[[], int] = clock.wall_ns) -> None:
         self.refused = 0
         self._paint = paint
         self._now_ns = now_ns
         self._listeners: set[_Listener] = set()
-        self._picture: Picture | None = None
+        self._picture: PageContent | None = None
         self._painter: asyncio.Task[None] | None = None
         self._ended: str | None = None
         """Why nothing more comes, once that is so."""

@@ -1,4 +1,4 @@
-"""Messages between a sidecar and the coordinator, as msgpack, one a WebSocket frame.
+"""Messages between a sidecar and the coordinator, as msgpack, one a frame.
 
     sidecar -> coordinator   Hello, Report, Fetched, ClockAsked, Goodbye
     coordinator -> sidecar   Welcome, Fetch, Examine, ClockTold, Notice, Halt
@@ -17,9 +17,9 @@ PROTOCOL = 1
 MAX_FRAME_BYTES = 8 * 2**20
 """The largest frame either side takes."""
 REFUSED = 4000
-"""WebSocket close code with which the coordinator turns a sidecar away; the close message is the reason."""
+"""Code with which the coordinator ends the connection of a sidecar that it turns away, with the reason; a WebSocket's close code."""
 REPLACED = 4001
-"""WebSocket close code for a connection whose rank has opened a newer one."""
+"""Code for a connection whose rank has opened a newer one."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):

@@ -8,7 +8,7 @@ from holter.coordinator.disk import Disk
 from holter.coordinator.halt.script_saves import SaveBook, compared_until, reported_until
 from holter.faults.window import ClassHistory, StepView
 from holter.halting import tombstone
-from holter.halting.vault import script_saves
+from holter.halting.vault import store
 from holter.halting.verdicts import Sight
 from holter.records import Attached, Begun, Finding, Halting, Healthy, Kept, Observation
 from made_up import HALT, diagnosis
@@ -53,7 +53,7 @@ class Desk:
     def written(self) -> dict[str, tuple[int, str]]:
         assert self.disk.close(10)
         assert not self.disk.failures
-        return {Path(save.path).name: (save.step, save.verdict) for save in script_saves.read(self.run_dir)}
+        return {Path(save.path).name: (save.step, save.verdict) for save in store.read(self.run_dir)}
 
 
 @pytest.fixture

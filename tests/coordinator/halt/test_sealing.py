@@ -21,7 +21,7 @@ from holter.coordinator.run import Run
 from holter.halting import tombstone
 from holter.halting.protocol import Seal, Tell
 from holter.halting.vault import manifest, store
-from holter.halting.vault.completeness import Circumstances
+from holter.halting.vault.manifest import Circumstances
 from holter.halting.vault.store import Vault
 from holter.records import Begun, Halting, Healthy, Nonfinite, Phase, RankState
 from holter.transport import wire

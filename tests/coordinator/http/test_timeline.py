@@ -7,7 +7,7 @@ import msgspec
 from tests.diagnosis.test_report import bad_batch, diagnose
 
 from holter.coordinator.http.timeline import MAX_HAPPENINGS, Timeline
-from holter.halting.vault.script_saves import ScriptSave
+from holter.halting.vault.store import ScriptSave
 from holter.records import Finding, TableRequest
 
 SECOND_NS = 10**9

@@ -454,6 +454,7 @@ def test_a_rank_that_begins_again_takes_its_words_back() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.release
 def test_a_window_of_16_000_ranks_with_numbers_batches_and_feeds_is_built_in_time() -> None:
     built = Assembly(16_000)
     for rank in range(16_000):

@@ -526,7 +526,13 @@ def test_a_rank_that_stands_still_while_the_others_train_on_is_no_hang() -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["a loop", "SIGSTOP", "a silent host", "a call left out"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SIGSTOP",
+        *(pytest.param(name, marks=pytest.mark.release) for name in ("a loop", "a silent host", "a call left out")),
+    ],
+)
 def test_sixteen_thousand_ranks_are_judged_in_bounded_time(name: str) -> None:
     ranks = 16_000
     actors, cause, overdue_s, _ = fault(name, ranks)

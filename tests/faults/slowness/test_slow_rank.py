@@ -275,7 +275,9 @@ HEALTHY: Mapping[str, Delay] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", HEALTHY)
-@pytest.mark.parametrize(("ranks", "calls"), [(2, 1), (2, 8), (10, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "calls"), [(2, 1), *(pytest.param(*more, marks=pytest.mark.release) for more in ((2, 8), (10, 2)))]
+)
 def test_equal_ranks_are_never_named(name: str, ranks: int, calls: int) -> None:
     """Judged as a run is, every few steps."""
     window = simulate(HEALTHY[name], ranks=ranks, calls=calls, steps=200)
@@ -349,6 +351,7 @@ WANDERING: Mapping[str, Callable[[], Delay]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("name", WANDERING)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_noise_that_remembers_is_no_slowness(name: str, ranks: int) -> None:

@@ -19,7 +19,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, Traini
 
 from holter.errors import PartlySavedError, RewindError
 from holter.frameworks.all import ALL
-from holter.frameworks.halts import RankHands
+from holter.frameworks.halts import RankSaver
 from holter.frameworks.hf_trainer.framework import HfTrainer
 from holter.frameworks.place import RankPlace
 from holter.frameworks.saving import random_states
@@ -57,7 +57,7 @@ class Rank:
         here = RankPlace(
             rank=rank, world_size=len(order.savers + order.lost), local_rank=rank, is_one_host=True, address=""
         )
-        RankHands(self.monitor, here).save(order, is_main_thread=is_held)
+        RankSaver(self.monitor, here).save(order, is_main_thread=is_held)
         part = json.loads((directory / "parts" / f"{rank}.json").read_text())
         assert not part["missing"]
         return directory / "state"
@@ -150,7 +150,7 @@ def weights(model: nn.Module) -> list[bytes]:
     return [tensor.numpy().tobytes() for tensor in model.state_dict().values()]
 
 
-@pytest.mark.parametrize("is_held", [True, False], ids=["held", "rescue"])
+@pytest.mark.parametrize("is_held", [pytest.param(True, marks=pytest.mark.release), False], ids=["held", "rescue"])
 def test_accelerate_saves_what_it_would_have_saved_at_that_step(wear, tmp_path, partial, is_held):
     straight = Accelerated()
     straight.micro_steps(AT * MICRO)
@@ -214,7 +214,7 @@ class Loop:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("is_held", [True, False], ids=["held", "rescue"])
+@pytest.mark.parametrize("is_held", [pytest.param(True, marks=pytest.mark.release), False], ids=["held", "rescue"])
 def test_a_plain_loop_goes_on_from_a_snapshot_as_if_nothing_had_been(wear, partial, is_held):
     straight = Loop()
     straight.steps(AT)

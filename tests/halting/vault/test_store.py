@@ -10,8 +10,7 @@ import pytest
 
 from holter.errors import VaultError
 from holter.halting.vault import manifest as manifests
-from holter.halting.vault.completeness import Circumstances
-from holter.halting.vault.manifest import RankPart, StoredTensor
+from holter.halting.vault.manifest import Circumstances, RankPart, StoredTensor
 from holter.halting.vault.store import Sealed, Vault
 
 ABOUT = Circumstances(run_id="run-a", step=30, world_size=2, savers=(0, 1), cause="nonfinite_input", why="held in time")

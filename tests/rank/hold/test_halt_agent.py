@@ -1,4 +1,4 @@
-"""The rank's desk, with a sidecar that is the other end of a socket in the same process."""
+"""The rank's halt agent, with a sidecar that is the other end of a socket in the same process."""
 
 import os
 import random
@@ -17,9 +17,9 @@ import pytest
 from holter import patience
 from holter.halting import rank_protocol
 from holter.rank.hold import halt_agent
-from holter.rank.hold.agent_parts import AgentParts, AgentSettings, Position
 from holter.rank.hold.commit_register import LocalRegister
 from holter.rank.hold.halt_agent import HaltAgent
+from holter.rank.hold.halts import AgentParts, AgentSettings, Position
 from holter.rank.hold.leaving import Leaving
 from holter.records import Halting, Observation, Order
 
@@ -35,7 +35,7 @@ def order(kind: str, halt: int = 1, **fields: Any) -> Order:
 
 
 @dataclass
-class Hands:
+class Actions:
     """Remembers what was saved, and in which thread."""
 
     step: int = 5
@@ -88,26 +88,26 @@ class Signals:
 
 
 class Rank:
-    """A desk and what stands around it."""
+    """A halt agent and what stands around it."""
 
-    def __init__(self, number: int, cell: LocalRegister, patience_s: Patience, **settings: Any) -> None:
-        self.hands, self.left, self.signals = Hands(), Left(), Signals()
-        self.hands.may_end.set()
+    def __init__(self, number: int, register: LocalRegister, patience_s: Patience, **settings: Any) -> None:
+        self.actions, self.left, self.signals = Actions(), Left(), Signals()
+        self.actions.may_end.set()
         self.sidecar, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.sidecar.settimeout(20)
         arrive, self.signal_to = os.pipe()
         patience = patience_s if callable(patience_s) else lambda _: patience_s
-        means = AgentParts(
-            hands=self.hands,
-            cell=lambda: cell,
+        parts = AgentParts(
+            actions=self.actions,
+            register=lambda: register,
             leaving=self.left,
             signals=self.signals,
             signal_fd=arrive,
             patience_s=lambda rank: None if rank_protocol.patience_s(rank) is None else patience(rank),
         )
         usual = {"rank": number, "world_size": 2, "run_dir": RUN}
-        self.desk = HaltAgent(AgentSettings(**{**usual, **settings}), means, line)
-        self.desk.start()
+        self.agent = HaltAgent(AgentSettings(**{**usual, **settings}), parts, line)
+        self.agent.start()
         self.outcome: Any = None
         self._thread: threading.Thread | None = None
 
@@ -142,8 +142,8 @@ class Rank:
         self._thread.start()
 
     def hold(self, step: int, why: str = "nonfinite") -> None:
-        self.hands.step = step
-        self.reach(self.desk.hold, step, why)
+        self.actions.step = step
+        self.reach(self.agent.hold, step, why)
 
     def until(self, holds: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + 20
@@ -164,30 +164,30 @@ def ranks() -> Iterator[Callable[..., list[Rank]]]:
     made: list[Rank] = []
 
     def make(num: int = 1, patience_s: Patience = 20.0, **settings: Any) -> list[Rank]:
-        cell = LocalRegister()
-        made.extend(Rank(number, cell, patience_s, **settings) for number in range(num))
+        register = LocalRegister()
+        made.extend(Rank(number, register, patience_s, **settings) for number in range(num))
         return made
 
     yield make
     for rank in made:
-        rank.hands.may_end.set()
+        rank.actions.may_end.set()
         rank.sidecar.close()
 
 
 def test_an_agreed_halt_from_its_order_to_the_exit_code(ranks):
     (rank,) = ranks()
-    assert not rank.desk.is_due(6)
+    assert not rank.agent.is_due(6)
     rank.say(order("prepare"))
     assert rank.hear() == ("willing", 1, 5)
     rank.say(order("prepare"))
     assert rank.hear() == ("willing", 1, 5), "told twice is once"
-    assert not rank.desk.is_due(6)
-    assert rank.desk.is_due(7)
+    assert not rank.agent.is_due(6)
+    assert rank.agent.is_due(7)
     rank.hold(7, "agreed")
     assert (rank.hear(), rank.why) == (("held", 1, 7), "agreed")
     rank.say(order("commit"))
     assert rank.states(2) == ["saving", "saved"]
-    assert rank.hands.saved == [(order("commit"), True, "main")]
+    assert rank.actions.saved == [(order("commit"), True, "main")]
     assert rank.outcome is None, "it waits for the word to leave"
     rank.say(order("leave"))
     assert rank.wait() == 93
@@ -195,10 +195,10 @@ def test_an_agreed_halt_from_its_order_to_the_exit_code(ranks):
 
 def test_a_step_already_reached_is_not_promised(ranks):
     (rank,) = ranks()
-    rank.desk.is_due(7)
+    rank.agent.is_due(7)
     rank.say(order("prepare"))
     assert rank.hear()[0] == "unwilling"
-    assert not rank.desk.is_due(8)
+    assert not rank.agent.is_due(8)
     rank.hold(7, "agreed")
     assert rank.wait() == "on"
 
@@ -207,10 +207,10 @@ def test_rounds_that_a_scaler_skips_count_towards_the_step_that_was_agreed(ranks
     (rank,) = ranks()
     rank.say(order("prepare"))
     assert rank.hear() == ("willing", 1, 5)
-    assert rank.desk.is_due(5 + 2)
-    rank.reach(rank.desk.hold, 5, "agreed", 1)
+    assert rank.agent.is_due(5 + 2)
+    rank.reach(rank.agent.hold, 5, "agreed", 1)
     assert rank.wait() == "on", "that is another round"
-    rank.reach(rank.desk.hold, 5, "agreed", 2)
+    rank.reach(rank.agent.hold, 5, "agreed", 2)
     assert (rank.hear(), rank.why) == (("held", 0, 5), "agreed")
     rank.say(order("abort"))
     rank.say(order("commit", halt=2, step=5))
@@ -221,13 +221,13 @@ def test_rounds_that_a_scaler_skips_count_towards_the_step_that_was_agreed(ranks
 
 def test_bad_numbers_are_held_once_and_the_coordinator_may_let_them_pass(ranks):
     (rank,) = ranks()
-    assert rank.desk.is_wanted()
+    assert rank.agent.is_wanted()
     rank.hold(7)
     assert (rank.hear(), rank.why) == (("held", 0, 7), "nonfinite")
     rank.say(order("abort"))
     assert rank.hear()[0] == "released"
     assert rank.wait() == "on"
-    assert not rank.desk.is_wanted(), "the weights have them now"
+    assert not rank.agent.is_wanted(), "the weights have them now"
     rank.hold(7)
     assert rank.wait() == "on", "another optimizer of the same step"
     assert rank.is_silent()
@@ -236,10 +236,10 @@ def test_bad_numbers_are_held_once_and_the_coordinator_may_let_them_pass(ranks):
 @pytest.mark.parametrize("is_torn", [False, True])
 def test_one_that_stands_says_whether_its_weights_are_partly_new(ranks, is_torn):
     rank = ranks(1)[0]
-    rank.hands.is_torn, rank.hands.poisoned_step = is_torn, 5 if is_torn else None
+    rank.actions.is_torn, rank.actions.poisoned_step = is_torn, 5 if is_torn else None
     rank.hold(7)
     assert ("held", 0, 7) == rank.hear()
-    assert (is_torn, rank.hands.poisoned_step) == (rank.is_torn, rank.poisoned_step)
+    assert (is_torn, rank.actions.poisoned_step) == (rank.is_torn, rank.poisoned_step)
 
 
 def test_nobody_decides_and_training_goes_on(ranks):
@@ -252,7 +252,7 @@ def test_nobody_decides_and_training_goes_on(ranks):
 
 
 def test_ranks_that_stand_before_a_step_do_not_part(ranks, monkeypatch):
-    """One hears commit, the other has lost its sidecar: it finds the order in the cell."""
+    """One hears commit, the other has lost its sidecar: it finds the order in the register."""
     monkeypatch.setattr(halt_agent, "ORPHAN_S", 20.0)
     one, other = ranks(2)
     for rank in (one, other):
@@ -263,23 +263,23 @@ def test_ranks_that_stand_before_a_step_do_not_part(ranks, monkeypatch):
     assert one.states(2) == ["saving", "saved"]
     one.say(order("leave"))
     assert one.wait() == 93
-    while not other.hands.saved:
+    while not other.actions.saved:
         time.sleep(0.01)
-    assert other.hands.saved == one.hands.saved
+    assert other.actions.saved == one.actions.saved
 
 
 def test_nobody_is_waited_for_where_the_sidecar_was_lost_before(ranks, monkeypatch):
     monkeypatch.setattr(halt_agent, "ORPHAN_S", 0.2)
     (rank,) = ranks(patience_s=rank_protocol.patience_s)
     rank.sidecar.close()
-    rank.until(lambda: not rank.desk._rank.has_sidecar)
+    rank.until(lambda: not rank.agent._rank.has_sidecar)
     began = time.monotonic()
     rank.hold(7)
     assert rank.wait() == "on"
     assert time.monotonic() - began < patience.HOLD_S
 
 
-def test_an_abort_in_the_cell_binds_one_that_hears_commit(ranks):
+def test_an_abort_in_the_register_binds_one_that_hears_commit(ranks):
     one, other = ranks(2)
     for rank in (one, other):
         rank.hold(7)
@@ -288,8 +288,8 @@ def test_an_abort_in_the_cell_binds_one_that_hears_commit(ranks):
     assert one.wait() == "on"
     other.say(order("commit"))
     assert other.wait() == "on"
-    assert not one.hands.saved
-    assert not other.hands.saved
+    assert not one.actions.saved
+    assert not other.actions.saved
 
 
 @pytest.mark.slow
@@ -306,20 +306,20 @@ def test_a_peer_that_went_on_is_noticed_without_a_word(ranks):
 @pytest.mark.parametrize("is_called_off", [True, False])
 def test_a_rescue_saves_while_the_main_thread_is_elsewhere(ranks, is_called_off):
     (rank,) = ranks()
-    rank.hands.may_end.clear()
+    rank.actions.may_end.clear()
     rank.say(order("rescue", savers=(0,), lost=(1,)))
     assert rank.hear()[0] == "saving"
-    assert rank.desk.is_due(5), "a hang that resolves now does not touch what is being saved"
+    assert rank.agent.is_due(5), "a hang that resolves now does not touch what is being saved"
     rank.hold(5, "agreed")
-    rank.hands.may_end.set()
+    rank.actions.may_end.set()
     assert rank.hear()[0] == "saved"
-    assert [(is_main, name) for _, is_main, name in rank.hands.saved] == [(False, "holter-rescue")]
+    assert [(is_main, name) for _, is_main, name in rank.actions.saved] == [(False, "holter-rescue")]
     if is_called_off:
         # Its random states were set back: it must not train on with them.
         rank.say(order("abort"))
     rank.say(order("leave"))
     assert rank.wait() == 93
-    assert rank.desk.is_due(6)
+    assert rank.agent.is_due(6)
 
 
 def test_a_main_thread_that_is_blocked_leaves_past_the_interpreter(ranks):
@@ -333,38 +333,38 @@ def test_a_main_thread_that_is_blocked_leaves_past_the_interpreter(ranks):
 
 def test_a_save_that_hangs_is_left_behind(ranks):
     (rank,) = ranks()
-    rank.hands.may_end.clear()
+    rank.actions.may_end.clear()
     rank.hold(7)
     rank.hear()
     rank.say(order("commit"))
     assert rank.hear()[0] == "saving"
-    assert rank.hands.begun.wait(20)
+    assert rank.actions.begun.wait(20)
     rank.say(order("leave"))
     assert rank.left.now.wait(20)
 
 
 def test_the_word_to_leave_may_overtake_the_save(ranks):
     (rank,) = ranks()
-    rank.hands.may_end.clear()
-    do = rank.desk._do
+    rank.actions.may_end.clear()
+    do = rank.agent._do
 
     def do_and_hear(action: rank_protocol.Action) -> None:
         do(action)
         if isinstance(action, rank_protocol.SaveState):
             # The main thread has not looked yet.
-            rank.desk._obey(order("leave"))
+            rank.agent._obey(order("leave"))
 
-    rank.desk._do = do_and_hear
+    rank.agent._do = do_and_hear
     rank.hold(7)
     rank.hear()
     rank.say(order("commit"))
     assert rank.wait() == 93
-    assert not rank.hands.saved
+    assert not rank.actions.saved
 
 
 def test_a_save_that_fails_says_why(ranks):
     (rank,) = ranks()
-    rank.hands.failure = "no space left"
+    rank.actions.failure = "no space left"
     rank.hold(7)
     rank.hear()
     rank.say(order("commit"))
@@ -392,9 +392,9 @@ def test_ctrl_c_works_at_any_moment(ranks):
 
     threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
-        rank.desk.hold(7, "nonfinite")
-    rank.desk.hold(8, "nonfinite")
-    assert not rank.desk.is_due(9)
+        rank.agent.hold(7, "nonfinite")
+    rank.agent.hold(8, "nonfinite")
+    assert not rank.agent.is_due(9)
 
 
 NONSENSE = [
@@ -428,10 +428,10 @@ def test_nonsense_is_not_obeyed(ranks):
     rank.say(order("prepare", halt=50, step=40))
     while rank.hear()[:2] != ("willing", 50):
         pass
-    assert not rank.hands.saved
+    assert not rank.actions.saved
     assert not rank.left.is_leaving
-    assert not any(rank.desk.is_due(step) for step in range(40))
-    assert rank.desk.num_refused >= len(NONSENSE) - 4
+    assert not any(rank.agent.is_due(step) for step in range(40))
+    assert rank.agent.num_refused >= len(NONSENSE) - 4
 
 
 def test_a_run_directory_that_is_not_known_yet_is_not_held_against_an_order(ranks):
@@ -443,7 +443,7 @@ def test_a_run_directory_that_is_not_known_yet_is_not_held_against_an_order(rank
 
 def test_an_exception_waits_for_an_answer_and_goes_on_dying(ranks):
     (rank,) = ranks()
-    rank.reach(rank.desk.linger, "RuntimeError: Connection closed by peer")
+    rank.reach(rank.agent.linger, "RuntimeError: Connection closed by peer")
     assert (rank.hear(), rank.why) == (("dying", 0, 5), "RuntimeError: Connection closed by peer")
     rank.say(order("abort"))
     assert rank.wait() == "on"
@@ -451,7 +451,7 @@ def test_an_exception_waits_for_an_answer_and_goes_on_dying(ranks):
 
 def test_an_exception_may_be_asked_to_save_first(ranks):
     (rank,) = ranks()
-    rank.reach(rank.desk.linger, "RuntimeError")
+    rank.reach(rank.agent.linger, "RuntimeError")
     rank.hear()
     rank.say(order("rescue", savers=(0,), lost=(1,)))
     assert rank.states(2) == ["saving", "saved"]
@@ -465,7 +465,7 @@ def test_an_exception_waits_for_nobody_who_is_not_there(ranks, how):
     if how == "no sidecar":
         rank.sidecar.close()
         time.sleep(0.3)
-    rank.reach(rank.desk.linger, "RuntimeError")
+    rank.reach(rank.agent.linger, "RuntimeError")
     assert rank.wait() == "on"
 
 
@@ -486,7 +486,7 @@ def test_sigterm_waits_for_an_answer_and_has_its_way(ranks):
     signalled(rank)
     assert rank.hear()[0] == "terminated"
     assert not rank.signals.died_of
-    assert rank.signals.granted[-1] > 0, "should the desk fail, the signal still ends the process"
+    assert rank.signals.granted[-1] > 0, "should the agent fail, the signal still ends the process"
     rank.say(order("abort"))
     until(lambda: rank.signals.died_of)
     assert rank.signals.died_of[0] == signal.SIGTERM
@@ -504,12 +504,12 @@ def test_sigterm_waits_for_nobody_who_is_not_there(ranks, how):
 
 def test_sigterm_does_not_cut_off_a_save(ranks):
     (rank,) = ranks()
-    rank.hands.may_end.clear()
+    rank.actions.may_end.clear()
     rank.say(order("rescue", savers=(0,), lost=(1,)))
     rank.hear()
     signalled(rank)
     until(lambda: rank.signals.granted)
-    rank.hands.may_end.set()
+    rank.actions.may_end.set()
     assert rank.hear()[0] == "saved"
     rank.say(order("leave"))
     assert rank.left.now.wait(20)
@@ -544,10 +544,10 @@ def test_what_is_promised_is_kept_however_the_threads_meet(ranks):
     def train() -> None:
         step = 0
         while not is_over.is_set():
-            rank.hands.step = step
-            if rank.desk.is_due(step):
+            rank.actions.step = step
+            if rank.agent.is_due(step):
                 held.append(step)
-                rank.desk.hold(step, "agreed")
+                rank.agent.hold(step, "agreed")
             step += 1
             time.sleep(0)
 
@@ -566,7 +566,7 @@ def test_what_is_promised_is_kept_however_the_threads_meet(ranks):
     steps: dict[int, int] = {}
     rank.reach(train)
     for halt in range(1, 400):
-        steps[halt] = rank.hands.step + halt % 4
+        steps[halt] = rank.actions.step + halt % 4
         rank.say(order("prepare", halt=halt, step=steps[halt]))
         answer()
     is_over.set()

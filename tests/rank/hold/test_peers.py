@@ -13,10 +13,9 @@ import pytest
 import torch.distributed as dist
 
 from holter import clock
-from holter.rank.hold import peer_connections
+from holter.rank.hold import peers
 from holter.rank.hold.agreement import Tree
-from holter.rank.hold.peer_connections import PeerAddress, PeerJoin, own_address
-from holter.rank.hold.peers import MAX_MISSES, ShardPeers
+from holter.rank.hold.peers import MAX_MISSES, PeerAddress, PeerConnector, ShardPeers, own_address
 
 PATIENCE_S = 60.0
 Ask = Callable[[int, dict[int, int]], list[int | None]]
@@ -27,7 +26,7 @@ class Ranks:
 
     def __init__(self, store: dist.Store, world_size: int, *, fan_out: int = 16, wait_s: float = 60.0) -> None:
         # One connection to the store for all: torch takes five seconds to let the twentieth of a process in.
-        self.circles = [
+        self.members = [
             ShardPeers(PeerAddress(Tree(rank, world_size, fan_out), "127.0.0.1", life=3), lambda: store, wait_s)
             for rank in range(world_size)
         ]
@@ -35,22 +34,22 @@ class Ranks:
 
     def ask(self, step: int, bad: dict[int, int] | None = None, silent: int | None = None) -> list[int | None]:
         """All before the same step, at once."""
-        speaking = [(rank, circle) for rank, circle in enumerate(self.circles) if rank != silent]
+        speaking = [(rank, member) for rank, member in enumerate(self.members) if rank != silent]
         return list(self._threads.map(lambda one: one[1].agree(step, (bad or {}).get(one[0])), speaking))
 
     def meet(self) -> int:
         """Step until all know that all are there; the next step."""
         step, until_s = 0, clock.monotonic_s() + PATIENCE_S
-        while not all(circle.has_begun for circle in self.circles):
-            assert clock.monotonic_s() < until_s, [circle.loss for circle in self.circles]
+        while not all(member.has_begun for member in self.members):
+            assert clock.monotonic_s() < until_s, [member.loss for member in self.members]
             assert {None} == set(self.ask(step))
             step += 1
             threading.Event().wait(0.01)
         return step
 
     def end(self) -> None:
-        for circle in self.circles:
-            circle._finish()
+        for member in self.members:
+            member._finish()
         self._threads.shutdown()
 
 
@@ -91,8 +90,8 @@ def test_what_one_rank_finds_all_learn_before_the_same_step_and_no_other(ranks):
     assert [None] * 5 == job.ask(step)
     assert [step + 1] * 5 == job.ask(step + 1, bad={3: step + 1})
     assert [None] * 5 == job.ask(step + 2)
-    assert all(circle.waited_s > 0 for circle in job.circles)
-    assert {""} == {circle.loss for circle in job.circles}
+    assert all(member.waited_s > 0 for member in job.members)
+    assert {""} == {member.loss for member in job.members}
 
 
 def test_of_a_step_that_a_device_answered_late_all_learn_which_it_was(ranks):
@@ -126,29 +125,29 @@ def test_whoever_is_not_answered_in_time_goes_on_and_after_three_steps_says_for_
     step = job.meet()
     # One that comes back in time is waited for again.
     assert [None] * 4 == job.ask(step, silent=4)
-    until(lambda: job.circles[0]._num_misses == 1, "a miss")
+    until(lambda: job.members[0]._num_misses == 1, "a miss")
     assert [step + 1] * 5 == job.ask(step + 1, bad={1: step + 1})
-    assert 0 == job.circles[0]._num_misses
+    assert 0 == job.members[0]._num_misses
     for later in range(MAX_MISSES):
         assert [None] * 4 == job.ask(step + 2 + later, silent=4)
-    losses = {rank: circle.loss for rank, circle in enumerate(job.circles) if circle.loss}
+    losses = {rank: member.loss for rank, member in enumerate(job.members) if member.loss}
     assert losses
     expected = {0: "no word of rank 1 ", 1: "no word of rank 4 ", 2: "no word of rank 0 ", 3: "no word of rank 1 "}
     for rank, loss in losses.items():
         assert loss.startswith(expected[rank])
-    until(lambda: all(circle.is_over for circle in job.circles), "the end of the circle")
+    until(lambda: all(member.is_over for member in job.members), "the end of the agreement")
     began = clock.monotonic_s()
     assert [step + 9, None, None, None, None] == job.ask(step + 9, bad={0: step + 9})
     assert clock.monotonic_s() - began < 30
 
 
-def test_a_rank_that_ends_ends_the_circle_at_once_and_in_silence(ranks):
+def test_a_rank_that_ends_ends_the_agreement_at_once_and_in_silence(ranks):
     job = ranks(5, fan_out=2)
     step = job.meet()
-    job.circles[3].leave()
-    until(lambda: all(circle.is_over for circle in job.circles), "the end of the circle")
+    job.members[3].leave()
+    until(lambda: all(member.is_over for member in job.members), "the end of the agreement")
     assert [None, None, None, None, step] == job.ask(step, bad={4: step})
-    assert {""} == {circle.loss for circle in job.circles}
+    assert {""} == {member.loss for member in job.members}
 
 
 def test_whoever_waits_when_a_rank_ends_goes_on(ranks):
@@ -156,8 +155,8 @@ def test_whoever_waits_when_a_rank_ends_goes_on(ranks):
     step = job.meet()
     with ThreadPoolExecutor(1) as asking:
         waiting = asking.submit(job.ask, step, None, 2)
-        until(lambda: job.circles[0]._rounds.awaited(job.circles[0]._round) == [2], "two of three words")
-        job.circles[2].leave()
+        until(lambda: job.members[0]._rounds.awaited(job.members[0]._round) == [2], "two of three words")
+        job.members[2].leave()
         assert [None, None] == waiting.result(timeout=30)
 
 
@@ -166,34 +165,32 @@ def test_steps_before_all_have_met_are_not_waited_for(ranks):
     for step in range(50):
         assert [None, None] == job.ask(step, silent=2)
     assert [49, None] == job.ask(50, bad={0: 49}, silent=2)
-    assert [0.0, 0.0] == [circle.waited_s for circle in job.circles[:2]]
+    assert [0.0, 0.0] == [member.waited_s for member in job.members[:2]]
 
 
 def test_a_stranger_is_turned_away_and_keeps_nobody_waiting(store):
     secret = b"s" * 32
-    seats = [PeerAddress(Tree(rank, 2), "127.0.0.1") for rank in range(2)]
-    root = PeerJoin(seats[0], store.clone, threading.Event(), patience_s=PATIENCE_S)
+    places = [PeerAddress(Tree(rank, 2), "127.0.0.1") for rank in range(2)]
+    root = PeerConnector(places[0], store.clone, threading.Event(), patience_s=PATIENCE_S)
     with ThreadPoolExecutor(2) as joiners:
-        first = joiners.submit(root.join)
-        until(lambda: store.check(["holter/circle/0/address/0"]), "the root's address")
-        host, port = store.get("holter/circle/0/address/0").decode().split()
+        first = joiners.submit(root.connect)
+        until(lambda: store.check(["holter/shards/0/address/0"]), "the root's address")
+        host, port = store.get("holter/shards/0/address/0").decode().split()
         assert "127.0.0.1" == host
         with (
             closing(socket.create_connection((host, int(port)))),
             closing(socket.create_connection((host, int(port)))) as wrong,
             closing(socket.create_connection((host, int(port)))) as unexpected,
         ):
-            wrong.sendall(peer_connections._HELLO.pack(peer_connections._MAGIC, secret, 1))
-            unexpected.sendall(
-                peer_connections._HELLO.pack(peer_connections._MAGIC, store.get("holter/circle/0/secret"), 0)
-            )
+            wrong.sendall(peers._HELLO.pack(peers._MAGIC, secret, 1))
+            unexpected.sendall(peers._HELLO.pack(peers._MAGIC, store.get("holter/shards/0/secret"), 0))
             for stranger in (wrong, unexpected):
                 stranger.settimeout(30)
                 assert b"" == stranger.recv(1)
             assert not first.done()
-            other = PeerJoin(seats[1], store.clone, threading.Event(), patience_s=PATIENCE_S)
-            links = [first.result(30) for first in (first, joiners.submit(other.join))]
-            # The one that said nothing was still at the door.
+            other = PeerConnector(places[1], store.clone, threading.Event(), patience_s=PATIENCE_S)
+            links = [first.result(30) for first in (first, joiners.submit(other.connect))]
+            # The one that said nothing was still waiting to be let in.
             assert 3 == root.num_turned_away
     assert [[1], [0]] == [list(each) for each in links]
     for each in (root, other):
@@ -202,39 +199,39 @@ def test_a_stranger_is_turned_away_and_keeps_nobody_waiting(store):
 
 
 def test_ranks_that_do_not_come_are_named(store):
-    alone = PeerJoin(PeerAddress(Tree(0, 4), "127.0.0.1"), store.clone, threading.Event(), patience_s=0.5)
+    alone = PeerConnector(PeerAddress(Tree(0, 4), "127.0.0.1"), store.clone, threading.Event(), patience_s=0.5)
     with pytest.raises(TimeoutError, match=r"ranks 1, 2, 3 did not come within 0 s"):
-        alone.join()
+        alone.connect()
     for opened in alone.sockets:
         opened.close()
 
 
 def test_a_join_that_is_told_to_stop_stops(store):
-    circle = ShardPeers(PeerAddress(Tree(1, 4), "127.0.0.1"), store.clone)
-    assert circle.agree(0, None) is None
-    circle._finish()
-    assert not circle._thread.is_alive()
-    assert "" == circle.loss
+    member = ShardPeers(PeerAddress(Tree(1, 4), "127.0.0.1"), store.clone)
+    assert member.agree(0, None) is None
+    member._finish()
+    assert not member._thread.is_alive()
+    assert "" == member.loss
 
 
 def test_a_lost_store_is_said():
     def broken() -> dist.Store:
         raise RuntimeError("no store")
 
-    circle = ShardPeers(PeerAddress(Tree(1, 4), "127.0.0.1"), broken)
-    circle.agree(0, None)
-    until(lambda: circle.is_over, "the end")
-    assert "RuntimeError: no store" == circle.loss
+    member = ShardPeers(PeerAddress(Tree(1, 4), "127.0.0.1"), broken)
+    member.agree(0, None)
+    until(lambda: member.is_over, "the end")
+    assert "RuntimeError: no store" == member.loss
 
 
 def test_a_forked_child_lets_go_of_the_connections_and_harms_nobody(ranks):
     job = ranks(2)
     step = job.meet()
-    links = {descriptor for circle in job.circles for link in circle._links.values() for descriptor in [link.fileno()]}
+    links = {descriptor for member in job.members for link in member._links.values() for descriptor in [link.fileno()]}
     is_held, is_done = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with job.circles[0]._changed:
+        with job.members[0]._changed:
             is_held.set()
             is_done.wait(PATIENCE_S)
 
@@ -246,8 +243,8 @@ def test_a_forked_child_lets_go_of_the_connections_and_harms_nobody(ranks):
         # No assertion: the child of a test must not run the rest of it. A lock that nobody will let go of would keep it for ever.
         signal.alarm(30)
         open_ones = sum(os.path.exists(f"/proc/self/fd/{descriptor}") for descriptor in links)  # noqa: PTH110
-        for circle in job.circles:
-            circle._finish()
+        for member in job.members:
+            member._finish()
         os._exit(open_ones)
     is_done.set()
     holder.join()

@@ -15,7 +15,7 @@ from holter.records import SightLost
 SCRIPT = Path(__file__).parent / "scripts" / "shards.py"
 
 
-class Desk:
+class Agent:
     """Writes down, and lets go."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Peers:
 def rank(worn):
     """A rank whose optimizer applies a part of what another framework partitioned."""
     context, parameter = worn.monitor.context, torch.nn.Parameter(torch.ones(3))
-    context.hold.agent, context.hold.peers = Desk(), Peers()
+    context.hold.agent, context.hold.peers = Agent(), Peers()
     context.hold.agent.context = context
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     context.frameworks.partitioned.add(optimizer)
@@ -162,7 +162,10 @@ def train(forks):
 
 
 @pytest.mark.job
-@pytest.mark.parametrize(("kind", "ranks"), [("fsdp", 4), ("hsdp", 4), ("flat", 2)])
+@pytest.mark.parametrize(
+    ("kind", "ranks"),
+    [("fsdp", 4), *(pytest.param(*kind, marks=pytest.mark.release) for kind in (("hsdp", 4), ("flat", 2)))],
+)
 def test_all_ranks_stand_before_the_step_of_which_one_shard_is_not_finite_and_before_no_other(train, kind, ranks):
     told = train(kind, "--rank", 1, ranks=ranks)
     step = told[0]["fault_step"]

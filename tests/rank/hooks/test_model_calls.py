@@ -164,7 +164,9 @@ def test_torchscript_takes_the_model(worn, script):
 
 def test_torchscript_takes_a_copy(worn):
     model, _ = trained(worn)
-    torch.jit.script(copy.deepcopy(model))
+    model.eval()
+    inputs = torch.randn(3, 4)
+    assert torch.equal(torch.jit.script(copy.deepcopy(model))(inputs), model(inputs))
 
 
 def test_torchscript_finds_the_names_of_a_class(worn, tmp_path, monkeypatch):  # noqa: ARG001

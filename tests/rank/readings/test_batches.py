@@ -101,7 +101,10 @@ def test_a_tensor_that_is_not_contiguous_is_signed_without_a_copy_of_it():
 def test_a_tensor_whose_memory_was_taken_away_is_not_touched():
     tensor = torch.ones(4096)
     tensor.untyped_storage().resize_(0)
-    batches.sign([tensor])
+    other = torch.ones(4096)
+    assert batches.sign([tensor, other]) == batches.sign([tensor, other.clone()])
+    assert batches.sign([tensor, other]) != batches.sign([tensor, other + 1])
+    assert 0 == tensor.untyped_storage().size()
 
 
 def test_nothing_leaves_a_signature_as_it_is():

@@ -45,8 +45,12 @@ def test_plain_values_come_back_and_all_else_is_left_alone():
 
 @pytest.mark.parametrize("make", [lambda: 3, object, lambda: nn.Linear(2, 2), lambda: deque([1])])
 def test_what_has_no_such_attributes_is_no_trouble(make):
-    registered = kept(make())
-    registered.put(registered.take())
+    thing = make()
+    registered, shown = kept(thing), repr(thing)
+    tally = registered.take()
+    registered.put(tally)
+    assert shown == repr(thing)
+    assert tally == registered.take()
 
 
 class Registering(Framework):

@@ -148,9 +148,11 @@ def test_where_nothing_was_copied_and_nothing_has_moved_nothing_is_missing(worn)
     training.model.register_buffer("mask", torch.ones(4))
     worn.monitor.add_model(training.model)
     training.steps(2)
+    before = training.state()
     with FlopCounterMode(display=False):
         training.compute(torch.ones(8, 4))
     training.restore()
+    assert all(map(torch.equal, before, training.state()))
 
 
 @pytest.mark.parametrize("num_micro", [1, 2])

@@ -11,8 +11,8 @@ from tests.free_port import free_port
 from holter import clock
 from holter.records import Observation, Phase, SightLost
 from holter.transport import wire
-from holter.transport.limits import settings_for
-from holter.transport.websocket.uplink import Uplink, UplinkSettings
+from holter.transport.limits import UplinkSettings, settings_for
+from holter.transport.websocket.uplink import WebSocketUplink
 
 HELLO = wire.Hello(run_id="r", rank=0, world_size=1, host="h", rank_pid=1, sidecar_pid=2, metrics_address="")
 WELCOME = wire.encode(wire.Welcome(run_id="r", run_dir="d"))
@@ -85,8 +85,8 @@ async def peer() -> AsyncIterator[Peer]:
     await made.stop()
 
 
-def uplink_to(peer: Peer, on_message: Any = lambda _: None, settings: UplinkSettings = FAST) -> Uplink:
-    uplink = Uplink(f"ws://127.0.0.1:{peer.port}/ingest", "t", HELLO, on_message, settings)
+def uplink_to(peer: Peer, on_message: Any = lambda _: None, settings: UplinkSettings = FAST) -> WebSocketUplink:
+    uplink = WebSocketUplink(f"127.0.0.1:{peer.port}", "t", HELLO, on_message, settings)
     uplink.start()
     return uplink
 

@@ -20,9 +20,8 @@ from holter.faults.replicas.replica_case import PARAMETERS, weights_agreed
 from holter.faults.window import ClassHistory, StepView
 from holter.files import write_whole
 from holter.halting import tombstone, verdicts
-from holter.halting.vault import script_saves
-from holter.halting.vault.script_saves import ScriptSave, ScriptSaves
-from holter.halting.vault.store import FOLDER, Sealed, Vault
+from holter.halting.vault import store
+from holter.halting.vault.store import FOLDER, ScriptSave, ScriptSaves, Sealed, Vault
 from holter.halting.verdicts import Sight
 from holter.records import Attached, Begun, Diagnosis, Finding, Halting, Healthy, Kept, Observation
 
@@ -45,7 +44,7 @@ class SaveBook:
         """Of the halt that was lifted for this life of the run: what it goes on from, where no rank knows better."""
         self._begun: dict[int, int] = {}
         """Rank -> steps that the run had completed when it began, as its optimizer or framework counts."""
-        self._entries = [_Entry(save, None) for save in script_saves.read(run_dir)]
+        self._entries = [_Entry(save, None) for save in store.read(run_dir)]
         self._sealed = Vault(run_dir).last_good()
         self._applied: dict[int, Finding] = {}
         """Step -> that something not finite was applied at it; a window forgets."""
@@ -190,7 +189,7 @@ class SaveBook:
         return f"the checkpoint saved at step {save.step} ({save.path}) is poisoned: {save.why}; {other}"
 
     def _write(self) -> None:
-        path = script_saves.path_in(self._run_dir)
+        path = store.path_in(self._run_dir)
         content = msgspec.json.encode(ScriptSaves([entry.save for entry in self._entries]))
         self._disk.submit(partial(_write, path, msgspec.json.format(content, indent=2) + b"\n"))
 

@@ -8,8 +8,7 @@ from holter.clock import monotonic_s, rfc3339, wall_ns
 from holter.coordinator.halt.attempts import Outcome
 from holter.errors import VaultError
 from holter.halting import tombstone
-from holter.halting.vault.completeness import Circumstances
-from holter.halting.vault.manifest import PARTS
+from holter.halting.vault.manifest import PARTS, Circumstances
 from holter.halting.vault.store import FOLDER, Sealed, Vault
 from holter.records import Healthy
 

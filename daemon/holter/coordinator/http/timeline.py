@@ -12,8 +12,7 @@ import msgspec
 from holter.clock import rfc3339
 from holter.coordinator.incidents.tracker import cause_of
 from holter.diagnosis import report
-from holter.halting.vault.script_saves import ScriptSave
-from holter.halting.vault.store import Sealed
+from holter.halting.vault.store import ScriptSave, Sealed
 from holter.records import Diagnosis, Finding, Severity
 
 Kind = Literal["finding", "incident", "checkpoint", "halt"]

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.loader_passes import Pass, censuses, passes, trained
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -36,12 +37,11 @@ class BatchLengths:
 
     name: ClassVar[str] = "batch_lengths"
 
-    min_difference: int = 1
+    min_difference: int = threshold(1, at_least=1)
     """By so many batches the longest must differ from the shortest: one is enough to hang a job."""
 
     def __post_init__(self) -> None:
-        if self.min_difference < 1:
-            raise ValueError(f"batch_lengths.min_difference must be at least 1, got {self.min_difference}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first uneven pass."""

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, Literal
 
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import Spread, StepNumbers, Window
 from holter.records import Evidence, Finding
@@ -66,7 +67,7 @@ class BatchValues:
 
     name: ClassVar[str] = "batch_values"
 
-    factor: float = 50.0
+    factor: float = threshold(50.0, above=1)
     """So many times its history's extreme, or its peers', an input is off its scale."""
     range_factor: float = 10.0
     """So many times the largest ever seen, a whole number is out of range."""
@@ -78,8 +79,7 @@ class BatchValues:
     """Checks in a row that must show it from the start on one rank alone."""
 
     def __post_init__(self) -> None:
-        if self.factor <= 1:
-            raise ValueError(f"batch_values.factor must be above 1, got {self.factor}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the earliest verdict, and the other tensors of the same rank since the same step."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.loader_passes import Pass, passes, trained
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Feed, Finding
 
@@ -33,14 +34,13 @@ class DataCoverage:
 
     name: ClassVar[str] = "data_coverage"
 
-    covered: float = 0.75
+    covered: float = threshold(0.75, above=0, below=1)
     """Below this share of the data set the ranks' samples are clearly too few; cut twice, it is a half at most."""
     enough_ranks: int = 8
     """So many ranks' loaders, or all, must be known; the others are taken to be like them."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.covered < 1:
-            raise ValueError(f"data_coverage.covered must be between 0 and 1, got {self.covered}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding; what was counted at an end is better than what a beginning promises."""

@@ -24,6 +24,7 @@ from itertools import islice
 from typing import ClassVar
 
 from holter.faults.shared.loader_passes import is_replicated_everywhere, passes, trained
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import StepView, Window
 from holter.records import Evidence, Finding
@@ -37,7 +38,7 @@ class DuplicateBatches:
 
     name: ClassVar[str] = "duplicate_batches"
 
-    min_steps: int = 4
+    min_steps: int = threshold(4, at_least=2)  # Once is a coincidence.
     """At so many steps in a row, as far as signatures were taken, the same ranks must have shared their batch."""
     min_signatures: int = 3
     """So many different batches there must have been among those steps."""
@@ -45,8 +46,7 @@ class DuplicateBatches:
     """How far back to look for the beginning."""
 
     def __post_init__(self) -> None:
-        if self.min_steps < 2:  # noqa: PLR2004 - once is a coincidence
-            raise ValueError(f"duplicate_batches.min_steps must be at least 2, got {self.min_steps}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: all groups of ranks that share their batches."""

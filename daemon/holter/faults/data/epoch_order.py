@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.loader_passes import Pass, passes
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -35,14 +36,13 @@ class EpochOrder:
 
     name: ClassVar[str] = "epoch_order"
 
-    min_batches: int = 4
+    min_batches: int = threshold(4, at_least=2)  # One batch has no order.
     """A pass of fewer batches has hardly an order."""
     min_samples: int = 10
     """A pass of fewer samples repeats by chance; 10 have 3.6 million orders."""
 
     def __post_init__(self) -> None:
-        if self.min_batches < 2:  # noqa: PLR2004 - one batch has no order
-            raise ValueError(f"epoch_order.min_batches must be at least 2, got {self.min_batches}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first loader that repeats itself, with all the ranks that show it."""

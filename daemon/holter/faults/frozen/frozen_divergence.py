@@ -28,6 +28,7 @@ from typing import ClassVar
 from holter.faults.shared.parting import (
     Difference,
     Parting,
+    changed_alone,
     column,
     find_difference,
     find_parting,
@@ -37,7 +38,7 @@ from holter.faults.shared.parting import (
 )
 from holter.faults.shared.replica_evidence import majority_evidence, named, tensor_evidence
 from holter.faults.shared.structure import common_module, compare_structures, distinct_censuses
-from holter.faults.shared.tie_breaks import changed_alone
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, Mark, Severity, TableRequest
@@ -69,14 +70,13 @@ class FrozenDivergence:
 
     patience_s: float = 2.0
     """How long to wait for ranks that have not reported the step, because they may make the majority."""
-    max_ranks_asked: int = 8
+    max_ranks_asked: int = threshold(8, at_least=2)  # A comparison needs two.
     """Of how many ranks the table of fingerprints is asked."""
     implausible_ratio: float = 100.0
     """A norm so many times its peers' is the implausible side."""
 
     def __post_init__(self) -> None:
-        if self.max_ranks_asked < 2:  # noqa: PLR2004 - a comparison needs two
-            raise ValueError(f"frozen_divergence.max_ranks_asked must be at least 2, got {self.max_ranks_asked}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: what differs between ranks, else what is wrong on all of them."""

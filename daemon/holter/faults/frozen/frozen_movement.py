@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from holter.faults.shared.replica_evidence import named
 from holter.faults.shared.structure import common_module
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Vitals
 
@@ -36,7 +37,7 @@ class FrozenMovement:
 
     name: ClassVar[str] = "frozen_movement"
 
-    min_steps: int = 2
+    min_steps: int = threshold(2, at_least=1)
     """At how many checked steps an optimizer must have moved what is frozen."""
     still_checks: int = 4
     """How many checks in a row a tensor must have been still before a change outside of a step counts."""
@@ -44,8 +45,7 @@ class FrozenMovement:
     """At how many checks after such a change it must be still again."""
 
     def __post_init__(self) -> None:
-        if self.min_steps < 1:
-            raise ValueError(f"frozen_movement.min_steps must be positive, got {self.min_steps}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding; an optimizer's doing first."""

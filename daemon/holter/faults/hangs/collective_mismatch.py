@@ -37,6 +37,7 @@ from holter.faults.shared.mismatched_calls import (
     one_sided,
     uncounted,
 )
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import PartedBlock, Window
 from holter.flight import BLOCK_CALLS, Analysis
@@ -59,19 +60,15 @@ class CollectiveMismatch:
 
     name: ClassVar[str] = "collective_mismatch"
 
-    together_s: float = 60.0
+    together_s: float = threshold(60.0, above=0)
     """Recorders that were read further apart than this are not compared."""
-    memory_s: float = 180.0
+    memory_s: float = threshold(180.0, above=0)
     """So long after the last examination its recorders are still compared."""
-    max_examined: int = 64
+    max_examined: int = threshold(64, at_least=2)  # One rank has nobody to differ from.
     """Ranks whose recorders are asked for when digests differ."""
 
     def __post_init__(self) -> None:
-        for name in ("together_s", "memory_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"collective_mismatch.{name} must be positive, got {getattr(self, name)}")
-        if self.max_examined < 2:  # noqa: PLR2004 - one has nobody to differ from
-            raise ValueError(f"collective_mismatch.max_examined must be at least 2, got {self.max_examined}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding, the earliest mismatch, and the questions that runs of calls raise."""

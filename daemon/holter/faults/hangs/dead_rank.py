@@ -37,6 +37,7 @@ from holter.faults.hangs.endings import (
     victims_of,
 )
 from holter.faults.shared import collectives
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import RankExit, Window
 from holter.flight import Analysis
@@ -57,21 +58,19 @@ class DeadRank:
 
     name: ClassVar[str] = "dead_rank"
 
-    settle_s: float = 1.0
+    settle_s: float = threshold(1.0, at_least=0)
     """How long to wait after the first abnormal end, so that the true first one is in."""
-    reorder_s: float = 1.0
+    reorder_s: float = threshold(1.0, at_least=0)
     """A peer's lost connection may be seen this much earlier than the death that closed it."""
-    together_s: float = 0.5
+    together_s: float = threshold(0.5, at_least=0)
     """All ranks that are gone without a word within this time may have been stopped from outside."""
-    stop_s: float = 30.0
+    stop_s: float = threshold(30.0, at_least=0)
     """So long after SIGTERM ended a rank the others may live on, to save and then to end: it is what schedulers grant."""
-    left_s: float = 60.0
+    left_s: float = threshold(60.0, at_least=0)
     """So long after a rank left without an error a peer may notice that it is gone."""
 
     def __post_init__(self) -> None:
-        for name in ("settle_s", "reorder_s", "together_s", "stop_s", "left_s"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"dead_rank.{name} must not be negative, got {getattr(self, name)}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first death; all later ones are its victims."""

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from holter.faults.hangs.confirming import SECOND, Due, Patience, due, has_stayed, is_answered, proven
+from holter.faults.hangs.confirming import SECOND, Due, due, has_stayed, is_answered, proven
 from holter.faults.hangs.culprits import Blame, blame
 from holter.faults.hangs.endings import is_meant, kind_of
 from holter.faults.hangs.stall_report import Culprit, stall_evidence, stall_summary
@@ -33,6 +33,7 @@ from holter.faults.hangs.standstill import Standstill, standstill
 from holter.faults.shared.collectives import group_of
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import RankExit, Window
+from holter.patience import CulpritWaits
 from holter.records import Collective, ExamDepth, ExamRequest, Finding, Severity
 
 MAX_CULPRITS_SEEN, MAX_VICTIMS_SEEN = 8, 4
@@ -45,34 +46,11 @@ COMPUTING_S = 6
 
 
 @dataclass(frozen=True)
-class StalledRank:
-    """Judges who holds the job up."""
+class StalledRank(CulpritWaits):
+    """Judges who holds the job up; its thresholds are the waits before a culprit is named."""
 
     name: ClassVar[str] = "stalled_rank"
 
-    suspended_s: float = 3.0
-    """How long a process may be stopped, traced or frozen while others are not."""
-    unreachable_s: float = 3.0
-    """How long a host may be silent while its peers wait for it."""
-    compile_s: float = 600.0
-    """What a rank whose stack shows a compiler is given."""
-    library_s: float = 600.0
-    """What a rank is given whose stack shows saving, evaluation, data, a library's code, a file, another process or one operation of
-    torch's, in a phase that is none of these."""
-    evaluation_s: float = 60.0
-    """What a rank is given whose stack shows an evaluation in the script's own code, and not the first one of the run."""
-    unseen_s: float = 60.0
-    """What a rank is given whose stack cannot be seen."""
-    everyone_s: float = 60.0
-    """What ranks are given that nobody waits for."""
-    everyone_in_script_s: float = 300.0
-    """The same for those in the script's own code."""
-    proven_s: float = 20.0
-    """What ranks are given of which it is proven that they cannot go on, even in their first steps."""
-    setup_s: float = 7200.0
-    """What a rank is given that works before the first step is done."""
-    late_s: float = 2.0
-    """How long the second look is waited for."""
     many_ranks: int = 64
     """Jobs of more ranks are looked at quickly first, and thoroughly where it matters."""
 
@@ -107,9 +85,7 @@ class StalledRank:
         blamed = blame(scene)
         if blamed is not None and _is_hang(scene, blamed):
             proof = proven(scene, blamed, gave_up)
-            dues = {
-                rank: found for rank in blamed.culprits if (found := proof or due(scene, blamed, rank, self._patience))
-            }
+            dues = {rank: found for rank in blamed.culprits if (found := proof or due(scene, blamed, rank, self))}
             confirmed = [rank for rank, found in dues.items() if self._is_confirmed(scene, blamed, rank, found)]
             if confirmed and (blamed.victims or blamed.is_deadlock or len(confirmed) == len(blamed.culprits)):
                 yield self._finding(scene, dataclasses.replace(blamed, culprits=tuple(confirmed)), dues)
@@ -125,21 +101,6 @@ class StalledRank:
 
     def _is_large(self, scene: Standstill) -> bool:
         return len(scene.living) > self.many_ranks
-
-    @property
-    def _patience(self) -> Patience:
-        return Patience(
-            self.suspended_s,
-            self.unreachable_s,
-            self.compile_s,
-            self.library_s,
-            self.unseen_s,
-            self.everyone_s,
-            self.everyone_in_script_s,
-            self.proven_s,
-            self.setup_s,
-            self.evaluation_s,
-        )
 
     def _is_confirmed(self, scene: Standstill, blamed: Blame, rank: int, found: Due) -> bool:
         if scene.now_ns < found.ready_ns:

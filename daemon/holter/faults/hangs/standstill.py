@@ -16,6 +16,7 @@ from functools import cached_property
 from holter.faults.hangs.activities import is_own_code, operation
 from holter.faults.hangs.stacks import activity, main_stack
 from holter.faults.window import Delay, Examined, RankExit, Window
+from holter.patience import FIRST_STEPS
 from holter.records import Exam, Flight, Frame, Phase, ThreadStack
 
 SUSPENDED = ("stopped", "traced", "frozen")
@@ -26,8 +27,6 @@ ORDERED = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 """Phases that follow each other in every step."""
 BUSY_SHARE = 0.3
 """Of one core: less is what threads that only wait need."""
-FIRST_STEPS = 3
-"""Until so many are done, a rank that takes its time is seldom one that hangs."""
 JITTER_NS = 100_000_000
 """The moment at which a rank last moved is told anew with each message, a little differently."""
 STALE_NS = 1_000_000_000

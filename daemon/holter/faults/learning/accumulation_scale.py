@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.robust import deviation
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Vitals
 
@@ -69,14 +70,13 @@ class AccumulationScale:
 
     min_steps: int = 3
     """Steps of either number."""
-    min_ratio: float = 2.0
+    min_ratio: float = threshold(2.0, at_least=2)  # Below this a sum's noise and a mean's overlap.
     """Of the numbers of micro-batches."""
     min_constant_steps: int = 8
     """Steps before a constant number and an undivided loss are mentioned."""
 
     def __post_init__(self) -> None:
-        if self.min_ratio < 2:  # noqa: PLR2004 - below this a sum's noise and a mean's overlap
-            raise ValueError(f"accumulation_scale.min_ratio must be at least 2, got {self.min_ratio}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""

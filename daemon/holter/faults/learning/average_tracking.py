@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Spread, Window
 from holter.records import Evidence, Finding, Vitals
 
@@ -31,7 +32,7 @@ class AverageTracking:
 
     name: ClassVar[str] = "average_tracking"
 
-    min_logs: int = 10
+    min_logs: int = threshold(10, at_least=2)  # The first log has no earlier one to differ from.
     """Logged steps in a row at which the copy had not changed."""
     min_steps: int = 20
     """Steps that they span at least."""
@@ -41,8 +42,7 @@ class AverageTracking:
     """Relative distance that no lag explains."""
 
     def __post_init__(self) -> None:
-        if self.min_logs < 2:  # noqa: PLR2004 - the first log has no earlier one to differ from
-            raise ValueError(f"average_tracking.min_logs must be at least 2, got {self.min_logs}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.streaks import find_streak
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import names_text, ranks_text
 from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Inspection, Vitals, Witness
@@ -50,7 +51,7 @@ class MissingGradients:
 
     name: ClassVar[str] = "missing_gradients"
 
-    idle_steps: int = 16
+    idle_steps: int = threshold(16, at_least=2)  # LoRA's A has no gradient at the first step.
     """For so many steps in a row a parameter had no gradient."""
     proven_steps: int = 8
     """So many are enough where an inspection proves that none can come."""
@@ -62,8 +63,7 @@ class MissingGradients:
     """From this share of the trainable parameters on, a called branch without gradient is no side branch."""
 
     def __post_init__(self) -> None:
-        if self.idle_steps < 2:  # noqa: PLR2004 - LoRA's A has no gradient at the first step
-            raise ValueError(f"missing_gradients.idle_steps must be at least 2, got {self.idle_steps}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: what is proven before what is only likely."""

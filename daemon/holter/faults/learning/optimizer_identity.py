@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import names_text, ranks_text
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, TensorEntry
@@ -41,12 +42,11 @@ class OptimizerIdentity:
 
     min_steps: int = 2
     """Steps that must have been taken: a model that has not been called yet is not known."""
-    nearly_all: float = 0.9
+    nearly_all: float = threshold(0.9, above=0.5, at_most=1)  # Less than half is not nearly all.
     """From this share of an optimizer's parameters on, all are taken to be strangers."""
 
     def __post_init__(self) -> None:
-        if not 0.5 < self.nearly_all <= 1:  # noqa: PLR2004 - less than half is not nearly all
-            raise ValueError(f"optimizer_identity.nearly_all must be in (0.5, 1], got {self.nearly_all}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: a stale optimizer before one that holds only what is frozen."""

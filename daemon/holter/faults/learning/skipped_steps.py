@@ -21,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Skipped
@@ -32,7 +33,7 @@ class SkippedSteps:
 
     name: ClassVar[str] = "skipped_steps"
 
-    in_a_row: int = 16
+    in_a_row: int = threshold(16, at_least="in_a_row_when_low")
     """So many skips in a row are no search for a scale."""
     in_a_row_when_low: int = 12
     """So many are enough once the scale is below one."""
@@ -40,8 +41,7 @@ class SkippedSteps:
     """Above this scale, and before any step has passed, a scaler may still be looking for its scale."""
 
     def __post_init__(self) -> None:
-        if self.in_a_row < self.in_a_row_when_low:
-            raise ValueError(f"skipped_steps.in_a_row must be at least in_a_row_when_low, got {self.in_a_row}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first run of skips that is long enough."""

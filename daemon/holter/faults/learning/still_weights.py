@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.streaks import Streak, find_streak
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import names_text, ranks_text
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, ModuleVitals, Vitals
@@ -46,7 +47,7 @@ class StillWeights:
     """Said so many times in a row."""
     min_steps: int = 8
     """Few changed elements: over so many steps."""
-    max_changed: float = 0.1
+    max_changed: float = threshold(0.1, above=0, below=1)
     """Share of all sampled elements that a step changes."""
     max_changed_in_module: float = 0.2
     """A module below this share counts as still; still ones must hold most elements."""
@@ -54,8 +55,7 @@ class StillWeights:
     """Of the largest learning rate seen."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_changed < 1:
-            raise ValueError(f"still_weights.max_changed must be between 0 and 1, got {self.max_changed}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: rounded away, rounded on purpose, lost; in this order."""

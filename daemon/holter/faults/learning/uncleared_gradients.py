@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.streaks import Streak, find_streak
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Vitals
@@ -42,7 +43,7 @@ class UnclearedGradients:
 
     min_steps: int = 4
     """Checked steps in a row that began with left-over gradients."""
-    min_growth: float = 1.2
+    min_growth: float = threshold(1.2, above=1)
     """Norm of the left-over gradients over what it was at first."""
     min_steps_of_many: int = 16
     """With several optimizers: checked steps in a row."""
@@ -50,8 +51,7 @@ class UnclearedGradients:
     """Said so many times in a row."""
 
     def __post_init__(self) -> None:
-        if self.min_growth <= 1:
-            raise ValueError(f"uncleared_gradients.min_growth must be above 1, got {self.min_growth}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""

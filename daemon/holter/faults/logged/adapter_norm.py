@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.logged_series import Point, logged, plain, trailing
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
@@ -36,14 +37,13 @@ class AdapterNorm:
 
     name: ClassVar[str] = "adapter_norm"
 
-    share: float = 0.95
+    share: float = threshold(0.95, above=0, at_most=1)
     """Of the limit, from which on the norm is clamped."""
     min_logs: int = 8
     """Logs in a row that must show it."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            raise ValueError(f"adapter_norm.share must be above 0 and at most 1, got {self.share}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: all norms that sit at their limits."""

@@ -23,6 +23,7 @@ from typing import ClassVar
 
 from holter.faults.shared.loader_passes import censuses
 from holter.faults.shared.logged_series import Point, halves, logged, plain, trailing
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
@@ -40,7 +41,7 @@ class CodebookUsage:
 
     name: ClassVar[str] = "codebook_usage"
 
-    min_logs: int = 8
+    min_logs: int = threshold(8, at_least=2)  # A trend needs two.
     """Logs in a row that must show it."""
     min_usage: float = 0.1
     """A smaller share of used codes is a collapse."""
@@ -52,8 +53,7 @@ class CodebookUsage:
     """What grows by this factor from the first half of the logs to the second is recovering."""
 
     def __post_init__(self) -> None:
-        if self.min_logs < 2:  # noqa: PLR2004 - a trend needs two
-            raise ValueError(f"codebook_usage.min_logs must be at least 2, got {self.min_logs}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the codebook that collapsed first."""

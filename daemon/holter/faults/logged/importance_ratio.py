@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.robust import finite
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
@@ -33,14 +34,13 @@ class ImportanceRatio:
 
     name: ClassVar[str] = "importance_ratio"
 
-    min_deviation: float = 0.2
+    min_deviation: float = threshold(0.2, above=0)
     """Largest distance from one that precision explains."""
     min_logs: int = 8
     """Logs, from the first on, that must all be off."""
 
     def __post_init__(self) -> None:
-        if self.min_deviation <= 0:
-            raise ValueError(f"importance_ratio.min_deviation must be positive, got {self.min_deviation}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding; silent where the run's first step is not remembered."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.logged_series import Point, halves, logged, trailing
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Swapped
 
@@ -37,12 +38,11 @@ class KlTerm:
 
     name: ClassVar[str] = "kl_term"
 
-    min_logs: int = 16
+    min_logs: int = threshold(16, at_least=2)  # Once is the beginning.
     """Logs in a row that must show it."""
 
     def __post_init__(self) -> None:
-        if self.min_logs < 2:  # noqa: PLR2004 - once is the beginning
-            raise ValueError(f"kl_term.min_logs must be at least 2, got {self.min_logs}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""

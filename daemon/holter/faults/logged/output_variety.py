@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.logged_series import Point, logged, trailing
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
@@ -35,14 +36,13 @@ class OutputVariety:
 
     name: ClassVar[str] = "output_variety"
 
-    max_share: float = 0.8
+    max_share: float = threshold(0.8, above=0, below=1)
     """Above this, outputs are one token."""
     min_logs: int = 8
     """Logs in a row that must show it."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.max_share < 1:
-            raise ValueError(f"output_variety.max_share must be between 0 and 1, got {self.max_share}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""

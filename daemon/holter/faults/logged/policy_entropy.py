@@ -24,6 +24,7 @@ from statistics import median
 from typing import ClassVar
 
 from holter.faults.shared.logged_series import Point, logged, trailing
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
@@ -36,7 +37,7 @@ class PolicyEntropy:
 
     name: ClassVar[str] = "policy_entropy"
 
-    min_logs: int = 16
+    min_logs: int = threshold(16, at_least=2)  # Once is an outlier.
     """Logs in a row at the end of the scale."""
     collapsed: float = 0.02
     """Share of log(vocabulary) below which there is one mode."""
@@ -50,8 +51,7 @@ class PolicyEntropy:
     """Share of log(vocabulary) below which it must have begun, to have exploded."""
 
     def __post_init__(self) -> None:
-        if self.min_logs < 2:  # noqa: PLR2004 - once is an outlier
-            raise ValueError(f"policy_entropy.min_logs must be at least 2, got {self.min_logs}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the newest logs, if all of them lie at one end."""

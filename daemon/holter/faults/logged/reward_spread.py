@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.logged_series import Point, logged, plain
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
@@ -44,14 +45,13 @@ class RewardSpread:
 
     name: ClassVar[str] = "reward_spread"
 
-    min_logs: int = 8
+    min_logs: int = threshold(8, at_least=1)
     """Logs in a row without any spread."""
     all_groups: float = 0.99
     """From this share of groups on, all are taken to be flat."""
 
     def __post_init__(self) -> None:
-        if self.min_logs < 1:
-            raise ValueError(f"reward_spread.min_logs must be at least 1, got {self.min_logs}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the newest logs, if none of them shows any spread."""

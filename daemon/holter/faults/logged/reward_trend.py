@@ -22,6 +22,7 @@ from typing import ClassVar
 
 from holter.faults.shared.logged_series import logged
 from holter.faults.shared.robust import Rise, find_rise, levels
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
@@ -34,7 +35,7 @@ class RewardTrend:
 
     name: ClassVar[str] = "reward_trend"
 
-    stretch: int = 20
+    stretch: int = threshold(20, at_least=5)  # A median of fewer is a guess.
     """Logs that make a level."""
     stay: int = 30
     """Logs in a row that it must have stayed down."""
@@ -44,8 +45,7 @@ class RewardTrend:
     """So many times its deepest fall before, this one must be."""
 
     def __post_init__(self) -> None:
-        if self.stretch < 5:  # noqa: PLR2004 - a median of fewer is a guess
-            raise ValueError(f"reward_trend.stretch must be at least 5, got {self.stretch}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""

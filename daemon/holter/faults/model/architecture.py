@@ -23,6 +23,7 @@ from math import prod
 from typing import ClassVar
 
 from holter.faults.shared.loader_passes import censuses
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, TensorEntry
 
@@ -35,14 +36,13 @@ class Architecture:
 
     name: ClassVar[str] = "architecture"
 
-    share: float = 0.8
+    share: float = threshold(0.8, above=0, below=1)
     """Of all parameters, held by embeddings or by one tensor."""
     min_parameters: int = 100_000
     """Smaller models are not judged."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise ValueError(f"architecture.share must be between 0 and 1, got {self.share}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first model that is lopsided."""

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, Mark, TensorEntry, Vitals
@@ -43,12 +44,11 @@ class Initialisation:
 
     min_elements: int = 16
     """Smaller tensors may be equal by chance or design."""
-    idle_steps: int = 16
+    idle_steps: int = threshold(16, at_least=1)
     """For so many steps a matrix of zeros must have had a gradient of exactly zero."""
 
     def __post_init__(self) -> None:
-        if self.idle_steps < 1:
-            raise ValueError(f"initialisation.idle_steps must be at least 1, got {self.idle_steps}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: all tensors that are constant, else all that are stuck at zero."""

@@ -23,6 +23,7 @@ from statistics import median
 from typing import ClassVar, NamedTuple
 
 from holter.faults.numerics.module_norms import Norms, gradient_norms
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -48,20 +49,17 @@ class GradientBalance:
 
     name: ClassVar[str] = "gradient_balance"
 
-    ratio: float = 100.0
+    ratio: float = threshold(100.0, above=1)
     """Between one module's norm and the middle one."""
-    growth: float = 10.0
+    growth: float = threshold(10.0, above=1)
     """Of that ratio since the beginning."""
-    min_checks: int = 5
+    min_checks: int = threshold(5, at_least=1)
     """Checks in a row until now, and at least twice as many before."""
     skip_checks: int = 2
     """The first checks are no beginning: too much settles then."""
 
     def __post_init__(self) -> None:
-        if self.min_checks < 1:
-            raise ValueError(f"gradient_balance.min_checks must be at least 1, got {self.min_checks}")
-        if self.ratio <= 1 or self.growth <= 1:
-            raise ValueError(f"gradient_balance.ratio and growth must be above 1, got {self.ratio} and {self.growth}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding, with all such modules."""

@@ -25,6 +25,7 @@ from statistics import median
 from typing import ClassVar, NamedTuple
 
 from holter.faults.shared.robust import Points, finite, levels, log_score, score
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Vitals
@@ -52,7 +53,7 @@ class GradientExplosion:
 
     name: ClassVar[str] = "gradient_explosion"
 
-    min_history: int = 20
+    min_history: int = threshold(20, at_least=WIDTH)
     """Steps before which nothing is judged."""
     deviations: float = 8.0
     factor: float = 10.0
@@ -61,8 +62,7 @@ class GradientExplosion:
     """Times the median, where the loss does not suffer."""
 
     def __post_init__(self) -> None:
-        if self.min_history < WIDTH:
-            raise ValueError(f"gradient_explosion.min_history must be at least {WIDTH}, got {self.min_history}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first onset."""

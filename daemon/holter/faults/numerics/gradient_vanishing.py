@@ -21,6 +21,7 @@ from statistics import median
 from typing import ClassVar
 
 from holter.faults.numerics.module_norms import Norms, gradient_norms
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -41,14 +42,13 @@ class GradientVanishing:
     """A norm below this is too small for float32."""
     ratio: float = 1e-7
     """Of a module's norm to its peers'."""
-    min_checks: int = 5
+    min_checks: int = threshold(5, at_least=2)  # One check shows no trend.
     """Checks in a row until now."""
     max_growth: float = 1.5
     """A norm that grows more over those checks is on its way."""
 
     def __post_init__(self) -> None:
-        if self.min_checks < 2:  # noqa: PLR2004 - one check shows no trend
-            raise ValueError(f"gradient_vanishing.min_checks must be at least 2, got {self.min_checks}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding, with all such modules."""

@@ -25,6 +25,7 @@ from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
 from holter.faults.shared.robust import Points, Rise, deviation, find_rise, finite, log_score, score
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Severity, Vitals
 
@@ -69,7 +70,7 @@ class LearningRate:
 
     name: ClassVar[str] = "learning_rate"
 
-    factor: float = 3.0
+    factor: float = threshold(3.0, above=1)
     """A rise by less than this within a step is a schedule."""
     min_history: int = 10
     """Steps with a learning rate above zero before the jump."""
@@ -79,8 +80,7 @@ class LearningRate:
     """A step that changes a module by more than this share of its norm is too large."""
 
     def __post_init__(self) -> None:
-        if self.factor <= 1:
-            raise ValueError(f"learning_rate.factor must be above 1, got {self.factor}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first jump that had consequences, else steps that are too large."""

@@ -22,6 +22,7 @@ from statistics import median
 from typing import ClassVar
 
 from holter.faults.shared.robust import Points, finite
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -38,14 +39,13 @@ class LossTerms:
 
     ratio: float = 100.0
     """Of one term to all the others together."""
-    min_logs: int = 20
+    min_logs: int = threshold(20, at_least=3)  # Thirds are compared.
     """Logs before anything is said."""
     min_zero_logs: int = 40
     """Logs before a term that was never there is spoken of."""
 
     def __post_init__(self) -> None:
-        if self.min_logs < 3:  # noqa: PLR2004 - thirds are compared
-            raise ValueError(f"loss_terms.min_logs must be at least 3, got {self.min_logs}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: a term that is gone, else one that dominates."""

@@ -23,6 +23,7 @@ from statistics import median
 from typing import Any, ClassVar
 
 from holter.faults.shared.robust import Points, Rise, deviation, find_rise, finite, slope, values
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Severity
 
@@ -37,18 +38,15 @@ class LossTrend:
 
     name: ClassVar[str] = "loss_trend"
 
-    stay: int = 30
+    stay: int = threshold(30, at_least=1)
     """Steps that a rise must last."""
-    plateau_steps: int = 400
+    plateau_steps: int = threshold(400, at_least=5 * BLOCK)
     """Steps without movement that are worth a word."""
     converged: float = 0.05
     """A loss below this is not stuck: it has arrived."""
 
     def __post_init__(self) -> None:
-        if self.stay < 1:
-            raise ValueError(f"loss_trend.stay must be at least 1, got {self.stay}")
-        if self.plateau_steps < 5 * BLOCK:
-            raise ValueError(f"loss_trend.plateau_steps must be at least {5 * BLOCK}, got {self.plateau_steps}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.logged_series import logged, plain
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Spread, Window
 from holter.records import Evidence, Finding, Severity
@@ -36,16 +37,13 @@ class NonfiniteLoss:
 
     name: ClassVar[str] = "nonfinite_loss"
 
-    min_steps: int = 2
+    min_steps: int = threshold(2, at_least=1)
     """Fewer steps than this are information only."""
-    lost_steps: int = 5
+    lost_steps: int = threshold(5, at_least="min_steps")
     """So many in a row until now, on every rank: it will not come back."""
 
     def __post_init__(self) -> None:
-        if self.min_steps < 1:
-            raise ValueError(f"nonfinite_loss.min_steps must be at least 1, got {self.min_steps}")
-        if self.lost_steps < self.min_steps:
-            raise ValueError(f"nonfinite_loss.lost_steps must not be below min_steps, got {self.lost_steps}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """One finding: the first such step."""

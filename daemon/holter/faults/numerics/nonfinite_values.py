@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text, was
 from holter.faults.window import StepView, Window
 from holter.records import Evidence, Finding, Nonfinite, Origin, Where
@@ -69,16 +70,13 @@ class NonfiniteValues:
 
     name: ClassVar[str] = "nonfinite_values"
 
-    patience_s: float = 2.0
+    patience_s: float = threshold(2.0, at_least=0)
     """How long to wait for ranks that have not reported a step, because one of them may be the culprit."""
-    headroom: float = 16.0
+    headroom: float = threshold(16.0, at_least=1)
     """What is finite in an overflown output comes within this factor of the dtype's largest number."""
 
     def __post_init__(self) -> None:
-        if self.patience_s < 0:
-            raise ValueError(f"nonfinite_values.patience_s must not be negative, got {self.patience_s}")
-        if self.headroom < 1:
-            raise ValueError(f"nonfinite_values.headroom must be at least 1, got {self.headroom}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: all later NaNs are the first one's."""

@@ -23,6 +23,7 @@ from statistics import median
 from typing import ClassVar
 
 from holter.faults.shared.robust import Points, deviation, finite, values
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
@@ -38,7 +39,7 @@ class Overfitting:
 
     name: ClassVar[str] = "overfitting"
 
-    min_evaluations: int = 4
+    min_evaluations: int = threshold(4, at_least=2)  # One evaluation shows no trend.
     """Since the best one."""
     rise: float = 0.2
     """Share by which the last evaluations must exceed the best."""
@@ -50,8 +51,7 @@ class Overfitting:
     """Share of pairs of evaluations since the best of which the later one is the higher."""
 
     def __post_init__(self) -> None:
-        if self.min_evaluations < 2:  # noqa: PLR2004 - one evaluation shows no trend
-            raise ValueError(f"overfitting.min_evaluations must be at least 2, got {self.min_evaluations}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first evaluation loss that parts."""

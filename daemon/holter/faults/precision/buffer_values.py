@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, names_text, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Mark, TensorEntry
@@ -55,12 +56,11 @@ class BufferValues:
 
     name: ClassVar[str] = "buffer_values"
 
-    min_numel: int = 2
+    min_numel: int = threshold(2, at_least=2)  # One value cannot vary.
     """Smaller buffers hold no progression."""
 
     def __post_init__(self) -> None:
-        if self.min_numel < 2:  # noqa: PLR2004 - one value cannot vary
-            raise ValueError(f"buffer_values.min_numel must be at least 2, got {self.min_numel}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: tables that are lost before those that are coarse."""

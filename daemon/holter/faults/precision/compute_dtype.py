@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, names_text, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Inspection
@@ -35,12 +36,11 @@ class ComputeDtype:
 
     name: ClassVar[str] = "compute_dtype"
 
-    min_layers: int = 2
+    min_layers: int = threshold(2, at_least=1)
     """One layer alone may be kept wide on purpose."""
 
     def __post_init__(self) -> None:
-        if self.min_layers < 1:
-            raise ValueError(f"compute_dtype.min_layers must be positive, got {self.min_layers}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: ranks that differ before a region without effect."""

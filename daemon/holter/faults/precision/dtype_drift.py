@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import names_text, ranks_text
 from holter.faults.window import CensusChange, Window
 from holter.records import Evidence, Finding
@@ -36,12 +37,11 @@ class DtypeDrift:
 
     name: ClassVar[str] = "dtype_drift"
 
-    min_step: int = 1
+    min_step: int = threshold(1, at_least=0)
     """Changes before this step are set-up."""
 
     def __post_init__(self) -> None:
-        if self.min_step < 0:
-            raise ValueError(f"dtype_drift.min_step must not be negative, got {self.min_step}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first step at which a dtype changed."""

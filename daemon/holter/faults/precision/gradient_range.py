@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.streaks import Streak, find_streak
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import names_text, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Inspection, ModuleVitals, Vitals
@@ -40,14 +41,13 @@ class GradientRange:
     """Said so many times in a row."""
     min_steps: int = 4
     """Over so many steps."""
-    min_lost: float = 0.9
+    min_lost: float = threshold(0.9, above=0.5, at_most=1)  # A ReLU alone makes half of them zero.
     """Share of gradient values that are zero or subnormal."""
     min_subnormals: float = 0.02
     """Share that is subnormal: the proof that the zeros beside them fell out of the range."""
 
     def __post_init__(self) -> None:
-        if not 0.5 < self.min_lost <= 1:  # noqa: PLR2004 - a ReLU alone makes half of them zero
-            raise ValueError(f"gradient_range.min_lost must be in (0.5, 1], got {self.min_lost}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""

@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Swapped
@@ -36,16 +37,13 @@ class StaleCasts:
 
     sure_distance: float = 1e-4
     """From this relative distance on, equal outputs are no accident of rounding."""
-    least_distance: float = 1e-6
+    least_distance: float = threshold(1e-6, above=0, at_most="sure_distance")
     """From this distance on they count when seen several times."""
     num_times: int = 3
     """How often."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.least_distance <= self.sure_distance:
-            raise ValueError(
-                f"stale_casts.least_distance must be positive and at most sure_distance, got {self.least_distance}"
-            )
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""

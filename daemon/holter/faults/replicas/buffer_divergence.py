@@ -22,6 +22,7 @@ from typing import ClassVar
 
 from holter.faults.shared.parting import Difference, Parting, agreed_since, find_difference, find_parting, request
 from holter.faults.shared.replica_evidence import majority_evidence, named
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import ClassHistory, Window
 from holter.records import Evidence, Finding
@@ -37,14 +38,13 @@ class BufferDivergence:
 
     name: ClassVar[str] = "buffer_divergence"
 
-    min_comparisons: int = 2
+    min_comparisons: int = threshold(2, at_least=1)
     """At how many comparisons buffers must differ."""
     max_ranks_asked: int = 8
     """Of how many ranks the table of fingerprints is asked."""
 
     def __post_init__(self) -> None:
-        if self.min_comparisons < 1:
-            raise ValueError(f"buffer_divergence.min_comparisons must be positive, got {self.min_comparisons}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding; it asks for tables until they are there or cannot be had."""

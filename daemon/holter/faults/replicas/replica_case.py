@@ -2,16 +2,31 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from holter.faults.shared.parting import Difference, Parting, find_difference, request, tables_at
 from holter.faults.shared.replica_evidence import WORDS
 from holter.faults.shared.structure import distinct_censuses
-from holter.faults.shared.tie_breaks import history_break
 from holter.faults.window import ClassHistory, Window
 from holter.records import TableRequest, Vitals
 
 PARAMETERS = ("parameters_before", "parameters_after")
 SETTINGS = ("hyperparameters", "optimizer_state")
+MIN_KEPT = 3
+"""Steps at which weights were seen to stay between steps, before one at which they did not says something."""
+
+
+@dataclass(frozen=True)
+class HistoryBreak:
+    """Whose weights changed between two steps, with no optimizer step between."""
+
+    step: int | None = None
+    ranks: tuple[int, ...] = ()
+    """Some, not all."""
+    unseen: tuple[int, ...] = ()
+    """Of whom that step was not read: that theirs did not is inferred from all the steps before, at which nobody's did."""
+    is_on_all: bool | None = None
+    """None: nobody looked, or not at enough ranks."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +75,31 @@ class Case:
         # A decay that is added to the gradient carries weights that differ into the state.
         return state if state and not (before and before.step <= state.step) else None
 
+    @cached_property
+    def in_weights(self) -> Difference:
+        """Which parameters differ where they first do."""
+        return self.difference(self.weights)
+
+    @cached_property
+    def in_reduced(self) -> Difference:
+        """Which gradients differ at the reduction."""
+        return self.difference(self.reduced)
+
+    @cached_property
+    def in_given(self) -> Difference:
+        """Which gradients differ after the reduction."""
+        return self.difference(self.given)
+
+    @cached_property
+    def in_settings(self) -> Difference:
+        """Which settings, or which of the optimizers' state, differ."""
+        return self.difference(self.settings)
+
+    @cached_property
+    def broke(self) -> HistoryBreak:
+        """Whose weights changed between two steps."""
+        return _history_break(self.window, self.weights)
+
     def difference(self, parting: Parting | None) -> Difference:
         """Which tensors differ there."""
         return find_difference(
@@ -89,7 +129,7 @@ class Case:
         if not self.weights or self.reduced or self.given or self.settings or self.first.minority:
             return None
         now = tables_at(self.window, self.weights.tensor_class, self.weights.step, self.weights.ranks)
-        if not all(table.sums for table in now.values()) or history_break(self.window, self.weights).ranks:
+        if not all(table.sums for table in now.values()) or self.broke.ranks:
             return None
         return self.agreed_before(self.weights) if now else None
 
@@ -105,6 +145,34 @@ class Case:
     def agreed_before(self, parting: Parting) -> int | None:
         """The step at which ranks last agreed on this class."""
         return self.window.tensors.classes[parting.tensor_class].last_equal_step
+
+
+def _history_break(window: Window, weights: Parting | None) -> HistoryBreak:
+    """Between the last comparison at which the weights agreed and the first at which they did not.
+
+    A busy rank leaves readings out, so that a break may be seen on one rank where the others were not looked at. A script that changes weights
+    between steps does so again and again, on every rank.
+    """
+    if weights is None:
+        return HistoryBreak()
+    before = window.tensors.classes.get("parameters_before")
+    since = -1 if before is None or before.last_equal_step is None else before.last_equal_step
+    looked = [
+        view for view in window.steps if since < view.step <= weights.step and (view.broke_history or view.kept_history)
+    ]
+    for view in looked:
+        if view.broke_history and view.kept_history:
+            return HistoryBreak(view.step, tuple(sorted(view.broke_history)), is_on_all=False)
+    broken = [view for view in looked if view.broke_history]
+    broke = {rank for view in broken for rank in view.broke_history}
+    if not broke or broke.issuperset(weights.ranks):
+        return HistoryBreak(is_on_all=bool(broke) if looked else None)
+    earlier = [view for view in window.steps if view.step <= since]
+    num_kept = sum(bool(view.kept_history) for view in earlier)
+    if len(broken) > 1 or num_kept < MIN_KEPT or any(view.broke_history for view in earlier):
+        return HistoryBreak()
+    unseen = tuple(rank for rank in weights.ranks if rank not in broke)
+    return HistoryBreak(broken[0].step, tuple(sorted(broke)), unseen, is_on_all=False)
 
 
 def weights_agreed(classes: Mapping[str, ClassHistory]) -> int | None:
@@ -169,4 +237,4 @@ def unused_names(case: Case) -> tuple[str, ...]:
         table = case.window.tensors.tables.get((parting.tensor_class, parting.step, rank))
         if table:
             idle |= {name for name, print_ in zip(table.names, table.fingerprints, strict=True) if not print_}
-    return tuple(sorted((expected & idle) - set(case.difference(parting).tensors)))
+    return tuple(sorted((expected & idle) - set(case.in_reduced.tensors)))

@@ -36,34 +36,22 @@ from holter.faults.replicas.replica_case import (
     must_agree,
     unused_names,
 )
+from holter.faults.replicas.witnesses import culprit_evidence, parting_evidence, who_left
 from holter.faults.shared.call_counts import MIN_STEPS, are_counted
 from holter.faults.shared.mismatched_calls import uncounted
 from holter.faults.shared.parting import Difference, Parting, agreed_since, find_parting
 from holter.faults.shared.replica_evidence import (
     WORDS,
     cap,
-    culprit_evidence,
     history_evidence,
     named,
     tensor_evidence,
 )
 from holter.faults.shared.structure import compare_structures
-from holter.faults.shared.tie_breaks import (
-    HistoryBreak,
-    changed_alone,
-    clipping_evidence,
-    factors,
-    history_break,
-    jumped_alone,
-    left_schedule,
-    settings_evidence,
-    uneven_clippers,
-)
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, TableRequest
-
-MAX_SETTINGS_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -72,11 +60,11 @@ class ReplicaDivergence:
 
     name: ClassVar[str] = "replica_divergence"
 
-    patience_s: float = 2.0
+    patience_s: float = threshold(2.0, at_least=0)
     """How long to wait for ranks that have not reported the step, because they may make the majority, or their calls of it."""
     ranks_per_group: int = 2
     """Of how many ranks with equal roots the table of fingerprints is asked."""
-    max_ranks_asked: int = 8
+    max_ranks_asked: int = threshold(8, at_least=2)  # A comparison needs two.
     """Of how many ranks in all."""
     implausible_ratio: float = 100.0
     """A norm so many times its peers' is the implausible side."""
@@ -86,10 +74,7 @@ class ReplicaDivergence:
     """Replicas that are closer than this, relatively, may have parted by rounding alone."""
 
     def __post_init__(self) -> None:
-        if self.patience_s < 0:
-            raise ValueError(f"replica_divergence.patience_s must not be negative, got {self.patience_s}")
-        if self.max_ranks_asked < 2:  # noqa: PLR2004 - a comparison needs two
-            raise ValueError(f"replica_divergence.max_ranks_asked must be at least 2, got {self.max_ranks_asked}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first parting; it asks for tables until they are there or cannot be had."""
@@ -147,12 +132,8 @@ def _may_be_left_out(window: Window, parting: Parting, patience_s: float) -> boo
 
 def _explained(case: Case, rounding_distance: float) -> Finding:
     window, first = case.window, case.first
-    in_weights, in_reduced, in_given = (
-        case.difference(parting) for parting in (case.weights, case.reduced, case.given)
-    )
-    in_settings = case.difference(case.settings)
-    broke = history_break(window, case.weights)
-    ranks, is_known, more = _culprits(case, broke, in_weights, in_given, in_settings)
+    in_weights, in_reduced, in_given, broke = case.in_weights, case.in_reduced, case.in_given, case.broke
+    ranks, why = who_left(case)
     gradients = in_given if case.given else in_reduced
     leading = gradients if case.given or "gradients" in first.tensor_class else in_weights
     facts = {
@@ -164,7 +145,7 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
         "own_history_broke_on_all": broke.is_on_all,
         "has_majority": bool(first.minority),
         "has_implausible_side": bool(in_weights.odd_ranks) if in_weights.has_norms else None,
-        "is_culprit_known": is_known,
+        "is_culprit_known": bool(why),
         "parameters_differ_in_all_tensors": in_weights.is_all,
         "gradients_differ_in_all_tensors": in_reduced.is_all,
         "is_one_side_rounded": bool(in_weights.rounded_ranks) if in_weights.num_tensors else None,
@@ -180,9 +161,9 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
         *tensor_evidence(case.weights, in_weights),
         *tensor_evidence(case.reduced, in_reduced),
         *tensor_evidence(case.given, in_given),
-        *more,
+        *parting_evidence(case),
         *_unused_evidence(case, in_reduced),
-        *culprit_evidence(first, broke, in_weights),
+        *culprit_evidence(case),
     )
     return _finding(
         first,
@@ -194,44 +175,6 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
         evidence=evidence,
         agreed=agreed_steps(window, first),
     )
-
-
-def _culprits(
-    case: Case, broke: HistoryBreak, in_weights: Difference, in_given: Difference, in_settings: Difference
-) -> tuple[tuple[int, ...], bool, list[Evidence]]:
-    """Who left, whether that is known, and what shows it."""
-    more: list[Evidence] = []
-    found: tuple[int, ...] = ()
-    if case.given:
-        of_rank = factors(case.window, case.given, in_given.tensors)
-        found = uneven_clippers(case.given, of_rank)
-        shown = clipping_evidence(of_rank, case.given.step)
-        more = [shown] if shown else []
-    elif case.settings:
-        agreed = case.past_of_settings
-        alone = changed_alone(case.window, case.settings, agreed[0], in_settings.tensors) if agreed else ()
-        strayed = left_schedule(case.window, case.settings, agreed, in_settings.tensors)
-        # Where a schedule moves them all, the one that stood still is not the sound one.
-        alone = () if strayed and alone != strayed else alone
-        found = case.settings.minority or strayed or alone
-        more = _settings_evidence(case.window, case.settings, in_settings, alone)
-    elif case.weights and (past := case.past_of_weights) is not None:
-        found, text = jumped_alone(case.window, case.weights, past, in_weights.tensors)
-        more = [Evidence(kind="history", summary=text, values={"ranks": list(found)})] if found else []
-    found = found or broke.ranks or case.first.minority or in_weights.rounded_ranks or in_weights.odd_ranks
-    return found or case.first.ranks, bool(found), more
-
-
-def _settings_evidence(
-    window: Window, parting: Parting, difference: Difference, alone: tuple[int, ...]
-) -> list[Evidence]:
-    if parting.tensor_class != "hyperparameters":
-        return list(tensor_evidence(parting, difference))
-    lines = settings_evidence(window, parting, difference.tensors[:MAX_SETTINGS_SHOWN])
-    if alone:
-        summary = f"since they last agreed, the settings that differ have changed on {ranks_text(alone)} and not on the others"
-        lines.append(Evidence(kind="history", summary=summary, values={"ranks": list(alone)}))
-    return lines or list(tensor_evidence(parting, difference))
 
 
 def _is_tiny(case: Case, in_weights: Difference, in_gradients: Difference, limit: float) -> bool | None:

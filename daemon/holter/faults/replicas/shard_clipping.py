@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Spread, Window
 from holter.records import Evidence, Finding
@@ -33,14 +34,13 @@ class ShardClipping:
 
     name: ClassVar[str] = "shard_clipping"
 
-    spread: float = 1e-3
+    spread: float = threshold(1e-3, above=0)
     """Norms that differ by more than this, relatively, are not one norm; rounding stays far below."""
     min_steps: int = 3
     """At how many steps they must differ."""
 
     def __post_init__(self) -> None:
-        if self.spread <= 0:
-            raise ValueError(f"shard_clipping.spread must be positive, got {self.spread}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""

@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from holter.faults.shared.replica_evidence import named
 from holter.faults.shared.structure import StructureDifference, compare_structures
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -38,14 +39,13 @@ class StructureMismatch:
 
     name: ClassVar[str] = "structure_mismatch"
 
-    patience_s: float = 2.0
+    patience_s: float = threshold(2.0, at_least=0)
     """How long to wait for ranks whose new census may be on its way."""
     patience_steps: int = 2
     """How many steps all ranks must have completed since the last change of a census."""
 
     def __post_init__(self) -> None:
-        if self.patience_s < 0:
-            raise ValueError(f"structure_mismatch.patience_s must not be negative, got {self.patience_s}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""

@@ -117,6 +117,21 @@ def column(table: Table, values: list[float] | list[int]) -> dict[str, float]:
     return {name: value for name, fingerprint, value in rows if fingerprint}
 
 
+def changed_alone(window: Window, parting: Parting, before_step: int, tensors: Iterable[str]) -> tuple[int, ...]:
+    """Ranks whose values of these tensors are not what they were at an earlier step, if others' still are."""
+    now = tables_at(window, parting.tensor_class, parting.step, parting.ranks)
+    then = tables_at(window, parting.tensor_class, before_step, parting.ranks)
+    names, moved, looked = set(tensors), set(), set()
+    for rank in set(now) & set(then):
+        new, old = column(now[rank], now[rank].fingerprints), column(then[rank], then[rank].fingerprints)
+        common = names & set(new) & set(old)
+        if common:
+            looked.add(rank)
+        if any(new[name] != old[name] for name in common):
+            moved.add(rank)
+    return parting.group_of(moved) if moved and moved != looked else ()
+
+
 def find_difference(
     window: Window,
     parting: Parting | None,

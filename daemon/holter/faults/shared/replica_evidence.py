@@ -1,9 +1,8 @@
-"""What is said of replicas that parted: when, in which tensors, and how it is known who left."""
+"""What is said of replicas that parted: when, in which tensors, and whether a majority agrees."""
 
 from collections.abc import Iterator, Mapping
 
 from holter.faults.shared.parting import Difference, Parting
-from holter.faults.shared.tie_breaks import HistoryBreak
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import ClassHistory
 from holter.records import Evidence
@@ -89,41 +88,6 @@ def tensor_evidence(parting: Parting | None, difference: Difference) -> Iterator
         values["distance"] = difference.distance
     counts = {"num_differing": len(difference.tensors), "num_tensors": difference.num_tensors}
     yield Evidence(kind="fingerprint", summary=summary, values=values | counts)
-
-
-def culprit_evidence(first: Parting, broke: HistoryBreak, difference: Difference) -> Iterator[Evidence]:
-    """How it is known who left, or that it is not."""
-    if broke.ranks:
-        others = "the others' did not"
-        if broke.unseen:
-            others = (
-                f"{ranks_text(broke.unseen)} could not be read there, and at no step before had anybody's changed so"
-            )
-        yield Evidence(
-            kind="history",
-            summary=f"the weights of {ranks_text(broke.ranks)} changed between the end of the step before and the start of step "
-            f"{broke.step}, with no optimizer step between; {others}",
-            values={"ranks": list(broke.ranks), "step": broke.step},
-        )
-    elif broke.is_on_all:
-        yield Evidence(
-            kind="history",
-            summary="every rank's weights changed between two steps: the script itself changes them, on all ranks",
-        )
-    yield majority_evidence(first)
-    if difference.odd_ranks:
-        yield Evidence(
-            kind="implausible",
-            summary=f"{difference.odd_text}: {ranks_text(difference.odd_ranks)} cannot be right",
-            values={"ranks": list(difference.odd_ranks)},
-        )
-    if difference.rounded_ranks:
-        yield Evidence(
-            kind="precision",
-            summary=f"on {ranks_text(difference.rounded_ranks)} the low mantissa bits of the tensors that differ are all zero, on the others "
-            "they are not: only there the values have passed through a narrower dtype",
-            values={"ranks": list(difference.rounded_ranks)},
-        )
 
 
 def majority_evidence(first: Parting) -> Evidence:

@@ -32,6 +32,7 @@ from statistics import median, quantiles, stdev
 from typing import ClassVar
 
 from holter.faults.shared.robust import finite
+from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.slowness import lateness
 from holter.faults.slowness.lateness import Late, Point, Work, error_of_mean
@@ -64,22 +65,22 @@ class SlowRank:
 
     name: ClassVar[str] = "slow_rank"
 
-    min_steps: int = 50
+    min_steps: int = threshold(50, at_least=2 * NUM_PARTS)
     """Over so many steps, at least, a rank must be late."""
-    min_span_s: float = 5.0
+    min_span_s: float = threshold(5.0, at_least=0)
     """And over so many seconds: a busy machine holds up any rank for a while."""
     wandering_steps: int = 80
     wandering_span_s: float = 7.0
     """Steps and seconds where its lag is not about equal at all steps: noise may keep to one side for a while."""
-    min_lag_s: float = 0.025
+    min_lag_s: float = threshold(0.025, at_least=0)
     pressed_lag_s: float = 0.0375
     """The same on a host where some task waits for a processor all the time: it does not serve all ranks alike."""
-    min_share_of_step: float = 0.05
+    min_share_of_step: float = threshold(0.05, at_least=0)
     """Of a step's usual time, the lag in it: less is not worth anyone's while."""
-    min_spreads: float = 5.0
+    min_spreads: float = threshold(5.0, at_least=0)
     """In units of what the other ranks differ among themselves."""
-    min_clock_errors: float = 3.0
-    min_share_latest: float = 0.75
+    min_clock_errors: float = threshold(3.0, at_least=0)
+    min_share_latest: float = threshold(0.75, above=0.5, at_most=1)
     """In so many of the steps it must be among the latest."""
     min_significance: float = 6.0
     """In standard errors of its lag, by what its noise remembers from step to step."""
@@ -89,13 +90,7 @@ class SlowRank:
     """A rank with more samples or micro-steps than this, against the mean, has more to do."""
 
     def __post_init__(self) -> None:
-        if self.min_steps < 2 * NUM_PARTS:
-            raise ValueError(f"slow_rank.min_steps must be at least {2 * NUM_PARTS}, got {self.min_steps}")
-        if not 0.5 < self.min_share_latest <= 1:  # noqa: PLR2004 - the sentence says it
-            raise ValueError(f"slow_rank.min_share_latest must be above 0.5 and at most 1, got {self.min_share_latest}")
-        for name in ("min_lag_s", "min_span_s", "min_share_of_step", "min_spreads", "min_clock_errors"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"slow_rank.{name} must not be negative, got {getattr(self, name)}")
+        check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding for each way of being slow; all ranks that are slow in that way are named together."""

@@ -5,27 +5,62 @@
 Held, all ranks call `save_state` itself, with the user's own hooks. In a rescue one rank calls it, alone, and then writes the random
 states of every rank from what their rewinds say. Neither names, counts nor deletes the user's own checkpoints.
 
-Random states are those that a loop needs which loads first and makes its iterator then (`seeding`).
+Random states are those that a loop needs which loads first and makes its iterator then (`random_states`).
+
+A rank that saves for all is, for accelerate, the main process of a world of one, so that it writes everything and waits for nobody:
+
+    PartialState, AcceleratorState    distributed_type NO, one process, index 0
+    torch.distributed                 as it is; whoever calls a collective all the same waits until the deadline of the save
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate.scheduler import AcceleratedScheduler
-from accelerate.state import PartialState
-from accelerate.utils import RNG_STATE_NAME
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import RNG_STATE_NAME, DistributedType
 from torch.distributed.tensor import DTensor
 
 from holter.errors import PartlySavedError, SaveError
-from holter.frameworks.accelerate.alone import REPLICATED, alone
-from holter.frameworks.saving import averages, randomness, seeding
+from holter.frameworks.saving import averages, random_states
 from holter.rank.framework import Task
 from holter.rank.state_objects import innermost
 
 if TYPE_CHECKING:
     from holter.rank.context import Context
+
+REPLICATED = frozenset(
+    kind for kind in DistributedType if kind is DistributedType.NO or kind.value.startswith("MULTI_")
+)
+"""Every rank has all of the model: one of them can save for all."""
+
+_ALONE = {
+    "distributed_type": DistributedType.NO,
+    "num_processes": 1,
+    "process_index": 0,
+    "local_process_index": 0,
+}
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Be the only process there is, for accelerate and what is built on it.
+
+    Only in a rescue: the process ends afterwards, and its main thread, blocked in a collective, reads none of this meanwhile.
+    """
+    kinds = PartialState, AcceleratorState
+    shared: list[MutableMapping[str, Any]] = [kind._shared_state for kind in kinds]  # noqa: SLF001
+    before = [dict(state) for state in shared]
+    for state in shared:
+        state.update(_ALONE)
+    try:
+        yield
+    finally:
+        for state, was in zip(shared, before, strict=True):
+            state.update(was)
 
 
 class AccelerateKeeper:
@@ -82,18 +117,18 @@ class AccelerateKeeper:
         own = _path(task, 0 if task.is_rescue else task.rank)
         written = torch.load(own, weights_only=False)
         ranks = range(task.world_size) if task.is_rescue else (task.rank,)
-        num_seeds = seeding.num_ahead(self._context, task.rewinds[task.rank])
+        num_seeds = random_states.num_seeds_ahead(self._context, task.rewinds[task.rank])
         if task.is_rescue:
             own.unlink()
         for rank in filter(task.rewinds.__contains__, ranks):
-            states = randomness.at_beginning(task.rewinds[rank])
-            kept = {"random_state": states.python, **seeding.as_loaded(states.torch, num_seeds)}
+            states = random_states.at_beginning(task.rewinds[rank])
+            kept = {"random_state": states.python, **random_states.as_loaded(states.torch, num_seeds)}
             if states.numpy is not None:
                 kept["numpy_random_seed"] = states.numpy
             if "torch_cuda_manual_seed" in written and states.cuda:
                 kept["torch_cuda_manual_seed"] = states.cuda
             torch.save(written | kept, _path(task, rank))
-        randomness.check(task, ranks)
+        random_states.check_all_known(task, ranks)
 
     def _rewind_counters(self, *, is_held: bool) -> None:
         """Take back what the micro-steps of the undone step counted: in `accumulate`, and in a scheduler called at each of them."""

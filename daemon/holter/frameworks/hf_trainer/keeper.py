@@ -19,9 +19,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ExportableState
 
 from holter.errors import SaveError
-from holter.frameworks.accelerate.alone import REPLICATED, alone
-from holter.frameworks.accelerate.keeper import tensors_of
-from holter.frameworks.saving import averages, randomness
+from holter.frameworks.accelerate.keeper import REPLICATED, alone, tensors_of
+from holter.frameworks.saving import averages, random_states
 from holter.rank.framework import Task
 from holter.rank.state_objects import innermost
 
@@ -107,10 +106,10 @@ class TrainerKeeper:
             if rank in task.rewinds:
                 name = "rng_state.pth" if task.world_size <= 1 else f"rng_state_{rank}.pth"
                 torch.save(own | self._random_states(task.rewinds[rank], own), folder / name)
-        randomness.check(task, ranks)
+        random_states.check_all_known(task, ranks)
 
     def _random_states(self, rewound: "Rewound", own: Mapping[str, Any]) -> dict[str, Any]:
-        states = randomness.at_beginning(rewound) if self._is_at_epoch() else randomness.at_forward(rewound)
+        states = random_states.at_beginning(rewound) if self._is_at_epoch() else random_states.at_forward(rewound)
         kept = {"python": states.python, "cpu": states.torch}
         if states.numpy is not None:
             kept["numpy"] = states.numpy

@@ -1,9 +1,16 @@
-"""A loop of the script's own, kept by torch.distributed.checkpoint: plain, DDP, and sharded by DTensors (FSDP2, tensor parallel).
+"""A loop of the script's own, kept by torch.distributed.checkpoint: plain, DDP, or sharded by DTensors (FSDP2, tensor parallel).
 
     dcp.load({"model": …, "optim": …}, checkpoint_id=run/"checkpoints/30/state")      no holter needed
 
 The same planner and the same writer as `dcp.save`, but what savers must tell each other goes through files (`exchange.py`): one way for
 a held step and for a thread beside a blocked main thread. Replicated state is written by the first saver alone.
+
+Scripts load with the keys that they are used to, so the metadata has other names for the same bytes:
+
+    dcp.load({"model": …, "optim": …, "scheduler": …})              what is written
+    dcp.load({"model": …, "optimizer": …, "lr_scheduler": …})       the same bytes
+    dcp.load({"app": AppState(…)})                                  the same bytes
+    get_state_dict(…, options=StateDictOptions(flatten_optimizer_state_dict=True))
 
 Shards that nobody wrote are said, and the metadata is then called `.metadata.incomplete`: `dcp.load` would take a checkpoint with holes
 without a word and leave what it does not find as it was initialised.
@@ -13,7 +20,7 @@ import contextlib
 import json
 import pickle
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
@@ -29,15 +36,25 @@ from torch.distributed.tensor import DTensor
 
 from holter import clock
 from holter.errors import PartlySavedError, SaveError
-from holter.frameworks.loop import aliases, named_state, other_state
-from holter.frameworks.saving import averages, random_states, randomness
-from holter.frameworks.saving.exchange import Exchange
+from holter.frameworks.loop import named_state
+from holter.frameworks.loop.exchange import Exchange
+from holter.frameworks.saving import averages, random_states
 from holter.rank.context import Context
 from holter.rank.framework import Task
 
 PATIENCE_S = 15.0
 """A plan is made in a fraction of a second: a saver that has given none by now gives none."""
 INCOMPLETE = ".metadata.incomplete"
+ALIASES = {
+    "model": ("app.model",),
+    "optim": ("optimizer", "app.optim", "app.optimizer"),
+    "scheduler": ("lr_scheduler", "app.scheduler", "app.lr_scheduler"),
+    "step": ("app.step",),
+}
+"""Top-level keys, and what they are called elsewhere."""
+
+StatePath = tuple[Any, ...]
+"""Where a value stands in the nested state: keys, and numbers for the elements of a list."""
 
 
 class DistributedKeeper:
@@ -70,7 +87,7 @@ class DistributedKeeper:
             trained = [inner for model in self._models if (inner := model.inner) is not None]
             self._averages = averages.find(self._context, trained)
             self._save_state(task)
-        randomness.check(task, ranks)
+        random_states.check_all_known(task, ranks)
         if task.writes_shared and (lost := self._lost(task)):
             raise PartlySavedError(f"averages of the weights are not saved as of this step: {', '.join(lost)}")
 
@@ -85,7 +102,7 @@ class DistributedKeeper:
         return task.is_snapshot
 
     def _save_state(self, task: Task) -> None:
-        found = other_state.find(
+        found = named_state.find_others(
             self._optimizers, [each for each in self._averages if each.name not in self._lost(task)]
         )
         state = {**named_state.state_of(self._models, self._optimizers, found), "step": task.completed}
@@ -96,8 +113,8 @@ class DistributedKeeper:
                 return
             savers = savers[:1]
         if task.rank == savers[0]:
-            (task.state / other_state.NAMES).write_text(
-                json.dumps(other_state.described(self._optimizers, found), indent=2) + "\n"
+            (task.state / named_state.NAMES).write_text(
+                json.dumps(named_state.describe_others(self._optimizers, found), indent=2) + "\n"
             )
         exchange = Exchange(task.directory, task.rank, clock.monotonic_s() + task.deadline_s)
         try:
@@ -147,7 +164,7 @@ def _finish(
     written = [result for each in results.values() for result in each]
     holes = _holes(metadata, {result.index for result in written})
     if not holes:
-        writer.finish(metadata, [written, aliases.add(metadata, written, groups)])
+        writer.finish(metadata, [written, add_aliases(metadata, written, groups)])
         return ""
     metadata.storage_data = {result.index: result.storage_data for result in written}
     (Path(writer.path) / INCOMPLETE).write_bytes(pickle.dumps(metadata))
@@ -197,3 +214,37 @@ def _beside_training(*, is_rescue: bool) -> Iterator[None]:
     else:
         torch.cuda.synchronize()
         yield
+
+
+def add_aliases(
+    metadata: Metadata, written: Iterable[WriteResult], groups: Sequence[Mapping[str, Any]]
+) -> list[WriteResult]:
+    """Put every entry's other names into the metadata; returns where they lie. `groups` name their parameters.
+
+    An entry of the metadata is a name and a place in a file, so a second name costs a hundred bytes and no copy.
+    """
+    more = []
+    for result in written:
+        key = result.index.fqn
+        for path in _other_paths(metadata.planner_data[key], groups):
+            other = ".".join(map(str, path))
+            metadata.state_dict_metadata[other] = metadata.state_dict_metadata[key]
+            metadata.planner_data[other] = path
+            index = MetadataIndex(other, result.index.offset, result.index.index)
+            more.append(WriteResult(index=index, size_in_bytes=0, storage_data=result.storage_data))
+    return more
+
+
+def _other_paths(path: StatePath, groups: Sequence[Mapping[str, Any]]) -> Iterator[StatePath]:
+    flattened = list(_flattened(path, groups))
+    yield from flattened
+    for each in (path, *flattened):
+        for other in ALIASES.get(each[0], ()):
+            yield (*other.split("."), *each[1:])
+
+
+def _flattened(path: StatePath, groups: Sequence[Mapping[str, Any]]) -> Iterator[StatePath]:
+    """`optim.param_groups.0.lr` is every parameter's own `optim.param_groups.<fqn>.lr` in the flattened form."""
+    if path[:2] == ("optim", "param_groups") and path[-1] != "params":
+        for name in groups[path[2]]["params"]:
+            yield "optim", ".".join(("param_groups", name, *map(str, path[3:])))

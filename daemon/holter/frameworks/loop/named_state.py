@@ -2,24 +2,44 @@
 
     {"model": {fqn: tensor}, "optim": {"state": {fqn: {…}}, "param_groups": [{…, "params": [fqn, …]}]}, "scheduler": …, "scaler": …, "ema": …}
 
-The first model's tensors are called as it calls them, those of others begin with their variable.
+The first model's tensors are called as it calls them, those of others begin with their variable. The rest is numbered:
+
+    scheduler  scheduler_2 …    by the number of their optimizer
+    scaler     scaler_2 …       likewise, as far as a scaler says whom it scales for
+    ema        ema_2 …          by name (`averages`)
+
+`names.json` beside the checkpoint says which is which.
 
 `get_state_dict` itself may not be called while main threads are blocked: of FSDP2 it reshards the parameters that the forward pass is
 using, of FSDP1 it gathers. Here a sharded parameter is taken from where FSDP2 keeps it while modules hold the gathered one.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from holter.errors import SaveError
 from holter.frameworks.fsdp import shards
-from holter.frameworks.loop.other_state import Other
+from holter.frameworks.saving.averages import Average
+from holter.rank import naming, state_objects
 from holter.rank.models import Model
 
+NAMES = "names.json"
+"""What lies under which key, for a person."""
 WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 """Parts of a name that a wrapper inside a model adds, and that checkpoints leave out."""
+
+
+class Other(NamedTuple):
+    """One thing that the state has besides models and optimizers."""
+
+    key: str
+    """In the state."""
+    text: str
+    """What it is, for a person."""
+    holder: Any
+    """Has a `state_dict`."""
 
 
 def state_of(
@@ -109,3 +129,50 @@ def _optim(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
             groups.append({**group, "params": [names[id(p)] for p in group["params"]]})
             state |= {names[id(p)]: dict(optimizer.state[p]) for p in group["params"] if p in optimizer.state}
     return {"state": state, "param_groups": groups}
+
+
+def find_others(optimizers: Sequence[torch.optim.Optimizer], averages: Iterable[Average]) -> list[Other]:
+    """Living schedulers, scalers and averages, in the order of their keys."""
+    order = {id(state_objects.innermost(optimizer)): number for number, optimizer in enumerate(optimizers)}
+    schedulers = [
+        (order[id(state_objects.innermost(scheduler.optimizer))], scheduler)
+        for scheduler in state_objects.schedulers(optimizers)
+    ]
+    scalers = [(_first_scaled(scaler, order), scaler) for scaler in state_objects.scalers()]
+    return [
+        *_numbered("scheduler", schedulers, optimizers),
+        *_numbered("scaler", scalers, optimizers),
+        *(
+            Other(_key("ema", i), f"{each.name}, {type(each.holder).__name__}", each.holder)
+            for i, each in enumerate(averages)
+        ),
+    ]
+
+
+def describe_others(optimizers: Sequence[torch.optim.Optimizer], found: Iterable[Other]) -> dict[str, str]:
+    """For `names.json`: each key, and what is under it."""
+    groups = [
+        f"optimizer {number} ({type(optimizer).__name__}): {len(optimizer.param_groups)}"
+        for number, optimizer in enumerate(optimizers, 1)
+    ]
+    return {"optim": "groups of " + ", ".join(groups)} | {each.key: each.text for each in found}
+
+
+def _numbered(kind: str, found: Sequence[tuple[int, Any]], optimizers: Sequence[Any]) -> Iterator[Other]:
+    named = [(number, naming.variable_of(each), type(each).__name__, each) for number, each in found]
+    for place, (number, name, label, each) in enumerate(sorted(named, key=lambda entry: entry[:3])):
+        if number < len(optimizers):
+            of = f" of optimizer {number + 1} ({type(optimizers[number]).__name__})"
+        else:
+            of = " of no optimizer that it names"
+        yield Other(_key(kind, place), (f"{name}, " if name else "") + label + of, each)
+
+
+def _first_scaled(scaler: Any, order: dict[int, int]) -> int:
+    """The first optimizer that it scales for in this step; beyond the last one where it has none yet."""
+    scaled = getattr(scaler, "_per_optimizer_states", {})
+    return min((order[each] for each in list(scaled) if each in order), default=len(order))
+
+
+def _key(kind: str, place: int) -> str:
+    return kind if place == 0 else f"{kind}_{place + 1}"

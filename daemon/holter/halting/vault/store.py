@@ -24,8 +24,17 @@ from holter.clock import rfc3339, wall_ns
 from holter.errors import VaultError
 from holter.files import write_whole
 from holter.halting.vault import manifest as manifests
-from holter.halting.vault.completeness import Circumstances, lacking, random_states, unclaimed, why
-from holter.halting.vault.manifest import Manifest, Progress, RankPart, StoredFile
+from holter.halting.vault.manifest import (
+    Circumstances,
+    Manifest,
+    Progress,
+    RankPart,
+    StoredFile,
+    lacking,
+    random_states,
+    unclaimed,
+    why,
+)
 from holter.records import Verdict
 
 FOLDER = "checkpoints"
@@ -33,6 +42,7 @@ NUM_KEPT = 2
 """Of each verdict."""
 SEALED = re.compile(r"(\d+)(-\d+|-incomplete(-\d+)?)?")
 """Names of sealed checkpoints: completed steps, and what tells several of them apart."""
+NAME = "watched.json"
 
 
 class Sealed(NamedTuple):
@@ -295,3 +305,39 @@ def _sync(folder: Path) -> None:
 def _reason(error: OSError) -> str:
     where = f" ({error.filename})" if error.filename else ""
     return f"{error.strerror or error}{where}"
+
+
+class ScriptSave(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished save of the script's, or its framework's."""
+
+    step: int
+    """Completed optimizer steps in it, those before a resume included."""
+    path: str
+    framework: str
+    saved_at: str
+    seconds: float
+    verdict: Verdict
+    why: str
+    incident: str = ""
+    """Where the fault in it is explained."""
+    ranks: list[int] = []
+    """Those that said so."""
+
+
+class ScriptSaves(msgspec.Struct, frozen=True):
+    """All that are remembered, oldest first."""
+
+    saves: list[ScriptSave] = []
+
+
+def path_in(run_dir: Path) -> Path:
+    """Where they are written down."""
+    return run_dir / FOLDER / NAME
+
+
+def read(run_dir: Path) -> list[ScriptSave]:
+    """What is written down; a file that cannot be read says nothing."""
+    try:
+        return msgspec.json.decode(path_in(run_dir).read_bytes(), type=ScriptSaves).saves
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return []

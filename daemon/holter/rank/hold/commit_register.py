@@ -1,17 +1,26 @@
 """One register a step, in which the first word stands: ranks that wait before the same step never part, whoever else dies.
 
-A rank offers what it wants, `commit` with the order in full or `abort`, and obeys what it finds there. The order travels in the word: a rank whose
-own sidecar is gone learns from it where to save.
+A rank offers what it wants, `commit` with the order in full or `abort`, and obeys what it finds there. The order is part of the word: a rank
+whose own sidecar is gone learns from it where to save. The register is in the job's own rendezvous store, asked through a connection of its
+own and never for long.
 """
 
-from typing import Any, Protocol
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import msgspec
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 
 from holter.records import Order
+from holter.threads import without_signals
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Order)
+CALL_S = 5.0
+"""For one question; a store whose host is gone may let one wait for its own half an hour."""
+T = TypeVar("T")
 
 
 class CommitRegister(Protocol):
@@ -31,11 +40,11 @@ class LocalRegister:
         self._words: dict[int, Order] = {}
 
     def offer(self, step: int, order: Order) -> Order:
-        """As `Cell` says."""
+        """See `CommitRegister`."""
         return self._words.setdefault(step, order)
 
     def look(self, step: int) -> Order | None:
-        """As `Cell` says."""
+        """See `CommitRegister`."""
         return self._words.get(step)
 
 
@@ -47,13 +56,56 @@ class StoreRegister:
         self._prefix = prefix
 
     def offer(self, step: int, order: Order) -> Order:
-        """As `Cell` says."""
+        """See `CommitRegister`."""
         return _DECODER.decode(self._store.compare_set(self._key(step), "", _ENCODER.encode(order).decode()))
 
     def look(self, step: int) -> Order | None:
-        """As `Cell` says."""
+        """See `CommitRegister`."""
         key = self._key(step)
         return _DECODER.decode(self._store.get(key)) if self._store.check([key]) else None
 
     def _key(self, step: int) -> str:
         return f"{self._prefix}/step-{step}"
+
+
+def reach(life: int) -> CommitRegister:
+    """The register of this job; `life` tells the lives of a job that is restarted apart. Raises anything."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return LocalRegister()
+    store = c10d._get_default_store()  # noqa: SLF001
+    # A connection of its own: another thread may be blocked in a question on the job's.
+    return _Bounded(_within(lambda: StoreRegister(store.clone(), f"holter/halt/{life}")))
+
+
+class _Bounded:
+    def __init__(self, register: CommitRegister) -> None:
+        self._register = register
+
+    def offer(self, step: int, order: Order) -> Order:
+        """See `CommitRegister`; TimeoutError where nobody answers."""
+        return _within(lambda: self._register.offer(step, order))
+
+    def look(self, step: int) -> Order | None:
+        """See `CommitRegister`; TimeoutError where nobody answers."""
+        return _within(lambda: self._register.look(step))
+
+
+def _within(call: Callable[[], T]) -> T:
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:  # noqa: BLE001  it is raised where it was asked for
+            errors.append(error)
+
+    asking = threading.Thread(target=run, name="holter-register", daemon=True)
+    with without_signals():
+        asking.start()
+    asking.join(CALL_S)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {CALL_S:.0f} s")
+    return results[0]

@@ -1,7 +1,7 @@
-"""The rank's desk for halts: a thread that hears orders, and the place where the main thread stands while it is decided.
+"""The rank's halt agent: a thread that hears orders, and the place where the main thread stands while it is decided.
 
     sidecar's socket ─┐                        ┌─▶ answers to the sidecar
-    signals' pipe ────┼─▶ rank_protocol.advance ─┼─▶ the main thread, if it stands in `hold`: ask the cell, save, go on, leave
+    signals' pipe ────┼─▶ rank_protocol.advance ─┼─▶ the main thread, if it stands in `hold`: ask the register, save, go on, leave
     the clock ────────┤                        ├─▶ a thread that saves while the main thread is blocked
     hold, linger ─────┘                        └─▶ the process: leave with 93, or die of what it was dying of
 
@@ -25,15 +25,15 @@ from holter.halting import rank_protocol as table
 from holter.halting.orders import refusal
 from holter.halting.rank_protocol import Ask, Do, Rank, RankEvent, SaveState, Say, Stand
 from holter.patience import ORPHAN_S, TERMINATED_S
-from holter.rank.hold.agent_parts import AgentParts, AgentSettings
 from holter.rank.hold.commit_register import CommitRegister
+from holter.rank.hold.halts import AgentParts, AgentSettings
 from holter.records import Halting, Observation, Order, RankState
 from holter.threads import without_signals
 
 POLL_S = 0.2
 """How often a main thread that stands looks up; what concerns it wakes it at once."""
 LOOK_S = 1.0
-"""Between two looks into the cell."""
+"""Between two looks into the register."""
 SPARE_S = 5.0
 """More than we grant ourselves, for a signal that ends the process when we do not."""
 MAX_ORDER_BYTES = 1 << 20
@@ -68,15 +68,15 @@ class _Standing:
 
 
 class HaltAgent:
-    """One rank's; implements what the probes know as `Halts`."""
+    """The agent of one rank; implements what the hooks know as `Halts`."""
 
-    def __init__(self, settings: AgentSettings, means: AgentParts, line: socket.socket) -> None:
+    def __init__(self, settings: AgentSettings, parts: AgentParts, line: socket.socket) -> None:
         self.run_dir = settings.run_dir
         """Below which orders may have us write; learned late by ranks other than 0."""
         self.num_refused = 0
         """Orders that made no sense."""
         self._settings = settings
-        self._means = means
+        self._parts = parts
         self._line = line
         self._rank = Rank(settings.rank)
         self._due: float = NEVER
@@ -90,7 +90,7 @@ class HaltAgent:
         self._signal = ""
         """Name of the last that came."""
         self._clock = _Clock()
-        self._cell: CommitRegister | None = None
+        self._register: CommitRegister | None = None
         self._changed = threading.Condition(threading.RLock())
         self._awake, self._wake = os.pipe()
         self._pid = os.getpid()
@@ -118,7 +118,7 @@ class HaltAgent:
         with self._changed:
             if self._rank.stand is Stand.LEAVING:
                 # The script has caught the SystemExit.
-                self._means.leaving.leave(tells_agent=False)
+                self._parts.leaving.leave(tells_agent=False)
             is_agreed = why == "agreed" and self._rank.stand not in _KEEPING
             self._main = _Standing(why=why)
             self._happen(table.Reached(step, is_agreed, num_skipped))
@@ -161,7 +161,7 @@ class HaltAgent:
                     if self._rank.stand in (Stand.TRAINING, Stand.WILLING, Stand.DEAD):
                         return
                     self._changed.wait(POLL_S)
-                    # The desk's own thread does that, too; whoever waits must not depend on it.
+                    # the agent's own thread does that, too; whoever waits must not depend on it.
                     self._look_at_clock()
                 action = self._main.todo.popleft() if self._main.todo else None
                 # Under the lock: an order to leave must see either the save in the list or that it has begun.
@@ -170,7 +170,7 @@ class HaltAgent:
                 case Do.RELEASE:
                     return
                 case Do.LEAVE:
-                    self._means.leaving.leave(tells_agent=self._tells_agent())
+                    self._parts.leaving.leave(tells_agent=self._tells_agent())
                 case Ask():
                     self._happen(table.Answered(self._offer(action)))
                 case SaveState():
@@ -180,11 +180,11 @@ class HaltAgent:
                     self._look(step)
 
     def _look(self, step: int) -> None:
-        """A peer may have heard what we have not: its word in the cell is as good as an order."""
+        """A peer may have heard what we have not: its word in the register is as good as an order."""
         if self._rank.stand is not Stand.HELD:
             return
         with contextlib.suppress(Exception):
-            word = self._reach_cell().look(step)
+            word = self._reach_register().look(step)
             with self._changed:
                 if word is None or self._rank.stand is not Stand.HELD:
                     return
@@ -194,31 +194,31 @@ class HaltAgent:
                     self._obey(word)
 
     def _offer(self, ask: Ask) -> Order:
-        """What the cell says to our offer; where it cannot be reached, nobody commits."""
+        """What the register says to our offer; where it cannot be reached, nobody commits."""
         abort = msgspec.structs.replace(ask.order, kind="abort")
         try:
-            cell = self._reach_cell()
+            register = self._reach_register()
             if ask.order.kind == "abort" and not self._rank.has_sidecar:
                 until_s = clock.monotonic_s() + ORPHAN_S
-                while cell.look(ask.step) is None and clock.monotonic_s() < until_s:
+                while register.look(ask.step) is None and clock.monotonic_s() < until_s:
                     with self._changed:
                         self._changed.wait(POLL_S)
-            word = cell.offer(ask.step, ask.order)
+            word = register.offer(ask.step, ask.order)
         except Exception as error:  # noqa: BLE001  a store is another process's
-            self._means.log(f"the job's store cannot be asked ({type(error).__name__}: {error}); training goes on")
+            self._parts.log(f"the job's store cannot be asked ({type(error).__name__}: {error}); training goes on")
             return abort
         return word if self._is_sane(word) else abort
 
-    def _reach_cell(self) -> CommitRegister:
-        if self._cell is None:
-            self._cell = self._means.cell()
-        return self._cell
+    def _reach_register(self) -> CommitRegister:
+        if self._register is None:
+            self._register = self._parts.register()
+        return self._register
 
-    # What the desk's thread does.
+    # What the agent's thread does.
 
     def _listen(self) -> None:
         poll = select.poll()
-        for descriptor in (self._line.fileno(), self._means.signal_fd, self._awake):
+        for descriptor in (self._line.fileno(), self._parts.signal_fd, self._awake):
             if descriptor >= 0:
                 poll.register(descriptor, select.POLLIN)
         while True:
@@ -226,7 +226,7 @@ class HaltAgent:
             try:
                 self._turn(poll, ready)
             except Exception as error:  # noqa: BLE001  whatever is wrong with one order, the next is heard
-                self._means.log(f"the desk for halts failed: {type(error).__name__}: {error}")
+                self._parts.log(f"the halt agent failed: {type(error).__name__}: {error}")
                 # What cannot be read is not read again and again.
                 threading.Event().wait(POLL_S)
 
@@ -235,8 +235,8 @@ class HaltAgent:
             os.read(self._awake, 4096)
         if self._line.fileno() in ready and not self._hear():
             poll.unregister(self._line.fileno())
-        if self._means.signal_fd in ready:
-            for number in os.read(self._means.signal_fd, 4096):
+        if self._parts.signal_fd in ready:
+            for number in os.read(self._parts.signal_fd, 4096):
                 self._signalled(number)
         self._look_at_clock()
 
@@ -284,7 +284,7 @@ class HaltAgent:
         if why is not None:
             self.num_refused += 1
             if self.num_refused == 1:
-                self._means.log(f"an order to rank {settings.rank} is not obeyed: {why}")
+                self._parts.log(f"an order to rank {settings.rank} is not obeyed: {why}")
         return why is None
 
     def _signalled(self, number: int) -> None:
@@ -336,7 +336,7 @@ class HaltAgent:
 
     def _settle(self) -> None:
         """What follows from where the rank stands now: whether the main thread has to stand too, and until when."""
-        rank, patience_s = self._rank, self._means.patience_s(self._rank)
+        rank, patience_s = self._rank, self._parts.patience_s(self._rank)
         if rank.stand in (*_KEEPING, Stand.LEAVING):
             self._due = -1
         else:
@@ -352,11 +352,11 @@ class HaltAgent:
 
     def _grant(self) -> None:
         """Whatever we wait for after a SIGTERM, the process dies of it if we do not come back."""
-        if not self._clock.is_terminated or self._means.signals is None:
+        if not self._clock.is_terminated or self._parts.signals is None:
             return
         until_s = min(self._clock.until_s, self._clock.asked_until_s)
         left_s = TERMINATED_S if until_s == NEVER else max(0.0, until_s - clock.monotonic_s())
-        self._means.signals.grant(left_s + SPARE_S)
+        self._parts.signals.grant(left_s + SPARE_S)
 
     def _do(self, action: table.Action) -> None:
         match action:
@@ -384,11 +384,11 @@ class HaltAgent:
             self._main.todo.clear()
             self._main.todo.append(Do.LEAVE)
         else:
-            self._means.leaving.leave_now(tells_agent=self._tells_agent())
+            self._parts.leaving.leave_now(tells_agent=self._tells_agent())
 
     def _die(self) -> None:
-        if self._means.signals is not None:
-            self._means.signals.die(signal.SIGTERM)
+        if self._parts.signals is not None:
+            self._parts.signals.die(signal.SIGTERM)
 
     def _tells_agent(self) -> bool:
         """One rank of each agent does, for it ends the others: the first that saved, and where nobody did, each for itself."""
@@ -396,7 +396,7 @@ class HaltAgent:
         return own == min(self._settings.neighbours & set(order.savers if order is not None else ()), default=own)
 
     def _say(self, state: RankState, halt: int, why: str) -> None:
-        position = self._means.hands.position()
+        position = self._parts.actions.position()
         if state in ("held", "dying"):
             why = self._main.why
         elif state in ("terminated", "asking"):
@@ -411,7 +411,7 @@ class HaltAgent:
         """In the main thread or in one of its own."""
         failure = ""
         try:
-            self._means.hands.save(save.order, is_main_thread=save.is_main_thread)
+            self._parts.actions.save(save.order, is_main_thread=save.is_main_thread)
         except Exception as error:  # noqa: BLE001  whatever a framework raises says that nothing was saved
             failure = str(error) or type(error).__name__
         if save.is_main_thread:

@@ -2,7 +2,7 @@
 
     main thread stands in hold   SystemExit(93) -> the script's own `finally` and atexit -> ours, the last: os._exit(93)
                                  a script that does not end by itself is ended after a few seconds
-    main thread is elsewhere     os._exit(93) from the desk's thread
+    main thread is elsewhere     os._exit(93) from the halt agent's thread
 
 Destructors of native libraries are not reached: some abort when peers are gone, and the code would be theirs.
 """
@@ -32,12 +32,12 @@ ELASTIC = b"TORCHELASTIC_RESTART_COUNT="
 class Leaving:
     """Ends this process, once."""
 
-    def __init__(self, farewell: Callable[[], None], agent: int = 0) -> None:
+    def __init__(self, announce: Callable[[], None], agent: int = 0) -> None:
         self.is_leaving = False
         self.before_end: Callable[[], None] = lambda: None
         """Waits for what the interpreter's end must not cut off."""
-        self._farewell = farewell
-        """Leaves word that this end is meant."""
+        self._announce = announce
+        """Tells the sidecar that this end is meant."""
         self._agent = agent
         """Process that would start this rank again; 0: there is none."""
         self._pid = os.getpid()
@@ -65,7 +65,7 @@ class Leaving:
         if not is_first:
             return
         with contextlib.suppress(Exception):
-            self._farewell()
+            self._announce()
         if tells_agent and self._agent:
             with contextlib.suppress(OSError):
                 os.kill(self._agent, signal.SIGTERM)

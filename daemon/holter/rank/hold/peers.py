@@ -1,12 +1,20 @@
-"""The circle of ranks that apply shards of one model: before a step, each learns whether all of it is finite.
+"""Ranks that apply shards of one model agree before each step whether all of it is finite, over connections of their own.
 
     main thread     says its word, and waits for the answer: never longer than two seconds, never before the first answer has come
-    our thread      joins (`joining`), then hands words up and answers down (`agreement`), also while the main thread is busy
+    our thread      connects, then passes words up and answers down (`agreement`), also while the main thread is busy
 
-No collective of ours: the script's own sequence is as it was, and a rank that does not step keeps nobody. Whoever misses the
-deadline goes on without an answer, and one that comes too late is dropped. After three misses in a row it is said who was waited for and the
-circle is over; so it is, in silence, when a connection ends, because others find out why. Steps before the first answer are not agreed on: from the
-first step of a job until all ranks have met, 0.05 s later with 8 ranks on one host.
+No collective of ours: the script's own sequence is as it was, and a rank that does not step holds nobody up. Whoever misses the deadline
+goes on without an answer, and one that comes too late is dropped. After three misses in a row it is said who was waited for, and nothing is
+agreed on any more; that also ends, in silence, when a connection ends, because others find out why. Steps before the first answer are not
+agreed on: from the first step of a job until all ranks have met, 0.05 s later with 8 ranks on one host.
+
+How they connect, through the job's own store:
+
+    every rank with children    listens, publishes its address, accepts its children
+    then, if it has a parent    connects to it: all below this rank are there
+    rank 0                      has accepted everybody, so everybody is there: welcome, from level to level
+
+Nobody else may speak: whoever connects shows a secret that rank 0 put in the store, and the listener is closed when all are connected.
 
 Costs, about, from the word to the answer when all ranks arrive together: 70 us with 2 ranks, 0.5 ms with 8, of which 15 to 35 us are the main
 thread's own; medians of 2,800 rounds between processes on one host whose two cores were busy with other work too. A level of the tree adds
@@ -16,19 +24,34 @@ collective would wait for too. A host that runs ahead of its device waits for th
 
 import atexit
 import contextlib
+import hmac
+import ipaddress
 import os
+import secrets
 import select
 import socket
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch.distributed.distributed_c10d as c10d
+
 from holter import clock
-from holter.rank.hold.agreement import AgreementRounds, Round, Sending, Word
-from holter.rank.hold.peer_connections import PeerAddress, PeerJoin, job_store
+from holter.rank.hold.agreement import AgreementRounds, Round, Sending, Tree, Word
 from holter.threads import without_signals
 
+PATIENCE_S = 120.0
+TICK_S = 0.1
+FIRST_LOOK_S, LONGEST_LOOK_S = 0.02, 1.0
+"""Between two looks into the store; it is the job's, and serves thousands of ranks."""
+MAX_WAITING = 64
+"""Connections that have not said who they are."""
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+WELCOME = b"holter: welcome\n"
+_HELLO = struct.Struct("!8s32sI")
+_MAGIC = b"holter 1"
 WAIT_S = 2.0
 MAX_MISSES = 3
 """In a row."""
@@ -38,23 +61,213 @@ _WORD = struct.Struct("!qqq")
 _FINE = -1
 
 
-class ShardPeers:
-    """One rank's place in it; joins when it is first asked."""
+@dataclass(frozen=True)
+class PeerAddress:
+    """Where a rank stands in its job, and how it reaches the others."""
 
-    def __init__(self, seat: PeerAddress, store: Callable[[], Any] = job_store, wait_s: float = WAIT_S) -> None:
+    tree: Tree
+    master: str
+    """Address of the job's master, as this rank is told; loopback if all ranks are on one host."""
+    life: int = 0
+    """How often an elastic agent has started the job again: the store may outlive it."""
+
+
+def job_store() -> Any:
+    """A connection of our own to the job's store: another thread may be blocked in a question on the job's."""
+    return c10d._get_default_store().clone()  # noqa: SLF001
+
+
+@dataclass
+class PeerConnector:
+    """Connects one rank to its parent and its children in the tree, once."""
+
+    own: PeerAddress
+    store: Callable[[], Any]
+    stop: threading.Event
+    patience_s: float = PATIENCE_S
+    sockets: list[socket.socket] = field(default_factory=list)
+    """All that were opened, for a forked child to close."""
+    num_turned_away: int = 0
+    _until_s: float = 0.0
+
+    def connect(self) -> dict[int, socket.socket]:
+        """A connection to the parent and one to each child, by their ranks.
+
+        ConnectionResetError: another rank gave up. Anything else says who did not come, or what is wrong with the store or the network.
+        """
+        self._until_s = clock.monotonic_s() + self.patience_s
+        tree, store, links = self.own.tree, self.store(), {}
+        if tree.parent is None:
+            store.set(self._key("secret"), secrets.token_hex(16))
+        secret = self._find(store, "secret", "rank 0's secret")
+        if tree.children:
+            links = self._accept_children(store, secret)
+        if tree.parent is not None:
+            host, _, port = self._find(store, f"address/{tree.parent}", f"rank {tree.parent}").decode().rpartition(" ")
+            links[tree.parent] = self._connect_to_parent((host, int(port)), _HELLO.pack(_MAGIC, secret, tree.rank))
+        for child in tree.children:
+            links[child].sendall(WELCOME)
+        for link in links.values():
+            link.setblocking(False)
+        return links
+
+    def _accept_children(self, store: Any, secret: bytes) -> dict[int, socket.socket]:
+        host, told = own_address(self.own.master)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        with self._keep(socket.socket(family, socket.SOCK_STREAM)) as listener:
+            listener.bind((host, 0))
+            listener.listen(len(self.own.tree.children) + MAX_WAITING)
+            store.set(self._key(f"address/{self.own.tree.rank}"), f"{told} {listener.getsockname()[1]}")
+            incoming = PeerListener(listener, secret, self.own.tree.children, self._keep)
+            while len(incoming.accepted) < len(self.own.tree.children):
+                self._check(f"ranks {', '.join(map(str, incoming.missing()))}")
+                incoming.look(TICK_S)
+        incoming.close()
+        self.num_turned_away = incoming.num_turned_away
+        return incoming.accepted
+
+    def _connect_to_parent(self, address: tuple[str, int], hello: bytes) -> socket.socket:
+        try:
+            left_s = max(1.0, self._until_s - clock.monotonic_s())
+            link = self._keep(socket.create_connection(address, timeout=left_s))
+        except OSError as error:
+            raise ConnectionError(f"{address[0]}:{address[1]}, rank {self.own.tree.parent}: {error}") from error
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.sendall(hello)
+        link.settimeout(TICK_S)
+        heard = b""
+        while len(heard) < len(WELCOME):
+            self._check(f"rank {self.own.tree.parent}")
+            with contextlib.suppress(TimeoutError):
+                said = link.recv(len(WELCOME) - len(heard))
+                if not said:
+                    raise ConnectionResetError
+                heard += said
+        return link
+
+    def _find(self, store: Any, name: str, whom: str) -> bytes:
+        key, pause_s = self._key(name), FIRST_LOOK_S
+        while not store.check([key]):
+            self._check(whom)
+            self.stop.wait(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_LOOK_S)
+        return bytes(store.get(key))
+
+    def _check(self, whom: str) -> None:
+        if self.stop.is_set():
+            raise ConnectionResetError
+        if clock.monotonic_s() > self._until_s:
+            raise TimeoutError(f"{whom} did not come within {self.patience_s:.0f} s")
+
+    def _keep(self, opened: socket.socket) -> socket.socket:
+        self.sockets.append(opened)
+        return opened
+
+    def _key(self, name: str) -> str:
+        return f"holter/shards/{self.own.life}/{name}"
+
+
+class PeerListener:
+    """Lets in those who know the secret and are expected; whoever says nothing keeps nobody else waiting."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        expected: range,
+        keep: Callable[[socket.socket], socket.socket],
+    ) -> None:
+        self.accepted: dict[int, socket.socket] = {}
+        self.num_turned_away = 0
+        self._listener, self._secret, self._expected, self._keep = listener, secret, expected, keep
+        self._waiting: dict[int, tuple[socket.socket, bytearray]] = {}
+        self._poll = select.poll()
+        self._poll.register(listener, select.POLLIN)
+
+    def missing(self) -> list[int]:
+        """Who is not inside yet."""
+        return [rank for rank in self._expected if rank not in self.accepted]
+
+    def look(self, seconds: float) -> None:
+        """Open to whoever comes within this time."""
+        for descriptor, _ in self._poll.poll(seconds * 1000):
+            if descriptor == self._listener.fileno():
+                self._accept()
+            elif descriptor in self._waiting:
+                self._hear(descriptor)
+
+    def close(self) -> None:
+        """To those who are still outside."""
+        for descriptor in list(self._waiting):
+            self._turn_away(descriptor)
+
+    def _accept(self) -> None:
+        try:
+            came = self._keep(self._listener.accept()[0])
+        except OSError:
+            # It has gone again.
+            return
+        came.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        came.setblocking(False)
+        if len(self._waiting) >= MAX_WAITING:
+            self._turn_away(next(iter(self._waiting)))
+        self._waiting[came.fileno()] = came, bytearray()
+        self._poll.register(came, select.POLLIN)
+
+    def _hear(self, descriptor: int) -> None:
+        came, heard = self._waiting[descriptor]
+        try:
+            said = came.recv(_HELLO.size - len(heard))
+        except OSError:
+            said = b""
+        heard += said
+        if not said:
+            self._turn_away(descriptor)
+        elif len(heard) == _HELLO.size:
+            magic, secret, rank = _HELLO.unpack(heard)
+            is_known = magic == _MAGIC and hmac.compare_digest(secret, self._secret)
+            if not is_known or rank not in self._expected or rank in self.accepted:
+                self._turn_away(descriptor)
+                return
+            self._poll.unregister(descriptor)
+            self.accepted[rank] = self._waiting.pop(descriptor)[0]
+
+    def _turn_away(self, descriptor: int) -> None:
+        self._poll.unregister(descriptor)
+        self._waiting.pop(descriptor)[0].close()
+        self.num_turned_away += 1
+
+
+def own_address(master: str) -> tuple[str, str]:
+    """Where to listen, and what to tell the others: the interface that reaches the job's master."""
+    family, _, _, _, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as asking:
+        # Nothing is sent: the kernel chooses the way.
+        asking.connect(target)
+        found: str = asking.getsockname()[0]
+    if ipaddress.ip_address(found).is_loopback and master not in LOOPBACK:
+        # The master's own host, whose name for itself is loopback; the others reach it by its name.
+        return "::" if family == socket.AF_INET6 else "0.0.0.0", master  # noqa: S104
+    return found, found
+
+
+class ShardPeers:
+    """One rank's part; it connects when it is first asked."""
+
+    def __init__(self, own: PeerAddress, store: Callable[[], Any] = job_store, wait_s: float = WAIT_S) -> None:
         self.waited_s = 0.0
         """In all, for answers."""
         self.is_over = False
         self.loss = ""
         """What is to be said about its end, if it is not another's to say."""
-        self._seat = seat
+        self._own = own
         self._wait_s = wait_s
-        self._rounds = AgreementRounds(seat.tree)
+        self._rounds = AgreementRounds(own.tree)
         self._round = Round(-1, 0)
         self._num_misses = 0
         self._links: dict[int, socket.socket] = {}
         self._stop = threading.Event()
-        self._joining = PeerJoin(seat, store, self._stop)
+        self._connector = PeerConnector(own, store, self._stop)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -71,7 +284,7 @@ class ShardPeers:
             if self._thread is None:
                 self._begin()
             self._round = Round(step, self._round.turn + 1 if step == self._round.step else 0)
-            self._hear(self._seat.tree.rank, Word(self._round, bad_step))
+            self._hear(self._own.tree.rank, Word(self._round, bad_step))
             # Our own needs no answer, and the others get theirs without us.
             if bad_step is not None or not self.has_begun:
                 return bad_step
@@ -101,13 +314,13 @@ class ShardPeers:
     def _begin(self) -> None:
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self._finish)
-        self._thread = threading.Thread(target=self._run, name="holter-circle", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="holter-shards", daemon=True)
         with without_signals():
             self._thread.start()
 
     def _run(self) -> None:
         try:
-            links = self._joining.join()
+            links = self._connector.connect()
             with self._changed:
                 self._links = links
             with contextlib.suppress(OSError):
@@ -167,7 +380,7 @@ class ShardPeers:
         self._changed.notify_all()
 
     def _close(self) -> None:
-        for each in self._joining.sockets:
+        for each in self._connector.sockets:
             with contextlib.suppress(OSError):
                 each.close()
 

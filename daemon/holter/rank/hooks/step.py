@@ -27,9 +27,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from holter import clock
 from holter.rank.context import Context
 from holter.rank.guard import say
-from holter.rank.hold.finite_guard import FiniteGuard
+from holter.rank.hold.finite_guard import FiniteGuard, Shards
 from holter.rank.hold.halts import HoldReason
-from holter.rank.hold.shards import Shards
 from holter.rank.publish import completed_before
 from holter.rank.publish.sidecar_link import SidecarLink
 from holter.rank.publish.step_log import OpenStep

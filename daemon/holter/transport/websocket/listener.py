@@ -1,4 +1,4 @@
-"""The sidecars' lines: one WebSocket a rank, with the token, the newest wins.
+"""The coordinator's end: one WebSocket a rank on its own port, at /ingest, with the token; the newest wins.
 
 401                       wrong token
 close 4000 with a reason  wrong run, protocol, rank, world size; garbage
@@ -10,15 +10,19 @@ import contextlib
 import hmac
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from holter import clock
-from holter.faults import ExamKey, TableKey
 from holter.records import Observation, Order
 from holter.transport import wire
+from holter.transport.interface import Receiver, refusal
+
+if TYPE_CHECKING:
+    # A sidecar starts without the detectors.
+    from holter.faults import ExamKey, TableKey
 
 HELLO_DEADLINE_S = 5.0
 SEND_DEADLINE_S = 5.0
@@ -27,15 +31,15 @@ PING_INTERVAL_S = 10.0
 logger = logging.getLogger(__name__)
 
 
-class Lines:
+class WebSocketListener:
     """Who is connected, and what was asked of whom."""
 
     def __init__(
-        self, intake: Any, token: str, on_urgent: Callable[[], None], hold: Callable[[], Awaitable[None]]
+        self, receiver: Receiver, token: str, on_urgent: Callable[[], None], hold: Callable[[], Awaitable[None]]
     ) -> None:
         self.refused = 0
         """Connections that were turned away."""
-        self._intake = intake
+        self._receiver = receiver
         self._token = token
         self._on_urgent = on_urgent
         self._hold = hold
@@ -49,8 +53,11 @@ class Lines:
         self._is_over = False
         """We hang up ourselves."""
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
-        """GET /ingest."""
+    def mount(self, app: web.Application) -> None:
+        """Listen at /ingest."""
+        app.router.add_get("/ingest", self._handle)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
         shown = request.headers.get("Authorization", "").removeprefix("Bearer ")
         if not hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), self._token.encode()):
             self.refused += 1
@@ -71,13 +78,13 @@ class Lines:
         await _close(socket, wire.REFUSED if reason else WSCloseCode.OK, reason)
         return socket
 
-    async def fetch(self, keys: Sequence[TableKey], deadline_s: float) -> None:
-        """Ask for tables and hand the answers to the intake; whoever does not answer in time does not have it."""
+    async def fetch(self, keys: Sequence["TableKey"], deadline_s: float) -> None:
+        """Ask for tables and hand the answers to the receiver; whoever does not answer in time does not have it."""
         answers = await asyncio.gather(*(self._ask(key, deadline_s) for key in keys))
         for key, answer in zip(keys, answers, strict=True):
-            self._intake.hear_table(key, answer, clock.wall_ns())
+            self._receiver.hear_table(key, answer, clock.wall_ns())
 
-    async def examine(self, keys: Sequence[ExamKey]) -> None:
+    async def examine(self, keys: Sequence["ExamKey"]) -> None:
         """Ask for examinations; the answers come as observations, whenever they come."""
         asked = (wire.Examine(asked_ns=key.asked_ns, depth=key.depth) for key in keys)
         sockets = (self._sockets.get(key.rank) for key in keys)
@@ -95,7 +102,7 @@ class Lines:
         return socket is not None and await _send(socket, notice)
 
     async def hang_up(self) -> None:
-        """Close every line: the coordinator ends."""
+        """Close every connection: the coordinator ends."""
         self._is_over = True
         sockets = list(self._sockets.values())
         await asyncio.gather(*(_close(socket, WSCloseCode.GOING_AWAY, "the coordinator ends") for socket in sockets))
@@ -104,21 +111,23 @@ class Lines:
         """One sidecar from Hello to its end; returns why it was turned away, empty if it was not."""
         if not isinstance(hello, wire.Hello):
             return "the first message must be Hello"
-        reason = self._refusal(hello)
+        reason = refusal(hello, self._receiver)
         if reason is not None:
             return reason
         self._replace(self._sockets.pop(hello.rank, None))
-        connection = self._intake.connect(hello, clock.wall_ns())
+        connection = self._receiver.connect(hello, clock.wall_ns())
         self._sockets[hello.rank] = socket
         try:
-            about = wire.Welcome(run_id=self._intake.run_id, run_dir=str(self._intake.run_dir), boot_id=self._boot_id)
+            about = wire.Welcome(
+                run_id=self._receiver.run_id, run_dir=str(self._receiver.run_dir), boot_id=self._boot_id
+            )
             await _send(socket, about)
             await self._listen(socket, hello.rank)
         finally:
             if self._sockets.get(hello.rank) is socket:
                 del self._sockets[hello.rank]
             is_closed = not self._is_over and not isinstance(socket.exception(), TimeoutError)
-            self._intake.disconnect(hello.rank, connection, clock.wall_ns(), is_closed=is_closed)
+            self._receiver.disconnect(hello.rank, connection, clock.wall_ns(), is_closed=is_closed)
             self._on_urgent()
         return ""
 
@@ -135,15 +144,15 @@ class Lines:
             while (message := await _receive(socket)) is not None:
                 match message:
                     case wire.Report():
-                        if self._intake.hear(rank, message, clock.wall_ns()):
+                        if self._receiver.hear(rank, message, clock.wall_ns()):
                             self._on_urgent()
                     case wire.Fetched():
-                        self._intake.hear_sign(rank, clock.wall_ns())
+                        self._receiver.hear_sign(rank, clock.wall_ns())
                         self._answer(rank, message)
                     case wire.ClockAsked():
                         await self._tell_clock(socket, rank, message)
                     case wire.Goodbye():
-                        self._intake.goodbye(rank)
+                        self._receiver.goodbye(rank)
                         self._on_urgent()
                         held = held or asyncio.create_task(self._release(socket))
         finally:
@@ -154,14 +163,14 @@ class Lines:
 
     async def _tell_clock(self, socket: web.WebSocketResponse, rank: int, asked: wire.ClockAsked) -> None:
         received_ns = clock.wall_ns()
-        self._intake.hear_sign(rank, received_ns)
+        self._receiver.hear_sign(rank, received_ns)
         await _send(socket, wire.ClockTold(sent_ns=asked.sent_ns, received_ns=received_ns, replied_ns=clock.wall_ns()))
 
     async def _release(self, socket: web.WebSocketResponse) -> None:
         await self._hold()
         await _close(socket, WSCloseCode.OK, "")
 
-    async def _ask(self, key: TableKey, deadline_s: float) -> Observation | None:
+    async def _ask(self, key: "TableKey", deadline_s: float) -> Observation | None:
         tensor_class, step, rank = key
         socket = self._sockets.get(rank)
         if socket is None:
@@ -185,15 +194,6 @@ class Lines:
         if asked == rank and answer is not None and not answer.done():
             answer.set_result(fetched.observation)
 
-    def _refusal(self, hello: wire.Hello) -> str | None:
-        if hello.protocol != wire.PROTOCOL:
-            return f"protocol {wire.PROTOCOL} is spoken here, {hello.protocol} there"
-        # A job that was only told the coordinator's address does not know the run's name; the token says that it belongs.
-        if hello.run_id not in ("", self._intake.run_id):
-            return f"this is run {self._intake.run_id}, not {hello.run_id}"
-        reason: str | None = self._intake.refusal(hello)
-        return reason
-
 
 class _GarbageError(Exception):
     """A frame that is no message of ours."""
@@ -213,7 +213,7 @@ async def _receive(socket: web.WebSocketResponse) -> wire.Upward | None:
 
 
 async def _send(socket: web.WebSocketResponse, message: wire.Downward) -> bool:
-    """False when the line is dead or does not take it in time."""
+    """False when the connection is dead or does not take it in time."""
     try:
         async with asyncio.timeout(SEND_DEADLINE_S):
             await socket.send_bytes(wire.encode(message))

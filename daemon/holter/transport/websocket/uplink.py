@@ -10,7 +10,6 @@ Deadlines are `asyncio.timeout`: Python 3.11's `wait_for` swallows a cancellatio
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
 
 import aiohttp
 import msgspec
@@ -20,10 +19,9 @@ from holter.records import Observation
 from holter.transport import wire
 from holter.transport.backoff import Backoff
 from holter.transport.clock_offset import ClockOffset
+from holter.transport.interface import OnMessage
 from holter.transport.limits import UplinkSettings
 from holter.transport.outbox import Outbox
-
-__all__ = ["Uplink", "UplinkSettings"]
 
 CLOCK_FIRST = 4
 """Questions for the clock that are asked soon one after the other."""
@@ -40,18 +38,15 @@ class _ReplacedError(_ConnectionEndedError):
     """Another process speaks for this rank now."""
 
 
-class Uplink:
-    """Sends what a rank's sidecar has to say; `start` it in a running event loop, `close` it at the end.
-
-    `on_message` gets every Welcome, Fetch and Notice; what it returns, if anything, is sent back: a Fetched for a Fetch.
-    """
+class WebSocketUplink:
+    """Sends what a rank's sidecar has to say; `start` it in a running event loop, `close` it at the end. `address` is `host:port`."""
 
     def __init__(
         self,
-        url: str,
+        address: str,
         token: str,
         hello: wire.Hello,
-        on_message: Callable[[wire.Downward], wire.Upward | None],
+        on_message: OnMessage,
         settings: UplinkSettings | None = None,
     ) -> None:
         self.is_connected = False
@@ -64,7 +59,7 @@ class Uplink:
         """Why the coordinator last turned us away."""
         self.clock = ClockOffset()
         """How far this host's clock is from the coordinator's."""
-        self._url = url
+        self._url = f"http://{address}/ingest"
         self._token = token
         self._hello = hello if hello.boot_id else msgspec.structs.replace(hello, boot_id=clock.boot_id())
         self._asks_clock = False

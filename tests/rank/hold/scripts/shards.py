@@ -1,6 +1,6 @@
 """Trains a model that lies on the ranks in a given way; when all have met, one number of one rank's gradient is spoiled.
 
-The desk for halts is one that writes down, and lets go once all ranks stand or some seconds are over. Each rank writes `<out>-<rank>.json`.
+The halt agent is one that writes down, and lets go once all ranks stand or some seconds are over. Each rank writes `<out>-<rank>.json`.
 """
 
 import argparse
@@ -31,7 +31,7 @@ arguments = parser.parse_args()
 
 
 class Recording:
-    """A desk that decides nothing. Whoever is let go leaves the circle, so that nobody may be while others still have to learn why to stand."""
+    """An agent that decides nothing. Whoever is let go leaves the agreement, so that nobody may be while others still have to learn why to stand."""
 
     def __init__(self) -> None:
         self.holds: list[tuple[int, str]] = []
@@ -73,7 +73,7 @@ def spoil(model: nn.Module) -> None:
 
 dist.init_process_group("gloo")
 context = attach.attach().monitor.context
-context.hold.agent = desk = Recording()
+context.hold.agent = agent = Recording()
 peers = context.hold.peers
 torch.manual_seed(7)
 model = place(nn.Sequential(nn.Linear(8, 32), nn.Linear(32, 32), nn.Linear(32, 8)))
@@ -100,7 +100,7 @@ while step <= min(fault_step, MOST_STEPS):
 
 out = {
     "fault_step": fault_step,
-    "holds": desk.holds,
+    "holds": agent.holds,
     "poisoned": context.hold.poisoned_step,
     "was_asked": peers._thread is not None,
     "waited_s": peers.waited_s,

@@ -1,9 +1,9 @@
-"""The sidecar's attention to its rank's progress: watch, examine, copy the recorder, and tell what is new.
+"""Watches one rank: its progress, its process, its device and its recorder; tells what is new.
 
 every turn      heartbeat ─▶ watch ─▶ Overdue, at once
 twice a second  /proc ─▶ process state, for the watch; the device's readings
 now and then    recorder ─▶ copy ─▶ Traffic
-when asked      Examine ─▶ Exam; a last breath and the end of the rank ask by themselves
+when asked      Examine ─▶ Exam; a crash and the end of the rank ask by themselves
 """
 
 import asyncio
@@ -30,29 +30,26 @@ from holter.records import (
     ProcessState,
     StepDone,
 )
-from holter.sidecar.copies import Copies
 from holter.sidecar.crash_notice import CrashingRank, CrashListener
-from holter.sidecar.deadlines import Deadlines
 from holter.sidecar.devices import Devices
-from holter.sidecar.examine import Examiner, Reason
+from holter.sidecar.examination import Examiner, Reason
 from holter.sidecar.process import Process
-from holter.sidecar.progress import ProgressWatch
-from holter.sidecar.recorder import Recorder
+from holter.sidecar.progress import Deadlines, ProgressWatch
+from holter.sidecar.recorder import Copies, Recorder, TrafficLog
 from holter.sidecar.state import RankState
-from holter.sidecar.traffic import TrafficLog
 
 LOOK_S = 0.5
 MAX_EXAMS = 8
 """Under way at the same time."""
 PEERS_S = 0.6
-"""So long a crashing rank is kept for its peers' sake; it waits 1.5 s at most."""
+"""A crashing rank is kept alive so long while its peers are looked at; it waits 1.5 s at most."""
 EXAM_PATIENCE_S = 2.0
-"""For those under way when the rank ends."""
+"""For exams that are under way when the rank ends."""
 
 logger = logging.getLogger(__name__)
 
 
-class Attention:
+class RankWatcher:
     """Follows one rank; `tell` gets what is new, and whether it is urgent."""
 
     def __init__(
@@ -77,20 +74,20 @@ class Attention:
         self._recorder: Recorder | None = None
         self._copies: Copies | None = None
         self._has_stepped = False
-        self._breath: CrashListener | None = None
+        self._crashes: CrashListener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._exams: set[asyncio.Task[None]] = set()
 
-    def start(self, recorder: str, breath_fd: int) -> None:
-        """Begin to copy the recorder that listens at this path, and to listen for a last breath; in a running event loop."""
+    def start(self, recorder: str, crash_fd: int) -> None:
+        """Begin to copy the recorder that listens at this path, and to listen for a crash; in a running event loop."""
         if recorder:
             self._recorder = Recorder(recorder)
             self._copies = Copies(self._recorder, self._on_copy, lambda: clock.wall_ns() + self._clock_error()[0])
             self._examiner.use(self._recorder, self._copies)
             self._spawn(self._copies.run(), "recorder copies", self._tasks)
-        if breath_fd >= 0:
-            self._breath = CrashListener(breath_fd)
-            self._breath.listen(asyncio.get_running_loop(), self._on_breath)
+        if crash_fd >= 0:
+            self._crashes = CrashListener(crash_fd)
+            self._crashes.listen(asyncio.get_running_loop(), self._on_crash)
 
     @property
     def is_standing(self) -> bool:
@@ -136,7 +133,7 @@ class Attention:
                 self._spawn(self._copies.now(), "copy on suspicion", self._tasks)
 
     def repeat(self) -> None:
-        """Somebody is new on the line, or was away: what lay in the broken line may be lost."""
+        """A coordinator has connected, perhaps again: what was on its way may be lost."""
         standing = self._watch.again(clock.monotonic_s())
         if standing is not None:
             self._tell(standing, True)
@@ -161,8 +158,8 @@ class Attention:
         if self._copies is not None and self._recorder is not None:
             await self._copies.close()
             await self._recorder.close()
-        if self._breath is not None:
-            self._breath.close()
+        if self._crashes is not None:
+            self._crashes.close()
         self._tell(self.of_the_dead(0, is_orderly=is_orderly), True)
 
     def hear_last_calls(self, dump: bytes, at_ns: int) -> None:
@@ -185,19 +182,19 @@ class Attention:
             pressure = self._seen.pressure.get("cpu", 0.0) if self._seen is not None else 0.0
             self._tell(msgspec.structs.replace(traffic, pressure=pressure), False)
 
-    def _on_breath(self, dying: CrashingRank) -> None:
+    def _on_crash(self, dying: CrashingRank) -> None:
         logger.warning("a thread of the rank (%d) dies of signal %d", dying.thread, dying.signal)
-        self._spawn(self._attend(), "last breath", self._exams)
+        self._spawn(self._examine_crash(), "exam of a crash", self._exams)
 
-    async def _attend(self) -> None:
-        """The rank waits for us to have looked."""
+    async def _examine_crash(self) -> None:
+        """The rank waits until we have looked."""
         try:
             await self._answer(0, "quick", "last_breath")
             # Its peers are looked at meanwhile: when it is gone, they fall too, and what they called falls with them.
             await asyncio.sleep(PEERS_S)
         finally:
-            if self._breath is not None:
-                self._breath.acknowledge()
+            if self._crashes is not None:
+                self._crashes.acknowledge()
 
     async def _answer(self, asked_ns: int, depth: ExamDepth, reason: Reason) -> None:
         self._tell(await self._examiner.exam(asked_ns, depth, reason), True)

@@ -24,11 +24,10 @@ from holter.records import (
     StepDone,
     ThreadStack,
 )
-from holter.sidecar import examine, stacks
-from holter.sidecar.deadlines import Deadlines
-from holter.sidecar.examine import Examiner, bounded
+from holter.sidecar import examination, stacks
+from holter.sidecar.examination import Examiner, bounded
 from holter.sidecar.process import Process, started_ticks
-from holter.sidecar.progress import ProgressWatch
+from holter.sidecar.progress import Deadlines, ProgressWatch
 from holter.sidecar.state import RankState
 
 SPIN = "def spin():\n    print('ready', flush=True)\n    while True:\n        pass\nspin()\n"
@@ -172,8 +171,8 @@ async def test_a_stopped_rank_is_not_asked_what_it_cannot_answer(examiner, rank)
 @pytest.fixture
 def patient(monkeypatch) -> None:
     """Native frames may take long on a machine that runs other tests."""
-    monkeypatch.setattr(examine, "NATIVE_PATIENCE_S", 20.0)
-    monkeypatch.setattr(examine, "NATIVE_S", 20.0)
+    monkeypatch.setattr(examination, "NATIVE_PATIENCE_S", 20.0)
+    monkeypatch.setattr(examination, "NATIVE_S", 20.0)
 
 
 @pytest.mark.usefixtures("patient")
@@ -227,7 +226,7 @@ async def test_native_frames_that_take_long_come_with_the_next_exam(examiner, sl
     first = await examiner.exam(1, "native", "asked")
     assert "no native frames: py-spy has not answered in 2 s" == first.stack_error
     assert "spin" == first.stacks[0].frames[0].function
-    monkeypatch.setattr(examine, "NATIVE_PATIENCE_S", 20.0)
+    monkeypatch.setattr(examination, "NATIVE_PATIENCE_S", 20.0)
     slow_spy.with_name("go").touch()
     second, third = await asyncio.gather(examiner.exam(2, "quick", "asked"), examiner.exam(3, "native", "asked"))
     assert [("native", ""), ("native", "")] == [(exam.depth, exam.stack_error) for exam in (second, third)]
@@ -241,7 +240,7 @@ async def test_native_frames_that_take_long_come_with_the_next_exam(examiner, sl
 
 @pytest.mark.slow
 async def test_native_frames_are_waited_for_where_they_alone_can_tell(examiner, slow_spy, monkeypatch):
-    monkeypatch.setattr(examine, "LOCKED_PATIENCE_S", 20.0)
+    monkeypatch.setattr(examination, "LOCKED_PATIENCE_S", 20.0)
     asyncio.get_running_loop().call_later(3.0, slow_spy.with_name("go").touch)
     stand_still(examiner)
     examiner.use(FakeRecorder(False), FakeCopies(flight()))
@@ -289,7 +288,7 @@ def test_of_a_rank_of_which_nothing_was_seen_there_are_reasons(rank):
     assert "no stack was taken before it ended" == exam.stack_error
 
 
-async def test_a_last_breath_takes_the_recorder_and_a_stack_within_its_second(examiner):
+async def test_the_exam_of_a_crash_takes_the_recorder_and_a_stack_within_its_second(examiner):
     examiner.use(FakeRecorder(False), FakeCopies(last=flight(2)))
     exam = await examiner.exam(0, "quick", "last_breath")
     assert ("last_breath", None) == (exam.reason, exam.is_lock_free)

@@ -1,9 +1,18 @@
-"""The sidecar's line to the coordinator, from before it is known where that is: what is said until then is kept and said first."""
+"""The sidecar's link to the coordinator: it exists before the coordinator's address is known, and keeps what is said until then.
+
+    pipe from the rank --Bootstrap--> address, token, run     rank 0's sidecar also starts the coordinator and keeps it alive
+    send, beat --> kept, at most MAX_UNSENT --> Uplink        from then on
+
+The coordinator's listening socket was bound by rank 0 and is held here: a coordinator that dies is started again on the same address with
+the same token, and its sidecars find it as if it had only been slow.
+"""
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,25 +20,28 @@ import msgspec
 
 from holter.page import PageIdentity
 from holter.records import Observation
-from holter.sidecar import bootstrap
-from holter.sidecar.supervise import CoordinatorProcess
+from holter.sidecar import spawn
 from holter.transport import wire
+from holter.transport.choice import transport_of
+from holter.transport.interface import OnMessage, Uplink
 from holter.transport.limits import settings_for
-from holter.transport.websocket.uplink import Uplink
 
 MAX_UNSENT = 5000
 """Observations kept while no coordinator is known yet."""
+MAX_RESTARTS = 3
+"""Of the coordinator."""
+RESTART_PAUSE_S = 0.5
 
 logger = logging.getLogger(__name__)
 
 
-class Line:
-    """Speaks for one rank; `on_message` gets what the coordinator says."""
+class CoordinatorLink:
+    """Sends what one rank's sidecar has to say; `on_message` gets what the coordinator says."""
 
     def __init__(
         self,
         identity: PageIdentity,
-        on_message: Callable[[wire.Downward], wire.Upward | None],
+        on_message: OnMessage,
         log_to: Callable[[Path], None],
     ) -> None:
         self.run_id = ""
@@ -61,7 +73,7 @@ class Line:
         return (self._uplink.clock.offset_ns, self._uplink.clock.error_ns) if self._uplink is not None else (0, 0)
 
     def listen(self, loop: asyncio.AbstractEventLoop, descriptor: int, listen_fd: int) -> None:
-        """Wait for the word that tells where the coordinator is, on this pipe."""
+        """Wait for the Bootstrap on this pipe."""
         os.set_blocking(descriptor, False)
         received = bytearray()
 
@@ -72,12 +84,12 @@ class Line:
                 loop.remove_reader(descriptor)
                 os.close(descriptor)
                 if b"\n" in received:
-                    self._meet(bytes(received).partition(b"\n")[0], listen_fd)
+                    self._connect(bytes(received).partition(b"\n")[0], listen_fd)
 
         loop.add_reader(descriptor, readable)
 
     def send(self, observation: Observation, *, urgent: bool) -> None:
-        """Say one, or keep it until somebody is there to hear it."""
+        """Send one, or keep it until the coordinator is known."""
         if self._uplink is not None:
             self._uplink.send(observation, urgent=urgent)
         elif len(self._unsent) < MAX_UNSENT:
@@ -96,13 +108,13 @@ class Line:
             self._uplink.dropped_before = dropped
 
     async def close(self, deadline_s: float) -> None:
-        """Say what is left, then goodbye."""
+        """Send what is left, then Goodbye."""
         if self._uplink is not None:
             await self._uplink.close(deadline_s)
 
-    def _meet(self, line: bytes, listen_fd: int) -> None:
+    def _connect(self, line: bytes, listen_fd: int) -> None:
         try:
-            word = bootstrap.decode(line)
+            word = spawn.decode_bootstrap(line)
         except msgspec.MsgspecError as error:
             logger.error("what came through the job's store is not ours: %s", error)  # noqa: TRY400
             return
@@ -122,10 +134,52 @@ class Line:
             sidecar_pid=os.getpid(),
             metrics_address=self.metrics_address,
         )
-        self._uplink = Uplink(
-            f"http://{word.address}/ingest", word.token, hello, self._on_message, settings_for(who.world_size)
-        )
+        connect = transport_of(word.address).uplink
+        self._uplink = connect(word.address, word.token, hello, self._on_message, settings_for(who.world_size))
         self._uplink.start()
         for observation, urgent in self._unsent:
             self._uplink.send(observation, urgent=urgent)
         self._unsent.clear()
+
+
+class CoordinatorProcess:
+    """The coordinator's process, as its starter sees it."""
+
+    def __init__(self, *, arguments: list[str], token: str, listen_fd: int) -> None:
+        self.num_restarts = 0
+        self._arguments = arguments
+        self._token = token
+        self._listen_fd = listen_fd
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin, in the background."""
+        self._task = asyncio.create_task(self._keep_alive(), name="coordinator")
+
+    async def _keep_alive(self) -> None:
+        while True:
+            code = await self._run_once()
+            if code == 0 or self.num_restarts >= MAX_RESTARTS:
+                logger.log(logging.INFO if code == 0 else logging.ERROR, "the coordinator ended with %s", code)
+                return
+            self.num_restarts += 1
+            logger.error("the coordinator ended with %s; start %d of %d", code, self.num_restarts, MAX_RESTARTS)
+            await asyncio.sleep(RESTART_PAUSE_S)
+
+    async def _run_once(self) -> int:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-P", "-m", "holter.cli", "coordinator", *self._arguments),
+            *("--fd", str(self._listen_fd), "--token-file", "-"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            pass_fds=(self._listen_fd,),
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.write(self._token.encode() + b"\n")
+            await process.stdin.drain()
+            process.stdin.close()
+        return await process.wait()

@@ -22,10 +22,9 @@ from holter.flight import trimmed, with_members
 from holter.page import PageHeartbeat
 from holter.records import Exam, ExamDepth, Flight, Group, Phase, ProcessState, ThreadStack
 from holter.sidecar import stacks
-from holter.sidecar.copies import Copies
 from holter.sidecar.process import Process
 from holter.sidecar.progress import ENDED, HALTED, ProgressWatch
-from holter.sidecar.recorder import Recorder
+from holter.sidecar.recorder import Copies, Recorder
 from holter.sidecar.state import RankState
 
 FLIGHT_S = 3.0
@@ -36,18 +35,19 @@ NATIVE_S, STANDING_NATIVE_S = 5.0, 15.0
 NATIVE_PATIENCE_S, LOCKED_PATIENCE_S = 2.0, 8.0
 """How long an exam waits for them: if the interpreter answers, and if it does not."""
 MOVING_S = 0.5
-"""A rank that moved on so lately is no patient: it is not paused for native frames."""
+"""A rank that moved on so lately is not paused for native frames."""
 NATIVE_REST = 100.0
-"""A rank that does not stand still itself rests so many times as long as it last took: no more than 1 % of it is ours."""
+"""A rank that does not stand still is not paused again for so many times as long as the last pause took: at most 1 % of its time is ours."""
 MIN_FRAMES, MAX_FRAMES, WORLD_FRAMES = 64, 8192, 262_144
-"""Of stacks, that travel; the main thread's come first."""
+"""Of stacks that are sent; the main thread's come first."""
 MIN_CALLS, MAX_CALLS, WORLD_CALLS = 16, 2000, 16_384
-"""Of the recorder, that travel: what all ranks together may send is bounded, and what is not over travels always."""
+"""Of the recorder that are sent: what all ranks together may send is bounded, and calls that have not ended are always sent."""
 ORDERLY_CALLS = 32
-LAST_BREATH_S = 1.0
+CRASH_S = 1.0
 """For everything, while a rank that crashes waits for us."""
 
 Reason = Literal["asked", "last_breath"]
+"""`last_breath`: the rank crashes, and waits for us. Journals hold the word."""
 Part = TypeVar("Part")
 
 
@@ -63,11 +63,11 @@ class Examiner:
         self._copies: Copies | None = None
         self._groups: dict[str, Group] = {}
         self._num_spies = 0
-        self._quick_one_at_a_time = asyncio.Lock()
+        self._quick_lock = asyncio.Lock()
         self._spying: asyncio.Task[None] | None = None
         """Takes native frames; outlives the exam that began it."""
         self._native: _Native | None = None
-        """The last that were had."""
+        """The last native frames."""
         self._last_process: ProcessState | None = None
         """While it lived."""
         self._last_stacks: list[ThreadStack] = []
@@ -93,7 +93,7 @@ class Examiner:
         process = self._look()
         is_hurried = reason == "last_breath"
         (flight, flight_error), (is_lock_free, (taken, stack_error)) = await asyncio.gather(
-            self._flight(process, LAST_BREATH_S if is_hurried else FLIGHT_S),
+            self._flight(process, CRASH_S if is_hurried else FLIGHT_S),
             self._inside(process, depth, is_hurried=is_hurried),
         )
         return self._compose(
@@ -109,7 +109,7 @@ class Examiner:
         )
 
     def look(self, now_s: float) -> ProcessState | None:
-        """The process, for the watch; None while our own doing would be seen."""
+        """The process, for the watch; None while we take stacks, which would show it traced."""
         if self.is_spying:
             return None
         seen = self._process.look(now_s)
@@ -175,7 +175,7 @@ class Examiner:
     ) -> tuple[bool | None, tuple[list[ThreadStack], str]]:
         """First the interpreter, then the stacks; a rank that dies is not asked."""
         if is_hurried:
-            return None, await self._quick(LAST_BREATH_S)
+            return None, await self._quick(CRASH_S)
         began_s = clock.monotonic_s()
         is_lock_free = await self._is_lock_free(process)
         patience_s = LOCKED_PATIENCE_S if is_lock_free is False else NATIVE_PATIENCE_S
@@ -231,7 +231,7 @@ class Examiner:
         return answer if isinstance(answer, bool) else None
 
     async def _quick(self, deadline_s: float) -> tuple[list[ThreadStack], str]:
-        async with self._quick_one_at_a_time:
+        async with self._quick_lock:
             return await self._stacks("quick", deadline_s)
 
     async def _stacks(self, depth: ExamDepth, deadline_s: float) -> tuple[list[ThreadStack], str]:

@@ -1,0 +1,297 @@
+"""Who left, where replicas parted: witnesses are asked in turn, and the first that speaks counts.
+
+A majority is one of them. What goes before it knows better: a rank that treats its gradients otherwise than its peers, a setting that
+left its schedule, weights that changed between two steps. What follows it breaks the tie where there is no majority.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from holter.faults.replicas.replica_case import Case
+from holter.faults.shared.parting import Parting, changed_alone, column, tables_at
+from holter.faults.shared.replica_evidence import majority_evidence, tensor_evidence
+from holter.faults.shared.wording import ranks_text
+from holter.faults.window import Window
+from holter.records import Evidence, Table
+
+SAME = 1e-3
+"""Two factors this close, relatively, are the same: norms travel as float32."""
+FAR = 20.0
+"""So many times the way that a peer's tensor went is no training."""
+ROUND = 1e-5
+"""A factor this close to a multiple of a twentieth was written by hand; no clip arrives at one."""
+MAX_SETTINGS_SHOWN = 8
+
+Witness = Callable[[Case], tuple[int, ...]]
+"""Who left, by one kind of evidence; nobody: it does not tell."""
+
+
+def who_left(case: Case) -> tuple[tuple[int, ...], str]:
+    """The ranks, and why it is they; all that were compared, and no reason, if no witness speaks."""
+    for witness, why in WITNESSES:
+        if ranks := witness(case):
+            return ranks, why
+    return case.first.ranks, ""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What one rank multiplied its reduced gradients with before the optimizer got them."""
+
+    inside: tuple[float, float]
+    """Smallest and largest, of the tensors that differ between ranks."""
+    outside: tuple[float, float] | None
+    """Of those that agree; None: there are none."""
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether it treats the two kinds differently, and each alike within itself: a clip by value spreads by its nature."""
+        if self.outside is None or not _is_same(*self.inside):
+            return False
+        return not (_is_same(self.inside[0], self.outside[0]) and _is_same(self.inside[1], self.outside[1]))
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether it left those that differ as the reduction made them."""
+        return _is_same(self.inside[0], 1.0) and _is_same(self.inside[1], 1.0)
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether no clip can have made this factor: it enlarges, or is a round number."""
+        low, high = self.inside
+        return high > 1 + SAME or (not self.is_untouched and abs(low * 20 - round(low * 20)) < 20 * ROUND)
+
+
+def factors(case: Case) -> dict[int, Factors]:
+    """By rank, where its gradients' norms are known from before and after."""
+    parting, found = case.given, {}
+    if parting is None:
+        return {}
+    reduced = tables_at(case.window, "gradients_reduced", parting.step, parting.ranks)
+    given = tables_at(case.window, parting.tensor_class, parting.step, parting.ranks)
+    differing = set(case.in_given.tensors)
+    for rank in sorted(set(reduced) & set(given)):
+        before, after = column(reduced[rank], reduced[rank].norms), column(given[rank], given[rank].norms)
+        ratios = {
+            name: after[name] / norm
+            for name, norm in before.items()
+            if name in after and 0 < norm < math.inf and math.isfinite(after[name])
+        }
+        inside = [ratio for name, ratio in ratios.items() if name in differing]
+        outside = [ratio for name, ratio in ratios.items() if name not in differing]
+        if inside:
+            found[rank] = Factors((min(inside), max(inside)), (min(outside), max(outside)) if outside else None)
+    return found
+
+
+def _scales_unevenly(case: Case) -> tuple[int, ...]:
+    return _some_of(case, lambda own: own.is_uneven)
+
+
+def _minority_after_reduction(case: Case) -> tuple[int, ...]:
+    return case.given.minority if case.given else ()
+
+
+def _scales_by_no_clip(case: Case) -> tuple[int, ...]:
+    return _some_of(case, lambda own: own.is_odd)
+
+
+def _leaves_untouched(case: Case) -> tuple[int, ...]:
+    return _some_of(case, lambda own: own.is_untouched)
+
+
+def _some_of(case: Case, is_suspect: Callable[[Factors], bool]) -> tuple[int, ...]:
+    """Ranks whose factors between the reduction and the optimizer are suspect, and who agrees with them, if others' are not."""
+    of_rank = factors(case)
+    suspects = [rank for rank, own in of_rank.items() if is_suspect(own)]
+    return case.given.group_of(suspects) if case.given and 0 < len(suspects) < len(of_rank) else ()
+
+
+def _minority_of_settings(case: Case) -> tuple[int, ...]:
+    return case.settings.minority if case.settings else ()
+
+
+def _left_schedule(case: Case) -> tuple[int, ...]:
+    """Ranks whose setting did not go on as all ranks' did before, if others' did: a schedule adds or multiplies."""
+    parting, past = case.settings, case.past_of_settings
+    if parting is None or len(past) != 2 or past[0] != parting.step - 1:  # noqa: PLR2004 - the two steps before this one
+        return ()
+    tables = [tables_at(case.window, parting.tensor_class, step, parting.ranks) for step in (parting.step, *past)]
+    for name in case.in_settings.tensors:
+        off = {}
+        for rank in set.intersection(*(set(of_rank) for of_rank in tables)):
+            values = [dict(zip(of[rank].names, of[rank].norms, strict=False)).get(name) for of in tables]
+            if None not in values:
+                off[rank] = _strayed(*(value for value in values if value is not None))
+        far = [rank for rank, way in off.items() if way > SAME]
+        if far and len(far) < len(off):
+            return parting.group_of(far)
+    return ()
+
+
+def _settings_changed_alone(case: Case) -> tuple[int, ...]:
+    past = case.past_of_settings
+    if case.settings is None or not past:
+        return ()
+    alone = changed_alone(case.window, case.settings, past[0], case.in_settings.tensors)
+    strayed = _left_schedule(case)
+    # Where a schedule moves them all, the one that stood still is not the sound one.
+    return () if strayed and alone != strayed else alone
+
+
+def _jumped(case: Case) -> tuple[int, ...]:
+    return _jump(case)[0]
+
+
+def _jump(case: Case) -> tuple[tuple[int, ...], str]:
+    """Ranks on which a tensor went much farther since an earlier step than on the others, and the sentence that says so."""
+    parting, past = case.weights, case.past_of_weights
+    if parting is None or past is None:
+        return (), ""
+    now = tables_at(case.window, parting.tensor_class, parting.step, parting.ranks)
+    then = tables_at(case.window, parting.tensor_class, past, parting.ranks)
+    for name in case.in_weights.tensors:
+        gone = {rank: _way(then[rank], now[rank], name) for rank in sorted(set(now) & set(then))}
+        known = {rank: way for rank, way in gone.items() if math.isfinite(way)}
+        least = min(known.values(), default=0.0)
+        far = [rank for rank, way in known.items() if way > FAR * least and way > 0]
+        if len(known) > 1 and far and len(far) < len(known):
+            shown = ", ".join(f"{way:.3g} on rank {rank}" for rank, way in known.items())
+            text = f"from step {past} to step {parting.step} the sum of {name} moved by {shown}"
+            return parting.group_of(far), text
+    return (), ""
+
+
+WITNESSES: tuple[tuple[Witness, str], ...] = (
+    (_scales_unevenly, "it scales some of its reduced gradients otherwise than the rest"),
+    (_minority_after_reduction, "most ranks give their optimizers the same gradients"),
+    (_scales_by_no_clip, "it scales its gradients by a factor that no clip arrives at"),
+    (_leaves_untouched, "it leaves out the scaling that its peers do"),
+    (_minority_of_settings, "most ranks' optimizers have the same settings"),
+    (_left_schedule, "its setting left the schedule that all followed"),
+    (_settings_changed_alone, "its settings changed, its peers' did not"),
+    (_jumped, "its weights went where no training leads"),
+    (lambda case: case.broke.ranks, "its weights changed between two steps"),
+    (lambda case: case.first.minority, "most ranks agree"),
+    (lambda case: case.in_weights.rounded_ranks, "its weights have lost their low bits"),
+    (lambda case: case.in_weights.odd_ranks, "the norm of its weights is implausible"),
+)
+"""In the order in which they are asked, each with its reason."""
+
+
+def parting_evidence(case: Case) -> Iterator[Evidence]:
+    """What was read beside the classes' own tables: factors of gradients, settings, a jump of the weights."""
+    if case.given:
+        yield from _clipping_evidence(factors(case), case.given.step)
+    elif case.settings:
+        yield from _settings_evidence(case, case.settings)
+    elif (jump := _jump(case))[0]:
+        yield Evidence(kind="history", summary=jump[1], values={"ranks": list(jump[0])})
+
+
+def culprit_evidence(case: Case) -> Iterator[Evidence]:
+    """How it is known who left, or that it is not."""
+    broke, difference = case.broke, case.in_weights
+    if broke.ranks:
+        others = "the others' did not"
+        if broke.unseen:
+            others = (
+                f"{ranks_text(broke.unseen)} could not be read there, and at no step before had anybody's changed so"
+            )
+        yield Evidence(
+            kind="history",
+            summary=f"the weights of {ranks_text(broke.ranks)} changed between the end of the step before and the start of step "
+            f"{broke.step}, with no optimizer step between; {others}",
+            values={"ranks": list(broke.ranks), "step": broke.step},
+        )
+    elif broke.is_on_all:
+        yield Evidence(
+            kind="history",
+            summary="every rank's weights changed between two steps: the script itself changes them, on all ranks",
+        )
+    yield majority_evidence(case.first)
+    if difference.odd_ranks:
+        yield Evidence(
+            kind="implausible",
+            summary=f"{difference.odd_text}: {ranks_text(difference.odd_ranks)} cannot be right",
+            values={"ranks": list(difference.odd_ranks)},
+        )
+    if difference.rounded_ranks:
+        yield Evidence(
+            kind="precision",
+            summary=f"on {ranks_text(difference.rounded_ranks)} the low mantissa bits of the tensors that differ are all zero, on the others "
+            "they are not: only there the values have passed through a narrower dtype",
+            values={"ranks": list(difference.rounded_ranks)},
+        )
+
+
+def _clipping_evidence(of_rank: dict[int, Factors], step: int) -> Iterator[Evidence]:
+    """The factors side by side."""
+    if not of_rank:
+        return
+    shown = []
+    for rank, own in of_rank.items():
+        rest = "" if own.outside is None else f", the others by {_range(*own.outside)}"
+        shown.append(f"rank {rank} multiplied the tensors that differ by {_range(*own.inside)}{rest}")
+    yield Evidence(
+        kind="clipping",
+        summary=f"step {step}, between the reduction and the optimizer: {'; '.join(shown)}",
+        values={str(rank): list(own.inside) for rank, own in of_rank.items()},
+    )
+
+
+def _settings_evidence(case: Case, parting: Parting) -> Iterator[Evidence]:
+    alone = _settings_changed_alone(case)
+    lines: list[Evidence] = []
+    if parting.tensor_class == "hyperparameters":
+        lines = _setting_lines(case.window, parting, case.in_settings.tensors[:MAX_SETTINGS_SHOWN])
+        if alone:
+            summary = f"since they last agreed, the settings that differ have changed on {ranks_text(alone)} and not on the others"
+            lines.append(Evidence(kind="history", summary=summary, values={"ranks": list(alone)}))
+    yield from lines or tensor_evidence(parting, case.in_settings)
+
+
+def _setting_lines(window: Window, parting: Parting, tensors: Iterable[str]) -> list[Evidence]:
+    """Each setting that differs, with its value on each side."""
+    now = tables_at(window, parting.tensor_class, parting.step, parting.ranks)
+    # Of a setting nothing is unread: 0 is its value.
+    values = {rank: dict(zip(table.names, table.norms, strict=True)) for rank, table in now.items() if table.norms}
+    lines = []
+    for name in tensors:
+        of_rank = {rank: of[name] for rank, of in values.items() if name in of}
+        shown = " and ".join(
+            f"{value:.6g} on {ranks_text(parting.group_of([rank]))}"
+            for rank, value in sorted(of_rank.items())
+            if rank == min(other for other in of_rank if other in parting.group_of([rank]))
+        )
+        if shown:
+            lines.append(
+                Evidence(
+                    kind="setting",
+                    summary=f"{name} is {shown} at step {parting.step}",
+                    values={str(rank): value for rank, value in of_rank.items()},
+                )
+            )
+    return lines
+
+
+def _strayed(now: float, last: float, before: float) -> float:
+    """How far a value is from where its schedule was going, over its last step; 0: right there."""
+    usual = abs(last - before)
+    expected = [2 * last - before, *([last * last / before] if before else [])]
+    # A schedule that bends a little from step to step is still one.
+    return max(0.0, min(abs(now - value) for value in expected) - usual / 4) / max(abs(last), abs(now), 1e-30)
+
+
+def _way(then: Table, now: Table, name: str) -> float:
+    """How far a tensor's sum went; NaN where that is not known."""
+    return abs(column(now, now.sums).get(name, math.nan) - column(then, then.sums).get(name, math.nan))
+
+
+def _is_same(one: float, other: float) -> bool:
+    return abs(one - other) <= SAME * max(abs(one), abs(other))
+
+
+def _range(low: float, high: float) -> str:
+    return f"{low:.4g}" if _is_same(low, high) else f"{low:.4g} to {high:.4g}"

@@ -1,0 +1,119 @@
+"""The two ends of a transport, and what each side of holter hands in.
+
+    sidecar  --send, beat-->  Uplink  ~~ any network ~~  Listener  --connect, hear, goodbye-->  Receiver (the coordinator's intake)
+             <--on_message--                                       <--fetch, examine, order, notify--  coordinator
+
+Both ends speak the messages of `wire`. A Listener may hear a record twice and hand it on twice: the Receiver bears that.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from holter.records import Observation, Order
+from holter.transport.clock_offset import ClockOffset
+from holter.transport.wire import PROTOCOL, Downward, Heartbeat, Hello, Notice, Report, Upward
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    # A sidecar starts without the detectors.
+    from holter.faults import ExamKey, TableKey
+
+OnMessage = Callable[[Downward], Upward | None]
+"""Of a sidecar: gets every message of the coordinator; what it returns, if anything, is sent back (a Fetched for a Fetch)."""
+
+
+class Uplink(Protocol):
+    """The sidecar's end. It is lost and found again without anyone noticing: records wait meanwhile, and nothing is ever raised."""
+
+    is_connected: bool
+    dropped_before: int
+    """Records already lost between rank and sidecar; the owner keeps it up to date, reports carry the sum."""
+    clock: ClockOffset
+    """How far this host's clock is from the coordinator's."""
+
+    def start(self) -> None:
+        """Begin to connect, in the background, in a running event loop."""
+
+    def send(self, observation: Observation, *, urgent: bool = False) -> None:
+        """Queue one record; an urgent one takes everything queued along at once."""
+
+    def beat(self, heartbeat: Heartbeat) -> None:
+        """Where the rank is now; only the newest is sent."""
+
+    async def close(self, deadline_s: float) -> bool:
+        """Say what is left, then Goodbye, and answer until the coordinator hangs up; False when that could not be done in time."""
+
+
+class Receiver(Protocol):
+    """What a Listener hands its sidecars' words to: the coordinator's intake."""
+
+    @property
+    def run_id(self) -> str:
+        """Name of the run, for whoever connects."""
+
+    @property
+    def run_dir(self) -> Path:
+        """Directory of the run, likewise."""
+
+    def refusal(self, hello: Hello) -> str | None:
+        """Why this sidecar cannot be taken in, if it cannot."""
+
+    def connect(self, hello: Hello, now_ns: int) -> int:
+        """A sidecar is connected; returns the number of its connection."""
+
+    def disconnect(self, rank: int, connection: int, now_ns: int, *, is_closed: bool) -> None:
+        """A connection ended, closed by the other side or given up."""
+
+    def hear(self, rank: int, report: Report, now_ns: int) -> bool:
+        """A report arrived; True: something in it is urgent."""
+
+    def hear_sign(self, rank: int, now_ns: int) -> None:
+        """A sidecar sent something else."""
+
+    def hear_table(self, key: "TableKey", answer: Observation | None, now_ns: int) -> None:
+        """The answer to a question for a table; None: it is not to be had."""
+
+    def goodbye(self, rank: int) -> None:
+        """A sidecar has said everything."""
+
+
+class Listener(Protocol):
+    """The coordinator's end: one connection a rank, with the token, the newest wins."""
+
+    refused: int
+    """Connections that were turned away."""
+
+    def mount(self, app: "web.Application") -> None:
+        """Listen once the coordinator's web server starts: on a route of it, or elsewhere, begun in `app.on_startup`."""
+
+    async def fetch(self, keys: Sequence["TableKey"], deadline_s: float) -> None:
+        """Ask for tables and hand the answers to the Receiver; whoever does not answer in time does not have it."""
+
+    async def examine(self, keys: Sequence["ExamKey"]) -> None:
+        """Ask for examinations; the answers come as observations, whenever they come."""
+
+    async def order(self, order: Order, ranks: Sequence[int]) -> None:
+        """Tell these ranks' sidecars; an order that does not arrive is repeated by whoever gave it."""
+
+    async def notify(self, rank: int, notice: Notice) -> bool:
+        """Tell one rank's sidecar; False when it could not be told."""
+
+    async def hang_up(self) -> None:
+        """Close every connection: the coordinator ends."""
+
+
+ListenerMaker = Callable[[Receiver, str, Callable[[], None], Callable[[], Awaitable[None]]], Listener]
+"""(receiver, token, on_urgent, hold): `on_urgent` is called when something urgent was heard; `hold` ends when a sidecar that said Goodbye may
+be let go."""
+
+
+def refusal(hello: Hello, receiver: Receiver) -> str | None:
+    """Why a sidecar that speaks this way is turned away, whatever the transport."""
+    if hello.protocol != PROTOCOL:
+        return f"protocol {PROTOCOL} is spoken here, {hello.protocol} there"
+    # A job that was only told the coordinator's address does not know the run's name; the token says that it belongs.
+    if hello.run_id not in ("", receiver.run_id):
+        return f"this is run {receiver.run_id}, not {hello.run_id}"
+    return receiver.refusal(hello)
