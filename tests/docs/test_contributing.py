@@ -1,4 +1,4 @@
-"""CONTRIBUTING's examples, followed word for word in a copy of the tree: the detector judges, the framework is asked."""
+"""CONTRIBUTING's examples, followed word for word in a copy of the tree: the detector judges, the framework answers, the transport carries."""
 
 import os
 import re
@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
 LEARNING = "daemon/holter/faults/learning"
 FRAMEWORKS = "daemon/holter/frameworks"
+TRANSPORT = "daemon/holter/transport"
 TINYTRAIN = """
 class Engine:
     def __init__(self, model, optimizer):
@@ -99,6 +101,18 @@ def test_a_framework_is_added(tree: Tree) -> None:
     assert "7 tinytrain ['model: weight', 'model: bias']\n" == tree.python("ask.py")
 
 
+def test_a_transport_is_added(tree: Tree) -> None:
+    imported, _, line = example(f"{TRANSPORT}/choice.py").partition("\n\n")
+    tree.add(f"{TRANSPORT}/local/__init__.py", '"""Both ends in one process."""\n')
+    tree.add(f"{TRANSPORT}/local/ends.py")
+    (former,) = (
+        one for one in (ROOT / TRANSPORT / "choice.py").read_text().splitlines() if one.startswith("TRANSPORTS")
+    )
+    tree.edit(f"{TRANSPORT}/choice.py", ("\n\nfrom ", f"\n\n{imported}\nfrom "), (former, line))
+    tree.add("talk.py", TALK)
+    assert "['connect', 'hear', 'urgent', 'hear_table', 'goodbye', 'disconnect'] 1 True\n" == tree.python("talk.py")
+
+
 ASK = """
 import tinytrain
 import torch
@@ -111,4 +125,47 @@ engine = tinytrain.Engine(model, optimizer)
 (tiny,) = (one for one in ALL if one.name == "tinytrain")
 keeper = tiny.keeper(None, [optimizer])
 print(tiny.count_steps(optimizer), keeper.framework, [name for name, _ in keeper.live()])
+"""
+
+TALK = """
+import asyncio
+
+from holter.transport import wire
+from holter.transport.choice import transport_of
+from holter.transport.limits import UplinkSettings
+
+said = []
+
+
+class Receiver:
+    run_id, run_dir = "r", "/runs/r"
+
+    def refusal(self, hello):
+        return "too many" if hello.rank else None
+
+    def connect(self, hello, now_ns):
+        said.append("connect")
+        return 1
+
+    def __getattr__(self, name):
+        return lambda *_, **__: said.append(name) or name == "hear"
+
+
+def hello(rank):
+    return wire.Hello(run_id="r", rank=rank, world_size=1, host="h", rank_pid=1, sidecar_pid=2, metrics_address="")
+
+
+async def talk():
+    transport = transport_of("local://")
+    listener = transport.listener(Receiver(), "token", lambda: said.append("urgent"), lambda: asyncio.sleep(0))
+    uplinks = [transport.uplink("local://", "token", hello(rank), lambda _: None, UplinkSettings()) for rank in (0, 1)]
+    for uplink in uplinks:
+        uplink.start()
+    uplinks[0].beat(None)
+    await listener.fetch([("gradients", 3, 0)], 1.0)
+    is_closed = await uplinks[0].close(1.0)
+    print(said, listener.refused, is_closed)
+
+
+asyncio.run(talk())
 """
