@@ -1,4 +1,4 @@
-"""Putting holter on: with the settings that can be used, once, wholly or not at all."""
+"""Attaching: with the settings that can be used, once, wholly or not at all."""
 
 import builtins
 import os
@@ -17,7 +17,7 @@ from holter.frameworks.place import RankPlace
 from holter.halting import tombstone
 from made_up import HALT
 
-HALF_WORN = """
+HALF_ATTACHED = """
     import os, signal, sys, threading
     import torch
     from holter.frameworks import attach as loop
@@ -32,7 +32,7 @@ HALF_WORN = """
     loop._meet = fail
     assert loop.attach() is None
     assert before == functions()
-    # The desk has heard that nobody is there.
+    # The agent has heard that nobody is there.
     threading.Event().wait(1.0)
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(2.0)
@@ -87,7 +87,7 @@ def test_what_could_not_be_put_on_is_not_tried_again_in_mid_training(
 def test_what_was_put_on_in_part_is_taken_off(tmp_path: Path) -> None:
     environ = os.environ | {"HOLTER_RUN_DIR": str(tmp_path / "run"), "HOLTER_LINGER_S": "0"}
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(HALF_WORN)],
+        [sys.executable, "-c", textwrap.dedent(HALF_ATTACHED)],
         env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert "unobserved: RuntimeError: no store" in ended.stderr
