@@ -99,7 +99,7 @@ class ServiceSettings:
     disk_deadline_s: float = 5.0
     """At the end, for what is still to be written."""
     seal_s: float = 600.0
-    """So long a halt whose ranks are gone is still sealed."""
+    """How long a halt whose ranks are gone is still sealed."""
     limits: Limits = field(default_factory=Limits)
     announcing: AnnouncerSettings = field(default_factory=AnnouncerSettings)
 

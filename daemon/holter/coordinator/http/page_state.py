@@ -57,7 +57,7 @@ MAX_CARDS, MAX_CHECKPOINTS = 100, 64
 LOOK_NS = 3 * 10**9
 """Between two looks at what is dear to look at: the disk, and all ranks."""
 CALLED_OFF_NS = 10 * 60 * 10**9
-"""So long it is news that a halt was called off and the run went on."""
+"""How long it is news that a halt was called off and the run went on."""
 BLAME = {"info": 0, "warning": 1, "critical": 2}
 
 
