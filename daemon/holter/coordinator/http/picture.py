@@ -14,7 +14,7 @@ from typing import Any
 
 from holter.coordinator.http.timeline import Happening
 from holter.coordinator.roster import Member, Roster
-from holter.faults.hangs.dead_rank import kind_of
+from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit, Spread, StepArrivals, StepNumbers
 
 STATES = ("absent", "running", "ended", "died", "gone", "silent")
