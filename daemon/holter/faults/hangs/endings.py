@@ -14,14 +14,14 @@ import msgspec
 from holter.faults.hangs import stacks
 from holter.faults.shared import collectives
 from holter.faults.window import Examined, RankExit, Window
-from holter.records import Evidence, Exam, Flight
+from holter.records import EXIT_CODE, Evidence, Exam, Flight
 
 EndingKind = Literal[
     "ordinary", "terminated", "connection_lost", "timed_out", "signal", "exception", "exit_code", "unknown"
 ]
 VICTIMS: tuple[EndingKind, ...] = ("terminated", "connection_lost", "timed_out")
 """Ends that a peer's death, or its absence, brings about."""
-MEANT_CODES = (93, 128 + signal.SIGINT)
+MEANT_CODES = (EXIT_CODE, 128 + signal.SIGINT)
 """Halted by decision, and Ctrl-C as a shell counts it."""
 EXIT_DONE = "os._exit(0)"
 """Last words of a process that leaves past Python's own end, and is content."""
