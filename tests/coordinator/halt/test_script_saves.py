@@ -53,7 +53,7 @@ class Desk:
     def written(self) -> dict[str, tuple[int, str]]:
         assert self.disk.close(10)
         assert not self.disk.failures
-        return {Path(save.path).name: (save.step, save.verdict) for save in store.read(self.run_dir)}
+        return {Path(save.path).name: (save.step, save.verdict) for save in store.read_script_saves(self.run_dir)}
 
 
 @pytest.fixture
