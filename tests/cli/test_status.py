@@ -11,7 +11,7 @@ from holter.cli import main
 from holter.cli.status import _live
 from holter.coordinator.http.status import rank_status, status
 from holter.coordinator.identity import RunSettings
-from holter.coordinator.roster import Member
+from holter.coordinator.roster import LineState, Member, RankNumbers
 from holter.coordinator.run import Run
 from holter.halting import tombstone
 from holter.halting.tombstone import HaltRecord
@@ -29,7 +29,7 @@ def finding(detector: str, severity: Severity, summary: str, *needs: ExamRequest
 
 def heard(rank: int, loss: float | None) -> Member:
     hello = Hello(run_id="", rank=rank, world_size=3, host="h", rank_pid=1, sidecar_pid=2, metrics_address="")
-    return Member(hello, connection=rank, loss=loss)
+    return Member(hello, LineState(rank), numbers=RankNumbers(loss=loss))
 
 
 def said(run_dir: Path, **changed: object) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from holter import clock
 from holter.coordinator.identity import RunSettings
-from holter.coordinator.incidents.outlets import OutletSettings
+from holter.coordinator.incidents.announcer import AnnouncerSettings
 from holter.coordinator.service import Coordinator, Limits, ServiceSettings
 from holter.records import (
     Attached,
@@ -229,11 +229,11 @@ async def run_coordinator(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitab
         listener = listener or bound()
         port = listener.getsockname()[1]
         limits = options.pop("limits", Limits())
-        outlets = options.pop("outlets", OutletSettings())
+        announcing = options.pop("announcing", AnnouncerSettings())
         given = {name: options.pop(name) for name in ("detectors", "ask_halt") if name in options}
         # Simulated ranks obey no orders; tests of halts say what they want.
         run = RunSettings(run_dir, RUN_ID, f"http://127.0.0.1:{port}", **({"action": "notify"} | options))
-        settings = ServiceSettings(token=TOKEN, version="test", limits=limits, outlets=outlets)
+        settings = ServiceSettings(token=TOKEN, version="test", limits=limits, announcing=announcing)
         coordinator = Coordinator(run, settings, **given)
         await coordinator.start(listener)
         running = Running(coordinator, port, asyncio.create_task(coordinator.run()))

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holter import clock
-from holter.coordinator.halt.attempts import Outcome
+from holter.coordinator.halt.driver import Outcome
 from holter.coordinator.identity import RunSettings
 from holter.coordinator.service import Coordinator, Limits, ServiceSettings
 from holter.records import (

@@ -1,4 +1,4 @@
-"""Putting holter on: with the settings that can be used, once, wholly or not at all."""
+"""Attaching: with the settings that can be used, once, wholly or not at all."""
 
 import builtins
 import os
@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from holter.config import Settings
 from holter.frameworks import attach, watch
+from holter.frameworks.place import RankPlace
 from holter.halting import tombstone
 from made_up import HALT
 
-HALF_WORN = """
+HALF_ATTACHED = """
     import os, signal, sys, threading
     import torch
     from holter.frameworks import attach as loop
@@ -30,7 +32,7 @@ HALF_WORN = """
     loop._meet = fail
     assert loop.attach() is None
     assert before == functions()
-    # The desk has heard that nobody is there.
+    # The agent has heard that nobody is there.
     threading.Event().wait(1.0)
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait(2.0)
@@ -85,7 +87,7 @@ def test_what_could_not_be_put_on_is_not_tried_again_in_mid_training(
 def test_what_was_put_on_in_part_is_taken_off(tmp_path: Path) -> None:
     environ = os.environ | {"HOLTER_RUN_DIR": str(tmp_path / "run"), "HOLTER_LINGER_S": "0"}
     ended = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(HALF_WORN)],
+        [sys.executable, "-c", textwrap.dedent(HALF_ATTACHED)],
         env=environ, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
     assert "unobserved: RuntimeError: no store" in ended.stderr
@@ -98,3 +100,12 @@ def test_a_directory_that_was_deleted_is_no_reason_to_fail(tmp_path: Path, monke
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert "/runs/7" == attach._short("/runs/7")
+
+
+@pytest.mark.parametrize(
+    ("listen_host", "is_one_host", "expected"),
+    [("", True, "127.0.0.1"), ("", False, "0.0.0.0"), ("10.0.0.7", False, "10.0.0.7"), ("::1", True, "::1")],  # noqa: S104
+)
+def test_nobody_listens_wider_than_needed(listen_host: str, is_one_host: bool, expected: str) -> None:  # noqa: FBT001
+    here = RankPlace(rank=1, world_size=2, local_rank=1, is_one_host=is_one_host, address="node-0")
+    assert expected == attach._listen_host(Settings(listen_host=listen_host), here)

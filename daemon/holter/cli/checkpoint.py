@@ -12,9 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holter.cli.meter import Meter, size_text
 from holter.cli.runs import locate
-from holter.cli.tables import printable, table
+from holter.cli.terminal import Meter, printable, size_text, table
 from holter.errors import UsageError
 from holter.halting.vault import store, verification
 from holter.halting.vault.store import Sealed, Vault

@@ -65,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
     settings = _settings(args)
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
     from holter.coordinator.identity import RunSettings  # noqa: PLC0415
-    from holter.coordinator.incidents.outlets import OutletSettings  # noqa: PLC0415
-    from holter.coordinator.incidents.webhook_sender import WebhookSettings  # noqa: PLC0415
+    from holter.coordinator.incidents.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
     from holter.coordinator.service import (  # noqa: PLC0415
         Limits,
         ServiceSettings,
@@ -86,12 +85,12 @@ def run(args: argparse.Namespace) -> int:
         args.action or settings.action,
         args.save_deadline_s,
     )
-    outlets = OutletSettings(
+    announcing = AnnouncerSettings(
         webhook=WebhookSettings(settings.webhook, settings.webhook_token_file) if settings.webhook else None,
         targets_dir=Path(settings.targets_dir).absolute() if settings.targets_dir else None,
         runbooks=settings.runbooks.rstrip("/") or RUNBOOKS,
     )
-    service = ServiceSettings(token=token, version=holter.__version__, limits=limits, outlets=outlets)
+    service = ServiceSettings(token=token, version=holter.__version__, limits=limits, announcing=announcing)
     if args.fd < 0:
         sys.stderr.write(
             f"holter: coordinator of {about.run_id} at {address}; the token is in {run_dir}/coordinator.json\n"

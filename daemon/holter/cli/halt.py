@@ -16,8 +16,6 @@ from holter import clock, config
 from holter.cli.runs import RunReader, locate
 from holter.errors import UsageError
 
-DEADLINE_S = 10.0
-"""For the coordinator to take the request."""
 LOOK_S = 0.2
 REFUSED = 1
 
@@ -41,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
         where = found.directory or found.address
         raise UsageError(f"no coordinator answers for {where}: the run has ended, or cannot be reached from here")
     who = f"{getpass.getuser()}@{socket.gethostname()}"
-    code, answer = _post(found, {"reason": args.reason or "no reason given", "by": who})
+    asked = {"reason": args.reason or "no reason given", "by": who}
+    code, answer = found.post("/api/v1/halt", asked, _token(found))
     if code != http.client.ACCEPTED:
         return _told(args, REFUSED, {"outcome": "refused", "text": str(answer.get("error", code))})
     if args.no_wait:
@@ -83,21 +82,6 @@ def _from_files(found: RunReader, last: dict[str, Any]) -> tuple[int, dict[str, 
 def _told(args: argparse.Namespace, code: int, facts: dict[str, Any]) -> int:
     sys.stdout.write(json.dumps(facts, indent=2) + "\n" if args.json else f"{facts['text']}\n")
     return code
-
-
-def _post(found: RunReader, body: dict[str, str]) -> tuple[int, dict[str, Any]]:
-    host, _, port = found.address.rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=DEADLINE_S)
-    headers = {"Authorization": f"Bearer {_token(found)}", "Content-Type": "application/json"}
-    try:
-        connection.request("POST", "/api/v1/halt", json.dumps(body), headers)
-        response = connection.getresponse()
-        content = json.loads(response.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise UsageError(f"the coordinator at {found.address} did not answer: {error}") from None
-    finally:
-        connection.close()
-    return response.status, content if isinstance(content, dict) else {}
 
 
 def _token(found: RunReader) -> str:

@@ -18,6 +18,7 @@ from holter import clock, config
 from holter.cli import options
 from holter.errors import UsageError
 from holter.halting import tombstone
+from holter.records import EXIT_CODE
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 LOOK_S = 0.2
@@ -92,7 +93,7 @@ def _refuse(run_dir: Path, halt: tombstone.HaltRecord) -> int:
     """Say what stands, and what to do about it."""
     for sentence in tombstone.sentences(run_dir, halt, os.environ):
         sys.stderr.write(f"holter: {sentence}\n")
-    return tombstone.EXIT_CODE
+    return EXIT_CODE
 
 
 class _Forward:

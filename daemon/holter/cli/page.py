@@ -8,8 +8,8 @@ import sys
 from typing import Any
 
 import holter
-from holter.cli.replay import with_progress
 from holter.cli.runs import RunReader, locate
+from holter.cli.terminal import with_progress
 from holter.errors import UsageError
 
 

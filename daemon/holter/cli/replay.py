@@ -8,17 +8,14 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from holter import clock
 from holter.cli.runs import RunReader, has_open_critical, locate
+from holter.cli.terminal import with_progress
 from holter.coordinator.recovery import journal
 from holter.coordinator.recovery.replay import Pace, Replay, differences
 from holter.diagnosis import report
 from holter.errors import UsageError
 from holter.faults import ALL, Detector
 from holter.records import Diagnosis, Judged
-
-QUIET_S = 1.0
-"""What takes longer says how far it is."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -102,21 +99,6 @@ def _parsed(text: str) -> Any:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
-
-
-def with_progress(entries: Iterator[journal.Entry]) -> Iterator[journal.Entry]:
-    """The same, and standard error says how far it is if it takes long."""
-    began_s = told_s = clock.monotonic_s()
-    number = 0
-    for number, entry in enumerate(entries, start=1):
-        yield entry
-        now_s = clock.monotonic_s()
-        if now_s - told_s >= QUIET_S:
-            told_s = now_s
-            sys.stderr.write(f"\rholter: {number} entries ...")
-            sys.stderr.flush()
-    if told_s > began_s:
-        sys.stderr.write(f"\rholter: {number} entries in {clock.monotonic_s() - began_s:.0f} s      \n")
 
 
 def _remarks(found: RunReader, replay: Replay, damage: list[str]) -> Iterator[str]:

@@ -17,6 +17,8 @@ from holter.records import Diagnosis
 RUNS = Path("holter-runs")
 DEADLINE_S = 3.0
 """For a coordinator to answer."""
+POST_DEADLINE_S = 10.0
+"""For it to take a request."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,14 @@ class RunReader:
         ):
             return None
         return _get(self.address, path)
+
+    def post(self, path: str, body: dict[str, str], token: str) -> tuple[int, dict[str, Any]]:
+        """Status and content of the coordinator's answer to POST. Raises UsageError."""
+        try:
+            status, content = _request(self.address, path, POST_DEADLINE_S, body, token)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise UsageError(f"the coordinator at {self.address} did not answer: {error}") from None
+        return status, content if isinstance(content, dict) else {}
 
     def diagnoses(self) -> list[Diagnosis]:
         """Every incident, oldest first: from the coordinator if it answers, else from the files."""
@@ -109,16 +119,29 @@ def _read(path: Path) -> Diagnosis | None:
 
 def _get(address: str, path: str, field: str | None = None) -> Any:
     """Decoded JSON, or one field of it; None for no answer, no JSON, or none that is a success."""
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=DEADLINE_S)
     try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        content = json.loads(response.read()) if response.status == http.client.OK else None
+        status, content = _request(address, path, DEADLINE_S)
     except (OSError, http.client.HTTPException, ValueError):
         return None
-    finally:
-        connection.close()
+    content = content if status == http.client.OK else None
     if field is None:
         return content
     return content.get(field) if isinstance(content, dict) else None
+
+
+def _request(
+    address: str, path: str, deadline_s: float, body: dict[str, str] | None = None, token: str = ""
+) -> tuple[int, Any]:
+    """Status and decoded JSON of a GET, with a body of a POST. Raises OSError, HTTPException, ValueError."""
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=deadline_s)
+    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    try:
+        if body is None:
+            connection.request("GET", path)
+        else:
+            connection.request("POST", path, json.dumps(body), headers)
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from holter.cli.runs import RunReader, has_open_critical, locate
-from holter.cli.tables import printable, table
+from holter.cli.terminal import printable, table
 from holter.diagnosis.report import headline
 from holter.errors import UsageError
 from holter.halting import tombstone

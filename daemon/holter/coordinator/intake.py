@@ -14,8 +14,8 @@ from pathlib import Path
 from holter import clock
 from holter.coordinator import identity
 from holter.coordinator.disk import Disk
+from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts
 from holter.coordinator.halt.driver import HaltDriver
-from holter.coordinator.halt.script_saves import SaveBook
 from holter.coordinator.identity import Introductions, RunSettings
 from holter.coordinator.recovery.journal import Journal
 from holter.coordinator.roster import Roster
@@ -58,7 +58,7 @@ URGENT_SKIPS = 16
 class Intake:
     """What the transport hands over: `connect`, `hear` and the like, each with the time by the coordinator's clock."""
 
-    def __init__(self, settings: RunSettings, disk: Disk, saves: SaveBook, halts: HaltDriver) -> None:
+    def __init__(self, settings: RunSettings, disk: Disk, checkpoints: CheckpointVerdicts, halts: HaltDriver) -> None:
         self.roster = Roster(settings.world_size)
         self.assembly = Assembly(settings.world_size)
         journal_bytes = max(settings.journal_bytes, settings.world_size * JOURNAL_BYTES_OF_RANK)
@@ -68,7 +68,7 @@ class Intake:
         """Observations that spoke for another rank than their sender's, or that cannot be true."""
         self.mesh: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
         """Description of process groups -> the ranks of each."""
-        self._settings, self._disk, self._saves, self._halts = settings, disk, saves, halts
+        self._settings, self._disk, self._checkpoints, self._halts = settings, disk, checkpoints, halts
         self._is_identity_written = False
         self._has_news = False
         """Something was heard since the last judgement."""
@@ -192,7 +192,7 @@ class Intake:
     def _take(self, observation: Observation, now_ns: int) -> None:
         self._note(observation, now_ns)
         self.roster.observe(observation, now_ns)
-        self._saves.hear(observation)
+        self._checkpoints.hear(observation)
         match observation.body:
             case Halting():
                 self._halts.hear(observation, now_ns)

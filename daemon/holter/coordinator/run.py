@@ -15,9 +15,8 @@ from pathlib import Path
 
 from holter.coordinator.disk import Disk
 from holter.coordinator.halt import situation
-from holter.coordinator.halt.attempts import Act, Attempt, View
-from holter.coordinator.halt.driver import HaltDriver
-from holter.coordinator.halt.script_saves import SaveBook, compared_until, reported_until
+from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts, compared_until, reported_until
+from holter.coordinator.halt.driver import Act, Attempt, HaltDriver, View
 from holter.coordinator.halt.sealing import HaltEnding, SealedHalt
 from holter.coordinator.identity import RunSettings
 from holter.coordinator.incidents.store import Incidents
@@ -58,9 +57,9 @@ class Run:
     def __init__(self, settings: RunSettings, detectors: Sequence[Detector] = ALL) -> None:
         self.settings = settings
         self.disk = Disk()
-        self.saves = SaveBook(settings.run_dir, self.disk)
+        self.checkpoints = CheckpointVerdicts(settings.run_dir, self.disk)
         self.halts = HaltDriver(self._write_own, settings.save_deadline_s)
-        self.intake = Intake(settings, self.disk, self.saves, self.halts)
+        self.intake = Intake(settings, self.disk, self.checkpoints, self.halts)
         self.roster, self.assembly = self.intake.roster, self.intake.assembly
         self.incidents = Incidents(settings.run_dir, self.disk)
         self.incidents.load()
@@ -81,7 +80,7 @@ class Run:
         found = self.judging.judge(now_ns, is_final=is_final)
         self.roster.compare(self.assembly.arrivals())
         self._mark_judged(found, now_ns, is_final=is_final)
-        alarms = self.saves.judge(found.findings, found.diagnoses, lambda: self._sight(now_ns))
+        alarms = self.checkpoints.judge(found.findings, found.diagnoses, lambda: self._sight(now_ns))
         for diagnosis in found.diagnoses:
             self._put(diagnosis)
         return FollowUp(
@@ -105,7 +104,7 @@ class Run:
         """What a halt's checkpoint is sealed with."""
         attempt = self.halts.attempt
         assert attempt is not None
-        verdict = self.saves.verdict_of(attempt.plan.kept, self._compared_until())
+        verdict = self.checkpoints.verdict_of(attempt.plan.kept, self._compared_until())
         about = Circumstances(
             run_id=self.settings.run_id,
             step=order.base_step + attempt.plan.kept,
@@ -125,7 +124,7 @@ class Run:
             ranks=attempt.wish.ranks,
             incident=attempt.wish.incident,
             reason=attempt.wish.reason,
-            last_healthy=self.saves.last_healthy(),
+            last_healthy=self.checkpoints.last_healthy(),
             unheard=tuple(rank for rank in order.savers if self._is_unheard(rank, attempt)),
         )
 
@@ -137,7 +136,7 @@ class Run:
     def sealed(self, kept: SealedHalt) -> None:
         """A halt has kept what could be kept."""
         if kept.sealed is not None:
-            self.saves.note_sealed(kept.sealed)
+            self.checkpoints.note_sealed(kept.sealed)
         self.halts.sealed(kept.outcome)
         attempt = self.halts.attempt
         known = self.incidents.get(attempt.wish.incident) if attempt is not None and attempt.wish.incident else None
@@ -160,7 +159,7 @@ class Run:
         return [*disk, *self.intake.warnings(), *self.deliveries.warnings()]
 
     def _put(self, diagnosis: Diagnosis) -> None:
-        self.incidents.put(self.halts.named(self.saves.named(diagnosis)))
+        self.incidents.put(self.halts.named(self.checkpoints.named(diagnosis)))
 
     def _write_own(self, body: Body, now_ns: int) -> None:
         self.intake.write_own(body, now_ns)
@@ -170,13 +169,13 @@ class Run:
         return Sight(until_step=until_step, compared_until=self._compared_until(), blind=tuple(self.blind()))
 
     def _compared_until(self) -> int | None:
-        return compared_until(self.assembly.classes(), self.saves.diagnoses)
+        return compared_until(self.assembly.classes(), self.checkpoints.diagnoses)
 
     def _view(self, now_ns: int) -> View:
         window = cache(lambda: self.assembly.window(now_ns))
         return View(
             whereabouts=lambda: situation.whereabouts(self.roster, window(), self.halts),
-            wish=lambda: situation.wish(self.saves.diagnoses, self.judging.findings, window),
-            suspicion=lambda: situation.suspicion(self.saves.diagnoses),
+            wish=lambda: situation.wish(self.checkpoints.diagnoses, self.judging.findings, window),
+            suspicion=lambda: situation.suspicion(self.checkpoints.diagnoses),
             job=lambda: situation.job(window(), self.roster),
         )

@@ -23,11 +23,10 @@ from aiohttp import web
 from holter import clock
 from holter.coordinator import identity
 from holter.coordinator.halt import sealing
-from holter.coordinator.halt.attempts import Act, Open, Outcome
-from holter.coordinator.http.pages import Pages
-from holter.coordinator.http.requests import AskHalt
+from holter.coordinator.halt.driver import Act, Open, Outcome
+from holter.coordinator.http.pages import AskHalt, Pages
 from holter.coordinator.identity import RunSettings
-from holter.coordinator.incidents.outlets import Outlets, OutletSettings
+from holter.coordinator.incidents.announcer import Announcer, AnnouncerSettings
 from holter.coordinator.recovery import restart
 from holter.coordinator.roster import Roster
 from holter.coordinator.run import FollowUp, Run
@@ -102,7 +101,7 @@ class ServiceSettings:
     seal_s: float = 600.0
     """So long a halt whose ranks are gone is still sealed."""
     limits: Limits = field(default_factory=Limits)
-    outlets: OutletSettings = field(default_factory=OutletSettings)
+    announcing: AnnouncerSettings = field(default_factory=AnnouncerSettings)
 
 
 class Coordinator:
@@ -121,7 +120,7 @@ class Coordinator:
         listen = transport_of("").listener
         self._listener = listen(self.watched.intake, settings.token, self._hurry, self._hold)
         self._pages = Pages(self.watched, settings.version, token=settings.token, ask_halt=ask_halt or self._ask_halt)
-        self._outlets = Outlets(self.watched, settings.outlets)
+        self._announcer = Announcer(self.watched, settings.announcing)
         self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         self._is_over = asyncio.Event()
@@ -141,7 +140,7 @@ class Coordinator:
         await web.SockSite(self._runner, listener, backlog=1024).start()
         self._write_access()
         self.watched.intake.write_down()
-        self._outlets.start()
+        self._announcer.start()
 
     def stop(self) -> None:
         """End soon, after a last judgement."""
@@ -168,7 +167,7 @@ class Coordinator:
         await self._judge(is_final=True)
         self.watched.judging.runner.guard("the page", self._pages.page_state.look)
         self._is_over.set()
-        await self._pages.feed.close(reason)
+        await self._pages.events.close(reason)
         await self._close()
         return reason
 
@@ -188,7 +187,7 @@ class Coordinator:
             text = report.headline(diagnosis)
             logger.warning("incident %s: %s", diagnosis.id, text)
             await self._listener.notify(0, wire.Notice(severity=diagnosis.severity, text=text))
-        self._outlets.tell()
+        self._announcer.tell()
         for text in (*follow_up.alarms, *follow_up.halt_news):
             logger.warning("%s", text)
             await self._listener.notify(0, wire.Notice(severity="critical", text=text))
@@ -205,7 +204,7 @@ class Coordinator:
         task.add_done_callback(self._tasks.discard)
 
     async def _open(self, step: int) -> None:
-        run_dir, base_step, stamp = self.watched.settings.run_dir, self.watched.saves.base_step, clock.wall_ns()
+        run_dir, base_step, stamp = self.watched.settings.run_dir, self.watched.checkpoints.base_step, clock.wall_ns()
         completed = base_step + step
         waiting = _in_thread(partial(sealing.open_directory, run_dir, completed, stamp))
         done, _ = await asyncio.wait({waiting}, timeout=OPEN_DEADLINE_S)
@@ -258,21 +257,21 @@ class Coordinator:
         if now_s - self._flushed_s >= self._settings.flush_interval_s or self.watched.intake.journal.is_filling:
             self._flushed_s = now_s
             self.watched.intake.write_down()
-            self._outlets.write_targets()
+            self._announcer.write_targets()
 
     async def _close(self) -> None:
         await self._listener.hang_up()
         self.watched.intake.end(clock.wall_ns())
         if self.watched.incidents.standing() or self.watched.halts.outcomes:
             await self._linger()
-        await self._outlets.close()
+        await self._announcer.close()
         if self._runner is not None:
             await self._runner.cleanup()
         await asyncio.to_thread(self.watched.close, self._settings.disk_deadline_s)
 
     async def _linger(self) -> None:
         """Nothing is written any more; but whoever scrapes now and then must find what ended the run. A new life of it takes over at once."""
-        self._outlets.tell(is_final=True)
+        self._announcer.tell(is_final=True)
         until_s = clock.monotonic_s() + self._settings.limits.linger_s
         while clock.monotonic_s() < until_s and not self._stop.is_set():
             known = await asyncio.to_thread(identity.read_access, self.watched.settings.run_dir)

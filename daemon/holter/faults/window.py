@@ -54,7 +54,7 @@ class StepNumbers:
 
 @dataclass(frozen=True)
 class Note:
-    """Something that a rank says rarely."""
+    """One rare message of a rank, and when it came."""
 
     rank: int
     step: int

@@ -37,7 +37,7 @@ from holter.rank.interactive import is_interactive
 from holter.rank.monitor import Monitor
 from holter.rank.publish.observations import ObservationWriter
 from holter.rank.rendezvous import Rendezvous
-from holter.records import Attached
+from holter.records import EXIT_CODE, Attached
 from holter.sidecar import spawn
 from holter.sidecar.process import started_ticks
 from holter.sidecar.spawn import Bootstrap
@@ -97,7 +97,7 @@ def obey_standing_halt(settings: Settings, here: RankPlace, environ: Mapping[str
             say(sentence)
     else:
         threading.Event().wait(SAYS_S)
-    raise SystemExit(tombstone.EXIT_CODE)
+    raise SystemExit(EXIT_CODE)
 
 
 def begin_life(run_dir: str, environ: Mapping[str, str]) -> None:

@@ -11,9 +11,7 @@ Where the action is less than halt, the reason says what would have been done.
 from collections.abc import Sequence
 
 from holter.faults import CAUSES, DETECTORS
-from holter.records import Action, Cause, Directive, Severity
-
-EXIT_CODE = 93
+from holter.records import EXIT_CODE, Action, Cause, Directive, Severity
 
 
 def decide(severity: Severity, causes: Sequence[Cause], action: Action, *, detector: str = "") -> Directive:

@@ -19,8 +19,8 @@ import msgspec
 
 from holter.clock import rfc3339, wall_ns
 from holter.files import write_whole
+from holter.records import EXIT_CODE
 
-EXIT_CODE = 93
 ROOM = ".halt.room"
 ROOM_BYTES = 4096
 REQUEUES, RESTARTS = "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"

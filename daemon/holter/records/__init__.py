@@ -8,6 +8,7 @@ Steps count optimizer steps from 0: step 30 is the one that runs when 30 have be
 """
 
 from holter.records.halting import (
+    EXIT_CODE,
     HaltAnswered,
     HaltAsked,
     Halting,
@@ -65,6 +66,7 @@ from holter.records.watching import (
 )
 
 __all__ = [
+    "EXIT_CODE",
     "NUMBERS",
     "Action",
     "Attached",

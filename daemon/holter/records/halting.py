@@ -7,6 +7,9 @@ import msgspec
 Verdict = Literal["healthy", "poisoned", "unknown", "incomplete"]
 """Of a checkpoint: its numbers are good, are not, nobody knows, or parts of it are missing."""
 
+EXIT_CODE = 93
+"""Of a rank that was halted, and of whoever started it."""
+
 OrderKind = Literal["prepare", "commit", "rescue", "abort", "leave"]
 """`prepare`: stop before step `step` is applied and wait there.
 `commit`: all stand at `step`; each rank's main thread rewinds and saves, collectives are allowed.

@@ -7,8 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holter.coordinator.halt.attempts import Act, Open, Outcome, View
-from holter.coordinator.halt.driver import MAX_TRIES, HaltDriver
+from holter.coordinator.halt.driver import MAX_TRIES, Act, HaltDriver, Open, Outcome, View
 from holter.halting.plan import JobShape, Whereabouts, Wish
 from holter.halting.protocol import Course, Seal, Tell
 from holter.records import (

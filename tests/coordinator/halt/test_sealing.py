@@ -13,7 +13,7 @@ import pytest
 from tests.coordinator.conftest import RUN_ID, attached, census, done, exited, seen
 from tests.halting.vault.test_store import write
 
-from holter.coordinator.halt.attempts import Act, Open
+from holter.coordinator.halt.driver import Act, Open
 from holter.coordinator.halt.sealing import HaltEnding, open_directory, seal
 from holter.coordinator.identity import RunSettings
 from holter.coordinator.recovery import restart
@@ -191,7 +191,7 @@ class Watched:
         self.told += [act for act in acts if isinstance(act, Tell)]
         for act in acts:
             if isinstance(act, Open):
-                base_step = self.run.saves.base_step
+                base_step = self.run.checkpoints.base_step
                 opened = open_directory(self.run_dir, base_step + act.step)
                 self.run.halts.opened(*opened, self.now_ns, base_step)
                 acts += self.judge(0.0)

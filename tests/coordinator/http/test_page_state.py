@@ -8,7 +8,7 @@ import pytest
 from tests.diagnosis.test_report import bad_batch, diagnose
 
 from holter import clock
-from holter.coordinator.halt.attempts import Outcome
+from holter.coordinator.halt.driver import Outcome
 from holter.coordinator.http.page_state import CALLED_OFF_NS, MAX_LINES, PageState
 from holter.coordinator.identity import RunSettings
 from holter.coordinator.run import Run

@@ -6,7 +6,7 @@ import random
 import msgspec
 import pytest
 
-from holter.coordinator.http.picture import COLUMNS, STATES, Columns, Picture, columns, joined, rounded
+from holter.coordinator.http.page_state import COLUMNS, STATES, Columns, Picture, joined, rank_columns, rounded
 from holter.coordinator.http.timeline import Happening
 from holter.coordinator.roster import Roster
 from holter.faults.window import Spread, StepNumbers
@@ -82,7 +82,7 @@ def test_every_rank_has_a_place_those_that_never_came_too() -> None:
     known.observe(Observation(rank=1, step=98, at_ns=NOW_NS, body=step_done(0.5)), NOW_NS)
     known.observe(exited(2, None, number=9), NOW_NS)
     known.members[0].numbers.lag_s = 0.0312
-    made, hosts = columns(known, {1: 2}, NOW_NS)
+    made, hosts = rank_columns(known, {1: 2}, NOW_NS)
     assert set(COLUMNS) == set(made)
     assert ["running", "running", "died", "absent", "absent"] == [STATES[place] for place in made["state"]]
     assert [0, 2, 0, 0, 0] == made["blame"]
@@ -95,14 +95,14 @@ def test_every_rank_has_a_place_those_that_never_came_too() -> None:
 def test_when_it_last_moved_is_said_of_who_stands_and_of_nobody_else() -> None:
     known = roster(2)
     known.beat(1, Heartbeat(101, Phase.DATA, 0, NOW_NS), NOW_NS + 8 * 10**9)
-    made, _ = columns(known, {}, NOW_NS + 9 * 10**9)
+    made, _ = rank_columns(known, {}, NOW_NS + 9 * 10**9)
     assert [NOW_NS // 10**9, 0] == made["since"]
 
 
 @pytest.mark.parametrize("num_changed", [1, 40, 1000])
 def test_who_applies_the_changes_sees_what_is(num_changed: int) -> None:
     chance = random.Random(num_changed)  # noqa: S311 - a test
-    before, _ = columns(roster(1000), {}, NOW_NS)
+    before, _ = rank_columns(roster(1000), {}, NOW_NS)
     after = {name: list(column) for name, column in before.items()}
     for rank in chance.sample(range(1000), num_changed):
         after["phase"][rank] = chance.randrange(8)
@@ -114,13 +114,13 @@ def test_who_applies_the_changes_sees_what_is(num_changed: int) -> None:
 
 
 def test_few_changes_are_told_by_their_places() -> None:
-    before, _ = columns(roster(1000), {}, NOW_NS)
+    before, _ = rank_columns(roster(1000), {}, NOW_NS)
     after = before | {"phase": [*before["phase"][:-1], 5]}
     assert {"phase": {"at": [999], "to": [5]}} == picture(after).since(picture(before))["columns"]
 
 
 def test_nothing_is_told_when_only_time_passes() -> None:
-    made, _ = columns(roster(4), {}, NOW_NS)
+    made, _ = rank_columns(roster(4), {}, NOW_NS)
     assert {} == picture(made, now_ms=2).since(picture(made))
 
 
@@ -165,10 +165,10 @@ def test_numbers_have_two_digits_that_tell(value: float, shown: int) -> None:
 
 def test_sixteen_thousand_ranks_that_all_move_on_stay_below_what_a_listener_may_get() -> None:
     known, chance = roster(16_000), random.Random(1)  # noqa: S311 - a test
-    before, _ = columns(known, {}, NOW_NS)
+    before, _ = rank_columns(known, {}, NOW_NS)
     for rank, member in known.members.items():
         member.progress.phase = Phase(chance.randrange(1, 5))
         member.progress.step = 100 + (rank % 2)
         member.numbers.step_s, member.numbers.lag_s = 1 + chance.random() / 50, 0.0
-    after, _ = columns(known, {}, NOW_NS)
+    after, _ = rank_columns(known, {}, NOW_NS)
     assert len(msgspec.json.encode(picture(after).since(picture(before)))) < 200_000

@@ -9,7 +9,7 @@ from tests.coordinator.conftest import eventually
 
 from holter.coordinator.disk import Disk
 from holter.coordinator.http.targets import LOOK_EVERY, TargetsFile, all_targets, sidecar_targets
-from holter.coordinator.incidents.outlets import OutletSettings
+from holter.coordinator.incidents.announcer import AnnouncerSettings
 from holter.coordinator.roster import Roster
 from holter.transport import wire
 
@@ -69,7 +69,7 @@ def test_a_file_that_somebody_took_away_comes_back(tmp_path: Path) -> None:
 
 async def test_the_port_and_the_shared_disk_tell_the_same(run_coordinator: Any, tmp_path: Path) -> None:
     folder = tmp_path / "targets"
-    running = await run_coordinator(outlets=OutletSettings(targets_dir=folder))
+    running = await run_coordinator(announcing=AnnouncerSettings(targets_dir=folder))
     path = folder / "holter-run-1.json"
     await eventually(path.exists)
     assert [[f"127.0.0.1:{running.port}"]] == [group["targets"] for group in json.loads(path.read_text())]

@@ -220,7 +220,7 @@ def test_a_coordinator_that_is_started_again_tells_a_hang_that_came_back_from_th
     again.judge(now_ns + 5 * SECOND_NS)
     assert live.diagnoses == again.incidents.all()
     assert [live.diagnoses[1].id] == [one.id for one in again.incidents.standing()]
-    assert [False, True] == [one.closed_at is None for one in again.saves.diagnoses], (
+    assert [False, True] == [one.closed_at is None for one in again.checkpoints.diagnoses], (
         "a halt is wished for by open ones"
     )
     again.intake.end(now_ns)

@@ -35,7 +35,7 @@ EVERY, AT, MICRO = 4, 4, 3
 
 
 class Rank:
-    """A monitor in this process that keeps snapshots, and its hands."""
+    """A monitor in this process that keeps snapshots, and what saves it."""
 
     def __init__(self) -> None:
         self.page = PageWriter.create(rank=0, world_size=1, pid=1, started_ticks=1, ring_bytes=1 << 20)

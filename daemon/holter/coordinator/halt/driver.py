@@ -9,31 +9,19 @@ no reason to wait, are let go.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from holter import patience
-from holter.coordinator.halt.attempts import (
-    Act,
-    Attempt,
-    Open,
-    Outcome,
-    View,
-    is_known_to_all,
-    order_of,
-    patience_ns,
-    why_off,
-)
 from holter.faults.hangs.endings import LOST_CONNECTION
 from holter.faults.numerics.causes import NONFINITE_BACKWARD
 from holter.halting import protocol
-from holter.halting.plan import HaltPlan, NotYet, Wish, choose
-from holter.halting.protocol import Course, Gone, HaltEvent, Heard, Tell
-from holter.halting.tombstone import EXIT_CODE
-from holter.records import Body, Diagnosis, HaltAnswered, HaltAsked, Halting, Observation, Order, Ordered
+from holter.halting.plan import HaltPlan, JobShape, NotYet, Whereabouts, Wish, choose
+from holter.halting.protocol import Course, Gone, HaltEvent, Heard, Seal, Tell
+from holter.records import EXIT_CODE, Body, Diagnosis, HaltAnswered, HaltAsked, Halting, Observation, Order, Ordered
 
 AGAIN_NS = 10**9
 """Between two repetitions of what was not answered."""
@@ -43,6 +31,111 @@ REQUESTED = "requested"
 """Cause of a halt that somebody asked for."""
 UNEXPLAINED = NONFINITE_BACKWARD.cause
 """Of one that ranks asked for by standing, when nothing better is known."""
+_BEGUN: dict[str, Literal["prepare", "commit", "rescue"]] = {
+    "prepare": "prepare",
+    "commit": "commit",
+    "rescue": "rescue",
+}
+
+
+@dataclass(frozen=True)
+class Open:
+    """Make a directory for a checkpoint of so many completed steps; `opened` is told."""
+
+    step: int
+
+
+Act = Open | Tell | Seal
+
+
+@dataclass(frozen=True)
+class View:
+    """What the coordinator sees; each is worked out only when it is asked for."""
+
+    whereabouts: Callable[[], Sequence[Whereabouts]]
+    wish: Callable[[], Wish | None]
+    """Of the diagnoses."""
+    suspicion: Callable[[], Wish | None]
+    """Of a diagnosis that is not sure enough to halt a run that trains, but explains why ranks stand."""
+    job: Callable[[], JobShape]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a halt."""
+
+    name: str
+    """completed, incomplete or failed; the run goes on: called_off, or refused to whoever asked."""
+    text: str
+    checkpoint: str | None = None
+    """Relative to the run directory."""
+    is_halted: bool = True
+    """The ranks were told to leave."""
+    reason: str = ""
+    """Of the wish."""
+
+
+@dataclass
+class Attempt:
+    """One try to halt."""
+
+    wish: Wish
+    plan: HaltPlan
+    halt: protocol.HaltState | None = None
+    """None until the directory is there."""
+    course_ns: int = 0
+    """When its present course began."""
+    told_ns: int = 0
+    failures: dict[int, str] = field(default_factory=dict)
+    """Rank -> why it did not save."""
+
+    @property
+    def course(self) -> str:
+        """For people."""
+        return self.halt.course.value if self.halt is not None else "preparing"
+
+
+def order_of(attempt: Attempt, number: int, directory: Path, deadline_s: float, base_step: int) -> Order:
+    """With which it begins."""
+    plan = attempt.plan
+    return Order(
+        halt=number,
+        kind=plan.kind,
+        step=plan.step,
+        base_step=base_step,
+        snapshot=plan.snapshot,
+        directory=str(directory),
+        savers=plan.savers,
+        lost=plan.lost,
+        deadline_s=deadline_s + plan.wait_s,
+        reason=attempt.wish.reason[:500],
+        is_requested=attempt.wish.is_operator,
+    )
+
+
+def patience_ns(halt: protocol.HaltState) -> float:
+    """So long it may stay in its present course."""
+    if halt.course is Course.PREPARING:
+        return halt.order.deadline_s * 1e9
+    keeping = halt.course in (Course.COMMITTED, Course.RESCUING)
+    return (halt.order.deadline_s + patience.ANSWER_S) * 1e9 if keeping else float("inf")
+
+
+def is_known_to_all(halt: protocol.HaltState) -> bool:
+    """Everybody who can has said that it goes on."""
+    heard = halt.heard
+    return all(heard.get(rank) in ("released", "unwilling") for rank in halt.ranks - halt.gone)
+
+
+def why_off(attempt: Attempt) -> str:
+    """For people."""
+    assert attempt.halt is not None
+    states = {state for _, state in attempt.halt.answers}
+    if "unwilling" in states:
+        return "the order came too late for the step"
+    if "released" in states:
+        return "the ranks went on by themselves"
+    return "not every rank could be reached" if attempt.halt.gone else "not every rank came to the step in time"
 
 
 @dataclass(frozen=True)
@@ -346,13 +439,6 @@ class HaltDriver:
         """No halt, for whoever asked; written down, or one that is started again would take the request up."""
         self._asked = None
         self._note(HaltAnswered(text=outcome.text), now_ns)
-
-
-_BEGUN: dict[str, Literal["prepare", "commit", "rescue"]] = {
-    "prepare": "prepare",
-    "commit": "commit",
-    "rescue": "rescue",
-}
 
 
 def _wish_of(asked: HaltAsked) -> Wish:

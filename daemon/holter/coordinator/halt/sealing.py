@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from holter.clock import monotonic_s, rfc3339, wall_ns
-from holter.coordinator.halt.attempts import Outcome
+from holter.coordinator.halt.driver import Outcome
 from holter.errors import VaultError
 from holter.halting import tombstone
 from holter.halting.vault.manifest import PARTS, Circumstances

@@ -1,18 +1,27 @@
-"""What a browser, a scraper or a script can read. Everything a rank said is escaped or encoded, never trusted."""
+"""What a browser, a scraper or a script can read, and the one thing that can be asked: `POST /api/v1/halt`, by who has the token.
 
+| 202 | the halt will be tried |
+| 401, 403 | wrong token; a page of another host asks |
+| 409 | it cannot be, and why |
+| 408, 413, 422 | this is no request |
+
+Everything that a rank said is escaped or encoded, never trusted.
+"""
+
+import asyncio
+import hmac
 import html
-from collections.abc import Mapping
-from typing import Any
-from urllib.parse import quote
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+from urllib.parse import quote, urlsplit
 
 import msgspec
 from aiohttp import hdrs, web
 
 from holter import clock
-from holter.coordinator.http import requests
+from holter.coordinator.http.metrics import snapshot
 from holter.coordinator.http.page_state import PageState
-from holter.coordinator.http.requests import AskHalt
-from holter.coordinator.http.status import beginning, rank_details, snapshot, status
+from holter.coordinator.http.status import beginning, rank_details, status
 from holter.coordinator.http.targets import sidecar_targets
 from holter.coordinator.run import Run
 from holter.diagnosis import report
@@ -20,13 +29,16 @@ from holter.diagnosis.blocks import printable
 from holter.exporters import expose, families
 from holter.status_page import assets
 from holter.status_page.assets import HEADERS
-from holter.status_page.feed import EventStream
+from holter.status_page.event_stream import EventStream
 
+AskHalt = Callable[[str, str], str | None]
+"""(reason, by whom) -> why it cannot be; None: it will be tried."""
+MAX_BODY_BYTES = 8 * 2**10
+BODY_DEADLINE_S = 5.0
 MAX_PLAIN = 128
 """Ranks in the table of the page itself; `/plain` has all."""
 MAX_DIGITS = 9
 """Of a rank that is asked for: thousands of them are no number that Python reads."""
-
 RANKS = {
     "rank": "Rank",
     "host": "Host",
@@ -48,6 +60,33 @@ INCIDENTS = {
 """Field -> title of its column."""
 
 
+class HaltRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The body."""
+
+    reason: Annotated[str, msgspec.Meta(min_length=1, max_length=2000)]
+    by: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+async def answer_halt(request: web.Request, token: str, ask_halt: AskHalt | None) -> tuple[int, dict[str, Any]]:
+    """Status and content of the answer."""
+    if not _is_own_origin(request):
+        return 403, {"error": "a page of another host may not ask for this"}
+    shown = request.headers.get(hdrs.AUTHORIZATION, "").removeprefix("Bearer ")
+    if not token or not hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), token.encode()):
+        return 401, {"error": "wrong token; it is in coordinator.json of the run directory"}
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            asked = msgspec.json.decode(await _request_body(request), type=HaltRequest)
+    except OverflowError:
+        return 413, {"error": f"the request is longer than {MAX_BODY_BYTES} bytes"}
+    except TimeoutError:
+        return 408, {"error": "the request did not come to its end"}
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        return 422, {"error": f"this is no request to halt: {error}"}
+    why = "halting is not available here" if ask_halt is None else ask_halt(asked.reason, asked.by or "unknown")
+    return (409, {"error": why}) if why is not None else (202, {"accepted": True, "reason": asked.reason})
+
+
 class Pages:
     """The readable half of the one port, and the one request."""
 
@@ -61,7 +100,7 @@ class Pages:
         page_state: PageState | None = None,
     ) -> None:
         self.page_state = page_state or PageState(run, clock.wall_ns)
-        self.feed = EventStream(self.page_state.paint, self.page_state.now_ns)
+        self.events = EventStream(self.page_state.paint, self.page_state.now_ns)
         self._run = run
         self._version = version
         self._token = token
@@ -78,7 +117,7 @@ class Pages:
             web.get("/metrics", self._metrics),
             web.get("/sd", self._sd),
             web.get("/api/v1/status", self._status),
-            web.get("/api/v1/events", self.feed.handle),
+            web.get("/api/v1/events", self.events.handle),
             web.get("/api/v1/ranks/{rank}", self._rank),
             web.get("/api/v1/incidents", self._incidents),
             web.get("/api/v1/incidents/{id}", self._incident),
@@ -123,7 +162,7 @@ class Pages:
         return web.Response(text=report.to_fragment(found), content_type="text/html", headers=HEADERS)
 
     async def _halt(self, request: web.Request) -> web.Response:
-        code, content = await requests.answer(request, self._token, None if self._ask_halt is None else self._ask)
+        code, content = await answer_halt(request, self._token, None if self._ask_halt is None else self._ask)
         return _json(content, status=code)
 
     def _ask(self, reason: str, by: str) -> str | None:
@@ -150,6 +189,22 @@ class Pages:
             f"<body class=plain><main>{_render(state)}</main>"
         )
         return web.Response(text=page, content_type="text/html", headers=HEADERS)
+
+
+def _is_own_origin(request: web.Request) -> bool:
+    """Browsers say from which page a request comes; shells do not."""
+    origin = request.headers.get(hdrs.ORIGIN)
+    return origin is None or urlsplit(origin).netloc == request.host
+
+
+async def _request_body(request: web.Request) -> bytes:
+    """All of it. Raises OverflowError."""
+    body = bytearray()
+    async for chunk in request.content.iter_chunked(MAX_BODY_BYTES):
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise OverflowError
+    return bytes(body)
 
 
 def _json(content: Any, status: int = 200) -> web.Response:

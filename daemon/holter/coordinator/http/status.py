@@ -4,13 +4,9 @@ import math
 from typing import Any
 
 from holter.clock import rfc3339
-from holter.coordinator.http.figures import job_figures
 from holter.coordinator.incidents.tracker import cause_of
-from holter.coordinator.judge import DIAGNOSIS
 from holter.coordinator.roster import Member
 from holter.coordinator.run import Run
-from holter.diagnosis.explain import WORST_FIRST
-from holter.exporters import CoordinatorSnapshot, IncidentInfo, incident_info
 from holter.records import Diagnosis
 
 
@@ -93,32 +89,6 @@ def headline(diagnosis: Diagnosis) -> dict[str, Any]:
         "opened_at": diagnosis.opened_at,
         "closed_at": diagnosis.closed_at,
     }
-
-
-def snapshot(run: Run) -> CoordinatorSnapshot:
-    """For the exporter."""
-    healthy = run.saves.last_healthy()
-    return CoordinatorSnapshot(
-        halts=run.halts.outcomes,
-        last_good_step=None if healthy is None else healthy.step,
-        detectors=(*(detector.name for detector in run.judging.runner.detectors), DIAGNOSIS),
-        detector_s=run.judging.runner.seconds,
-        detector_failures=run.judging.runner.failures,
-        findings=tuple((found.detector, found.severity) for found in run.judging.findings),
-        open_incidents=tuple(run.incidents.open()),
-        opened_s=run.incidents.opened_s(),
-        incidents=run.incidents.by_cause(),
-        infos=_infos(run),
-        num_blind_spots=len(run.blind()),
-        webhook=run.deliveries.counts,
-        job=job_figures(run.roster, run.assembly),
-    )
-
-
-def _infos(run: Run) -> tuple[IncidentInfo, ...]:
-    """The gravest first: not all are told where there are very many."""
-    infos = [incident_info(diagnosis, run.settings.address) for diagnosis in run.incidents.settled()]
-    return tuple(sorted(infos, key=lambda info: WORST_FIRST.index(info.severity)))
 
 
 def rank_status(member: Member, now_ns: int) -> dict[str, Any]:

@@ -110,6 +110,6 @@ async def serve(finished: FinishedRun, version: str, listener: socket.socket) ->
     await runner.setup()
     await web.SockSite(runner, listener).start()
     await stop.wait()
-    await pages.feed.close("the page was closed")
+    await pages.events.close("the page was closed")
     await runner.cleanup()
     await asyncio.to_thread(finished.run.disk.close, 1.0)

@@ -93,10 +93,10 @@ def _is_interrupted(run_dir: Path, run_id: str, now_ns: int) -> bool:
 def _take_over(run: Run, found: Recovered, now_ns: int) -> None:
     run.silent_until_ns = now_ns + RETURN_NS
     for observation in found.begun.values():
-        run.saves.hear(observation)
-    run.saves.recall(found.diagnoses.values())
+        run.checkpoints.hear(observation)
+    run.checkpoints.recall(found.diagnoses.values())
     for observation in found.halting:
-        run.saves.hear(observation)
+        run.checkpoints.hear(observation)
         run.halts.hear(observation, now_ns)
     everyone = frozenset(range(run.settings.world_size or run.roster.world_size))
     run.halts.recall(found.orders, everyone, now_ns, found.asked)

@@ -49,7 +49,7 @@ HELD_SHARE = 0.5
 Lag = tuple[float, str, int]
 """(microseconds, group, sequence)"""
 Key = tuple[int, str, int]
-"""(life, group, sequence): a process that began anew counts its calls from the beginning."""
+"""(number of the rank's process, group, sequence): a new process counts its calls from the beginning."""
 
 
 class Meeting:
@@ -126,7 +126,7 @@ class _OpenStep:
         return sum(len(call.times) for call in self.calls.values())
 
     def reduce(self, step: int) -> StepArrivals | None:
-        """None: no collective that two ranks told."""
+        """The step in a few numbers; None if no two ranks told the same collective."""
         if self.reduced is None:
             meetings = list(self._meetings())
             at_ns = max((call.at_ns for call in self.calls.values()), default=0)
@@ -139,7 +139,7 @@ class _OpenStep:
         return self.reduced[0]
 
     def _meetings(self) -> Iterator[Meeting]:
-        """Those of the newest life that has any."""
+        """Collectives that two ranks told; after a restart, only those of the newest processes."""
         shared = {key: dict(zip(call.ranks, call.times, strict=True)) for key, call in self.calls.items()}
         shared = {key: entered for key, entered in shared.items() if len(entered) >= MIN_RANKS}
         newest = max((life for life, _, _ in shared), default=0)
@@ -149,7 +149,7 @@ class _OpenStep:
 
 
 class ArrivalBook:
-    """All steps that are remembered."""
+    """How ranks came to the collectives of all steps that are remembered."""
 
     def __init__(self) -> None:
         self._told: dict[int, int] = {}
@@ -238,7 +238,7 @@ class ArrivalBook:
         return opened
 
     def _make_room(self) -> None:
-        """The oldest steps are reduced for good, with those who told by now."""
+        """Reduce the oldest steps for good, with the ranks that have told by now."""
         while len(self._open) > MAX_OPEN or (self._num_times > MAX_TIMES and len(self._open) > 1):
             oldest = min(self._open)
             reduced = self._open[oldest].reduce(oldest)
@@ -256,7 +256,7 @@ class ArrivalBook:
             del self._calls[key]
 
     def _complete_before(self) -> int:
-        """All who tell have told a newer step; who is so far behind that room was needed is waited for no more."""
+        """Steps before this are complete: every rank that tells has told a newer one. A rank whose step was dropped to make room is not waited for."""
         return min((step for step in self._told.values() if step >= self._floor), default=self._floor)
 
 

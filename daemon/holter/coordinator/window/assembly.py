@@ -127,7 +127,7 @@ class Assembly:
                 self._add_watched(observation, received_ns)
 
     def _happened_ns(self, observation: Observation, received_ns: int) -> int:
-        """Nothing happens after it was heard of; and clocks of hosts differ."""
+        """When it happened by our clock: hosts' clocks differ, and nothing happens after it was heard of."""
         return min(observation.at_ns + self._offsets.get(observation.rank, 0), received_ns)
 
     def _add_watched(self, observation: Observation, received_ns: int) -> None:
@@ -191,7 +191,7 @@ class Assembly:
         return self._steps_judged()[1]
 
     def newest_vitals(self) -> list[Vitals]:
-        """What ranks said at the last step at which any did."""
+        """The vitals of the last step at which any rank sent some."""
         return self._notes.newest_vitals()
 
     @property
@@ -212,7 +212,7 @@ class Assembly:
         self._judged = None
 
     def _begin_again(self, rank: int, step: int) -> None:
-        """A rank attached from a new process: what its former life did from this step on did not happen."""
+        """A rank attached from a new process: what its former process did from this step on did not happen."""
         self._exits.pop(rank, None)
         self._signalled.pop(rank, None)
         self._failing.pop(rank, None)
@@ -305,5 +305,5 @@ class Assembly:
 
     @staticmethod
     def _missing(step: int, lagging: list[tuple[int, int, int]]) -> tuple[int, ...]:
-        """Of a rank that joined late only the steps from then on are expected."""
+        """Ranks that have not reported this step; of a rank that joined late only later steps are expected."""
         return tuple(sorted(rank for last, attached_at, rank in lagging if last < step and attached_at <= step))

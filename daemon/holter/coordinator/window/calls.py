@@ -44,7 +44,7 @@ class _Block:
     """Since when more than one digest is known."""
 
     def add(self, rank: int, digest: int, received_ns: int) -> bool:
-        """Take one in; True if this rank had told another digest before."""
+        """Take one rank's digest in; True if the rank had told another one before."""
         is_anew = self.remove(rank, but=digest)
         ranks = self.digests.setdefault(digest, set())
         ranks.add(rank)
@@ -57,7 +57,7 @@ class _Block:
         return is_anew
 
     def remove(self, rank: int, but: int | None = None) -> bool:
-        """Unsay what this rank told, unless it is this; True if there was something."""
+        """Forget the digests that this rank told, but for one; True if there were any."""
         told = [digest for digest, ranks in self.digests.items() if digest != but and rank in ranks]
         for digest in told:
             self.digests[digest].discard(rank)
@@ -88,7 +88,7 @@ class _Group:
         return sorted((entry.parted_ns, block) for block, entry in self.blocks.items() if entry.parted_ns is not None)
 
     def first_parted(self) -> int | None:
-        """Is kept: there it began."""
+        """The block that is never dropped, because the ranks first parted there."""
         return min(self.parted(), default=(0, None))[1]
 
 
@@ -111,7 +111,7 @@ class CallBlockBook:
                 self._parted = None
 
     def forget(self, rank: int) -> None:
-        """The rank lives in a new process and counts from the beginning."""
+        """The rank runs in a new process and counts from the beginning."""
         for name in self._groups_of.pop(rank, ()):
             group = self._groups.get(name)
             if group is None:
@@ -159,7 +159,7 @@ _Steps = dict[int, dict[int, list[int]]]
 
 
 class CallCountBook:
-    """The newest steps of each group."""
+    """How many calls each rank had made, for the newest steps of each group."""
 
     def __init__(self) -> None:
         self._groups: dict[str, _Steps] = {}
@@ -182,7 +182,7 @@ class CallCountBook:
                 self._counts.pop(group, None)
 
     def clear(self) -> None:
-        """A rank lives in a new process: it counts from the beginning, and so will the others."""
+        """A rank runs in a new process: it counts from the beginning, and so will the others."""
         self._groups.clear()
         self._counts.clear()
 

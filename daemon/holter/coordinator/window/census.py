@@ -17,12 +17,12 @@ MAX_PARTS = 4096
 MAX_CHANGES = 4096
 """Changes that are remembered: the first, by step and rank."""
 
-Difference = tuple[str, str, str, str]
+CensusDifference = tuple[str, str, str, str]
 """(name, what, before, after)"""
 
 
 class CensusBook:
-    """The first model of every rank."""
+    """The census of every rank's first model, and how it changed."""
 
     def __init__(self) -> None:
         self.joined: dict[int, Census] = {}
@@ -32,7 +32,7 @@ class CensusBook:
         self._changes: list[tuple[tuple[int, int, int], CensusChange]] = []
         """Sorted by (step, rank, place among the rank's own)"""
         self._num_changes: dict[int, int] = {}
-        self._differences: tuple[Census, Census, tuple[Difference, ...]] | None = None
+        self._differences: tuple[Census, Census, tuple[CensusDifference, ...]] | None = None
         """The pair that was compared last."""
         self._parts: dict[int, dict[int, Census]] = {}
         self._distinct: dict[bytes, Census] = {}
@@ -61,7 +61,7 @@ class CensusBook:
         return True
 
     def changes(self) -> tuple[CensusChange, ...]:
-        """What is not what it was, by step and rank."""
+        """Tensors that are not what they were, by step and rank."""
         return tuple(change for _, change in self._changes)
 
     def take_back(self, rank: int, step: int) -> None:
@@ -90,7 +90,7 @@ class CensusBook:
         return self._distinct.setdefault(digest, whole)
 
 
-def _differences(before: Census, after: Census) -> Iterator[Difference]:
+def _differences(before: Census, after: Census) -> Iterator[CensusDifference]:
     """What a tensor was and is, in the order of the new census; what is gone comes last."""
     former = {entry.name: entry for entry in before.entries}
     for entry in after.entries:

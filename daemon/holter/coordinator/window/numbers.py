@@ -30,7 +30,7 @@ _EXPONENT = 1074
 """The smallest float is 2 ** -1074: every float is a whole multiple of it."""
 
 
-class Tally:
+class NumberTally:
     """One number over the ranks, taken in one by one."""
 
     __slots__ = ("_high", "_high_rank", "_low", "_low_rank", "_num", "_num_nonfinite", "_total")
@@ -72,18 +72,18 @@ class Tally:
         )
 
 
-class _Open:
+class _OpenNumbers:
     """A step that may still change."""
 
     def __init__(self) -> None:
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, NumberTally] = {}
         self.logged: dict[str, dict[int, float]] = {}
         self.entry: StepNumbers | None = None
 
     def spreads(self) -> dict[str, Spread]:
         found = {name: tally.spread() for name, tally in self.tallies.items()}
         for name, values in self.logged.items():
-            tally = Tally()
+            tally = NumberTally()
             for rank, value in values.items():
                 tally.add(rank, value)
             found[name] = tally.spread()
@@ -94,7 +94,7 @@ class NumberBook:
     """The numbers of all steps that are remembered."""
 
     def __init__(self) -> None:
-        self._open: dict[int, _Open] = {}
+        self._open: dict[int, _OpenNumbers] = {}
         self._kept: dict[int, StepNumbers] = {}
 
     def add(self, step: int, rank: int, done: StepDone) -> None:
@@ -106,7 +106,7 @@ class NumberBook:
             if tally is None:
                 if len(tallies) >= MAX_NAMES_OF_STEP:
                     continue
-                tally = tallies[name] = Tally()
+                tally = tallies[name] = NumberTally()
             tally.add(rank, value)
 
     def log(self, step: int, rank: int, values: Mapping[str, float]) -> None:
@@ -156,12 +156,12 @@ class NumberBook:
         """The steps that have left the assembly, ascending."""
         return tuple(self._kept.values())
 
-    def _at(self, step: int) -> _Open:
+    def _at(self, step: int) -> _OpenNumbers:
         known = self._open.get(step)
         if known is None:
             if len(self._open) >= MAX_OPEN:
                 del self._open[min(self._open)]
-            known = self._open[step] = _Open()
+            known = self._open[step] = _OpenNumbers()
         return known
 
 
@@ -182,6 +182,6 @@ def _joined(entry: StepNumbers, rank: int, said: Mapping[str, float]) -> StepNum
 
 
 def _alone(rank: int, value: float) -> Spread:
-    tally = Tally()
+    tally = NumberTally()
     tally.add(rank, value)
     return tally.spread()

@@ -11,7 +11,7 @@ SAME_S = 1.0
 
 
 class ProgressBook:
-    """Of every rank the last that was said."""
+    """The newest word on every rank."""
 
     def __init__(self) -> None:
         self.delays: dict[int, Delay] = {}
@@ -20,7 +20,7 @@ class ProgressBook:
         self.links: dict[int, LinkView] = {}
 
     def add(self, observation: Observation, received_ns: int) -> None:
-        """Take one in."""
+        """Take one observation in."""
         rank, step = observation.rank, observation.step
         match observation.body:
             case Overdue(tier="moved"):
@@ -42,7 +42,7 @@ class ProgressBook:
                     self.delays.pop(rank, None)
 
     def forget(self, rank: int) -> None:
-        """The rank lives in a new process."""
+        """The rank runs in a new process."""
         for known in (self.delays, self.exams, self.unexamined):
             known.pop(rank, None)
 

@@ -22,9 +22,9 @@ MAX_FEEDS = 65_536
 MIN_LOADERS, MAX_LOADERS = 2, 16
 """Loaders kept of one rank. One that trained goes last."""
 
-Place = tuple[int, int, int]
+NotePlace = tuple[int, int, int]
 """(step, rank, number of the note among those of the rank)"""
-Placed = tuple[Place, Note]
+PlacedNote = tuple[NotePlace, Note]
 
 
 class RareNotes:
@@ -34,15 +34,15 @@ class RareNotes:
         self._num_said: dict[int, int] = {}
         self._tellers: set[int] = set()
         """Ranks that said something else than Feed."""
-        self._newest: dict[type[Rare], list[Placed]] = {kind: [] for kind in NEWEST}
+        self._newest: dict[type[Rare], list[PlacedNote]] = {kind: [] for kind in NEWEST}
         """Heaps, the oldest first."""
-        self._warned: dict[tuple[str, str, str], list[Placed]] = {}
+        self._warned: dict[tuple[str, str, str], list[PlacedNote]] = {}
         self._feeds: dict[int, dict[int, _Loader]] = {}
         """Rank -> loader -> what is kept of it, the one heard of last at the end."""
         self._notes: tuple[Note, ...] | None = ()
 
     def add(self, note: Note) -> None:
-        """Take one in."""
+        """Take one note in."""
         self._notes = None
         number = self._num_said[note.rank] = self._num_said.get(note.rank, 0) + 1
         placed = ((note.step, note.rank, number), note)
@@ -75,19 +75,19 @@ class RareNotes:
         return self._notes
 
     def newest_vitals(self) -> list[Vitals]:
-        """Of the last step at which any rank said some."""
+        """The vitals of the last step at which any rank sent some."""
         told = [note for _, note in self._newest[Vitals]]
         newest = max((note.step for note in told), default=0)
         return [note.body for note in told if note.step == newest and isinstance(note.body, Vitals)]
 
-    def _all(self) -> Iterator[Placed]:
+    def _all(self) -> Iterator[PlacedNote]:
         for heap in (*self._newest.values(), *self._warned.values()):
             yield from heap
         for loaders in self._feeds.values():
             for loader in loaders.values():
                 yield from loader.kept()
 
-    def _add_warned(self, placed: Placed, warned: Warned) -> None:
+    def _add_warned(self, placed: PlacedNote, warned: Warned) -> None:
         key = (warned.text, warned.where, warned.module)
         if key not in self._warned and len(self._warned) >= MAX_TEXTS:
             return
@@ -96,7 +96,7 @@ class RareNotes:
         tellers.sort(key=lambda one: one[0])
         del tellers[MAX_TELLERS:]
 
-    def _add_feed(self, placed: Placed, feed: Feed) -> None:
+    def _add_feed(self, placed: PlacedNote, feed: Feed) -> None:
         loaders = self._feeds.setdefault(placed[1].rank, {})
         loader = loaders.pop(feed.loader, None) or _Loader()
         loaders[feed.loader] = loader
@@ -113,12 +113,12 @@ class _Loader:
     __slots__ = ("ends", "first", "is_training", "latest")
 
     def __init__(self) -> None:
-        self.first: Placed | None = None
-        self.latest: Placed | None = None
-        self.ends: list[Placed] = []
+        self.first: PlacedNote | None = None
+        self.latest: PlacedNote | None = None
+        self.ends: list[PlacedNote] = []
         self.is_training = False
 
-    def add(self, placed: Placed, feed: Feed) -> None:
+    def add(self, placed: PlacedNote, feed: Feed) -> None:
         self.is_training = self.is_training or feed.is_training
         if feed.is_end:
             self.ends = [*self.ends[-1:], placed]
@@ -127,6 +127,6 @@ class _Loader:
         else:
             self.latest = placed
 
-    def kept(self) -> Iterator[Placed]:
+    def kept(self) -> Iterator[PlacedNote]:
         yield from (placed for placed in (self.first, self.latest) if placed is not None)
         yield from self.ends

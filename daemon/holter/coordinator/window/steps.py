@@ -13,7 +13,7 @@ from holter.records import Nonfinite, StepDone
 MAX_CLASSES = 16
 """Tensor classes believed of one record."""
 _PLACES = {"input": 0, "loss": 1, "gradient": 2, "reduced_gradient": 3}
-Verdict = tuple[str, bool]
+Agreement = tuple[str, bool]
 """(tensor class, are all ranks equal)"""
 
 
@@ -51,7 +51,7 @@ class StepLedger:
         """What the rank's parameters were before this step, and what the step before had left."""
         (self.kept if before == left else self.broke).add(rank)
 
-    def verdicts(self, *, is_complete: bool) -> list[Verdict]:
+    def verdicts(self, *, is_complete: bool) -> list[Agreement]:
         """What can be said of each class: ranks that differ, differ at once; they agree when no more will report."""
         found = []
         for name, groups in sorted(self.roots.items()):
@@ -109,7 +109,7 @@ class StepLedger:
                 self.batches[signature] = others
 
 
-def extend_histories(histories: dict[str, ClassHistory], step: int, verdicts: Iterable[Verdict]) -> None:
+def extend_histories(histories: dict[str, ClassHistory], step: int, verdicts: Iterable[Agreement]) -> None:
     """Add the verdicts of one step; steps come in ascending order."""
     for name, is_equal in verdicts:
         known = histories.get(name) or ClassHistory(

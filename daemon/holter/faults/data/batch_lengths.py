@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.loader_passes import Pass, censuses, passes, trained
+from holter.faults.shared.loader_passes import LoaderPass, censuses, passes, trained
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import Window
@@ -48,7 +48,7 @@ class BatchLengths:
         if not _must_keep_pace(window):
             return
         known = passes(window)
-        by_pass: dict[tuple[int, int, str, str], list[Pass]] = {}
+        by_pass: dict[tuple[int, int, str, str], list[LoaderPass]] = {}
         for one in trained(known):
             feed = one.begin
             if feed.num_batches > 0:
@@ -58,7 +58,7 @@ class BatchLengths:
                 yield _finding(window, group)
                 return
 
-    def _is_uneven(self, group: Sequence[Pass]) -> bool:
+    def _is_uneven(self, group: Sequence[LoaderPass]) -> bool:
         lengths = [one.begin.num_batches for one in group]
         is_together = len({one.begin_step for one in group}) == 1
         return is_together and max(lengths) - min(lengths) >= self.min_difference
@@ -73,7 +73,7 @@ def _must_keep_pace(window: Window) -> bool:
     )
 
 
-def _is_begun_anew(window: Window, group: Sequence[Pass], known: Sequence[Pass]) -> bool:
+def _is_begun_anew(window: Window, group: Sequence[LoaderPass], known: Sequence[LoaderPass]) -> bool:
     """Whether a rank that ran out took its loader up again, and everyone went on stepping."""
     shortest = min(one.begin.num_batches for one in group)
     out = {one.rank for one in group if one.begin.num_batches == shortest}
@@ -85,7 +85,7 @@ def _is_begun_anew(window: Window, group: Sequence[Pass], known: Sequence[Pass])
     )
 
 
-def _finding(window: Window, group: Sequence[Pass]) -> Finding:
+def _finding(window: Window, group: Sequence[LoaderPass]) -> Finding:
     lengths = {one.rank: one.begin.num_batches for one in group}
     shortest = min(lengths.values())
     out = tuple(sorted(rank for rank, length in lengths.items() if length == shortest))

@@ -31,7 +31,7 @@ from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import Spread, StepNumbers, Window
 from holter.records import Evidence, Finding
 
-Kind = Literal["constant", "odd_constant", "range", "scale", "odd_scale"]
+OddKind = Literal["constant", "odd_constant", "range", "scale", "odd_scale"]
 Check = tuple[int, dict[str, Spread]]
 """Step, and what was measured of one tensor of the batch there."""
 
@@ -48,10 +48,10 @@ MAX_STEPS = 1024
 
 
 @dataclass(frozen=True)
-class Verdict:
+class OddTensor:
     """One tensor of the batch that is not what it was, or not what the other ranks have."""
 
-    kind: Kind
+    kind: OddKind
     leaf: str
     first_step: int
     ranks: tuple[int, ...]
@@ -82,16 +82,16 @@ class BatchValues:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the earliest verdict, and the other tensors of the same rank since the same step."""
-        verdicts = [
-            verdict
+        """At most one finding: the odd tensor that was seen first, and the other tensors of the same rank since the same step."""
+        odd_tensors = [
+            tensor
             for leaf, checks in _checks(window).items()
-            for verdict in self._of_leaf(leaf, checks)
-            if verdict and not (verdict.kind == "odd_constant" and self._is_little_data(window, verdict.ranks[0]))
+            for tensor in self._of_leaf(leaf, checks)
+            if tensor and not (tensor.kind == "odd_constant" and self._is_little_data(window, tensor.ranks[0]))
         ]
-        if verdicts:
-            first = min(verdicts, key=lambda verdict: (verdict.first_step, verdict.leaf))
-            alike = [one for one in verdicts if (one.first_step, one.ranks) == (first.first_step, first.ranks)]
+        if odd_tensors:
+            first = min(odd_tensors, key=lambda tensor: (tensor.first_step, tensor.leaf))
+            alike = [one for one in odd_tensors if (one.first_step, one.ranks) == (first.first_step, first.ranks)]
             yield _finding(window, first, alike)
 
     def _is_little_data(self, window: Window, rank: int) -> bool:
@@ -99,7 +99,7 @@ class BatchValues:
         signatures = {s for view in window.steps for s, ranks in view.batches.items() if rank in ranks}
         return 0 < len(signatures) < self.min_peers
 
-    def _of_leaf(self, leaf: str, checks: Sequence[Check]) -> Iterator[Verdict | None]:
+    def _of_leaf(self, leaf: str, checks: Sequence[Check]) -> Iterator[OddTensor | None]:
         is_exempt = bool(EXEMPT.search(leaf.lower())) and not LABELS.search(leaf.lower())
         if is_exempt:
             return
@@ -112,7 +112,7 @@ class BatchValues:
             yield from self._off_scale(leaf, checks)
             yield self._off_peers(leaf, checks)
 
-    def _constant(self, leaf: str, checks: Sequence[Check]) -> Verdict | None:
+    def _constant(self, leaf: str, checks: Sequence[Check]) -> OddTensor | None:
         points = [(step, found["is_constant"]) for step, found in checks if "is_constant" in found]
         run = _run(points, lambda point, newest: point.high == 1 and point.high_rank == newest.high_rank)
         before = points[: len(points) - len(run)]
@@ -123,17 +123,17 @@ class BatchValues:
             return None
         ranks = _ranks(run, "high_rank", is_all=all(point.low == 1 for _, point in run))
         text = f"{leaf} varied at {len(before)} checks before step {run[0][0]} and has been constant at {len(run)} checks since"
-        return Verdict("constant", leaf, run[0][0], ranks, text, f"batch.{leaf}.is_constant")
+        return OddTensor("constant", leaf, run[0][0], ranks, text, f"batch.{leaf}.is_constant")
 
-    def _constant_beside_peers(self, leaf: str, checks: Sequence[Check]) -> Verdict | None:
+    def _constant_beside_peers(self, leaf: str, checks: Sequence[Check]) -> OddTensor | None:
         points = [(step, found["is_constant"]) for step, found in checks if "is_constant" in found]
         run = _run(points, lambda point, newest: _is_alone(point) and point.high_rank == newest.high_rank)
         if len(run) < max(self.min_peers, len(points)):
             return None
         text = f"{leaf} was constant at each of {len(run)} checks on this rank, and at none on the other ranks"
-        return Verdict("odd_constant", leaf, run[0][0], (run[0][1].high_rank,), text, f"batch.{leaf}.is_constant")
+        return OddTensor("odd_constant", leaf, run[0][0], (run[0][1].high_rank,), text, f"batch.{leaf}.is_constant")
 
-    def _below_range(self, leaf: str, checks: Sequence[Check]) -> Verdict | None:
+    def _below_range(self, leaf: str, checks: Sequence[Check]) -> OddTensor | None:
         points = [(step, found["min"]) for step, found in checks]
         run = _run(points, lambda point, _: _is_negative(point.low))
         before = points[: len(points) - len(run)]
@@ -141,20 +141,20 @@ class BatchValues:
             return None
         ranks = _ranks(run, "low_rank", is_all=all(_is_negative(point.high) for _, point in run))
         text = f"{leaf} was never negative (but for labels to be ignored) at {len(before)} checks, and is down to {run[-1][1].low:g} since step {run[0][0]}"
-        return Verdict("range", leaf, run[0][0], ranks, text, f"batch.{leaf}.min")
+        return OddTensor("range", leaf, run[0][0], ranks, text, f"batch.{leaf}.min")
 
-    def _above_range(self, leaf: str, checks: Sequence[Check]) -> Verdict | None:
+    def _above_range(self, leaf: str, checks: Sequence[Check]) -> OddTensor | None:
         points = [(step, found["max"]) for step, found in checks]
         return self._jump(leaf, points, "max", self.range_factor, "range")
 
-    def _off_scale(self, leaf: str, checks: Sequence[Check]) -> Iterator[Verdict | None]:
+    def _off_scale(self, leaf: str, checks: Sequence[Check]) -> Iterator[OddTensor | None]:
         points = [(step, found["absmax"]) for step, found in checks]
         yield self._jump(leaf, points, "absmax", self.factor, "scale")
         yield self._drop(leaf, points)
 
     def _jump(
-        self, leaf: str, points: Sequence[tuple[int, Spread]], stat: str, factor: float, kind: Kind
-    ) -> Verdict | None:
+        self, leaf: str, points: Sequence[tuple[int, Spread]], stat: str, factor: float, kind: OddKind
+    ) -> OddTensor | None:
         """Beyond `factor` times the largest of all earlier checks, since some step."""
         run, before = _jumped(points, lambda top: factor * max(top, 0.0))
         if not before or not run:
@@ -164,9 +164,9 @@ class BatchValues:
             return None
         ranks = _ranks(run, "high_rank", is_all=all(point.low > factor * top for _, point in run))
         text = f"largest {'value' if stat == 'max' else 'magnitude'} of {leaf}: at most {top:.3g} at {len(before)} checks, {run[-1][1].high:.3g} since step {run[0][0]}"
-        return Verdict(kind, leaf, run[0][0], ranks, text, f"batch.{leaf}.{stat}")
+        return OddTensor(kind, leaf, run[0][0], ranks, text, f"batch.{leaf}.{stat}")
 
-    def _drop(self, leaf: str, points: Sequence[tuple[int, Spread]]) -> Verdict | None:
+    def _drop(self, leaf: str, points: Sequence[tuple[int, Spread]]) -> OddTensor | None:
         """Under a fiftieth of the smallest of all earlier checks, since some step."""
         turned = [(step, _turned(point)) for step, point in points]
         run, before = _jumped(turned, lambda top: top / self.factor)
@@ -175,9 +175,9 @@ class BatchValues:
         least = min(-point.high for _, point in before)
         ranks = _ranks(run, "high_rank", is_all=all(-point.low < least / self.factor for _, point in run))
         text = f"largest magnitude of {leaf}: at least {least:.3g} at {len(before)} checks, {-run[-1][1].high:.3g} since step {run[0][0]}"
-        return Verdict("scale", leaf, run[0][0], ranks, text, f"batch.{leaf}.absmax")
+        return OddTensor("scale", leaf, run[0][0], ranks, text, f"batch.{leaf}.absmax")
 
-    def _off_peers(self, leaf: str, checks: Sequence[Check]) -> Verdict | None:
+    def _off_peers(self, leaf: str, checks: Sequence[Check]) -> OddTensor | None:
         points = [(step, found["absmax"]) for step, found in checks]
         odd = [_odd_rank(point, self.factor) for _, point in points]
         newest = odd[-1]
@@ -185,7 +185,7 @@ class BatchValues:
             return None
         last = points[-1][1]
         text = f"largest magnitude of {leaf}: {last.high:.3g} on rank {last.high_rank}, {last.low:.3g} on rank {last.low_rank}, alike at {len(points)} checks"
-        return Verdict("odd_scale", leaf, points[0][0], newest, text, f"batch.{leaf}.absmax", len(newest) == 1)
+        return OddTensor("odd_scale", leaf, points[0][0], newest, text, f"batch.{leaf}.absmax", len(newest) == 1)
 
     def _is_proof(self, run: Sequence[object], before: Sequence[object]) -> bool:
         """By counting alone: of n + r values without any trend, the last r are the largest with this chance."""
@@ -310,10 +310,10 @@ def _ranks(
     return (-1,) if is_all else tuple(sorted({getattr(point, end) for _, point in run}))
 
 
-def _finding(window: Window, first: Verdict, alike: Sequence[Verdict]) -> Finding:
+def _finding(window: Window, first: OddTensor, alike: Sequence[OddTensor]) -> Finding:
     is_all = first.ranks == (-1,)
     ranks = tuple(sorted(window.attached)) if is_all else first.ranks
-    leaves = tuple(dict.fromkeys(verdict.leaf for verdict in alike))
+    leaves = tuple(dict.fromkeys(tensor.leaf for tensor in alike))
     what = {
         "constant": "stopped varying",
         "odd_constant": "does not vary, as it does on the other ranks",
@@ -335,14 +335,14 @@ def _finding(window: Window, first: Verdict, alike: Sequence[Verdict]) -> Findin
             "is_off_scale": first.kind in {"scale", "odd_scale"},
             "is_on_all_ranks": is_all and window.world_size > 1,
             "is_culprit_known": first.is_culprit_known,
-            "series": list(dict.fromkeys(verdict.number for verdict in alike)),
+            "series": list(dict.fromkeys(tensor.number for tensor in alike)),
         },
         evidence=tuple(
             Evidence(
                 kind="batch",
-                summary=f"{ranks_text(ranks)}: {verdict.text}",
-                values={"leaf": verdict.leaf, "step": verdict.first_step},
+                summary=f"{ranks_text(ranks)}: {tensor.text}",
+                values={"leaf": tensor.leaf, "step": tensor.first_step},
             )
-            for verdict in alike
+            for tensor in alike
         ),
     )

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.loader_passes import Pass, passes, trained
+from holter.faults.shared.loader_passes import LoaderPass, passes, trained
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Feed, Finding
@@ -44,7 +44,7 @@ class DataCoverage:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding; what was counted at an end is better than what a beginning promises."""
-        by_pass: dict[tuple[int, int], list[Pass]] = {}
+        by_pass: dict[tuple[int, int], list[LoaderPass]] = {}
         for one in trained(passes(window)):
             by_pass.setdefault((one.begin.loader, one.begin.epoch), []).append(one)
         short = {key: group for key, group in by_pass.items() if self._is_short(window, group)}
@@ -52,7 +52,7 @@ class DataCoverage:
         if short:
             yield _finding(window, short[min(counted or short)])
 
-    def _is_short(self, window: Window, group: Sequence[Pass]) -> bool:
+    def _is_short(self, window: Window, group: Sequence[LoaderPass]) -> bool:
         feeds = [one.latest for one in group]
         size, shards = feeds[0].dataset_size, min(feed.num_shards for feed in feeds)
         if len(group) < min(self.enough_ranks, window.world_size) or len({feed.dataset_size for feed in feeds}) > 1:
@@ -74,16 +74,16 @@ def _samples(feed: Feed) -> int | None:
     return feed.num_batches * feed.batch_size if feed.num_batches > 0 and feed.batch_size > 0 else None
 
 
-def _is_counted(group: Sequence[Pass]) -> bool:
+def _is_counted(group: Sequence[LoaderPass]) -> bool:
     return all(0 < one.latest.num_batches <= one.latest.num_taken and one.latest.num_samples > 0 for one in group)
 
 
-def _total(window: Window, group: Sequence[Pass]) -> float:
+def _total(window: Window, group: Sequence[LoaderPass]) -> float:
     counts = [_samples(one.latest) or 0 for one in group]
     return sum(counts) / len(counts) * window.world_size
 
 
-def _finding(window: Window, group: Sequence[Pass]) -> Finding:
+def _finding(window: Window, group: Sequence[LoaderPass]) -> Finding:
     feed = group[0].latest
     is_counted = _is_counted(group)
     total = round(_total(window, group))

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.loader_passes import Pass, passes
+from holter.faults.shared.loader_passes import LoaderPass, passes
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import Window
@@ -48,7 +48,7 @@ class EpochOrder:
         """At most one finding: the first loader that repeats itself, with all the ranks that show it."""
         if _is_one_batch(window):
             return
-        by_loader: dict[int, dict[int, list[Pass]]] = {}
+        by_loader: dict[int, dict[int, list[LoaderPass]]] = {}
         for one in passes(window):
             if self._is_telling(one):
                 by_loader.setdefault(one.begin.loader, {}).setdefault(one.rank, []).append(one)
@@ -58,7 +58,7 @@ class EpochOrder:
                 yield _finding(found)
                 return
 
-    def _is_telling(self, one: Pass) -> bool:
+    def _is_telling(self, one: LoaderPass) -> bool:
         end = one.end
         return (
             end is not None
@@ -70,7 +70,7 @@ class EpochOrder:
         )
 
 
-def _repeated(of_rank: Sequence[Pass]) -> list[Pass]:
+def _repeated(of_rank: Sequence[LoaderPass]) -> list[LoaderPass]:
     """The newest passes that follow each other and are alike, the oldest first; nothing if there are not two."""
     ordered = sorted(of_rank, key=lambda one: one.begin.epoch)
     run = ordered[-1:]
@@ -87,17 +87,17 @@ def _is_one_batch(window: Window) -> bool:
     return len(views) > 1 and len({signature for view in views for signature in view.batches}) == 1
 
 
-def _num_samples(one: Pass) -> int:
+def _num_samples(one: LoaderPass) -> int:
     feed = one.latest
     return feed.num_samples if feed.num_samples > 0 else feed.num_taken
 
 
-def _key(one: Pass) -> tuple[int, int, int]:
+def _key(one: LoaderPass) -> tuple[int, int, int]:
     feed = one.latest
     return feed.order, feed.sampler_epoch, feed.num_taken
 
 
-def _finding(found: dict[int, list[Pass]]) -> Finding:
+def _finding(found: dict[int, list[LoaderPass]]) -> Finding:
     ranks = tuple(sorted(found))
     run = found[ranks[0]]
     feed = run[-1].latest

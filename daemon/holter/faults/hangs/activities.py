@@ -20,7 +20,7 @@ from typing import Literal
 
 from holter.records import Frame
 
-Kind = Literal[
+FrameKind = Literal[
     "collective",
     "compile",
     "checkpoint",
@@ -48,7 +48,7 @@ FRAMEWORKS = re.compile(
     r"torchvision|torchaudio|torchtune|torchtitan|megatron|fairscale|xformers|flash_attn|apex|composer|ignite|fastai)/"
 )
 
-FILES: tuple[tuple[Kind, re.Pattern[str], re.Pattern[str] | None], ...] = (
+FILES: tuple[tuple[FrameKind, re.Pattern[str], re.Pattern[str] | None], ...] = (
     # A compiled model passes through these whenever it runs.
     ("plumbing", re.compile(r"(^|/)torch/_dynamo/(eval_frame|external_utils|utils)\.py$"), None),
     ("plumbing", re.compile(r"(^|/)torch/_inductor/(output_code|utils|cudagraph_\w+|runtime/\w+)\.py$"), None),
@@ -71,7 +71,7 @@ FILES: tuple[tuple[Kind, re.Pattern[str], re.Pattern[str] | None], ...] = (
 )  # fmt: skip
 """What a file says, perhaps only in some of its functions; the first match counts."""
 
-NATIVE: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+NATIVE: tuple[tuple[FrameKind, re.Pattern[str]], ...] = (
     ("collective", re.compile(r"\bgloo::|\bc10d::|\bnccl[A-Z]\w+|\bucc_|\bMPI_")),
     ("checkpoint", re.compile(r"\bcaffe2::serialize::")),
     ("device", re.compile(r"cuda|CUDA|\bcu[A-Z]\w+|\bhip[A-Z]|\brocr::|\bxpu|[sS]ynchronize")),
@@ -88,7 +88,7 @@ NATIVE: tuple[tuple[Kind, re.Pattern[str]], ...] = (
 )
 
 TRAINS = re.compile(r"(^|_)(train|fit)|forward|activation|gradient|recompute", re.IGNORECASE)
-NAMES: tuple[tuple[Kind, re.Pattern[str]], ...] = (
+NAMES: tuple[tuple[FrameKind, re.Pattern[str]], ...] = (
     ("checkpoint", re.compile(r"^_*(maybe_|do_|async_)?save(_.*|d?)$|checkpoint|^(dump|write|load)_(ckpt|state|model)", re.IGNORECASE)),
     (
         "evaluation",
@@ -153,7 +153,7 @@ def operation(frames: Sequence[Frame]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=4096)
-def kind_of(frame: Frame) -> Kind:
+def kind_of(frame: Frame) -> FrameKind:
     """What one frame says, by itself."""
     if frame.is_native:
         return next((kind for kind, pattern in NATIVE if pattern.search(frame.function)), "plumbing")
@@ -167,7 +167,7 @@ def kind_of(frame: Frame) -> Kind:
     return _of_owner(file, function)
 
 
-def _of_owner(file: str, function: str) -> Kind:
+def _of_owner(file: str, function: str) -> FrameKind:
     """By whose code it is."""
     if INSTALLED.search(file):
         if TORCH.search(file):
@@ -178,7 +178,7 @@ def _of_owner(file: str, function: str) -> Kind:
     return _named(function) or ("evaluation" if SHOWING.search(function) and not TRAINS.search(function) else "script")
 
 
-def _named(name: str) -> Kind | None:
+def _named(name: str) -> FrameKind | None:
     if TRAINS.search(name):
         return None
     return next((kind for kind, pattern in NAMES if pattern.search(name)), None)

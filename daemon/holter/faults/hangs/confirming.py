@@ -55,7 +55,7 @@ def proven(scene: Standstill, blamed: Blame, gave_up: RankExit | None) -> Due | 
 
 
 def due(scene: Standstill, blamed: Blame, rank: int, waits: CulpritWaits) -> Due | None:
-    """None: it still has time, for all that is known."""
+    """When this culprit's time is up; None if it still has time, for all that is known."""
     look = scene.looks.get(rank)
     if blamed.by == "suspended":
         return _due_suspended(look, waits) if look else None
@@ -77,7 +77,7 @@ def _due_at_length(scene: Standstill, blamed: Blame, rank: int, waits: CulpritWa
 
 
 def _needed_s(waits: CulpritWaits, look: Look | None, delay: Delay) -> tuple[float, str]:
-    """For a rank that others wait for, and why."""
+    """How long a rank that others wait for is given, and why."""
     deadline_s, stands = delay.overdue.deadline_s, delay.overdue.because
     if look is None or not look.stacked.stacks:
         return max(deadline_s, waits.unseen_s), f"{stands}; its stack could not be seen"
@@ -102,7 +102,7 @@ def _asked_by_stack(waits: CulpritWaits, look: Look, overdue: Overdue) -> tuple[
 
 
 def _alone_s(waits: CulpritWaits, look: Look | None, delay: Delay) -> tuple[float, str]:
-    """For a rank that nobody waits for."""
+    """How long a rank that nobody waits for is given, and why."""
     needed_s, why = _needed_s(waits, look, delay)
     is_common = delay.overdue.phase in {Phase.DATA, Phase.CHECKPOINT, Phase.EVALUATION} or (
         look is not None and look.activity == "collective"
@@ -120,7 +120,7 @@ def has_stayed(scene: Standstill, rank: int) -> bool:
 
 
 def is_answered(scene: Standstill, rank: int, asked_ns: int) -> bool:
-    """A look of this moment or later was had, or is known not to be had."""
+    """A look at it was answered that was asked for at this moment or later, or it is known that none will be."""
     look = scene.looks.get(rank)
     return (look is not None and look.exam.asked_ns >= asked_ns) or scene.window.processes.unexamined.get(
         rank, 0

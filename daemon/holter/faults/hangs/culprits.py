@@ -47,7 +47,7 @@ class Blame:
 
     @property
     def is_proven(self) -> bool:
-        """However long the ranks may take: what the others wait for is past, or will never be."""
+        """No patience helps: what the others wait for is past, or will never come."""
         deviation = self.deviation
         return self.is_deadlock or (deviation is not None and deviation.is_clear and deviation.kind in DEADLOCKS)
 
@@ -184,12 +184,12 @@ def _is_in_call(look: Look) -> bool:
 
 
 def _is_in_unrecorded(look: Look) -> bool:
-    """By its stack alone: it counts once the rank's sidecar, too, says that it stands."""
+    """In a collective by its stack alone: that counts once the rank's sidecar says, too, that it stands still."""
     return look.flight is not None and look.activity == "collective" and not _is_in_call(look)
 
 
 def _absent(scene: Standstill, analysis: Analysis | None, waiting: frozenset[int]) -> frozenset[int]:
-    """Those of which something is known, if there are any."""
+    """Ranks that the others wait for; only those of which something is known, if there are any."""
     found = (scene.living & set(analysis.culprits)) - waiting if analysis else frozenset()
     known = {rank for rank in found if (look := scene.looks.get(rank)) and (look.flight or look.activity != "unknown")}
     return frozenset(known) or found

@@ -14,12 +14,14 @@ import msgspec
 from holter.faults.hangs import stacks
 from holter.faults.shared import collectives
 from holter.faults.window import Examined, RankExit, Window
-from holter.records import Evidence, Exam, Flight
+from holter.records import EXIT_CODE, Evidence, Exam, Flight
 
-Kind = Literal["ordinary", "terminated", "connection_lost", "timed_out", "signal", "exception", "exit_code", "unknown"]
-VICTIMS: tuple[Kind, ...] = ("terminated", "connection_lost", "timed_out")
+EndingKind = Literal[
+    "ordinary", "terminated", "connection_lost", "timed_out", "signal", "exception", "exit_code", "unknown"
+]
+VICTIMS: tuple[EndingKind, ...] = ("terminated", "connection_lost", "timed_out")
 """Ends that a peer's death, or its absence, brings about."""
-MEANT_CODES = (93, 128 + signal.SIGINT)
+MEANT_CODES = (EXIT_CODE, 128 + signal.SIGINT)
 """Halted by decision, and Ctrl-C as a shell counts it."""
 EXIT_DONE = "os._exit(0)"
 """Last words of a process that leaves past Python's own end, and is content."""
@@ -53,7 +55,7 @@ MIN_AGE_S = 0.05
 """A younger copy is as good as of the moment itself."""
 
 
-def kind_of(end: RankExit) -> Kind:
+def kind_of(end: RankExit) -> EndingKind:
     """How the process ended."""
     said, code, number = end.exited.farewell, end.exited.exit_code, signal_of(end)
     if code == 0 or is_meant(end):
@@ -71,7 +73,7 @@ def kind_of(end: RankExit) -> Kind:
     return "ordinary" if said else "unknown"
 
 
-def _kind_of_exception(text: str) -> Kind:
+def _kind_of_exception(text: str) -> EndingKind:
     if any(words in text for words in LOST_CONNECTION):
         return "connection_lost"
     return "timed_out" if any(words in text for words in TIMED_OUT) else "exception"
@@ -152,7 +154,7 @@ def death(end: RankExit) -> Evidence:
 
 
 def victims_of(first: RankExit, victims: Sequence[RankExit]) -> Iterator[Evidence]:
-    """Who fell after it, or was seen to fall before although it was its doing."""
+    """Ranks that ended because of it, some of which may have been seen to end earlier."""
     for end in victims[:MAX_VICTIMS]:
         after_s = (end.at_ns - first.at_ns) / 1e9
         order = f"{after_s:.1f} s later" if after_s >= 0 else f"seen {-after_s:.1f} s earlier, but brought about by it"
@@ -180,7 +182,7 @@ def last_seen(window: Window, rank: int) -> Iterator[Evidence]:
 
 
 def _calls(rank: int, flight: Flight, seen: Sequence[Examined]) -> Evidence:
-    """A killed rank's are as of the last copy: how long before its end was seen is said."""
+    """Its last calls. A killed rank's are from the last copy: how old that was is said."""
     found = collectives.last_calls(rank, flight)
     age_s = (seen[-1].observed_ns - flight.taken_ns) / 1e9 if seen[-1].observed_ns and flight.taken_ns else 0.0
     if age_s < MIN_AGE_S:

@@ -45,7 +45,7 @@ NATIVE_PASSAGES = re.compile(
 
 
 def main_stack(exam: Exam) -> ThreadStack | None:
-    """The thread that trains."""
+    """The stack of the thread that trains."""
     return next((stack for stack in exam.stacks if stack.is_main), None)
 
 
@@ -228,7 +228,7 @@ def _without_arguments(name: str) -> str:
 
 
 def _short(file: str) -> str:
-    """Of what is installed, the path below its folder; of the script's, the last of a long one."""
+    """For installed code the path below its folder; for the script's own the end of a long path."""
     file = file.replace("\\", "/")
     name = file.rpartition("/")[2]
     if name.endswith(".so") or ".so." in name:

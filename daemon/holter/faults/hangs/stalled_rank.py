@@ -135,7 +135,7 @@ class StalledRank(CulpritWaits):
                 yield from self._requests(scene, {rank, *others}, asked_ns, blamed)
 
     def _fresh_looks(self, scene: Standstill, blamed: Blame | None, *, is_large: bool) -> Iterator[ExamRequest]:
-        """At all once more, whoever is blamed: a rank came to stand, or became overdue, since it was looked at; then now and then."""
+        """Look at all ranks again, whoever is blamed: when one came to stand or became overdue since its last look, then now and then."""
         is_waited_for = blamed is not None and bool(blamed.waiting)
         if is_large and is_waited_for:
             return
@@ -159,7 +159,7 @@ class StalledRank(CulpritWaits):
     def _requests(
         self, scene: Standstill, ranks: Iterable[int], asked_ns: int, blamed: Blame | None
     ) -> Iterator[ExamRequest]:
-        """Quickly, but natively at those who are blamed for what only native frames tell."""
+        """A quick look, but with native frames at those who are blamed for what only these tell."""
         looks = {rank: scene.looks.get(rank) for rank in (blamed.culprits[:MAX_CULPRITS_SEEN] if blamed else ())}
         deep = {
             rank for rank, look in looks.items() if look and (look.activity == "compute" or not look.has_native_frames)
@@ -170,7 +170,7 @@ class StalledRank(CulpritWaits):
 
     @staticmethod
     def _request(scene: Standstill, ranks: Iterable[int], asked_ns: int, depth: ExamDepth) -> ExamRequest:
-        """Only of those who live and have not answered."""
+        """A request to those ranks that live and have not answered."""
         open_ones = (rank for rank in ranks if rank in scene.living and not is_answered(scene, rank, asked_ns))
         return ExamRequest(asked_ns, depth, tuple(sorted(open_ones)))
 
@@ -267,7 +267,7 @@ def _is_seen_twice(scene: Standstill, rank: int) -> bool:
 
 
 def _gave_up(window: Window, broken: RankExit) -> RankExit | None:
-    """Whose backend's timeout was over, if that is why the first of them fell."""
+    """The rank whose backend's timeout ran out, if that is why the first rank ended."""
     ends = (end for end in window.processes.exits if end.at_ns - broken.at_ns <= SECOND)
     return next((end for end in ends if kind_of(end) == "timed_out"), None)
 

@@ -49,7 +49,7 @@ class Look:
 
     @property
     def before(self) -> Examined | None:
-        """The time before."""
+        """What the look before showed."""
         return self.earlier[-1] if self.earlier else None
 
     @cached_property
@@ -84,7 +84,7 @@ class Look:
 
     @property
     def has_native_frames(self) -> bool:
-        """They were asked for at some look, and had."""
+        """Some look showed native frames."""
         return any(one.exam.depth == "native" and not one.exam.stack_error for one in (*self.earlier, self.seen))
 
     @property
@@ -138,7 +138,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Standstill:
-    """What is known of it, as of the window's moment."""
+    """What is known of a standstill, as of the window's moment."""
 
     window: Window
     asked_ns: int
@@ -173,12 +173,12 @@ class Standstill:
         return min(delay.moved_ns for rank, delay in self.window.processes.delays.items() if rank in self.living)
 
     def looked_ns(self, rank: int) -> int:
-        """What it was last looked at for, or was to be and could not; 0: never."""
+        """The newest request to look at it that was answered, or given up; 0: there was none."""
         look = self.looks.get(rank)
         return max(look.exam.asked_ns if look else 0, self.window.processes.unexamined.get(rank, 0))
 
     def delay(self, rank: int) -> Delay | None:
-        """That a living rank does not move on."""
+        """What a sidecar says of a rank that does not move on; None: the rank moves."""
         return self.window.processes.delays.get(rank)
 
     def overdue(self, rank: int) -> Delay | None:
@@ -210,7 +210,7 @@ class Standstill:
 
 
 def standstill(window: Window) -> Standstill | None:
-    """None: everybody moves."""
+    """The present standstill; None if every rank moves."""
     ended = {end.rank: end for end in window.processes.exits}
     living = frozenset(window.attached - ended.keys())
     delays = [delay for rank, delay in window.processes.delays.items() if rank in living]

@@ -106,7 +106,7 @@ def _share_changed(vitals: Vitals) -> float:
 
 
 def _has_master_copies(census: Census | None) -> bool:
-    """Then what the optimizer steps is not what is narrow."""
+    """Whether the optimizer steps wider copies, not the narrow weights."""
     if census is None:
         return False
     return any(census.num_foreign_with_gradient) or not any(

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.logged_series import Point, logged, plain, trailing
+from holter.faults.shared.logged_series import LoggedPoint, logged, plain, trailing
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -57,14 +57,14 @@ class AdapterNorm:
         if clamped:
             yield _finding(window, clamped, limits)
 
-    def _clamped(self, points: Sequence[Point], limit: float | None) -> Sequence[Point]:
+    def _clamped(self, points: Sequence[LoggedPoint], limit: float | None) -> Sequence[LoggedPoint]:
         if limit is None or limit <= 0:
             return ()
         run = trailing(points, lambda value: value >= self.share * limit)
         return run if len(run) >= self.min_logs else ()
 
 
-def _finding(window: Window, clamped: dict[str, Sequence[Point]], limits: dict[str, float]) -> Finding:
+def _finding(window: Window, clamped: dict[str, Sequence[LoggedPoint]], limits: dict[str, float]) -> Finding:
     name, run = min(clamped.items(), key=lambda item: (item[1][0][0], item[0]))
     return Finding(
         detector=AdapterNorm.name,

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.loader_passes import censuses
-from holter.faults.shared.logged_series import Point, halves, logged, plain, trailing
+from holter.faults.shared.logged_series import LoggedPoint, halves, logged, plain, trailing
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -70,7 +70,7 @@ class CodebookUsage:
         if collapsed and is_uneven and (size is None or size >= MIN_SIZE):
             yield _finding(window, collapsed, size, books)
 
-    def _collapsed(self, name: str, points: Sequence[Point], size: float | None) -> Sequence[Point]:
+    def _collapsed(self, name: str, points: Sequence[LoggedPoint], size: float | None) -> Sequence[LoggedPoint]:
         if PERPLEXITY.search(plain(name)):
             limit = max(self.min_perplexity, self.min_perplexity_share * (size or 0))
             run = trailing(points, lambda value: 0 < value < limit)
@@ -82,7 +82,7 @@ class CodebookUsage:
         return () if after > self.recovery * before else run
 
 
-def _of_codebooks(found: dict[str, list[Point]], *, has_books: bool) -> dict[str, list[Point]]:
+def _of_codebooks(found: dict[str, list[LoggedPoint]], *, has_books: bool) -> dict[str, list[LoggedPoint]]:
     """Of all usages and perplexities those of a codebook: by name, or any perplexity where there is known to be one."""
     names = {name: plain(name) for name in found}
     if AMBIGUOUS in names.values():
@@ -96,7 +96,7 @@ def _of_codebooks(found: dict[str, list[Point]], *, has_books: bool) -> dict[str
     }
 
 
-def _shares(points: Sequence[Point], size: float | None) -> Sequence[Point]:
+def _shares(points: Sequence[LoggedPoint], size: float | None) -> Sequence[LoggedPoint]:
     """As shares of the codebook: what passes 1 is a count of codes, which only its size makes a share."""
     if max((value for _, value in points), default=0) <= 1:
         return points
@@ -117,7 +117,7 @@ def _books(window: Window) -> dict[str, int]:
     }
 
 
-def _size(found: dict[str, list[Point]], books: dict[str, int]) -> float | None:
+def _size(found: dict[str, list[LoggedPoint]], books: dict[str, int]) -> float | None:
     """Codes in the codebook: as it was logged, else the smallest of the model's."""
     for name, points in found.items():
         if SIZE.search(plain(name)) and points:
@@ -126,7 +126,7 @@ def _size(found: dict[str, list[Point]], books: dict[str, int]) -> float | None:
 
 
 def _finding(
-    window: Window, collapsed: dict[str, Sequence[Point]], size: float | None, books: dict[str, int]
+    window: Window, collapsed: dict[str, Sequence[LoggedPoint]], size: float | None, books: dict[str, int]
 ) -> Finding:
     first = min(run[0][0] for run in collapsed.values())
     of_size = f" of {size:g} codes" if size else ""

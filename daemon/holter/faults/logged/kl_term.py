@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.logged_series import Point, halves, logged, trailing
+from holter.faults.shared.logged_series import LoggedPoint, halves, logged, trailing
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Swapped
@@ -57,7 +57,7 @@ class KlTerm:
         if len(zero) >= self.min_logs and _is_training(window, zero[0][0]) and not any(window.notes_of(Swapped)):
             yield _finding(window, zero, ["log.kl", *sorted(terms)], is_flipped=False, has_term=bool(terms))
 
-    def _flipped(self, values: dict[int, float], term: Sequence[Point]) -> Sequence[Point]:
+    def _flipped(self, values: dict[int, float], term: Sequence[LoggedPoint]) -> Sequence[LoggedPoint]:
         """The newest logs at which the term was negative and the KL positive, if that grew."""
         both = [(step, value) for step, value in term if step in values]
         run = [point for point in trailing(both, lambda value: value < 0) if values[point[0]] > 0]
@@ -75,7 +75,9 @@ def _is_training(window: Window, since: int) -> bool:
     return bool(norms) and bool(rates) and min(norms) > 0 and min(rates) > 0
 
 
-def _finding(window: Window, run: Sequence[Point], names: list[str], *, is_flipped: bool, has_term: bool) -> Finding:
+def _finding(
+    window: Window, run: Sequence[LoggedPoint], names: list[str], *, is_flipped: bool, has_term: bool
+) -> Finding:
     since = run[0][0]
     what = (
         "the loss is lowered by a KL that grows"

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.logged_series import Point, logged, trailing
+from holter.faults.shared.logged_series import LoggedPoint, logged, trailing
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -55,7 +55,7 @@ class OutputVariety:
             return
 
 
-def _finding(window: Window, name: str, run: Sequence[Point]) -> Finding:
+def _finding(window: Window, name: str, run: Sequence[LoggedPoint]) -> Finding:
     share = run[-1][1]
     return Finding(
         detector=OutputVariety.name,

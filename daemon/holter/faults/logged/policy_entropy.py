@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
-from holter.faults.shared.logged_series import Point, logged, trailing
+from holter.faults.shared.logged_series import LoggedPoint, logged, trailing
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -75,7 +75,7 @@ class PolicyEntropy:
             yield lambda value: value > self.exploded * top
 
 
-def _finding(window: Window, known: tuple[str, float, float | None], run: Sequence[Point]) -> Finding:
+def _finding(window: Window, known: tuple[str, float, float | None], run: Sequence[LoggedPoint]) -> Finding:
     name, begin, top = known
     is_low = run[-1][1] < begin
     of_top = f" of at most {top:.3g}" if top else ""

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.logged_series import Point, logged, plain
+from holter.faults.shared.logged_series import LoggedPoint, logged, plain
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -81,7 +81,9 @@ class RewardSpread:
         return max(deviations) <= ROUNDING * scale if deviations else None
 
 
-def _finding(window: Window, run: Sequence[int], found: dict[str, list[Point]], *, is_from_start: bool) -> Finding:
+def _finding(
+    window: Window, run: Sequence[int], found: dict[str, list[LoggedPoint]], *, is_from_start: bool
+) -> Finding:
     return Finding(
         detector=RewardSpread.name,
         severity="warning",

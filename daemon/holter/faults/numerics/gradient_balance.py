@@ -31,7 +31,7 @@ from holter.records import Evidence, Finding
 MAX_SHOWN = 5
 
 
-class Shift(NamedTuple):
+class ShareShift(NamedTuple):
     """One module, then and now."""
 
     module: str
@@ -75,7 +75,7 @@ class GradientBalance:
         if shifts:
             yield _finding(window, shifts, checks[-1][0])
 
-    def _shift(self, name: str, usual: Norms, later: list[tuple[int, Norms]]) -> Shift | None:
+    def _shift(self, name: str, usual: Norms, later: list[tuple[int, Norms]]) -> ShareShift | None:
         middle = median(usual.values())
         if not usual[name] or not middle:
             return None
@@ -89,7 +89,7 @@ class GradientBalance:
             return None
         last = later[-1][1]
         ratio = last[name] / median(last[other] for other in usual if other in last)
-        return Shift(name, first, usual[name], last[name], before, ratio)
+        return ShareShift(name, first, usual[name], last[name], before, ratio)
 
     def _is_off(self, norm: float, middle: float, own_before: float, middle_before: float) -> bool:
         if not middle or not norm:
@@ -101,7 +101,7 @@ class GradientBalance:
         return is_above or (is_below and middle * 3 > middle_before)
 
 
-def _finding(window: Window, shifts: list[Shift], last: int) -> Finding:
+def _finding(window: Window, shifts: list[ShareShift], last: int) -> Finding:
     shifts = sorted(shifts, key=lambda shift: -abs(math.log(shift.ratio)))
     lead, first = shifts[0], min(shift.first_step for shift in shifts)
     is_above = lead.ratio > 1

@@ -61,7 +61,7 @@ WEIGHTS_ARE_BAD = "its own weights are not finite"
 MAX_ENTRIES = 6
 """Evidence lines about single tensors; the rest is counted."""
 
-Entry = tuple[int, Nonfinite]
+NonfiniteEntry = tuple[int, Nonfinite]
 
 
 @dataclass(frozen=True)
@@ -89,11 +89,11 @@ class NonfiniteValues:
         yield _finding(window, view, missing, self.headroom)
 
 
-def _proofs(view: StepView) -> list[Entry]:
+def _proofs(view: StepView) -> list[NonfiniteEntry]:
     return [(rank, entry) for rank, entry in view.nonfinite if entry.where != "input" or entry.healthy_steps == 0]
 
 
-def _suspects(proofs: list[Entry]) -> tuple[Where, list[int]]:
+def _suspects(proofs: list[NonfiniteEntry]) -> tuple[Where, list[int]]:
     """The earliest place in which a NaN was met, and on whom."""
     ranks: dict[Where, set[int]] = {where: {rank for rank, entry in proofs if entry.where == where} for where in WORDS}
     # A NaN in a batch that left its rank's own loss and gradients finite harmed nobody.
@@ -197,7 +197,7 @@ def _summary(step: int, where: Where, culprits: list[int], origin: Origin | None
     return f"{applied}; before the reduction it was in the {whom}{born}."
 
 
-def _clip_evidence(step: int, proofs: list[Entry]) -> Iterator[Evidence]:
+def _clip_evidence(step: int, proofs: list[NonfiniteEntry]) -> Iterator[Evidence]:
     given = sorted({rank for rank, entry in proofs if entry.is_from_clip})
     if given:
         summary = (
@@ -206,7 +206,9 @@ def _clip_evidence(step: int, proofs: list[Entry]) -> Iterator[Evidence]:
         yield Evidence(kind="nonfinite", summary=summary, values={"clipped_ranks": given})
 
 
-def _nonfinite_evidence(step: int, where: Where, proofs: list[Entry], culprits: list[int]) -> Iterator[Evidence]:
+def _nonfinite_evidence(
+    step: int, where: Where, proofs: list[NonfiniteEntry], culprits: list[int]
+) -> Iterator[Evidence]:
     """The culprits' tensors up to where it was first seen and the loss; what only carried it on is counted."""
     order = tuple(WORDS)
     own = sorted(
@@ -250,7 +252,9 @@ def _entry_evidence(step: int, rank: int, entry: Nonfinite) -> Evidence:
     )
 
 
-def _comparison(window: Window, view: StepView, proofs: list[Entry], culprits: list[int]) -> Iterator[Evidence]:
+def _comparison(
+    window: Window, view: StepView, proofs: list[NonfiniteEntry], culprits: list[int]
+) -> Iterator[Evidence]:
     """What the other ranks had: the reason why they are not named."""
     local = {rank for rank, entry in proofs if entry.where in LOCAL}
     others = sorted(window.attached - set(culprits) - set(view.missing))

@@ -195,7 +195,7 @@ def agreed_steps(window: Window, first: Parting) -> int:
 
 
 def is_beginning_forgotten(window: Window, first: Parting, partings: Mapping[str, Parting]) -> bool:
-    """Then it was judged before, and better: what began later would be taken for the beginning."""
+    """Whether the first difference is no longer in the window: it was judged then, and a later one would be taken for the beginning."""
     watched = [name for name in WORDS if name not in SETTINGS or name in partings]
     onsets = (history.first_unequal_step for name in watched if (history := window.tensors.classes.get(name)))
     return any(step is not None and step < first.step for step in onsets)

@@ -23,8 +23,8 @@ ROUND = 1e-5
 """A factor this close to a multiple of a twentieth was written by hand; no clip arrives at one."""
 MAX_SETTINGS_SHOWN = 8
 
-Witness = Callable[[Case], tuple[int, ...]]
-"""Who left, by one kind of evidence; nobody: it does not tell."""
+AskWitness = Callable[[Case], tuple[int, ...]]
+"""Returns who left, by one kind of evidence; nobody if that does not tell."""
 
 
 def who_left(case: Case) -> tuple[tuple[int, ...], str]:
@@ -163,7 +163,7 @@ def _jump(case: Case) -> tuple[tuple[int, ...], str]:
     return (), ""
 
 
-WITNESSES: tuple[tuple[Witness, str], ...] = (
+WITNESSES: tuple[tuple[AskWitness, str], ...] = (
     (_scales_unevenly, "it scales some of its reduced gradients otherwise than the rest"),
     (_minority_after_reduction, "most ranks give their optimizers the same gradients"),
     (_scales_by_no_clip, "it scales its gradients by a factor that no clip arrives at"),
@@ -277,7 +277,7 @@ def _setting_lines(window: Window, parting: Parting, tensors: Iterable[str]) -> 
 
 
 def _strayed(now: float, last: float, before: float) -> float:
-    """How far a value is from where its schedule was going, over its last step; 0: right there."""
+    """How far a value is from where its schedule was going, relatively; 0: right there."""
     usual = abs(last - before)
     expected = [2 * last - before, *([last * last / before] if before else [])]
     # A schedule that bends a little from step to step is still one.

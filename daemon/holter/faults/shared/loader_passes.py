@@ -11,7 +11,7 @@ from holter.records import Census, Feed
 
 
 @dataclass(frozen=True)
-class Pass:
+class LoaderPass:
     """One pass of one rank over one loader."""
 
     rank: int
@@ -26,21 +26,21 @@ class Pass:
         return self.end or self.begin
 
 
-def passes(window: Window) -> list[Pass]:
+def passes(window: Window) -> list[LoaderPass]:
     """In order of beginning. An end whose beginning was forgotten counts as both."""
-    found: dict[tuple[int, int, int], Pass] = {}
+    found: dict[tuple[int, int, int], LoaderPass] = {}
     for note, feed in window.notes_of(Feed):
         key = (note.rank, feed.loader, feed.epoch)
         if not feed.is_end:
-            found[key] = Pass(note.rank, note.step, feed)
+            found[key] = LoaderPass(note.rank, note.step, feed)
         elif key in found:
             found[key] = replace(found[key], end=feed, end_step=note.step)
         else:
-            found[key] = Pass(note.rank, note.step, feed, feed, note.step)
+            found[key] = LoaderPass(note.rank, note.step, feed, feed, note.step)
     return list(found.values())
 
 
-def trained(known: Iterable[Pass]) -> list[Pass]:
+def trained(known: Iterable[LoaderPass]) -> list[LoaderPass]:
     """The passes over loaders that feed the training."""
     known = list(known)
     feeding = {(one.rank, one.latest.loader) for one in known if one.latest.is_training}

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from holter.faults.window import Window
 
-Point = tuple[int, float]
+LoggedPoint = tuple[int, float]
 """Step, mean over the ranks that logged it."""
 
 MAX_LOGS = 512
@@ -23,10 +23,10 @@ def plain(name: str) -> str:
     return "" if _HELD_OUT.search(name) else name.rpartition("/")[2]
 
 
-def logged(window: Window, matches: Callable[[str], bool]) -> dict[str, list[Point]]:
+def logged(window: Window, matches: Callable[[str], bool]) -> dict[str, list[LoggedPoint]]:
     """Full name -> its newest values, the oldest first, of all numbers whose plain name matches."""
     names = set[str]().union(*(entry.numbers for entry in window.series[-MAX_STEPS:]))
-    found: dict[str, list[Point]] = {}
+    found: dict[str, list[LoggedPoint]] = {}
     for name in sorted(name for name in names if (bare := plain(name)) and matches(bare)):
         values = window.values(name)[-MAX_LOGS:]
         points = [(step, spread.mean) for step, spread in values if spread.num > spread.num_nonfinite]
@@ -35,7 +35,7 @@ def logged(window: Window, matches: Callable[[str], bool]) -> dict[str, list[Poi
     return found
 
 
-def trailing(points: Sequence[Point], holds: Callable[[float], bool]) -> Sequence[Point]:
+def trailing(points: Sequence[LoggedPoint], holds: Callable[[float], bool]) -> Sequence[LoggedPoint]:
     """The newest points in a row for which it holds, the oldest first."""
     for length, (_, value) in enumerate(reversed(points)):
         if not holds(value):
@@ -43,7 +43,7 @@ def trailing(points: Sequence[Point], holds: Callable[[float], bool]) -> Sequenc
     return points
 
 
-def halves(points: Sequence[Point]) -> Iterator[float]:
+def halves(points: Sequence[LoggedPoint]) -> Iterator[float]:
     """Median of the first half, then of the second: whether something rises or falls."""
     middle = len(points) // 2
     for part in (points[:middle], points[middle:]):

@@ -28,7 +28,7 @@ MIN_HISTORY = 8
 AVERAGED = ("gradients_reduced", "gradients", "parameters_before", "parameters_after")
 """Classes of tensors that part where a reduction was left out."""
 
-Place = tuple[str, int]
+CallPlace = tuple[str, int]
 """(group, sequence)"""
 
 
@@ -192,9 +192,9 @@ def _is_final(window: Window, ranks: Collection[int]) -> bool:
     return is_overdue or any(end.exited.exit_code != 0 for end in window.processes.exits)
 
 
-def began_ns(flights: Mapping[int, Flight], places: Collection[Place]) -> dict[Place, int]:
+def began_ns(flights: Mapping[int, Flight], places: Collection[CallPlace]) -> dict[CallPlace, int]:
     """(group, sequence) -> when the first rank entered it."""
-    found: dict[Place, int] = {}
+    found: dict[CallPlace, int] = {}
     for flight in flights.values():
         for call in flight.calls:
             place = (call.group, call.sequence)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from holter.faults.window import StepView, Window
 from holter.records import Mark, Table, TableRequest
 
-Groups = tuple[tuple[int, ...], ...]
+RankGroups = tuple[tuple[int, ...], ...]
 """Ranks with equal roots, the largest group first."""
 MATRIX = 2
 """Dimensions from which on two tensors are not equal by chance."""
@@ -21,7 +21,7 @@ class Parting:
 
     tensor_class: str
     step: int
-    groups: Groups
+    groups: RankGroups
 
     @property
     def ranks(self) -> tuple[int, ...]:

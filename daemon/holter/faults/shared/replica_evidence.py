@@ -28,7 +28,7 @@ def named(names: tuple[str, ...]) -> str:
 
 
 def cap(text: str) -> str:
-    """A sentence's beginning."""
+    """With a capital letter, as a sentence begins."""
     return text[0].upper() + text[1:]
 
 

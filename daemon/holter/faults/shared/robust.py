@@ -31,7 +31,7 @@ def finite(series: Iterable[tuple[int, Spread]]) -> Points:
 
 
 def values(points: Points) -> list[float]:
-    """Without their steps."""
+    """The values of points, without their steps."""
     return [value for _, value in points]
 
 

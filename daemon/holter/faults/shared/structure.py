@@ -42,7 +42,7 @@ class StructureDifference:
 
 
 def distinct_censuses(window: Window) -> list[Census]:
-    """What the ranks told, each once; at most so many that looking at all entries stays cheap."""
+    """The ranks' censuses, equal ones once; at most so many that looking at all entries stays cheap."""
     return list({id(census): census for census in window.models.census.values()}.values())[:MAX_DISTINCT]
 
 

@@ -49,7 +49,7 @@ MIN_BINS = 20
 
 
 @dataclass(frozen=True)
-class Point:
+class StepLag:
     """One rank at one step."""
 
     step: int
@@ -70,7 +70,7 @@ class Late:
     """A rank that is slow, and the steps that prove it."""
 
     rank: int
-    points: tuple[Point, ...]
+    points: tuple[StepLag, ...]
     first_step: int
     limit_s: float
     error_s: float
@@ -114,7 +114,7 @@ class Work:
     why: str = ""
 
 
-def point(one: StepArrivals, rank: int) -> Point:
+def point(one: StepArrivals, rank: int) -> StepLag:
     """One rank at one step; one that is not among the few latest was not late."""
     arrival = next((known for known in one.latest if known.rank == rank), None)
     others = [known.lag_s for known in one.latest if known.rank != rank]
@@ -122,7 +122,7 @@ def point(one: StepArrivals, rank: int) -> Point:
     lag = 0.0 if arrival is None else arrival.lag_s
     is_among_latest = arrival is not None and lag >= SHARED_LATENESS * one.latest[0].lag_s
     pressure = 0.0 if arrival is None else arrival.pressure
-    return Point(one.step, lag - usual, is_among_latest, usual, one.spread_s, one.error_s, arrival, pressure)
+    return StepLag(one.step, lag - usual, is_among_latest, usual, one.spread_s, one.error_s, arrival, pressure)
 
 
 def lost_s(window: Window, late: Late, slow: set[int]) -> float:

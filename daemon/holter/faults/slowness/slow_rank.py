@@ -35,7 +35,7 @@ from holter.faults.shared.robust import finite
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.slowness import lateness
-from holter.faults.slowness.lateness import Late, Point, Work, error_of_mean
+from holter.faults.slowness.lateness import Late, StepLag, Work, error_of_mean
 from holter.faults.window import StepArrivals, Window
 from holter.records import Evidence, Finding
 
@@ -111,7 +111,7 @@ class SlowRank:
         for (_, _, is_throttled), group in ways.items():
             yield _finding(window, group, slow, step_s, is_throttled=is_throttled)
 
-    def _late(self, points: Sequence[Point], rank: int, step_s: float) -> Late | None:
+    def _late(self, points: Sequence[StepLag], rank: int, step_s: float) -> Late | None:
         """What the newest steps show, if the rank was clearly slow not long ago and is not clearly better now."""
         newest = points[-self.min_steps :]
         if median(point.excess_s for point in newest) < WELL_AGAIN * self._limit_s(newest, step_s):
@@ -124,7 +124,7 @@ class SlowRank:
                     return late
         return None
 
-    def _widths(self, points: Sequence[Point], step_s: float) -> Iterator[int]:
+    def _widths(self, points: Sequence[StepLag], step_s: float) -> Iterator[int]:
         """Of the newest stretches that are long enough, the shortest first, all there is last."""
         width = float(self.min_steps)
         while width < len(points):
@@ -134,7 +134,7 @@ class SlowRank:
         if _span_s(points, step_s) >= self.min_span_s:
             yield len(points)
 
-    def _judged(self, points: Sequence[Point], width: int, rank: int, step_s: float) -> Late | None:
+    def _judged(self, points: Sequence[StepLag], width: int, rank: int, step_s: float) -> Late | None:
         """Whether the rank was late throughout the newest stretch, and more than by its usual ups and downs."""
         part = points[-width:]
         lags = [point.excess_s for point in part]
@@ -159,7 +159,7 @@ class SlowRank:
             return None
         return Late(rank, tuple(part), points[begin].step, limit_s, error_s)
 
-    def _limit_s(self, part: Sequence[Point], step_s: float) -> float:
+    def _limit_s(self, part: Sequence[StepLag], step_s: float) -> float:
         """From which lag on a rank is late."""
         pressure = median(point.pressure for point in part)
         return max(
@@ -177,7 +177,7 @@ def _step_s(window: Window, since: int) -> float:
     return median(said) if said else 0.0
 
 
-def _span_s(part: Sequence[Point], step_s: float) -> float:
+def _span_s(part: Sequence[StepLag], step_s: float) -> float:
     return (part[-1].step - part[0].step) * step_s
 
 
@@ -193,7 +193,7 @@ def _candidates(arrivals: Sequence[StepArrivals]) -> list[int]:
     return sorted(rank for rank, times in seen.items() if 2 * times >= len(arrivals))
 
 
-def _began(points: Sequence[Point], limit_s: float, width: int) -> int:
+def _began(points: Sequence[StepLag], limit_s: float, width: int) -> int:
     """Since when nine of ten steps were late, up to the end of the stretch that proves it."""
     first, num_below = len(points) - width, 0
     for place in range(len(points) - 1, -1, -1):

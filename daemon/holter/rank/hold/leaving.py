@@ -19,9 +19,9 @@ from os import _exit
 from pathlib import Path
 from typing import NoReturn
 
+from holter.records import EXIT_CODE
 from holter.threads import without_signals
 
-EXIT_CODE = 93
 SCRIPT_S = 10.0
 """For the script's own end."""
 FLUSH_S = 1.0

@@ -1,6 +1,6 @@
 """Saves and evaluations of libraries, shown as such from beginning to end: a rank that writes a checkpoint for minutes does not hang.
 
-`torch.save` and a model's call show themselves (`calls.py`). What lies around them in a library (weights as safetensors, shards, metrics,
+`torch.save` and a model's call show themselves (`model_calls.py`). What lies around them in a library (weights as safetensors, shards, metrics,
 uploads) is the library's own function. Nothing is imported for this: a library is followed once the script has imported it.
 
 The outermost of them that ends well is a finished checkpoint, if it is one that a run can go on from: that is told, with its place.
@@ -37,7 +37,7 @@ class SaveProbe:
     def install(self) -> None:
         """Follow what is there already."""
         self._context.guard.wrap(self.look, "any")()
-        # Above the phase that `calls.py` shows: only here it is known whether a library is around it.
+        # Above the phase that `model_calls.py` shows: only here it is known whether a library is around it.
         self._context.patches.replace("save", self._around_torch_save, torch, torch.serialization)
 
     def look(self) -> None:

@@ -1,12 +1,15 @@
-"""The whole job in a few numbers, for a scrape: what it costs does not grow with the number of modules, and hardly with ranks. Pure."""
+"""What `/metrics` says of the whole job: what a scrape costs does not grow with the number of modules, and hardly with ranks. Pure."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from holter.coordinator.judge import DIAGNOSIS
 from holter.coordinator.roster import Member, Roster
+from holter.coordinator.run import Run
 from holter.coordinator.window.assembly import Assembly
-from holter.exporters import JobFigures, ModuleFigures
+from holter.diagnosis.explain import WORST_FIRST
+from holter.exporters import CoordinatorSnapshot, IncidentInfo, JobFigures, ModuleFigures, incident_info
 from holter.faults.window import Spread, StepArrivals, StepNumbers
 from holter.records import ModuleVitals, Vitals
 
@@ -68,6 +71,26 @@ def occupancy(told: Sequence[Vitals]) -> tuple[float, ...]:
     return tuple(count / total for count in counts) if total else ()
 
 
+def snapshot(run: Run) -> CoordinatorSnapshot:
+    """For the exporter."""
+    healthy = run.checkpoints.last_healthy()
+    return CoordinatorSnapshot(
+        halts=run.halts.outcomes,
+        last_good_step=None if healthy is None else healthy.step,
+        detectors=(*(detector.name for detector in run.judging.runner.detectors), DIAGNOSIS),
+        detector_s=run.judging.runner.seconds,
+        detector_failures=run.judging.runner.failures,
+        findings=tuple((found.detector, found.severity) for found in run.judging.findings),
+        open_incidents=tuple(run.incidents.open()),
+        opened_s=run.incidents.opened_s(),
+        incidents=run.incidents.by_cause(),
+        infos=_infos(run),
+        num_blind_spots=len(run.blind()),
+        webhook=run.deliveries.counts,
+        job=job_figures(run.roster, run.assembly),
+    )
+
+
 def _newest(series: Sequence[StepNumbers]) -> dict[str, Spread]:
     found: dict[str, Spread] = {}
     for entry in reversed(series):
@@ -90,3 +113,9 @@ def _lag_s(arrivals: Sequence[StepArrivals]) -> float | None:
 
 def _largest(values: Iterable[float]) -> float:
     return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def _infos(run: Run) -> tuple[IncidentInfo, ...]:
+    """The gravest first: not all are told where there are very many."""
+    infos = [incident_info(diagnosis, run.settings.address) for diagnosis in run.incidents.settled()]
+    return tuple(sorted(infos, key=lambda info: WORST_FIRST.index(info.severity)))

@@ -10,8 +10,7 @@ import pytest
 from aiohttp import web
 from tests.coordinator.conftest import eventually
 
-from holter.coordinator.incidents.outlets import OutletSettings
-from holter.coordinator.incidents.webhook_sender import MAX_WAITING, WebhookSender, WebhookSettings
+from holter.coordinator.incidents.announcer import MAX_WAITING, AnnouncerSettings, WebhookSender, WebhookSettings
 from holter.exporters.webhook import Deliveries
 from holter.records import Nonfinite
 from holter.transport.backoff import Backoff
@@ -105,7 +104,7 @@ async def test_nobody_there_and_no_token_are_counted_and_room_is_bounded(tmp_pat
 async def test_the_coordinator_pages_without_a_prometheus(run_coordinator: Any, receiver: Receiver) -> None:
     receiver.statuses = [503, 200]
     pages = "https://wiki.corp/holter"
-    running = await run_coordinator(outlets=OutletSettings(webhook=WebhookSettings(receiver.url), runbooks=pages))
+    running = await run_coordinator(announcing=AnnouncerSettings(webhook=WebhookSettings(receiver.url), runbooks=pages))
     ranks = [running.rank(rank) for rank in range(2)]
     for rank in ranks:
         rank.attach()
@@ -129,7 +128,7 @@ async def test_the_coordinator_pages_without_a_prometheus(run_coordinator: Any, 
 @pytest.mark.slow
 async def test_a_webhook_that_is_away_shows_in_the_status(run_coordinator: Any) -> None:
     running = await run_coordinator(
-        outlets=OutletSettings(webhook=WebhookSettings("http://127.0.0.1:9/"), deadline_s=0.1)
+        announcing=AnnouncerSettings(webhook=WebhookSettings("http://127.0.0.1:9/"), deadline_s=0.1)
     )
     rank = running.rank(0, world_size=1)
     rank.attach()

@@ -10,11 +10,10 @@ import pytest
 from tests.coordinator.conftest import TOKEN, Running, SimulatedRank, eventually
 
 from holter import clock
-from holter.coordinator.http.pages import MAX_PLAIN
-from holter.coordinator.http.requests import MAX_BODY_BYTES
+from holter.coordinator.http.pages import MAX_BODY_BYTES, MAX_PLAIN
 from holter.coordinator.service import Limits
 from holter.records import Nonfinite
-from holter.status_page import feed
+from holter.status_page import event_stream
 from holter.transport import wire
 
 NAN = Nonfinite(where="input", name="batch['x']", nans=3, infs=0, numel=64)
@@ -166,7 +165,7 @@ async def test_everyone_is_told_the_time_at_which_it_comes(run_coordinator: Any)
 
 
 async def test_there_is_a_limit_to_readers(run_coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "MAX_LISTENERS", 1)
+    monkeypatch.setattr(event_stream, "MAX_LISTENERS", 1)
     running = await run_coordinator()
     url = f"http://127.0.0.1:{running.port}/api/v1/events"
     async with aiohttp.ClientSession() as session, session.get(url) as first:
@@ -187,16 +186,16 @@ async def test_there_is_a_limit_to_readers(run_coordinator: Any, monkeypatch: py
 async def test_a_reader_that_takes_nothing_holds_up_nobody_and_costs_a_few_frames(
     run_coordinator: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feed, "INTERVAL_S", 0.01)
-    monkeypatch.setattr(feed, "BYTES_PER_S", 10**9)
-    monkeypatch.setattr(feed, "SEND_DEADLINE_S", 1.0)
+    monkeypatch.setattr(event_stream, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(event_stream, "BYTES_PER_S", 10**9)
+    monkeypatch.setattr(event_stream, "SEND_DEADLINE_S", 1.0)
     running = await run_coordinator()
     note = running.coordinator._pages.page_state.timeline.note
     stuck = socket.socket()
     stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     stuck.connect(("127.0.0.1", running.port))
     stuck.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
-    listeners = running.coordinator._pages.feed._listeners
+    listeners = running.coordinator._pages.events._listeners
     await eventually(lambda: len(listeners) == 1)
     (listener,) = listeners
     waiting = 0
@@ -206,15 +205,15 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_and_costs_a_few_frame
         waiting = max(waiting, len(listener.waiting))
         if not listeners:
             break
-    assert waiting <= feed.MAX_WAITING
+    assert waiting <= event_stream.MAX_WAITING
     await eventually(lambda: not listeners, 20.0)
     stuck.close()
 
 
 async def test_a_reader_that_fell_behind_is_shown_the_whole_again() -> None:
-    listener = feed._Listener()
+    listener = event_stream._Listener()
     listener.is_behind = False
-    for number in range(feed.MAX_WAITING + 3):
+    for number in range(event_stream.MAX_WAITING + 3):
         listener.give(bytes([number]))
     assert (True, []) == (listener.is_behind, listener.waiting)
 
@@ -226,7 +225,7 @@ async def test_a_picture_that_cannot_be_made_is_no_line_that_looks_alive(run_coo
         async with session.get(url) as response:
             reader = Reader(response)
             await reader.next()
-            running.coordinator._pages.feed._paint = lambda: 1 / 0
+            running.coordinator._pages.events._paint = lambda: 1 / 0
             with pytest.raises(EOFError):
                 await reader.next()
         async with session.get(url) as again:
@@ -242,7 +241,7 @@ async def test_a_page_that_fails_is_blindness_and_stops_nothing(run_coordinator:
 
 
 async def test_a_quiet_line_is_told_from_a_dead_one(run_coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "BEAT_S", 0.2)
+    monkeypatch.setattr(event_stream, "BEAT_S", 0.2)
     running = await run_coordinator()
     async with (
         aiohttp.ClientSession() as session,

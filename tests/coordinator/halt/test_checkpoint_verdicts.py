@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from holter.coordinator.disk import Disk
-from holter.coordinator.halt.script_saves import SaveBook, compared_until, reported_until
+from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts, compared_until, reported_until
 from holter.faults.window import ClassHistory, StepView
 from holter.halting import tombstone
 from holter.halting.vault import store
@@ -42,7 +42,7 @@ class Desk:
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir, self.disk = run_dir, Disk()
-        self.book = SaveBook(run_dir, self.disk)
+        self.book = CheckpointVerdicts(run_dir, self.disk)
 
     def save(self, name: str, step: int, rank: int = 0) -> Path:
         path = self.run_dir.parent / name
@@ -144,7 +144,7 @@ def test_what_ranks_count_goes_before_the_halt_that_was_lifted(tmp_path):
     tombstone.write(tmp_path, HALT)
     tombstone.lift(tmp_path)
     disk = Disk()
-    book = SaveBook(tmp_path, disk)
+    book = CheckpointVerdicts(tmp_path, disk)
     book.hear(begun(None))
     assert 30 == book.base_step, "nobody counts"
     book.hear(begun(0))

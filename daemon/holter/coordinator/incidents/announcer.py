@@ -1,4 +1,6 @@
-"""Takes messages to a webhook: one after another, tried again with growing pauses, never in the way of judging.
+"""What others are told without asking: incidents at a webhook, scrape targets in a file.
+
+Messages to the webhook go one after another, are tried again with growing pauses, and are never in the way of judging.
 
 What cannot be delivered is counted and shown in the status, and the room for what waits is bounded: the oldest goes first.
 """
@@ -13,7 +15,10 @@ from pathlib import Path
 import aiohttp
 
 from holter import clock
-from holter.exporters.webhook import Deliveries, Message
+from holter.coordinator.http.targets import TargetsFile
+from holter.coordinator.run import Run
+from holter.exporters.alerts import RUNBOOKS
+from holter.exporters.webhook import Deliveries, Message, Pager
 from holter.transport.backoff import Backoff
 
 MAX_WAITING = 64
@@ -24,7 +29,6 @@ ATTEMPT_S = 10.0
 _OK, _WRONG, _BROKEN = 200, 400, 500
 _PATIENCE = (401, 403, 404, 408, 425, 429)
 """Of the answers that blame us, those that ask to come again, or that a person mends while we wait: a token, a route."""
-
 logger = logging.getLogger(__name__)
 
 
@@ -137,3 +141,57 @@ class WebhookSender:
         """Unless it was pushed out meanwhile."""
         if self._waiting and self._waiting[0][1] is message:
             self._waiting.popleft()
+
+
+@dataclass(frozen=True)
+class AnnouncerSettings:
+    """Whom to tell; by default nobody."""
+
+    webhook: WebhookSettings | None = None
+    targets_dir: Path | None = None
+    """Where Prometheus looks for files with targets."""
+    runbooks: str = RUNBOOKS
+    """Where `grafana/runbooks` is served: messages lead there."""
+    deadline_s: float = 5.0
+    """At the end, for what is still to be told."""
+
+
+class Announcer:
+    """Called often, it says only what is new."""
+
+    def __init__(self, run: Run, settings: AnnouncerSettings) -> None:
+        self._run, self._deadline_s = run, settings.deadline_s
+        self._pager = Pager(run.settings.address, settings.runbooks)
+        self._webhook = WebhookSender(settings.webhook, run.deliveries) if settings.webhook is not None else None
+        self._targets: TargetsFile | None = None
+        if settings.targets_dir is not None:
+            about = run.settings
+            self._targets = TargetsFile(settings.targets_dir, about.run_id, about.address, run.disk)
+
+    def start(self) -> None:
+        """In a running event loop."""
+        if self._webhook is not None:
+            self._pager.remember(self._run.left_open)
+            self._webhook.start()
+        self.write_targets()
+
+    def tell(self, *, is_final: bool = False) -> None:
+        """Of incidents that opened, changed or closed; returns at once. At the end no better diagnosis is waited for."""
+        if self._webhook is not None:
+            incidents = self._run.incidents
+            standing = incidents.standing() if is_final else incidents.settled()
+            for message in self._pager.look(standing, clock.rfc3339(clock.wall_ns())):
+                self._webhook.send(message)
+
+    def write_targets(self) -> None:
+        """If ranks came or went."""
+        if self._targets is not None:
+            self._targets.write(self._run.roster)
+
+    async def close(self) -> None:
+        """The run has ended: its targets are no more; what is still to be told is told, in the time that is left."""
+        if self._targets is not None:
+            self._targets.remove()
+        self.tell(is_final=True)
+        if self._webhook is not None:
+            await self._webhook.close(self._deadline_s)

@@ -1,12 +1,15 @@
-"""How far a long reading is, for whoever waits for it at a terminal."""
+"""What commands write to a terminal: tables, and how far a long reading is."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from holter import clock
 
+T = TypeVar("T")
+QUIET_S = 1.0
+"""What takes longer says how far it is."""
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
-
 Progress = Callable[[int, int], None]
 """Told how many bytes are done, of how many."""
 
@@ -55,3 +58,30 @@ class Meter:
             self._said_s, self._is_shown = now_s, True
             sys.stderr.write(f"\r\x1b[Kholter: {text}")
             sys.stderr.flush()
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as their widest cell."""
+    widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
+    for row in (columns, *rows):
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def printable(text: str) -> str:
+    """Names come from the training script: none of them may move the cursor."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def with_progress(entries: Iterator[T]) -> Iterator[T]:
+    """The same, and standard error says how far it is if it takes long."""
+    began_s = told_s = clock.monotonic_s()
+    number = 0
+    for number, entry in enumerate(entries, start=1):
+        yield entry
+        now_s = clock.monotonic_s()
+        if now_s - told_s >= QUIET_S:
+            told_s = now_s
+            sys.stderr.write(f"\rholter: {number} entries ...")
+            sys.stderr.flush()
+    if told_s > began_s:
+        sys.stderr.write(f"\rholter: {number} entries in {clock.monotonic_s() - began_s:.0f} s      \n")

@@ -35,7 +35,7 @@ class _Entry:
     """Completed steps as findings of this life count them; None: it is of a former life, and its verdict stands."""
 
 
-class SaveBook:
+class CheckpointVerdicts:
     """All finished saves of a run that are remembered, oldest first."""
 
     def __init__(self, run_dir: Path, disk: Disk) -> None:
