@@ -19,7 +19,7 @@ from holter.coordinator.disk import Disk
 from holter.faults.replicas.replica_case import PARAMETERS, weights_agreed
 from holter.faults.window import ClassHistory, StepView
 from holter.files import write_whole
-from holter.halting import tombstone, verdicts
+from holter.halting import halt_record, verdicts
 from holter.halting.vault import store
 from holter.halting.vault.store import FOLDER, ScriptSave, ScriptSaves, Sealed, Vault
 from holter.halting.verdicts import Sight
@@ -40,7 +40,7 @@ class CheckpointVerdicts:
 
     def __init__(self, run_dir: Path, disk: Disk) -> None:
         self._run_dir, self._disk = run_dir, disk
-        self._lifted_step = tombstone.base_step(run_dir)
+        self._lifted_step = halt_record.base_step(run_dir)
         """Of the halt that was lifted for this life of the run: what it goes on from, where no rank knows better."""
         self._begun: dict[int, int] = {}
         """Rank -> steps that the run had completed when it began, as its optimizer or framework counts."""
