@@ -22,6 +22,13 @@ def test_a_detectors_page_shows_its_settings() -> None:
     assert "nonfinite_values.patience_s = 2.0" in (page("nonfinite_values") or "")
 
 
+def test_a_detector_that_never_saw_a_job_says_so_on_its_page() -> None:
+    on_trial = [name for name, entry in faults.DETECTORS.items() if entry.tried_on != "jobs"]
+    assert "kl_term" in on_trial
+    for name in faults.DETECTORS:
+        assert (name in on_trial) is ("\nOn trial\n    It was tried on made-up windows only" in (page(name) or ""))
+
+
 def test_a_causes_page_has_the_fix_in_six_parts() -> None:
     text = page("rank_dead") or ""
     for title in (

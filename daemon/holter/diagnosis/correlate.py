@@ -18,7 +18,7 @@ import msgspec
 
 from holter.diagnosis.ranking import top_cause
 from holter.faults import BRINGS_ABOUT, CAUSES, DETECTORS
-from holter.faults.family import STAGE_OF_CLASS, Consequence, Stage
+from holter.faults.family import STAGE_OF_CLASS, Consequence, Stage, engine_facts
 from holter.faults.window import Window
 from holter.records import Finding
 
@@ -61,7 +61,7 @@ def correlate(incidents: Sequence[Incident], findings: Iterable[Finding], *, sta
 
 def moment(finding: Finding) -> tuple[int, int, int]:
     """Where in the run, and where in its step, a finding began."""
-    stage = STAGE_OF_CLASS.get(str(finding.facts.get("first_class")))
+    stage = STAGE_OF_CLASS.get(engine_facts(finding).get("first_class", ""))
     if stage is not None:
         return finding.first_step, stage, -1
     entry = DETECTORS.get(finding.detector)
@@ -156,7 +156,9 @@ def _first_of_each(present: Iterable[Finding], more: Iterable[Finding]) -> tuple
 def can_pass(incident: Incident) -> bool:
     """Whether everything in it leaves nothing behind."""
     found = (incident.leading, *incident.consequences)
-    return all(_num_steps_to_pass(one) is not None and one.facts.get("is_beyond_return") is not True for one in found)
+    return all(
+        _num_steps_to_pass(one) is not None and engine_facts(one).get("is_beyond_return") is not True for one in found
+    )
 
 
 def stands(incident: Incident, findings: Iterable[Finding]) -> bool:

@@ -5,9 +5,9 @@ import sys
 import textwrap
 from typing import Any, cast
 
-from holter import faults
-from holter.faults import CAUSES
+from holter.faults import CAUSES, DETECTORS
 from holter.faults.cause import CauseEntry
+from holter.faults.family import Detector, DetectorEntry
 
 WIDTH = 100
 FIX_PARTS = (
@@ -18,29 +18,33 @@ FIX_PARTS = (
     ("verify", "How to verify"),
     ("otherwise", "If it does not help"),
 )
+ON_TRIAL = "It was tried on made-up windows only, never on a real job: it reports, and halts nothing."
 
 
 def names() -> tuple[str, ...]:
     """Everything that has a page: detectors, then causes."""
-    return (*(detector.name for detector in faults.ALL), *CAUSES)
+    return (*DETECTORS, *CAUSES)
 
 
 def page(name: str) -> str | None:
     """The page of a detector or a cause, both where a name is both; None if there is none of that name."""
-    found = [_detector_page(detector) for detector in faults.ALL if detector.name == name]
-    found += [_cause_page(entry) for entry in CAUSES.values() if entry.cause == name]
+    found = [_detector_page(DETECTORS[name])] if name in DETECTORS else []
+    found += [_cause_page(CAUSES[name])] if name in CAUSES else []
     return "\n".join(found) or None
 
 
-def _detector_page(detector: faults.Detector) -> str:
+def _detector_page(entry: DetectorEntry) -> str:
+    detector = entry.detector
     text = (sys.modules[type(detector).__module__].__doc__ or "").strip()
-    causes = [entry.cause for entry in CAUSES.values() if any(row.detector == detector.name for row in entry.rows)]
+    causes = [cause.cause for cause in CAUSES.values() if any(row.detector == detector.name for row in cause.rows)]
     settings = [f"    {detector.name}.{key} = {value}" for key, value in _settings(detector).items()]
+    on_trial = ["", "On trial", indented(ON_TRIAL)] if entry.tried_on != "jobs" else []
     return "\n".join(
         [
             f"{detector.name} (detector)",
             "",
             text,
+            *on_trial,
             "",
             "Causes it can lead to",
             indented(", ".join(causes)),
@@ -52,7 +56,7 @@ def _detector_page(detector: faults.Detector) -> str:
     )
 
 
-def _settings(detector: faults.Detector) -> dict[str, object]:
+def _settings(detector: Detector) -> dict[str, object]:
     return {field.name: getattr(detector, field.name) for field in dataclasses.fields(cast("Any", detector))}
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from holter.faults.family import engine_facts
 from holter.faults.window import Spread, Window
 from holter.records import Evidence, Finding, ModuleVitals, Vitals
 
@@ -32,7 +33,7 @@ EDGES = {"float16": ((-24, "float16: smaller is 0"), (16, "float16: larger is In
 def plots(window: Window, finding: Finding) -> tuple[Evidence, ...]:
     """The plots for a finding: first what its detector looked at, then what everyone asks for."""
     mark = finding.first_step
-    named = [str(name) for name in _list(finding.facts.get("series")) if name not in {"loss", "gradient_norm"}]
+    named = [name for name in engine_facts(finding).get("series", []) if name not in {"loss", "gradient_norm"}]
     found = [
         *(_plot(_title(name), _over_ranks(window, name), mark) for name in dict.fromkeys(named)),
         _plot("lag at collectives, ms", _lags(window, finding), mark),
@@ -105,7 +106,7 @@ def _over_ranks(window: Window, name: str) -> list[Line]:
 
 def _lags(window: Window, finding: Finding) -> Iterator[Line]:
     """Of ranks that come late, and what the others are used to; a rank that was not among the few latest was not late."""
-    ranks = _list(finding.facts.get("late_ranks"))[: MAX_LINES - 1]
+    ranks = engine_facts(finding).get("late_ranks", [])[: MAX_LINES - 1]
     for rank in ranks:
         late = [
             (one.step, next((arrival.lag_s for arrival in one.latest if arrival.rank == rank), 0.0))
@@ -231,10 +232,6 @@ def _figure(value: float | None) -> str:
 
 def _title(name: str) -> str:
     return name.removeprefix("log.")
-
-
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else [value] if isinstance(value, str) else []
 
 
 def points_of(line: Mapping[str, Any]) -> list[Point]:

@@ -9,6 +9,7 @@ Of the rows that fit, the surest of each cause counts. A confidence under 0.70 m
 
 from holter.faults import CAUSES
 from holter.faults.cause import CauseEntry, Row
+from holter.faults.family import engine_facts
 from holter.records import Basis, Cause, Evidence, Finding
 
 CAPS: dict[Basis, float] = {"observation": 0.95, "documented": 0.85, "inference": 0.70}
@@ -66,7 +67,9 @@ def _cause(entry: CauseEntry, row: Row, finding: Finding) -> Cause:
         cause=entry.cause,
         confidence=confidence,
         basis=row.basis,
-        ranks=tuple(finding.facts.get("compared_ranks", finding.ranks)) if row.names == "everyone" else finding.ranks,
+        ranks=tuple(engine_facts(finding).get("compared_ranks", finding.ranks))
+        if row.names == "everyone"
+        else finding.ranks,
         tensors=tensors,
         modules=finding.modules if row.tensors == "finding" else _modules(tensors),
         collective=finding.collective,
@@ -80,7 +83,10 @@ def _cause(entry: CauseEntry, row: Row, finding: Finding) -> Cause:
 def _tensors(row: Row, finding: Finding) -> tuple[str, ...]:
     if row.tensors == "finding":
         return finding.tensors
-    return tuple(finding.facts.get("parameter_tensors" if row.tensors == "parameters" else "gradient_tensors", ()))
+    facts = engine_facts(finding)
+    return tuple(
+        facts.get("parameter_tensors", ()) if row.tensors == "parameters" else facts.get("gradient_tensors", ())
+    )
 
 
 def _modules(tensors: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Whoever adds a detector adds its file, its line in the family's `FAMILY`, and it
 import enum
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypedDict, cast
 
 from holter.faults.cause import CauseEntry
 from holter.faults.window import Window
@@ -22,6 +22,38 @@ class Detector(Protocol):
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """What is wrong in this window. Pure: the same window gives the same findings."""
+
+
+class EngineFacts(TypedDict, total=False):
+    """The facts of a finding that the engine reads itself, whichever detector states them.
+
+    All other facts are True (seen), False (looked for and not seen) or None (nobody looked), and only the rows of causes and the lines
+    of consequences read them.
+    """
+
+    first_class: str
+    """The class of tensors in which ranks differed first."""
+    compared_ranks: list[int]
+    """Every rank that was compared, where the fault is nobody's in particular."""
+    parameter_tensors: list[str]
+    """Parameters that differ."""
+    gradient_tensors: list[str]
+    """Gradients that differ."""
+    series: list[str]
+    """Series that the detector looked at: they are drawn first."""
+    late_ranks: list[int]
+    """Ranks whose lag is drawn."""
+    overdue_at_ns: int
+    """When a deadline passed: how long the detection took is counted from then."""
+    is_beyond_return: bool
+    """It does not pass any more, whatever its cause."""
+    is_running: bool
+    """The job goes on in spite of it: nothing hangs."""
+
+
+def engine_facts(finding: Finding) -> EngineFacts:
+    """The facts that the engine may ask for by name."""
+    return cast("EngineFacts", finding.facts)
 
 
 class Stage(enum.IntEnum):

@@ -32,8 +32,8 @@ from holter.page import PageWriter
 from holter.rank.flight_server import FlightServer
 from holter.rank.guard import say
 from holter.rank.hold.halt_agent import HaltAgent
-from holter.rank.hooks.crash_notice import CrashNotice, allow_stacks
-from holter.rank.interactive import is_interactive
+from holter.rank.hooks.endings import is_interactive
+from holter.rank.hooks.signals import CrashNotice, allow_stacks
 from holter.rank.monitor import Monitor
 from holter.rank.publish.observations import ObservationWriter
 from holter.rank.rendezvous import Rendezvous
@@ -310,7 +310,7 @@ def _meet(monitor: Monitor, here: RankPlace, bootstrap: Bootstrap | None, send: 
         send(line)
         agent.run_dir = spawn.decode_bootstrap(line).run_dir
 
-    Rendezvous(monitor.context, word=published, found=found).install()
+    Rendezvous(monitor.context, message=published, found=found).install()
 
 
 def _introduce(here: RankPlace, framework: str) -> Attached:

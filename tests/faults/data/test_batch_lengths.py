@@ -56,7 +56,7 @@ def test_a_batch_more_on_one_rank_is_told_long_before_it_hangs() -> None:
     (finding,) = judge(note(0, 20), note(1, 21))
     assert (finding.severity, finding.ranks, finding.first_step) == ("warning", (1,), 0)
     assert top_cause(finding) == "uneven_batches"
-    assert finding.facts["short_step"] == 20
+    assert finding.evidence[-1].values["short_step"] == 20
     assert finding.facts["ranks_running_out"] == [0]
     assert finding.summary == (
         "Rank 0 will run out of data before step 20, while rank 1 has batches left and will wait there for ever."
@@ -69,7 +69,7 @@ def test_four_ranks_and_accumulation() -> None:
         note(0, 40, 7), note(1, 40, 7), note(2, 32, 7), note(3, 40, 7), last_step=10, ranks=4, num_replicas=4, micro=4
     )
     assert finding.ranks == (0, 1, 3)
-    assert finding.facts["short_step"] == 15
+    assert finding.evidence[-1].values["short_step"] == 15
     assert finding.facts["ranks_running_out"] == [2]
 
 

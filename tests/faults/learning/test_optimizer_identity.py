@@ -123,4 +123,3 @@ def test_only_the_rank_that_shows_it_is_named() -> None:
     held = census(*(entry(one.name, held=0) for one in UNHELD))
     (finding,) = judge(held, census(*UNHELD, foreign=(4,)), held)
     assert finding.ranks == (1,)
-    assert finding.facts["is_on_all_ranks"] is False

@@ -26,7 +26,6 @@ def judge(*growths: float, num_optimizers: int = 1, first: int = 1, interval: in
 def test_gradients_that_nobody_clears_are_found_with_their_beginning() -> None:
     (finding,) = judge(1.0, 1.4, 1.9, 2.2, 2.6, 3.0, 3.4, 3.9)
     assert (finding.severity, finding.first_step, finding.detected_step, finding.ranks) == ("critical", 0, 5, (0, 1))
-    assert finding.facts["is_on_all_ranks"] is True
     assert top_cause(finding) == "gradients_never_cleared"
     assert "5 checked steps in a row" in finding.evidence[0].summary
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from holter.coordinator.halt.driver import HaltDriver
 from holter.coordinator.roster import Member, Roster
 from holter.faults import CAUSES, Window
+from holter.faults.family import engine_facts
 from holter.halting import verdicts
 from holter.halting.plan import JobShape, Whereabouts, Wish
 from holter.records import Cause, Diagnosis, Finding, Phase
@@ -84,7 +85,7 @@ def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Ca
 
 def _is_running(findings: Sequence[Finding], cause: Cause) -> bool:
     """Calls that did not match, and the job goes on with what they returned: nothing hangs, and nothing will be over by itself."""
-    return any(finding.ranks == cause.ranks and finding.facts.get("is_running") is True for finding in findings)
+    return any(finding.ranks == cause.ranks and engine_facts(finding).get("is_running") is True for finding in findings)
 
 
 def suspicion(diagnoses: Iterable[Diagnosis]) -> Wish | None:

@@ -15,6 +15,7 @@ from holter.diagnosis.explain import explain
 from holter.diagnosis.plots import plots
 from holter.diagnosis.ranking import rank_causes
 from holter.faults import DETECTORS, Window
+from holter.faults.family import engine_facts
 from holter.halting.decide import decide
 from holter.records import Action, Diagnosis, Evidence, Finding
 
@@ -145,8 +146,8 @@ def _drawn(finding: Finding, window: Window, errors: list[Exception]) -> tuple[E
 
 def _detected_after_s(finding: Finding, window: Window, now_ns: int) -> float:
     """Since the death, since a deadline passed, or since the first report of the step at which it began."""
-    overdue_ns = finding.facts.get("overdue_at_ns")
-    if isinstance(overdue_ns, int):
+    overdue_ns = engine_facts(finding).get("overdue_at_ns")
+    if overdue_ns is not None:
         return max(0.0, round((now_ns - overdue_ns) / 1e9, 3))
     is_end = finding.detector in DETECTORS and DETECTORS[finding.detector].sees_ends
     deaths = [end.at_ns for end in window.processes.exits if is_end and end.rank in finding.ranks]

@@ -107,7 +107,6 @@ def _finding(window: Window, group: Sequence[LoaderPass]) -> Finding:
             "has_uneven_lengths": True,
             "is_trained_on": True,
             "is_begun_anew": False,
-            "short_step": short_step,
             "ranks_running_out": list(out),
             "compared_ranks": sorted(lengths),
         },

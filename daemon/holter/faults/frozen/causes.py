@@ -41,7 +41,7 @@ FROZEN_COMPONENT_UNINITIALISED = CauseEntry(
         "A model that is built without memory (`meta`, `to_empty`, lazy loading) has to be filled afterwards. Some loaders fill rank 0 alone and rely "
         "on the wrapper to broadcast, and what is frozen and outside the wrapper is broadcast by nobody. No gradient ever corrects it."
     ),
-    would_refute="The values on all ranks are such as weights have.",
+    would_refute="The values on all ranks look like weights.",
     refuting_fact="is_implausible",
     is_refuted_by=False,
     damage=Damage("before the step", "poisoned", "a frozen component holds what was never initialised"),
@@ -90,7 +90,7 @@ FROZEN_COMPONENT_MISMATCH = CauseEntry(
         does_not_fix="What was trained so far on features that differed from rank to rank.",
         expect="Frozen fingerprints agree at step 0.",
         verify="The restarted run reports no difference in frozen parameters.",
-        otherwise="If the component is meant to differ between ranks (an ensemble, a stage of a pipeline), it is no replica: nothing is to be done.",
+        otherwise="If the component is meant to differ between ranks (an ensemble, a stage of a pipeline), it is no replica: nothing needs to be done.",
     ),
 )  # fmt: skip
 
@@ -127,7 +127,7 @@ UNFROZEN_BY_MISTAKE = CauseEntry(
     cause="unfrozen_by_mistake",
     happened="A component that the settings declare frozen is trained.",
     mechanism=(
-        "Its parameters require gradients and an optimizer holds them: it was never frozen, or a later call (`model.train()` does not, "
+        "Its parameters require gradients and an optimizer holds them: it was never frozen, or a later call (not `model.train()`, but "
         "`requires_grad_(True)`, loading an adapter, `prepare_model_for_training` does) made it trainable again."
     ),
     would_refute="No optimizer holds the declared parameters.",
@@ -140,7 +140,7 @@ UNFROZEN_BY_MISTAKE = CauseEntry(
     fix=Fix(
         do="Freeze the named parameters with `requires_grad_(False)` after all loading and wrapping of adapters and before the optimizer is built; restart from their checkpoint.",
         changes="The named parameters no longer train; memory for their gradients and moments is freed.",
-        does_not_fix="What they have drifted so far: load them anew.",
+        does_not_fix="The distance that they have drifted so far: load them again.",
         expect="The census shows the named parameters without gradients and in no optimizer.",
         verify="`holter report` of the restarted run stays empty.",
         otherwise="If they are meant to train, correct the declaration.",

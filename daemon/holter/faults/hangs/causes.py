@@ -81,7 +81,7 @@ HOST_UNREACHABLE = CauseEntry(
         does_not_fix="A switch or cable that also serves the next host.",
         expect="All ranks of the resumed job report within a minute.",
         verify="`holter status` shows every rank connected and past this step.",
-        otherwise="If only holter's line is dead and the ranks still exchange data, the job would not wait: look at the waiting ranks' collective for another culprit.",
+        otherwise="If only holter's connection were dead while the ranks still exchange data, the job would not wait: look at the waiting ranks' collective for another culprit.",
     ),
 )  # fmt: skip
 
@@ -112,7 +112,7 @@ INTERPRETER_LOCKED = CauseEntry(
             "cannot run) and resume from the last good checkpoint."
         ),
         changes="Other threads may run while the native code does: it must not touch Python objects meanwhile.",
-        does_not_fix="Native code that takes as long without the lock: its peers will wait all the same.",
+        does_not_fix="Native code that takes as long without the lock: the rank's peers still wait for it.",
         expect="The interpreter answers while the native function runs, and the rank comes to its collectives.",
         verify="`py-spy dump --pid PID` during that call shows no thread with `+gil` in native code for seconds.",
         otherwise="If the frame is a lock (`pthread_mutex_lock`, `PyGILState_Ensure`), look at the other threads' stacks for who holds it.",
@@ -154,7 +154,7 @@ STALLED_CHECKPOINT = CauseEntry(
     cause="stalled_checkpoint",
     happened="A rank does not come back from a save, and its peers wait for it.",
     mechanism=(
-        "Writing takes no end: the file system or the object store does not answer, a quota or a lock holds the writer, or the save itself needs a collective "
+        "The write does not end: the file system or the object store does not answer, a quota or a lock holds the writer, or the save itself needs a collective "
         "that not all ranks enter (a sharded state dict that is saved under `if rank == 0`). The peers wait in the next collective."
     ),
     would_refute="Neither the rank's phase nor its stack shows a save.",
@@ -187,7 +187,7 @@ RANK_STUCK_IN_PYTHON = CauseEntry(
     happened="A rank loops, sleeps or waits for a lock in its own code.",
     mechanism=(
         "The rank's main thread is in the script's own functions and does not come back: a loop whose condition never turns false, a sleep or a retry "
-        "without an end, a lock, a queue or an event that nobody gives. It calls nothing of torch's, so no timeout of torch's ends it. Its peers wait in "
+        "without an end, a lock that nobody releases, a queue that nobody fills, an event that nobody sets. It calls nothing of torch's, so no timeout of torch's ends it. Its peers wait in "
         "the next collective."
     ),
     would_refute="The named rank itself waits in a collective.",

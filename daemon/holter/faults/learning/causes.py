@@ -156,11 +156,11 @@ GRADIENTS_NEVER_CLEARED = CauseEntry(
             "the step, not after each micro-batch). Start again from the beginning, or from a checkpoint before the step named."
         ),
         changes="The gradient of every step. The learning rate that seemed right before was too small: expect to tune it again.",
-        does_not_fix="Weights trained this way, nor the optimizer's moments, which hold the sums.",
+        does_not_fix="Weights trained this way, and the optimizer's moments, which hold the sums.",
         expect="The gradient norm stops growing with the step number; the loss falls without swinging.",
         verify="Before the first backward of a step, `all(p.grad is None or not p.grad.any() for p in model.parameters())`.",
         otherwise=(
-            "If `zero_grad` is called, then on something else: `model.zero_grad()` before wrapping, another optimizer, a branch that is "
+            "If `zero_grad` is called, it is called on something else: `model.zero_grad()` before wrapping, another optimizer, a branch that is "
             "skipped. Parameters outside the optimizer need `model.zero_grad()`."
         ),
     ),
@@ -187,7 +187,7 @@ LOST_UPDATE = CauseEntry(
             "vanishes is the culprit. Look for `load_state_dict`, `copy_`, `swap`, `.data =` and step hooks between them."
         ),
         changes="The code that writes to the weights after the step; training itself stays as it is.",
-        does_not_fix="The steps so far, as far as these tensors go: they are as they were.",
+        does_not_fix="The steps so far: these tensors are as they were before them.",
         expect="The named tensors change at every step by about the learning rate times their normalised gradient.",
         verify="`before = p.clone(); optimizer.step(); assert not torch.equal(before, p)` for the named tensors.",
         otherwise="If they do not change within `optimizer.step()` itself, look at its groups: another learning rate, `maximize`, a fused or capturable variant that skips them.",
@@ -199,7 +199,7 @@ ROUNDED_AWAY_UPDATES = CauseEntry(
     happened="The updates are below half a unit in the last place of the weights' own dtype, so that few elements change.",
     mechanism=(
         "A bf16 weight has 8 significant bits: next to 0.1 the neighbouring numbers are 0.0005 away. An update of 1e-5 is rounded to nothing, at "
-        "every step anew, and never adds up. Only weights near zero still move."
+        "every step again, and never adds up. Only weights near zero still move."
     ),
     would_refute="The weights are in fp32, whose rounding is far below the update.",
     refuting_fact="is_narrow",
@@ -270,9 +270,9 @@ ACCUMULATION_NOT_NORMALISED = CauseEntry(
             "Divide the loss by the number of micro-batches of this very step before `backward`; if they differ in samples or tokens, sum the losses "
             "and divide by the step's total of samples or tokens instead."
         ),
-        changes="The size of every gradient, by the number of micro-batches: multiply the learning rate by it under SGD; under Adam only clipping and epsilon feel it.",
+        changes="The size of every gradient, by the number of micro-batches: multiply the learning rate by it under SGD; under Adam it only matters for clipping and epsilon.",
         does_not_fix="A learning rate that was tuned with the sum: it looks too low afterwards, and is right for the sum only.",
-        expect="The gradient norm no longer depends on the number of micro-batches, but for noise.",
+        expect="Apart from noise, the gradient norm no longer depends on the number of micro-batches.",
         verify="The same samples as one batch and as k micro-batches give the same gradient to rounding.",
         otherwise="If the gradient is divided elsewhere (a hook, the optimizer, the framework), nothing is wrong. Check the short last group of an epoch all the same.",
     ),

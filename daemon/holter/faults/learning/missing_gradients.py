@@ -77,7 +77,7 @@ class MissingGradients:
             return
         case = self._case(latest[1], inspection)
         if case and (case.is_proven or latest[1].idle_steps >= self.idle_steps):
-            yield _finding(window, streak.ranks, latest, inspection, case)
+            yield _finding(streak.ranks, latest, inspection, case)
 
     def _is_learning(self, window: Window, note: Note, vitals: Vitals) -> bool:
         first = note.step - vitals.idle_steps
@@ -161,9 +161,7 @@ def _inspection(window: Window, ranks: tuple[int, ...]) -> Inspection | None:
     return own[-1] if own else asked[-1][1] if asked else None
 
 
-def _finding(
-    window: Window, ranks: tuple[int, ...], latest: tuple[Note, Vitals], inspection: Inspection, case: _Case
-) -> Finding:
+def _finding(ranks: tuple[int, ...], latest: tuple[Note, Vitals], inspection: Inspection, case: _Case) -> Finding:
     note, vitals = latest
     first_step = max(0, note.step - vitals.idle_steps + 1)
     what = "a gradient of exactly zero" if case.is_dead else "no gradient"
@@ -188,7 +186,6 @@ def _finding(
             "has_zero_layer": case.is_dead,
             "is_zero_layer_seen": case.is_proven if case.is_dead else None,
             "is_called": True,
-            "is_on_all_ranks": set(ranks) >= window.attached,
         },
         evidence=(*_gradient_evidence(ranks, latest), *_witness_evidence(inspection, case)),
     )

@@ -129,7 +129,6 @@ def _finding(window: Window, ranks: tuple[int, ...], names: list[str], *, is_sta
             "has_foreign_gradient": any(census.num_foreign_with_gradient) if census.num_foreign else None,
             "is_trainable_held": any(entry.optimizer >= 0 for entry in _trainable(census)),
             "are_all_held_frozen": not is_stale,
-            "is_on_all_ranks": set(ranks) >= window.attached,
         },
         evidence=tuple(_evidence(census, names, ranks, is_stale=is_stale)),
     )

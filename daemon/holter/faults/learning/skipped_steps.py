@@ -56,7 +56,7 @@ class SkippedSteps:
         ranks = tuple(
             sorted(rank for rank, said in by_rank.items() if said[-1][1].in_a_row >= self.in_a_row_when_low - 1)
         )
-        yield _finding(window, by_rank[leader], found[leader], tuple(sorted({*found, *ranks})))
+        yield _finding(by_rank[leader], found[leader], tuple(sorted({*found, *ranks})))
 
     def _first(self, said: list[tuple[Note, Skipped]]) -> int | None:
         return next((place for place, (_, skipped) in enumerate(said) if self._is_stuck(skipped)), None)
@@ -68,7 +68,7 @@ class SkippedSteps:
         return skipped.in_a_row >= (2 * self.in_a_row if is_searching else self.in_a_row)
 
 
-def _finding(window: Window, said: list[tuple[Note, Skipped]], place: int, ranks: tuple[int, ...]) -> Finding:
+def _finding(said: list[tuple[Note, Skipped]], place: int, ranks: tuple[int, ...]) -> Finding:
     note, skipped = said[place]
     first_step = _first_of_run(said, place).step
     places = sorted({entry.where for entry in skipped.nonfinite})
@@ -85,7 +85,6 @@ def _finding(window: Window, said: list[tuple[Note, Skipped]], place: int, ranks
             "has_collapsed_scale": skipped.scale < 1,
             "has_passed_step": skipped.num_taken > 0,
             "has_nonfinite_input": "input" in places if skipped.nonfinite else None,
-            "is_on_all_ranks": set(ranks) >= window.attached,
         },
         evidence=tuple(_evidence(note, skipped, ranks, places)),
     )

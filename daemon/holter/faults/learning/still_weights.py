@@ -67,18 +67,18 @@ class StillWeights:
             and not _has_master_copies(census)
             and not _is_stochastic(census, away)
         ):
-            yield _rounded_away(window, away)
+            yield _rounded_away(away)
             return
         trip = find_streak(window, Vitals, lambda vitals: vitals.rounded.count > 0, at_least=self.num_vitals)
         if trip:
-            yield _round_trip(window, trip)
+            yield _round_trip(trip)
             return
         is_adaptive = _is_adaptive(census)
         lost = find_streak(
             window, Vitals, lambda vitals: bool(_lost(vitals, is_adaptive=is_adaptive)), at_least=self.num_vitals
         )
         if lost and (names := _always_lost(lost, is_adaptive=is_adaptive)):
-            yield _lost_update(window, lost, names)
+            yield _lost_update(lost, names)
 
     def _is_rounded_away(self, vitals: Vitals) -> bool:
         known = [module for module in vitals.modules if not math.isnan(module.changed) and module.gradient_norm > 0]
@@ -144,7 +144,7 @@ def _always_lost(streak: Streak[Vitals], *, is_adaptive: bool) -> tuple[str, ...
     return tuple(name for name in streak.last[1].unchanged.names if all(name in names for names in every))
 
 
-def _rounded_away(window: Window, streak: Streak[Vitals]) -> Finding:
+def _rounded_away(streak: Streak[Vitals]) -> Finding:
     vitals = streak.last[1]
     still = [m for m in vitals.modules if m.dtype in NARROW and m.changed < StillWeights.max_changed_in_module]
     share, rate = _share_changed(vitals), max(module.learning_rate for module in still)
@@ -159,7 +159,6 @@ def _rounded_away(window: Window, streak: Streak[Vitals]) -> Finding:
         values={"learning_rate": rate, "dtype": still[0].dtype},
     )
     return _finding(
-        window,
         streak,
         modules=tuple(module.module for module in still),
         summary=f"A step changes only {share:.1%} of the trained elements: the weights are in {still[0].dtype} and the updates are rounded away.",
@@ -168,7 +167,7 @@ def _rounded_away(window: Window, streak: Streak[Vitals]) -> Finding:
     )
 
 
-def _round_trip(window: Window, streak: Streak[Vitals]) -> Finding:
+def _round_trip(streak: Streak[Vitals]) -> Finding:
     named = streak.last[1].rounded
     proof = Evidence(
         kind="precision",
@@ -176,7 +175,6 @@ def _round_trip(window: Window, streak: Streak[Vitals]) -> Finding:
         values={"count": named.count, "num_checks": len(streak.notes)},
     )
     return _finding(
-        window,
         streak,
         tensors=tuple(named.names),
         summary=f"Trained fp32 weights are rounded to a narrower dtype at every step ({named.count} tensors on {ranks_text(streak.ranks)}).",
@@ -185,7 +183,7 @@ def _round_trip(window: Window, streak: Streak[Vitals]) -> Finding:
     )
 
 
-def _lost_update(window: Window, streak: Streak[Vitals], names: tuple[str, ...]) -> Finding:
+def _lost_update(streak: Streak[Vitals], names: tuple[str, ...]) -> Finding:
     vitals = streak.last[1]
     module = _module_of(names[0], vitals)
     proof = Evidence(
@@ -201,7 +199,6 @@ def _lost_update(window: Window, streak: Streak[Vitals], names: tuple[str, ...])
             Evidence(kind="update", summary=f"{module.module}: {text}: more than rounding can hide", values=values)
         ]
     return _finding(
-        window,
         streak,
         tensors=names,
         summary=f"{names_text(names)} did not change at all although the optimizer stepped with a gradient.",
@@ -211,7 +208,6 @@ def _lost_update(window: Window, streak: Streak[Vitals], names: tuple[str, ...])
 
 
 def _finding(  # noqa: PLR0913 - the parts of a finding
-    window: Window,
     streak: Streak[Vitals],
     *,
     summary: str,
@@ -230,6 +226,6 @@ def _finding(  # noqa: PLR0913 - the parts of a finding
         tensors=tensors,
         modules=modules,
         summary=summary,
-        facts={**unseen, **facts, "is_on_all_ranks": set(streak.ranks) >= window.attached},
+        facts={**unseen, **facts},
         evidence=evidence,
     )

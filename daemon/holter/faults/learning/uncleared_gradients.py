@@ -90,7 +90,6 @@ def _finding(window: Window, streak: Streak[Vitals]) -> Finding:
             "does_norm_grow": None if growth is None else growth > 1,
             "has_one_optimizer": max((len(census.optimizers) for census in window.models.census.values()), default=1)
             <= 1,
-            "is_on_all_ranks": set(streak.ranks) >= window.attached,
         },
         evidence=tuple(_evidence(streak, growth)),
     )

@@ -58,15 +58,15 @@ CODEBOOK_COLLAPSE = CauseEntry(
     fix=Fix(
         do=(
             "Stop wasting the run: dead codes do not come back by themselves. Start the codebook from data (k-means of the first batches), "
-            "re-seed codes that nobody chose for some hundred steps with inputs of the batch, use averaged updates, cosine distance or a "
+            "re-seed codes that nobody chose for a few hundred steps with inputs of the batch, use averaged updates, cosine distance or a "
             "lower code dimension; weigh the commitment term at about 0.25. Resume from a checkpoint from before the collapse."
         ),
         changes="How the codebook is updated. The decoder must learn new codes: expect a worse reconstruction for a while.",
         does_not_fix="A decoder that has learnt to ignore its codes: after a long collapse start again.",
-        expect="Perplexity rises to a sizeable part of the codebook's size within some thousand steps, and reconstruction improves with it.",
-        verify="Count the different codes in a batch of some thousand vectors: many more than a tenth of the codebook.",
+        expect="Perplexity rises to a sizeable part of the codebook's size within a few thousand steps, and reconstruction improves with it.",
+        verify="Count the different codes in a batch of a few thousand vectors: many more than a tenth of the codebook.",
         otherwise=(
-            "If the encoder's outputs are all alike, the collapse is there: look at its gradient and at the straight-through estimator. If usage "
+            "If the encoder's outputs are all alike, it is the encoder that collapsed: look at its gradient and at the straight-through estimator. If usage "
             "is low because batches are small, measure it over many batches."
         ),
     ),
@@ -95,7 +95,7 @@ ENTROPY_COLLAPSE = CauseEntry(
         changes="How fast the policy sharpens; rewards rise more slowly at first.",
         does_not_fix="The policy as it is now: it no longer samples what it would have to learn from.",
         expect="Entropy falls slowly and levels off well above zero, while the reward still rises.",
-        verify="Samples of one prompt at temperature 1 differ from each other, and entropy stays above its limit for some hundred logs.",
+        verify="Samples of one prompt at temperature 1 differ from each other, and entropy stays above its limit for a few hundred logs.",
         otherwise="If the task has one right answer for each prompt and it is found, this is success: stop, or take harder prompts.",
     ),
 )  # fmt: skip
@@ -119,7 +119,7 @@ ENTROPY_EXPLOSION = CauseEntry(
             "check the sign of advantages and of the loss; stop the bonus above a target entropy."
         ),
         changes="The balance of reward and exploration.",
-        does_not_fix="The weights since the named step: a flattened policy does not find back.",
+        does_not_fix="The weights since the named step: a flattened policy does not recover.",
         expect="Entropy stays well under nine tenths of log(vocabulary).",
         verify="Read samples: they are sentences. Entropy over the next hundred logs does not rise.",
         otherwise="If samples read well and entropy is high, the logged entropy is of something else: raw logits before the temperature, or padding.",
@@ -174,7 +174,7 @@ KL_SIGN_FLIPPED = CauseEntry(
         does_not_fix="The policy, which has been driven away from its reference since the first step.",
         expect="KL rises slowly and levels off; its term is positive.",
         verify="With the reward term switched off, KL falls from step to step.",
-        otherwise="If the sign is right, the estimator is: `p * log(p / q)` over all tokens, or the non-negative estimate `exp(d) - d - 1` over samples.",
+        otherwise="If the sign is right, the estimator is at fault: use `p * log(p / q)` over all tokens, or the non-negative estimate `exp(d) - d - 1` over samples.",
     ),
 )  # fmt: skip
 
@@ -250,7 +250,7 @@ CLAMPED_ADAPTER_NORM = CauseEntry(
     fix=Fix(
         do="Raise the limit, or lower what pushes: the learning rate, the adapter's scale (alpha / rank), or take a larger rank.",
         changes="How far the adapter may move the model.",
-        does_not_fix="Moments of the optimizer that have filled up: they need some hundred steps to settle.",
+        does_not_fix="Moments of the optimizer that have filled up: they need a few hundred steps to settle.",
         expect="The norm levels off below its limit.",
         verify="At no log of the next hundred is the norm above 0.95 of its limit.",
         otherwise="If the norm follows every higher limit, the adapter is not the place to learn this: the loss asks for more than it can give.",
@@ -279,7 +279,7 @@ DEGENERATE_OUTPUTS = CauseEntry(
         changes="What is rewarded, or when an output ends.",
         does_not_fix="A policy that has lost its entropy: look for that incident.",
         expect="The share of the commonest token is that of ordinary text: a few percent.",
-        verify="Ten samples read well, and the share stays low for some hundred logs.",
+        verify="Ten samples read well, and the share stays low for a few hundred logs.",
         otherwise="If samples read well, the share counts padding or the prompt: count the answer's tokens only.",
     ),
 )  # fmt: skip

@@ -123,7 +123,6 @@ def _finding(window: Window, found: dict[str, set[int]], *, is_zero: bool, step:
             "is_stuck_at_zero": is_zero,
             "is_varied": False,
             "is_most_of_the_model": is_meant,
-            "is_on_all_ranks": set(ranks) >= window.attached,
         },
         evidence=tuple(
             Evidence(

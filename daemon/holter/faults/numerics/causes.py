@@ -36,7 +36,7 @@ NONFINITE_INPUT = CauseEntry(
         ),
         changes="One sample, or the code that makes it. Model, optimizer and schedule stay as they are.",
         does_not_fix=(
-            "The weights, where the step was applied: they are NaN on every rank then. (A halt holds the step before.) Clipping, a lower learning rate or skipping the next "
+            "The weights, if the step was applied: then they are NaN on every rank. (A halt holds the step before that.) Clipping, a lower learning rate or skipping the next "
             "batches bring nothing back, and checkpoints written after this step are lost."
         ),
         expect="The resumed run passes this step with a finite loss and continues the old curve.",
@@ -71,7 +71,7 @@ NONFINITE_FORWARD = CauseEntry(
             "module, a clamp on its input) and resume from a checkpoint that is older than this step."
         ),
         changes="The arithmetic of one module. A clamp or an epsilon changes results slightly; fp32 costs memory there.",
-        does_not_fix="The weights, NaN on every rank where the step was applied; nor growth that led here, if the values had been rising for many steps.",
+        does_not_fix="The weights, if the step was applied: then they are NaN on every rank. Nor the growth that led here, if the values had been rising for many steps.",
         expect="The replayed step has a finite loss, and the module's largest output stays well under its dtype's limit.",
         verify="Replay the batch of this step from the older checkpoint: every module's output is finite.",
         otherwise=(
@@ -105,7 +105,7 @@ NONFINITE_BACKWARD = CauseEntry(
             "operation (`sqrt(x + eps)`), not around its result. Resume from a checkpoint that is older than this step."
         ),
         changes="The derivative of one operation near its singular point; forward results change by at most the epsilon.",
-        does_not_fix="The weights, NaN on every rank where the step was applied. `nan_to_num` on gradients would hide the next one, not prevent it.",
+        does_not_fix="The weights, if the step was applied: then they are NaN on every rank. `nan_to_num` on gradients would hide the next one, not prevent it.",
         expect="All gradients of this step are finite when its batch is replayed.",
         verify="Run this step's batch under `torch.autograd.set_detect_anomaly(True)`: it raises no error.",
         otherwise=(
@@ -139,8 +139,8 @@ ACTIVATION_OVERFLOW = CauseEntry(
         ),
         changes="The dtype of one module: more memory there. bf16 has the range of fp32 and fewer digits than fp16.",
         does_not_fix=(
-            "The weights, NaN on every rank where the step was applied. Nor a loss scaler: it protects gradients from underflow and skips overflown "
-            "steps, but every forward pass will overflow again. Clipping gradients comes too late for this step."
+            "The weights, if the step was applied: then they are NaN on every rank. A loss scaler does not help: it protects gradients from underflow and skips "
+            "steps that overflowed, but every forward pass will overflow again. Clipping gradients comes too late for this step."
         ),
         expect="The module's largest output on this batch is finite and stays under a quarter of its dtype's limit.",
         verify="Replay the batch of this step from the older checkpoint in the new dtype: every module's output is finite.",
@@ -156,8 +156,8 @@ HIDDEN_NONFINITE_LOSS = CauseEntry(
     happened="The raw loss is NaN or Inf, and what the logger shows does not say so.",
     mechanism=(
         "Loggers average, smooth or filter: the Trainer's `logging_nan_inf_filter` (on by default) puts the last good average in the place "
-        "of a NaN, `nanmean` and running means do alike. The curve stays where it was, while steps are made from nothing, or from those "
-        "micro-batches only that happened to be finite."
+        "of a NaN, `nanmean` and running means do the same. The curve stays where it was, while steps are computed from nothing, or only from "
+        "those micro-batches that happened to be finite."
     ),
     would_refute="The logger showed NaN as well: then nothing was hidden.",
     refuting_fact="is_logged_finite",
@@ -199,7 +199,7 @@ LEARNING_RATE_TOO_HIGH = CauseEntry(
     rows=(
         Row("learning_rate", 0.93, "observation", seen=("has_jump", "has_loss_reaction")),
         Row("learning_rate", 0.85, "observation", seen=("has_jump",), absent=("has_loss_reaction",)),
-        Row("learning_rate", 0.65, "inference", missing="a change of the schedule to lay it to: steps are large and the loss rises, and which came first is not known"),
+        Row("learning_rate", 0.65, "inference", missing="a change of the schedule that explains it: steps are large and the loss rises, and which came first is not known"),
     ),
     fix=Fix(
         do=(
@@ -215,7 +215,7 @@ LEARNING_RATE_TOO_HIGH = CauseEntry(
         expect="Norm and loss pass that step as they did the steps before.",
         verify="The resumed run shows the intended learning rate at that step, and the gradient norm stays within its history for 20 steps after.",
         otherwise=(
-            "If the rate is what you want, warm up to it over some hundred steps, or clip the norm at about its median. If the rate never "
+            "If the rate is what you want, warm up to it over a few hundred steps, or clip the norm at about its median. If the rate never "
             "changed, halve it until the loss no longer rises; steps should change a module by about a thousandth of its norm."
         ),
     ),
@@ -243,7 +243,7 @@ EXPLODING_GRADIENTS = CauseEntry(
         ),
         changes="The length of steps whose gradient is unusually large; all others stay as they are.",
         does_not_fix="What set it off. A clip that acts at every step is a smaller learning rate under another name.",
-        expect="The norm before the clip passes that step and is back at its usual value within some steps.",
+        expect="The norm before the clip passes that step and is back at its usual value within a few steps.",
         verify="`holter report` stays empty past that step, and the clip acts at few steps.",
         otherwise=(
             "If it explodes at the same step again, it is that step's data; at another step, it is the weights: lower the learning rate, "
@@ -269,11 +269,11 @@ VANISHING_GRADIENTS = CauseEntry(
     fix=Fix(
         do=(
             "Go from the loss towards the named modules and find where the norm drops: that layer's activation, scale or initialisation is "
-            "it. Use residual paths and normalisation, ReLU or GELU instead of sigmoid, an initialisation that fits the activation. Start anew: "
+            "the reason. Use residual paths and normalisation, ReLU or GELU instead of sigmoid, an initialisation that fits the activation. Start anew: "
             "the named modules have learned nothing."
         ),
         changes="The model's signal path, and so its results from the first step on.",
-        does_not_fix="It by a higher learning rate: the other modules would get it too. Adam rescales small gradients, and their noise with them.",
+        does_not_fix="A higher learning rate does not help: the other modules would get it too. Adam rescales small gradients, and their noise with them.",
         expect="Gradient norms of all modules within a factor of a thousand of each other in the first steps.",
         verify="`p.grad.norm()` of the named modules is above 1e-6 after one backward pass.",
         otherwise=(
@@ -285,7 +285,7 @@ VANISHING_GRADIENTS = CauseEntry(
 
 IMBALANCED_GRADIENTS = CauseEntry(
     cause="imbalanced_gradients",
-    happened="One module's gradient is over a hundred times its peers', or a hundredth of them, and it was not so before.",
+    happened="One module's gradient is more than a hundred times larger or smaller than its peers', and was not before.",
     mechanism=(
         "One path through the model began to dominate: a loss term or a head whose scale ran away, an embedding that rare inputs hit, a "
         "normalisation with hardly any variance left, which divides by it in the backward pass. Clipping by the global norm then shrinks "
@@ -306,7 +306,7 @@ IMBALANCED_GRADIENTS = CauseEntry(
         ),
         changes="One module's share of the step. With a clip by global norm all other modules get larger steps again.",
         does_not_fix="What the others did not learn since that step.",
-        expect="The module's norm returns to within ten times of what it was to its peers.",
+        expect="The module's norm, compared with its peers', is again within ten times of what it was.",
         verify="The ratio in the evidence is back under ten times its beginning after some checks.",
         otherwise="If the module is new or was re-initialised on purpose, give it a learning rate of its own and let it settle.",
     ),
@@ -317,7 +317,7 @@ LOSS_DIVERGENCE = CauseEntry(
     happened="The loss rose far above its best stretch and does not come back, and no better-fitting cause was found.",
     mechanism=(
         "The weights were moved to a place from which the descent does not lead back: by steps that are too large, by data of another "
-        "kind, by a state that was lost on resuming, or by numbers that lost their precision. What is left of the curve is spent time."
+        "kind, by a state that was lost on resuming, or by numbers that lost their precision. The steps since then are lost time."
     ),
     would_refute="The loss came back to its best level by itself.",
     refuting_fact="came_back",
@@ -335,7 +335,7 @@ LOSS_DIVERGENCE = CauseEntry(
             "the learning rate."
         ),
         changes="The steps since then are thrown away; with a lower rate progress is slower.",
-        does_not_fix="Waiting does not: it has stayed up for as long as the evidence says.",
+        does_not_fix="Waiting does not help: the loss has stayed up for as long as the evidence says.",
         expect="The resumed run passes that step at the level of its best stretch.",
         verify="The loss 50 steps after that step is within the noise of the best stretch.",
         otherwise=(
@@ -366,8 +366,8 @@ LOSS_PLATEAU = CauseEntry(
             "optimizer."
         ),
         changes="Nothing yet: these are tests.",
-        does_not_fix="Waiting longer rarely does.",
-        expect="One batch is learnt by heart within some hundred steps.",
+        does_not_fix="What keeps the loss where it is. Waiting longer rarely helps.",
+        expect="One batch is learnt by heart within a few hundred steps.",
         verify="The loss leaves the level in the evidence by more than its noise.",
         otherwise="If one batch is learnt and the data is sound, the run may simply have converged: compare with what others reach.",
     ),

@@ -123,8 +123,6 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
         # No entry may also mean that nobody looked: not every framework shows gradients from before the reduction.
         "has_nonfinite_gradient": any(entry.where == "gradient" for entry in of_culprits) or None,
         "is_local_view": is_local,
-        "is_on_all_ranks": set(culprits) >= window.attached and len(culprits) > 1,
-        "is_everyone_heard": not missing,
         "has_origin_module": bool(origin.module) if origin and origin.replayed else None,
         "is_origin_input_finite": origin.is_input_finite if origin and origin.module else None,
         "is_overflow": is_overflow,

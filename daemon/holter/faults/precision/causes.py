@@ -45,7 +45,7 @@ DTYPE_CHANGED = CauseEntry(
     happened="A tensor's dtype changed during the run.",
     mechanism=(
         "A cast works in place on a module: `.half()`, `.bfloat16()` or `.to(dtype)` for an evaluation, an export or a generation changes the live "
-        "model, and nobody changes it back, or back too late, when the lost bits are gone."
+        "model, and nobody changes it back, or only when the bits are already lost."
     ),
     would_refute="The change came before the first step, as a part of the set-up.",
     refuting_fact="is_before_first_step",

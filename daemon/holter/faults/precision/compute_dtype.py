@@ -53,9 +53,9 @@ class ComputeDtype:
             return
         step = min(steps.values())
         if differing := _differing(first):
-            yield _ranks_differ(window, first, differing, step)
+            yield _ranks_differ(first, differing, step)
         elif idle := {rank: layers for rank, one in first.items() if (layers := self._not_cast(one))}:
-            yield _region_idle(window, first, idle, step)
+            yield _region_idle(first, idle, step)
 
     def _not_cast(self, inspection: Inspection) -> list[str]:
         """All layers that the region should have cast, if it cast none."""
@@ -76,9 +76,7 @@ def _differing(first: dict[int, Inspection]) -> dict[str, dict[str, list[int]]]:
     return {module: by_dtype for module, by_dtype in seen.items() if len(by_dtype) > 1}
 
 
-def _ranks_differ(
-    window: Window, first: dict[int, Inspection], differing: dict[str, dict[str, list[int]]], step: int
-) -> Finding:
+def _ranks_differ(first: dict[int, Inspection], differing: dict[str, dict[str, list[int]]], step: int) -> Finding:
     by_dtype = next(iter(differing.values()))
     groups = sorted(by_dtype.values(), key=len, reverse=True)
     everyone = sorted(rank for group in groups for rank in group)
@@ -101,7 +99,6 @@ def _ranks_differ(
             "has_majority": has_majority,
             "is_region_idle": None,
             "do_all_agree": False,
-            "is_on_all_ranks": set(everyone) >= window.attached,
         },
         evidence=(
             Evidence(
@@ -118,7 +115,7 @@ def _ranks_differ(
     )
 
 
-def _region_idle(window: Window, first: dict[int, Inspection], idle: dict[int, list[str]], step: int) -> Finding:
+def _region_idle(first: dict[int, Inspection], idle: dict[int, list[str]], step: int) -> Finding:
     rank, modules = next(iter(sorted(idle.items())))
     wanted = first[rank].autocast_dtype
     got = sorted({w.output_dtype for w in first[rank].witnesses if w.module in set(modules)})
@@ -136,7 +133,6 @@ def _region_idle(window: Window, first: dict[int, Inspection], idle: dict[int, l
             "has_majority": None,
             "is_region_idle": True,
             "do_all_agree": False,
-            "is_on_all_ranks": set(idle) >= window.attached,
         },
         evidence=(
             Evidence(

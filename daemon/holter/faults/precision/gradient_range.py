@@ -65,7 +65,7 @@ class GradientRange:
         always = set.intersection(*({module.module for module in lost(vitals)} for _, vitals in streak.notes))
         modules = [module for module in lost(streak.last[1]) if module.module in always]
         if modules:
-            yield _finding(window, streak, modules, has_scaler=has_scaler)
+            yield _finding(streak, modules, has_scaler=has_scaler)
 
     def _is_lost(self, module: ModuleVitals, *, is_unscaled_half: bool) -> bool:
         zeros, subnormals = module.gradient_zeros, module.gradient_subnormals
@@ -76,7 +76,7 @@ class GradientRange:
         return is_unscaled_half and module.dtype == "float32" and is_low and zeros >= self.min_lost
 
 
-def _finding(window: Window, streak: Streak[Vitals], modules: list[ModuleVitals], *, has_scaler: bool) -> Finding:
+def _finding(streak: Streak[Vitals], modules: list[ModuleVitals], *, has_scaler: bool) -> Finding:
     note = streak.last[0]
     names = tuple(module.module for module in modules)
     is_narrow = all(module.dtype in SMALLEST_NORMAL for module in modules)
@@ -92,7 +92,6 @@ def _finding(window: Window, streak: Streak[Vitals], modules: list[ModuleVitals]
             "has_subnormals": is_narrow,
             "has_normal_gradients": False,
             "has_loss_scaler": has_scaler,
-            "is_on_all_ranks": set(streak.ranks) >= window.attached,
         },
         evidence=tuple(_evidence(streak, modules)),
     )

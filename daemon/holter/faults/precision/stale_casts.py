@@ -57,7 +57,7 @@ class StaleCasts:
         ]
         found = sure or (told if len(zero_steps) >= self.num_times else [])
         if found:
-            yield _finding(window, found, zero_steps, is_seen=bool(sure))
+            yield _finding(found, zero_steps, is_seen=bool(sure))
 
     def _is_sure(self, stale: list[tuple[Note, Swapped]], note: Note, swap: Swapped) -> bool:
         if swap.distance >= self.sure_distance:
@@ -76,7 +76,7 @@ def _zero_kl_steps(window: Window) -> list[int]:
     return []
 
 
-def _finding(window: Window, found: list[tuple[Note, Swapped]], zero_steps: list[int], *, is_seen: bool) -> Finding:
+def _finding(found: list[tuple[Note, Swapped]], zero_steps: list[int], *, is_seen: bool) -> Finding:
     note, swap = found[0]
     ranks = tuple(sorted({other.rank for other, _ in found}))
     return Finding(
@@ -90,7 +90,6 @@ def _finding(window: Window, found: list[tuple[Note, Swapped]], zero_steps: list
             "is_output_equal": True if is_seen else None,
             "do_weights_differ": True,
             "is_kl_zero": True if zero_steps else None,
-            "is_on_all_ranks": set(ranks) >= window.attached,
         },
         evidence=tuple(_evidence(found, ranks, zero_steps, is_seen=is_seen)),
     )

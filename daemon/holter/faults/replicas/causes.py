@@ -108,13 +108,13 @@ NONDETERMINISTIC_DRIFT = CauseEntry(
     fix=Fix(
         do=(
             "Reduce with `all_reduce`, which gives all ranks the same bits, instead of gathering and adding; use the same device, library "
-            "versions and algorithm settings on all ranks. To go on with this run: broadcast rank 0's parameters now and then every few hundred steps."
+            "versions and algorithm settings on all ranks. To go on with this run: broadcast rank 0's parameters now, and then every few hundred steps."
         ),
         changes="The last bits of the gradients.",
-        does_not_fix="The distance so far; a broadcast does.",
+        does_not_fix="The distance so far: only a broadcast removes it.",
         expect="Fingerprints agree at each comparison.",
         verify="Gradients and parameters agree from the first comparison of a new run.",
-        otherwise="If the distance jumps instead of growing, it is no rounding: read the step at which it did.",
+        otherwise="If the distance jumps instead of growing, it is not rounding: look at the step at which it jumped.",
     ),
 )  # fmt: skip
 
@@ -145,7 +145,7 @@ SILENT_DATA_CORRUPTION = CauseEntry(
     ),
     fix=Fix(
         do=(
-            "Take the named rank's host out of the job (if several are named, one of them is it): read its kernel log (EDAC, machine "
+            "Take the named rank's host out of the job (if several are named, it is one of them): read its kernel log (EDAC, machine "
             "checks) and its device's ECC and row-remap counters, and run a memory test. Resume elsewhere from a checkpoint that is older "
             "than this step."
         ),
@@ -255,7 +255,7 @@ CLIP_ON_LOCAL_SHARD = CauseEntry(
 
 OPTIMIZER_STATE_MISMATCH = CauseEntry(
     cause="optimizer_state_mismatch",
-    happened="Gradients agree, and the optimizers do other things with them: learning rate, loss scale, step count or moments differ.",
+    happened="Gradients agree, but the ranks' optimizers apply them differently: learning rate, loss scale, step count or moments differ.",
     mechanism=(
         "Each rank has an optimizer of its own, and nothing compares them. A schedule that steps on some ranks only, a state that was loaded "
         "on one rank, a setting that hangs on the rank, or moments that were damaged turn equal gradients into different updates."
@@ -293,8 +293,8 @@ CORRUPTED_COLLECTIVE = CauseEntry(
     cause="corrupted_collective",
     happened="A reduction delivered wrong data to a rank, once.",
     mechanism=(
-        "The reduced gradients agreed before and after, and differed at one step. The update of that step was another one on some rank, and the "
-        "distance between the weights has been there since. A faulty link, adapter or buffer does so; so does a buffer that is written while it is sent."
+        "The reduced gradients agreed before and after, and differed at one step. The update of that step was different on some rank, and the "
+        "weights have differed since. A faulty link, adapter or buffer can do this; so can a buffer that is written while it is sent."
     ),
     would_refute="The gradients differ at later steps as well.",
     refuting_fact="gradients_differ_repeatedly",
@@ -309,7 +309,7 @@ CORRUPTED_COLLECTIVE = CauseEntry(
     ),
     fix=Fix(
         do=(
-            "Resume from a checkpoint older than this step, with the named rank on another host (if several are named, one of them is it). Read "
+            "Resume from a checkpoint older than this step, with the named rank on another host (if several are named, it is one of them). Read "
             "the link and adapter counters of these hosts (NVLink, InfiniBand symbol errors, retransmits) and the kernel log of that minute."
         ),
         changes="Which machine and which links carry this rank.",

@@ -5,7 +5,7 @@ from holter.records import Fix
 
 _STEPS_TO_BE_WELL = 25
 """More than the detector looks at to see that a rank is well again."""
-_WORK = "ranks whose work can be compared: the late one has larger batches, more micro-steps or another part of the model, so that its time may be its due"
+_WORK = "ranks whose work can be compared: the late one has larger batches, more micro-steps or another part of the model, so that it may need the time"
 _BOTH = "a step without the wait for data: batches come late on this rank and its device is held down as well"
 
 SLOW_COMPUTE = CauseEntry(
@@ -101,7 +101,7 @@ SLOW_DEVICE = CauseEntry(
         does_not_fix="Other devices of the same host or rack, which the same heat or power will reach next.",
         expect="The clock returns to its limit, and steps become shorter by the time named in the evidence.",
         verify="No throttle reason is read any more, and `holter_collective_lag_seconds` of this rank is what the others show.",
-        otherwise="If the clock is back and the rank is late still, the device was a second fault: read `holter explain slow_compute`.",
+        otherwise="If the clock is back and the rank is still late, there is another cause: read `holter explain slow_compute`.",
     ),
 )  # fmt: skip
 

@@ -230,11 +230,8 @@ def _finding(
         facts={
             "is_in_data": worst.is_in_data,
             "is_device_throttled": is_throttled,
-            "is_work_comparable": None if has_other_work is None else not has_other_work,
             "has_other_work": has_other_work,
             "late_ranks": list(ranks),
-            "lag_s": worst.lag_s,
-            "lost_s": lost_s,
         },
         evidence=(
             *(lateness.evidence(late) for late in lates),
