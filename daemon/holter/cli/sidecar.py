@@ -1,4 +1,4 @@
-"""`holter sidecar`: watch one rank. The probe starts it; by hand it watches a rank whose page is named."""
+"""`holter sidecar`: watch one rank. The rank starts it; by hand it watches a rank whose page is named."""
 
 import argparse
 import asyncio

@@ -23,7 +23,7 @@ State = Literal["connected", "gone", "silent", "ended"]
 SILENT_NS = 5 * 10**9
 """A sidecar speaks once a second: one that says nothing for so long is lost, or the way to it is."""
 ABSENT_NS = 120 * 10**9
-"""So long after the first sidecar came, one that has not is missed: hosts load libraries and models at their own pace."""
+"""A rank whose sidecar has not come so long after the first one is missed: hosts load libraries and models at their own pace."""
 KEPT_SNAPSHOTS = 2
 LOOK_NS = 10**9
 """Between two looks at most so much counts; all ranks are passed over no more often than this."""

@@ -174,7 +174,7 @@ class Run:
     def _view(self, now_ns: int) -> View:
         window = cache(lambda: self.assembly.window(now_ns))
         return View(
-            whereabouts=lambda: situation.whereabouts(self.roster, window(), self.halts),
+            ranks=lambda: situation.rank_places(self.roster, window(), self.halts),
             wish=lambda: situation.wish(self.checkpoints.diagnoses, self.judging.findings, window),
             suspicion=lambda: situation.suspicion(self.checkpoints.diagnoses),
             job=lambda: situation.job(window(), self.roster),

@@ -32,7 +32,7 @@ from holter.coordinator.roster import Roster
 from holter.coordinator.run import FollowUp, Run
 from holter.diagnosis import report
 from holter.faults import ALL, Detector
-from holter.faults.hangs.dead_rank import kind_of
+from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit
 from holter.files import write_whole
 from holter.halting.protocol import Tell
@@ -99,7 +99,7 @@ class ServiceSettings:
     disk_deadline_s: float = 5.0
     """At the end, for what is still to be written."""
     seal_s: float = 600.0
-    """So long a halt whose ranks are gone is still sealed."""
+    """How long a halt whose ranks are gone is still sealed."""
     limits: Limits = field(default_factory=Limits)
     announcing: AnnouncerSettings = field(default_factory=AnnouncerSettings)
 

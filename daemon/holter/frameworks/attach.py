@@ -27,7 +27,7 @@ from holter.frameworks import halts, place
 from holter.frameworks.all import ALL
 from holter.frameworks.loggers import Loggers
 from holter.frameworks.place import RankPlace
-from holter.halting import tombstone
+from holter.halting import halt_record
 from holter.page import PageWriter
 from holter.rank.flight_server import FlightServer
 from holter.rank.guard import say
@@ -84,16 +84,16 @@ def obey_standing_halt(settings: Settings, here: RankPlace, environ: Mapping[str
 
     HOLTER_RESUME=1 says so at a first start. What stands at a restart is a halt of this very job, which nobody has looked at.
     """
-    stands = tombstone.find(settings.run_dir, RUNS, tombstone.job_names(environ, os.getppid(), is_start=True))
+    stands = halt_record.find(settings.run_dir, RUNS, halt_record.job_names(environ, os.getppid(), is_start=True))
     if stands is None:
         return
     run_dir, halt = stands
-    if settings.resume and not tombstone.is_restart(environ):
+    if settings.resume and not halt_record.is_restart(environ):
         if here.rank == 0:
-            tombstone.lift(run_dir)
+            halt_record.lift(run_dir)
         return
     if here.rank == 0:
-        for sentence in tombstone.sentences(run_dir, halt, environ):
+        for sentence in halt_record.sentences(run_dir, halt, environ):
             say(sentence)
     else:
         threading.Event().wait(SAYS_S)
@@ -102,8 +102,8 @@ def obey_standing_halt(settings: Settings, here: RankPlace, environ: Mapping[str
 
 def begin_life(run_dir: str, environ: Mapping[str, str]) -> None:
     """Write down by which names this job goes: its next start looks for a halt by them."""
-    tombstone.begin(Path(run_dir))
-    tombstone.introduce(Path(run_dir), tombstone.job_names(environ, os.getppid()))
+    halt_record.begin(Path(run_dir))
+    halt_record.introduce(Path(run_dir), halt_record.job_names(environ, os.getppid()))
 
 
 def _settings() -> Settings:

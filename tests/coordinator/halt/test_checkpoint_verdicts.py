@@ -7,7 +7,7 @@ import pytest
 from holter.coordinator.disk import Disk
 from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts, compared_until, reported_until
 from holter.faults.window import ClassHistory, StepView
-from holter.halting import tombstone
+from holter.halting import halt_record
 from holter.halting.vault import store
 from holter.halting.verdicts import Sight
 from holter.records import Attached, Begun, Finding, Halting, Healthy, Kept, Observation
@@ -37,142 +37,142 @@ def applied(step: int) -> Finding:
     )
 
 
-class Desk:
-    """A book and its disk."""
+class Saver:
+    """The verdicts and their disk."""
 
     def __init__(self, run_dir: Path) -> None:
         self.run_dir, self.disk = run_dir, Disk()
-        self.book = CheckpointVerdicts(run_dir, self.disk)
+        self.checkpoints = CheckpointVerdicts(run_dir, self.disk)
 
     def save(self, name: str, step: int, rank: int = 0) -> Path:
         path = self.run_dir.parent / name
         path.write_text("weights")
-        self.book.hear(kept(path, step, rank))
+        self.checkpoints.hear(kept(path, step, rank))
         return path
 
     def written(self) -> dict[str, tuple[int, str]]:
         assert self.disk.close(10)
         assert not self.disk.failures
-        return {Path(save.path).name: (save.step, save.verdict) for save in store.read(self.run_dir)}
+        return {Path(save.path).name: (save.step, save.verdict) for save in store.read_script_saves(self.run_dir)}
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path / "run")
+def saver(tmp_path: Path) -> Saver:
+    return Saver(tmp_path / "run")
 
 
-def test_a_save_is_healthy_once_its_steps_were_seen_and_stays_so_when_sight_is_lost(desk):
-    path = desk.save("a.pt", 10)
-    assert [] == desk.book.judge(NOTHING, NOTHING, seen(9))
-    assert desk.book.last_healthy() is None
-    assert [] == desk.book.judge(NOTHING, NOTHING, seen(10))
-    assert Healthy(step=10, path=str(path)) == desk.book.last_healthy()
-    desk.book.judge(NOTHING, NOTHING, lambda: Sight(until_step=10, blind=("rank 0: gone",)))
-    assert {"a.pt": (10, "healthy")} == desk.written()
+def test_a_save_is_healthy_once_its_steps_were_seen_and_stays_so_when_sight_is_lost(saver):
+    path = saver.save("a.pt", 10)
+    assert [] == saver.checkpoints.judge(NOTHING, NOTHING, seen(9))
+    assert saver.checkpoints.last_healthy() is None
+    assert [] == saver.checkpoints.judge(NOTHING, NOTHING, seen(10))
+    assert Healthy(step=10, path=str(path)) == saver.checkpoints.last_healthy()
+    saver.checkpoints.judge(NOTHING, NOTHING, lambda: Sight(until_step=10, blind=("rank 0: gone",)))
+    assert {"a.pt": (10, "healthy")} == saver.written()
 
 
-def test_the_latest_is_said_to_be_poisoned_at_once_and_once(desk):
-    good = desk.save("a.pt", 10)
-    desk.book.judge(NOTHING, NOTHING, seen())
-    bad = desk.save("b.pt", 20)
+def test_the_latest_is_said_to_be_poisoned_at_once_and_once(saver):
+    good = saver.save("a.pt", 10)
+    saver.checkpoints.judge(NOTHING, NOTHING, seen())
+    bad = saver.save("b.pt", 20)
     poisoned = f"the checkpoint saved at step 20 ({bad}) is poisoned: NaN or Inf was applied to the weights at step 12"
-    assert [f"{poisoned}; the last healthy one is of step 10 ({good})"] == desk.book.judge(
+    assert [f"{poisoned}; the last healthy one is of step 10 ({good})"] == saver.checkpoints.judge(
         [applied(12)], NOTHING, seen()
     )
-    assert [] == desk.book.judge([applied(12)], NOTHING, seen())
-    assert {"a.pt": (10, "healthy"), "b.pt": (20, "poisoned")} == desk.written()
+    assert [] == saver.checkpoints.judge([applied(12)], NOTHING, seen())
+    assert {"a.pt": (10, "healthy"), "b.pt": (20, "poisoned")} == saver.written()
 
 
-def test_an_incident_that_began_earlier_takes_the_health_of_what_was_called_healthy(desk):
-    good = desk.save("a.pt", 10)
-    desk.save("b.pt", 20)
-    desk.book.judge(NOTHING, NOTHING, seen())
-    assert 20 == desk.book.last_healthy().step
-    assert 1 == len(desk.book.judge([applied(12)], NOTHING, seen()))
-    assert Healthy(step=10, path=str(good)) == desk.book.last_healthy()
+def test_an_incident_that_began_earlier_takes_the_health_of_what_was_called_healthy(saver):
+    good = saver.save("a.pt", 10)
+    saver.save("b.pt", 20)
+    saver.checkpoints.judge(NOTHING, NOTHING, seen())
+    assert 20 == saver.checkpoints.last_healthy().step
+    assert 1 == len(saver.checkpoints.judge([applied(12)], NOTHING, seen()))
+    assert Healthy(step=10, path=str(good)) == saver.checkpoints.last_healthy()
     # What the window has forgotten is not forgotten here.
-    desk.save("c.pt", 5000)
-    assert 1 == len(desk.book.judge(NOTHING, NOTHING, seen(5000)))
+    saver.save("c.pt", 5000)
+    assert 1 == len(saver.checkpoints.judge(NOTHING, NOTHING, seen(5000)))
 
 
-def test_the_ranks_words_about_one_path_are_one_save_and_a_later_one_takes_its_place(desk):
-    desk.save("latest.pt", 10, rank=0)
-    desk.save("latest.pt", 10, rank=1)
-    desk.book.judge(NOTHING, NOTHING, seen())
-    desk.save("latest.pt", 20)
-    assert desk.book.last_healthy() is None
-    assert {"latest.pt": (20, "unknown")} == desk.written()
+def test_the_ranks_words_about_one_path_are_one_save_and_a_later_one_takes_its_place(saver):
+    saver.save("latest.pt", 10, rank=0)
+    saver.save("latest.pt", 10, rank=1)
+    saver.checkpoints.judge(NOTHING, NOTHING, seen())
+    saver.save("latest.pt", 20)
+    assert saver.checkpoints.last_healthy() is None
+    assert {"latest.pt": (20, "unknown")} == saver.written()
 
 
-def test_one_that_was_rotated_away_is_not_named(desk):
-    old, new = desk.save("old.pt", 10), desk.save("new.pt", 20)
-    desk.book.judge(NOTHING, NOTHING, seen())
+def test_one_that_was_rotated_away_is_not_named(saver):
+    old, new = saver.save("old.pt", 10), saver.save("new.pt", 20)
+    saver.checkpoints.judge(NOTHING, NOTHING, seen())
     new.unlink()
-    desk.book._look()
-    assert str(old) == desk.book.last_healthy().path
+    saver.checkpoints._look()
+    assert str(old) == saver.checkpoints.last_healthy().path
 
 
-def test_what_halts_write_is_not_the_scripts(desk):
-    desk.book.hear(kept(desk.run_dir.absolute() / "checkpoints" / ".30.partial" / "state", 30))
-    assert {} == desk.written()
+def test_what_halts_write_is_not_the_scripts(saver):
+    saver.checkpoints.hear(kept(saver.run_dir.absolute() / "checkpoints" / ".30.partial" / "state", 30))
+    assert {} == saver.written()
 
 
-def test_a_job_that_begins_again_counts_anew(desk):
-    desk.book.hear(attached(1))
-    desk.save("a.pt", 20)
-    desk.book.judge(NOTHING, NOTHING, seen())
-    desk.book.hear(attached(2))
-    assert [] == desk.book.judge([applied(3)], NOTHING, seen())
-    assert {"a.pt": (20, "healthy")} == desk.written()
+def test_a_job_that_begins_again_counts_anew(saver):
+    saver.checkpoints.hear(attached(1))
+    saver.save("a.pt", 20)
+    saver.checkpoints.judge(NOTHING, NOTHING, seen())
+    saver.checkpoints.hear(attached(2))
+    assert [] == saver.checkpoints.judge([applied(3)], NOTHING, seen())
+    assert {"a.pt": (20, "healthy")} == saver.written()
 
 
 def begun(completed: int | None, rank: int = 0) -> Observation:
     return Observation(rank=rank, step=0, at_ns=0, body=Begun(completed=completed))
 
 
-def test_steps_are_counted_from_where_the_script_goes_on(desk):
-    assert 0 == desk.book.base_step
-    desk.book.hear(begun(120))
-    desk.book.hear(begun(118, rank=1))
-    path = desk.save("a.pt", 10)
-    desk.book.judge(NOTHING, NOTHING, seen(10))
-    assert Healthy(step=130, path=str(path)) == desk.book.last_healthy()
-    assert {"a.pt": (130, "healthy")} == desk.written()
+def test_steps_are_counted_from_where_the_script_goes_on(saver):
+    assert 0 == saver.checkpoints.base_step
+    saver.checkpoints.hear(begun(120))
+    saver.checkpoints.hear(begun(118, rank=1))
+    path = saver.save("a.pt", 10)
+    saver.checkpoints.judge(NOTHING, NOTHING, seen(10))
+    assert Healthy(step=130, path=str(path)) == saver.checkpoints.last_healthy()
+    assert {"a.pt": (130, "healthy")} == saver.written()
 
 
 def test_what_ranks_count_goes_before_the_halt_that_was_lifted(tmp_path):
-    tombstone.write(tmp_path, HALT)
-    tombstone.lift(tmp_path)
+    halt_record.write(tmp_path, HALT)
+    halt_record.lift(tmp_path)
     disk = Disk()
-    book = CheckpointVerdicts(tmp_path, disk)
-    book.hear(begun(None))
-    assert 30 == book.base_step, "nobody counts"
-    book.hear(begun(0))
-    assert 0 == book.base_step, "it was begun anew"
+    checkpoints = CheckpointVerdicts(tmp_path, disk)
+    checkpoints.hear(begun(None))
+    assert 30 == checkpoints.base_step, "nobody counts"
+    checkpoints.hear(begun(0))
+    assert 0 == checkpoints.base_step, "it was begun anew"
     disk.close(10)
 
 
-def test_a_coordinator_that_is_started_again_knows_them(desk, tmp_path):
-    path = desk.save("a.pt", 20)
-    desk.book.judge(NOTHING, NOTHING, seen())
-    desk.written()
-    again = Desk(tmp_path / "run")
-    assert Healthy(step=20, path=str(path)) == again.book.last_healthy()
-    again.book.recall(())
-    assert 1 == len(again.book.judge([applied(3)], NOTHING, seen()))
+def test_a_coordinator_that_is_started_again_knows_them(saver, tmp_path):
+    path = saver.save("a.pt", 20)
+    saver.checkpoints.judge(NOTHING, NOTHING, seen())
+    saver.written()
+    again = Saver(tmp_path / "run")
+    assert Healthy(step=20, path=str(path)) == again.checkpoints.last_healthy()
+    again.checkpoints.recall(())
+    assert 1 == len(again.checkpoints.judge([applied(3)], NOTHING, seen()))
     again.disk.close(10)
 
 
-def test_a_save_between_two_comparisons_of_replicas_is_healthy_after_the_second_or_never(desk):
-    good = desk.save("a.pt", 50)
-    desk.book.judge(NOTHING, NOTHING, lambda: Sight(until_step=66, compared_until=65))
-    desk.save("b.pt", 100)
-    desk.book.judge(NOTHING, NOTHING, lambda: Sight(until_step=101, compared_until=65))
-    assert Healthy(step=50, path=str(good)) == desk.book.last_healthy()
+def test_a_save_between_two_comparisons_of_replicas_is_healthy_after_the_second_or_never(saver):
+    good = saver.save("a.pt", 50)
+    saver.checkpoints.judge(NOTHING, NOTHING, lambda: Sight(until_step=66, compared_until=65))
+    saver.save("b.pt", 100)
+    saver.checkpoints.judge(NOTHING, NOTHING, lambda: Sight(until_step=101, compared_until=65))
+    assert Healthy(step=50, path=str(good)) == saver.checkpoints.last_healthy()
     found = diagnosis("silent_data_corruption", 128, agreed_steps=65)
-    assert 1 == len(desk.book.judge(NOTHING, [found], lambda: Sight(until_step=129)))
-    assert Healthy(step=50, path=str(good)) == desk.book.last_healthy()
-    assert {"a.pt": (50, "healthy"), "b.pt": (100, "poisoned")} == desk.written()
+    assert 1 == len(saver.checkpoints.judge(NOTHING, [found], lambda: Sight(until_step=129)))
+    assert Healthy(step=50, path=str(good)) == saver.checkpoints.last_healthy()
+    assert {"a.pt": (50, "healthy"), "b.pt": (100, "poisoned")} == saver.written()
 
 
 def history(last_equal: int | None, unequal: int | None = None) -> ClassHistory:
@@ -199,18 +199,18 @@ def test_steps_are_seen_up_to_the_first_that_somebody_owes():
     assert 6 == reported_until((view(6, 1), view(7)))
 
 
-def test_what_a_rank_learned_too_late_to_hold_is_in_what_was_saved_since(desk):
-    desk.save("before", 28)
-    desk.save("after", 29)
-    desk.book.hear(Observation(rank=1, step=31, at_ns=0, body=Halting(state="held", why="nonfinite")))
-    assert "healthy" == desk.book.verdict_of(31, None).verdict, "held in time"
+def test_what_a_rank_learned_too_late_to_hold_is_in_what_was_saved_since(saver):
+    saver.save("before", 28)
+    saver.save("after", 29)
+    saver.checkpoints.hear(Observation(rank=1, step=31, at_ns=0, body=Halting(state="held", why="nonfinite")))
+    assert "healthy" == saver.checkpoints.verdict_of(31, None).verdict, "held in time"
     for step in (29, 28):
         body = Halting(state="held", why="nonfinite", poisoned_step=step)
-        desk.book.hear(Observation(rank=1, step=31, at_ns=0, body=body))
-    assert ["healthy", "poisoned"] == [desk.book.verdict_of(step, None).verdict for step in (28, 29)]
-    assert "at step 28" in desk.book.verdict_of(31, None).why
-    desk.book.judge(NOTHING, NOTHING, seen())
-    assert {"before": (28, "healthy"), "after": (29, "poisoned")} == desk.written()
+        saver.checkpoints.hear(Observation(rank=1, step=31, at_ns=0, body=body))
+    assert ["healthy", "poisoned"] == [saver.checkpoints.verdict_of(step, None).verdict for step in (28, 29)]
+    assert "at step 28" in saver.checkpoints.verdict_of(31, None).why
+    saver.checkpoints.judge(NOTHING, NOTHING, seen())
+    assert {"before": (28, "healthy"), "after": (29, "poisoned")} == saver.written()
     for pid in (7, 8):
-        desk.book.hear(attached(pid))
-    assert "healthy" == desk.book.verdict_of(31, None).verdict, "another process counts anew"
+        saver.checkpoints.hear(attached(pid))
+    assert "healthy" == saver.checkpoints.verdict_of(31, None).verdict, "another process counts anew"

@@ -62,7 +62,7 @@ class Scene:
     def look(self, after_s: float = 0.0) -> list[Act]:
         self.now_ns += int(after_s * SECOND_NS)
         view = View(
-            whereabouts=lambda: list(self.ranks.values()),
+            ranks=lambda: list(self.ranks.values()),
             wish=lambda: self.wish,
             suspicion=lambda: self.suspicion,
             job=lambda: JobShape(step_s=0.1),

@@ -8,7 +8,7 @@ from tests.coordinator.conftest import RUN_ID, done, exited, seen
 from tests.coordinator.halt.test_driver import diagnosis
 
 from holter.coordinator.halt.driver import HaltDriver
-from holter.coordinator.halt.situation import job, suspicion, whereabouts, wish
+from holter.coordinator.halt.situation import job, rank_places, suspicion, wish
 from holter.coordinator.roster import Roster
 from holter.faults import CAUSES
 from holter.faults.window import Delay, Examined, Spread, StepNumbers, Window
@@ -74,7 +74,7 @@ def test_every_rank_of_the_job_is_placed_and_who_never_came_is_not_there(roster:
         Whereabouts(rank=0, step=5),
         Whereabouts(rank=1, step=5),
         Whereabouts(rank=2, step=None, is_there=False),
-    ] == whereabouts(roster, window(), halts)
+    ] == rank_places(roster, window(), halts)
 
 
 @pytest.mark.parametrize("how", ["exited", "hung up", "silent", "goodbye"])
@@ -89,27 +89,27 @@ def test_who_ended_or_is_not_heard_is_not_there(roster: Roster, halts: HaltDrive
             member.line.is_silent = True
         case "goodbye":
             roster.goodbye(1)
-    assert [True, False, False] == [one.is_there for one in whereabouts(roster, window(), halts)]
+    assert [True, False, False] == [one.is_there for one in rank_places(roster, window(), halts)]
 
 
 def test_what_a_rank_that_stands_says_of_itself_is_believed_before_its_heartbeat(
     roster: Roster, halts: HaltDriver
 ) -> None:
     roster.beat(1, wire.Heartbeat(5, Phase.OPTIMIZER, 0, 0), 0)
-    assert whereabouts(roster, window(), halts)[1].is_torn, "inside the optimizer's step"
+    assert rank_places(roster, window(), halts)[1].is_torn, "inside the optimizer's step"
     halts.hear(seen(1, 6, Halting(state="held", why="nonfinite")), 0)
-    found = whereabouts(roster, window(), halts)[1]
+    found = rank_places(roster, window(), halts)[1]
     assert (6, "held", False) == (found.step, found.state, found.is_torn)
     halts.hear(seen(1, 6, Halting(state="dying", is_torn=True)), 0)
-    assert whereabouts(roster, window(), halts)[1].is_torn
+    assert rank_places(roster, window(), halts)[1].is_torn
     halts.hear(seen(1, 6, Halting(state="released")), 0)
-    assert (5, None) == (whereabouts(roster, window(), halts)[1].step, whereabouts(roster, window(), halts)[1].state)
+    assert (5, None) == (rank_places(roster, window(), halts)[1].step, rank_places(roster, window(), halts)[1].state)
 
 
 def test_the_copies_in_memory_are_known(roster: Roster, halts: HaltDriver) -> None:
     for step in (2, 3, 4):
         roster.observe(seen(0, step, Snapped(num_bytes=1, seconds=0.1)), 0)
-    assert [(3, 4), (), ()] == [one.snapshots for one in whereabouts(roster, window(), halts)]
+    assert [(3, 4), (), ()] == [one.snapshots for one in rank_places(roster, window(), halts)]
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_the_copies_in_memory_are_known(roster: Roster, halts: HaltDriver) -> No
 def test_who_does_not_move_on_can_save_if_its_last_examination_lets_it(
     roster: Roster, halts: HaltDriver, examined: tuple[Examined, ...], *, is_able: bool
 ) -> None:
-    found = whereabouts(roster, window(delays={1: STILL}, exams={1: examined}), halts)
+    found = rank_places(roster, window(delays={1: STILL}, exams={1: examined}), halts)
     assert [True, is_able] == [one.is_able for one in found[:2]]
-    assert whereabouts(roster, window(exams={1: examined}), halts)[1].is_able, "it moves"
+    assert rank_places(roster, window(exams={1: examined}), halts)[1].is_able, "it moves"
 
 
 def test_how_long_a_step_takes_is_told_by_the_last_ones(roster: Roster) -> None:

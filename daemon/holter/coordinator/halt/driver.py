@@ -52,7 +52,8 @@ Act = Open | Tell | Seal
 class View:
     """What the coordinator sees; each is worked out only when it is asked for."""
 
-    whereabouts: Callable[[], Sequence[Whereabouts]]
+    ranks: Callable[[], Sequence[Whereabouts]]
+    """Where each of them stands."""
     wish: Callable[[], Wish | None]
     """Of the diagnoses."""
     suspicion: Callable[[], Wish | None]
@@ -96,7 +97,7 @@ class Attempt:
 
 
 def order_of(attempt: Attempt, number: int, directory: Path, deadline_s: float, base_step: int) -> Order:
-    """With which it begins."""
+    """The order with which a halt begins."""
     plan = attempt.plan
     return Order(
         halt=number,
@@ -114,7 +115,7 @@ def order_of(attempt: Attempt, number: int, directory: Path, deadline_s: float, 
 
 
 def patience_ns(halt: protocol.HaltState) -> float:
-    """So long it may stay in its present course."""
+    """How long it may stay in its present course."""
     if halt.course is Course.PREPARING:
         return halt.order.deadline_s * 1e9
     keeping = halt.course in (Course.COMMITTED, Course.RESCUING)
@@ -128,7 +129,7 @@ def is_known_to_all(halt: protocol.HaltState) -> bool:
 
 
 def why_off(attempt: Attempt) -> str:
-    """For people."""
+    """Why the halt was called off, for people."""
     assert attempt.halt is not None
     states = {state for _, state in attempt.halt.answers}
     if "unwilling" in states:
@@ -139,7 +140,7 @@ def why_off(attempt: Attempt) -> str:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _LastWord:
     """What a rank last said of itself."""
 
     halting: Halting
@@ -149,7 +150,7 @@ class _Said:
 
 
 class HaltDriver:
-    """Of one run."""
+    """All halts of one run, one at a time."""
 
     def __init__(self, note: Callable[[Body, int], None], deadline_s: float = 300.0) -> None:
         self.attempt: Attempt | None = None
@@ -161,7 +162,7 @@ class HaltDriver:
         self._note = note
         self._deadline_s = deadline_s
         self._number = 0
-        self._said: dict[int, _Said] = {}
+        self._last_words: dict[int, _LastWord] = {}
         self._asked: Wish | None = None
         self._wished_ns: dict[str, int] = {}
         self._tries: Counter[str] = Counter()
@@ -187,9 +188,9 @@ class HaltDriver:
         """Somebody asked, and has no answer yet: what became of one try is not the end of it."""
         return self._asked is not None
 
-    def said(self, rank: int) -> tuple[Halting, int] | None:
+    def last_word(self, rank: int) -> tuple[Halting, int] | None:
         """What a rank last said of itself, and at which step."""
-        found = self._said.get(rank)
+        found = self._last_words.get(rank)
         return (found.halting, found.step) if found is not None else None
 
     def ask(self, by: str, reason: str, now_ns: int) -> str | None:
@@ -207,9 +208,9 @@ class HaltDriver:
         """A rank says where it is in a halt; what follows is done at the next look."""
         halting, rank = observation.body, observation.rank
         assert isinstance(halting, Halting)
-        known = self._said.get(rank)
+        known = self._last_words.get(rank)
         is_same = known is not None and known.halting.state == halting.state
-        self._said[rank] = _Said(halting, observation.step, known.since_ns if known and is_same else now_ns)
+        self._last_words[rank] = _LastWord(halting, observation.step, known.since_ns if known and is_same else now_ns)
         if halting.state == "asking":
             self.ask(f"{halting.why} to rank {rank}", "", now_ns)
         if halting.state == "failed" and self.attempt is not None:
@@ -223,7 +224,7 @@ class HaltDriver:
 
     def forget(self, rank: int) -> None:
         """The rank is another process now, or none."""
-        self._said.pop(rank, None)
+        self._last_words.pop(rank, None)
 
     def opened(self, directory: Path, why_not: str, now_ns: int, base_step: int = 0) -> None:
         """The directory is there, for a state of so many more steps than are counted here, or it is said why it is not."""
@@ -241,7 +242,7 @@ class HaltDriver:
             self.sentences.append(f"nothing can be saved: {why_not}")
         self._number += 1
         order = order_of(attempt, self._number, directory, self._deadline_s, base_step)
-        standing = [rank for rank, said in self._said.items() if said.halting.state == "held"]
+        standing = [rank for rank, said in self._last_words.items() if said.halting.state == "held"]
         attempt.halt, tells = protocol.begin(order, self._everyone, standing)
         attempt.course_ns = attempt.told_ns = now_ns
         self._do(attempt, tells, now_ns)
@@ -287,7 +288,7 @@ class HaltDriver:
     ) -> None:
         """A former coordinator of this life ordered these, and owes whoever asked an answer: go on where it was."""
         self._number = max((ordered.order.halt for ordered in orders), default=0)
-        standing = [rank for rank, said in self._said.items() if said.halting.state == "held"]
+        standing = [rank for rank, said in self._last_words.items() if said.halting.state == "held"]
         halt = protocol.recalled([ordered.order for ordered in orders], ranks, standing)
         if asked is not None and (halt is None or halt.course is not Course.DONE):
             self._asked = _wish_of(asked)
@@ -298,7 +299,9 @@ class HaltDriver:
         plan = HaltPlan(
             kind=_BEGUN[order.kind], step=order.step, savers=order.savers, lost=order.lost, snapshot=order.snapshot
         )
-        failures = {rank: said.halting.why for rank, said in self._said.items() if _is_failure(said.halting, order)}
+        failures = {
+            rank: said.halting.why for rank, said in self._last_words.items() if _is_failure(said.halting, order)
+        }
         self.attempt = Attempt(wish, plan, halt, now_ns, now_ns, failures)
         self._heard = [event for event in self._heard if not self._is_past(event, order)]
 
@@ -306,7 +309,7 @@ class HaltDriver:
         """Of a rank that stood before another step, and has gone on since."""
         if not isinstance(event, Heard) or event.state != "held" or event.step == order.step:
             return False
-        last = self._said.get(event.rank)
+        last = self._last_words.get(event.rank)
         return last is None or (last.halting.state, last.step) != ("held", event.step)
 
     def _begin(self, now_ns: int, view: View) -> None:
@@ -314,9 +317,9 @@ class HaltDriver:
         if wish is None or self._tries[_key(wish)] >= MAX_TRIES:
             return
         since_ns = self._wished_ns.setdefault(_key(wish), now_ns)
-        stood_ns = [said.since_ns for said in self._said.values() if said.halting.state == "held"]
+        stood_ns = [said.since_ns for said in self._last_words.values() if said.halting.state == "held"]
         waited_s = (now_ns - min(stood_ns, default=since_ns)) / 1e9
-        ranks = view.whereabouts()
+        ranks = view.ranks()
         self._everyone = frozenset(one.rank for one in ranks)
         wish = self._with_poison(wish)
         plan = choose(wish, ranks, view.job(), waited_s=waited_s, attempt=self._tries[_key(wish)])
@@ -332,7 +335,7 @@ class HaltDriver:
 
     def _with_poison(self, wish: Wish) -> Wish:
         """The ranks may know of bad numbers in their weights that no detector has seen, for they stand."""
-        steps = [said.halting.poisoned_step for said in self._said.values()]
+        steps = [said.halting.poisoned_step for said in self._last_words.values()]
         known = [wish.first_bad, *(step + 1 for step in steps if step is not None)]
         return replace(wish, first_bad=min((first for first in known if first is not None), default=None))
 
@@ -356,22 +359,24 @@ class HaltDriver:
         if explained is not None or now_ns - min(stood)[0] < patience.UNEXPLAINED_S * 1e9:
             return explained
         why = "a rank stands before a step whose gradients are not finite, and nothing more is known of it"
-        ranks = tuple(sorted(rank for _, rank in stood if self._said[rank].halting.why == "nonfinite"))
+        ranks = tuple(sorted(rank for _, rank in stood if self._last_words[rank].halting.why == "nonfinite"))
         return Wish(cause=UNEXPLAINED, reason=why, ranks=ranks)
 
     def _standing(self, view: View) -> list[tuple[int, int]]:
         """(since when, rank) of those that stand by themselves: not for a halt that was agreed on and called off."""
         held = {
-            rank for rank, said in self._said.items() if said.halting.state == "held" and said.halting.why != "agreed"
+            rank
+            for rank, said in self._last_words.items()
+            if said.halting.state == "held" and said.halting.why != "agreed"
         }
-        still = {one.rank for one in view.whereabouts() if one.state == "held"} if held else set()
-        return [(self._said[rank].since_ns, rank) for rank in held & still]
+        still = {one.rank for one in view.ranks() if one.state == "held"} if held else set()
+        return [(self._last_words[rank].since_ns, rank) for rank in held & still]
 
     def _let_go(self, now_ns: int, view: View) -> None:
         """Ranks that wait whether to save before they end, and for which no reason to wait is left."""
-        ending = {rank: said for rank, said in self._said.items() if said.halting.state in ENDING}
+        ending = {rank: said for rank, said in self._last_words.items() if said.halting.state in ENDING}
         # A scheduler ends them all: there is no peer's death to explain it.
-        is_all = bool(ending) and all(one.is_there and one.state in ENDING for one in view.whereabouts())
+        is_all = bool(ending) and all(one.is_there and one.state in ENDING for one in view.ranks())
         for rank, said in ending.items():
             why = said.halting.why.lower()
             is_own = said.halting.state == "dying" and not any(text in why for text in LOST_CONNECTION)
@@ -379,10 +384,10 @@ class HaltDriver:
             if is_own or is_stopped or now_ns - said.since_ns >= patience.KEEP_DYING_S * 1e9:
                 self._number += 1
                 self._acts.append(Tell(Order(halt=self._number, kind="abort", step=said.step), (rank,)))
-                self._said[rank] = _Said(Halting(state="released"), said.step, now_ns)
+                self._last_words[rank] = _LastWord(Halting(state="released"), said.step, now_ns)
 
     def _drive(self, attempt: Attempt, now_ns: int, view: View) -> None:
-        missing = frozenset(one.rank for one in view.whereabouts() if not one.is_there)
+        missing = frozenset(one.rank for one in view.ranks() if not one.is_there)
         # What was heard came before the end of the line.
         events = [*self._heard, *(Gone(rank) for rank in sorted(missing - self._gone))]
         self._heard, self._gone = [], missing

@@ -19,7 +19,7 @@ NUM_RECENT = 4
 """Steps: how long one takes may just have changed."""
 
 
-def whereabouts(roster: Roster, window: Window, halts: HaltDriver) -> list[Whereabouts]:
+def rank_places(roster: Roster, window: Window, halts: HaltDriver) -> list[Whereabouts]:
     """Every rank of the job; those that never came are not there."""
     world = roster.world_size or len(roster.members)
     return [_place(rank, roster.members.get(rank), window, halts) for rank in range(world)]
@@ -30,7 +30,7 @@ def _place(rank: int, member: Member | None, window: Window, halts: HaltDriver) 
         return Whereabouts(rank=rank, step=None, is_there=False)
     is_there = member.exited is None and member.line.is_live and not member.line.has_said_goodbye
     at = member.progress.heartbeat.step if member.progress.heartbeat is not None else None
-    said = halts.said(rank)
+    said = halts.last_word(rank)
     known = Whereabouts(
         rank=rank, step=at, is_there=is_there, has_ended=member.exited is not None, snapshots=member.snapshots
     )

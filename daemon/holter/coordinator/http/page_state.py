@@ -24,7 +24,7 @@ from holter.coordinator.incidents.tracker import cause_of
 from holter.coordinator.roster import Member, Roster
 from holter.coordinator.run import Run
 from holter.diagnosis import report
-from holter.faults.hangs.dead_rank import kind_of
+from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit, Spread, StepArrivals, StepNumbers
 from holter.halting.vault.store import FOLDER, SEALED, Sealed, Vault
 from holter.records import Diagnosis
@@ -57,7 +57,7 @@ MAX_CARDS, MAX_CHECKPOINTS = 100, 64
 LOOK_NS = 3 * 10**9
 """Between two looks at what is dear to look at: the disk, and all ranks."""
 CALLED_OFF_NS = 10 * 60 * 10**9
-"""So long it is news that a halt was called off and the run went on."""
+"""How long it is news that a halt was called off and the run went on."""
 BLAME = {"info": 0, "warning": 1, "critical": 2}
 
 

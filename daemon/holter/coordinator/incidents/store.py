@@ -27,7 +27,7 @@ from holter.files import write_whole
 from holter.records import Diagnosis, Severity
 
 SETTLE_S, UNSURE_S, PATIENCE_S = 2.0, 5.0, 10.0
-"""So long cause and ranks must have stayed the same before a pager is told, longer if they are not sure; and so long it waits at most."""
+"""How long cause and ranks must have stayed the same before a pager is told, longer if they are not sure; and so long it waits at most."""
 DATABASE = "incidents.sqlite"
 FOLDER = "incidents"
 
