@@ -11,8 +11,7 @@ import ast
 import inspect
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -23,7 +22,8 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 from holter import config as settings
 from holter import faults
-from holter.exporters import alerts
+from holter.exporters import alerts, watcher_rules
+from holter.faults.family import DetectorEntry, Family
 
 ROOT = Path(__file__).resolve().parent.parent
 FROM_THE_ROOT = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
@@ -95,63 +95,37 @@ def _default(name: str) -> str:
     return "" if value in ("", ()) else f"`{value}`"
 
 
-def _pages(kind: str) -> dict[str, str]:
-    """Name -> the page of a cause, a detector or an alert, where a name may have two."""
-    found = {}
-    for text in alerts.runbook_files().values():
-        for page in re.split(r"^(?=# )", text, flags=re.MULTILINE):
-            title = re.match(rf"# (\w+) \({kind}\)\n", page)
-            if title:
-                found[title[1]] = page
-    return found
-
-
-def _section(page: str, title: str) -> str:
-    """Its text on one line."""
-    found = re.search(rf"^## {title}\n+(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL)
-    return " ".join(found[1].split()) if found else ""
-
-
-def _families() -> dict[str, str]:
-    """Detector -> what the docstring of its family's package says."""
-    return {
-        detector.name: (import_module(type(detector).__module__.rpartition(".")[0]).__doc__ or "").strip()
-        for detector in faults.ALL
-    }
-
-
-def _by_family(rows: Iterable[tuple[str, str, str]], head: str) -> Iterator[str]:
-    """Tables of (family, name, sentence), a heading a family."""
-    families = defaultdict(list)
-    for family, name, sentence in rows:
-        families[family].append(f"| [`{name}`](explain/{name}.md) | {sentence} |")
-    for family, lines in families.items():
-        yield from ("", f"## {family.rstrip('.')}", "", head, "|---|---|", *lines)
+def _tables(rows: Callable[[Family], Iterable[tuple[str, str]]], head: str) -> Iterator[str]:
+    """One table a family, of names and what is said of them; its heading is the docstring of the family's package."""
+    for family in faults.FAMILIES:
+        (package,) = {type(entry.detector).__module__.rpartition(".")[0] for entry in family.detectors}
+        title = (import_module(package).__doc__ or "").partition(".")[0].strip()
+        yield from ("", f"## {title}", "", head, "|---|---|")
+        yield from (f"| [`{name}`](explain/{name}.md) | {said} |" for name, said in rows(family))
 
 
 def _causes_table() -> Iterator[str]:
-    families = _families()
-    rows = (
-        (families[_section(page, "Seen by").split(",")[0]], name, _section(page, "What happened"))
-        for name, page in _pages("cause").items()
+    yield from _tables(
+        lambda family: ((entry.cause, entry.happened) for entry in family.causes), "| cause | what happened |"
     )
-    yield from _by_family(rows, "| cause | what happened |")
 
 
 def _detectors_table() -> Iterator[str]:
-    rows = ((_families()[name], name, _first_sentence(name)) for name in _pages("detector"))
-    yield from _by_family(rows, "| detector | what it sees |")
+    yield from _tables(
+        lambda family: ((entry.detector.name, _summary(entry)) for entry in family.detectors),
+        "| detector | what it sees |",
+    )
 
 
-def _first_sentence(detector: str) -> str:
-    (found,) = (one for one in faults.ALL if one.name == detector)
-    return (sys.modules[type(found).__module__].__doc__ or "").strip().splitlines()[0]
+def _summary(entry: DetectorEntry) -> str:
+    docstring = sys.modules[type(entry.detector).__module__].__doc__ or ""
+    note = "" if entry.tried_on == "jobs" else f" *(Tried on {entry.tried_on} only: it reports, and halts nothing.)*"
+    return docstring.strip().splitlines()[0] + note
 
 
 def _alerts_table() -> Iterator[str]:
     yield from ("| page | what happened |", "|---|---|")
-    for name, page in _pages("alert").items():
-        yield f"| [`{name}`](explain/{name}.md) | {_section(page, 'What happened')} |"
+    yield from (f"| [`{watch.name}`](explain/{watch.name}.md) | {watch.happened} |" for watch in watcher_rules.ALL)
 
 
 TABLES = {

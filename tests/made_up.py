@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from holter.faults.window import Window
-from holter.halting.tombstone import HaltRecord
+from holter.halting.halt_record import HaltRecord
 from holter.records import Cause, Diagnosis, Directive, Fix
 
 FIX = Fix(do="", changes="", does_not_fix="", expect="", verify="", otherwise="")

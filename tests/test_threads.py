@@ -15,7 +15,7 @@ import os, signal, socket, sys, tempfile, threading, time
 def halt_agent():
     from holter.rank.hold.commit_register import LocalRegister
     from holter.rank.hold.halt_agent import HaltAgent
-    from holter.rank.hold.halts import AgentParts, AgentSettings
+    from holter.rank.hold.halts import AgentParts; from holter.rank.hold.halts import AgentSettings
     from holter.rank.hold.leaving import Leaving
     global line
     ours, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -32,7 +32,7 @@ def flight_thread():
     FlightThread(os.path.join(tempfile.mkdtemp(), "python"), lambda: None)
 def shard_peers():
     from holter.rank.hold.agreement import Tree
-    from holter.rank.hold.peers import PeerAddress, ShardPeers
+    from holter.rank.hold.peers import PeerAddress; from holter.rank.hold.peers import ShardPeers
     ShardPeers(PeerAddress(Tree(0, 2), "127.0.0.1", 0), store=threading.Event().wait).agree(0, None)
 for start in sys.argv[1:]:
     globals()[start]()

@@ -38,7 +38,7 @@ class Settings:
     overhead_budget: float = 0.01
     """Share of step time that holter may take in the rank; it reads fewer tensors, less often, to stay below."""
     overhead_floor_s: float = 0.0005
-    """Reading may take a small multiple of this of a step even where the budget is less: short steps are watched too."""
+    """Seconds of a step, in small multiples, that reading may take even where the budget is less, so that short steps are watched too."""
     port: int = 0
     """Port of the coordinator; 0: a free one."""
     metrics_port: int = 0
@@ -50,11 +50,11 @@ class Settings:
     threads: int = 1
     """Threads that the statistics may use in the rank, beside the training's own."""
     local_buffers: tuple[str, ...] = ()
-    """Names (globs, separated by commas, or a list in the file) of buffers that are each rank's own by intention."""
+    """Names (globs, separated by commas, or a list in the file) of buffers that are meant to differ between ranks."""
     frozen: tuple[str, ...] = ()
-    """Names (likewise) of parameters that are not meant to train."""
+    """Names (in the same form) of parameters that are not meant to train."""
     webhook: str = ""
-    """Address that the coordinator tells of incidents, in the form of Alertmanager's webhooks; empty: nobody."""
+    """Address to which the coordinator sends incidents, in the form of Alertmanager's webhooks; empty: none are sent."""
     webhook_token_file: str = ""
     """File with the secret that is shown to the webhook as a bearer token."""
     runbooks: str = ""
@@ -62,22 +62,22 @@ class Settings:
     targets_dir: str = ""
     """Directory, on a disk that Prometheus reads, for a file with the run's scrape targets; empty: none is written."""
     linger_s: float = 60.0
-    """So long the coordinator of a run that ended with an incident or a halt still answers, for those who scrape now and then."""
+    """How long the coordinator of a run that ended with an incident or a halt still answers, so that the last state is scraped."""
     halt_signals: tuple[str, ...] = ()
     """Signals (`SIGTERM`, `SIGUSR1`) on which a rank asks for a halt at an agreed step instead of ending at once."""
     save_deadline_s: float = 300.0
-    """So long a save may take in a halt; then the run is halted without it."""
+    """How long a save may take in a halt; after that the run is halted without it."""
     snapshot_every: int = 0
     """Steps between two copies of the training state in memory, to which a poisoned or torn run can go back; 0: none."""
     snapshot_bytes: int = 0
-    """The most that such copies may take of a host's memory for each rank; 0: two copies, whatever they take."""
+    """How much of a host's memory such copies may take for each rank; 0: two copies, whatever their size."""
     resume: int = 0
     """1: start although this run was halted."""
     nats: str = ""
     """Address of a NATS server; takes no effect in this version."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work; the name is the field's, `load` turns it into what the user wrote."""
+        """Refuse what cannot work. Errors carry the field's name; `load` turns it into what the user wrote."""
         _require(0 < self.overhead_budget <= 1, "overhead_budget", "a number between 0 and 1", self.overhead_budget)
         _require(self.overhead_floor_s >= 0, "overhead_floor_s", "zero or more seconds", self.overhead_floor_s)
         _require(0 <= self.port < 2**16, "port", "a port between 0 and 65535", self.port)
@@ -161,7 +161,7 @@ def usable(
 ) -> tuple[Settings, list[str]]:
     """Settings without those that cannot be used, and a sentence on each of these.
 
-    Nothing is halted by mistake: if the action is among them, or the file that may have named it, it is notify.
+    No run is halted by mistake: if the action cannot be used, or the file that may have set it, the action is notify.
     """
     origin: dict[str, str] = {}
     values: dict[str, Any] = {}

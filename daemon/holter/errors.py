@@ -5,14 +5,14 @@
     ├── UsageError       a command was called wrongly; the shell prints the sentence and exits 2
     ├── RecorderError    a rank's Flight Recorder could not be copied
     ├── SaveError        a halted run's state, or part of it, could not be saved; the message says what
-    │   ├── PartlySavedError  all else was written and can be proven
+    │   ├── PartlySavedError  all else was written and can be verified
     │   └── RewindError  it is not known how the step to be saved began
     ├── FlightError      a dump of PyTorch's Flight Recorder cannot be read
     ├── VaultError       a checkpoint cannot be begun, sealed or read; what was named before is intact
     └── PageError        a shared page cannot be made, or is not one of ours
         └── TornPageError  it is ours, but what it holds does not add up
 
-None of these crosses into a training loop: probes log once, count and carry on.
+None of these reaches a training loop: hooks log once, count and carry on.
 """
 
 

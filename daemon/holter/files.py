@@ -1,11 +1,11 @@
-"""A file that is there whole or not at all, and on the disk when it is."""
+"""Write a file so that it is there whole, and on the disk, or not at all."""
 
 import os
 from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
-    """Beside it first, then by name. Raises OSError; then what was there before is there still."""
+    """Write beside it, then rename. Raises OSError; what was there before is then still there."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)

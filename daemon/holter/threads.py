@@ -1,7 +1,7 @@
-"""Threads of ours in the rank take no signals: these are for the script's own threads.
+"""holter's threads in the rank take no signals: these are for the script's own threads.
 
-A script may block a signal in its threads and wait for it in one of them (`sigwait`). One thread of ours that has not blocked it would
-take it, and the process would die of it.
+A script may block a signal in its threads and wait for it in one of them (`sigwait`). A thread of ours that had not blocked it would take
+it, and the process would die of it.
 """
 
 import signal
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 OWN = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS}
-"""Raised by what a thread itself does; blocked, they would kill without a word to whoever handles them."""
+"""Raised by what a thread itself does; blocked, they would kill the process without calling its handlers."""
 
 
 @contextmanager

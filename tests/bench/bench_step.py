@@ -122,7 +122,7 @@ class Bench:
         """Seconds a step."""
         with self.wearing(kind) as between:
             self.dist.barrier()
-            started = self.monitor._steps._began = time.perf_counter()
+            started = self.monitor.steps._began = time.perf_counter()
             hooks_before, own_s = self.context.guard.own_s, 0.0
             for _ in range(self.steps):
                 self.optimizer.zero_grad()

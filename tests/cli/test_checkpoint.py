@@ -225,7 +225,7 @@ def test_list_shows_what_halts_kept_and_what_the_script_saved(checkpoint, tmp_pa
         verdict="poisoned",
         why="NaN at step 12",
     )
-    store.path_in(run_dir).write_bytes(msgspec.json.encode(store.ScriptSaves([own])))
+    store.script_saves_path(run_dir).write_bytes(msgspec.json.encode(store.ScriptSaves([own])))
     assert 0 == main(["checkpoint", "list", str(run_dir), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [(20, "poisoned", "script", False), (30, "healthy", "holter", True)] == [

@@ -14,8 +14,8 @@ from holter.cli import main
 from holter.cli.halt import _from_files
 from holter.cli.runs import RunReader
 from holter.coordinator.service import Limits
-from holter.halting import tombstone
-from holter.halting.tombstone import HaltRecord
+from holter.halting import halt_record
+from holter.halting.halt_record import HaltRecord
 from holter.records import Order
 
 __all__ = ["run_coordinator"]
@@ -79,8 +79,12 @@ async def test_a_run_is_halted_and_its_checkpoint_named(
     assert f"halted after {step} steps; checkpoint checkpoints/{step}, verified, healthy\n" == said.out
     assert f"step {step}" in said.err
     await eventually(lambda: [["prepare", "commit", "leave"]] * 2 == kinds(running))
-    stone = json.loads((tmp_path / "halt.json").read_text())
-    assert ("requested", step, f"checkpoints/{step}/state") == (stone["cause"], stone["step"], stone["checkpoint"])
+    halt_json = json.loads((tmp_path / "halt.json").read_text())
+    assert ("requested", step, f"checkpoints/{step}/state") == (
+        halt_json["cause"],
+        halt_json["step"],
+        halt_json["checkpoint"],
+    )
     assert "wrong data" in running.ranks[0].orders[0].reason
     # Once more: it is said that there is nothing left to do.
     assert 1 == await halt(tmp_path)
@@ -168,7 +172,7 @@ def test_a_coordinator_that_is_gone_before_it_answered_has_left_a_stone_or_not(
     tmp_path: Path, checkpoint: str | None, verdict: Any, code: int, outcome: str
 ) -> None:
     if verdict:
-        stone = HaltRecord(
+        halt_json = HaltRecord(
             cause="requested",
             ranks=[],
             step=30,
@@ -180,7 +184,7 @@ def test_a_coordinator_that_is_gone_before_it_answered_has_left_a_stone_or_not(
             framework="",
             run_id=RUN_ID,
         )
-        tombstone.write(tmp_path, stone)
+        halt_record.write(tmp_path, halt_json)
     found = _from_files(RunReader(tmp_path, "", {}), {"number": 1})
     assert (code, outcome) == (found[0], found[1]["outcome"])
     assert verdict in found[1]["text"]

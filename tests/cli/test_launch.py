@@ -9,7 +9,7 @@ import time
 import pytest
 
 from holter.cli import main
-from holter.halting import tombstone
+from holter.halting import halt_record
 from made_up import HALT
 
 HALTS = "import os, pathlib; d = pathlib.Path(os.environ['HOLTER_RUN_DIR']); d.mkdir(exist_ok=True); (d / 'halt.json').write_text('{}')"
@@ -20,7 +20,7 @@ def halted(tmp_path):
     (tmp_path / "run.json").write_text(
         json.dumps({"run_id": "r", "command": ["train.py", "--lr", "1"]}), encoding="utf-8"
     )
-    tombstone.write(tmp_path, HALT)
+    halt_record.write(tmp_path, HALT)
     return tmp_path
 
 
@@ -52,7 +52,7 @@ def test_a_halted_run_is_not_begun_again(halted, capsys):
 
 def test_resume_on_the_command_line_lifts_it(halted):
     assert main(["launch", "--run-dir", str(halted), "--resume", "--", "true"]) == 0
-    assert tombstone.read(halted) is None
+    assert halt_record.read(halted) is None
 
 
 @pytest.mark.parametrize("told", ["--resume", "HOLTER_RESUME"])
@@ -69,7 +69,7 @@ def test_a_batch_script_that_is_queued_again_lifts_nothing(halted, monkeypatch, 
     monkeypatch.setenv("HOLTER_RESUME", "1")
     assert main(["launch", "--run-dir", str(halted), "--resume", "--", "touch", str(halted / "began")]) == 93
     assert not (halted / "began").exists()
-    assert tombstone.read(halted) == HALT
+    assert halt_record.read(halted) == HALT
     said = capsys.readouterr().err
     assert f"holter resume {halted} (in a restart nothing else lifts it)" in said.replace("`", "")
 
@@ -130,5 +130,5 @@ def test_resume_as_json(halted, capsys):
 def test_resume_with_a_command_runs_it_from_the_checkpoint(halted):
     script = f'test "$HOLTER_RESUME_FROM" = {halted}/checkpoints/30/state'
     assert main(["resume", str(halted), "--", "sh", "-c", script]) == 0
-    tombstone.write(halted, HALT)
+    halt_record.write(halted, HALT)
     assert main(["resume", str(halted), "--", "sh", "-c", "exit 4"]) == 4

@@ -17,8 +17,8 @@ from tests.coordinator.conftest import RUN_ID, attached, census, done, exited, r
 from tests.coordinator.recovery.test_replay import NAN, record
 
 from holter.cli import main
-from holter.halting import tombstone
-from holter.halting.tombstone import HaltRecord
+from holter.halting import halt_record
+from holter.halting.halt_record import HaltRecord
 
 __all__ = ["run_coordinator"]
 
@@ -34,7 +34,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     halt = HaltRecord(
         cause="nonfinite_gradient", ranks=[1], step=19, checkpoint=None, verdict="unknown", at="", why="kept"
     )
-    tombstone.write(run_dir, halt)
+    halt_record.write(run_dir, halt)
     return run_dir
 
 

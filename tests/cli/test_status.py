@@ -13,8 +13,8 @@ from holter.coordinator.http.status import rank_status, status
 from holter.coordinator.identity import RunSettings
 from holter.coordinator.roster import LineState, Member, RankNumbers
 from holter.coordinator.run import Run
-from holter.halting import tombstone
-from holter.halting.tombstone import HaltRecord
+from holter.halting import halt_record
+from holter.halting.halt_record import HaltRecord
 from holter.records import ExamRequest, Finding, Severity
 from holter.transport.wire import Hello
 
@@ -76,7 +76,7 @@ def test_of_a_run_that_is_over_it_is_told_where_it_was_halted(
     kept = HaltRecord(
         cause="rank_dead", ranks=[1], step=30, checkpoint="checkpoints/30/state", verdict="healthy", at=""
     )
-    tombstone.write(tmp_path, kept)
+    halt_record.write(tmp_path, kept)
     assert 0 == main(["status", str(tmp_path)])
     assert "  halted    after 30 steps, rank_dead; checkpoints/30/state, healthy\n" in capsys.readouterr().out
     assert 0 == main(["status", "--json", str(tmp_path)])

@@ -41,7 +41,7 @@ def window(first_step: int = 0, num_steps: int = 100, **parts: Any) -> Window:
         StepNumbers(first_step + number, SINCE_NS + (number - num_steps + 60) * SECOND, {})
         for number in range(num_steps)
     )
-    return made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, **parts)
+    return made_window(series=series, **parts)
 
 
 def is_over(leading: Finding, seen: Window, after_s: float = 61.0, consequences: tuple[Finding, ...] = ()) -> bool:
@@ -68,7 +68,7 @@ def test_what_is_in_the_weights_or_dead_stays(leading: Finding) -> None:
 def test_a_job_that_does_not_go_on_has_not_recovered() -> None:
     assert not is_over(STALLED, window(num_steps=0))
     before = window(num_steps=40)
-    still = made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=before.series[:0])
+    still = made_window(series=before.series[:0])
     assert is_over(STALLED, before)
     assert not is_over(STALLED, still)
     assert not is_over(SLOW, window(num_steps=24)), "a few steps do not show that a rank is well again"

@@ -69,7 +69,7 @@ def window(num_steps: int = 50) -> Window:
         for step in range(0, num_steps, 10)
         for modules in [[vitals(f"layers.{number}", 1.0 + number * step, exponents) for number in range(12)]]
     ]
-    return made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=tuple(series), notes=tuple(notes))
+    return made_window(series=tuple(series), notes=tuple(notes))
 
 
 def by_title(found: tuple[Evidence, ...]) -> dict[str, Evidence]:

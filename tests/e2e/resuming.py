@@ -13,7 +13,7 @@ def results(out: Path, ranks: int) -> list[dict[str, Any]]:
     return [json.loads(out.with_name(f"{out.name}-{rank}.json").read_text()) for rank in range(ranks)]
 
 
-def stone(run_dir: Path) -> dict[str, Any]:
+def halt_json(run_dir: Path) -> dict[str, Any]:
     """halt.json."""
     return json.loads((run_dir / "halt.json").read_text())
 

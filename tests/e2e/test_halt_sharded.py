@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import BIN
-from tests.e2e.resuming import HALT, results, same_bits, stone
+from tests.e2e.resuming import HALT, halt_json, results, same_bits
 
 SCRIPTS = Path(__file__).parent / "scripts"
 LOOP, ZERO = SCRIPTS / "resumable_loop.py", SCRIPTS / "resumable_zero.py"
@@ -42,7 +42,7 @@ def test_shards_are_saved_by_each_rank_and_resume_with_the_same_bits(
 ) -> None:
     ended = run(nursery, tmp_path / "faulted", "--fault", fault, "--at", AT, "--pause", 0.1)
     assert ended.code == 93, ended.stderr[-3000:]
-    halt = stone(ended.run_dir)
+    halt = halt_json(ended.run_dir)
     assert (AT, f"checkpoints/{AT}/state", "healthy", cause, [1]) == tuple(
         halt[key] for key in ("step", "checkpoint", "verdict", "cause", "ranks")
     ), halt["why"]
@@ -54,7 +54,7 @@ def test_shards_are_saved_by_each_rank_and_resume_with_the_same_bits(
 @pytest.mark.release
 def test_a_shard_whose_rank_is_dead_is_said_to_be_missing(nursery: Any, tmp_path: Path) -> None:
     ended = run(nursery, tmp_path / "faulted", "--fault", "kill", "--at", AT, "--pause", 0.1)
-    halt = stone(ended.run_dir)
+    halt = halt_json(ended.run_dir)
     assert (None, "incomplete", "rank_dead", [1]) == tuple(
         halt[key] for key in ("checkpoint", "verdict", "cause", "ranks")
     )
@@ -112,7 +112,7 @@ def test_zero_is_halted_and_resumed_with_the_same_bits(fault: str, zero: Zero, w
         assert "completed" == ask_halt(job.run_dir)["outcome"]
     ended = job.wait()
     assert ended.code == 93, ended.stderr[-3000:]
-    halt = stone(ended.run_dir)
+    halt = halt_json(ended.run_dir)
     assert ("healthy", "requested" if fault == "operator" else "nonfinite_input") == (halt["verdict"], halt["cause"])
     assert halt["step"] == AT if fault == "nan" else 6 <= halt["step"] <= 20
     resumed = zero.start(f"{fault}-resumed", "--resume", ended.run_dir / halt["checkpoint"]).wait()

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from tests.conftest import BIN
-from tests.e2e.resuming import HALT, results, same_bits, stone
+from tests.e2e.resuming import HALT, halt_json, results, same_bits
 
 from holter.halting.vault.store import Vault
 from processes import kill, processes_of
@@ -49,7 +49,7 @@ def reference(nursery: Any, tmp_path_factory: pytest.TempPathFactory) -> list[di
 
 def resume(nursery: Any, folder: Path, ended: Any, reference: list[dict[str, Any]]) -> None:
     """From what a halt kept: the same bits."""
-    halt = stone(ended.run_dir)
+    halt = halt_json(ended.run_dir)
     assert ("healthy", 93) == (halt["verdict"], halt["exit_code"]), halt["why"]
     ended_well(start(nursery, folder, "--resume", ended.run_dir / halt["checkpoint"]))
     same_bits(reference, results(folder / "out", 2), str(halt["step"] * EVERY))
@@ -120,7 +120,7 @@ def test_without_a_directory_to_save_into_the_run_is_halted_all_the_same_and_say
     (run_dir / "checkpoints").write_text("in the way")
     ended = start(nursery, tmp_path / "job", "--fault", "nan", "--at", AT, HOLTER_RUN_DIR=str(run_dir)).wait()
     assert ended.code == 93, ended.stderr[-3000:]
-    halt = stone(run_dir)
+    halt = halt_json(run_dir)
     assert (None, "nonfinite_input") == (halt["checkpoint"], halt["cause"])
     assert "nothing was saved" in halt["why"]
     assert any("nothing was saved" in one["action"]["reason"] for one in ended.diagnoses)
@@ -131,7 +131,7 @@ def test_a_save_that_hangs_is_given_up_and_the_run_ends(nursery: Any, tmp_path: 
     job = start(nursery, tmp_path / "job", "--fault", "nan", "--at", AT, "--hang-in-save", HOLTER_SAVE_DEADLINE_S="3")
     ended = job.wait()
     assert ended.code == 93, ended.stderr[-3000:]
-    halt = stone(ended.run_dir)
+    halt = halt_json(ended.run_dir)
     assert (None, "incomplete") == (halt["checkpoint"], halt["verdict"])
     assert "the save was not over after 3 s" in halt["why"]
     no_half_is_called_good(ended.run_dir)
@@ -146,7 +146,7 @@ def test_a_signal_that_is_mapped_to_a_halt_asks_for_one(
     leader.children()[0].send_signal(signal.SIGUSR1)
     ended = job.wait()
     assert ended.code == 93, ended.stderr[-3000:]
-    assert "requested" == stone(ended.run_dir)["cause"]
+    assert "requested" == halt_json(ended.run_dir)["cause"]
     resume(nursery, tmp_path / "resumed", ended, reference)
 
 
@@ -175,7 +175,7 @@ def test_a_hang_inside_an_optimizers_step_goes_back_to_the_last_snapshot(nursery
     how = [*fsdp, "--fault", "torn", "--at", AT, "--pause", 0.1]
     ended = start(nursery, tmp_path / "job", *how, HOLTER_SNAPSHOT_EVERY="3").wait()
     assert ended.code == 93, ended.stderr[-3000:]
-    halt = stone(ended.run_dir)
+    halt = halt_json(ended.run_dir)
     assert (6, "checkpoints/6/state", "healthy") == tuple(halt[key] for key in ("step", "checkpoint", "verdict")), halt
     ended_well(start(nursery, tmp_path / "resumed", *fsdp, "--resume", ended.run_dir / halt["checkpoint"]))
     same_bits(results(tmp_path / "reference" / "out", 2), results(tmp_path / "resumed" / "out", 2), str(6 * EVERY))
@@ -190,7 +190,7 @@ def test_torchrun_does_not_start_a_halted_run_again(jobs: Any, tmp_path: Path) -
     ended = job.wait()
     assert ended.code != 0
     assert 1 == ended.stdout.count("fault at "), "it was not begun again"
-    assert 93 == stone(ended.run_dir)["exit_code"]
+    assert 93 == halt_json(ended.run_dir)["exit_code"]
     again = jobs.run(
         LOOP, "--kind", "ddp", "--out", tmp_path / "out", env=HALT | {"HOLTER_RUN_DIR": str(ended.run_dir)}
     )
@@ -217,7 +217,7 @@ def test_holter_launch_passes_the_decision_on_and_holter_resume_goes_on(
     halted = holter("launch", "--run-dir", run_dir, "--", *job, "--fault", "nan", "--at", AT)
     assert 93 == halted.returncode, halted.stderr[-3000:]
     assert 93 == holter("launch", "--run-dir", run_dir, "--", *job).returncode
-    state = run_dir / stone(run_dir)["checkpoint"]
+    state = run_dir / halt_json(run_dir)["checkpoint"]
     resumed = holter("resume", run_dir, "--", *job, "--resume", state)
     assert 0 == resumed.returncode, resumed.stderr[-3000:]
     same_bits(reference, results(tmp_path / "out", 2), str(AT * EVERY))

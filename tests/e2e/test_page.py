@@ -18,7 +18,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from tests.e2e.simulated import TOKEN
 
-from holter.halting import tombstone
+from holter.halting import halt_record
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = (
@@ -335,10 +335,10 @@ def test_a_run_that_is_over_is_looked_at_again(visit: Visit, tmp_path: Path) -> 
     run_dir = tmp_path / "past"
     with Simulated(run_dir, ("--ranks", "4", "--step-s", "0.05", "--fault", "ending")) as run:
         expect(visit(run.address).locator("#charts figure:visible")).to_have_count(4)
-    halt = tombstone.HaltRecord(
+    halt = halt_record.HaltRecord(
         cause="asked by me", ranks=[], step=7, checkpoint="checkpoints/7/state", verdict="healthy", at="", why="kept"
     )
-    tombstone.write(run_dir, halt)
+    halt_record.write(run_dir, halt)
     command = [sys.executable, "-m", "holter.cli", "page", str(run_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

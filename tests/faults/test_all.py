@@ -7,9 +7,10 @@ from typing import Any, cast
 import pytest
 
 from holter import faults
-from holter.faults import Detector, Window
+from holter.faults import Detector
+from made_up import made_window
 
-EMPTY = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}))
+EMPTY = made_window()
 each = pytest.mark.parametrize("detector", faults.ALL, ids=lambda detector: detector.name)
 
 

@@ -128,6 +128,7 @@ def test_sums_keep_their_bound_at_extreme_magnitudes(dtype: torch.dtype, exponen
 
 @pytest.mark.usefixtures("instruction_set")
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_sums_keep_their_bound_over_two_billion_elements(dtype: torch.dtype) -> None:
     """65,536 elements read again and again: as many additions as 2**31 elements need, without their memory."""

@@ -33,7 +33,7 @@ def digest(program: Path, *flags: str, compiler: str = "gcc", runner: tuple[str,
     return found
 
 
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+@pytest.mark.parametrize("sanitizer", ["address,undefined", pytest.param("thread", marks=pytest.mark.release)])
 def test_clean_under(sanitizer: str, tmp_path: Path) -> None:
     # ThreadSanitizer of gcc 12 wants a fixed layout of memory.
     runner = ("setarch", "-R") if sanitizer == "thread" and shutil.which("setarch") else ()

@@ -118,7 +118,7 @@ def test_what_is_watched_is_not_kept_alive(worn):
     del model, optimizer
     assert weight() is None, "its memory is the script's to use again, before any hook runs"
     assert [] == list(worn.monitor.context.models)
-    assert [] == worn.monitor._steps.optimizers
+    assert [] == worn.monitor.steps.optimizers
 
 
 def test_a_script_without_a_module_is_not_searched_at_every_step(worn):
@@ -191,7 +191,7 @@ def test_nothing_grows_with_the_number_of_steps(wear):
 
     def sizes() -> list[int]:
         kept = [context.readings._passes, context.readings._open, context.log._untold, worn.monitor._calls._handles]
-        return [len(each) for each in [*kept, worn.monitor._steps._known]]
+        return [len(each) for each in [*kept, worn.monitor.steps._known]]
 
     train(model, optimizer, 70)
     early = sizes()

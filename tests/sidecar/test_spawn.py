@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holter.page import PageReader, PageWriter
 from holter.sidecar import spawn
 from holter.sidecar.process import started_ticks
+from holter.sidecar.spawn import Bootstrap
 
 
 def wait_for(is_there: Callable[[], object], seconds: float = 20.0) -> None:
@@ -121,3 +125,33 @@ def test_a_shell_that_cannot_be_found_is_an_os_error(page, monkeypatch):
     monkeypatch.setattr(spawn, "SHELL", "/nonexistent/sh")
     with pytest.raises(OSError, match="nonexistent"):
         start(page)
+
+
+words = st.builds(
+    Bootstrap,
+    address=st.text(),
+    token=st.text(),
+    run_id=st.text(),
+    run_dir=st.text(),
+    action=st.text(),
+    starts_coordinator=st.booleans(),
+)
+
+
+@given(words)
+def test_what_is_written_is_read_from_one_line(word):
+    line = spawn.encode_bootstrap(word)
+    assert 1 == line.count(b"\n")
+    assert word == spawn.decode_bootstrap(line)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"{}", b'{"address": 1}', b'"word"'])
+def test_garbage_is_refused(garbage):
+    with pytest.raises(msgspec.MsgspecError):
+        spawn.decode_bootstrap(garbage)
+
+
+@given(st.binary(max_size=64))
+def test_whatever_comes_is_refused_in_one_way(noise):
+    with pytest.raises((msgspec.MsgspecError, UnicodeDecodeError)):
+        spawn.decode_bootstrap(noise)

@@ -29,7 +29,7 @@ def done(
 def test_the_last_of_everything():
     state = RankState(1, "host")
     state.learn(done(6))
-    state.feel(PageHeartbeat(step=7, phase=Phase.BACKWARD, micro_step=0, at_ns=2_500_000_000))
+    state.learn_heartbeat(PageHeartbeat(step=7, phase=Phase.BACKWARD, micro_step=0, at_ns=2_500_000_000))
     seen = state.snapshot(dropped=3)
     assert (1, "host", 7, Phase.BACKWARD) == (seen.rank, seen.hostname, seen.step, seen.phase)
     assert (2.5, 1.0, 2.0, 0.004, 3) == (
@@ -65,7 +65,7 @@ def test_other_observations_change_nothing():
 def test_the_line_is_one_line_for_a_person():
     state = RankState(1, "host")
     state.learn(done(41, loss=0.12345))
-    state.feel(PageHeartbeat(step=42, phase=Phase.FORWARD, micro_step=0, at_ns=1))
+    state.learn_heartbeat(PageHeartbeat(step=42, phase=Phase.FORWARD, micro_step=0, at_ns=1))
     assert " holter  step 42 · forward · loss 0.1235 · 250 ms a step · overhead 0.4%" == state.line()
     state.learn(done(42, loss=math.nan, seconds=2.0))
     assert "loss is not finite · 2.0 s a step" in state.line()

@@ -131,7 +131,7 @@ def _list(args: argparse.Namespace) -> int:
             raise UsageError(f"no coordinator answers at {found.address}")
         run_dir = Path(str(state["run_dir"]))
     vault = Vault(run_dir)
-    entries = [_kept(one) for one in vault.all()] + [_watched(save) for save in store.read(run_dir)]
+    entries = [_kept(one) for one in vault.all()] + [_watched(save) for save in store.read_script_saves(run_dir)]
     entries += [_damaged(path) for path in vault.damaged()]
     entries.sort(key=lambda entry: (entry["step"], entry["saved_at"]))
     if args.json:

@@ -71,11 +71,11 @@ def _wait(found: RunReader, wait_s: float, *, is_quiet: bool) -> tuple[int, dict
 
 def _from_files(found: RunReader, last: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     if found.directory is not None and (found.directory / "halt.json").exists():
-        stone = json.loads((found.directory / "halt.json").read_text(encoding="utf-8"))
-        kept = stone.get("checkpoint") or "no checkpoint"
-        text = f"halted after {stone['step']} steps; {kept}, {stone['verdict']}"
-        outcome = "completed" if stone.get("checkpoint") else "incomplete"
-        return 0, {**last, "outcome": outcome, "text": text, "checkpoint": stone.get("checkpoint")}
+        record = json.loads((found.directory / "halt.json").read_text(encoding="utf-8"))
+        kept = record.get("checkpoint") or "no checkpoint"
+        text = f"halted after {record['step']} steps; {kept}, {record['verdict']}"
+        outcome = "completed" if record.get("checkpoint") else "incomplete"
+        return 0, {**last, "outcome": outcome, "text": text, "checkpoint": record.get("checkpoint")}
     return REFUSED, {"outcome": "ended", "text": "the run ended before it was halted"}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from holter import clock, config
 from holter.cli import options
 from holter.errors import UsageError
-from holter.halting import tombstone
+from holter.halting import halt_record
 from holter.records import EXIT_CODE
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -50,9 +50,9 @@ def run(args: argparse.Namespace) -> int:
     settings = config.load(options=given)
     run_id = settings.run_id or clock.compact(clock.wall_ns())
     run_dir = Path(settings.run_dir or Path("holter-runs") / run_id).absolute()
-    halt = tombstone.read(run_dir)
+    halt = halt_record.read(run_dir)
     # A batch script that is queued again says --resume again, to a halt that nobody has looked at.
-    is_told = (args.resume or settings.resume) and not tombstone.is_restart(os.environ)
+    is_told = (args.resume or settings.resume) and not halt_record.is_restart(os.environ)
     if halt is not None and not is_told:
         return _refuse(run_dir, halt)
     settings_too = {config.PREFIX + name.upper(): str(value) for name, value in given.items()}
@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
 
 def supervise(command: list[str], run_dir: Path, variables: Mapping[str, str]) -> int:
     """Run it to its end, with these variables too; whether it was halted is what its run directory says."""
-    if halt := tombstone.read(run_dir):
+    if halt := halt_record.read(run_dir):
         # Told to resume: it is lifted here, and no rank is told to, so that whatever stands later is a new one.
-        tombstone.lift(run_dir)
+        halt_record.lift(run_dir)
         sys.stderr.write(f"holter: resuming after the halt at step {halt.step}\n")
     forward = _Forward()
     # Before there is a child: a signal that comes while it starts would end us and leave it behind.
@@ -79,7 +79,7 @@ def supervise(command: list[str], run_dir: Path, variables: Mapping[str, str]) -
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
-    halt = tombstone.read(run_dir)
+    halt = halt_record.read(run_dir)
     if halt is None:
         return code
     # The launcher has called it a failure, at length: the last words are not to be those.
@@ -89,9 +89,9 @@ def supervise(command: list[str], run_dir: Path, variables: Mapping[str, str]) -
     return _refuse(run_dir, halt)
 
 
-def _refuse(run_dir: Path, halt: tombstone.HaltRecord) -> int:
+def _refuse(run_dir: Path, halt: halt_record.HaltRecord) -> int:
     """Say what stands, and what to do about it."""
-    for sentence in tombstone.sentences(run_dir, halt, os.environ):
+    for sentence in halt_record.sentences(run_dir, halt, os.environ):
         sys.stderr.write(f"holter: {sentence}\n")
     return EXIT_CODE
 

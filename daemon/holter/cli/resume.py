@@ -16,8 +16,8 @@ from holter.cli import launch
 from holter.cli.runs import RunReader, locate
 from holter.errors import UsageError
 from holter.frameworks.all import ALL
-from holter.halting import tombstone
-from holter.halting.tombstone import HaltRecord
+from holter.halting import halt_record
+from holter.halting.halt_record import HaltRecord
 
 HOW = {framework.checkpoint: framework.resume for framework in ALL}
 
@@ -40,12 +40,12 @@ def run(args: argparse.Namespace) -> int:
     found = locate(args.run)
     if found.directory is None:
         raise UsageError(f"{found.address} is a coordinator's address; name the run's directory")
-    halt = tombstone.read(found.directory)
+    halt = halt_record.read(found.directory)
     if halt is None:
         raise UsageError(f"{found.directory} does not stand halted: it has no halt.json, and can be started as it is")
     path = str((found.directory / halt.checkpoint).absolute()) if halt.checkpoint else None
     try:
-        tombstone.lift(found.directory)
+        halt_record.lift(found.directory)
     except OSError as error:
         raise UsageError(f"{found.directory / 'halt.json'} cannot be lifted: {error.strerror}") from None
     sys.stdout.write(_as_json(halt, path) if args.json else _as_text(found, halt, path))

@@ -13,7 +13,7 @@ from holter.cli.runs import RunReader, has_open_critical, locate
 from holter.cli.terminal import printable, table
 from holter.diagnosis.report import headline
 from holter.errors import UsageError
-from holter.halting import tombstone
+from holter.halting import halt_record
 from holter.records import Diagnosis
 
 COLUMNS = ("rank", "host", "step", "phase", "progress", "loss", "sidecar")
@@ -70,10 +70,10 @@ def _past(found: RunReader) -> Iterator[str]:
     yield printable(f"  hosts     {', '.join(about.get('hosts', []))}")
     yield f"  ranks     {len(about.get('ranks', []))} of {about.get('world_size', 0)} attached"
     yield printable(f"  started   {about.get('started_at', 'unknown')}")
-    stone = _stone(found)
-    if stone is not None:
-        kept = f"{stone.checkpoint}, {stone.verdict}" if stone.checkpoint else "no checkpoint"
-        yield printable(f"  halted    after {stone.step} steps, {stone.cause}; {kept}")
+    halted = _halt_record(found)
+    if halted is not None:
+        kept = f"{halted.checkpoint}, {halted.verdict}" if halted.checkpoint else "no checkpoint"
+        yield printable(f"  halted    after {halted.step} steps, {halted.cause}; {kept}")
 
 
 def _finding(found: dict[str, Any]) -> str:
@@ -90,14 +90,14 @@ def _halt(halt: dict[str, Any]) -> str:
     return f"halt: {course}" + (f" ({why})" if why else "")
 
 
-def _stone(found: RunReader) -> tombstone.HaltRecord | None:
-    return None if found.directory is None else tombstone.read(found.directory)
+def _halt_record(found: RunReader) -> halt_record.HaltRecord | None:
+    return None if found.directory is None else halt_record.read(found.directory)
 
 
 def _recorded(found: RunReader, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     incidents = [{"id": one.id, "headline": headline(one)} for one in diagnoses]
-    stone = _stone(found)
-    return {**found.identity, "incidents": incidents, "halt": None if stone is None else msgspec.to_builtins(stone)}
+    halted = _halt_record(found)
+    return {**found.identity, "incidents": incidents, "halt": None if halted is None else msgspec.to_builtins(halted)}
 
 
 def _incidents(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:

@@ -32,7 +32,7 @@ from holter.coordinator.roster import Roster
 from holter.coordinator.run import FollowUp, Run
 from holter.diagnosis import report
 from holter.faults import ALL, Detector
-from holter.faults.hangs.dead_rank import kind_of
+from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit
 from holter.files import write_whole
 from holter.halting.protocol import Tell

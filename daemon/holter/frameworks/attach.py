@@ -27,13 +27,13 @@ from holter.frameworks import halts, place
 from holter.frameworks.all import ALL
 from holter.frameworks.loggers import Loggers
 from holter.frameworks.place import RankPlace
-from holter.halting import tombstone
+from holter.halting import halt_record
 from holter.page import PageWriter
 from holter.rank.flight_server import FlightServer
 from holter.rank.guard import say
 from holter.rank.hold.halt_agent import HaltAgent
-from holter.rank.hooks.crash_notice import CrashNotice, allow_stacks
-from holter.rank.interactive import is_interactive
+from holter.rank.hooks.endings import is_interactive
+from holter.rank.hooks.signals import CrashNotice, allow_stacks
 from holter.rank.monitor import Monitor
 from holter.rank.publish.observations import ObservationWriter
 from holter.rank.rendezvous import Rendezvous
@@ -84,16 +84,16 @@ def obey_standing_halt(settings: Settings, here: RankPlace, environ: Mapping[str
 
     HOLTER_RESUME=1 says so at a first start. What stands at a restart is a halt of this very job, which nobody has looked at.
     """
-    stands = tombstone.find(settings.run_dir, RUNS, tombstone.job_names(environ, os.getppid(), is_start=True))
+    stands = halt_record.find(settings.run_dir, RUNS, halt_record.job_names(environ, os.getppid(), is_start=True))
     if stands is None:
         return
     run_dir, halt = stands
-    if settings.resume and not tombstone.is_restart(environ):
+    if settings.resume and not halt_record.is_restart(environ):
         if here.rank == 0:
-            tombstone.lift(run_dir)
+            halt_record.lift(run_dir)
         return
     if here.rank == 0:
-        for sentence in tombstone.sentences(run_dir, halt, environ):
+        for sentence in halt_record.sentences(run_dir, halt, environ):
             say(sentence)
     else:
         threading.Event().wait(SAYS_S)
@@ -102,8 +102,8 @@ def obey_standing_halt(settings: Settings, here: RankPlace, environ: Mapping[str
 
 def begin_life(run_dir: str, environ: Mapping[str, str]) -> None:
     """Write down by which names this job goes: its next start looks for a halt by them."""
-    tombstone.begin(Path(run_dir))
-    tombstone.introduce(Path(run_dir), tombstone.job_names(environ, os.getppid()))
+    halt_record.begin(Path(run_dir))
+    halt_record.introduce(Path(run_dir), halt_record.job_names(environ, os.getppid()))
 
 
 def _settings() -> Settings:
@@ -310,7 +310,7 @@ def _meet(monitor: Monitor, here: RankPlace, bootstrap: Bootstrap | None, send: 
         send(line)
         agent.run_dir = spawn.decode_bootstrap(line).run_dir
 
-    Rendezvous(monitor.context, word=published, found=found).install()
+    Rendezvous(monitor.context, message=published, found=found).install()
 
 
 def _introduce(here: RankPlace, framework: str) -> Attached:

@@ -28,7 +28,7 @@ from holter.rank.hold.halt_agent import HaltAgent
 from holter.rank.hold.halts import AgentParts, AgentSettings, Position
 from holter.rank.hold.leaving import Leaving, find_agent
 from holter.rank.hold.peers import PeerAddress, ShardPeers
-from holter.rank.hooks.termination import Termination
+from holter.rank.hooks.signals import Termination
 from holter.rank.monitor import Monitor
 from holter.records import Farewell, Order
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from holter.rank.framework import LogFunction
-from holter.rank.hooks.late_imports import LateImports
+from holter.rank.hooks.patches import LateImports
 from holter.rank.monitor import Monitor
 
 Read = Callable[..., Any]

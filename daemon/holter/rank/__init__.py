@@ -1,1 +1,1 @@
-"""In the rank: what is observed, when, and how it reaches the shared page. Never raises, never blocks, never changes a number."""
+"""What runs in the training process: it observes and writes to the shared page. It never raises, never blocks, never changes a number."""

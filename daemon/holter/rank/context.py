@@ -11,11 +11,10 @@ from holter.rank.hold.halts import Halts
 from holter.rank.hold.known_finite import KnownFinite
 from holter.rank.hold.peers import ShardPeers
 from holter.rank.hooks.patches import Patches
-from holter.rank.hooks.phases import PhaseClock
 from holter.rank.models import Models
 from holter.rank.publish.budget import Schedule
 from holter.rank.publish.observations import ObservationWriter
-from holter.rank.publish.step_log import StepLog
+from holter.rank.publish.step_log import PhaseClock, StepLog
 from holter.rank.readings.batches import Inputs
 from holter.rank.readings.fused_pass import Readings
 from holter.records import Phase
@@ -91,7 +90,7 @@ class Context:
     def enter(self, phase: Phase) -> Phase:
         """Begin a phase and let the sidecar see it; returns the phase to go back to."""
         interrupted = self.phases.enter(phase)
-        self.writer.beat(self.log.step, phase, self.log.now.micro_steps)
+        self.writer.beat(self.log.step, phase, self.log.micro_step)
         return interrupted
 
 

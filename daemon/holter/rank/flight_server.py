@@ -1,9 +1,9 @@
-"""The Flight Recorder's way out of the rank: a socket that answers even when the main thread never will.
+"""Serves the Flight Recorder of the rank: a socket that answers even when the main thread never will.
 
     sidecar --POST /handler/fr_trace_json--> native threads of torch's worker server --> the recorder's JSON, without the interpreter lock
             --POST /handler/dump_traceback->                                         --> stacks, if the interpreter lock can be had
 
-The worker server is private API of torch. Where it is missing or fails, a thread of Python serves the same two questions
+The worker server is private API of torch. Where it is missing or fails, a thread of Python answers the same two questions
 (`flight_thread`): then a rank that holds the interpreter lock cannot answer, and everything else is the same.
 
 The socket lies in a directory that only the user can enter. The rank removes it at its end, the sidecar if the rank could not.
@@ -47,7 +47,7 @@ class FlightServer:
         self._server: Any = None
 
     def start(self) -> None:
-        """Begin; raises OSError or RuntimeError if neither way can be had."""
+        """Begin; raises OSError or RuntimeError if neither server can be started."""
         if not dist.is_available():
             return
         directory = _private_directory()
@@ -62,7 +62,7 @@ class FlightServer:
         atexit.register(self.stop)
 
     def stop(self) -> None:
-        """Before the interpreter ends: let nobody in, and wait a moment for who is being answered, who may need the interpreter.
+        """Before the interpreter ends: accept nobody any more, and wait a moment for a reader that is being answered, which may need the interpreter.
 
         torch's own `shutdown` is not called. It waits for a slow reader, for seconds and with the interpreter lock held, and for ever
         if the server has only just been started. Its threads, idle by now, end with the process.

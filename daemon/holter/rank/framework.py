@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from holter.rank.hooks.late_imports import LibraryFunction
+from holter.rank.hooks.patches import LibraryFunction
 from holter.records import Phase
 
 if TYPE_CHECKING:
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from holter.rank.context import Context
     from holter.rank.monitor import Monitor
-    from holter.rank.undo.gathering import Source
     from holter.rank.undo.rewind import Rewound
+    from holter.rank.undo.state_parts import Source
 
 STATE = "state"
 """What the framework itself writes lies here, in the checkpoint's directory."""
@@ -146,8 +146,7 @@ class Framework:
         kind = getattr(sys.modules.get(self.module), self.owner, None)
         if kind is None:
             return
-        from holter.rank.search import living  # noqa: PLC0415  imports torch, which a command that names frameworks has not
-        from holter.rank.state_objects import innermost  # noqa: PLC0415
+        from holter.rank.search import innermost, living  # noqa: PLC0415  imports torch, which a command that names frameworks has not
 
         ours = {id(innermost(each)) for each in optimizers}
         for owner in living(kind):

@@ -1,9 +1,9 @@
 """Nothing of ours raises into the training loop, and every second that we take is counted.
 
-A hook is wrapped once; what it raises is counted, said once, and swallowed. KeyboardInterrupt and SystemExit are the user's and pass, and
-so does whatever a signal handler of the script raises while a hook happens to run.
+A hook is wrapped once; what it raises is counted, printed once, and swallowed. KeyboardInterrupt and SystemExit are the user's and pass.
+So does whatever a signal handler of the script raises while a hook happens to run.
 
-One thread trains: the first that calls backward or an optimizer. Hooks are silent in every other.
+One thread trains: the first that calls backward or an optimizer. Hooks do nothing in the others.
 """
 
 import contextlib
@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 from holter import clock
 
-Thread = Literal["claims", "training", "any"]
+HookThread = Literal["claims", "training", "any"]
 """Whether a hook makes its thread the one that trains, runs in that one only, or (inside autograd's engine) anywhere."""
 
 
 class Guard:
-    """Wraps hooks; knows what they cost and how often they failed."""
+    """Wraps hooks; counts what they cost and how often they failed."""
 
     def __init__(self) -> None:
         self.own_s = 0.0
@@ -34,12 +34,12 @@ class Guard:
         self._depth = 0
         self._thread: int | None = None
 
-    def wrap(self, hook: Callable[..., Any], thread: Thread = "training") -> Callable[..., None]:
+    def wrap(self, hook: Callable[..., Any], thread: HookThread = "training") -> Callable[..., None]:
         """The same hook, harmless and timed; it returns nothing, because torch takes a hook's result for a new value."""
 
         @functools.wraps(hook)
         def harmless(*args: Any, **kwargs: Any) -> None:
-            if not self.is_on or not self._is_heard(thread):
+            if not self.is_on or not self._may_run_in(thread):
                 return
             started = clock.monotonic_s()
             self._depth += 1
@@ -58,7 +58,7 @@ class Guard:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """What we call ourselves is not the script's doing: no hook hears it."""
+        """No hook runs meanwhile: what we call ourselves is not the script's doing."""
         self.is_on, before = False, self.is_on
         try:
             yield
@@ -66,12 +66,12 @@ class Guard:
             self.is_on = before
 
     def count(self, name: str, error: Exception) -> None:
-        """A failure; the first of each kind is said."""
+        """Count a failure; the first of each hook is printed."""
         self.failures[name] += 1
         if self.failures[name] == 1:
             say(f"{name} failed and is now blind to part of the run: {type(error).__name__}: {error}")
 
-    def _is_heard(self, thread: Thread) -> bool:
+    def _may_run_in(self, thread: HookThread) -> bool:
         if thread == "any":
             return True
         if self._thread is None and thread == "claims":
@@ -80,14 +80,14 @@ class Guard:
 
 
 def say(sentence: str) -> None:
-    """One line on the rank's standard error; one that cannot take it is not our problem."""
+    """Print one line on the rank's standard error; never raises."""
     with contextlib.suppress(Exception):
         sys.stderr.write(f"holter: {sentence}\n")
         sys.stderr.flush()
 
 
 def is_from_signal_handler(error: Exception) -> bool:
-    """Whether a handler of the script raised it: then it is the script's."""
+    """Whether a signal handler of the script raised it: then it is the script's to catch."""
     frames = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     handlers = (signal.getsignal(number) for number in signal.valid_signals())
     return any(getattr(handler, "__code__", None) in frames for handler in handlers if callable(handler))

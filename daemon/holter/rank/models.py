@@ -1,9 +1,9 @@
-"""The models of the script: found, not told.
+"""The models of the script: found by us, without the script naming them.
 
     DDP(model)          seen when DDP takes its module, so that even the first forward pass is watched
     anything else       top-level modules with trainable parameters, looked for when an optimizer with unknown ones is met
     frozen components   top-level modules that do not train, counted once training calls them at every step
-    holter.watch(...)   told
+    holter.watch(...)   named by the script
 
 Whether ranks must agree is known tensor by tensor, never guessed: DDP keeps what it does not ignore equal; a DTensor says how it is
 placed; and a gradient that the script itself reduces over all ranks makes its parameter a replica.
@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from holter.rank import naming
 from holter.rank.placement import is_replica, is_sharded, num_replicas, spans_world
 from holter.rank.search import parameters_of, top_level
+from holter.records import View
 
 REDUCING_WRAPPERS = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine"})
 """Wrappers whose `.grad` is reduced, sharded or gone by the end of backward."""
@@ -151,7 +152,7 @@ class Model:
 
 
 class Models:
-    """All of them, in the order they were found; frozen components apart, in the order of their names."""
+    """All models, in the order they were found; frozen components apart, in the order of their names."""
 
     def __init__(self, local_buffers: Sequence[str] = (), declared_frozen: Sequence[str] = ()) -> None:
         self.declared_frozen = tuple(declared_frozen)
@@ -162,14 +163,14 @@ class Models:
         self._components: list[Model] = []
         self._local_buffers = local_buffers
         self._has_lost = False
-        self.on_forget: list[Callable[[], None]] = [self._lose]
+        self.on_forget: list[Callable[[], None]] = [self._note_lost]
         """Called when the script has let go of a model, by those who hold its tensors."""
         self.generation = 0
         """Grows whenever the list of tensors changed."""
 
     def __iter__(self) -> Iterator[Model]:
         if self._has_lost:
-            self._bury()
+            self._drop_lost()
         return iter(self._models)
 
     def active(self) -> list[Model]:
@@ -179,18 +180,18 @@ class Models:
     def components(self) -> list[Model]:
         """Frozen modules that training calls at every step, in the order of their names."""
         if self._has_lost:
-            self._bury()
+            self._drop_lost()
         return [model for model in self._components if model.is_active]
 
     def all(self) -> list[Model]:
         """What the census is taken of: trained models, then components."""
         return [*self, *self.components()]
 
-    def _lose(self) -> None:
+    def _note_lost(self) -> None:
         # Called in any thread, at any moment: the lists are put right by those who next go through them.
         self._has_lost = True
 
-    def _bury(self) -> None:
+    def _drop_lost(self) -> None:
         self._has_lost = False
         models = [model for model in self._models if model.root is not None]
         components = [model for model in self._components if model.root is not None]
@@ -306,3 +307,11 @@ def _ddp(root: Any) -> Any:
         return root
     below = _part(root, "_orig_mod")
     return below if isinstance(below, DistributedDataParallel) else None
+
+
+def gradient_view(models: Sequence[Model]) -> View:
+    """Which gradients the optimizers of these models are given: the rank's own, reduced ones, or shards of those."""
+    for model in models:
+        if model.wrapper in REDUCING_WRAPPERS or any(hasattr(p, "placements") for _, p in model.parameters):
+            return "sharded"
+    return "replicated" if any(model.is_replicated for model in models) else "local"

@@ -1,4 +1,4 @@
-"""All probes of a rank, put on and taken off together."""
+"""All hooks of a rank, installed and removed together; and what happens when a forward pass, a backward pass or a step begins and ends."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -11,17 +11,14 @@ from holter.rank.hold.finite_guard import FiniteGuard
 from holter.rank.hooks.autocast import RegionProbe
 from holter.rank.hooks.backward import LossProbe
 from holter.rank.hooks.clips import ClipProbe
-from holter.rank.hooks.components import ComponentProbe
 from holter.rank.hooks.data import DataProbe
-from holter.rank.hooks.device import DeviceProbe
-from holter.rank.hooks.ending import EndingProbe
-from holter.rank.hooks.exits import ExitProbe
+from holter.rank.hooks.endings import EndingProbe, ExitProbe
 from holter.rank.hooks.logs import LogProbe
-from holter.rank.hooks.model_calls import CallProbe
-from holter.rank.hooks.process_groups import GroupProbe
+from holter.rank.hooks.model_calls import CallProbe, ComponentProbe
+from holter.rank.hooks.rank_facts import DeviceProbe, GroupProbe
 from holter.rank.hooks.reductions import ReplicationProbe
 from holter.rank.hooks.saves import SaveProbe
-from holter.rank.hooks.step import Looks, StepProbe
+from holter.rank.hooks.step import StepProbe, StepReaders
 from holter.rank.hooks.warnings import WarningProbe
 from holter.rank.models import Models, wrapped
 from holter.rank.publish.budget import Schedule
@@ -37,7 +34,7 @@ from holter_kernels import set_num_threads
 
 
 class Monitor:
-    """What a rank wears."""
+    """All that observes one rank."""
 
     def __init__(  # noqa: PLR0913 - settings, all named
         self,
@@ -84,10 +81,10 @@ class Monitor:
         self._clips = ClipProbe(self.context)
         self._components = ComponentProbe(self.context, self._calls)
         self._replication = ReplicationProbe(self.context, self._comparison.reduced_by_hand)
-        self._feeding = BatchBlameProbe(self.context)
+        self._batches = BatchBlameProbe(self.context)
         self._finite = FiniteGuard(self.context)
-        looks = Looks(self._gradients, self._comparison, self._feeding, self._vitals, self._finite)
-        self.steps = StepProbe(self.context, looks, self._find_models)
+        readers = StepReaders(self._gradients, self._comparison, self._batches, self._vitals, self._finite)
+        self.steps = StepProbe(self.context, readers, self._find_models)
         if snapshot_every:
             from holter.rank.undo.snapshots import Snapshots  # noqa: PLC0415  imports what most scripts do not
 
@@ -95,8 +92,8 @@ class Monitor:
                 self.context, lambda: self.optimizers, every=snapshot_every, max_bytes=snapshot_bytes
             )
         self._data = self.context.data = DataProbe(self.context)
-        self._farewell = EndingProbe(self.context)
-        self._exits = ExitProbe(self.context, self._farewell)
+        self._ending = EndingProbe(self.context)
+        self._exits = ExitProbe(self.context, self._ending)
         self._warnings = WarningProbe(self.context)
         self._saves = SaveProbe(self.context)
         self.logs = LogProbe(self.context)
@@ -108,8 +105,8 @@ class Monitor:
         self._is_searched = False
 
     def install(self) -> None:
-        """Put everything on; a forked child of the rank is not a rank and wears nothing."""
-        for probe in (self.steps, self._losses, self._calls, self._data, self._farewell, self._warnings):
+        """Install everything; a forked child of the rank is not a rank, and there every hook is off."""
+        for probe in (self.steps, self._losses, self._calls, self._data, self._ending, self._warnings):
             probe.install()
         self._replication.install()
         self._regions.install()
@@ -122,11 +119,11 @@ class Monitor:
         self.context.enter(Phase.OTHER)
 
     def uninstall(self) -> None:
-        """Take everything off."""
+        """Remove everything."""
         self._inspection.end(is_told=False)
         self.context.guard.is_on = False
         self.context.patches.restore()
-        for probe in (self.steps, self._calls, self._farewell):
+        for probe in (self.steps, self._calls, self._ending):
             probe.uninstall()
         if self.context.undo.snapshots is not None:
             self.context.undo.snapshots.forget()
@@ -153,7 +150,7 @@ class Monitor:
             self._calls.follow_compiled(model.root)
 
     def _find_models(self) -> None:
-        """Look for models that were not told and are not DDP's."""
+        """Look for models that nobody named and DDP does not wrap."""
         self._is_searched = True
         self._calls.find_wrapped()
         for model in self.context.models.discover():
@@ -161,15 +158,15 @@ class Monitor:
             self._calls.follow_compiled(model.root)
 
     def _on_forward(self) -> None:
-        """A forward pass of training begins, or a call in it: the first of a step shows how it began."""
+        """A forward pass of training begins, or a call in it; the first call of a step fixes how the step began."""
         step, snapshots = self.steps.next_step, self.context.undo.snapshots
         if self.context.undo.rewind.forward_begins(step) and snapshots is not None:
             snapshots.begin(step)
 
     def _on_call(self, module: torch.nn.Module) -> None:
-        """A model is called in training; for its buffers, the first of several micro-steps is enough."""
+        """A model is called in training; its buffers are compared in the first of several micro-steps."""
         self._on_forward()
-        self._feeding.see_call()
+        self._batches.see_call()
         model = self.context.models.of(module)
         if model is None:
             return
@@ -183,11 +180,11 @@ class Monitor:
         self._inspection.failed()
 
     def _on_backward(self) -> None:
-        """Backward begins: by now the models exist; learn the order of their gradients, once."""
+        """A backward pass begins: by now the models exist."""
         self.steps.end_open_step()
         self.context.undo.rewind.backward_begins()
         self.context.hold.known_finite.clear()
-        self._feeding.begin_backward(self._data.trained())
+        self._batches.begin_backward(self._data.trained())
         for call in self.before_backward:
             call()
         self._calls.find_wrapped()
@@ -209,7 +206,7 @@ class Monitor:
 
     def _on_gradients(self) -> None:
         self._gradients.read_local()
-        if self.context.log.now.suspects:
+        if self.context.log.now.suspects.tensors:
             self.context.inputs.suspect_last()
 
     def _forget(self) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 MAX_FRAMES = 64
 OURS = "holter"
 OWN_REFERENCES = 3
-"""To the mapping of a frame's variables that nobody else has: the frame's, ours, and that of the call that counts them."""
+"""References to the mapping of a frame's variables if nobody else holds it: the frame's, ours, and that of the call that counts them."""
 GENERIC = frozenset({"self", "module", "mod", "m", "layer", "child", "root", "obj", "x", "instance"})
 """Names that a loop or a wrapper has for any module."""
 
@@ -40,7 +40,7 @@ def unique(name: str, taken: Iterable[str]) -> str:
 
 
 def _spaces() -> Iterator[Mapping[str, Any]]:
-    """Namespaces in which the script may hold it: its globals, then the functions that are running, the innermost first."""
+    """Namespaces of the script: its globals, then the variables of the functions that are running, the innermost first."""
     main = sys.modules.get("__main__")
     if main is not None:
         yield dict(vars(main))
@@ -55,10 +55,10 @@ def _spaces() -> Iterator[Mapping[str, Any]]:
 
 
 def _variables(frame: FrameType) -> dict[str, Any]:
-    """What a frame's variables hold now.
+    """The variables of a frame, as they are now.
 
-    Before Python 3.13 a function's frame keeps the mapping that it shows, and with it a batch that the script has let go of: its
-    variables are taken out again, unless the script has that mapping too (`locals()`) or a debugger writes it back.
+    Before Python 3.13 a function's frame keeps the mapping that `f_locals` returns, and so keeps alive a batch that the script has let go of.
+    So its variables are taken out again, unless the script has that mapping too (`locals()`) or a debugger writes it back.
     """
     shown, code = frame.f_locals, frame.f_code
     found = dict(shown)

@@ -1,6 +1,6 @@
-"""Trust through the job's own store: rank 0 publishes the coordinator's address, run and token; the other ranks find them there.
+"""How ranks find the coordinator: rank 0 publishes its address, run and token in the job's own store, and the others read them there.
 
-The store is torch's, made by `init_process_group`; only non-blocking calls are made on it, by a thread that lives until the word is
+The store is torch's, made by `init_process_group`; only non-blocking calls are made on it, by a thread that lives until the message is
 found or the patience is over. Nobody waits for it.
 """
 
@@ -22,11 +22,11 @@ INTERVAL_S = 0.1
 
 
 class Rendezvous:
-    """Publishes or finds one word, once a process group exists."""
+    """Publishes or finds one message, once a process group exists."""
 
-    def __init__(self, context: Context, *, word: bytes | None, found: Callable[[bytes], None]) -> None:
+    def __init__(self, context: Context, *, message: bytes | None, found: Callable[[bytes], None]) -> None:
         self._context = context
-        self._word = word
+        self._message = message
         self._found = found
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -38,7 +38,7 @@ class Rendezvous:
         self._context.patches.replace("init_process_group", self._around_init, c10d, dist)
         atexit.register(self.stop)
         if dist.is_initialized():
-            self._context.guard.wrap(self._meet, "any")()
+            self._context.guard.wrap(self._exchange, "any")()
 
     def stop(self) -> None:
         """End the thread before the interpreter does: one caught in native code at the end would abort the process."""
@@ -47,20 +47,20 @@ class Rendezvous:
             self._thread.join(timeout=2.0)
 
     def _around_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        meet = self._context.guard.wrap(self._meet, "any")
+        exchange = self._context.guard.wrap(self._exchange, "any")
 
         @functools.wraps(original)
         def init_process_group(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            meet()
+            exchange()
             return result
 
         return init_process_group
 
-    def _meet(self) -> None:
+    def _exchange(self) -> None:
         store = c10d._get_default_store()  # noqa: SLF001
-        if self._word is not None:
-            store.set(KEY, self._word)
+        if self._message is not None:
+            store.set(KEY, self._message)
         elif self._thread is None:
             self._thread = threading.Thread(target=self._look, args=(store,), name="holter-rendezvous", daemon=True)
             with without_signals():

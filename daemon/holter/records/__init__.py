@@ -1,9 +1,9 @@
 """The four records of the pipeline: Observation -> Finding -> Diagnosis -> Directive.
 
-    probes      --Observation-->  detectors  --Finding-->  diagnosis  --Diagnosis-->  halting  --Directive-->  rank
+    rank        --Observation-->  detectors  --Finding-->  diagnosis  --Diagnosis-->  halting  --Directive-->  rank
 
-Records are frozen and know nothing of clocks, sockets or torch. What a rank says (Observation) travels as msgpack and is kept in
-the journal as such, so that a past run can be judged again; what is said of it (Diagnosis) is public JSON, `INTERFACE.md`.
+Records are frozen and know nothing of clocks, sockets or torch. Observations travel as msgpack and are kept so in the journal, so that a
+past run can be judged again. Diagnoses are public JSON, `INTERFACE.md`.
 Steps count optimizer steps from 0: step 30 is the one that runs when 30 have been completed.
 """
 

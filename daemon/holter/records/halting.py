@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 
 Verdict = Literal["healthy", "poisoned", "unknown", "incomplete"]
-"""Of a checkpoint: its numbers are good, are not, nobody knows, or parts of it are missing."""
+"""Of a checkpoint: its numbers are good, are bad, are not known, or parts of it are missing."""
 
 EXIT_CODE = 93
 """Of a rank that was halted, and of whoever started it."""
@@ -15,21 +15,21 @@ OrderKind = Literal["prepare", "commit", "rescue", "abort", "leave"]
 `commit`: all stand at `step`; each rank's main thread rewinds and saves, collectives are allowed.
 `rescue`: main threads are blocked; a thread of each of `savers` saves without any collective, for those in `lost` too.
 `abort`: go on as if nothing had been said.
-`leave`: everything is kept that can be; end with 93."""
+`leave`: all that can be saved is saved; end with exit code 93."""
 
 RankState = Literal[
     "willing", "unwilling", "held", "dying", "terminated", "asking", "saving", "saved", "failed", "released"
 ]
 """`willing`, `unwilling`: answers to a prepare, in time or too late.
 `held`: the main thread stands before the optimizer's step, nothing of it applied; of several optimizers, one may have been (`is_torn`).
-`dying`: the main thread was thrown out of the script by an exception and waits whether to save first.
-`terminated`: a signal asks the process to end, and it waits likewise.
-`asking`: a signal came that the user mapped to a halt (`halt_signals`); it trains on meanwhile.
-`released`: it goes on training, by an abort or because nobody said anything."""
+`dying`: an exception ended the script; the main thread waits to be told whether to save first.
+`terminated`: a signal asked the process to end, and it waits in the same way.
+`asking`: a signal came that the user mapped to a halt (`halt_signals`); the rank trains on meanwhile.
+`released`: it goes on training, after an abort or because no order came."""
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the coordinator wants of a rank; the same order twice is once."""
+    """What the coordinator wants of a rank. An order that comes twice is carried out once."""
 
     halt: int
     """Number of the halt in this run, from 1."""
@@ -37,7 +37,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     step: int = 0
     """Completed optimizer steps of the state that is to be kept, counted since this process attached, as all steps are."""
     base_step: int = 0
-    """Steps that the run had completed before: what is kept says that it is of both together."""
+    """Steps that the run had completed before this process attached: the checkpoint is labelled with the sum."""
     snapshot: int = -1
     """Keep the snapshot of this many completed steps instead of the live state; -1: the live state."""
     directory: str = ""
@@ -47,7 +47,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     lost: tuple[int, ...] = ()
     """Ranks that cannot save: stopped, dead, or holding the interpreter lock."""
     deadline_s: float = 0.0
-    """So long a save may take."""
+    """How long a save may take."""
     reason: str = ""
     is_requested: bool = False
     """Somebody asked for this halt: it is obeyed whatever the job's own action is."""
@@ -58,12 +58,12 @@ class Halting(msgspec.Struct, frozen=True, tag="halting", kw_only=True):
 
     state: RankState
     halt: int = 0
-    """0: the rank held by itself, nobody has numbered it yet."""
+    """0: the rank holds on its own, before the coordinator has given the halt a number."""
     why: str = ""
     is_torn: bool = False
-    """The main thread is inside an optimizer's step, or stands between two of one round: weights are partly new."""
+    """The main thread is inside an optimizer's step, or between two steps of one round: the weights are partly new."""
     poisoned_step: int | None = None
-    """The first step that was applied although it was not finite, as a device answered too late or nobody held it; None: none is known."""
+    """The first step that was applied although it was not finite, because a device answered too late or nobody held it; None if there is none."""
 
 
 class Kept(msgspec.Struct, frozen=True, tag="kept", kw_only=True):

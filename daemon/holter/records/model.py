@@ -1,10 +1,10 @@
-"""Who a rank is and what it trains: said at the start, and when it changes."""
+"""Who a rank is and what it trains: sent at the start, and when it changes."""
 
 import msgspec
 
 
 class Attached(msgspec.Struct, frozen=True, tag="attached", kw_only=True):
-    """A rank put holter on."""
+    """holter was attached to a rank."""
 
     pid: int
     host: str
@@ -16,10 +16,10 @@ class Attached(msgspec.Struct, frozen=True, tag="attached", kw_only=True):
 
 
 class Begun(msgspec.Struct, frozen=True, tag="begun", kw_only=True):
-    """A rank makes its first optimizer step; steps are counted from here, and the run may have come a long way before."""
+    """A rank makes its first optimizer step. Steps are counted from here, though the run may have completed many before."""
 
     completed: int | None
-    """Optimizer steps that the run had completed before, as `source` counts them; None: nobody counts, or nothing was restored."""
+    """Optimizer steps that the run had completed before, as `source` counts them; None if nobody counts or nothing was restored."""
     source: str = ""
 
 
@@ -96,20 +96,20 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
     name: str
     description: str
     ranks: tuple[int, ...] = ()
-    """Empty: another of its ranks says it, or everyone belongs to it."""
+    """Empty if another of its ranks sends them, or if every rank belongs to it."""
     last_entered: int = -1
     """Sequence number; -1: unknown."""
     last_completed: int = -1
 
 
 class OnDevice(msgspec.Struct, frozen=True, tag="on_device", kw_only=True):
-    """Which accelerator a rank computes on, said once."""
+    """Which accelerator a rank computes on; sent once."""
 
     uuid: str
     """As the driver's tools write it: `GPU-8a1c...`."""
 
 
 class Groups(msgspec.Struct, frozen=True, tag="groups", kw_only=True):
-    """Process groups that are new, and who belongs to them; said once, by the three lowest of their ranks."""
+    """New process groups and their members; sent once, by the three lowest of their ranks."""
 
     groups: list[Group]

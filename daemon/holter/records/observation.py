@@ -1,4 +1,4 @@
-"""What travels from ranks and sidecars to the coordinator, and what that adds of its own doings to the journal."""
+"""What travels from ranks and sidecars to the coordinator, and what the coordinator adds to the journal about itself."""
 
 from typing import Literal
 
@@ -12,26 +12,26 @@ from holter.records.watching import Device, Exam, Exited, Farewell, LastCalls, O
 
 
 class SightLost(msgspec.Struct, frozen=True, tag="sight_lost", kw_only=True):
-    """holter itself is blind somewhere: never to be taken for health."""
+    """holter cannot see something. Never to be taken for health."""
 
     what: str
     dropped: int
 
 
 class Unavailable(msgspec.Struct, frozen=True, tag="unavailable", kw_only=True):
-    """A table was asked for and cannot be had; written by the coordinator into its own journal."""
+    """A table was asked for and is not available; the coordinator writes this into its own journal."""
 
     tensor_class: str
 
 
 class Judged(msgspec.Struct, frozen=True, tag="judged", kw_only=True):
-    """The coordinator looked at all it had heard; in its own journal, so that a replay looks at the same moments."""
+    """The coordinator judged all it had received; in its own journal, so that a replay judges at the same moments."""
 
     is_final: bool = False
     is_news: bool = True
-    """Incidents were made or better understood. A coordinator that is started again looks at these moments only."""
+    """Incidents were opened or better explained. A coordinator that is started again judges at these moments only."""
     closed: tuple[str, ...] = ()
-    """Incidents that had passed: what is found later is another one, also for a coordinator that was not there to see it pass."""
+    """Incidents that were over by then: what is found later is a new one, also for a coordinator that was started since."""
 
 
 class Unexamined(msgspec.Struct, frozen=True, tag="unexamined", kw_only=True):
@@ -44,15 +44,15 @@ class Link(msgspec.Struct, frozen=True, tag="link", kw_only=True):
     """The line to a rank's sidecar changed its state."""
 
     state: Literal["connected", "closed", "silent"]
-    """`closed` by the other side: its process ended. `silent`: nothing comes any more, and nobody closed it."""
+    """`closed`: by the other side, whose process ended. `silent`: nothing comes any more, and nobody closed it."""
 
 
 Rare = Vitals | Inspection | Feed | Skipped | Swapped | Warned | Device
-"""What a window keeps as it was said, bounded in number."""
+"""Records that a window keeps unchanged, up to a limit of each kind."""
 Own = Unavailable | Judged | Unexamined | Link | HaltAsked | HaltAnswered | Ordered
-"""What only the coordinator itself says, of its own doings."""
+"""What the coordinator records about itself."""
 Watched = Overdue | Exam | Traffic | LastCalls
-"""What a sidecar says of its rank's progress and collectives."""
+"""What a sidecar reports of its rank's progress and collectives."""
 Body = (
     Attached
     | Begun

@@ -1,4 +1,4 @@
-"""What a rank says of each step, and the tables behind it."""
+"""What a rank reports of each step, and the tables behind it."""
 
 from typing import Literal
 
@@ -106,13 +106,13 @@ class PackedTable(msgspec.Struct, frozen=True, tag="packed_table", kw_only=True)
 
 
 class Logged(msgspec.Struct, frozen=True, tag="logged", kw_only=True):
-    """What only the script knows, told by `watch.log` or a framework's own log."""
+    """Values that only the script knows, from `watch.log` or a framework's own log."""
 
     values: dict[str, float]
 
 
 class Origin(msgspec.Struct, frozen=True, tag="origin", kw_only=True):
-    """Where a NaN was born: the first module that made one out of finite inputs, found by replaying the step's batch."""
+    """Where a NaN began: the first module that made one out of finite inputs, found by replaying the step's batch."""
 
     module: str
     """Empty when the replay made no NaN: then it came from outside the model."""

@@ -1,4 +1,4 @@
-"""What is said of it: findings, and the diagnosis that people and pagers read."""
+"""Verdicts on a run: findings, and the diagnosis that people and pagers read."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int
     detected_step: int
     ranks: tuple[int, ...]
-    """Culprits as far as the detector can tell; every rank that shows it where it cannot."""
+    """The culprits if the detector can tell them; else every rank that shows the fault."""
     tensors: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     summary: str
@@ -56,7 +56,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[Evidence, ...] = ()
     collective: Collective | None = None
     agreed_steps: int | None = None
-    """Of what only a comparison shows: completed steps of the last state that was compared and good; -1: none was. None: seen as it happened."""
+    """For faults that only a comparison shows: completed steps of the last state that was compared and good, -1 if none was; else None."""
     needs: tuple[TableRequest | ExamRequest, ...] = ()
     """Not enough evidence yet: ask for these, and judge again."""
 
@@ -119,7 +119,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     first_step: int
     detected_step: int
     agreed_steps: int | None = None
-    """Where ranks were compared: completed steps of the last state in which they agreed; -1: there was none. The fault may be as old."""
+    """Where ranks were compared: completed steps of the last state in which they agreed, -1 if there was none. The fault may be as old as that."""
     detected_after_s: float
     opened_at: str
     closed_at: str | None = None

@@ -1,4 +1,4 @@
-"""What a rank says rarely: the weights against their own history, one pass under hooks, loaders, warnings."""
+"""What a rank reports rarely: the weights against their own history, one pass under hooks, loaders, warnings."""
 
 from typing import Literal
 
@@ -30,7 +30,7 @@ class ModuleVitals(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Vitals(msgspec.Struct, frozen=True, tag="vitals", kw_only=True):
-    """The weights against their own history, at a step of comparison; a lot of ranks take turns in saying it."""
+    """The weights against their own history, at a step of comparison. In large jobs the ranks take turns."""
 
     view: View
     modules: list[ModuleVitals]
@@ -51,7 +51,7 @@ class Vitals(msgspec.Struct, frozen=True, tag="vitals", kw_only=True):
     frozen_moved_between: Named = Named()
     """Frozen parameters that changed outside of an optimizer's step, and are not the copy of a live one."""
     frozen_still_checks: int = 0
-    """At how many comparisons before, in a row, the least patient of those frozen_moved_* had not moved; 0: it moves all the time."""
+    """For how many comparisons in a row before this one none of those in frozen_moved_* had moved; 0 if one moves all the time."""
     moved_between: Named = Named()
     """Trained parameters that changed between two steps, outside of any optimizer."""
     uncleared_steps: int = 0
@@ -78,7 +78,7 @@ class Witness(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Inspection(msgspec.Struct, frozen=True, tag="inspection", kw_only=True):
-    """One forward pass under hooks on every module: rare, and only where a question asks for it."""
+    """One forward pass with hooks on every module: rare, and only to answer a question."""
 
     reason: Literal["first", "idle"]
     autocast_dtype: str
@@ -109,13 +109,13 @@ class Feed(msgspec.Struct, frozen=True, tag="feed", kw_only=True):
     num_taken: int
     """Batches that this pass has given so far."""
     num_samples: int
-    """Samples in them, as far as they can be counted; -1: not."""
+    """Samples in them; -1 if they cannot be counted."""
     sampler: str
     """Classes, outermost first: `BatchSamplerShard>BatchSampler>DistributedSampler`."""
     is_shuffling: bool
     """The sampler says that it shuffles."""
     sampler_epoch: int
-    """What `set_epoch` told it; -1: it takes none."""
+    """The epoch given to `set_epoch`; -1 if the sampler takes none."""
     num_shards: int
     """Into how many parts samplers and wrappers cut the data set, each counted: 4 if cut in two twice."""
     order: int = 0

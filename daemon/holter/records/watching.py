@@ -110,7 +110,7 @@ class ThreadStack(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Exam(msgspec.Struct, frozen=True, tag="exam", kw_only=True):
-    """A rank looked at from outside by its sidecar: because it is asked for, or because the rank is dying."""
+    """A sidecar's examination of its rank from outside, on request or because the rank is dying."""
 
     reason: Literal["asked", "death", "last_breath"]
     asked_ns: int = 0
@@ -124,22 +124,22 @@ class Exam(msgspec.Struct, frozen=True, tag="exam", kw_only=True):
     stacks: list[ThreadStack] = []
     stack_error: str = ""
     is_lock_free: bool | None = None
-    """A question that only the interpreter can answer was answered; False: it was not, in a second; None: it could not be asked."""
+    """Whether the interpreter answered a question within a second; None if it could not be asked."""
     flight: Flight | None = None
     flight_error: str = ""
     statistics: dict[str, float] = {}
-    """The last that the rank said of itself: step, loss, gradient_norm, seconds, learning_rate."""
+    """The rank's last report of itself: step, loss, gradient_norm, seconds, learning_rate."""
 
 
 class LastCalls(msgspec.Struct, frozen=True, tag="last_calls", kw_only=True):
-    """What a rank that knows it is about to end leaves of its recorder; goes no further than the sidecar, which makes an Exam of it."""
+    """The recorder's content that a rank leaves when it knows that it is about to end; the sidecar makes an Exam of it and sends that."""
 
     dump: bytes
     """The recorder's own JSON, of its newest calls."""
 
 
 class Overdue(msgspec.Struct, frozen=True, tag="overdue", kw_only=True):
-    """A rank has not moved on for longer than it used to; said by its sidecar when a tier begins, and when it moves again."""
+    """A rank has not moved for longer than usual; its sidecar sends this when a tier begins, and when the rank moves again."""
 
     tier: Literal["suspect", "overdue", "moved"]
     phase: Phase
@@ -150,9 +150,9 @@ class Overdue(msgspec.Struct, frozen=True, tag="overdue", kw_only=True):
     because: str
     """Where the deadline comes from: `longest of 43 in forward was 0.06 s`."""
     num_steps: int | None = None
-    """Optimizer steps that it has done under its sidecar's eyes; None: not known."""
+    """Optimizer steps that its sidecar has seen; None if not known."""
     has_evaluated: bool = False
-    """An evaluation was seen to its end: how long it stands still in one is known."""
+    """A whole evaluation was seen, so it is known how long one takes."""
 
 
 class StepCalls(msgspec.Struct, frozen=True, array_like=True):
@@ -177,25 +177,25 @@ class CallBlock(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Traffic(msgspec.Struct, frozen=True, tag="traffic", kw_only=True):
-    """What a rank's recorder had that is new, small enough to be said every few seconds."""
+    """What is new in a rank's recorder, small enough to be sent every few seconds."""
 
     base_ns: int
     steps: list[StepCalls]
     blocks: list[CallBlock] = []
     clock_offset_ns: int = 0
-    """To be added to this host's clock to have the coordinator's."""
+    """Add this to the host's clock to get the coordinator's."""
     clock_error_ns: int = 0
-    """It is known to plus or minus this."""
+    """The offset is known to plus or minus this."""
     pressure: float = 0.0
     """Share of the last ten seconds in which some task of this host waited for a processor, 0 to 1."""
 
 
 class Device(msgspec.Struct, frozen=True, tag="device", kw_only=True):
-    """An accelerator's readings, said when something about them changed."""
+    """An accelerator's readings; sent when something about them changed."""
 
     uuid: str
     throttled_by: list[str]
-    """`thermal`, `power`, `hardware`; empty: it is not held down."""
+    """`thermal`, `power`, `hardware`; empty if the clock is not held down."""
     clock_mhz: float
     clock_limit_mhz: float
     temperature_c: float

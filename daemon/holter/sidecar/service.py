@@ -125,7 +125,7 @@ class Sidecar:
         self._page.beat(pid=os.getpid(), at_ns=clock.wall_ns())
         heartbeat = self._page.heartbeat()
         if heartbeat is not None:
-            self._state.feel(heartbeat)
+            self._state.learn_heartbeat(heartbeat)
             self._link.beat(
                 wire.Heartbeat(heartbeat.step, Phase(heartbeat.phase), heartbeat.micro_step, heartbeat.at_ns)
             )

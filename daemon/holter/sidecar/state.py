@@ -47,7 +47,7 @@ class RankState:
         self._steps = self._steps.add(done.seconds)
         self._nonfinite = dict(add_nonfinite(self._nonfinite, done))
 
-    def feel(self, heartbeat: PageHeartbeat) -> None:
+    def learn_heartbeat(self, heartbeat: PageHeartbeat) -> None:
         """Take in where the main thread is."""
         self._phase = Phase(heartbeat.phase)
         self._last_progress_s = heartbeat.at_ns / 1e9

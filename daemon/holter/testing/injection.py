@@ -11,7 +11,7 @@ class Injection:
         self._undo: Callable[[], None] | None = undo
 
     def undo(self) -> None:
-        """As it was before; a second time does nothing. Who was stalled by it goes on."""
+        """Put it back; a second time does nothing. Whoever was stalled by it goes on."""
         undo, self._undo = self._undo, None
         if undo is not None:
             undo()

@@ -7,7 +7,7 @@ import pytest
 from holter.coordinator.disk import Disk
 from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts, compared_until, reported_until
 from holter.faults.window import ClassHistory, StepView
-from holter.halting import tombstone
+from holter.halting import halt_record
 from holter.halting.vault import store
 from holter.halting.verdicts import Sight
 from holter.records import Attached, Begun, Finding, Halting, Healthy, Kept, Observation
@@ -53,7 +53,7 @@ class Desk:
     def written(self) -> dict[str, tuple[int, str]]:
         assert self.disk.close(10)
         assert not self.disk.failures
-        return {Path(save.path).name: (save.step, save.verdict) for save in store.read(self.run_dir)}
+        return {Path(save.path).name: (save.step, save.verdict) for save in store.read_script_saves(self.run_dir)}
 
 
 @pytest.fixture
@@ -141,8 +141,8 @@ def test_steps_are_counted_from_where_the_script_goes_on(desk):
 
 
 def test_what_ranks_count_goes_before_the_halt_that_was_lifted(tmp_path):
-    tombstone.write(tmp_path, HALT)
-    tombstone.lift(tmp_path)
+    halt_record.write(tmp_path, HALT)
+    halt_record.lift(tmp_path)
     disk = Disk()
     book = CheckpointVerdicts(tmp_path, disk)
     book.hear(begun(None))

@@ -18,7 +18,7 @@ from holter.coordinator.halt.sealing import HaltEnding, open_directory, seal
 from holter.coordinator.identity import RunSettings
 from holter.coordinator.recovery import restart
 from holter.coordinator.run import Run
-from holter.halting import tombstone
+from holter.halting import halt_record
 from holter.halting.protocol import Seal, Tell
 from holter.halting.vault import manifest, store
 from holter.halting.vault.manifest import Circumstances
@@ -49,7 +49,7 @@ def saved(run_dir: Path, ranks: tuple[int, ...] = (0, 1)) -> Path:
     return partial
 
 
-def stone(run_dir: Path) -> dict[str, Any]:
+def halt_json(run_dir: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((run_dir / "halt.json").read_text())
     return found
 
@@ -63,7 +63,7 @@ def test_what_all_have_saved_gets_its_name_and_the_stone_says_what_to_go_on_from
     )
     assert "halted after 30 steps; checkpoint checkpoints/30, verified, healthy" == kept.outcome.text
     assert kept.sealed == Vault(tmp_path).last_good()
-    found = stone(tmp_path)
+    found = halt_json(tmp_path)
     assert ("nonfinite_input", [1], 30, "checkpoints/30/state", "healthy", "i-1", RUN_ID, "accelerate") == tuple(
         found[name] for name in ("cause", "ranks", "step", "checkpoint", "verdict", "incident", "run_id", "framework")
     )
@@ -77,7 +77,7 @@ def test_why_ranks_could_not_save_is_in_the_manifest_the_stone_and_the_outcome(t
     reason = "rank 0 saved nothing that it could prove (No space left on device)"
     assert reason in manifest.read(tmp_path / "checkpoints" / "30-incomplete").why
     assert reason in kept.outcome.text
-    found = stone(tmp_path)
+    found = halt_json(tmp_path)
     assert (None, "incomplete") == (found["checkpoint"], found["verdict"])
     assert found["why"].endswith("; the last healthy checkpoint is of step 20: checkpoints/20/state")
 
@@ -85,10 +85,10 @@ def test_why_ranks_could_not_save_is_in_the_manifest_the_stone_and_the_outcome(t
 def test_who_asked_for_it_and_why_is_in_the_stone_and_in_what_a_blind_restart_says(tmp_path: Path) -> None:
     asked = "asked for by ann@head: node drain"
     seal(ending(tmp_path, saved(tmp_path), about=replace(ABOUT, cause="requested"), ranks=(), reason=asked))
-    assert asked == stone(tmp_path)["reason"]
-    found = tombstone.read(tmp_path)
+    assert asked == halt_json(tmp_path)["reason"]
+    found = halt_record.read(tmp_path)
     assert found is not None
-    assert f"(requested: {asked})" in tombstone.sentences(tmp_path, found, {})[0]
+    assert f"(requested: {asked})" in halt_record.sentences(tmp_path, found, {})[0]
 
 
 @pytest.mark.parametrize("verdict", ["unknown", "poisoned"])
@@ -112,7 +112,10 @@ def test_where_nothing_can_be_saved_the_run_is_halted_and_the_stone_says_so(tmp_
         kept.outcome.checkpoint,
         kept.outcome.is_halted,
     )
-    assert ("incomplete", "nothing was saved: Not a directory") == (stone(tmp_path)["verdict"], stone(tmp_path)["why"])
+    assert ("incomplete", "nothing was saved: Not a directory") == (
+        halt_json(tmp_path)["verdict"],
+        halt_json(tmp_path)["why"],
+    )
 
 
 @pytest.mark.parametrize("failures", [{0: "No space left on device"}, {}], ids=["cut-off", "whole"])
@@ -275,7 +278,7 @@ def test_a_saver_that_has_not_answered_and_was_not_seen_to_end_may_still_be_at_i
 
 
 def test_steps_before_a_resume_are_counted_in_what_is_sealed(tmp_path: Path) -> None:
-    past = tombstone.HaltRecord(
+    past = halt_record.HaltRecord(
         cause="requested",
         ranks=[],
         step=100,
@@ -287,8 +290,8 @@ def test_steps_before_a_resume_are_counted_in_what_is_sealed(tmp_path: Path) -> 
         framework="accelerate",
         run_id=RUN_ID,
     )
-    tombstone.write(tmp_path, past)
-    tombstone.lift(tmp_path)
+    halt_record.write(tmp_path, past)
+    halt_record.lift(tmp_path)
     watched = Watched(tmp_path)
     watched.begin()
     watched.run.halts.ask("me", "", watched.now_ns)

@@ -36,13 +36,13 @@ def test_a_death_is_counted_from_itself() -> None:
     exited = Exited(
         pid=1, exit_code=None, signal=9, out_of_memory=False, last_step=20, last_phase=Phase.DATA, farewell=None
     )
-    window = made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), exits=(RankExit(1, 100 * SECOND, exited),))
+    window = made_window(exits=(RankExit(1, 100 * SECOND, exited),))
     assert 2.0 == settled_after_s(finding("dead_rank", is_signal=True), window, 102.0)
 
 
 @pytest.mark.parametrize("detector", ["stalled_rank", "dead_rank"])
 def test_without_a_beginning_it_was_found_at_once(detector: str) -> None:
-    window = made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}))
+    window = made_window()
     assert 0.0 == settled_after_s(finding(detector), window, 102.0)
 
 

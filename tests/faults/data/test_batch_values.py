@@ -9,6 +9,7 @@ from holter.diagnosis import rank_causes
 from holter.faults.data.batch_values import BatchValues
 from holter.faults.window import Spread, StepNumbers, StepView, Window
 from holter.records import Finding
+from made_up import made_window
 
 Stats = tuple[float, float]
 """Smallest and largest element of one rank's tensor."""
@@ -109,7 +110,7 @@ def test_one_batch_over_and_over_may_have_equal_labels_on_one_rank() -> None:
             StepView(step, 0, 2, (), batches={100 + step % num_batches: (0,), 200 + step % num_batches: (1,)})
             for step in range(20)
         )
-        window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, steps=steps)
+        window = made_window(series=series, steps=steps)
         assert len(list(BatchValues().judge(window))) == num_findings
 
 

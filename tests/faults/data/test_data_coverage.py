@@ -8,6 +8,7 @@ from holter.diagnosis import rank_causes
 from holter.faults.data.data_coverage import DataCoverage
 from holter.faults.window import Note, Window
 from holter.records import Feed, Finding
+from made_up import made_window
 
 TWICE = "BatchSamplerShard>BatchSampler>DistributedSampler"
 
@@ -82,10 +83,7 @@ def test_what_is_not_trained_on_is_not_judged() -> None:
 
 
 def test_a_rank_that_was_not_heard_of_is_waited_for() -> None:
-    window = Window(
-        now_ns=0,
-        world_size=2,
-        attached=frozenset({0, 1}),
+    window = made_window(
         notes=(Note(0, 0, 0, feed()),),
     )
     assert list(DataCoverage().judge(window)) == []

@@ -6,8 +6,9 @@ import pytest
 
 from holter.diagnosis import rank_causes, top_cause
 from holter.faults.data.epoch_order import EpochOrder
-from holter.faults.window import Note, StepView, Window
+from holter.faults.window import Note, StepView
 from holter.records import Feed, Finding
+from made_up import made_window
 
 
 def feed(epoch: int, order: int, **fields: Any) -> Feed:
@@ -27,7 +28,7 @@ def judge(*feeds: Feed, ranks: tuple[int, ...] = (0, 1), signatures: tuple[int, 
         for rank in ranks
     )
     steps = tuple(StepView(step, 0, 2, (), batches={of: (0,)}) for step, of in enumerate(signatures))
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=notes, steps=steps)
+    window = made_window(notes=notes, steps=steps)
     return list(EpochOrder().judge(window))
 
 

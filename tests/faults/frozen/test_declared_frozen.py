@@ -24,7 +24,7 @@ def judge(*patterns: str, is_frozen: bool = False, is_held: bool = True) -> list
         parts=1,
         entries=entries,
     )
-    return list(DeclaredFrozen().judge(made_window(0, 2, frozenset({0, 1}), census={0: census, 1: census})))
+    return list(DeclaredFrozen().judge(made_window(census={0: census, 1: census})))
 
 
 @pytest.mark.parametrize("pattern", ["encoder", "encoder.*", "enc*.weight", "encoder.0.weight"])

@@ -152,10 +152,10 @@ def test_shards_raise_nothing() -> None:
 
 
 def test_components_of_zeros_or_nan_on_every_rank() -> None:
-    window = made_window(0, 2, frozenset({0, 1}))
+    window = made_window()
     for marks in (Mark.ZERO | Mark.CONSTANT, Mark.NONFINITE):
         told = census(marks=marks)
-        (finding,) = FrozenDivergence().judge(made_window(0, 2, frozenset({0, 1}), census={0: told, 1: told}))
+        (finding,) = FrozenDivergence().judge(made_window(census={0: told, 1: told}))
         assert (finding.ranks, finding.tensors) == ((0, 1), tuple(NAMES))
         assert rank_causes(finding)[0].cause == "frozen_component_uninitialised"
     assert list(FrozenDivergence().judge(window)) == []
@@ -168,7 +168,7 @@ def test_one_frozen_matrix_of_zeros_beside_others_is_meant_so() -> None:
         for entry in told.entries
     ]
     told = msgspec.structs.replace(told, entries=entries)
-    assert list(FrozenDivergence().judge(made_window(0, 2, frozenset({0, 1}), census={0: told, 1: told}))) == []
+    assert list(FrozenDivergence().judge(made_window(census={0: told, 1: told}))) == []
 
 
 def test_a_frozen_component_in_another_dtype_on_one_rank_is_told_by_its_dtype() -> None:

@@ -33,9 +33,7 @@ def judge(*said: tuple[int, Vitals], optimizer: int = 0) -> list[Finding]:
         entries=[TensorEntry("base.weight", (4, 4), "float32", False, False, optimizer)],
     )
     notes = tuple(Note(step // 8 % 2, step, 0, body) for step, body in said)
-    return list(
-        FrozenMovement().judge(made_window(0, 2, frozenset({0, 1}), census={0: census, 1: census}, notes=notes))
-    )
+    return list(FrozenMovement().judge(made_window(census={0: census, 1: census}, notes=notes)))
 
 
 def test_a_decay_that_an_optimizer_applies_to_what_is_frozen() -> None:

@@ -5,10 +5,10 @@ import random
 import pytest
 
 from holter.diagnosis import top_cause
-from holter.faults import Window
 from holter.faults.learning.accumulation_scale import AccumulationScale
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Finding, ModuleVitals, Vitals
+from made_up import made_window
 
 
 def same(value: float) -> Spread:
@@ -26,7 +26,7 @@ def judge(
         Note(0, step, 0, Vitals(view="local", modules=[ModuleVitals("fc", "float32", 9, 1.0, norm, 0, 0, 1, 0, 1, 0.1)], num_trainable=1))
         for step, norm in enumerate(given or [])
     ]  # fmt: skip
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=tuple(series), notes=tuple(notes))
+    window = made_window(series=tuple(series), notes=tuple(notes))
     return list(AccumulationScale().judge(window))
 
 

@@ -1,10 +1,10 @@
 """Fires on an average that stands still or leaves; quiet on one that rests between updates."""
 
 from holter.diagnosis import top_cause
-from holter.faults import Window
 from holter.faults.learning.average_tracking import AverageTracking
 from holter.faults.window import Spread, StepNumbers
 from holter.records import Finding
+from made_up import made_window
 
 
 def same(value: float) -> Spread:
@@ -16,7 +16,7 @@ def judge(moved: list[int], distances: list[float]) -> list[Finding]:
         StepNumbers(step, 0, {"ema.moved": same(flag), "ema.distance": same(distance)})
         for step, (flag, distance) in enumerate(zip(moved, distances, strict=True))
     )
-    return list(AverageTracking().judge(Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series)))
+    return list(AverageTracking().judge(made_window(series=series)))
 
 
 def test_an_average_that_never_moves_is_found() -> None:

@@ -1,10 +1,10 @@
 """Fires when a scaler lets nothing pass; quiet on one that looks for its scale."""
 
 from holter.diagnosis import top_cause
-from holter.faults import Window
 from holter.faults.learning.skipped_steps import SkippedSteps
 from holter.faults.window import Note
 from holter.records import Finding, Nonfinite, Skipped
+from made_up import made_window
 
 
 def skips(num: int, *, first: float = 65536.0, taken: int = 0, step: int = 0, rank: int = 0) -> list[Note]:
@@ -16,7 +16,7 @@ def skips(num: int, *, first: float = 65536.0, taken: int = 0, step: int = 0, ra
 
 
 def judge(*notes: Note) -> list[Finding]:
-    return list(SkippedSteps().judge(Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=notes)))
+    return list(SkippedSteps().judge(made_window(notes=notes)))
 
 
 def test_a_scaler_that_skips_every_step_is_found() -> None:

@@ -47,8 +47,7 @@ def judge(*said: Vitals, known: Census | None = None, peak: float = 1e-5, only: 
         notes += [Note(1 - only, step, 0, vitals(module("fc", 1.0))) for step in range(len(said))]
     known = known or census()
     rate = StepNumbers(0, 0, {"learning_rate": Spread(peak, peak, peak, 0, 1, 2)})
-    window = made_window(
-        now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=tuple(notes), census={0: known, 1: known}, series=(rate,)
+    window = made_window(notes=tuple(notes), census={0: known, 1: known}, series=(rate,)
     )  # fmt: skip
     return list(StillWeights().judge(window))
 

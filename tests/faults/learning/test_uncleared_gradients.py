@@ -17,9 +17,7 @@ def judge(*growths: float, num_optimizers: int = 1, first: int = 1, interval: in
         model=0, wrapper="", is_replicated=True, optimizers=["SGD"] * num_optimizers, backward_order=[], part=0, parts=1, entries=[]
     )  # fmt: skip
     norms = tuple(StepNumbers(s, 0, {"gradient_norm": Spread(s + 1.0, s, s, 0, 0, 2)}) for s in range(len(growths)))
-    window = made_window(
-        now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=notes, census={0: census, 1: census}, series=norms
-    )
+    window = made_window(notes=notes, census={0: census, 1: census}, series=norms)
     return list(UnclearedGradients().judge(window))
 
 

@@ -31,9 +31,7 @@ def judge(names: dict[str, Callable[[int], float]], *entries: TensorEntry, logs:
         StepNumbers(step, 0, {name: Spread(make(step), 0, 0, 0, 0, 1) for name, make in names.items()})
         for step in range(logs)
     )
-    window = made_window(
-        now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, census=dict.fromkeys((0, 1), census)
-    )
+    window = made_window(series=series, census=dict.fromkeys((0, 1), census))
     return list(CodebookUsage().judge(window))
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from holter.diagnosis import rank_causes
 from holter.faults.logged.reward_spread import RewardSpread
-from holter.faults.window import Spread, StepNumbers, Window
+from holter.faults.window import Spread, StepNumbers
 from holter.records import Finding
+from made_up import made_window
 
 FLAT, GROUPS = "rewards.num_flat_groups", "rewards.num_groups"
 
@@ -18,7 +19,7 @@ def judge(*, logs: int = 20, every: int = 1, **names: Callable[[int], float]) ->
         values = {name.replace("__", "/"): make(step) for name, make in names.items()} if step % every == 0 else {}
         numbers = {name: Spread(value, value, value, 0, 0, 1) for name, value in values.items()}
         series.append(StepNumbers(step, 0, numbers | {"loss": Spread(1, 1, 1, 0, 1, 2)}))
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=tuple(series))
+    window = made_window(series=tuple(series))
     return list(RewardSpread().judge(window))
 
 

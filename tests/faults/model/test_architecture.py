@@ -28,7 +28,7 @@ def judge(*entries: TensorEntry, is_trained: bool = True) -> list[Finding]:
         parts=1,
         entries=list(entries),
     )
-    window = made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), census=dict.fromkeys((0, 1), census))
+    window = made_window(census=dict.fromkeys((0, 1), census))
     return list(Architecture().judge(window))
 
 

@@ -33,9 +33,6 @@ def census(*entries: TensorEntry) -> Census:
 def judge(*entries: TensorEntry, other: Census | None = None, vitals: Vitals | None = None) -> list[Finding]:
     known = census(*entries)
     window = made_window(
-        now_ns=0,
-        world_size=2,
-        attached=frozenset({0, 1}),
         census={0: known, 1: other or known},
         notes=(Note(0, 30, 0, vitals),) if vitals else (),
     )

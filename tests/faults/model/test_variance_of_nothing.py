@@ -2,14 +2,15 @@
 
 from holter.diagnosis import rank_causes
 from holter.faults.model.variance_of_nothing import VarianceOfNothing
-from holter.faults.window import Note, Window
+from holter.faults.window import Note
 from holter.records import Finding, Warned
+from made_up import made_window
 
 TEXT = "std(): degrees of freedom is <= 0. Correction should be strictly less than the reduction factor"
 
 
 def judge(*notes: Note) -> list[Finding]:
-    return list(VarianceOfNothing().judge(Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=notes)))
+    return list(VarianceOfNothing().judge(made_window(notes=notes)))
 
 
 def test_a_variance_over_one_sample_is_named_with_its_place() -> None:

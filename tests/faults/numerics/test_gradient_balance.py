@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from holter.faults import Window
 from holter.faults.numerics.gradient_balance import GradientBalance
 from holter.faults.window import Note
 from holter.records import Finding, ModuleVitals, Vitals
+from made_up import made_window
 
 USUAL = {"embed": 5.0, "a": 1.0, "b": 0.8, "c": 1.2, "d": 0.9, "e": 0.7, "head": 0.02}
 
@@ -23,7 +23,7 @@ def judge(norms: Callable[[int], dict[str, float]], num: int = 40, seed: int = 0
         ]
         return Note(0, 10 * i, i, Vitals(view="local", modules=modules, num_trainable=len(modules)))
 
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=tuple(note(i) for i in range(num)))
+    window = made_window(notes=tuple(note(i) for i in range(num)))
     return list(GradientBalance().judge(window))
 
 

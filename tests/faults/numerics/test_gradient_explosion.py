@@ -35,9 +35,7 @@ def judge(
         StepNumbers(i, i, {"gradient_norm": spread(a), "loss": spread(b), "micro_steps": spread(c)})
         for i, (a, b, c) in enumerate(zip(norms, losses, counts, strict=True))
     )
-    window = made_window(
-        now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, changes=changes, notes=notes
-    )
+    window = made_window(series=series, changes=changes, notes=notes)
     return list(GradientExplosion().judge(window))
 
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from holter.faults import Window
 from holter.faults.numerics.gradient_vanishing import GradientVanishing
 from holter.faults.window import Note
 from holter.records import Finding, ModuleVitals, Vitals
+from made_up import made_window
 
 
 def note(step: int, norms: dict[str, float], learning_rate: float = 1e-3) -> Note:
@@ -17,7 +17,7 @@ def note(step: int, norms: dict[str, float], learning_rate: float = 1e-3) -> Not
 
 
 def judge(notes: Sequence[Note]) -> list[Finding]:
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=tuple(notes))
+    window = made_window(notes=tuple(notes))
     return list(GradientVanishing().judge(window))
 
 

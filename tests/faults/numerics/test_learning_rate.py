@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from holter.faults import Window
 from holter.faults.numerics.learning_rate import LearningRate
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Finding, ModuleVitals, Vitals
+from made_up import made_window
 
 
 def dice(seed: int) -> random.Random:
@@ -29,7 +29,7 @@ def judge(
         StepNumbers(i, i, {"learning_rate": spread(a), "gradient_norm": spread(b), "loss": spread(c)})
         for i, (a, b, c) in enumerate(zip(rates, norms, losses, strict=True))
     )
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, notes=notes)
+    window = made_window(series=series, notes=notes)
     return list(LearningRate().judge(window))
 
 
@@ -124,10 +124,7 @@ def test_a_loss_that_grows_a_thousandfold_from_the_first_step_on_is_named_before
         StepNumbers(step, step, {"loss": spread(loss), "learning_rate": spread(1.5)})
         for step, loss in enumerate(losses)
     )
-    window = Window(
-        now_ns=0,
-        world_size=2,
-        attached=frozenset({0, 1}),
+    window = made_window(
         series=series,
         notes=tuple(vitals(step, 4.0) for step in range(12)),
     )

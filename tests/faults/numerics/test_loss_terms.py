@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from holter.faults import Window
 from holter.faults.numerics.loss_terms import LossTerms
 from holter.faults.window import Spread, StepNumbers
 from holter.records import Finding
+from made_up import made_window
 
 
 def judge(num: int = 60, **terms: Callable[[int], float]) -> list[Finding]:
@@ -19,7 +19,7 @@ def judge(num: int = 60, **terms: Callable[[int], float]) -> list[Finding]:
         StepNumbers(i, i, {f"log.loss_terms.{name}": spread(term(i)) for name, term in terms.items()})
         for i in range(num)
     )
-    return list(LossTerms().judge(Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series)))
+    return list(LossTerms().judge(made_window(series=series)))
 
 
 def test_a_term_of_a_hundred_times_the_others_is_named() -> None:

@@ -18,7 +18,7 @@ def dice(seed: int) -> random.Random:
 
 def judge(losses: Sequence[float], changes: tuple[CensusChange, ...] = ()) -> list[Finding]:
     series = tuple(StepNumbers(i, i, {"loss": Spread(v, v, v, 0, 1, 2)}) for i, v in enumerate(losses))
-    window = made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, changes=changes)
+    window = made_window(series=series, changes=changes)
     return list(LossTrend().judge(window))
 
 

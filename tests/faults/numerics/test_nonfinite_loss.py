@@ -4,10 +4,11 @@ import math
 
 import pytest
 
-from holter.faults import StepView, Window
+from holter.faults import StepView
 from holter.faults.numerics.nonfinite_loss import NonfiniteLoss
 from holter.faults.window import Spread, StepNumbers
 from holter.records import Finding, Nonfinite
+from made_up import made_window
 
 
 def spread(value: float, *, num_nonfinite: int = 0) -> Spread:
@@ -24,7 +25,7 @@ def judge(losses: list[Spread], logged: dict[int, float] | None = None, *views: 
         if logged and step in logged:
             numbers["log.loss"] = Spread(logged[step], logged[step], logged[step], 0, 0, 1)
         series.append(StepNumbers(step, step, numbers))
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=tuple(series), steps=views)
+    window = made_window(series=tuple(series), steps=views)
     return list(NonfiniteLoss().judge(window))
 
 
@@ -52,10 +53,7 @@ def test_a_nan_now_and_then_is_a_warning_and_once_an_information() -> None:
 
 def test_a_log_that_shows_the_nan_hides_nothing() -> None:
     series = [spread(1.3)] * 5 + [NAN] * 3
-    window = Window(
-        now_ns=0,
-        world_size=2,
-        attached=frozenset({0, 1}),
+    window = made_window(
         series=tuple(StepNumbers(i, i, {"loss": s, "log.loss": s}) for i, s in enumerate(series)),
     )
     (finding,) = NonfiniteLoss().judge(window)

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from holter.faults import Window
 from holter.faults.numerics.overfitting import Overfitting
 from holter.faults.window import Spread, StepNumbers
 from holter.records import Finding
+from made_up import made_window
 
 
 def judge(
@@ -25,7 +25,7 @@ def judge(
         StepNumbers(i, i, {"loss": spread(training(i))} | ({name: spread(evaluation(i))} if i % 20 == 19 else {}))
         for i in range(steps)
     )
-    return list(Overfitting().judge(Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series)))
+    return list(Overfitting().judge(made_window(series=series)))
 
 
 def learning(step: int) -> float:

@@ -12,7 +12,7 @@ def change(rank: int, step: int, name: str = "fc.weight", *, what: str = "dtype"
 
 
 def judge(*changes: CensusChange) -> list[Finding]:
-    window = made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), changes=changes)
+    window = made_window(changes=changes)
     return list(DtypeDrift().judge(window))
 
 

@@ -1,10 +1,10 @@
 """Fires on gradients at the bottom of fp16; quiet on sparse ones, on bf16, and under a scaler."""
 
 from holter.diagnosis import top_cause
-from holter.faults import Window
 from holter.faults.precision.gradient_range import GradientRange
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Finding, Inspection, ModuleVitals, Vitals
+from made_up import made_window
 
 
 def module(name: str, *, zeros: float, subnormals: float, absmax: float, dtype: str = "float16") -> ModuleVitals:
@@ -16,7 +16,7 @@ def judge(*modules: ModuleVitals, num: int = 6, region: str = "", has_scaler: bo
     if region:
         notes.append(Note(0, 2, 0, Inspection(reason="first", autocast_dtype=region, witnesses=[], num_modules=4)))
     scale = (StepNumbers(0, 0, {"loss_scale": Spread(1024.0, 1024.0, 1024.0, 0, 1, 2)}),) if has_scaler else ()
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=tuple(notes), series=scale)
+    window = made_window(notes=tuple(notes), series=scale)
     return list(GradientRange().judge(window))
 
 

@@ -1,10 +1,10 @@
 """Fires when swapped weights leave the output as it was; quiet on weights that hardly differ."""
 
 from holter.diagnosis import top_cause
-from holter.faults import Window
 from holter.faults.precision.stale_casts import StaleCasts
 from holter.faults.window import Note, Spread, StepNumbers
 from holter.records import Finding, Swapped
+from made_up import made_window
 
 
 def swap(step: int, distance: float, *, rank: int = 0, same_input: bool = True, same_output: bool = True) -> Note:
@@ -14,7 +14,7 @@ def swap(step: int, distance: float, *, rank: int = 0, same_input: bool = True, 
 
 def judge(*notes: Note, kl: float | None = None, name: str = "log.kl") -> list[Finding]:
     series = () if kl is None else tuple(StepNumbers(s, 0, {name: Spread(kl, kl, kl, 0, 1, 2)}) for s in range(5))
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=notes, series=series)
+    window = made_window(notes=notes, series=series)
     return list(StaleCasts().judge(window))
 
 

@@ -1,10 +1,10 @@
 """Fires on shards clipped by their own norms; quiet on one norm for all, on whole gradients, and below the limit."""
 
 from holter.diagnosis import rank_causes
-from holter.faults import Window
 from holter.faults.replicas.shard_clipping import ShardClipping
 from holter.faults.window import Spread, StepNumbers
 from holter.records import Finding
+from made_up import made_window
 
 
 def spread(low: float, high: float) -> Spread:
@@ -18,7 +18,7 @@ def judge(low: float, high: float, *, limit: float = 1.0, is_sharded: float = 1.
         "clip.is_sharded": spread(is_sharded, is_sharded),
     }
     series = tuple(StepNumbers(step, 0, numbers) for step in range(steps))
-    return list(ShardClipping().judge(Window(0, 2, frozenset({0, 1}), series=series)))
+    return list(ShardClipping().judge(made_window(series=series)))
 
 
 def test_shards_that_are_clipped_by_their_own_norms() -> None:

@@ -79,6 +79,6 @@ def census(*is_replicated: bool, num_replicas: int = 2) -> Census:
     ],
 )
 def test_replicas_of_all_that_is_trained_must_be_fed_differently(*, expected: bool, known: Census) -> None:
-    seen = made_window(now_ns=0, world_size=2, attached=frozenset({0, 1}), census=dict.fromkeys((0, 1), known))
+    seen = made_window(census=dict.fromkeys((0, 1), known))
     assert is_replicated_everywhere(seen) is expected
-    assert not is_replicated_everywhere(made_window(now_ns=0, world_size=2, attached=frozenset({0, 1})))
+    assert not is_replicated_everywhere(made_window())

@@ -17,6 +17,7 @@ from holter.faults.logged.reward_trend import RewardTrend
 from holter.faults.shared.logged_series import halves, logged, plain, trailing
 from holter.faults.window import Note, Spread, StepNumbers, Window
 from holter.records import Finding, Swapped
+from made_up import made_window
 
 Series = dict[str, Callable[[int], float]]
 TRAINING: Series = {"gradient_norm": lambda _: 0.5, "learning_rate": lambda _: 1e-4}
@@ -27,7 +28,7 @@ def window(names: Series, logs: int = 100, notes: tuple[Note, ...] = ()) -> Wind
         StepNumbers(step, 0, {name: Spread(make(step), 0, 0, 0, 0, 1) for name, make in (TRAINING | names).items()})
         for step in range(logs)
     )
-    return Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), series=series, notes=notes)
+    return made_window(series=series, notes=notes)
 
 
 def judge(detector: Detector, names: Series, logs: int = 100) -> list[Finding]:

@@ -1,8 +1,9 @@
 """Several notes in a row make a streak; a healthy one between them breaks it; ranks that take turns count together."""
 
 from holter.faults.shared.streaks import Streak, find_streak
-from holter.faults.window import Note, Window
+from holter.faults.window import Note
 from holter.records import Skipped
+from made_up import made_window
 
 
 def note(rank: int, step: int, *, is_bad: bool = True) -> Note:
@@ -11,7 +12,7 @@ def note(rank: int, step: int, *, is_bad: bool = True) -> Note:
 
 
 def find(*notes: Note, at_least: int = 3, min_steps: int = 0) -> Streak[Skipped] | None:
-    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=notes)
+    window = made_window(notes=notes)
     return find_streak(window, Skipped, lambda body: body.in_a_row > 0, at_least=at_least, min_steps=min_steps)
 
 

@@ -81,4 +81,4 @@ def test_whose_shard_had_a_nan_before_all_were_scaled_by_it_is_known(worn, is_ou
     norm = DTensor.from_local(torch.tensor(math.nan), gradient.device_mesh, [Replicate()])
     torch.nn.utils.clip_grads_with_norm_(list(model.parameters()), 1.0, norm)
     assert not torch.isfinite(gradient.to_local()).any()
-    assert (not is_ours) is worn.monitor.context.log.now.was_clipped_finite
+    assert (not is_ours) is worn.monitor.context.log.now.gradients.was_clipped_finite

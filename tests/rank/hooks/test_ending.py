@@ -62,7 +62,7 @@ ENDS = """
     import sys
     from types import SimpleNamespace
 
-    from holter.rank.hooks.ending import EndingProbe
+    from holter.rank.hooks.endings import EndingProbe
     from holter.rank.guard import Guard
 
     agent = SimpleNamespace(linger=lambda why: print("lingers:", why))

@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 
 from holter.flight import from_json
-from holter.rank.hooks import last_calls
+from holter.rank.hooks import endings
 from holter.records import Farewell, LastCalls
 
 
 def end_by(error, monkeypatch, worn):
     heard = []
-    monkeypatch.setattr(worn.monitor._farewell, "_previous", lambda *args: heard.append(args))
+    monkeypatch.setattr(worn.monitor._ending, "_previous", lambda *args: heard.append(args))
     sys.excepthook(type(error), error, None)
     return heard
 
@@ -26,7 +26,7 @@ def test_an_exception_leaves_the_newest_calls_and_is_passed_on(worn, monkeypatch
     assert [(RuntimeError, error, None)] == end_by(error, monkeypatch, worn)
     (left,) = worn.said(LastCalls)
     calls = from_json(left.body.dump, 1).calls
-    assert (last_calls.MAX_CALLS, ((100,),)) == (len(calls), calls[-1].sizes)
+    assert (endings.MAX_CALLS, ((100,),)) == (len(calls), calls[-1].sizes)
     (said,) = worn.said(Farewell)
     assert "exception" == said.body.kind
 
@@ -40,6 +40,6 @@ def test_ctrl_c_leaves_none(worn, monkeypatch):
 
 def test_a_recorder_that_fails_stops_nothing(wear, monkeypatch):
     worn = wear()
-    monkeypatch.setattr(last_calls, "dump", lambda: b"no JSON")
+    monkeypatch.setattr(endings, "dump", lambda: b"no JSON")
     assert end_by(ValueError("as asked"), monkeypatch, worn)
     assert worn.said(Farewell)

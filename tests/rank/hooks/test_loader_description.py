@@ -8,13 +8,13 @@ import torch
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard, SeedableRandomSampler
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler, TensorDataset
 
-from holter.rank.hooks.loader_description import Description, describe
+from holter.rank.hooks.data import LoaderDescription, describe_loader
 
 DATA = TensorDataset(torch.arange(20))
 
 
-def of(**how: Any) -> Description:
-    return describe(DataLoader(DATA, **how), None)
+def of(**how: Any) -> LoaderDescription:
+    return describe_loader(DataLoader(DATA, **how), None)
 
 
 def test_a_plain_loader():
@@ -61,7 +61,7 @@ def test_a_stream_has_no_sizes_and_is_not_asked_for_them():
         def __iter__(self) -> Any:
             return iter(range(10))
 
-    said = describe(DataLoader(Stream(), batch_size=2), None)
+    said = describe_loader(DataLoader(Stream(), batch_size=2), None)
     assert ("Stream", -1, -1, 2, 1) == (
         said.dataset,
         said.dataset_size,
@@ -69,7 +69,7 @@ def test_a_stream_has_no_sizes_and_is_not_asked_for_them():
         said.batch_size,
         said.num_shards,
     )
-    said = describe(DataLoader(IterableDatasetShard(Stream(), num_processes=2), batch_size=2), None)
+    said = describe_loader(DataLoader(IterableDatasetShard(Stream(), num_processes=2), batch_size=2), None)
     assert ("Stream", "IterableDatasetShard", 2) == (said.dataset, said.sampler, said.num_shards)
 
 
@@ -111,5 +111,5 @@ def test_a_length_that_raises_is_unknown():
         def __len__(self) -> int:
             raise LookupError
 
-    said = describe(DataLoader(Broken(torch.ones(4)), batch_sampler=[[0]]), None)
+    said = describe_loader(DataLoader(Broken(torch.ones(4)), batch_sampler=[[0]]), None)
     assert (-1, 1) == (said.dataset_size, said.num_batches)

@@ -108,7 +108,7 @@ def test_what_goes_wrong_with_the_hooks_is_not_the_saves_trouble(wear, capsys):
     worn, model = wear(), Broken()
     worn.monitor._calls.follow(model)
     torch.save({}, io.BytesIO())
-    assert ["CallProbe._take"] == list(worn.monitor.context.guard.failures)
+    assert ["CallProbe._remove"] == list(worn.monitor.context.guard.failures)
     assert "LookupError: not now" in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from holter.rank.hooks.process_groups import MAX_MEMBERS
+from holter.rank.hooks.rank_facts import MAX_MEMBERS
 from holter.records import Group, Groups
 
 
@@ -72,7 +72,7 @@ def test_without_a_process_group_there_is_nothing_to_say(worn):
 
 @pytest.mark.usefixtures("of_sixteen")
 def test_records_stay_small(worn, monkeypatch):
-    monkeypatch.setattr("holter.rank.hooks.process_groups.MAX_MEMBERS", 5)
+    monkeypatch.setattr("holter.rank.hooks.rank_facts.MAX_MEMBERS", 5)
     monkeypatch.setattr(worn.monitor.context.guard, "is_on", False)
     for members in ([0, 1, 2], [0, 3], [0, 4], [0, 1, 2, 3, 4, 5]):
         dist.new_group(members)

@@ -94,7 +94,7 @@ def test_a_new_optimizer_for_every_step_leaves_nothing_behind(worn):
     for _ in range(30):
         iterate(model, torch.optim.SGD(model.parameters(), lr=0.1))
     assert [1] * 30 == [micro_steps for _, micro_steps in counted(worn)]
-    assert 2 > len(worn.monitor._steps._known)
+    assert 2 > len(worn.monitor.steps._known)
 
 
 def test_an_optimizer_that_calls_its_parents_step_makes_one_step(worn):
@@ -227,7 +227,7 @@ def test_another_optimizer_may_follow_one_that_raised(worn):
 def test_an_inner_step_that_raised_does_not_keep_a_frameworks_step_open(worn):
     model = nn.Linear(4, 2)
     worn.monitor.add_model(model)
-    optimizer, steps = Failing(model.parameters(), lr=0.1), worn.monitor._steps
+    optimizer, steps = Failing(model.parameters(), lr=0.1), worn.monitor.steps
     for _ in range(2):
         iterate(model)
         steps.begin(optimizer)

@@ -12,7 +12,7 @@ pytest.importorskip("holter.rank._termination")
 
 SCRIPT = """
 import ctypes, os, signal, sys, time
-from holter.rank.hooks.termination import Termination
+from holter.rank.hooks.signals import Termination
 how = sys.argv[1]
 if how == "own before":
     signal.signal(signal.SIGTERM, lambda *_: os._exit(7))

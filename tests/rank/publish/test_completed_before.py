@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from holter.rank.framework import Framework
-from holter.rank.publish import completed_before
+from holter.rank.publish import step_report
 from holter.records import Begun
 
 
@@ -55,7 +55,7 @@ def test_a_count_on_a_device_is_not_waited_for(wear):
     worn = wear()
     for state in optimizer.state.values():
         state["step"] = torch.empty((), device="meta")
-    completed_before.tell(worn.monitor.context, optimizer)
+    step_report.tell_completed_before(worn.monitor.context, optimizer)
     assert [(0, None, "")] == told(worn)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from holter.rank.readings.averages import MAX_TENSORS, AverageReader, named_tensors
+from holter.rank.hooks.logs import MAX_AVERAGED_TENSORS, AverageReader, named_tensors
 
 
 class Shadow:
@@ -35,7 +35,7 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS)
 def test_distance_and_movement(worn, form):
-    model = nn.Sequential(*(nn.Linear(50, 50) for _ in range(MAX_TENSORS)))
+    model = nn.Sequential(*(nn.Linear(50, 50) for _ in range(MAX_AVERAGED_TENSORS)))
     worn.monitor.add_model(model)
     average, reader = form(model), AverageReader(worn.monitor.context)
     assert {"ema.distance": 0.0} == dict(reader.read(named_tensors(average)))

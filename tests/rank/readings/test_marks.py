@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from holter.rank.readings.marks import Kinds, marks, progression
+from holter.rank.readings.census import DtypeTraits, marks, progression
 from holter.records import Mark
 from holter_kernels import summarize
 
 
 def of(tensor: torch.Tensor) -> int:
-    return int(marks(summarize([tensor], histogram="off"), Kinds.of([tensor.dtype]))[0])
+    return int(marks(summarize([tensor], histogram="off"), DtypeTraits.of([tensor.dtype]))[0])
 
 
 def rotary(width: int = 64) -> torch.Tensor:

@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
-from holter.rank.readings.module_groups import grouped
+from holter.rank.readings.checkup import grouped_by_module
 
 
 def modules(names: list[str]) -> list[str]:
-    return [group.module for group in grouped([(name, torch.empty(1)) for name in names])]
+    return [group.module for group in grouped_by_module([(name, torch.empty(1)) for name in names])]
 
 
 def test_few_modules_are_told_apart_to_the_last():
@@ -27,6 +27,6 @@ def test_too_many_share_the_last_group():
 def test_dtypes_are_told_apart():
     model = nn.ModuleDict({"norm": nn.LayerNorm(2), "linear": nn.Linear(2, 2).bfloat16()})
     model["linear"].bias = nn.Parameter(torch.zeros(2))
-    groups = grouped(list(model.named_parameters()))
+    groups = grouped_by_module(list(model.named_parameters()))
     assert [("norm", "float32"), ("linear", "bfloat16"), ("linear", "float32")] == [(g.module, g.dtype) for g in groups]
     assert [0, 1, 2, 3] == sorted(place for group in groups for place in group.places)

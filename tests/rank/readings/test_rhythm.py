@@ -1,9 +1,9 @@
 """How often the vitals are taken."""
 
-from holter.rank.readings.rhythm import Rhythm
+from holter.rank.readings.vitals import VitalsSchedule
 
 
-def steps(rhythm: Rhythm, num_steps: int, *, interval: int = 1, cost_s: float = 0.0) -> list[int]:
+def steps(rhythm: VitalsSchedule, num_steps: int, *, interval: int = 1, cost_s: float = 0.0) -> list[int]:
     vital = []
     for step in range(0, num_steps, interval):
         if rhythm.is_vital(step, interval):
@@ -12,8 +12,8 @@ def steps(rhythm: Rhythm, num_steps: int, *, interval: int = 1, cost_s: float = 
     return vital
 
 
-def rhythm(*, rank: int = 0, world_size: int = 1, floor_s: float = 0.01) -> Rhythm:
-    return Rhythm(rank=rank, world_size=world_size, budget=0.01, floor_s=floor_s)
+def rhythm(*, rank: int = 0, world_size: int = 1, floor_s: float = 0.01) -> VitalsSchedule:
+    return VitalsSchedule(rank=rank, world_size=world_size, budget=0.01, floor_s=floor_s)
 
 
 def test_often_at_first_then_every_fourth_comparison():

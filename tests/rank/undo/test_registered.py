@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from holter.rank.framework import Framework
-from holter.rank.undo.registered import MAX_ENTRIES, Registered
+from holter.rank.undo.rewind import MAX_ENTRIES, RegisteredObjects
 
 
 class Progress:
@@ -23,8 +23,8 @@ class Progress:
         self.long = list(range(MAX_ENTRIES + 1))
 
 
-def kept(progress: object) -> Registered:
-    found = Registered()
+def kept(progress: object) -> RegisteredObjects:
+    found = RegisteredObjects()
     found.find = lambda: [progress]
     return found
 

@@ -171,7 +171,7 @@ def test_after_a_step_that_a_scaler_skipped_what_follows_is_undone_and_no_more(w
         scaler.step(training.optimizer)
         scaler.update()
         training.optimizer.zero_grad()
-    assert (3, num_micro, 2) == (log.step, log.num_backwards, log.now.num_skipped)
+    assert (3, num_micro, 2) == (log.step, log.num_backwards, log.now.passes.num_skipped_rounds)
     training.restore()
     assert all(map(torch.equal, before, training.state()))
 

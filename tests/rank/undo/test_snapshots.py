@@ -18,7 +18,7 @@ from torch.distributed.fsdp import fully_shard
 
 from holter.errors import RewindError
 from holter.rank.readings.samples import local
-from holter.rank.undo import copying
+from holter.rank.undo import snapshots
 from holter.rank.undo.buffers import SMALL_BYTES, MovingBuffers
 from holter.records import Snapped
 
@@ -201,13 +201,13 @@ def test_a_buffer_for_whose_copy_there_was_no_room_is_in_the_snapshot(wear):
 
 
 def test_the_step_waits_until_its_weights_are_copied(wear, monkeypatch):
-    copy_at_once = copying._copy
+    copy_at_once = snapshots._copy
 
     def copy_late(pairs: Any) -> None:
         time.sleep(0.2 if threading.current_thread().name == "holter-snapshot" else 0.0)
         copy_at_once(pairs)
 
-    monkeypatch.setattr(copying, "_copy", copy_late)
+    monkeypatch.setattr(snapshots, "_copy", copy_late)
     worn = wear(snapshot_every=EVERY)
     job = Job(OPTIMIZERS["adamw"])
     job.steps(EVERY)
@@ -258,7 +258,7 @@ def test_what_fails_ends_the_snapshots_and_nothing_else(wear, capfd, monkeypatch
 
     straight = Job(OPTIMIZERS["adamw"])
     straight.steps(2 * EVERY + 1)
-    monkeypatch.setattr(copying, "room_for", fail)
+    monkeypatch.setattr(snapshots, "room_for", fail)
     worn = wear(snapshot_every=EVERY)
     job = Job(OPTIMIZERS["adamw"])
     job.steps(2 * EVERY + 1)

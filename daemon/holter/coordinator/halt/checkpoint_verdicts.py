@@ -19,7 +19,7 @@ from holter.coordinator.disk import Disk
 from holter.faults.replicas.replica_case import PARAMETERS, weights_agreed
 from holter.faults.window import ClassHistory, StepView
 from holter.files import write_whole
-from holter.halting import tombstone, verdicts
+from holter.halting import halt_record, verdicts
 from holter.halting.vault import store
 from holter.halting.vault.store import FOLDER, ScriptSave, ScriptSaves, Sealed, Vault
 from holter.halting.verdicts import Sight
@@ -40,11 +40,11 @@ class CheckpointVerdicts:
 
     def __init__(self, run_dir: Path, disk: Disk) -> None:
         self._run_dir, self._disk = run_dir, disk
-        self._lifted_step = tombstone.base_step(run_dir)
+        self._lifted_step = halt_record.base_step(run_dir)
         """Of the halt that was lifted for this life of the run: what it goes on from, where no rank knows better."""
         self._begun: dict[int, int] = {}
         """Rank -> steps that the run had completed when it began, as its optimizer or framework counts."""
-        self._entries = [_Entry(save, None) for save in store.read(run_dir)]
+        self._entries = [_Entry(save, None) for save in store.read_script_saves(run_dir)]
         self._sealed = Vault(run_dir).last_good()
         self._applied: dict[int, Finding] = {}
         """Step -> that something not finite was applied at it; a window forgets."""
@@ -189,7 +189,7 @@ class CheckpointVerdicts:
         return f"the checkpoint saved at step {save.step} ({save.path}) is poisoned: {save.why}; {other}"
 
     def _write(self) -> None:
-        path = store.path_in(self._run_dir)
+        path = store.script_saves_path(self._run_dir)
         content = msgspec.json.encode(ScriptSaves([entry.save for entry in self._entries]))
         self._disk.submit(partial(_write, path, msgspec.json.format(content, indent=2) + b"\n"))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from holter.clock import monotonic_s, rfc3339, wall_ns
 from holter.coordinator.halt.driver import Outcome
 from holter.errors import VaultError
-from holter.halting import tombstone
+from holter.halting import halt_record
 from holter.halting.vault.manifest import PARTS, Circumstances
 from holter.halting.vault.store import FOLDER, Sealed, Vault
 from holter.records import Healthy
@@ -54,7 +54,7 @@ def open_directory(run_dir: Path, step: int, stamp: int = 0) -> tuple[Path, str]
 
 
 def seal(ending: HaltEnding) -> SealedHalt:
-    """Give what was saved its name and set the stone; raises nothing that a disk may do."""
+    """Give what was saved its name and write halt.json; raises nothing that a disk may do."""
     if (done := _done_before(ending)) is not None:
         return done
     _await_parts(ending)
@@ -63,25 +63,25 @@ def seal(ending: HaltEnding) -> SealedHalt:
     except VaultError as error:
         sealed, failure = None, "; ".join(dict.fromkeys(ending.about.failures.values())) or str(error)
         if ending.about.failures:
-            # Of no use to anybody, and perhaps what has filled the disk: the stone and the report need room.
+            # Of no use to anybody, and perhaps what has filled the disk: halt.json and the report need room.
             Vault(ending.run_dir).discard(ending.partial)
-    stone = _stone(ending, sealed, failure)
+    record = _record(ending, sealed, failure)
     unmarked = ""
     try:
-        tombstone.write(ending.run_dir, stone)
+        halt_record.write(ending.run_dir, record)
     except OSError as error:
         unmarked = f"; halt.json could not be written ({error.strerror}): nothing stops a blind restart"
-    return SealedHalt(_outcome(stone, sealed, failure, unmarked), sealed)
+    return SealedHalt(_outcome(record, sealed, failure, unmarked), sealed)
 
 
 def _done_before(ending: HaltEnding) -> SealedHalt | None:
-    """A coordinator that died between the seal and the word to leave: what it named stays named, and its stone stands."""
-    stone = tombstone.read(ending.run_dir)
-    if ending.partial.exists() or stone is None or stone.checkpoint is None:
+    """A coordinator that died between the seal and the word to leave: what it named stays named, and its halt.json stands."""
+    record = halt_record.read(ending.run_dir)
+    if ending.partial.exists() or record is None or record.checkpoint is None:
         return None
-    is_ours = (stone.run_id, stone.step) == (ending.about.run_id, ending.about.step)
-    kept = [one for one in Vault(ending.run_dir).all() if one.state == ending.run_dir / stone.checkpoint]
-    return SealedHalt(_outcome(stone, kept[0], "", ""), kept[0]) if is_ours and kept else None
+    is_ours = (record.run_id, record.step) == (ending.about.run_id, ending.about.step)
+    kept = [one for one in Vault(ending.run_dir).all() if one.state == ending.run_dir / record.checkpoint]
+    return SealedHalt(_outcome(record, kept[0], "", ""), kept[0]) if is_ours and kept else None
 
 
 def _await_parts(ending: HaltEnding) -> None:
@@ -92,13 +92,13 @@ def _await_parts(ending: HaltEnding) -> None:
         threading.Event().wait(UNHEARD_POLL_S)
 
 
-def _stone(ending: HaltEnding, sealed: Sealed | None, failure: str) -> tombstone.HaltRecord:
+def _record(ending: HaltEnding, sealed: Sealed | None, failure: str) -> halt_record.HaltRecord:
     is_whole = sealed is not None and sealed.verdict != "incomplete"
     kept = sealed.state.relative_to(ending.run_dir) if sealed is not None and is_whole else None
     why = sealed.why if sealed is not None else f"nothing was saved: {failure}"
     if kept is None and ending.last_healthy is not None:
         why += f"; the last healthy checkpoint is of step {ending.last_healthy.step}: {ending.last_healthy.path}"
-    return tombstone.HaltRecord(
+    return halt_record.HaltRecord(
         cause=ending.about.cause,
         ranks=list(ending.ranks),
         step=ending.about.step,
@@ -113,13 +113,13 @@ def _stone(ending: HaltEnding, sealed: Sealed | None, failure: str) -> tombstone
     )
 
 
-def _outcome(stone: tombstone.HaltRecord, sealed: Sealed | None, failure: str, unmarked: str) -> Outcome:
+def _outcome(record: halt_record.HaltRecord, sealed: Sealed | None, failure: str, unmarked: str) -> Outcome:
     if sealed is None:
-        return Outcome("failed", f"halted after {stone.step} steps, and nothing was saved: {failure}{unmarked}")
+        return Outcome("failed", f"halted after {record.step} steps, and nothing was saved: {failure}{unmarked}")
     where = f"{FOLDER}/{sealed.path.name}"
     if sealed.verdict == "incomplete":
-        text = f"halted after {stone.step} steps; what could be saved is not whole ({where}): {sealed.why}"
+        text = f"halted after {record.step} steps; what could be saved is not whole ({where}): {sealed.why}"
         return Outcome("incomplete", text + unmarked, where)
     doubt = f" ({sealed.why})" if sealed.verdict != "healthy" else ""
-    text = f"halted after {stone.step} steps; checkpoint {where}, verified, {sealed.verdict}{doubt}"
+    text = f"halted after {record.step} steps; checkpoint {where}, verified, {sealed.verdict}{doubt}"
     return Outcome("completed", text + unmarked, where)

@@ -24,7 +24,7 @@ from holter.coordinator.incidents.tracker import cause_of
 from holter.coordinator.roster import Member, Roster
 from holter.coordinator.run import Run
 from holter.diagnosis import report
-from holter.faults.hangs.dead_rank import kind_of
+from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit, Spread, StepArrivals, StepNumbers
 from holter.halting.vault.store import FOLDER, SEALED, Sealed, Vault
 from holter.records import Diagnosis

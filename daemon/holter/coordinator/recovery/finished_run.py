@@ -20,7 +20,7 @@ from holter.coordinator.recovery.journal import Entry
 from holter.coordinator.recovery.replay import Moment, judge_again, with_moments
 from holter.coordinator.run import Run
 from holter.faults import ALL, Detector
-from holter.halting import tombstone
+from holter.halting import halt_record
 from holter.records import Attached, Diagnosis, Exited, Observation
 from holter.transport.wire import Hello
 
@@ -85,7 +85,7 @@ class FinishedRun:
     def _record(self) -> dict[str, Any]:
         """What the page is told of a run that is over."""
         found = {"ended_at": self._identity.get("ended_at")}
-        halt = tombstone.read(self._settings.run_dir)
+        halt = halt_record.read(self._settings.run_dir)
         if halt is not None:
             kept = {"checkpoint": halt.checkpoint, "verdict": halt.verdict}
             found["halt"] = {"course": "done", "step": halt.step, "cause": halt.cause, "reason": halt.why, **kept}

@@ -22,7 +22,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.loader_passes import LoaderPass, censuses, passes, trained
+from holter.faults.shared.loader_passes import LoaderPass, passes, trained
+from holter.faults.shared.structure import distinct_censuses
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import Window
@@ -68,7 +69,7 @@ def _must_keep_pace(window: Window) -> bool:
     """Whether ranks meet in reductions at every step: replicas of one model, or shards of it."""
     return window.world_size > 1 and any(
         entry.optimizer >= 0 and (entry.is_replicated or entry.is_sharded)
-        for census in censuses(window)
+        for census in distinct_censuses(window, None)
         for entry in census.entries
     )
 

@@ -43,8 +43,6 @@ from holter.faults.window import RankExit, Window
 from holter.flight import Analysis
 from holter.records import Collective, Evidence, Finding, Flight
 
-__all__ = ["DeadRank", "kind_of"]
-
 MAX_SHOWN = 4
 """Ranks that died alike, or were missing, whose last doings are shown."""
 NAMED = re.compile(r"\branks? (\d+(?:, *\d+)*) failed to pass monitoredbarrier", re.IGNORECASE)

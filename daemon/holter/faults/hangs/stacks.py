@@ -23,8 +23,6 @@ from holter.records import Evidence, Exam, Frame, ThreadStack
 
 T = TypeVar("T")
 
-__all__ = ["activity", "evidence", "main_stack", "merged", "ranges"]
-
 MAX_LINES = 160
 MAX_BRANCHES = 8
 """At one place; the largest and the smallest are shown, the rest is counted."""

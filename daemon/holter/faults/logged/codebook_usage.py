@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.loader_passes import censuses
 from holter.faults.shared.logged_series import LoggedPoint, halves, logged, plain, trailing
+from holter.faults.shared.structure import distinct_censuses
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -107,7 +107,7 @@ def _books(window: Window) -> dict[str, int]:
     """Codebooks of the model: name -> codes."""
     return {
         entry.name: entry.shape[-2]
-        for census in censuses(window)
+        for census in distinct_censuses(window, None)
         for entry in census.entries
         if len(entry.shape) > 1
         and entry.shape[-2] >= MIN_SIZE

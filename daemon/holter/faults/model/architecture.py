@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
-from holter.faults.shared.loader_passes import censuses
+from holter.faults.shared.structure import distinct_censuses
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, TensorEntry
@@ -46,7 +46,7 @@ class Architecture:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first model that is lopsided."""
-        for census in censuses(window)[:1]:
+        for census in distinct_censuses(window, None)[:1]:
             for index, component in enumerate(census.components):
                 if component.is_trained and (finding := self._component(window, census, index)):
                     yield finding

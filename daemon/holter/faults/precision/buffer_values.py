@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.structure import distinct_censuses
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, names_text, ranks_text
 from holter.faults.window import Window
@@ -79,7 +80,7 @@ class BufferValues:
 
     def _on_all(self, window: Window, is_bad: Callable[[TensorEntry], bool]) -> list[TensorEntry]:
         """Buffers that are bad in every census, as the first one tells them."""
-        distinct = list({id(census): census for census in window.models.census.values()}.values())
+        distinct = distinct_censuses(window, None)
         found: list[TensorEntry] = []
         for number, census in enumerate(distinct):
             bad = [e for e in census.entries if e.is_buffer and math.prod(e.shape) >= self.min_numel and is_bad(e)]

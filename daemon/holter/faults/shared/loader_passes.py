@@ -6,6 +6,7 @@ A loader is known by its number in a process. One pass that was trained on makes
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from holter.faults.shared.structure import distinct_censuses
 from holter.faults.window import Window
 from holter.records import Census, Feed
 
@@ -47,17 +48,12 @@ def trained(known: Iterable[LoaderPass]) -> list[LoaderPass]:
     return [one for one in known if (one.rank, one.begin.loader) in feeding]
 
 
-def censuses(window: Window) -> list[Census]:
-    """Each different census once: equal ones are one object."""
-    return list({id(census): census for census in window.models.census.values()}.values())
-
-
 def is_replicated_everywhere(window: Window) -> bool:
     """Whether all that is trained is replicated over all ranks, so that each must be fed with data of its own.
 
     One trained tensor that is not, and the ranks may share a model: then they read the same batches on purpose.
     """
-    known = censuses(window)
+    known = distinct_censuses(window, None)
     return window.world_size > 1 and bool(known) and all(_is_replicated(census, window.world_size) for census in known)
 
 

@@ -41,9 +41,9 @@ class StructureDifference:
         return tuple(dict.fromkeys((*self.presence, *self.shapes, *self.order, *self.frozen, *self.dtypes)))
 
 
-def distinct_censuses(window: Window) -> list[Census]:
-    """The ranks' censuses, equal ones once; at most so many that looking at all entries stays cheap."""
-    return list({id(census): census for census in window.models.census.values()}.values())[:MAX_DISTINCT]
+def distinct_censuses(window: Window, limit: int | None = MAX_DISTINCT) -> list[Census]:
+    """The ranks' censuses, equal ones once, for they are one object; at most so many that looking at all entries stays cheap."""
+    return list({id(census): census for census in window.models.census.values()}.values())[:limit]
 
 
 def compare_structures(window: Window) -> StructureDifference | None:

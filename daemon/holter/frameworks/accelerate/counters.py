@@ -8,9 +8,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
-from holter.rank.undo import images
-from holter.rank.undo.gathering import Source, source_of
-from holter.rank.undo.parts import Copies, StatePart
+from holter.rank.undo.state_parts import Copies, Source, StatePart, put_image, source_of
 
 
 def source(accelerator: Any) -> Source:
@@ -28,7 +26,7 @@ def _take(accelerator: Any) -> StatePart:
 def _put(accelerator: Any, image: Any, copies: Copies) -> None:
     accelerator.step = image["step"]
     for registered, kept in zip(_registered(accelerator), image["registered"], strict=True):
-        registered.load_state_dict(images.put(None, kept, copies))
+        registered.load_state_dict(put_image(None, kept, copies))
 
 
 def _registered(accelerator: Any) -> list[Any]:

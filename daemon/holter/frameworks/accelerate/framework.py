@@ -8,7 +8,7 @@ from holter.rank.framework import Framework, Keeper, LogFunction, SaveFunction, 
 
 if TYPE_CHECKING:
     from holter.rank.context import Context
-    from holter.rank.undo.gathering import Source
+    from holter.rank.undo.state_parts import Source
 
 _ACCELERATOR = ("accelerate.accelerator", "Accelerator")
 

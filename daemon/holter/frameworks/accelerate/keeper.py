@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from holter.errors import PartlySavedError, SaveError
 from holter.frameworks.saving import averages, random_states
 from holter.rank.framework import Task
-from holter.rank.state_objects import innermost
+from holter.rank.search import innermost
 
 if TYPE_CHECKING:
     from holter.rank.context import Context

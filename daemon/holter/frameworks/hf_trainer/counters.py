@@ -7,9 +7,7 @@ import sys
 import weakref
 from typing import Any
 
-from holter.rank.undo import images
-from holter.rank.undo.gathering import Source, source_of
-from holter.rank.undo.parts import Copies, StatePart
+from holter.rank.undo.state_parts import Copies, Source, StatePart, put_image, source_of
 
 
 def source(trainer: Any) -> Source:
@@ -30,10 +28,10 @@ def _take(trainer: Any) -> StatePart:
 
 
 def _put(trainer: Any, image: Any, copies: Copies) -> None:
-    vars(trainer.state).update(images.put(None, image["state"], copies))
+    vars(trainer.state).update(put_image(None, image["state"], copies))
     del trainer.state.log_history[image["num_logged"] :]
     for each, kept in zip(_exporting(trainer), image["exported"], strict=True):
-        exported = images.put(None, kept, copies)
+        exported = put_image(None, kept, copies)
         vars(each).update(exported["args"] | exported["attributes"])
     trainer.current_flos = image["flos"]
 

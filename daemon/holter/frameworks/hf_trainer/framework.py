@@ -9,7 +9,7 @@ from holter.records import Phase
 
 if TYPE_CHECKING:
     from holter.rank.context import Context
-    from holter.rank.undo.gathering import Source
+    from holter.rank.undo.state_parts import Source
 
 _TRAINER = ("transformers.trainer", "Trainer")
 

@@ -22,7 +22,7 @@ from holter.errors import SaveError
 from holter.frameworks.accelerate.keeper import REPLICATED, alone, tensors_of
 from holter.frameworks.saving import averages, random_states
 from holter.rank.framework import Task
-from holter.rank.state_objects import innermost
+from holter.rank.search import innermost
 
 if TYPE_CHECKING:
     from holter.rank.context import Context

@@ -22,7 +22,7 @@ import torch
 from holter.errors import SaveError
 from holter.frameworks.fsdp import shards
 from holter.frameworks.saving.averages import Average
-from holter.rank import naming, state_objects
+from holter.rank import naming, search
 from holter.rank.models import Model
 
 NAMES = "names.json"
@@ -133,12 +133,11 @@ def _optim(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
 
 def find_others(optimizers: Sequence[torch.optim.Optimizer], averages: Iterable[Average]) -> list[Other]:
     """Living schedulers, scalers and averages, in the order of their keys."""
-    order = {id(state_objects.innermost(optimizer)): number for number, optimizer in enumerate(optimizers)}
+    order = {id(search.innermost(optimizer)): number for number, optimizer in enumerate(optimizers)}
     schedulers = [
-        (order[id(state_objects.innermost(scheduler.optimizer))], scheduler)
-        for scheduler in state_objects.schedulers(optimizers)
+        (order[id(search.innermost(scheduler.optimizer))], scheduler) for scheduler in search.schedulers(optimizers)
     ]
-    scalers = [(_first_scaled(scaler, order), scaler) for scaler in state_objects.scalers()]
+    scalers = [(_first_scaled(scaler, order), scaler) for scaler in search.scalers()]
     return [
         *_numbered("scheduler", schedulers, optimizers),
         *_numbered("scaler", scalers, optimizers),

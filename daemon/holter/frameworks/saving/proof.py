@@ -19,7 +19,7 @@ from holter.frameworks.saving.reading import holds_tensors, tensors_in
 from holter.halting.vault import manifest as manifests
 from holter.halting.vault.manifest import RankPart, StoredTensor
 from holter.rank.framework import Keeper, Task
-from holter.rank.readings.fingerprints import count_nan, count_nonfinite, fingerprint_of
+from holter.rank.readings.fused_pass import count_nan, count_nonfinite, fingerprint_of
 
 _SHARD = re.compile(r"^(?:__(\d+)_\d+\.distcp|(?:\w+_)?zero_pp_rank_(\d+)_.*)$")
 """Names of files that hold one rank's shard, whoever else is there."""

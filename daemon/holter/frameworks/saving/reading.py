@@ -22,7 +22,7 @@ from holter.errors import VaultError
 from holter.frameworks.saving import torch_files
 from holter.halting.vault.manifest import Manifest, StoredTensor
 from holter.halting.vault.verification import Problem
-from holter.rank.readings.fingerprints import count_nonfinite, fingerprint_of
+from holter.rank.readings.fused_pass import count_nonfinite, fingerprint_of
 
 TORCH_SAVED = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 _PIECES = re.compile(r"__(\d+)_\d+\.distcp")

@@ -6,6 +6,9 @@
 
 Two proofs, because they answer different questions: a digest says that a file is the one that was sealed; a fingerprint says that a tensor in
 it is the one that was in memory, and names the tensor when it is not. A manifest carries its own digest: one that was changed is none.
+
+Whether a save is whole is judged here too (`missing_from`): what the ranks say they wrote, against the files that are there. Replicas stand
+for each other: the first saver's part is enough. A shard stands for itself: each one that is missing is named.
 """
 
 import hashlib
@@ -205,25 +208,25 @@ class Circumstances:
     mesh: Mapping[str, list[list[int]]] = field(default_factory=dict)
 
 
-def lacking(about: Circumstances, parts: Mapping[int, RankPart], files: Mapping[str, StoredFile]) -> list[str]:
+def missing_from(about: Circumstances, parts: Mapping[int, RankPart], files: Mapping[str, StoredFile]) -> list[str]:
     """What the checkpoint does not have, a sentence each; none: it is whole."""
     nothing = [] if any(map(_is_state, files)) else ["nothing was written"]
     return [*nothing, *_missing_parts(about, parts), *_unproven(about, parts), *_missing_files(about, parts, files)]
 
 
-def unclaimed(parts: Mapping[int, RankPart], files: Iterable[str]) -> list[str]:
+def unclaimed_files(parts: Mapping[int, RankPart], files: Iterable[str]) -> list[str]:
     """Files that no rank says it wrote."""
     claimed = {name for part in parts.values() for name in part.files}
     return [name for name in files if _is_state(name) and name not in claimed]
 
 
-def random_states(files: Iterable[str]) -> list[int]:
+def ranks_with_random_state(files: Iterable[str]) -> list[int]:
     """Ranks whose random state is there, by the frameworks' own names and ours."""
     ranks = {int(found[1]) for name in files if (found := _RANDOM_STATE.search(name))}
     return sorted(ranks | {0 for name in files if _LONE_RANDOM_STATE.search(name)})
 
 
-def why(about: Circumstances, parts: Mapping[int, RankPart], known_states: list[int]) -> str:
+def why_whole(about: Circumstances, parts: Mapping[int, RankPart], known_states: list[int]) -> str:
     """Of a whole one, with what its ranks note. Where no file is known to be a random state nothing is said: a framework may keep it among other things."""
     without = [rank for rank in range(about.world_size) if rank not in known_states] if known_states else []
     lack = f"without the random state of rank {', '.join(map(str, without))}" if without else ""
@@ -274,7 +277,7 @@ def _missing_files(
                 yield f"{name} has {files[name].bytes} bytes, rank {rank} wrote {size}"
     if not parts.keys() >= set(about.savers):
         # Whoever wrote it did not come to its end.
-        yield from (f"{name} was read back by no rank" for name in unclaimed(parts, files))
+        yield from (f"{name} was read back by no rank" for name in unclaimed_files(parts, files))
 
 
 def _because(about: Circumstances, rank: int) -> str:

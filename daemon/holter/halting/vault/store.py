@@ -5,6 +5,7 @@
     checkpoints/30-2             sealed, of the same step, and not the same bits
     checkpoints/30-incomplete    sealed, and its manifest says what is missing
     checkpoints/vault.json       runs that have sealed here: a run directory may have several lives
+    checkpoints/watched.json     the script's own checkpoints, and what is thought of each (ScriptSaves)
 
 Two good ones are kept; an older one goes only when a newer one has its name. Whatever fails raises VaultError, and what had its name before
 keeps it.
@@ -30,10 +31,10 @@ from holter.halting.vault.manifest import (
     Progress,
     RankPart,
     StoredFile,
-    lacking,
-    random_states,
-    unclaimed,
-    why,
+    missing_from,
+    ranks_with_random_state,
+    unclaimed_files,
+    why_whole,
 )
 from holter.records import Verdict
 
@@ -42,7 +43,7 @@ NUM_KEPT = 2
 """Of each verdict."""
 SEALED = re.compile(r"(\d+)(-\d+|-incomplete(-\d+)?)?")
 """Names of sealed checkpoints: completed steps, and what tells several of them apart."""
-NAME = "watched.json"
+SCRIPT_SAVES = "watched.json"
 
 
 class Sealed(NamedTuple):
@@ -161,8 +162,8 @@ class Vault:
     def _seal(self, partial: Path, about: Circumstances, progress: Progress) -> Sealed:
         files = _digested(partial, progress)
         parts, damaged = _parts(partial)
-        lacks = [*lacking(about, parts, files), *damaged]
-        is_whole, known_states = not lacks, random_states(files)
+        lacks = [*missing_from(about, parts, files), *damaged]
+        is_whole, known_states = not lacks, ranks_with_random_state(files)
         about = _looked_at(about, parts)
         manifest = manifests.signed(
             Manifest(
@@ -172,7 +173,7 @@ class Vault:
                 world_size=about.world_size,
                 mesh=dict(about.mesh),
                 verdict=about.verdict if is_whole else "incomplete",
-                why=why(about, parts, known_states) if is_whole else "; ".join(lacks),
+                why=why_whole(about, parts, known_states) if is_whole else "; ".join(lacks),
                 cause=about.cause,
                 savers=list(about.savers),
                 lost=list(about.lost),
@@ -180,7 +181,7 @@ class Vault:
                 files=files,
                 tensors=[tensor for part in parts.values() for tensor in part.tensors],
                 unread={name: reason for part in parts.values() for name, reason in part.unread.items()}
-                | dict.fromkeys(unclaimed(parts, files), "no rank read it back"),
+                | dict.fromkeys(unclaimed_files(parts, files), "no rank read it back"),
                 sealed_at=rfc3339(wall_ns()),
             )
         )
@@ -330,14 +331,14 @@ class ScriptSaves(msgspec.Struct, frozen=True):
     saves: list[ScriptSave] = []
 
 
-def path_in(run_dir: Path) -> Path:
+def script_saves_path(run_dir: Path) -> Path:
     """Where they are written down."""
-    return run_dir / FOLDER / NAME
+    return run_dir / FOLDER / SCRIPT_SAVES
 
 
-def read(run_dir: Path) -> list[ScriptSave]:
+def read_script_saves(run_dir: Path) -> list[ScriptSave]:
     """What is written down; a file that cannot be read says nothing."""
     try:
-        return msgspec.json.decode(path_in(run_dir).read_bytes(), type=ScriptSaves).saves
+        return msgspec.json.decode(script_saves_path(run_dir).read_bytes(), type=ScriptSaves).saves
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
         return []

@@ -1,11 +1,11 @@
-/* A signal that asks the rank to end is passed on to the desk for halts, which may save first; nobody's silence keeps the process alive.
+/* A signal that asks the rank to end is passed on to the halt agent, which may save first; nobody's silence keeps the process alive.
 
-       SIGTERM -> its number into a pipe -> training goes on, the desk's thread reads it
+       SIGTERM -> its number into a pipe -> training goes on, the halt agent's thread reads it
                -> a timer: SIGTERM once more in GRACE_S, and that one has its default action
 
-   The desk answers with `grant`: so many seconds more, or as long as it takes. A thread that cannot answer, because the interpreter's lock is
+   The agent answers with `grant`: so many seconds more, or as long as it takes. A thread that cannot answer, because the interpreter's lock is
    held or the interpreter is ending, grants nothing, and the process ends as it would have, that little later. Signals other
-   than SIGTERM only wake the desk.
+   than SIGTERM only wake the agent.
 
    Python does not know of it: signal.getsignal says SIG_DFL as before, and a handler that the script installs, before or after, is the one that
    counts. Everything called in the handler is async-signal-safe. A forked child has no such timer and is not the rank: it dies at once. */

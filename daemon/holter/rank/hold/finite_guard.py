@@ -20,7 +20,7 @@ An optimizer that is given a closure computes its gradients inside its step: it 
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,9 +28,12 @@ from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.hooks.clips import FLAT
 from holter.rank.placement import is_split
+from holter.rank.readings.fused_pass import has_nonfinite, launch
 from holter.rank.readings.samples import local
 from holter.records import SightLost
-from holter_kernels import Pass
+
+if TYPE_CHECKING:
+    from holter_kernels import Pass
 
 
 class FiniteGuard:
@@ -74,16 +77,12 @@ class FiniteGuard:
         gradients = self._unshown(optimizer)
         if not gradients:
             return False
-        reading = self._passes.get(optimizer)
-        is_free = reading is not None and not any(reading is owed for _, owed in self._owed)
-        if reading is None or not is_free or not reading.launch_on(gradients):
-            reading = self._passes[optimizer] = Pass(gradients, histogram="off")
-            reading.launch()
+        reading = launch(self._passes, optimizer, gradients, [owed for _, owed in self._owed])
         table = reading.poll()
         if table is None:
             self._owed.append((self._context.log.step, reading))
             return False
-        return _is_bad(table)
+        return has_nonfinite(table)
 
     def late(self) -> int | None:
         """The first step of which a device has answered since that it was not finite; it is in the weights."""
@@ -91,7 +90,7 @@ class FiniteGuard:
             return None
         answers = [(step, reading, reading.poll()) for step, reading in self._owed]
         self._owed = [(step, reading) for step, reading, table in answers if table is None]
-        return next((step for step, _, table in answers if table is not None and _is_bad(table)), None)
+        return next((step for step, _, table in answers if table is not None and has_nonfinite(table)), None)
 
     def _unshown(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         covers, lent = self._context.hold.known_finite.covers, self._context.frameworks.lent.get(optimizer)
@@ -110,10 +109,6 @@ class FiniteGuard:
                 if part.layout is torch.strided and (part.is_floating_point() or part.is_complex()):
                     found.append(part)
         return found
-
-
-def _is_bad(table: Any) -> bool:
-    return bool((table.nans + table.pos_infs + table.neg_infs).any())
 
 
 class Shards:

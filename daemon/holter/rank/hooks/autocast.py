@@ -6,7 +6,7 @@
         reference = model(x)       computed with the copies: equal to the first, bit for bit
 
 A region ends where its cache is cleared, which torch itself does at the outermost exit; a script that clears it after a swap does right.
-Nothing is sampled until a region has called a model twice; then the first 64 steps, and later the steps of comparison, are looked at.
+Nothing is sampled until a region has called a model twice; from then on the first 64 steps are sampled, and later the steps of comparison.
 """
 
 import functools

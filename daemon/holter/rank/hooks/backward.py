@@ -1,21 +1,25 @@
-"""The raw loss, read where backward is called: what a logger shows may be an average that hides a NaN.
+"""Backward passes, and the loss scaler around them.
 
-Also the moment at which gradients are complete and still the rank's own: a callback queued by the first hook of the backward pass
-runs when the pass is over and before DDP's own callback copies the reduced gradients back.
+The raw loss is read where backward is called: what a logger shows may be an average that hides a NaN. A callback that the first hook of the
+pass queues runs when the gradients are complete and still the rank's own, before DDP's callback copies the reduced gradients back.
+
+Steps that a loss scaler skips are told as series: how many in a row, and what became of its factor. The first steps of a healthy run are
+skipped too, while the factor is searched for. So little is told: at 1, 2, 4, 8, 12, 16, 20, 32, 64 … in a row, and, with 0 in a row, when
+a step was taken again.
 """
 
 import functools
 import math
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from holter.rank.context import Context
-from holter.rank.hooks.skipped_steps import SkipProbe
 from holter.rank.publish.step_log import OpenStep
-from holter.records import Nonfinite, Phase
+from holter.records import Nonfinite, Phase, Skipped
 
 MAX_NODES = 16
 LOOKED_THROUGH = (
@@ -27,13 +31,14 @@ LOOKED_THROUGH = (
     "SqueezeBackward",
     "ViewBackward",
 )
+TOLD_AT = frozenset({1, 2, 4, 8, 12, 16, 20})
+TOLD_FROM = 32
+"""From here on every power of two."""
+MAX_SKIP_SUSPECTS = 8
 
 
 class LossProbe:
-    """Follows `torch.autograd.backward`; calls back when a pass begins, when its gradients are there, and when it is over.
-
-    And when a loss scaler has ended a round.
-    """
+    """Follows `torch.autograd.backward`; calls back when a pass begins, when its gradients are there, when it is over, and when a scaler ends a round."""
 
     def __init__(
         self,
@@ -145,17 +150,17 @@ class LossProbe:
         for hook in hooks:
             hook.remove()
         self._on_end()
-        self._context.log.now.micro_steps += 1
+        self._context.log.now.passes.num_done += 1
         self._context.enter(self._interrupted)
 
     def _read(self, loss: torch.Tensor) -> None:
         raw, step, node = loss.detach(), self._context.log.now, loss.grad_fn
         if self._unscaled is not None and self._unscaled[0]() is loss:
-            raw, step.loss_scale = self._unscaled[1:]
+            raw, step.losses.scale = self._unscaled[1:]
             # The scaler's own factor is the outermost product.
             node = node.next_functions[0][0] if node is not None else None
-            if step.loss_scale is not None:
-                step.numbers["loss_scale"] = step.loss_scale
+            if step.losses.scale is not None:
+                step.numbers["loss_scale"] = step.losses.scale
         self._unscaled = None
         step.numbers["loss.is_divided"] = min(step.numbers.get("loss.is_divided", 1.0), float(is_divided(node)))
         if raw.device.type == "cpu":
@@ -167,13 +172,13 @@ class LossProbe:
             self._learn(step, float(table.sum[0]) + odd)
 
         # A list of its own for each micro-step: the device may not have answered the one before.
-        self._context.readings.read(f"loss{step.micro_steps}", [raw], step.owe(learn))
+        self._context.readings.read(f"loss{step.passes.num_done}", [raw], step.owe(learn))
 
     def _learn(self, step: OpenStep, value: float) -> None:
-        step.losses.append(value)
+        step.losses.values.append(value)
         if not math.isfinite(value):
             is_nan = math.isnan(value)
-            step.suspect(Nonfinite(where="loss", name="loss", nans=int(is_nan), infs=int(not is_nan), numel=1))
+            step.suspects.add(Nonfinite(where="loss", name="loss", nans=int(is_nan), infs=int(not is_nan), numel=1))
             self._context.inputs.suspect_last()
 
 
@@ -197,3 +202,75 @@ def is_divided(node: Any) -> bool:
         if name.startswith(LOOKED_THROUGH):
             nodes += inner
     return False
+
+
+@dataclass
+class _ScalerRound:
+    step: int
+    loss: float
+    suspects: list[Nonfinite]
+
+
+@dataclass
+class _SkipSeries:
+    first_scale: float
+    lowest_scale: float
+    in_a_row: int = 0
+    num_taken: int = 0
+
+
+class SkipProbe:
+    """Follows the rounds of each loss scaler."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._series: weakref.WeakKeyDictionary[Any, _SkipSeries] = weakref.WeakKeyDictionary()
+
+    def end_round(self, scaler: Any) -> None:
+        """The scaler is about to update its factor: learn whether it called its optimizers."""
+        found = [
+            flag
+            for state in scaler._per_optimizer_states.values()  # noqa: SLF001
+            for flag in state["found_inf_per_device"].values()
+        ]
+        scale, step = scaler._scale, self._context.log.now  # noqa: SLF001  get_scale() would wait for a device
+        if not found or scale is None:
+            return
+        reference = weakref.ref(scaler)
+        loss = step.losses.values[-1] if step.losses.values else math.nan
+        ended = _ScalerRound(step.step, loss, step.suspects.tensors[:MAX_SKIP_SUSPECTS])
+        if all(flag.device.type == "cpu" for flag in (*found, scale)):
+            self._learn(scaler, ended, scale=float(scale), is_skipped=any(map(bool, found)))
+            return
+
+        def learn(table: Any) -> None:
+            if (alive := reference()) is not None:
+                is_skipped = bool((table.square_sum[:-1] > 0).any())
+                self._learn(alive, ended, scale=float(table.sum[-1]), is_skipped=is_skipped)
+
+        self._context.readings.read(f"scaler{id(scaler)}", [*found, scale], learn)
+
+    def _learn(self, scaler: Any, ended: _ScalerRound, *, scale: float, is_skipped: bool) -> None:
+        series = self._series.get(scaler)
+        if series is None:
+            series = self._series[scaler] = _SkipSeries(scale, scale)
+        was = series.in_a_row
+        series.in_a_row = was + 1 if is_skipped else 0
+        series.num_taken += not is_skipped
+        series.lowest_scale = min(series.lowest_scale, scale)
+        if not (_is_told(series.in_a_row) if is_skipped else was):
+            return
+        skipped = Skipped(
+            in_a_row=series.in_a_row,
+            scale=scale,
+            lowest_scale=series.lowest_scale,
+            first_scale=series.first_scale,
+            loss=ended.loss,
+            nonfinite=ended.suspects if is_skipped else [],
+            num_taken=series.num_taken,
+        )
+        self._context.writer.say(ended.step, skipped)
+
+
+def _is_told(in_a_row: int) -> bool:
+    return in_a_row in TOLD_AT or (in_a_row >= TOLD_FROM and in_a_row & (in_a_row - 1) == 0)

@@ -57,7 +57,7 @@ class ClipProbe:
         return scale
 
     def _look_before_scaling(self, parameters: Any, norm: Any) -> None:
-        """Who had it before all get it; looked for in a step that is not finite, and never on a device, which would have to be waited for."""
+        """Whose shard had the NaN before the scaling gives it to all; asked only if the norm is not finite, and never of a device, which we would have to wait for."""
         if not isinstance(norm, torch.Tensor) or not local(norm).is_cpu or math.isfinite(float(local(norm))):
             return
         held = [parameters] if isinstance(parameters, torch.Tensor) else parameters
@@ -65,8 +65,8 @@ class ClipProbe:
         if not any(is_split(gradient) for gradient in gradients):
             return
         is_finite = all(bool(torch.isfinite(local(gradient)).all()) for gradient in gradients)
-        step = self._context.log.now
-        step.was_clipped_finite = is_finite and step.was_clipped_finite is not False
+        reading = self._context.log.now.gradients
+        reading.was_clipped_finite = is_finite and reading.was_clipped_finite is not False
 
     def _clipped(self, parameters: Any, limit: Any, norm: Any, kind: Any) -> None:
         if not isinstance(norm, torch.Tensor) or isinstance(limit, torch.Tensor):

@@ -1,35 +1,61 @@
 """Data loaders: the time spent in `iter` and `next`, and each pass over one, told when it begins and when it ends.
 
-Whether a loader feeds the training is seen, not told: a backward pass follows its batch. So the beginning of a loader's first pass is
-told at the first backward pass after it; a loader that is never trained on, at its end.
+Nobody says which loader the training reads: it is the one whose batch a backward pass follows. So the beginning of a loader's first pass is
+told at the first backward pass after it; that of a loader that is never trained on, at its end.
 
     iter(loader)   next   forward   backward        next …   StopIteration
     pass begins                     begin is told            end is told
+
+What a loader says of itself (data set, samplers, number of parts and batches) is read without iterating anything. No length is asked of a
+sampler that would have to run to know it: that could draw random numbers.
 """
 
+import builtins
+import contextlib
 import functools
+import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sized
 from dataclasses import dataclass, field
 from itertools import islice
+from types import FrameType, FunctionType
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from holter.rank.context import Context, in_phase
-from holter.rank.hooks import loader_description
 from holter.rank.readings import batches
 from holter.rank.readings.batches import Leaf
 from holter.records import Feed, Phase
 
 MAX_LOADERS = 64
-"""A script that makes a loader for each step is heard for so many of them."""
+"""A script may make a loader for each step: no more than these are told."""
 MAX_PASSES = 32
 """From here on only passes 32, 64, 128 ... are told: a script may begin one for every batch."""
 TOGETHER = 3
-"""A loader whose batch was fetched, if not last, before so many backward passes in a row is read together with another."""
+"""A loader that was not the last one asked still feeds the training if its batch was fetched before so many backward passes in a row."""
+MAX_DEPTH = 8
+TRUSTED = frozenset({"torch", "accelerate", "transformers", "builtins"})
+"""Where the samplers come from whose length is known to be cheap and to change nothing."""
+SHARDS = ("num_replicas", "num_processes", "num_shards")
+"""How samplers call the number of parts that they cut the data into."""
+HARMLESS = frozenset({"len", "int", "min", "max", "sum", "abs", "round", "super"})
+
+
+@dataclass(frozen=True)
+class LoaderDescription:
+    """The fields of `records.Feed` that hold for a whole pass."""
+
+    dataset: str
+    dataset_size: int
+    num_batches: int
+    batch_size: int
+    sampler: str
+    is_shuffling: bool
+    sampler_epoch: int
+    num_shards: int
 
 
 @dataclass(eq=False)
@@ -44,7 +70,7 @@ class _Loader:
 class _Pass:
     loader: _Loader
     epoch: int
-    said: loader_description.Description | None
+    description: LoaderDescription | None
     """None: this pass is not told."""
     num_taken: int = 0
     num_samples: int = 0
@@ -55,14 +81,14 @@ class _Pass:
 
 
 @dataclass
-class Taken:
+class FetchedBatch:
     """One batch that a loader gave."""
 
     origin: _Pass
     signature: int
     num_samples: int
     leaves: list[Leaf] = field(default_factory=list)
-    """Of the last batch only."""
+    """Its tensors; kept of the last batch only."""
 
 
 class DataProbe:
@@ -73,10 +99,10 @@ class DataProbe:
         self._num_loaders = 0
         self._loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
         self._passes: weakref.WeakKeyDictionary[Any, _Pass] = weakref.WeakKeyDictionary()
-        self._recent: deque[Taken] = deque(maxlen=64)
-        """Since the last backward pass."""
+        self._recent: deque[FetchedBatch] = deque(maxlen=64)
+        """Batches since the last backward pass."""
         self._before: list[_Loader] = []
-        """Read before the last one."""
+        """Loaders that were read before the last backward pass."""
 
     def install(self) -> None:
         """Call through ours whenever a pass begins and a batch is fetched."""
@@ -89,11 +115,11 @@ class DataProbe:
             "_reset", functools.partial(in_phase, self._context, Phase.DATA), _MultiProcessingDataLoaderIter
         )
 
-    def trained(self) -> list[Taken]:
+    def trained(self) -> list[FetchedBatch]:
         """A backward pass begins: the batches that were fetched for it, in order."""
         recent = list(self._recent)
         self._recent.clear()
-        fetched = {taken.origin.loader.number: taken.origin for taken in recent}
+        fetched = {batch.origin.loader.number: batch.origin for batch in recent}
         for last in fetched.values():
             last.loader.num_in_a_row = last.loader.num_in_a_row + 1 if last.loader in self._before else 1
             is_last = last is recent[-1].origin
@@ -102,18 +128,18 @@ class DataProbe:
             if last.loader.is_training:
                 self._tell_beginning(last)
         self._before = [last.loader for last in fetched.values()]
-        return [taken for taken in recent if taken.origin.loader.is_training]
+        return [batch for batch in recent if batch.origin.loader.is_training]
 
     def under_way(self, asked: Collection[int]) -> list[tuple[Any, list[int]]]:
-        """Loaders that feed the step, with the seeds of their living iterators; none asked yet: those whose pass goes on."""
+        """Loaders that the step reads, with the seeds of their living iterators; if none was asked yet, those whose pass goes on."""
         passes = list(self._passes.items())
-        feeding = asked or {
+        numbers = asked or {
             known.loader.number for _, known in passes if known.loader.is_training and not known.is_over
         }
         return [
             (loader, [getattr(iterator, "_base_seed", 0) for iterator, known in passes if known.loader is held])
             for loader, held in list(self._loaders.items())
-            if held.number in feeding
+            if held.number in numbers
         ]
 
     def _around_iterator(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,7 +151,7 @@ class DataProbe:
         def get_iterator(loader: Any) -> Any:
             ask(loader)
             iterator = make(loader)
-            begin(iterator, loader, loader_description.caller_frame())
+            begin(iterator, loader, caller_frame())
             return iterator
 
         return get_iterator
@@ -140,7 +166,7 @@ class DataProbe:
             original(iterator, loader, first_iter, *args, **kwargs)
             if not first_iter:
                 # Workers that persist: the same iterator, a new pass.
-                begin(iterator, loader, loader_description.caller_frame())
+                begin(iterator, loader, caller_frame())
 
         return reset
 
@@ -184,9 +210,9 @@ class DataProbe:
         known = self._known(loader)
         epoch = known.num_passes
         known.num_passes += 1
-        is_heard = known.number < MAX_LOADERS and (epoch <= MAX_PASSES or epoch & (epoch - 1) == 0)
-        said = loader_description.describe(loader, loader_description.wrapper_of(loader, frame)) if is_heard else None
-        begun = self._passes[iterator] = _Pass(known, epoch, said)
+        is_told = known.number < MAX_LOADERS and (epoch <= MAX_PASSES or epoch & (epoch - 1) == 0)
+        description = describe_loader(loader, wrapper_of_loader(loader, frame)) if is_told else None
+        begun = self._passes[iterator] = _Pass(known, epoch, description)
         if known.is_training:
             self._tell_beginning(begun)
 
@@ -204,7 +230,7 @@ class DataProbe:
         if self._recent:
             # One batch is held, whatever is fetched before the next backward pass.
             self._recent[-1].leaves = []
-        self._recent.append(Taken(here, signature, num_samples, leaves))
+        self._recent.append(FetchedBatch(here, signature, num_samples, leaves))
 
     def _end(self, iterator: Any) -> None:
         here = self._passes.get(iterator)
@@ -220,24 +246,24 @@ class DataProbe:
             self._tell(here, is_end=False)
 
     def _tell(self, here: _Pass, *, is_end: bool) -> None:
-        said = here.said
-        if said is None:
+        known = here.description
+        if known is None:
             return
         feed = Feed(
             loader=here.loader.number,
             epoch=here.epoch,
             is_end=is_end,
             is_training=here.loader.is_training,
-            dataset=said.dataset,
-            dataset_size=said.dataset_size,
-            num_batches=0 if self._is_joined() else said.num_batches,
-            batch_size=said.batch_size,
+            dataset=known.dataset,
+            dataset_size=known.dataset_size,
+            num_batches=0 if self._is_joined() else known.num_batches,
+            batch_size=known.batch_size,
             num_taken=here.num_taken,
             num_samples=here.num_samples,
-            sampler=said.sampler,
-            is_shuffling=said.is_shuffling,
-            sampler_epoch=said.sampler_epoch,
-            num_shards=said.num_shards,
+            sampler=known.sampler,
+            is_shuffling=known.is_shuffling,
+            sampler_epoch=known.sampler_epoch,
+            num_shards=known.num_shards,
             order=here.order if is_end and here.is_order_known else 0,
         )
         self._context.writer.say(self._context.log.step, feed)
@@ -246,3 +272,109 @@ class DataProbe:
         """Whether DDP's `join()` lets each rank end when it likes: then no length binds the others."""
         configs = (getattr(model.ddp, "_join_config", None) for model in self._context.models)
         return any(config is not None and config.enable for config in configs)
+
+
+def describe_loader(loader: Any, wrapper: Any) -> LoaderDescription:
+    """Describe a loader, and the framework's object that iterates it, if there is one."""
+    dataset, shards = loader.dataset, [wrapper] if _is_dispatching(wrapper) else []
+    while type(dataset).__name__ == "IterableDatasetShard":
+        shards.append(dataset)
+        dataset = dataset.dataset
+    is_iterable = isinstance(dataset, IterableDataset)
+    samplers = [] if is_iterable else _chain(loader)
+    num_shards = 1
+    for part in (*shards, *samplers):
+        num_shards *= _num_shards(part)
+    epochs = [part.epoch for part in samplers if hasattr(part, "set_epoch") and isinstance(_get(part, "epoch"), int)]
+    return LoaderDescription(
+        dataset=type(dataset).__name__,
+        dataset_size=-1 if is_iterable else _length(dataset),
+        num_batches=_length(samplers[0]) if samplers and all(map(_is_harmless, samplers)) else -1,
+        batch_size=_batch_size(loader),
+        sampler=">".join(type(part).__name__ for part in (*shards, *samplers)),
+        is_shuffling=any(_is_shuffling(part) for part in samplers),
+        sampler_epoch=epochs[0] if epochs else -1,
+        num_shards=num_shards,
+    )
+
+
+def wrapper_of_loader(loader: Any, frame: FrameType | None) -> Any:
+    """Accelerate's own loader that is beginning to iterate this one, from the frames that called; None: the script does.
+
+    Of the script's own frames nothing is read: that would keep what lies in their variables alive.
+    """
+    for _ in range(MAX_DEPTH):
+        if frame is None:
+            return None
+        if frame.f_globals.get("__name__", "").startswith("accelerate."):
+            caller = frame.f_locals.get("self")
+            if getattr(caller, "__dict__", {}).get("base_dataloader") is loader:
+                return caller
+        frame = frame.f_back
+    return None
+
+
+def caller_frame() -> FrameType | None:
+    """The frame of the function that called ours."""
+    return sys._getframe(1).f_back  # noqa: SLF001  the only way to a frame
+
+
+def _chain(loader: Any) -> list[Any]:
+    """Samplers from the outermost inwards."""
+    part = loader.batch_sampler if loader.batch_sampler is not None else loader.sampler
+    found: list[Any] = []
+    while part is not None and len(found) < MAX_DEPTH:
+        found.append(part)
+        inner = _get(part, "batch_sampler")
+        part = inner if inner is not None else _get(part, "sampler")
+    return found
+
+
+def _get(part: Any, name: str) -> Any:
+    with contextlib.suppress(Exception):
+        return getattr(part, name, None)
+    return None
+
+
+def _num_shards(part: Any) -> int:
+    if _is_dispatching(part):
+        part = _get(part, "state")
+    for name in SHARDS:
+        number = _get(part, name)
+        if isinstance(number, int) and number > 0:
+            return number
+    return 1
+
+
+def _is_dispatching(wrapper: Any) -> bool:
+    """One rank reads for all and sends the others their parts."""
+    return type(wrapper).__name__ == "DataLoaderDispatcher"
+
+
+def _is_shuffling(part: Any) -> bool:
+    return _get(part, "shuffle") is True or "Random" in type(part).__name__
+
+
+def _batch_size(loader: Any) -> int:
+    size = loader.batch_size if loader.batch_size is not None else _get(loader.batch_sampler, "batch_size")
+    return size if isinstance(size, int) else -1
+
+
+def _length(thing: Any) -> int:
+    with contextlib.suppress(Exception):
+        return len(thing) if isinstance(thing, Sized) else -1
+    return -1
+
+
+def _is_harmless(sampler: Any) -> bool:
+    """Whether its length is arithmetic: a `__len__` that calls the sampler's own functions may run through an epoch."""
+    kind = type(sampler)
+    owner = next((base for base in kind.__mro__ if "__len__" in base.__dict__), kind)
+    length = owner.__dict__.get("__len__")
+    if owner.__module__.split(".")[0] in TRUSTED or not isinstance(length, FunctionType):
+        return True
+    names = [name for name in length.__code__.co_names if name != "__len__"]
+    return not any(
+        isinstance(getattr(kind, name, None), FunctionType) or (hasattr(builtins, name) and name not in HARMLESS)
+        for name in names
+    )

@@ -4,33 +4,32 @@
         log.rewards, log.rewards_std,     log.train/reward_std, and under the name that detectors know: log.rewards_std
         rewards.num_groups ...
 
-A number stays a number and a tensor becomes its mean; `DERIVED` says what else is made of the few that mean more. Nothing waits for a
-device: what lies there is told when it has answered.
+A number stays a number and a tensor becomes its mean; `DERIVED` says what else is computed of the few names that mean more. An averaged copy
+of the weights (`ema`) is compared with the live ones, on a sample of elements. Nothing waits for a device: what lies there is told
+when it has answered.
 """
 
 import math
 import numbers
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from holter.rank.context import Context
-from holter.rank.readings.averages import AverageReader, named_tensors
-from holter.rank.readings.batches import corner
+from holter.rank.readings.batches import corner, sign
 from holter.records import Logged
 
 MAX_NAMES = 256
-"""Different names of one run; a script that logs a histogram of every tensor is not ours to carry."""
+"""Different names of one run that are told: a script may log a histogram of every tensor."""
 MAX_CALLS = 64
-"""Calls of one step that are heard."""
+"""Calls of one step that are told."""
 SAMPLED = 1 << 14
 """Of a larger tensor every n-th element is asked."""
 FLAT = 1e-8
 """A group whose spread is below this share of its magnitude has none: rounding."""
 EVALUATION = ("eval", "val", "valid", "validation", "test", "dev")
-
 ALIASES = {
     "reward": "rewards",
     "reward_mean": "rewards",
@@ -57,12 +56,17 @@ ALIASES = {
     "test_loss": "eval_loss",
 }
 """Names that scripts and libraries use, lower case and without what comes before a slash, and what is meant."""
+MAX_AVERAGED_TENSORS = 16
+MAX_AVERAGED_ELEMENTS = 1024
+"""Of each."""
+AVERAGE_WRAPPERS = ("module.", "_orig_mod.", "model.", "ema_model.", "averaged_model.")
+"""What copies put before the names of their parameters."""
 
 Numbers = Iterator[tuple[str, float]]
 
 
 class LogProbe:
-    """Takes what is logged; says it at once, with the step that is open."""
+    """Takes what is logged; tells it at once, with the number of the open step."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -93,9 +97,9 @@ class LogProbe:
     def _say(self, step: int, told: dict[str, float]) -> None:
         room = MAX_NAMES - len(self._names)
         self._names.update([name for name in told if name not in self._names][: max(room, 0)])
-        kept = {name: number for name, number in told.items() if name in self._names}
-        if kept:
-            self._context.writer.say(step, Logged(values=kept))
+        known = {name: number for name, number in told.items() if name in self._names}
+        if known:
+            self._context.writer.say(step, Logged(values=known))
 
     def _numbers(self, name: str, value: Any) -> Numbers:
         meaning = meaning_of(name)
@@ -202,4 +206,83 @@ DERIVED: dict[str, Callable[[str, torch.Tensor], Numbers]] = {
     "advantages": _of_rewards,
     "codebook_usage": _of_codebook,
 }
+
 KNOWN = frozenset(ALIASES.values()) | frozenset(DERIVED) | {"ratio", "ema"}
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""A tensor of the copy, and the live one."""
+
+
+def named_tensors(average: Any) -> dict[str, torch.Tensor]:
+    """The tensors of a module, of a state dict, or of an object that keeps them in a list, under numbers then."""
+    if isinstance(average, torch.nn.Module):
+        return dict(average.named_parameters())
+    if isinstance(average, Mapping):
+        return {str(name): value for name, value in average.items() if isinstance(value, torch.Tensor)}
+    shadow = getattr(average, "shadow_params", None)
+    if isinstance(shadow, Sequence) and all(isinstance(value, torch.Tensor) for value in shadow):
+        return {str(number): value for number, value in enumerate(shadow)}
+    return {}
+
+
+class AverageReader:
+    """Remembers what the copy was when it was last logged."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._last = 0
+
+    def read(self, average: dict[str, torch.Tensor]) -> Iterator[tuple[str, float]]:
+        """How far the copy is from the live weights, and whether it moved."""
+        pairs = self._pairs(average)
+        # Evenly over the model: its first tensors are embeddings, which move in their own way.
+        pairs = [pair for pair in pairs[:: -(-len(pairs) // MAX_AVERAGED_TENSORS) or 1] if _is_comparable(*pair)]
+        if not pairs:
+            return
+        copies = torch.cat([_sample_average(copy.detach()).double() for copy, _ in pairs])
+        live = torch.cat([_sample_average(live.detach()).double() for _, live in pairs])
+        apart, size = float((copies - live).norm()), float(live.norm())
+        yield "ema.distance", apart / size if size else float(apart > 0)
+        now = sign([copies])
+        if self._last:
+            yield "ema.moved", float(now != self._last)
+        self._last = now
+
+    def _pairs(self, average: dict[str, torch.Tensor]) -> list[Pair]:
+        for model in self._context.models:
+            live = {name.removeprefix(model.prefix): parameter for name, parameter in model.parameters}
+            if all(name.isdigit() for name in average):
+                trained = [parameter for parameter in live.values() if parameter.requires_grad]
+                found = list(zip(average.values(), trained, strict=False)) if len(trained) == len(average) else []
+            else:
+                found = [
+                    (copy, live[bare]) for name, copy in average.items() if (bare := _bare_name(name, live)) in live
+                ]
+            # The copy may be among the models itself.
+            if found and found[0][0].data_ptr() != found[0][1].data_ptr():
+                return found
+        return []
+
+
+def _bare_name(name: str, live: Mapping[str, Any]) -> str:
+    """The name without what a wrapper put before it."""
+    while name not in live:
+        shorter = next((name.removeprefix(wrapper) for wrapper in AVERAGE_WRAPPERS if name.startswith(wrapper)), None)
+        if shorter is None:
+            break
+        name = shorter
+    return name
+
+
+def _is_comparable(copy: torch.Tensor, live: torch.Tensor) -> bool:
+    is_here = copy.device.type == live.device.type == "cpu" and copy.layout is live.layout is torch.strided
+    return is_here and copy.shape == live.shape and copy.is_floating_point() and copy.data_ptr() != live.data_ptr()
+
+
+def _sample_average(tensor: torch.Tensor) -> torch.Tensor:
+    """Elements spread over the whole; where flattening would copy it, its first ones."""
+    if tensor.numel() <= MAX_AVERAGED_ELEMENTS:
+        return tensor.reshape(-1)
+    if tensor.is_contiguous():
+        return tensor.view(-1)[:: -(-tensor.numel() // MAX_AVERAGED_ELEMENTS) | 1]
+    return tensor[tuple(0 for _ in range(tensor.dim() - 1))][:MAX_AVERAGED_ELEMENTS]

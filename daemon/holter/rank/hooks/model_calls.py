@@ -1,9 +1,13 @@
-"""Forward and evaluation: calls of the watched models, with their inputs kept until the step is done.
+"""Calls of the watched models, in training and in evaluation, with their inputs kept until the step is done.
 
-Hooks sit on the outermost module of a model only: one on every module would cost a step its speed. They are not to be found in what the
-script makes of its model: they are off while it is saved or given to TorchScript, a copy or a pickle of it holds a call that
-does nothing in their place, and torch.compile may fold them away. So its wrapper has one of its own, outside of what is compiled: that
-a step's forward pass begins must be known.
+Hooks sit on the outermost module of a model only: one on every module would slow the step down. They do not end up in what the script makes
+of its model: they are off while it is saved or given to TorchScript, and a copy or a pickle of it holds a call that does nothing in
+their place. torch.compile may fold them away, so its wrapper has a hook of its own, outside of what is compiled: that a step's forward
+pass begins must be known.
+
+Frozen modules beside the model (a text encoder, an autoencoder, a reference model) are wrapped by nothing, and training needs them. They are
+looked for twice among all objects of the interpreter: when the first steps are done, and once more when that costs little against the time
+that has passed. One counts when training calls it at several steps in a row.
 """
 
 import contextlib
@@ -18,15 +22,20 @@ import torch
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from holter import clock
 from holter.rank.context import Context, in_phase
 from holter.rank.guard import is_from_signal_handler
 from holter.rank.readings import batches
 from holter.records import Phase
 
 EVENT = "holter.detached"
+FIRST_STEP = 1
+SECOND_STEP = 32
+SECOND_LOOK_SHARE = 0.002
+"""The second look may take this share of the time since the first."""
 
 
-class Hook:
+class UncopiedHook:
     """A module's hook that does not survive in its copies."""
 
     def __init__(self, call: Callable[..., None]) -> None:
@@ -62,13 +71,13 @@ class CallProbe:
         self._followed: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._wrapped: list[weakref.ref[torch.nn.Module]] = []
         self._interrupted: list[Phase] = []
-        self._taken: list[tuple[dict[int, Any], int, Any]] = []
-        self._num_aside = 0
+        self._removed: list[tuple[dict[int, Any], int, Any]] = []
+        self._num_hookless = 0
         # A signal handler of the script may save while the same thread does.
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
 
     def install(self) -> None:
-        """See DDP take its module; step aside for what would take our hooks along."""
+        """Notice DDP taking its module; remove our hooks for whatever would save or compile them."""
         notice = self._context.guard.wrap(self._notice, "any")
         self._registration = register_module_module_registration_hook(lambda *args: notice(*args))  # noqa: PLW0108
         patches = self._context.patches
@@ -77,7 +86,7 @@ class CallProbe:
         patches.replace("trace", self._around_trace, torch.jit, torch.jit._trace)  # noqa: SLF001
 
     def uninstall(self) -> None:
-        """Hear nothing more."""
+        """Remove the hooks."""
         if self._registration is not None:
             self._registration.remove()
         for handle in self._handles:
@@ -85,7 +94,7 @@ class CallProbe:
 
     def forget(self) -> None:
         """This is a forked child: no thread is left that could hold the lock."""
-        self._turn = threading.RLock()
+        self._lock = threading.RLock()
 
     def follow(self, module: torch.nn.Module | None) -> None:
         """Watch the calls of one model's own module."""
@@ -94,8 +103,8 @@ class CallProbe:
         self._followed.add(module)
         wrap = self._context.guard.wrap
         self._handles += [
-            module.register_forward_pre_hook(Hook(wrap(self._begin)), with_kwargs=True),
-            module.register_forward_hook(Hook(wrap(self._end)), always_call=True),
+            module.register_forward_pre_hook(UncopiedHook(wrap(self._begin)), with_kwargs=True),
+            module.register_forward_hook(UncopiedHook(wrap(self._end)), always_call=True),
         ]
 
     def follow_compiled(self, root: torch.nn.Module | None) -> None:
@@ -103,11 +112,11 @@ class CallProbe:
         for wrapper in torch.nn.Module.modules(root) if root is not None else ():
             if _is_compiled(wrapper) and wrapper not in self._followed:
                 self._followed.add(wrapper)
-                hook = Hook(self._context.guard.wrap(self._begin_compiled))
+                hook = UncopiedHook(self._context.guard.wrap(self._begin_compiled))
                 self._handles.append(wrapper.register_forward_pre_hook(hook))
 
     def find_wrapped(self) -> None:
-        """Count what DDP has taken since the last look among the models."""
+        """Add what DDP has wrapped since the last look to the models."""
         while self._wrapped:
             root = self._wrapped.pop(0)()
             if root is not None:
@@ -144,41 +153,41 @@ class CallProbe:
         self._on_return(module, output)
 
     @contextlib.contextmanager
-    def _aside(self, modules: Iterable[Any]) -> Iterator[None]:
-        """Take our hooks, and what stands for them in copies, out of these modules until nobody needs them out."""
-        with self._turn:
-            self._num_aside += 1
+    def _without_hooks(self, modules: Iterable[Any]) -> Iterator[None]:
+        """Take our hooks, and what stands for them in copies, out of these modules; put them back when the last of several callers is done."""
+        with self._lock:
+            self._num_hookless += 1
         try:
             try:
-                self._take(modules)
+                self._remove(modules)
             except Exception as error:
                 if is_from_signal_handler(error):
                     raise
                 # Hooks that stay are pickled as calls that do nothing.
-                self._context.guard.count("CallProbe._take", error)
+                self._context.guard.count("CallProbe._remove", error)
             yield
         finally:
-            with self._turn:
-                self._num_aside -= 1
-                while self._taken and not self._num_aside:
-                    hooks, key, hook = self._taken.pop(0)
+            with self._lock:
+                self._num_hookless -= 1
+                while self._removed and not self._num_hookless:
+                    hooks, key, hook = self._removed.pop(0)
                     hooks[key] = hook
 
-    def _take(self, modules: Iterable[Any]) -> None:
-        with self._turn:
+    def _remove(self, modules: Iterable[Any]) -> None:
+        with self._lock:
             for module in list(modules):
                 # A script may have an attribute of its own called `modules`.
                 for part in torch.nn.Module.modules(module) if isinstance(module, torch.nn.Module) else ():
                     for hooks in (part._forward_pre_hooks, part._forward_hooks):  # noqa: SLF001
                         ours = [(key, hook) for key, hook in list(hooks.items()) if _is_ours(hook)]
-                        self._taken += [(hooks, key, hook) for key, hook in ours if hooks.pop(key, None) is not None]
+                        self._removed += [(hooks, key, hook) for key, hook in ours if hooks.pop(key, None) is not None]
 
     def _around_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         shown = in_phase(self._context, Phase.CHECKPOINT, original)
 
         @functools.wraps(original)
         def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._aside(self._followed):
+            with self._without_hooks(self._followed):
                 return shown(obj, *args, **kwargs)
 
         return save
@@ -187,7 +196,7 @@ class CallProbe:
         @functools.wraps(original)
         def script(obj: Any, optimize: Any = None, _frames_up: int = 0, *args: Any, **kwargs: Any) -> Any:
             # TorchScript looks names up in its caller's frame: ours, and that of the context, lie between.
-            with self._aside([obj]):
+            with self._without_hooks([obj]):
                 return original(obj, optimize, _frames_up + 1, *args, **kwargs)
 
         return script
@@ -195,7 +204,7 @@ class CallProbe:
     def _around_trace(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._aside([func]):
+            with self._without_hooks([func]):
                 return original(func, *args, **kwargs)
 
         return trace
@@ -208,4 +217,29 @@ def _is_compiled(module: torch.nn.Module) -> bool:
 
 
 def _is_ours(hook: Any) -> bool:
-    return isinstance(hook, Hook) or (isinstance(hook, functools.partial) and hook.args == (EVENT,))
+    return isinstance(hook, UncopiedHook) or (isinstance(hook, functools.partial) and hook.args == (EVENT,))
+
+
+class ComponentProbe:
+    """Looks for frozen components, and has their calls followed."""
+
+    def __init__(self, context: Context, calls: CallProbe) -> None:
+        self._context = context
+        self._calls = calls
+        self._num_looks = 0
+        self._took_s = 0.0
+        self._looked_at = 0.0
+
+    def look(self) -> None:
+        """A step begins: look if it is time to."""
+        step = self._context.log.step
+        if self._num_looks > 1 or step < (SECOND_STEP if self._num_looks else FIRST_STEP):
+            return
+        started = clock.monotonic_s()
+        if self._num_looks and self._took_s > SECOND_LOOK_SHARE * (started - self._looked_at):
+            return
+        self._num_looks += 1
+        for component in self._context.models.discover_components():
+            self._calls.follow(component.root)
+        self._looked_at = clock.monotonic_s()
+        self._took_s = self._looked_at - started

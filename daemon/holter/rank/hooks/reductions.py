@@ -1,4 +1,4 @@
-"""Gradients that the script reduces itself: their parameters are replicas, and this is how they look before any clipping.
+"""Gradients that the script reduces itself: their parameters are replicas, and here they are read before any clipping.
 
     for p in model.parameters():
         dist.all_reduce(p.grad)          <- seen here; `p.grad.data` is the same memory
@@ -36,7 +36,7 @@ class ReplicationProbe:
         context.models.on_forget.append(self._forget)
 
     def install(self) -> None:
-        """Call through ours."""
+        """Replace `all_reduce` by ours, which calls it."""
         if not dist.is_available():
             return
         patches, c10d = self._context.patches, dist.distributed_c10d

@@ -17,7 +17,7 @@ import torch
 from holter import clock
 from holter.rank.context import Context, in_phase
 from holter.rank.framework import SaveFunction, absolute
-from holter.rank.hooks.late_imports import LateImports
+from holter.rank.hooks.patches import LateImports
 from holter.records import Kept, Phase
 
 MAX_DEPTH = 4

@@ -2,17 +2,17 @@
 
     backward … backward   optimizer A   optimizer B   │   backward …        one step: what came before belongs to it
 
-Optimizers that step with no backward pass between them make one step together. It is told at once when all that took part in the
-last one have stepped, and at the latest when the next backward pass begins. An optimizer inside another's step is the other's matter.
+Optimizers that step with no backward pass between them make one step together. It is over when all that took part in the last one have
+stepped, and at the latest when the next backward pass begins. An optimizer that steps inside another's step is a part of that step.
 
-Before the first optimizer of a step nothing of it is applied: here the rank may be held (`holding`), for as long as it takes to decide
-what becomes of the step. Before a later one it is held for numbers that are not finite alone, and says that it is torn: whether an
-optimizer's gradients are still clipped, zeroed or computed before its own step cannot be known earlier.
+Before the first optimizer of a step nothing of it is applied: here the rank may be held, for as long as it takes to decide what
+becomes of the step. Before a later one it is held only for numbers that are not finite, and says that its weights are partly new: whether
+an optimizer's gradients are still clipped, zeroed or computed before its own step cannot be known earlier.
 
 A loss scaler that skips a step calls no optimizer: its round is begun anew under the same number. So that such a run can be halted too, the
 rank is asked before the scaler decides, and rounds count as steps towards the one that was agreed on.
 
-torch calls no hook where `step()` raises: such a step is over when no call of it is running any more. Tried again it is the same step.
+torch calls no hook if `step()` raises: such a step is over when no call of it is running any more. If it is tried again, it is the same step.
 """
 
 import sys
@@ -26,18 +26,15 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from holter import clock
 from holter.rank.context import Context
-from holter.rank.guard import say
 from holter.rank.hold.finite_guard import FiniteGuard, Shards
 from holter.rank.hold.halts import HoldReason
-from holter.rank.publish import completed_before
-from holter.rank.publish.sidecar_link import SidecarLink
-from holter.rank.publish.step_log import OpenStep
+from holter.rank.publish.step_log import StepTimes
+from holter.rank.publish.step_report import StepReporter, tell_completed_before
 from holter.rank.readings.batch_blame import BatchBlameProbe
-from holter.rank.readings.census import CensusTaker
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.vitals import VitalsProbe
-from holter.records import Phase, SightLost, StepDone
+from holter.records import Phase
 
 REFRESH_EVERY = 16
 """Steps between two looks for parameters that were frozen, thawed or added."""
@@ -48,32 +45,32 @@ Optimizers = weakref.WeakSet
 
 
 @dataclass
-class Looks:
-    """What looks at a step while it is taken."""
+class StepReaders:
+    """What reads a step: before it, while it is applied, and after it."""
 
     gradients: GradientProbe
     comparison: ComparisonProbe
-    feeding: BatchBlameProbe
+    batches: BatchBlameProbe
     vitals: VitalsProbe
     finite: FiniteGuard
 
 
 class StepProbe:
-    """Follows every optimizer; tells a step when it is over."""
+    """Follows every optimizer; has a step told when it is over."""
 
     def __init__(
         self,
         context: Context,
-        looks: Looks,
+        readers: StepReaders,
         find_models: Callable[[], None],
     ) -> None:
         self._context = context
         self._find_models = find_models
-        self._gradients = looks.gradients
-        self._comparison = looks.comparison
-        self._feeding = looks.feeding
-        self._vitals = looks.vitals
-        self._finite = looks.finite
+        self._gradients = readers.gradients
+        self._comparison = readers.comparison
+        self._batches = readers.batches
+        self._vitals = readers.vitals
+        self._finite = readers.finite
         self._shards = Shards(context)
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
         """In order of their first step."""
@@ -82,25 +79,22 @@ class StepProbe:
         self._last: Optimizers[torch.optim.Optimizer] = Optimizers()
         """Took part in the step before."""
         self._depth = 0
-        """Steps that have begun, each inside the one before, and have not said their end."""
+        """Calls of `step` that have begun, each inside the one before, and have not ended."""
         self._num_around = 0
-        """Of these, a framework's own."""
+        """Of these, the calls of a framework's own step (`begin`, `end`)."""
         self._caller: Any = None
         """The code of torch that calls our hooks, and runs for as long as a step does."""
         self._current: Callable[[], torch.optim.Optimizer | None] = lambda: None
         self._is_applying = False
         self._is_straggler = False
-        self._is_questioned = False
-        self._census = CensusTaker(context.models.declared_frozen)
-        self._told_census: Any = None
-        self._outline: Any = None
+        self._was_batch_asked = False
+        self._reporter = StepReporter(context)
         self._began = clock.monotonic_s()
         self._own_began = 0.0
         self._read_began = 0.0
         self._interrupted = Phase.OTHER
-        self._companion = SidecarLink(context.writer.page)
         self._handles: list[Any] = []
-        looks.finite.before_scaled = context.guard.wrap(self._hold_if_due, "claims")
+        readers.finite.before_scaled = context.guard.wrap(self._hold_if_due, "claims")
 
     def install(self) -> None:
         """Listen to every optimizer, those that do not exist yet included."""
@@ -120,7 +114,7 @@ class StepProbe:
         self._handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
 
     def uninstall(self) -> None:
-        """Hear nothing more."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._shards.leave()
@@ -144,7 +138,7 @@ class StepProbe:
         self._before(optimizer)
 
     def end(self, optimizer: torch.optim.Optimizer) -> None:
-        """It is over."""
+        """A framework's own step is over."""
         try:
             self._after(optimizer)
         finally:
@@ -181,16 +175,16 @@ class StepProbe:
         if optimizer in self._stepped:
             self._close()
         if not any(known is optimizer for known in self.optimizers):
-            self._meet(optimizer)
-        # Nothing was computed since the last step was told, and this one had no part in it: it comes late to that one.
+            self._learn_optimizer(optimizer)
+        # Nothing was computed since the last step was closed, and this optimizer had no part in it: it comes late to that step.
         self._is_straggler = (
             not context.log.micro_step and not self._stepped and optimizer not in self._last and bool(self._last)
         )
         step = context.log.step
         if step % REFRESH_EVERY == 0 or (step % THAW_EVERY == 0 and context.models.has_thawed()):
             context.models.refresh()
-        self._tell_census(is_thorough=step % THAW_EVERY == 0)
-        self._judge(optimizer)
+        self._reporter.tell_census(self.optimizers, self._gradients.ready_order, is_thorough=step % THAW_EVERY == 0)
+        self._read_applied(optimizer)
         if context.hold.agent is not None:
             self._hold_if_need_be(optimizer, has_closure=has_closure)
         if not self._stepped and not self._is_straggler:
@@ -214,7 +208,7 @@ class StepProbe:
             self._is_straggler = False
             return
         # A closure calls backward inside the step.
-        self._judge(optimizer)
+        self._read_applied(optimizer)
         self._stepped.add(optimizer)
         rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
         if context.log.now.learning_rate is None and isinstance(rate, (int, float)):
@@ -223,7 +217,7 @@ class StepProbe:
             self._close()
 
     def _drop_raised(self, *, is_beginning: bool = False) -> bool:
-        """Forget steps that have begun and run no more; whether the outermost is among them."""
+        """Forget calls of `step` that raised; True if the outermost is among them."""
         if not self._depth:
             return False
         num_running, frame = self._num_around - is_beginning, sys._getframe().f_back  # noqa: SLF001
@@ -235,9 +229,9 @@ class StepProbe:
         self._depth = num_running
         return num_running == 0
 
-    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
+    def _learn_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         if not self._known and self._context.log.step == 0:
-            self._context.guard.wrap(completed_before.tell)(self._context, optimizer)
+            self._context.guard.wrap(tell_completed_before)(self._context, optimizer)
             self._context.guard.wrap(self._find_registered)(optimizer)
         self._known.append(weakref.ref(optimizer))
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -250,23 +244,23 @@ class StepProbe:
         if (found := self._context.frameworks.registered(optimizer)) is not None:
             self._context.undo.rewind.registered.find = found
 
-    def _judge(self, optimizer: torch.optim.Optimizer) -> None:
+    def _read_applied(self, optimizer: torch.optim.Optimizer) -> None:
         """Ask whether what the optimizer applies is finite, and if not, where that comes from."""
         self._gradients.read_applied(optimizer)
-        if self._context.log.now.is_applied:
-            self._question()
+        if self._context.log.now.suspects.is_applied:
+            self._ask_about_batch()
 
-    def _question(self) -> None:
-        if not self._is_questioned:
-            self._is_questioned = True
-            self._feeding.question()
+    def _ask_about_batch(self) -> None:
+        if not self._was_batch_asked:
+            self._was_batch_asked = True
+            self._batches.investigate()
 
     def is_torn(self) -> bool:
         """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
         return self._is_applying or bool(self._stepped) or self._is_straggler
 
     def _hold_if_need_be(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
-        """Nothing of this optimizer's step is applied yet; once one of several has stepped, only a NaN is worth a torn state."""
+        """Nothing of this optimizer's step is applied yet. Once one of several has stepped, only a NaN is worth stopping in between."""
         context = self._context
         halts = context.hold.agent
         assert halts is not None
@@ -280,21 +274,21 @@ class StepProbe:
             self._hold("agreed")
 
     def _hold_if_due(self) -> None:
-        """A loss scaler is about to call an optimizer, or not to: then nobody else asks."""
+        """A loss scaler is about to decide whether to call an optimizer: if it does not, no other hook asks."""
         halts = self._context.hold.agent
         if halts is not None and not self._depth and not self.is_torn() and halts.is_due(self._round):
             self._hold("agreed")
 
     @property
     def _round(self) -> int:
-        """The step, and those that a scaler would not take since: the same on all ranks that share their gradients."""
-        return self._context.log.step + self._context.log.now.num_skipped
+        """The step, plus the rounds that a scaler has skipped since: the same number on all ranks that share their gradients."""
+        return self._context.log.step + self._context.log.now.passes.num_skipped_rounds
 
     def _hold_if_bad(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """This rank's gradients are not finite, or another's shards are not."""
         context = self._context
         step, late = context.log.step, self._finite.late()
-        own = step if late is None and not has_closure and self._finds(optimizer) else late
+        own = step if late is None and not has_closure and self._is_nonfinite(optimizer) else late
         first = own if self._finite.is_scaled(optimizer) else self._shards.agree(optimizer, own)
         if first is None:
             return
@@ -312,26 +306,26 @@ class StepProbe:
             step if context.hold.poisoned_step is None else min(step, context.hold.poisoned_step)
         )
 
-    def _finds(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether what is about to be applied is not finite; then the step says all it knows of that."""
+    def _is_nonfinite(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether what is about to be applied is not finite; if so, the step's suspects are completed."""
         step = self._context.log.now
-        if not step.is_applied and not self._finite.finds(optimizer):
+        if not step.suspects.is_applied and not self._finite.finds(optimizer):
             return False
-        if not step.is_applied and not step.is_local_whole:
+        if not step.suspects.is_applied and not step.gradients.is_local_whole:
             # Nobody has seen all of this rank's own gradients: it cannot be said that another one made the NaN.
             self._gradients.read_applied(optimizer, is_known_bad=True)
-            self._question()
+            self._ask_about_batch()
         return True
 
     def _hold(self, why: HoldReason) -> None:
-        """Stand still until it is decided; the time is neither the step's nor ours."""
+        """Stand still until it is decided what to do. The time is neither the step's nor holter's."""
         context = self._context
         log, halts, began = context.log, context.hold.agent, clock.monotonic_s()
         if why != "agreed" and not log.now.is_told:
-            log.now.told = {"seconds": began - self._began, "phase_seconds": context.phases.take()}
-            self._tell(log.now)
+            log.now.times = StepTimes(began - self._began, context.phases.take())
+            self._reporter.tell(log.now)
         assert halts is not None
-        context.guard.wrap(halts.hold)(log.step, why, num_skipped=log.now.num_skipped)
+        context.guard.wrap(halts.hold)(log.step, why, num_skipped=log.now.passes.num_skipped_rounds)
         held_s = clock.monotonic_s() - began
         self._began += held_s
         context.guard.own_s -= held_s
@@ -341,7 +335,7 @@ class StepProbe:
         context = self._context
         step, plan = context.log.step, context.schedule.plan
         is_check, together = plan.is_check(step), self._taking_part(optimizer)
-        self._feeding.observe(is_check=is_check)
+        self._batches.observe(is_check=is_check)
         self._comparison.hyperparameters(together)
         self._vitals.glance(together)
         if not is_check and not plan.is_after_check(step):
@@ -355,7 +349,7 @@ class StepProbe:
             self._vitals.before_step(together)
 
     def _taking_part(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-        """Whose models are compared: those of the last round if this optimizer was in it, else its own alone."""
+        """Optimizers whose models are compared: all of the last step if this one was in it, else this one alone."""
         return [other for other in self.optimizers if other in self._last] if optimizer in self._last else [optimizer]
 
     def _close(self, *, is_late: bool = False) -> None:
@@ -372,69 +366,17 @@ class StepProbe:
             step_s=now - self._began,
             own_s=context.guard.own_s - self._own_began,
             reading_s=context.readings.spent_s - self._read_began,
-            gradients_s=log.now.gradients_s,
-            check_s=log.now.check_s if context.schedule.plan.is_check(log.step) else 0.0,
+            gradients_s=log.now.cost.gradients_s,
+            check_s=log.now.cost.check_s if context.schedule.plan.is_check(log.step) else 0.0,
         )
-        log.close({"seconds": now - self._began, "phase_seconds": context.phases.take()})
+        log.close(StepTimes(now - self._began, context.phases.take()))
         self._began, self._own_began, self._read_began = now, context.guard.own_s, context.readings.spent_s
         self._last, self._stepped = self._stepped, Optimizers()
-        self._is_questioned = self._is_straggler = False
+        self._was_batch_asked = self._is_straggler = False
         context.inputs.clear()
         context.hold.known_finite.clear()
         context.undo.rewind.step_closed(log.step, is_late=is_late)
         context.readings.poll()
-        self._tell_ready()
-        self._heed_sidecar()
+        self._reporter.tell_ready()
+        self._reporter.heed_sidecar()
         context.writer.beat(log.step, context.phases.phase, 0)
-
-    def _tell_ready(self) -> None:
-        for step in self._context.log.ready():
-            if not step.is_told:
-                self._tell(step)
-
-    def _tell(self, step: OpenStep) -> None:
-        context, step.is_told = self._context, True
-        context.writer.say(
-            step.step,
-            StepDone(
-                seconds=step.told["seconds"],
-                phase_seconds=step.told["phase_seconds"],
-                micro_steps=step.micro_steps,
-                loss=step.loss,
-                gradient_norm=step.gradient_norm,
-                learning_rate=step.learning_rate,
-                batch=step.batch,
-                roots=step.roots,
-                nonfinite=step.suspects if step.is_applied else [],
-                overhead_ratio=context.schedule.overhead_ratio,
-                check_interval=context.schedule.plan.check_interval,
-                view=step.view,
-                numbers=step.numbers,
-            ),
-        )
-
-    def _tell_census(self, *, is_thorough: bool) -> None:
-        """If it changed. A thorough look goes by identity; between two, only numbers are held against the last."""
-        context, optimizers = self._context, self.optimizers
-        known = len(list(context.models)), context.models.generation, len(self._gradients.ready_order)
-        outline = known, [len(group["params"]) for optimizer in optimizers for group in optimizer.param_groups]
-        if outline == self._outline and not is_thorough:
-            return
-        self._outline = outline
-        held = {frozenset([id(p) for g in optimizer.param_groups for p in g["params"]]) for optimizer in optimizers}
-        if (known, held) == self._told_census or not known[0]:
-            return
-        self._told_census = known, held
-        for part in self._census.take(context.models, optimizers, list(self._gradients.ready_order)):
-            context.writer.say(context.log.step, part)
-
-    def _heed_sidecar(self) -> None:
-        context = self._context
-        context.schedule.thin(self._companion.thinning())
-        notice = self._companion.notice()
-        if notice:
-            say(notice)
-        loss = self._companion.loss()
-        if loss:
-            say(f"rank {context.writer.rank} trains unobserved: {loss}")
-            context.writer.say(context.log.step, SightLost(what=loss, dropped=context.writer.page.dropped))

@@ -1,7 +1,7 @@
 """Warnings of the few kinds that say what is wrong with a run, with the module that was running.
 
-Heard where a warning is shown, after the script's own filters have let it pass: they work exactly as without us. What they
-silence stays unheard: to hear it nevertheless would need a filter of ours before theirs, which a script can see.
+Read where Python shows a warning, after the script's own filters have let it pass: they work exactly as without us. What they
+silence we do not see: that would need a filter of ours before theirs, which a script can notice.
 """
 
 import re
@@ -21,7 +21,7 @@ KINDS = re.compile(
     r"|None of the inputs have requires_grad=True"  # reentrant checkpointing cuts the graph
 )
 MAX_TEXT = 300
-MAX_SAID = 32
+MAX_TOLD = 32
 MAX_FRAMES = 64
 
 
@@ -30,28 +30,28 @@ class WarningProbe:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._said: set[tuple[str, str]] = set()
+        self._told: set[tuple[str, str]] = set()
 
     def install(self) -> None:
-        """Stand where both `warnings.warn` and torch's native code come by."""
+        """Replace the function that both `warnings.warn` and torch's native code call."""
         self._context.patches.replace("_showwarnmsg", self._around_show, warnings)
 
     def _around_show(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
-        hear = self._context.guard.wrap(self._hear)
+        read = self._context.guard.wrap(self._read)
 
         def show(message: Any) -> None:
-            hear(message, sys._getframe().f_back)  # noqa: SLF001  the only way to a frame
+            read(message, sys._getframe().f_back)  # noqa: SLF001  the only way to a frame
             original(message)
 
         return show
 
-    def _hear(self, message: Any, frame: FrameType | None) -> None:
+    def _read(self, message: Any, frame: FrameType | None) -> None:
         text = str(message.message)
-        if KINDS.search(text) is None or len(self._said) >= MAX_SAID:
+        if KINDS.search(text) is None or len(self._told) >= MAX_TOLD:
             return
         where, module = f"{message.filename}:{message.lineno}", self._module(frame)
-        if (where, module) not in self._said:
-            self._said.add((where, module))
+        if (where, module) not in self._told:
+            self._told.add((where, module))
             self._context.writer.say(self._context.log.step, Warned(text=text[:MAX_TEXT], where=where, module=module))
 
     def _module(self, frame: FrameType | None) -> str:

@@ -1,1 +1,1 @@
-"""How what was read leaves the rank: the step log, the budget, the page."""
+"""How what was read leaves the rank: the budget, the log of steps, what is told of each, the page."""

@@ -5,7 +5,7 @@ Two dials, both powers of two, so that ranks which turned them differently still
     gradient_stride   1, 2, 4 ...   every step reads the gradients of every stride-th tensor, another share each step
     check_interval    1, 2, 4 ...   every interval-th step fingerprints parameters and reduced gradients, for comparison between ranks
 
-The costs are measured in the rank itself; `plan` is a pure function of them.
+The rank measures the costs itself; `plan` is a pure function of them.
 """
 
 import statistics

@@ -1,4 +1,4 @@
-"""The rank's mouth: encodes observations and writes them to the shared page, in microseconds, waiting for nobody."""
+"""Encodes observations and writes them to the shared page, in microseconds, waiting for nobody."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from holter.records import Body, Observation, Phase
 
 
 class ObservationWriter:
-    """Speaks for one rank."""
+    """Writes the observations of one rank."""
 
     def __init__(self, page: PageWriter, rank: int) -> None:
         self.page = page
@@ -21,5 +21,5 @@ class ObservationWriter:
         return self.page.write(self._encoder.encode(observation))
 
     def beat(self, step: int, phase: Phase, micro_step: int) -> None:
-        """Where the main thread is now."""
+        """Show the sidecar where the main thread is now."""
         self.page.beat(step, phase, micro_step, clock.wall_ns())

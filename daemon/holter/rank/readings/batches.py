@@ -1,7 +1,7 @@
-"""What the model was fed: the last inputs, kept for the moment a NaN asks about them, and signatures of batches.
+"""Inputs of a model's last call, kept in case a NaN appears, and signatures of batches.
 
-Of a healthy step a few thousand elements are read, for the signature, and the rest only at a step of comparison: when a loss is not
-finite the inputs are still there and are looked at then. Kept detached: storage is shared, the graph is not held.
+Of a healthy step a few thousand elements are read, for the signature; the rest only at a step of comparison. When a loss is not finite the
+inputs are still there and are read then. They are kept detached: storage is shared, the graph is not held.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -34,11 +34,11 @@ class Inputs:
     """One call of a model: its arguments as they were, and their tensors by path."""
 
     model: Callable[[], torch.nn.Module | None]
-    """A weak reference: what is kept for a question must not keep a model alive."""
+    """A weak reference: what is kept in case of a NaN must not keep a model alive."""
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     leaves: list[tuple[str, torch.Tensor, int]]
-    """Path, tensor, and the tensor's version when the model was called: a later one was changed in place."""
+    """Path, tensor, and the tensor's version when the model was called: a higher one means that it was changed in place."""
     random_state: torch.Tensor
     autocast: tuple[bool, torch.dtype]
 

@@ -1,30 +1,118 @@
-"""Who is there: names, shapes, dtypes, frozenness, buffers, what is odd about them, and which optimizer holds what, by identity."""
+"""The census: all tensors of the models with name, shape, dtype, whether frozen, what is odd about their values, and which optimizer holds them.
+
+What is odd is known from the statistics of one fused pass (`marks`). Of a small buffer it is also known whether it is a progression:
+
+    inv_freq     1.0, 0.1, 0.01, …      geometric      as rotary embeddings have it
+    positions    0, 1, 2, 3, …          arithmetic
+
+A progression may deviate by what rounding explains, so that it is still known as such after a cast to a narrower dtype.
+"""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from holter.rank.models import Model, Models
 from holter.rank.placement import is_sharded
-from holter.rank.readings.marks import MAX_BYTES, Kinds, marks, progression
-from holter.records import Census, Component, TensorEntry
+from holter.records import Census, Component, Mark, TensorEntry
 from holter_kernels import summarize
 
+HUGE = 1e6
+NEARLY_ALL = 0.99
+MANY_SUBNORMALS = 0.01
+MIN_ROUNDED = 16
+"""A few values may well be short by chance: ones, halves."""
+MAX_ELEMENTS = 65_536
+"""Of a buffer that is looked at element by element."""
+MIN_TERMS = 4
+MIN_RANGE = 1.5
+"""Of the ends of a geometric progression: what hardly grows may be any progression."""
+MAX_BYTES = 1 << 30
+"""Of all tensors that one census reads."""
+WIDE = (torch.float32, torch.float64)
+ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-20, torch.float64: 2.0**-20}
+"""Of one value; generous for the wide ones, whose values were computed, in float32 most often."""
 ENTRIES_PER_PART = 500
 """About 50 KB a part: small beside the page's ring."""
-
-Looked = tuple[int, str, int]
+ValueTraits = tuple[int, str, int]
 """Marks, pattern, number of different values."""
-NOT_LOOKED: Looked = (0, "", -1)
+
+
+NOT_READ: ValueTraits = (0, "", -1)
+
+
+@dataclass(frozen=True)
+class DtypeTraits:
+    """What the dtypes of a list of tensors mean for their marks, one entry a tensor."""
+
+    is_wide: np.ndarray
+    is_float: np.ndarray
+    is_normal: np.ndarray
+    """A float that is not often subnormal: float16 begins to be at 6e-5."""
+
+    @staticmethod
+    def of(dtypes: Sequence[torch.dtype]) -> "DtypeTraits":
+        """Of tensors of these dtypes."""
+        is_float = np.array([dtype.is_floating_point for dtype in dtypes], dtype=bool)
+        is_half = np.array([dtype is torch.float16 for dtype in dtypes], dtype=bool)
+        return DtypeTraits(np.array([dtype in WIDE for dtype in dtypes], dtype=bool), is_float, is_float & ~is_half)
+
+
+def marks(table: Any, traits: DtypeTraits) -> np.ndarray:
+    """`Mark`s of each tensor of a pass, uint8."""
+    numel, zeros = table.numel.astype(np.float64), table.zeros.astype(np.float64)
+    nonzeros = numel - zeros
+    is_bad = table.nans + table.pos_infs + table.neg_infs > 0
+    is_constant = (numel > 1) & (table.min == table.max) & ~is_bad
+    is_short = (table.low_mantissa_zero - zeros >= NEARLY_ALL * nonzeros) & (nonzeros >= MIN_ROUNDED)
+    is_huge = traits.is_float & (table.absmax > HUGE) | traits.is_normal & (table.subnormals > MANY_SUBNORMALS * numel)
+    found = is_constant * np.uint8(Mark.CONSTANT)
+    found |= ((numel > 0) & (nonzeros == 0)) * np.uint8(Mark.ZERO)
+    found |= is_bad * np.uint8(Mark.NONFINITE)
+    found |= (traits.is_wide & ~is_constant & is_short) * np.uint8(Mark.ROUNDED)
+    found |= is_huge * np.uint8(Mark.HUGE)
+    return np.asarray(found, dtype=np.uint8)
+
+
+def progression(buffer: torch.Tensor) -> tuple[str, int]:
+    """`geometric`, `arithmetic` or nothing, and the number of different values; -1: too large, or on a device."""
+    if buffer.device.type != "cpu" or not 0 < buffer.numel() <= MAX_ELEMENTS or buffer.is_complex():
+        return "", -1
+    values = buffer.detach().to(torch.float64).reshape(-1).numpy()
+    num_distinct = len(np.unique(values))
+    is_line = sum(size > 1 for size in buffer.shape) == 1
+    if not is_line or values.size < MIN_TERMS or not np.isfinite(values).all() or values[0] == values[-1]:
+        return "", num_distinct
+    roundoff = ROUNDOFF.get(buffer.dtype, 0.0)
+    if buffer.dtype in WIDE and _is_short(buffer):
+        roundoff = ROUNDOFF[torch.bfloat16]
+    if _is_line(values, tolerance=2 * roundoff * float(np.abs(values).max()) + 1e-12):
+        return "arithmetic", num_distinct
+    # Three values are rounded: the term and both ends.
+    if values.min() > 0 and values.max() / values.min() > MIN_RANGE and _is_line(np.log(values), 4 * roundoff):
+        return "geometric", num_distinct
+    return "", num_distinct
+
+
+def _is_line(values: np.ndarray, tolerance: float) -> bool:
+    ideal = np.linspace(values[0], values[-1], values.size)
+    return bool((np.abs(values - ideal) <= tolerance).all())
+
+
+def _is_short(buffer: torch.Tensor) -> bool:
+    """Whether the values of a wide dtype fit bfloat16."""
+    return bool((buffer.detach().to(torch.bfloat16).to(buffer.dtype) == buffer).all())
 
 
 class CensusTaker:
-    """Takes the census of all watched models, in parts; values are looked at when a tensor is first met."""
+    """Takes the census of all watched models, in parts; values are read when a tensor is first seen."""
 
     def __init__(self, declared_frozen: Sequence[str] = ()) -> None:
         self._declared_frozen = list(declared_frozen)
-        self._looked: dict[tuple[str, torch.dtype], Looked] = {}
+        self._values: dict[tuple[str, torch.dtype], ValueTraits] = {}
 
     def take(
         self, models: Models, optimizers: Sequence[torch.optim.Optimizer], ready_order: Sequence[int]
@@ -33,7 +121,7 @@ class CensusTaker:
         watched = models.all()
         tensors = [(name, p) for model in watched for name, p in model.parameters]
         place = {id(p): index for index, (_, p) in enumerate(tensors)}
-        self._look([*tensors, *((name, b) for model in watched for name, b in model.buffers)])
+        self._read_new([*tensors, *((name, b) for model in watched for name, b in model.buffers)])
         entries = self._entries(watched, optimizers)
         held = [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
         foreign = [[p for p in parameters if id(p) not in place] for parameters in held]
@@ -68,7 +156,7 @@ class CensusTaker:
         entries = []
         for number, name, t, is_buffer in parameters + buffers:
             module_class, is_persistent = owners[number].get(name, ("", True))
-            found, pattern, num_distinct = self._looked.get((name, t.dtype), NOT_LOOKED)
+            found, pattern, num_distinct = self._values.get((name, t.dtype), NOT_READ)
             entries.append(
                 TensorEntry(
                     name=name,
@@ -89,17 +177,17 @@ class CensusTaker:
             )
         return entries
 
-    def _look(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Read what was never met before; on a device nobody looks, for an answer would have to be waited for."""
-        new = [(name, t) for name, t in named if (name, t.dtype) not in self._looked]
-        self._looked.update({(name, t.dtype): NOT_LOOKED for name, t in new})
+    def _read_new(self, named: Sequence[tuple[str, torch.Tensor]]) -> None:
+        """Read the values of tensors that are new; those on a device are not read, for we would have to wait for the answer."""
+        new = [(name, t) for name, t in named if (name, t.dtype) not in self._values]
+        self._values.update({(name, t.dtype): NOT_READ for name, t in new})
         new = [(name, t) for name, t in new if _is_readable(t)]
         if sum(t.nbytes for _, t in new) > MAX_BYTES or not new:
             return
-        found = marks(summarize([t for _, t in new], histogram="off"), Kinds.of([t.dtype for _, t in new]))
+        found = marks(summarize([t for _, t in new], histogram="off"), DtypeTraits.of([t.dtype for _, t in new]))
         for (name, t), mark in zip(new, found.tolist(), strict=True):
             is_buffer = not isinstance(t, torch.nn.Parameter)
-            self._looked[name, t.dtype] = (mark, *(progression(t) if is_buffer else ("", -1)))
+            self._values[name, t.dtype] = (mark, *(progression(t) if is_buffer else ("", -1)))
 
 
 def _component(model: Model, held: Sequence[Sequence[Any]]) -> Component:

@@ -1,4 +1,11 @@
-"""One vital step: its readings, and what they say once all have been answered."""
+"""The readings of one vital step, before and after the optimizer, and what follows from them once all have been answered.
+
+Parameters are told by module, in few enough groups, by names that a person knows:
+
+    blocks.0.attention.weight, blocks.0.mlp.weight, blocks.1.attention.weight, head.weight   ->   blocks.0, blocks.1, head
+
+As many parts of the names as give no more than 32 groups; parameters of another dtype or device are a group of their own.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -9,14 +16,17 @@ import numpy as np
 import torch
 
 from holter.rank.context import Context
-from holter.rank.models import Model
-from holter.rank.readings import idle_parameters
-from holter.rank.readings.histories import MAX_NAMES, FingerprintHistory, Moves, prints
-from holter.rank.readings.idle_parameters import IdleWatch
-from holter.rank.readings.leftover_gradients import Leftovers
-from holter.rank.readings.module_groups import ModuleGroup, grouped
+from holter.rank.models import Model, gradient_view
+from holter.rank.readings import histories
+from holter.rank.readings.histories import (
+    MAX_NAMES,
+    FingerprintHistory,
+    IdleParameters,
+    LeftoverGradients,
+    MovedTensors,
+    prints,
+)
 from holter.rank.readings.samples import Samples, is_readable, local, strided
-from holter.rank.readings.views import view
 from holter.records import ModuleVitals, Named, Vitals
 
 ROUNDED_SHARE = 0.999
@@ -29,16 +39,52 @@ COPY_DISTANCE = 0.5
 """A frozen tensor nearer to a live one than this, relative to it, is taken for its copy."""
 NUM_TWINS = 16
 NUM_COPY_ELEMENTS = 256
+MAX_GROUPS = 32
+MAX_DEPTH = 8
+REST = "(others)"
 
 Parameters = Sequence[tuple[str, Any]]
 
 
-@dataclass
-class Findings:
-    """What outlives a checkup."""
+@dataclass(frozen=True)
+class ModuleGroup:
+    """Parameters of one module, by their places in the list that was grouped."""
 
-    idle: IdleWatch
-    leftovers: Leftovers
+    module: str
+    dtype: str
+    places: list[int]
+
+
+def grouped_by_module(named: Sequence[tuple[str, Any]]) -> list[ModuleGroup]:
+    """All parameters of the list, each in one group."""
+    paths = [name.split(".")[:-1] for name, _ in named]
+    kinds = [(p.dtype, p.device) for _, p in named]
+    keys = _keys(paths, kinds, 1)
+    for depth in range(2, MAX_DEPTH + 1):
+        deeper = _keys(paths, kinds, depth)
+        if len(set(deeper)) > MAX_GROUPS or deeper == keys:
+            break
+        keys = deeper
+    members: dict[Any, list[int]] = {}
+    for place, key in enumerate(keys):
+        rest = (REST, *key[1:])
+        is_full = len(members) >= MAX_GROUPS - 1
+        members.setdefault(key if key in members or not is_full else rest, []).append(place)
+    return [
+        ModuleGroup(module, str(dtype).removeprefix("torch."), places) for (module, dtype, _), places in members.items()
+    ]
+
+
+def _keys(paths: list[list[str]], kinds: list[Any], depth: int) -> list[Any]:
+    return [(".".join(path[:depth]), *kind) for path, kind in zip(paths, kinds, strict=True)]
+
+
+@dataclass
+class CheckupMemory:
+    """What is remembered from one checkup to the next."""
+
+    idle: IdleParameters
+    leftovers: LeftoverGradients
     trained: FingerprintHistory
     frozen: FingerprintHistory
     moved_names: list[str] = field(default_factory=list)
@@ -56,8 +102,8 @@ class _Answers:
     num_owed: int = 0
 
 
-class _Rows:
-    """Some rows of a table."""
+class _TableRows:
+    """Some rows of a table of statistics, by the names of its columns."""
 
     def __init__(self, table: Any, places: list[int]) -> None:
         self._table, self._places = table, places
@@ -70,18 +116,18 @@ class Checkup:
     """Reads before and after one step; says `Vitals` when a device, too, has answered."""
 
     def __init__(
-        self, context: Context, findings: Findings, trained: Parameters, frozen: Parameters, rates: dict[int, float]
+        self, context: Context, memory: CheckupMemory, trained: Parameters, frozen: Parameters, rates: dict[int, float]
     ) -> None:
         self.step = context.log.step
-        self._context, self._findings = context, findings
+        self._context, self._memory = context, memory
         self._all = list(trained)
         self._trained = [(name, p) for name, p in trained if readable(p)]
         self._frozen = list(frozen)
         self._rates = [rates.get(id(p), math.nan) for _, p in self._trained]
-        self._groups = grouped(self._trained)
+        self._groups = grouped_by_module(self._trained)
         self._answers = _Answers()
         self._samples: Samples | None = None
-        self._view = view(context.models.active())
+        self._view = gradient_view(context.models.active())
         self._given = [
             place
             for place, (_, p) in enumerate(self._trained)
@@ -95,7 +141,7 @@ class Checkup:
         self._samples = Samples([[self._trained[place][1] for place in group.places] for group in self._groups])
 
     def end(self) -> None:
-        """After it did."""
+        """After the optimizer stepped."""
         if self._samples is None or not all(readable(p) for _, p in (*self._trained, *self._frozen)):
             return
         self._read_weights("after")
@@ -109,7 +155,7 @@ class Checkup:
         rows = dict(zip(ids, range(len(ids)), strict=True))
         places = [rows.get(id(p), -1) for _, p in self._trained]
         if table is not None and min(places, default=-1) >= 0:
-            setattr(self._answers, moment, _Rows(table, places))
+            setattr(self._answers, moment, _TableRows(table, places))
         else:
             self._read(moment, [p for _, p in self._trained])
         self._read(f"frozen_{moment}", [p for _, p in self._frozen])
@@ -130,13 +176,13 @@ class Checkup:
         answers = self._answers
         if answers.num_owed or self._samples is not None or answers.samples is None or answers.after is None:
             return
-        findings, before, after = self._findings, prints(answers.before), prints(answers.after)
+        memory, before, after = self._memory, prints(answers.before), prints(answers.after)
         frozen = [prints(table) for table in (answers.frozen_before, answers.frozen_after) if table is not None]
-        moves = findings.trained.compare(self.step, [p for _, p in self._trained], before, after, is_adjacent=True)
-        still = Moves()
+        moves = memory.trained.compare(self.step, [p for _, p in self._trained], before, after, is_adjacent=True)
+        still = MovedTensors()
         if self._frozen:
-            still = findings.frozen.compare(self.step, [p for _, p in self._frozen], *frozen, is_adjacent=False)
-        moved, findings.moved_names = findings.moved_names, []
+            still = memory.frozen.compare(self.step, [p for _, p in self._frozen], *frozen, is_adjacent=False)
+        moved, memory.moved_names = memory.moved_names, []
         live = {int(value) for value in (*before, *after)}
         between = [p for p in still.between if p not in still.in_step and not self._is_copy(p, frozen[0][p], live)]
         disturbed = sorted({*still.in_step, *between})
@@ -154,23 +200,26 @@ class Checkup:
             frozen_moved_between=self._named(self._frozen, between),
             frozen_still_checks=min((still.still[place] for place in disturbed), default=0),
             moved_between=_names(dict.fromkeys([*moved, *(self._trained[place][0] for place in moves.between)])),
-            uncleared_steps=findings.leftovers.num_checks,
-            uncleared_growth=findings.leftovers.growth,
+            uncleared_steps=memory.leftovers.num_checks,
+            uncleared_growth=memory.leftovers.growth,
         )
         self._context.writer.say(self.step, vitals)
         # Nothing of a checkup outlives it: what the script lets go of is let go at once.
         self._all, self._trained, self._frozen, answers.samples = [], [], [], None
 
     def _idle(self) -> tuple[Named, Named, int]:
-        """Those whose zeros the optimizer is given too; a rank's own may be zero where the others' are not."""
-        idle, table = self._findings.idle, self._answers.gradients
+        """Parameters without a gradient, those whose gradient is zero as the optimizer is given it, and for how many steps.
+
+        A rank's own gradient may be zero where the others' are not.
+        """
+        idle, table = self._memory.idle, self._answers.gradients
         is_given_zero = {
             self._trained[place][0]
             for row, place in enumerate(self._given)
             if table is not None and table.zeros[row] == table.numel[row]
         }
         zero = {name: n for name, n in idle.zero(self.step, self._all).items() if name in is_given_zero}
-        (none_names, zero_names), steps = idle_parameters.named(idle.none(self.step, self._all), zero)
+        (none_names, zero_names), steps = histories.longest_idle(idle.none(self.step, self._all), zero)
         return _names(none_names), _names(zero_names), steps
 
     def _module(self, number: int, group: ModuleGroup) -> ModuleVitals:
@@ -197,8 +246,8 @@ class Checkup:
             exponents=table.histogram[rows].sum(axis=0).reshape(32, 8).sum(axis=1).tolist() if numel else [],
         )
 
-    def _unchanged(self, moves: Moves) -> list[int]:
-        """Of those given a gradient: no bit moved, or the last step was undone, although it is too large to be lost to rounding."""
+    def _unchanged(self, moves: MovedTensors) -> list[int]:
+        """Given a gradient, and no bit moved or the last step was undone, although the step is too large to be lost to rounding."""
         moved, out = set(moves.in_step) - set(moves.restored), []
         table, before = self._answers.gradients, self._answers.before
         for row, place in enumerate(self._given):
@@ -210,8 +259,8 @@ class Checkup:
                 out.append(place)
         return out
 
-    def _rounded(self, moves: Moves) -> list[int]:
-        """Before the step as well: a script that rounds between two steps rounds what the last one left."""
+    def _rounded(self, moves: MovedTensors) -> list[int]:
+        """float32 with the mantissas of a narrower dtype. Before the step as well: a script that rounds between two steps rounds what the last one left."""
         tables = self._answers.before, self._answers.after
         return [
             place

@@ -1,4 +1,4 @@
-"""Tensors that must be equal on all replicas: one root fingerprint a class, at steps of comparison.
+"""Tensors that must be equal on all replicas: one root fingerprint for each class of tensors, at steps of comparison.
 
     the model is called     buffers                DDP has just broadcast them; after the call they are the rank's own
     backward is over        gradients_reduced      before anything clips them
@@ -9,10 +9,12 @@
     after the optimizer     parameters_after       and, every fourth comparison, optimizer_state: twice the parameters to read
 
 The tables behind the roots go over all entries of the census, in its order, 0 where there is nothing to compare. Only models that the
-step's own optimizers train take part: what else a rank still holds, an average or the model of a fold that is over, is its own.
+step's own optimizers train take part: what else a rank still holds, an average or the model of an earlier fold, need not be equal.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -23,18 +25,83 @@ from holter.rank.context import Context
 from holter.rank.models import Model
 from holter.rank.placement import is_sharded
 from holter.rank.publish.step_log import OpenStep
-from holter.rank.readings.comparison_rows import Rows
+from holter.rank.readings.census import DtypeTraits, marks
 from holter.rank.readings.hyperparameters import Hyperparameters
-from holter.rank.readings.marks import Kinds
-from holter.rank.readings.selection import Selection, Selections
-
-Entry: TypeAlias = "torch.Tensor | None"
-Tell = Callable[[Rows], None]
+from holter.rank.readings.selection import Selection, SelectionCache
+from holter.records import PackedTable
+from holter_kernels import root
 
 STATE_EVERY = 4
 """Comparisons between two readings of the optimizer's state."""
 SLICE_BYTES = 64 << 20
 """Frozen parameters read at one comparison, or as many as train if those are more."""
+
+Entry: TypeAlias = "torch.Tensor | None"
+
+
+@dataclass(frozen=True)
+class FingerprintRows:
+    """What one pass found in some entries of the census: fingerprints and statistics, by place."""
+
+    places: np.ndarray
+    fingerprints: np.ndarray
+    sums: np.ndarray
+    square_sums: np.ndarray
+    marks: np.ndarray
+
+    @staticmethod
+    def of(table: Any, places: np.ndarray, traits: DtypeTraits) -> "FingerprintRows":
+        """From a pass over the tensors at these places."""
+        return FingerprintRows(places, table.fingerprint, table.sum, table.square_sum, marks(table, traits))
+
+    @staticmethod
+    def joined(parts: Sequence["FingerprintRows"], wanted: np.ndarray) -> "FingerprintRows":
+        """Several passes in one, only what is wanted of each."""
+        chosen = [(part, np.isin(part.places, wanted)) for part in parts]
+        return FingerprintRows(
+            *(
+                np.concatenate([getattr(part, column)[mask] for part, mask in chosen])
+                for column in ("places", "fingerprints", "sums", "square_sums", "marks")
+            )
+        )
+
+    def numbers(self, tensor_class: str) -> dict[str, float]:
+        """Sum and norm over all tensors: how far apart ranks are shows in their differences."""
+        total, square = float(self.sums.sum()), float(self.square_sums.sum())
+        return {f"sum.{tensor_class}": total, f"norm.{tensor_class}": math.sqrt(square) if square >= 0 else math.nan}
+
+    def packed(
+        self,
+        tensor_class: str,
+        chosen: Selection,
+        *,
+        over: Literal["parameters", "buffers"] = "parameters",
+        keys: Sequence[str] = (),
+    ) -> PackedTable:
+        """The table over all entries; its root goes over the chosen ones."""
+        fingerprints = np.zeros(chosen.size, dtype="<u8")
+        fingerprints[self.places] = self.fingerprints
+        with np.errstate(over="ignore", invalid="ignore"):
+            norms = np.sqrt(self.square_sums)
+        return PackedTable(
+            tensor_class=tensor_class,
+            root=int(root(fingerprints[chosen.places])),
+            fingerprints=fingerprints.tobytes(),
+            norms=self._spread(norms, chosen.size, "<f4"),
+            sums=self._spread(self.sums, chosen.size, "<f8"),
+            marks=self._spread(self.marks, chosen.size, "u1"),
+            over=over,
+            keys=list(keys),
+        )
+
+    def _spread(self, values: np.ndarray, size: int, dtype: str) -> bytes:
+        out = np.zeros(size, dtype=dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            out[self.places] = values
+        return out.tobytes()
+
+
+OnRows = Callable[[FingerprintRows], None]
 
 
 class ComparisonProbe:
@@ -42,10 +109,10 @@ class ComparisonProbe:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._selections = Selections(context)
+        self._selections = SelectionCache(context)
         self._hyperparameters = Hyperparameters(context)
         context.models.on_forget.append(self._selections.forget)
-        self._reduced = _Reduced(OpenStep(-1))
+        self._reduced = _ReducedGradients(OpenStep(-1))
 
     def is_due(self) -> bool:
         """Whether this is a step of comparison, and there is somebody to compare with."""
@@ -66,9 +133,13 @@ class ComparisonProbe:
         """The gradients that one optimizer is given; with them, what reduction had made of them."""
         chosen = self._selections.parameters([optimizer], held_only=True)
         step, reduced = self._context.log.now, self._reduced
-        self._reduced = _Reduced(OpenStep(-1))
+        self._reduced = _ReducedGradients(OpenStep(-1))
         if reduced.step is step and reduced.num_parts:
-            reduced.ask(lambda parts: self._tell(step, "gradients_reduced", chosen, Rows.joined(parts, chosen.places)))
+            reduced.ask(
+                lambda parts: self._tell(
+                    step, "gradients_reduced", chosen, FingerprintRows.joined(parts, chosen.places)
+                )
+            )
         self._read("gradients", chosen, [p.grad for p in chosen.tensors])
 
     def reduced_gradients(self) -> None:
@@ -138,7 +209,7 @@ class ComparisonProbe:
         """Read reduced gradients; which of them count is known when an optimizer is about to apply them."""
         step = self._context.log.now
         if self._reduced.step is not step:
-            self._reduced = _Reduced(step)
+            self._reduced = _ReducedGradients(step)
         gradients = [p.grad for p in chosen.tensors]
         if any(gradient is not None for gradient in gradients):
             self._launch(name, chosen, gradients, self._reduced.part(name))
@@ -161,23 +232,25 @@ class ComparisonProbe:
             lambda rows: self._tell(step, tensor_class, chosen, rows, over=over, keys=keys),
         )
 
-    def _launch(self, name: str, chosen: Selection, tensors: Sequence[Entry], then: Tell) -> None:
+    def _launch(self, name: str, chosen: Selection, tensors: Sequence[Entry], then: OnRows) -> None:
         step, started = self._context.log.now, clock.monotonic_s()
         kept = [tensor for tensor in tensors if tensor is not None and not tensor.is_sparse]
-        places, kinds = chosen.places, chosen.kinds
+        places, traits = chosen.places, chosen.traits
         if len(kept) < len(tensors):
             places = places[[tensor is not None and not tensor.is_sparse for tensor in tensors]]
-            kinds = Kinds.of([tensor.dtype for tensor in kept])
+            traits = DtypeTraits.of([tensor.dtype for tensor in kept])
         if kept:
-            self._context.readings.read(name, kept, step.owe(lambda table: then(Rows.of(table, places, kinds))))
-        step.check_s += clock.monotonic_s() - started
+            self._context.readings.read(
+                name, kept, step.owe(lambda table: then(FingerprintRows.of(table, places, traits)))
+            )
+        step.cost.check_s += clock.monotonic_s() - started
 
     def _tell(  # noqa: PLR0913 - a table's fields
         self,
         step: OpenStep,
         tensor_class: str,
         chosen: Selection,
-        rows: Rows,
+        rows: FingerprintRows,
         *,
         over: Literal["parameters", "buffers"] = "parameters",
         keys: Sequence[str] = (),
@@ -188,30 +261,30 @@ class ComparisonProbe:
         self._context.writer.say(step.step, packed)
 
 
-class _Reduced:
+class _ReducedGradients:
     """Readings of reduced gradients at one step, until an optimizer says which of them it will apply."""
 
     def __init__(self, step: OpenStep) -> None:
         self.step = step
-        self._parts: dict[str, Rows | None] = {}
-        self._then: Callable[[list[Rows]], None] | None = None
+        self._parts: dict[str, FingerprintRows | None] = {}
+        self._then: Callable[[list[FingerprintRows]], None] | None = None
 
     @property
     def num_parts(self) -> int:
         """Readings begun."""
         return len(self._parts)
 
-    def part(self, name: str) -> Tell:
+    def part(self, name: str) -> OnRows:
         """Begin a reading; a later one of the same name counts."""
         self._parts[name] = None
 
-        def learn(rows: Rows) -> None:
+        def learn(rows: FingerprintRows) -> None:
             self._parts[name] = rows
             self._answer()
 
         return learn
 
-    def ask(self, then: Callable[[list[Rows]], None]) -> None:
+    def ask(self, then: Callable[[list[FingerprintRows]], None]) -> None:
         """Call this with all readings, once they are there."""
         self._then = then
         self._answer()

@@ -1,22 +1,26 @@
-"""One fused pass over a list of tensors, started now, answered when it is ready: at once on the CPU, some steps later on a device.
+"""The fused pass over a list of tensors: started now, answered when it is ready, at once on the CPU, some steps later on a device.
 
-The training thread never waits: a device's answer is polled at the next hook.
+The training thread never waits: a device's answer is polled at the next hook. For checkpoints, one tensor at a time is read and waited for.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from holter import clock
-from holter_kernels import Pass, Table
+from holter_kernels import Pass, Table, fingerprint, summarize
+from holter_kernels.layout import FORMATS
 
 KEPT = frozenset({"parameters_before", "parameters_after"})
 
 
+Key = TypeVar("Key")
+
+
 @dataclass
-class _Open:
+class _OpenReading:
     reading: Pass
     then: Callable[[Table], None]
 
@@ -29,7 +33,7 @@ class Readings:
         self.spent_s = 0.0
         """Seconds of the training thread that went into reading."""
         self._passes: dict[str, Pass] = {}
-        self._open: list[_Open] = []
+        self._open: list[_OpenReading] = []
         self.kept: dict[str, tuple[list[int], Table]] = {}
         """Last readings that were answered at once and may be of use to another, while the tensors are as they were: ids and table."""
 
@@ -39,16 +43,12 @@ class Readings:
         """Read these tensors, at least one; `then` gets the table, now or from a later `poll`."""
         assert tensors, "a reading of nothing would be owed for ever"
         started = clock.monotonic_s()
-        reading = self._passes.get(name)
-        # While the device has not answered the last reading of this list, its buffers are in use.
-        is_free = reading is not None and not any(entry.reading is reading for entry in self._open)
-        if reading is None or not is_free or not reading.launch_on(tensors):
-            reading = self._passes[name] = self._make_pass(tensors, histogram=histogram)
-            reading.launch()
+        in_use = [entry.reading for entry in self._open]
+        reading = launch(self._passes, name, tensors, in_use, make_pass=self._make_pass, histogram=histogram)
         self.poll()
         table = reading.poll()
         if table is None:
-            self._open.append(_Open(reading, then))
+            self._open.append(_OpenReading(reading, then))
         else:
             if name in KEPT:
                 self.kept[name] = [id(tensor) for tensor in tensors], table
@@ -63,3 +63,62 @@ class Readings:
         self._open = [entry for entry in self._open if not any(entry is done for done, _ in answered)]
         for entry, table in answered:
             entry.then(table)
+
+
+def launch(  # noqa: PLR0913 - a pass, and where it is kept
+    passes: MutableMapping[Key, Pass],
+    key: Key,
+    tensors: Sequence[torch.Tensor],
+    in_use: Iterable[Pass],
+    *,
+    make_pass: Callable[..., Pass] = Pass,
+    histogram: str = "off",
+) -> Pass:
+    """Start the pass of this key over these tensors; a new one if it was made for others, or if a device has not answered it yet."""
+    reading = passes.get(key)
+    # While a device has not answered, it still writes to the buffers of the pass.
+    is_free = reading is not None and not any(reading is other for other in in_use)
+    if reading is None or not is_free or not reading.launch_on(tensors):
+        reading = passes[key] = make_pass(tensors, histogram=histogram)
+        reading.launch()
+    return reading
+
+
+def has_nonfinite(table: Any) -> bool:
+    """Whether one of the tensors of a pass is not finite."""
+    return bool((table.nans + table.pos_infs + table.neg_infs).any())
+
+
+def fingerprint_of(tensor: torch.Tensor) -> str:
+    """64 bits in hexadecimal, of the elements that this rank holds, as if they were a tensor by themselves. Raises ValueError."""
+    return f"{fingerprint(_plain(tensor)):016x}"
+
+
+def count_nonfinite(tensor: torch.Tensor) -> int:
+    """How many elements are NaN or infinite. Raises ValueError."""
+    nans, infs = _counts(tensor)
+    return nans + infs
+
+
+def count_nan(tensor: torch.Tensor) -> int:
+    """How many elements are NaN: a mask may well be infinite. Raises ValueError."""
+    return _counts(tensor)[0]
+
+
+def _counts(tensor: torch.Tensor) -> tuple[int, int]:
+    plain = _plain(tensor)
+    if not (plain.is_floating_point() or plain.is_complex()):
+        return 0, 0
+    table = summarize([plain], histogram="off")
+    return int(table.nans[0]), int(table.pos_infs[0]) + int(table.neg_infs[0])
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The local elements in a dtype that can be read; the bits of one that cannot."""
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local = local.detach()
+    if local.dtype in FORMATS or local.is_complex():
+        return local
+    if local.layout is not torch.strided or local.is_quantized:
+        raise ValueError(f"a tensor of {local.dtype}, {local.layout} has no elements to read one by one")
+    return local.contiguous().reshape(-1).view(torch.uint8)

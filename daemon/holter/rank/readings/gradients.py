@@ -1,7 +1,7 @@
 """Gradients, read at every step.
 
-The rank's own at the end of backward, before any reduction; where those are not shown, or something is suspected, the ones that
-the optimizer is given.
+The rank's own at the end of backward, before any reduction; where those cannot be seen, or something is suspected, those that the
+optimizer is given.
 """
 
 import math
@@ -13,27 +13,26 @@ import torch
 
 from holter import clock
 from holter.rank.context import Context
-from holter.rank.models import Model
+from holter.rank.models import Model, gradient_view
 from holter.rank.publish.step_log import OpenStep
-from holter.rank.readings.views import view
 from holter.records import Nonfinite, Where
 
-Found = tuple[tuple[str, Any], torch.Tensor]
+NamedGradient = tuple[tuple[str, Any], torch.Tensor]
 """A parameter by its name, and its gradient."""
 
 
-class Turn(NamedTuple):
-    """Every stride-th tensor, from this one on."""
+class TensorShare(NamedTuple):
+    """The tensors that one step reads: every stride-th, from this number on."""
 
     stride: int
     number: int
 
 
-WHOLE = Turn(1, 0)
+ALL = TensorShare(1, 0)
 
 
 class GradientProbe:
-    """Looks for what is not finite, and takes the norm."""
+    """Looks for gradients that are not finite, and takes the norm."""
 
     def __init__(
         self, context: Context, on_read: Callable[[Sequence[tuple[str, Any]], Any], None] | None = None
@@ -43,8 +42,8 @@ class GradientProbe:
         self.ready_order: dict[int, int] = {}
         """Id of a parameter -> its place in the order in which gradients became ready, from the first backward pass."""
         self._order_hooks: list[Any] = []
-        self._square_sums: dict[str, dict[Turn, float]] = {}
-        """Model's prefix -> of each turn, as last read."""
+        self._square_sums: dict[str, dict[TensorShare, float]] = {}
+        """Model's prefix -> sum of squares of each share, as last read."""
 
     def follow_order(self) -> None:
         """Learn in which order backward reaches the parameters; for one pass."""
@@ -70,24 +69,24 @@ class GradientProbe:
         step = context.log.now
         started = clock.monotonic_s()
         # Micro-steps add up in .grad: the last reading of a step has them all.
-        step.square_sum = None
-        step.is_local_whole = context.schedule.plan.gradient_stride == 1
+        step.gradients.square_sum = None
+        step.gradients.is_local_whole = context.schedule.plan.gradient_stride == 1
         for model in context.models.active():
             if model.shows_local_gradients():
                 found = _with_gradients(model)
                 stride = context.schedule.plan.gradient_stride
-                turn = Turn(stride, step.step % stride)
-                self._read(model, step, found[turn.number :: stride], "gradient", turn)
-                step.is_local_read = True
+                share = TensorShare(stride, step.step % stride)
+                self._read(model, step, found[share.number :: stride], "gradient", share)
+                step.gradients.is_local_read = True
             else:
-                step.is_local_whole = False
-        step.gradients_s += clock.monotonic_s() - started
+                step.gradients.is_local_whole = False
+        step.cost.gradients_s += clock.monotonic_s() - started
 
     def read_applied(self, optimizer: torch.optim.Optimizer, *, is_known_bad: bool = False) -> None:
         """What the optimizer applies: read if something is suspected, or if nothing was seen before the reduction."""
         step = self._context.log.now
         # What a device still owes may turn out to be a suspect.
-        if step.is_local_read and not step.suspects and not step.num_owed and not is_known_bad:
+        if step.gradients.is_local_read and not step.suspects.tensors and not step.num_owed and not is_known_bad:
             return
         if getattr(optimizer, "found_inf", None) is not None:
             # A fused optimizer skips the step itself if the scaler found something.
@@ -98,19 +97,19 @@ class GradientProbe:
         for model in self._context.models.active()[: None if lent is None else 1]:
             own = (entry for entry in _with_gradients(model) if id(entry[0][1]) in held)
             found = list(own) if lent is None else lent
-            self._read(model, step, found, "reduced_gradient", WHOLE)
-        if step.suspects and not step.is_applied and not step.num_owed:
+            self._read(model, step, found, "reduced_gradient", ALL)
+        if step.suspects.tensors and not step.suspects.is_applied and not step.num_owed:
             step.acquit()
             self._context.inputs.suspect = None
 
-    def _read(self, model: Model, step: OpenStep, found: list[Found], where: Where, turn: Turn) -> None:
+    def _read(self, model: Model, step: OpenStep, found: list[NamedGradient], where: Where, share: TensorShare) -> None:
         if not found:
             return
         named, gradients = zip(*found, strict=True)
-        counts = where == "gradient" or not step.is_local_read
+        counts = where == "gradient" or not step.gradients.is_local_read
 
         if counts and where == "reduced_gradient":
-            step.view = view([model])
+            step.gradients.view = gradient_view([model])
 
         def learn(table: Any) -> None:
             if self._on_read is not None and step is self._context.log.now:
@@ -121,11 +120,11 @@ class GradientProbe:
                 self._context.hold.known_finite.note([parameter for _, parameter in named], gradients)
             if counts:
                 # The table sums what is finite.
-                self._count(model, step, turn, math.nan if rows.size else float(table.square_sum.sum()))
+                self._count(model, step, share, math.nan if rows.size else float(table.square_sum.sum()))
             for row in rows:
                 name, parameter = named[row]
-                step.is_applied |= where == "reduced_gradient"
-                step.suspect(
+                step.suspects.is_applied |= where == "reduced_gradient"
+                step.suspects.add(
                     Nonfinite(
                         where=where,
                         name=name,
@@ -133,25 +132,25 @@ class GradientProbe:
                         infs=int(bad[row] - table.nans[row]),
                         numel=gradients[row].numel(),
                         order=self.ready_order.get(id(parameter), 0),
-                        is_from_clip=where == "reduced_gradient" and bool(step.was_clipped_finite),
+                        is_from_clip=where == "reduced_gradient" and bool(step.gradients.was_clipped_finite),
                     )
                 )
 
         is_at_once = True
-        # A table of addresses for each turn: the tensors are the same when it comes again.
-        self._context.readings.read(f"{where}{model.prefix}{turn.number}", gradients, step.owe(learn))
+        # A table of addresses for each share: its tensors are the same when its turn comes again.
+        self._context.readings.read(f"{where}{model.prefix}{share.number}", gradients, step.owe(learn))
         is_at_once = False
 
-    def _count(self, model: Model, step: OpenStep, turn: Turn, square_sum: float) -> None:
+    def _count(self, model: Model, step: OpenStep, share: TensorShare, square_sum: float) -> None:
         """Add to the step's norm; where tensors are read in turns, with what the others had when they were last read."""
         sums = self._square_sums.setdefault(model.prefix, {})
-        if sums and next(iter(sums)).stride != turn.stride:
+        if sums and next(iter(sums)).stride != share.stride:
             sums.clear()
-        sums[turn] = square_sum
-        if len(sums) == turn.stride:
-            step.square_sum = (step.square_sum or 0.0) + sum(sums.values())
+        sums[share] = square_sum
+        if len(sums) == share.stride:
+            step.gradients.square_sum = (step.gradients.square_sum or 0.0) + sum(sums.values())
 
 
-def _with_gradients(model: Model) -> list[Found]:
+def _with_gradients(model: Model) -> list[NamedGradient]:
     # `.grad` is asked for once: a gradient that nobody holds gets a new Python object each time.
     return [(named, g) for named in model.parameters if (g := named[1].grad) is not None and not g.is_sparse]

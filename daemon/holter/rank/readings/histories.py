@@ -1,23 +1,37 @@
-"""Fingerprints of tensors against those they had: which moved, and when.
+"""What is remembered of parameters from step to step: fingerprints, missing gradients, gradients that nobody cleared.
 
 after the last step read  |  before this step  |  after this step
-a                        b                    c           a != b: moved between steps;  b != c: moved in this one
+a                            b                    c           a != b: moved between steps;  b != c: moved in this one
 """
 
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
+
+from holter.rank.context import Context
+from holter.rank.readings.samples import is_readable, local, spread
 
 MAX_NAMES = 32
 MANY = 16
 """Elements that do not all come back by chance."""
+LONG_STEPS = 8
+"""Steps after which an idle parameter is worth an inspection."""
+MAX_WATCHED = 1024
+"""Candidates that are looked at in every step."""
+NUM_WATCHED = 4
+MAX_OPTIMIZERS = 4
+MAX_NUMEL = 1 << 20
+TOLD_CHECKS = (4, 5, 16, 17)
+"""Gradients left for so many steps of comparison are told at once: twice, because one report is not believed."""
 
 
 @dataclass
-class _Known:
+class _KnownTensor:
     parameter: "weakref.ref[Any]"
     first: int
     last: int
@@ -29,8 +43,8 @@ class _Known:
 
 
 @dataclass
-class Moves:
-    """Places in the list that was read."""
+class MovedTensors:
+    """Which tensors of a list moved and when, by their places in it."""
 
     in_step: list[int] = field(default_factory=list)
     between: list[int] = field(default_factory=list)
@@ -43,22 +57,24 @@ class Moves:
 
 
 class FingerprintHistory:
-    """What each tensor last was."""
+    """The last fingerprints of each tensor."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _KnownTensor] = {}
 
-    def compare(self, step: int, parameters: Sequence[Any], before: Any, after: Any, *, is_adjacent: bool) -> Moves:
+    def compare(
+        self, step: int, parameters: Sequence[Any], before: Any, after: Any, *, is_adjacent: bool
+    ) -> MovedTensors:
         """Take in two fingerprints of each, 0 where it was not read.
 
         With `is_adjacent`, only what was read after the very step before can have moved between steps.
         """
-        moves = Moves()
+        moves = MovedTensors()
         for place, parameter in enumerate(parameters):
             was, now = int(before[place]), int(after[place])
             known = self._known.get(id(parameter))
             if known is None or known.parameter() is not parameter:
-                known = self._known[id(parameter)] = _Known(weakref.ref(parameter), was, was, step - 1)
+                known = self._known[id(parameter)] = _KnownTensor(weakref.ref(parameter), was, was, step - 1)
             moves.still.append(known.num_still)
             if not was or not now:
                 continue
@@ -94,3 +110,145 @@ class FingerprintHistory:
 def prints(table: Any) -> Any:
     """Fingerprints of a reading; 0 where a tensor had lost its memory."""
     return np.where(table.numel > 0, table.fingerprint, 0)
+
+
+Parameters = Sequence[tuple[str, Any]]
+
+
+@dataclass
+class _IdleSince:
+    parameter: "weakref.ref[Any]"
+    name: str
+    since: int
+
+
+class IdleParameters:
+    """Parameters that are to be trained and get no gradient (None, or exactly zero everywhere), and for how many steps in a row.
+
+    They are looked for at steps of comparison (None) and in every reading of the gradients (zero). What was found is looked at in every step
+    from then on, so that a branch that is used in other steps than those of comparison is not taken for idle.
+    """
+
+    def __init__(self) -> None:
+        self._none: dict[int, _IdleSince] = {}
+        self._zero: dict[int, _IdleSince] = {}
+
+    def look(self, step: int, trainable: Parameters) -> None:
+        """A step of comparison: which gradients are None."""
+        known = self._none
+        self._none = {
+            id(p): known.get(id(p)) or _IdleSince(weakref.ref(p), name, step) for name, p in trainable if p.grad is None
+        }
+
+    def glance(self) -> None:
+        """Any step: forget those that have a gradient now."""
+        if not self._none:
+            return
+        for key, idle in list(self._none.items())[:MAX_WATCHED]:
+            parameter = idle.parameter()
+            if parameter is None or parameter.grad is not None:
+                del self._none[key]
+
+    def see(self, step: int, named: Parameters, table: Any) -> None:
+        """A reading of gradients: which are zero everywhere."""
+        is_zero = table.zeros == table.numel
+        if not self._zero and not is_zero.any():
+            return
+        is_zero &= table.numel > 0
+        if self._zero:
+            for row in np.flatnonzero(~is_zero):
+                self._zero.pop(id(named[int(row)][1]), None)
+        for row in np.flatnonzero(is_zero):
+            name, parameter = named[int(row)]
+            idle = self._zero.get(id(parameter))
+            if idle is None or idle.parameter() is not parameter:
+                self._zero[id(parameter)] = _IdleSince(weakref.ref(parameter), name, step)
+
+    def none(self, step: int, trainable: Parameters) -> dict[str, int]:
+        """Names of those without a gradient, with the number of steps for which that has been so."""
+        return self._streaks(self._none, step, trainable)
+
+    def zero(self, step: int, trainable: Parameters) -> dict[str, int]:
+        """The same of those whose gradient is zero."""
+        return self._streaks(self._zero, step, trainable)
+
+    def is_long(self, step: int) -> bool:
+        """Whether one of them has been idle for long."""
+        return any(step - idle.since + 1 >= LONG_STEPS for idles in (self._none, self._zero) for idle in idles.values())
+
+    @staticmethod
+    def _streaks(idles: dict[int, _IdleSince], step: int, trainable: Parameters) -> dict[str, int]:
+        if not idles:
+            return {}
+        return {
+            name: step - idle.since + 1
+            for name, p in trainable
+            if (idle := idles.get(id(p))) is not None and idle.parameter() is p
+        }
+
+
+def longest_idle(*streaks: dict[str, int]) -> tuple[list[list[str]], int]:
+    """Which names to tell, and the least number of steps among them: only those that are idle for long, once there are any."""
+    longest = [{name: steps for name, steps in each.items() if steps >= LONG_STEPS} for each in streaks]
+    chosen = longest if any(longest) else list(streaks)
+    return [list(each) for each in chosen], min((steps for each in chosen for steps in each.values()), default=0)
+
+
+class LeftoverGradients:
+    """What is left in the gradients when the first backward pass of a step begins: nothing, unless nobody clears them.
+
+    Read of a few parameters of each optimizer, and believed only of the optimizer that then steps: of two that take turns, each clears its own
+    gradients at its own time.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._watched: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[weakref.ref[Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._left: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, float]] = weakref.WeakKeyDictionary()
+        """Step, and norm of what was left at its beginning."""
+        self._first = 0.0
+        self.num_checks = 0
+        """In a row."""
+        self.growth = 0.0
+        """Norm of the leftovers over what it was at the first of those."""
+
+    def take(self) -> None:
+        """The first backward pass of a step is about to begin."""
+        step = self._context.log.step
+        for optimizer, references in list(self._watched.items())[:MAX_OPTIMIZERS]:
+            gradients = [p.grad for reference in references if (p := reference()) is not None and p.grad is not None]
+            gradients = [g for g in gradients if not g.is_sparse and is_readable(local(g))]
+            if not gradients:
+                self._left[optimizer] = step, 0.0
+                continue
+            name = f"leftovers{id(optimizer)}"
+            self._context.readings.read(name, gradients, self._learn(weakref.ref(optimizer), step))
+
+    def _learn(self, reference: "weakref.ref[torch.optim.Optimizer]", step: int) -> Any:
+        def learn(table: Any) -> None:
+            optimizer = reference()
+            if optimizer is not None:
+                self._left[optimizer] = step, math.sqrt(float(table.square_sum.sum()))
+
+        return learn
+
+    def judge(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """These are about to step: were their gradients cleared before? A device may answer for an earlier step."""
+        taken = [self._left.pop(optimizer) for optimizer in optimizers if optimizer in self._left]
+        if taken:
+            norm = max(norm for _, norm in taken)
+            if norm > 0:
+                self._first = self._first if self.num_checks else norm
+                self.num_checks += 1
+                self.growth = norm / self._first
+            else:
+                self.num_checks, self.growth = 0, 0.0
+        for optimizer in optimizers:
+            self._watch(optimizer)
+
+    def _watch(self, optimizer: torch.optim.Optimizer) -> None:
+        held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        held = [p for p in held if p.numel() <= MAX_NUMEL] or held[:1]
+        self._watched[optimizer] = [weakref.ref(held[index]) for index in spread(len(held), NUM_WATCHED)]

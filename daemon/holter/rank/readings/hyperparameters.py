@@ -22,7 +22,7 @@ LARGEST = 3e38
 
 @dataclass(frozen=True)
 class _Group:
-    """One group of an optimizer: what of it is read. Held weakly, as everything of the script's."""
+    """What is read of one group of an optimizer. The optimizer is held weakly, as everything of the script's is."""
 
     optimizer: "weakref.ref[torch.optim.Optimizer]"
     place: int
@@ -32,7 +32,7 @@ class _Group:
     """(setting, place in it), -1 where it is a number itself."""
 
     def add_values(self, values: list[float]) -> None:
-        """The numbers as they are now."""
+        """Append the numbers as they are now."""
         optimizer = self.optimizer()
         assert optimizer is not None, "it is about to step"
         group = optimizer.param_groups[self.place]
@@ -41,7 +41,7 @@ class _Group:
             values.append(float(optimizer.state[self.counter()]["step"]))
 
     def names(self, prefix: str) -> Iterator[str]:
-        """What they are called."""
+        """Names of these numbers."""
         for key, place in self.keys:
             yield prefix + key if place < 0 else f"{prefix}{key}.{place}"
         if self.counter is not None:
@@ -66,7 +66,7 @@ class Hyperparameters:
     def read(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """The settings that these optimizers are about to step with."""
         log = self._context.log.now
-        scale = log.loss_scale
+        scale = log.losses.scale
         self._has_scaler |= scale is not None and scale != 1.0
         shape = (
             self._context.models.generation,

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from holter.rank.context import Context
-from holter.rank.hooks.model_calls import Hook
+from holter.rank.hooks.model_calls import UncopiedHook
 from holter.rank.readings.samples import is_plain_moment, is_readable, strided
 from holter.records import Inspection, Named, Witness
 
@@ -70,7 +70,7 @@ class InspectionProbe:
         self._asked_step = -1
 
     def ask(self) -> None:
-        """Parameters are idle: the next pass is to say why."""
+        """Parameters are idle: inspect the next pass, to find out why."""
         step = self._context.log.step
         # Twice as long after each look: a branch that is idle by intention is not worth three looks in a row.
         if self._num_idle < MAX_IDLE and step >= self._asked_step << self._num_idle:
@@ -91,7 +91,7 @@ class InspectionProbe:
         self._put_on(self._open, module)
 
     def failed(self) -> None:
-        """A model's call is over; if it raised, there is nothing more to be seen."""
+        """A model's call is over; if it raised, the inspection ends."""
         if self._open is not None and sys.exc_info()[0] is not None:
             self.end(is_told=False)
 
@@ -116,7 +116,7 @@ class InspectionProbe:
                 seen = inspected.seen[prefix + name] = _Seen(weakref.ref(module))
             elif not _own(module):
                 continue
-            hook = Hook(self._context.guard.wrap(_watch(inspected, seen), "any"))
+            hook = UncopiedHook(self._context.guard.wrap(_watch(inspected, seen), "any"))
             inspected.handles.append(module.register_forward_hook(hook))
 
 

@@ -1,4 +1,4 @@
-"""Where a NaN was born: the first module that made one out of finite inputs.
+"""Where a NaN came from: the first module that made one out of finite inputs.
 
 The step's batch is run through the model once more, under hooks. Nothing is left behind: no gradient is recorded; random states are put
 back; buffers and what modules keep in plain attributes are copies meanwhile. The wrapper is not called, and a collective that the
@@ -38,30 +38,30 @@ def find(inputs: Inputs | None, prefix: str) -> Origin:
     obstacle = _obstacle(inputs, module)
     if obstacle:
         return _unknown(obstacle)
-    watch = _Watch(module, prefix)
+    search = _OriginSearch(module, prefix)
     try:
-        _replay(module, inputs, watch)
+        _replay(module, inputs, search)
     except _FoundError:
-        return watch.births[0]
+        return search.origins[0]
     except _CollectiveError as collective:
         return _unknown(f"the model communicates ({collective}): one rank cannot replay it alone")
     except Exception as error:  # noqa: BLE001  the script's module may not bear a second call
         return _unknown(f"the replay raised {type(error).__name__}: {error}")
     reason = "replayed with the same batch and random state: every module's output is finite"
     nowhere = Origin(module="", module_class="", is_input_finite=True, input_absmax=0.0, replayed=True, reason=reason)
-    return next(iter(watch.births), nowhere)
+    return next(iter(search.origins), nowhere)
 
 
-def _replay(module: torch.nn.Module, inputs: Inputs, watch: "_Watch") -> None:
+def _replay(module: torch.nn.Module, inputs: Inputs, search: "_OriginSearch") -> None:
     is_cast, dtype = inputs.autocast
     with (
         _left_as_it_was(module),
-        _hooked(module, watch),
+        _hooked(module, search),
         warnings.catch_warnings(action="ignore"),
         contextlib.redirect_stdout(io.StringIO()),
         torch.no_grad(),
         torch.autocast("cpu", dtype=dtype, enabled=is_cast),
-        _Alone(),
+        _NoCollectives(),
     ):
         torch.random.set_rng_state(inputs.random_state)
         module(*inputs.args, **inputs.kwargs)
@@ -90,8 +90,8 @@ class _CollectiveError(Exception):
     """The model calls a collective."""
 
 
-class _Alone(TorchDispatchMode):  # type: ignore[misc]
-    """Lets everything pass but what needs other ranks."""
+class _NoCollectives(TorchDispatchMode):  # type: ignore[misc]
+    """Lets every operation pass but collectives."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in COLLECTIVES:
@@ -103,16 +103,16 @@ def _unknown(reason: str) -> Origin:
     return Origin(module="", module_class="", is_input_finite=False, input_absmax=0.0, replayed=False, reason=reason)
 
 
-class _Watch:
-    """Judges modules as they end; children end before their parents, so that the first birth is the innermost.
+class _OriginSearch:
+    """Judges modules as they end; children end before their parents, so that the first that is found is the innermost.
 
-    A NaN or a +Inf out of finite inputs is one. A -Inf alone may be a mask: zeros beside it say so; of others the first is suspected.
+    A module that makes a NaN or a +Inf out of finite inputs is an origin. A -Inf alone may be a mask: zeros beside it say so; otherwise the first is suspected.
     """
 
     def __init__(self, module: torch.nn.Module, prefix: str) -> None:
         self._names = {id(child): prefix + name for name, child in module.named_modules()}
         self._suspects: list[torch.nn.Module] = []
-        self.births: list[Origin] = []
+        self.origins: list[Origin] = []
 
     def judge(self, child: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         """A forward hook; raises when the rest of the pass is not needed."""
@@ -122,7 +122,7 @@ class _Watch:
         taken = _Values.of(t for _, t in leaves((args, kwargs), ""))
         if taken.nans or taken.pos_infs or (taken.neg_infs and not made.nans):
             return
-        if taken.neg_infs and self.births:
+        if taken.neg_infs and self.origins:
             raise _FoundError
         is_mild = not made.nans and not made.pos_infs and made.absmax < NEAR_LIMIT * made.dtype_max
         if is_mild and made.absmax == 0.0:
@@ -130,13 +130,13 @@ class _Watch:
         if not is_mild and any(part is suspect for suspect in self._suspects for part in child.modules()):
             raise _FoundError
         self._suspects.append(child)
-        self.births.append(self._birth(child, taken, made))
+        self.origins.append(self._origin(child, taken, made))
         if not is_mild:
             # What was suspected before is no part of it.
-            del self.births[:-1]
+            del self.origins[:-1]
             raise _FoundError
 
-    def _birth(self, child: torch.nn.Module, taken: "_Values", made: "_Values") -> Origin:
+    def _origin(self, child: torch.nn.Module, taken: "_Values", made: "_Values") -> Origin:
         own = _Values.of(child.parameters(recurse=False))
         return Origin(
             module=self._names.get(id(child), ""),
@@ -175,7 +175,7 @@ class _Values:
 
     @classmethod
     def of(cls, tensors: Iterable[torch.Tensor]) -> "_Values":
-        """Count."""
+        """Over all these tensors."""
         found = cls()
         for tensor in tensors:
             if tensor.is_floating_point() and tensor.numel():
@@ -197,11 +197,11 @@ class _Values:
 
 
 @contextlib.contextmanager
-def _hooked(module: torch.nn.Module, watch: _Watch) -> Iterator[None]:
+def _hooked(module: torch.nn.Module, search: _OriginSearch) -> Iterator[None]:
     handles = []
     try:
         for child in module.modules():
-            handles.append(child.register_forward_hook(watch.judge, with_kwargs=True))  # noqa: PERF401  some are on when one fails
+            handles.append(child.register_forward_hook(search.judge, with_kwargs=True))  # noqa: PERF401  some are on when one fails
         yield
     finally:
         for handle in handles:

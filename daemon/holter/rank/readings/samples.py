@@ -1,4 +1,4 @@
-"""A few elements of many tensors, copied before a step and held against what the step left.
+"""A few elements of many tensors, copied before a step and compared with what the step left.
 
     weight   [ x . . . . x . . . . x . . . . x ]      every stride-th element of its memory, at most 1024 of a tensor
     gradient [ g . . . . g . . . . g . . . . g ]      at the same places

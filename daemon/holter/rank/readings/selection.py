@@ -1,4 +1,4 @@
-"""Which entries of the census a class of tensors is read from, kept until the models or the optimizers change."""
+"""Which entries of the census belong to a class of tensors; found once, and again when the models or the optimizers change."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ import torch
 
 from holter.rank.context import Context
 from holter.rank.models import Model
-from holter.rank.readings.marks import Kinds
+from holter.rank.readings.census import DtypeTraits
 
 
 @dataclass(frozen=True)
@@ -17,23 +17,23 @@ class Selection:
     """Some entries of the census: parameters, or buffers."""
 
     size: int
-    """Entries in all."""
+    """Number of all entries."""
     places: np.ndarray
-    """Of the chosen ones, ascending."""
+    """Places of the chosen entries, ascending."""
     tensors: list[torch.Tensor]
 
     @cached_property
-    def kinds(self) -> Kinds:
+    def traits(self) -> DtypeTraits:
         """What their dtypes mean."""
-        return Kinds.of([tensor.dtype for tensor in self.tensors])
+        return DtypeTraits.of([tensor.dtype for tensor in self.tensors])
 
     def part(self, indices: Sequence[int]) -> "Selection":
-        """Some of them."""
+        """The entries at these indices of the selection."""
         return Selection(self.size, self.places[list(indices)], [self.tensors[i] for i in indices])
 
 
-class Selections:
-    """Made once for each state of the models."""
+class SelectionCache:
+    """Selections, each made once for each state of the models."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -4,12 +4,15 @@
     before the optimizer  gradients as it is given them; weights; a sample of both
     after it              weights again, and what became of the sample
 
-All is the rank's own. Most steps only glance; a step of comparison looks for gradients that are None; every fourth of those, or fewer,
-reads the values. `records.Vitals` says what it tells.
+All is the rank's own. Most steps only take a glance; a step of comparison looks for gradients that are None; every fourth of those, or fewer,
+is vital: it reads the values. Vital steps are frequent at first, then as rare as their share of the budget demands, by ranks in turn.
+`records.Vitals` says what is told.
 """
 
 import contextlib
+import statistics
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,14 +20,27 @@ import torch
 
 from holter import clock
 from holter.rank.context import Context
-from holter.rank.readings.checkup import Checkup, Findings, readable, trained_by
-from holter.rank.readings.histories import FingerprintHistory, prints
-from holter.rank.readings.idle_parameters import IdleWatch
-from holter.rank.readings.leftover_gradients import TOLD_CHECKS, Leftovers
-from holter.rank.readings.rhythm import Rhythm
+from holter.rank.readings.checkup import Checkup, CheckupMemory, readable, trained_by
+from holter.rank.readings.histories import TOLD_CHECKS, FingerprintHistory, IdleParameters, LeftoverGradients, prints
 
 LEAST_FROZEN_BYTES = 16 << 20
 """Frozen tensors that are read at a vital step, if the trained ones are fewer bytes than that."""
+NUM_DENSE = 8
+"""So many of the first comparisons are all vital, if that does not cost too much: what is wrong from the start is seen at the start."""
+LEAST_STRIDE = 4
+"""Comparisons from one vital step to the next, while comparisons are not rare themselves."""
+RARE_STEPS = 64
+MAX_STRIDE = 1024
+MAX_SPEAKERS = 64
+"""Ranks that tell their vitals at one step."""
+BUDGET_SHARE = 0.1
+"""What of the budget the vitals may take."""
+DENSE_FACTOR = 4.0
+"""What a vital step may take at the start, in whole budgets of one step."""
+NUM_FLOORS = 4.0
+"""Where a step is so short that the budget's floor counts, so many floors: a short run is to be seen too."""
+NUM_COSTS = 5
+NUM_STEPS = 32
 
 
 class VitalsProbe:
@@ -40,20 +56,22 @@ class VitalsProbe:
     ) -> None:
         self._context = context
         self._on_idle = on_idle
-        self._idle = IdleWatch()
-        self._leftovers = Leftovers(context)
-        self._rhythm = Rhythm(rank=context.writer.rank, world_size=context.world_size, budget=budget, floor_s=floor_s)
-        self._findings = Findings(self._idle, self._leftovers, FingerprintHistory(), FingerprintHistory())
+        self._idle = IdleParameters()
+        self._leftovers = LeftoverGradients(context)
+        self._schedule = VitalsSchedule(
+            rank=context.writer.rank, world_size=context.world_size, budget=budget, floor_s=floor_s
+        )
+        self._memory = CheckupMemory(self._idle, self._leftovers, FingerprintHistory(), FingerprintHistory())
         self._checkup: Checkup | None = None
         self._vital_step = -2
         self._frozen_place = 0
-        self._met: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._known_optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._ever_held: set[int] = set()
-        self._said: set[str] = set()
+        self._told_news: set[str] = set()
         self._spent_s = 0.0
 
     def see_gradients(self, named: Sequence[tuple[str, Any]], table: Any) -> None:
-        """Gradients were read, by whomever."""
+        """Some probe has read these gradients."""
         self._idle.see(self._context.log.step, named, table)
 
     def begin_backward(self) -> None:
@@ -62,14 +80,14 @@ class VitalsProbe:
             self._leftovers.take()
 
     def glance(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        """A step is about to be applied, whichever."""
+        """Any step is about to be applied."""
         context = self._context
         step, is_check = context.log.step, context.schedule.plan.is_check(context.log.step)
         self._checkup = None
         context.readings.kept.clear()
-        self._rhythm.tick()
+        self._schedule.tick()
         self._idle.glance()
-        self._meet(optimizers)
+        self._learn_optimizers(optimizers)
         if is_check:
             return
         if self._vital_step == step - 1:
@@ -87,7 +105,7 @@ class VitalsProbe:
             return
         self._idle.look(step, trained_by(context.models, optimizers)[0])
         self._leftovers.judge(optimizers)
-        is_vital = self._rhythm.is_vital(step, context.schedule.plan.check_interval)
+        is_vital = self._schedule.is_vital(step, context.schedule.plan.check_interval)
         if self._has_news(step) or is_vital:
             self._begin(optimizers)
 
@@ -96,29 +114,29 @@ class VitalsProbe:
         if trained:
             with self._timed():
                 frozen = self._frozen(trained, optimizers)
-                self._checkup = Checkup(self._context, self._findings, trained, frozen, rates)
+                self._checkup = Checkup(self._context, self._memory, trained, frozen, rates)
                 self._checkup.begin()
 
     def after_step(self) -> None:
-        """It was."""
+        """The step was applied."""
         checkup, self._checkup = self._checkup, None
         if checkup is None or checkup.step != self._context.log.step:
             return
         with self._timed():
             checkup.end()
         self._vital_step = checkup.step
-        self._rhythm.spend(self._spent_s)
+        self._schedule.spend(self._spent_s)
         self._spent_s = 0.0
 
-    def _meet(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    def _learn_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
-            if optimizer not in self._met:
-                self._met.add(optimizer)
+            if optimizer not in self._known_optimizers:
+                self._known_optimizers.add(optimizer)
                 self._ever_held |= _held([optimizer])
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
-        """What is read here has a dial of its own: to the schedule it is reading, not a cost that every step has."""
+        """Vitals have a schedule of their own: for the other one this time counts as reading, not as a cost of every step."""
         readings = self._context.readings
         started, read_s = clock.monotonic_s(), readings.spent_s
         yield
@@ -132,10 +150,10 @@ class VitalsProbe:
         if news:
             self._on_idle()
         news |= {f"uncleared {num}" for num in TOLD_CHECKS if self._leftovers.num_checks >= num}
-        if self._findings.moved_names:
+        if self._memory.moved_names:
             news.add("moved")
-        is_new = bool(news - self._said)
-        self._said = news
+        is_new = bool(news - self._told_news)
+        self._told_news = news
         return is_new
 
     def _look_between(self, step: int, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -146,8 +164,8 @@ class VitalsProbe:
             return
 
         def learn(table: Any) -> None:
-            moved = self._findings.trained.moved_since(step, [p for _, p in chosen], prints(table))
-            self._findings.moved_names += [chosen[place][0] for place in moved]
+            moved = self._memory.trained.moved_since(step, [p for _, p in chosen], prints(table))
+            self._memory.moved_names += [chosen[place][0] for place in moved]
 
         self._context.readings.read("vitals.between", [p for _, p in chosen], learn)
 
@@ -182,3 +200,40 @@ def _is_skipping(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
 
 def _held(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
     return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+
+
+class VitalsSchedule:
+    """At which steps of comparison the vitals are taken, by what they were measured to cost."""
+
+    def __init__(self, *, rank: int, world_size: int, budget: float, floor_s: float) -> None:
+        self._rank = rank
+        self._turns = -(-world_size // MAX_SPEAKERS)
+        self._budget, self._floor_s = budget, floor_s
+        self._costs_s: deque[float] = deque(maxlen=NUM_COSTS)
+        self._steps_s: deque[float] = deque(maxlen=NUM_STEPS)
+        self._last_s: float | None = None
+        self._num_checks = 0
+
+    def tick(self) -> None:
+        """A step begins."""
+        now = clock.monotonic_s()
+        if self._last_s is not None:
+            self._steps_s.append(now - self._last_s)
+        self._last_s = now
+
+    def spend(self, seconds: float) -> None:
+        """Learn how long one vital step took."""
+        self._costs_s.append(seconds)
+
+    def is_vital(self, step: int, check_interval: int) -> bool:
+        """Asked once at each step of comparison."""
+        self._num_checks += 1
+        number = step // check_interval
+        room_s = max(self._budget * statistics.median(self._steps_s or [0.0]), NUM_FLOORS * self._floor_s)
+        cost_s = min(self._costs_s, default=0.0)
+        if self._num_checks <= NUM_DENSE and cost_s <= DENSE_FACTOR * room_s:
+            return number % self._turns == self._rank % self._turns
+        stride = max(min(LEAST_STRIDE, RARE_STEPS // check_interval), 1)
+        while stride < MAX_STRIDE and cost_s > BUDGET_SHARE * room_s * stride * check_interval:
+            stride *= 2
+        return number % stride == 0 and number // stride % self._turns == self._rank % self._turns

@@ -10,11 +10,11 @@ change or another tensor stands in its place; if it then differs from its copy a
 grouped copy of the small ones and the statistics.
 
 DDP gives rank 0's buffers to all before each forward pass: what another rank's own came to is never used. A rank that saves for rank 0 before
-that has happened takes over what rank 0 has shown of them (`given`, 2 to 4 us a buffer; of a device nothing, it would be waited for).
+that has happened takes over what rank 0 has published of them (`given`, 2 to 4 us a buffer; nothing of a device, for we would have to wait for it).
 
 Copies lie on the buffers' own device; those of large ones take at most 256 MB in all, the smallest first, and once memory was short there
-are none. Of a buffer without a copy (quantised weights, a replay memory) it is known whether torch counted a change: then `restore` refuses.
-Under every action: an operator may ask for a halt.
+are none. Of a buffer without a copy (quantised weights, a replay memory) it is known whether torch counted a change: if it did, `restore` refuses.
+All this under every setting of `action`, for an operator may ask for a halt.
 """
 
 import weakref
@@ -28,7 +28,7 @@ from holter.errors import RewindError
 from holter.rank.context import Context
 from holter.rank.models import Model
 from holter.rank.placement import spans_world
-from holter.rank.readings.fingerprints import fingerprint_of
+from holter.rank.readings.fused_pass import fingerprint_of
 from holter.rank.readings.samples import is_plain_moment, local
 
 SMALL_BYTES = 1 << 14
@@ -38,7 +38,7 @@ MAX_BYTES = 256 << 20
 
 
 @dataclass
-class _Kept:
+class _BufferCopy:
     module: "weakref.ref[torch.nn.Module]"
     name: str
     path: str
@@ -115,44 +115,44 @@ class _Kept:
 
 
 class MovingBuffers:
-    """Keeps the copies of one moment."""
+    """Copies of the buffers, as one step's first forward pass found them."""
 
     def __init__(self, context: Context, max_bytes: int = MAX_BYTES) -> None:
         self._context = context
-        self._kept: list[_Kept] = []
+        self._entries: list[_BufferCopy] = []
         self._state: tuple[int, int] = (-1, -1)
-        self._has_kept = False
+        self._has_copied = False
         self._max_bytes = max_bytes
         """0: memory was short once."""
         context.models.on_forget.append(self._forget)
 
     def begin(self) -> None:
-        """Another step begins: what was kept is not of it."""
-        self._has_kept = False
+        """Another step begins: the copies are of an earlier one."""
+        self._has_copied = False
 
     def keep(self) -> bool:
         """A step's first forward pass begins, or may begin next; False: nothing can be copied at this moment."""
         if not is_plain_moment():
             return False
-        self._has_kept = True
+        self._has_copied = True
         models = self._context.models.all()
         state = self._context.models.generation, len(models)
         if state != self._state:
-            self._state, self._kept = state, list(self._find())
+            self._state, self._entries = state, list(self._find())
         try:
             self._copy()
         except BaseException:
             # Most likely memory is short: the training needs it more than we do.
             self._max_bytes = 0
-            for entry in self._kept:
+            for entry in self._entries:
                 entry.copy = None
             raise
         return True
 
     def _copy(self) -> None:
-        fresh: list[tuple[_Kept, torch.Tensor]] = []
+        fresh: list[tuple[_BufferCopy, torch.Tensor]] = []
         targets, sources = [], []
-        for entry in self._kept:
+        for entry in self._entries:
             found, has_changed = entry.see()
             if entry.copy is not None and (found is None or not _fits(entry.copy, found)):
                 entry.copy, has_changed = None, True
@@ -170,8 +170,8 @@ class MovingBuffers:
             if fresh:
                 self._copy_first(fresh)
 
-    def _copy_first(self, fresh: "list[tuple[_Kept, torch.Tensor]]") -> None:
-        large = [entry.copy for entry in self._kept if entry.copy is not None and not _is_small(entry.copy)]
+    def _copy_first(self, fresh: "list[tuple[_BufferCopy, torch.Tensor]]") -> None:
+        large = [entry.copy for entry in self._entries if entry.copy is not None and not _is_small(entry.copy)]
         room_bytes = self._max_bytes - sum(copy.nbytes for copy in large)
         for entry, found in sorted(fresh, key=lambda each: each[1].nbytes):
             if not _is_small(found):
@@ -182,7 +182,7 @@ class MovingBuffers:
 
     def found(self) -> "Iterator[tuple[weakref.ref[torch.nn.Module], str, torch.Tensor, bool]]":
         """What the forward pass finds, by module and name; True: the buffer itself, which may move. If the moment was not plain, nothing."""
-        for entry in self._kept if self._has_kept else ():
+        for entry in self._entries if self._has_copied else ():
             tensor = entry.copy if entry.copy is not None else entry.now()
             if tensor is not None:
                 yield entry.module, entry.name, tensor, entry.copy is None
@@ -206,7 +206,7 @@ class MovingBuffers:
         return True
 
     def _giving(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for number, entry in enumerate(self._kept):
+        for number, entry in enumerate(self._entries):
             found = entry.now() if entry.is_given else None
             if found is not None and found.numel() and not entry.is_counted(found):
                 yield f"{number}:{entry.path}", found
@@ -216,17 +216,17 @@ class MovingBuffers:
 
         Raises RewindError, with nothing put back, if one that has no copy, or an old one, may have changed.
         """
-        if not self._has_kept:
+        if not self._has_copied:
             self._check_resting()
             return
-        for entry in self._kept:
+        for entry in self._entries:
             if entry.copy is None and entry.may_have_moved():
                 why = f"copies take at most {self._max_bytes >> 20} MB" if self._max_bytes else "memory was short"
                 raise RewindError(f"the buffer {entry.path} has changed since the step began and was not copied: {why}")
             if entry.has_moved_uncounted():
                 raise RewindError(f"the buffer {entry.path} has changed, and torch did not count when")
         with torch.no_grad():
-            for entry in self._kept:
+            for entry in self._entries:
                 found = entry.now()
                 if found is None or entry.copy is None:
                     continue
@@ -237,7 +237,7 @@ class MovingBuffers:
 
     def check_whole(self) -> None:
         """Raises RewindError if there is a buffer that was not looked at."""
-        looked_at = {entry.key for entry in self._kept}
+        looked_at = {entry.key for entry in self._entries}
         for entry in self._find():
             if entry.key not in looked_at:
                 raise RewindError(f"it is not known what the buffer {entry.path} was when the step began")
@@ -245,11 +245,11 @@ class MovingBuffers:
     def _check_resting(self) -> None:
         """Nothing was copied for this step. What is still as it was copied for an earlier one needs no putting back."""
         self.check_whole()
-        for entry in self._kept:
+        for entry in self._entries:
             if entry.has_moved():
                 raise RewindError(f"it is not known what the buffer {entry.path} was when the step began, and it moves")
 
-    def _find(self) -> Iterator[_Kept]:
+    def _find(self) -> Iterator[_BufferCopy]:
         seen: set[tuple[int, str]] = set()
         for model in self._context.models.all():
             for path, part in model.root.named_modules() if model.root is not None else ():
@@ -258,11 +258,11 @@ class MovingBuffers:
                         seen.add((id(part), name))
                         is_statistic = isinstance(part, _NormBase) or name.startswith("running_")
                         full = f"{path}.{name}".lstrip(".")
-                        yield _Kept(weakref.ref(part), name, full, is_statistic, _is_given(model, full))
+                        yield _BufferCopy(weakref.ref(part), name, full, is_statistic, _is_given(model, full))
 
     def _forget(self) -> None:
         """The script let go of a model: its memory is not ours to hold."""
-        self._kept, self._state, self._has_kept = [], (-1, -1), False
+        self._entries, self._state, self._has_copied = [], (-1, -1), False
 
 
 def _is_given(model: Model, path: str) -> bool:

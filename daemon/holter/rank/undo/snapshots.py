@@ -1,18 +1,25 @@
 """Copies of the training state in memory: a poisoned, torn or hung run goes back to a step of seconds ago.
 
     forward k begins    the state of k completed steps: buffers and random states are known as of here, weights rest until the optimizer's step
-    forward, backward   weights and optimizer state are copied beside it (`copying`)
+    forward, backward   weights and optimizer state are copied meanwhile
     optimizer's step    waits until they are; the newest two copies are kept, the older one's memory takes the next
 
-Which steps are copied is a matter of their numbers, so that ranks agree. With `max_bytes` for two copies too little there is one; with
+Which steps are copied depends on their numbers only, so that ranks agree. With `max_bytes` for two copies too little there is one; with
 less there is none, which is said. Frozen parameters rest: they are copied only once they have moved.
 
-The copies are the user's to want: they count neither as overhead nor to its budget. Approximately, on two shared virtual cores:
+The user asked for the copies: they count neither as overhead nor to its budget. Approximately, on two shared virtual cores:
 100 MB (AdamW, 8 M parameters) take 1 ms before the forward pass and 20 ms beside it (5 GB/s); 10 MB 0.5 and 5 ms; the step finds
 them done, but a pass that keeps all cores busy takes longer by about as much. Once, 80 ms to look for schedulers.
+
+Copies are made beside the training, by a thread, or on a stream of their own. The way of a device has never been run.
+
+    copy begins   forward … backward   settle      weights change
+    thread        copies ──────────▶   joined                        the interpreter's lock is free meanwhile
+    device        copies on a side stream into pinned memory ──▶     the training's stream waits for it, the host does not
 """
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,19 +31,97 @@ from holter.errors import RewindError
 from holter.rank.context import Context
 from holter.rank.guard import is_from_signal_handler, say
 from holter.rank.readings.samples import is_plain_moment, local
-from holter.rank.undo import copying, images, parts
-from holter.rank.undo.copying import Copying, Pair
-from holter.rank.undo.gathering import Gathering, Resting
-from holter.rank.undo.parts import StatePart
 from holter.rank.undo.rewind import Rewound
+from holter.rank.undo.state_parts import RestingParameter, StateGatherer, StatePart, parameters_of, take_image
 from holter.records import Snapped
+from holter.threads import without_signals
 
 NUM_COPIES = 2
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def room_for(source: torch.Tensor) -> torch.Tensor:
+    """Host memory for a copy of this tensor, laid out like it."""
+    return torch.empty_like(source, device="cpu", pin_memory=source.device.type == "cuda")
+
+
+def fits(room: torch.Tensor, source: torch.Tensor) -> bool:
+    """Whether a copy may go there."""
+    return (room.shape, room.dtype, room.stride()) == (source.shape, source.dtype, source.stride()) and (
+        room.is_pinned() or source.device.type != "cuda"
+    )
+
+
+def is_captured() -> bool:
+    """Whether a graph is being captured, which would take our copies along."""
+    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
+
+
+class BackgroundCopy:
+    """One set of copies under way; pairs are of a target and its source.
+
+    The thread is no daemon: one that is caught in native code by the interpreter's end would abort the process.
+    """
+
+    def __init__(self, still: Sequence[Pair], moving: Sequence[Pair]) -> None:
+        self._moving = moving
+        self._here = [pair for pair in still if pair[1].device.type == "cpu"]
+        self._there = [pair for pair in still if pair[1].device.type != "cpu"]
+        self._thread = threading.Thread(target=self._run, name="holter-snapshot", daemon=False)
+        self._events: list[tuple[Any, Any]] = []
+        self._error: Exception | None = None
+        self._ended_s = 0.0
+
+    def start(self) -> None:
+        """Copy what moves at once and begin with the rest, which may not change before `settle`."""
+        _copy(self._moving)
+        for device in {source.device for _, source in (*self._moving, *self._there)} - {torch.device("cpu")}:
+            side, training = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+            side.wait_stream(training)
+            with torch.cuda.stream(side):
+                _copy([pair for pair in self._there if pair[1].device == device])
+                self._events.append((device, side.record_event()))
+        with without_signals():
+            self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            _copy(self._here)
+            self._ended_s = clock.monotonic_s()
+        except Exception as error:  # noqa: BLE001  raised where it is waited for
+            self._error = error
+
+    def settle(self) -> None:
+        """The sources are about to change: wait for the thread, and have the device wait. Raises what the copying raised."""
+        self._thread.join()
+        for device, event in self._events:
+            torch.cuda.current_stream(device).wait_event(event)
+        if self._error is not None:
+            raise self._error
+        self._here, self._moving = [], []
+
+    def ended_s(self) -> float:
+        """When it was over, by the monotonic clock; of a device, when that was seen."""
+        return self._ended_s if not self._events else clock.monotonic_s()
+
+    def is_done(self) -> bool:
+        """Whether all of it is there."""
+        if self._thread.is_alive() or self._error is not None or not all(event.query() for _, event in self._events):
+            return False
+        self._there = []
+        return True
+
+
+def _copy(pairs: Sequence[Pair]) -> None:
+    if pairs:
+        with torch.no_grad():
+            torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs], non_blocking=True)
 
 
 @dataclass(eq=False)
 class Snapshot:
-    """One copy of everything."""
+    """One copy of the whole training state."""
 
     step: int
     """Completed steps in it."""
@@ -44,10 +129,10 @@ class Snapshot:
     images: list[tuple[StatePart, Any]]
     """Without their living states."""
     copies: list[torch.Tensor]
-    under_way: Copying
+    under_way: BackgroundCopy
     resting: list[tuple[torch.Tensor, int]]
     """What may not change while it is copied, with the number of its changes so far."""
-    frozen: list[Resting]
+    frozen: list[RestingParameter]
     """What is not copied, because it does not change; likewise."""
     began_s: float
     num_lost: int
@@ -55,7 +140,7 @@ class Snapshot:
 
     @property
     def num_bytes(self) -> int:
-        """Of host memory."""
+        """Host memory that it takes."""
         return sum(copy.nbytes for copy in self.copies)
 
 
@@ -71,12 +156,12 @@ class Snapshots:
         max_bytes: int = 0,
     ) -> None:
         self._context = context
-        self._gathering = Gathering(context.models, context.frameworks, optimizers)
+        self._gatherer = StateGatherer(context.models, context.frameworks, optimizers)
         self._every, self._max_bytes = every, max_bytes
         self._whole: list[Snapshot] = []
         """Oldest first."""
         self._open: Snapshot | None = None
-        self._is_restless = False
+        self._do_weights_move = False
         """Weights were seen to change during a forward pass: all is copied before it."""
         self._is_off = False
         self._has_said = self._has_missed = False
@@ -90,7 +175,7 @@ class Snapshots:
         if not self._is_due(step):
             return
         self._begun = step
-        if not is_plain_moment() or copying.is_captured():
+        if not is_plain_moment() or is_captured():
             return
         with self._unharmed():
             self._open = self._lay_out(step)
@@ -126,7 +211,7 @@ class Snapshots:
         if found is None:
             steps = " and ".join(str(each.step) for each in self._whole)
             raise RewindError(f"there is no snapshot of step {step}" + f", only of {steps}" * bool(steps))
-        parameters = list(parts.parameters_of(self._context.models.all(), self._context.frameworks))
+        parameters = list(parameters_of(self._context.models.all(), self._context.frameworks))
         self._check(found, parameters)
         # On a device: not behind the call that hangs on its stream.
         side = next((torch.cuda.Stream(each.device) for each in parameters if each.is_cuda), None)
@@ -145,7 +230,7 @@ class Snapshots:
 
     @contextlib.contextmanager
     def _unharmed(self) -> Iterator[None]:
-        """What fails ends the snapshots, not the training; the time is not our looking's."""
+        """What fails ends the snapshots, not the training. The time does not count as overhead."""
         began_s = clock.monotonic_s()
         try:
             yield
@@ -162,17 +247,17 @@ class Snapshots:
     def _lay_out(self, step: int) -> Snapshot | None:
         began_s, num_lost = clock.monotonic_s(), self._num_lost
         rewound = self._context.undo.rewind.known()
-        if engine := self._gathering.engine():
+        if engine := self._gatherer.engine():
             self._give_up(f"{engine} keeps weights and counters where they are not found")
         if self._is_off or rewound is None:
             return None
-        found, frozen = self._gathering.gather(self._context.undo.rewind.buffers)
+        found, frozen = self._gatherer.gather(self._context.undo.rewind.buffers)
         sources: list[torch.Tensor] = []
         shown: list[tuple[StatePart, Any]] = []
         moving: list[bool] = []
         for part in found:
-            shown.append((replace(part, state=None, apart=()), images.take(part.state, sources, part.apart)))
-            moving += [part.is_moving or self._is_restless] * (len(sources) - len(moving))
+            shown.append((replace(part, state=None, apart=()), take_image(part.state, sources, part.apart)))
+            moving += [part.is_moving or self._do_weights_move] * (len(sources) - len(moving))
         sources = [local(source) for source in sources]
         room = self._room(sources)
         if room is None:
@@ -180,7 +265,7 @@ class Snapshots:
         pairs: dict[bool, list[Pair]] = {False: [], True: []}
         for target, source, is_moving in zip(room, sources, moving, strict=True):
             pairs[is_moving].append((target, source))
-        under_way = Copying(pairs[False], pairs[True])
+        under_way = BackgroundCopy(pairs[False], pairs[True])
         resting = [(source, source._version) for _, source in pairs[False]]  # noqa: SLF001
         return Snapshot(step, rewound, shown, room, under_way, resting, frozen, began_s, num_lost)
 
@@ -206,16 +291,16 @@ class Snapshots:
                 f"every {self._every} steps the training state is copied in memory: {num_bytes / 1e6:.1f} MB on rank 0, "
                 f"of which {most} cop{'ies are' if most > 1 else 'y is'} kept"
             )
-        if len(spare) == len(sources) and all(map(copying.fits, spare, sources)):
+        if len(spare) == len(sources) and all(map(fits, spare, sources)):
             return spare
         del spare
-        return [copying.room_for(source) for source in sources]
+        return [room_for(source) for source in sources]
 
     def _finish(self, snapshot: Snapshot) -> None:
         snapshot.under_way.settle()
         resting, snapshot.resting = snapshot.resting, []
         if any(tensor._version != version for tensor, version in resting):  # noqa: SLF001
-            self._is_restless = True
+            self._do_weights_move = True
             say(
                 f"rank {self._context.writer.rank}: weights change between the forward pass and the optimizer's step: "
                 f"there is no snapshot of step {snapshot.step}, and the next ones are copied before the pass"
@@ -232,7 +317,7 @@ class Snapshots:
         """Whether all that trains now is in it, and all that is in it still exists."""
         about = f"the snapshot of step {snapshot.step}"
         owners = {id(owner) for part, _ in snapshot.images if (owner := part.owner()) is not None}
-        for each in (*self._gathering.in_use(), *(each for each in parameters if each.requires_grad)):
+        for each in (*self._gatherer.in_use(), *(each for each in parameters if each.requires_grad)):
             if id(each) not in owners:
                 raise RewindError(f"{about} has no {type(each).__name__} that is used now")
         if any(part.owner() is None for part, _ in snapshot.images):

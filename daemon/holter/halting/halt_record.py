@@ -6,8 +6,8 @@
     job.json       by which names the job goes: a restart that was given no run directory is known by them
     .halt.room     a page that is taken at the start: on a disk that is full by then halt.json is written into it
 
-A restarted rank looks before it attaches. `holter resume RUN` or HOLTER_RESUME=1 lifts the stone; nothing is lost by that. The variable is
-held by the job for as long as it lives: it counts at its first start only, or it would lift the next halt too.
+A restarted rank looks before it attaches. `holter resume RUN` or HOLTER_RESUME=1 lifts the halt; nothing is lost by that. The job keeps the
+variable for as long as it lives, so it counts at its first start only: it would lift the next halt too.
 """
 
 import contextlib
@@ -66,12 +66,12 @@ class JobNames(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(run_dir: Path) -> HaltRecord | None:
     """The halt that stands in this run directory; one that is there and cannot be read stands too."""
-    stone = run_dir / "halt.json"
+    path = run_dir / "halt.json"
     try:
-        content = stone.read_bytes()
+        content = path.read_bytes()
     except OSError:
-        if not os.path.lexists(stone):
-            # Nor is a directory that nobody can look into a reason to end a training.
+        if not os.path.lexists(path):
+            # A directory that nobody can look into is no reason to end a training.
             return None
         content = b""
     try:
@@ -82,7 +82,7 @@ def read(run_dir: Path) -> HaltRecord | None:
 
 
 def write(run_dir: Path, halt: HaltRecord) -> None:
-    """Set the stone, whole or not at all, also on a full disk if there was room once. Raises OSError."""
+    """Write halt.json, whole or not at all, also on a full disk if there was room once. Raises OSError."""
     try:
         _write(run_dir / "halt.json", halt)
     except OSError as error:
@@ -93,7 +93,7 @@ def write(run_dir: Path, halt: HaltRecord) -> None:
 
 
 def lift(run_dir: Path) -> HaltRecord | None:
-    """Take the stone away and remember it; gives it. None: there was none. Raises OSError."""
+    """Move halt.json to the past halts, and return it. None: there was none. Raises OSError."""
     halt = read(run_dir)
     if halt is None:
         return None
@@ -123,22 +123,22 @@ def begin(run_dir: Path) -> None:
 
 
 def introduce(run_dir: Path, names: Iterable[str]) -> None:
-    """Leave word by which names this job goes, and take room for a halt; a directory that cannot be written to is somebody else's sentence."""
+    """Write down by which names this job goes, and take room for a halt; that a directory cannot be written to is said elsewhere."""
     with contextlib.suppress(OSError):
         _write(run_dir / "job.json", JobNames(names=sorted(names)))
         write_whole(run_dir / ROOM, b"\n" * ROOM_BYTES)
 
 
 def find(run_dir: str, runs: Path, names: Iterable[str]) -> tuple[Path, HaltRecord] | None:
-    """The stone that stands for this job: in its own directory if that was named, else in one of `runs` that is of the same job."""
+    """The halt that stands for this job: in its own directory if that was named, else in one of `runs` that is of the same job."""
     if run_dir:
         halt = read(Path(run_dir))
         return (Path(run_dir), halt) if halt is not None else None
     ours = set(names)
-    for stone in sorted(runs.glob("*/halt.json"), reverse=True):
-        halt = read(stone.parent)
-        if halt is not None and ours & set(_names(stone.parent)):
-            return stone.parent, halt
+    for path in sorted(runs.glob("*/halt.json"), reverse=True):
+        halt = read(path.parent)
+        if halt is not None and ours & set(_names(path.parent)):
+            return path.parent, halt
     return None
 
 

@@ -1,24 +1,28 @@
-"""Who belongs to which process group, told once: gloo's recorder does not say it, so a rank that never comes to its group would not be missed.
+"""Facts about the rank that are told once: the process groups that it is in, and the accelerator that it computes on.
 
-Three of a group's ranks tell, the lowest: more would say the same. A group of everyone is known without being told.
+Gloo's recorder does not say who belongs to which group, so a rank that never comes to its group would not be missed. The three lowest ranks of a
+group tell; more would say the same. A group of all ranks is known without being told.
+
+The sidecar reads the accelerator; the rank never asks a driver.
 """
 
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from holter.rank.context import Context
-from holter.records import Group, Groups
+from holter.records import Group, Groups, OnDevice
 
 NUM_TELLERS = 3
 MAX_MEMBERS = 4096
-"""Of one record; a group of more is not told."""
+"""Ranks in one record; a larger group is not told."""
 
 
 class GroupProbe:
-    """Looks when a group has been made, and at every backward pass for those that were made in another way."""
+    """Looks when a group was made, and at every backward pass for groups that were made in another way."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -66,7 +70,7 @@ class GroupProbe:
 
 
 def _parts(groups: Iterator[Group]) -> Iterator[list[Group]]:
-    """As many in a record as have MAX_MEMBERS together."""
+    """Split into records of at most MAX_MEMBERS ranks together."""
     part: list[Group] = []
     for group in groups:
         if part and sum(len(one.ranks) for one in part) + len(group.ranks) > MAX_MEMBERS:
@@ -75,3 +79,21 @@ def _parts(groups: Iterator[Group]) -> Iterator[list[Group]]:
         part.append(group)
     if part:
         yield part
+
+
+class DeviceProbe:
+    """Looks when a backward pass begins, until the script has begun to use a device."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._is_done = False
+
+    def look(self) -> None:
+        """Starts no device that the script did not start, and waits for none."""
+        if self._is_done or not torch.cuda.is_initialized():
+            return
+        self._is_done = True
+        uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+        if uuid:
+            name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+            self._context.writer.say(self._context.log.step, OnDevice(uuid=name))
