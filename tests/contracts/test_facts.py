@@ -1,6 +1,7 @@
 """Facts, in both directions: what a cause, a consequence or the engine reads is stated by a detector, and what is stated is read."""
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,7 @@ NEWS = {
 of now. A fact that is neither read nor news is to be deleted."""
 
 
+@functools.cache
 def stated(detector: str) -> set[str]:
     """Keys of the facts that the detector's file puts together."""
     path = HOLTER.parent / (type(DETECTORS[detector].detector).__module__.replace(".", "/") + ".py")

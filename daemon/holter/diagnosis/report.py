@@ -15,6 +15,8 @@ from holter.records import Cause, Diagnosis, Evidence
 
 MAX_NAMES = 12
 """Tensors and ranks listed before the rest is counted; the JSON has all."""
+COLORS = {"critical": "\x1b[1;31m", "warning": "\x1b[1;33m", "info": "\x1b[1;36m"}
+BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,6 @@ def shortened(names: tuple[str, ...]) -> list[str]:
 def _sentence(text: str) -> str:
     text = text[:1].upper() + text[1:]
     return text if text.endswith((".", "!", "?")) else f"{text}."
-
-
-COLORS = {"critical": "\x1b[1;31m", "warning": "\x1b[1;33m", "info": "\x1b[1;36m"}
-BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
 def headline(diagnosis: Diagnosis) -> str:
