@@ -23,9 +23,14 @@ class Engine:
 
 def example(path: str) -> str:
     """The code that CONTRIBUTING shows for a file."""
+    return shown_after(f"`{path}`")
+
+
+def shown_after(words: str) -> str:
+    """The code below the line that begins so."""
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    found = re.search(rf"^`{re.escape(path)}`[^\n]*\n```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
-    assert found is not None, path
+    found = re.search(rf"^{re.escape(words)}[^\n]*\n```python\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    assert found is not None, words
     return found[1]
 
 
@@ -69,16 +74,13 @@ def tree(tmp_path: Path) -> Tree:
 
 
 def test_a_detector_is_added(tree: Tree) -> None:
-    imported, _, line = example(f"{LEARNING}/__init__.py").partition("\n\n")
+    imported, _, line = shown_after("In the same file the import").partition("\n\n")
     tree.add(f"{LEARNING}/zero_learning_rate.py")
     tree.add("tests/faults/learning/test_zero_learning_rate.py")
     tree.edit(
         f"{LEARNING}/causes.py",
         ("CAUSES: tuple", example(f"{LEARNING}/causes.py") + "\nCAUSES: tuple"),
         ("    STALE_OPTIMIZER_PARAMETERS,\n", "    STALE_OPTIMIZER_PARAMETERS,\n    SCHEDULE_RAN_OUT,\n"),
-    )
-    tree.edit(
-        f"{LEARNING}/__init__.py",
         ("\n\nfrom ", f"\n\n{imported}\nfrom "),
         ("    detectors=(\n", f"    detectors=(\n{line}"),
     )

@@ -2,24 +2,24 @@
 
     <family>/<detector>.py   judges a window of what the ranks said: a frozen dataclass that keeps nothing between two calls, so that
                              a recorded run can be judged again; its fields are its thresholds, its docstring is its page
-    <family>/causes.py       what can be named: how it is recognised, and what to do about it
-    <family>/__init__.py     FAMILY, the list of both, and of what can follow from what
+    <family>/causes.py       what can be named: how it is recognised, and what to do about it; and FAMILY, the list of the causes, of
+                             the detectors, and of what can follow from what
 
 `ALL` is the one list of detectors, `CAUSES` that of causes.
 """
 
 from holter.faults.cause import CauseEntry
-from holter.faults.data import FAMILY as DATA
+from holter.faults.data.causes import FAMILY as DATA
 from holter.faults.family import Consequence, Detector, DetectorEntry
-from holter.faults.frozen import FAMILY as FROZEN
-from holter.faults.hangs import FAMILY as HANGS
-from holter.faults.learning import FAMILY as LEARNING
-from holter.faults.logged import FAMILY as LOGGED
-from holter.faults.model import FAMILY as MODEL
-from holter.faults.numerics import FAMILY as NUMERICS
-from holter.faults.precision import FAMILY as PRECISION
-from holter.faults.replicas import FAMILY as REPLICAS
-from holter.faults.slowness import FAMILY as SLOWNESS
+from holter.faults.frozen.causes import FAMILY as FROZEN
+from holter.faults.hangs.causes import FAMILY as HANGS
+from holter.faults.learning.causes import FAMILY as LEARNING
+from holter.faults.logged.causes import FAMILY as LOGGED
+from holter.faults.model.causes import FAMILY as MODEL
+from holter.faults.numerics.causes import FAMILY as NUMERICS
+from holter.faults.precision.causes import FAMILY as PRECISION
+from holter.faults.replicas.causes import FAMILY as REPLICAS
+from holter.faults.slowness.causes import FAMILY as SLOWNESS
 from holter.faults.window import ClassHistory, ExamKey, RankExit, StepView, TableKey, Window
 
 FAMILIES = (NUMERICS, FROZEN, LEARNING, PRECISION, REPLICAS, DATA, MODEL, LOGGED, HANGS, SLOWNESS)

@@ -1,6 +1,6 @@
 """What a family of faults declares: its detectors, its causes, and what can follow from what.
 
-Whoever adds a detector adds its file, its line in the family's `FAMILY`, and its causes; nothing else names it.
+Whoever adds a detector adds its file and, in the family's `causes.py`, its causes and its line in `FAMILY`; nothing else names it.
 """
 
 import enum

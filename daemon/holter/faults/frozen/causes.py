@@ -1,6 +1,10 @@
 """Components that should not move, and do, or were never right."""
 
 from holter.faults.cause import CauseEntry, Damage, Row
+from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.frozen.declared_frozen import DeclaredFrozen
+from holter.faults.frozen.frozen_divergence import FrozenDivergence
+from holter.faults.frozen.frozen_movement import FrozenMovement
 from holter.records import Fix
 
 _NO_SOURCE = "where each rank's copy was loaded from: without a third replica or a checkpoint with fingerprints both sides look right"
@@ -154,3 +158,21 @@ CAUSES: tuple[CauseEntry, ...] = (
     FROZEN_COMPONENT_CHANGED,
     UNFROZEN_BY_MISTAKE,
 )
+
+FAMILY = Family(
+    detectors=(
+        DetectorEntry(DeclaredFrozen(), Stage.INITIALISED),
+        DetectorEntry(FrozenDivergence(), Stage.LOADED),
+        DetectorEntry(FrozenMovement(), Stage.WEIGHTS_AFTER),
+    ),
+    causes=CAUSES,
+    brings_about=(
+        Consequence("declared_frozen", ("frozen_movement",), ("curves",), whenever=True),
+        Consequence("frozen_divergence", ("batch_values", "missing_gradients"), ("curves",), whenever=True),
+        Consequence("frozen_divergence", ("compute_dtype",), if_leader_is=("dtype_mismatch_across_ranks",), whenever=True),
+        Consequence("frozen_divergence", ("nonfinite_values",), unless_follower_is=("nonfinite_input",), whenever=True),
+        # What an empty encoder puts out is what the model is fed.
+        Consequence("frozen_divergence", ("nonfinite_values",), if_leader_is=("frozen_component_uninitialised",), on_a_shared_rank=True, whenever=True),
+        Consequence("frozen_movement", ("frozen_divergence", "replica_divergence")),
+    ),
+)  # fmt: skip

@@ -1,6 +1,15 @@
 """What only the script knows: reinforcement learning and generative models."""
 
 from holter.faults.cause import CauseEntry, Row
+from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.logged.adapter_norm import AdapterNorm
+from holter.faults.logged.codebook_usage import CodebookUsage
+from holter.faults.logged.importance_ratio import ImportanceRatio
+from holter.faults.logged.kl_term import KlTerm
+from holter.faults.logged.output_variety import OutputVariety
+from holter.faults.logged.policy_entropy import PolicyEntropy
+from holter.faults.logged.reward_spread import RewardSpread
+from holter.faults.logged.reward_trend import RewardTrend
 from holter.records import Fix
 
 _NO_GROUPS = "rewards by group (`watch.log(rewards=...)`): only a summary of them was logged"
@@ -296,3 +305,24 @@ CAUSES: tuple[CauseEntry, ...] = (
     CLAMPED_ADAPTER_NORM,
     DEGENERATE_OUTPUTS,
 )
+
+FAMILY = Family(
+    detectors=(
+        DetectorEntry(ImportanceRatio(), Stage.LOGGED, "logged", tried_on="made-up windows"),
+        DetectorEntry(RewardSpread(), Stage.LOGGED, "logged"),
+        DetectorEntry(KlTerm(), Stage.LOGGED, "logged", tried_on="made-up windows"),
+        DetectorEntry(CodebookUsage(), Stage.LOGGED, "logged"),
+        DetectorEntry(AdapterNorm(), Stage.LOGGED, "logged", tried_on="made-up windows"),
+        DetectorEntry(PolicyEntropy(), Stage.LOGGED, "logged", tried_on="made-up windows"),
+        DetectorEntry(OutputVariety(), Stage.LOGGED, "logged", tried_on="made-up windows"),
+        DetectorEntry(RewardTrend(), Stage.LOGGED, "logged", tried_on="made-up windows"),
+    ),
+    causes=CAUSES,
+    brings_about=(
+        Consequence("reward_spread", ("policy_entropy", "output_variety", "reward_trend"), ("curves",)),
+        Consequence("policy_entropy", ("reward_spread", "output_variety", "reward_trend"), ("curves",)),
+        Consequence("output_variety", ("reward_trend", "reward_spread")),
+        Consequence("kl_term", ("policy_entropy", "output_variety", "reward_trend", "loss_terms"), ("curves",)),
+        Consequence("importance_ratio", ("kl_term", "policy_entropy", "reward_trend"), ("curves",)),
+    ),
+)  # fmt: skip

@@ -1,6 +1,10 @@
 """The model itself."""
 
 from holter.faults.cause import CauseEntry, Row
+from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.model.architecture import Architecture
+from holter.faults.model.initialisation import Initialisation
+from holter.faults.model.variance_of_nothing import VarianceOfNothing
 from holter.records import Fix
 
 _NO_CENSUS = "a census of the whole model with its modules' classes"
@@ -97,3 +101,16 @@ VARIANCE_WITHOUT_SAMPLES = CauseEntry(
 )  # fmt: skip
 
 CAUSES: tuple[CauseEntry, ...] = (LOPSIDED_ARCHITECTURE, IMPLAUSIBLE_INITIALISATION, VARIANCE_WITHOUT_SAMPLES)
+
+FAMILY = Family(
+    detectors=(
+        DetectorEntry(Initialisation(), Stage.INITIALISED),
+        DetectorEntry(Architecture(), Stage.INITIALISED),
+        DetectorEntry(VarianceOfNothing(), Stage.FORWARD),
+    ),
+    causes=CAUSES,
+    brings_about=(
+        Consequence("initialisation", groups=("weights", "curves"), whenever=True),
+        Consequence("variance_of_nothing", ("nonfinite_values", "nonfinite_loss"), whenever=True),
+    ),
+)  # fmt: skip

@@ -1,6 +1,8 @@
 """Ranks that the others wait for."""
 
 from holter.faults.cause import CauseEntry, Row
+from holter.faults.family import DetectorEntry, Family, Stage
+from holter.faults.slowness.slow_rank import SlowRank
 from holter.records import Fix
 
 _STEPS_TO_BE_WELL = 25
@@ -106,3 +108,8 @@ SLOW_DEVICE = CauseEntry(
 )  # fmt: skip
 
 CAUSES: tuple[CauseEntry, ...] = (SLOW_COMPUTE, SLOW_INPUT, SLOW_DEVICE)
+
+FAMILY = Family(
+    detectors=(DetectorEntry(SlowRank(), Stage.LATE),),
+    causes=CAUSES,
+)  # fmt: skip
