@@ -41,7 +41,13 @@ class Tree:
         self._folder = folder
         for part in ("daemon/holter", "grafana"):
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "tests/conftest.py", "tests/processes.py", "tests/made_up.py", "tests/faults/test_all.py"):
+        for name in (
+            "pyproject.toml",
+            "tests/conftest.py",
+            "tests/processes.py",
+            "tests/made_up.py",
+            "tests/faults/test_all.py",
+        ):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from holter.halting.plan import HaltPlan, JobShape, NotYet, Whereabouts, Wish, choose
+from holter.halting.plan import HaltPlan, JobShape, NotYet, RankSituation, Wish, choose
 from holter.patience import STAND_S
 
 NAN = Wish(cause="nonfinite_input", reason="r", ranks=(1,), first_bad=31)
@@ -14,11 +14,11 @@ JOB = JobShape(step_s=0.5)
 SHARDS = JobShape(step_s=0.5, is_sharded=True)
 
 
-def ranks(*steps: int | None, **how: object) -> list[Whereabouts]:
-    return [Whereabouts(rank=number, step=step, **how) for number, step in enumerate(steps)]
+def ranks(*steps: int | None, **how: object) -> list[RankSituation]:
+    return [RankSituation(rank=number, step=step, **how) for number, step in enumerate(steps)]
 
 
-def but(of: list[Whereabouts], rank: int, **how: object) -> list[Whereabouts]:
+def but(of: list[RankSituation], rank: int, **how: object) -> list[RankSituation]:
     return [replace(one, **how) if one.rank == rank else one for one in of]
 
 

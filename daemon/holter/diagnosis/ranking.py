@@ -10,6 +10,7 @@ Of the rows that fit, the surest of each cause counts. A confidence under 0.70 m
 from holter.faults import CAUSES
 from holter.faults.cause import CauseEntry, Row
 from holter.faults.family import engine_facts
+from holter.faults.shared.wording import modules_of
 from holter.records import Basis, Cause, Evidence, Finding
 
 CAPS: dict[Basis, float] = {"observation": 0.95, "documented": 0.85, "inference": 0.70}
@@ -71,7 +72,7 @@ def _cause(entry: CauseEntry, row: Row, finding: Finding) -> Cause:
         if row.names == "everyone"
         else finding.ranks,
         tensors=tensors,
-        modules=finding.modules if row.tensors == "finding" else _modules(tensors),
+        modules=finding.modules if row.tensors == "finding" else modules_of(tensors),
         collective=finding.collective,
         mechanism=entry.mechanism,
         evidence=(*finding.evidence, *gap),
@@ -87,10 +88,6 @@ def _tensors(row: Row, finding: Finding) -> tuple[str, ...]:
     return tuple(
         facts.get("parameter_tensors", ()) if row.tensors == "parameters" else facts.get("gradient_tensors", ())
     )
-
-
-def _modules(tensors: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0])))
 
 
 def _looked(entry: CauseEntry, finding: Finding) -> str:

@@ -22,7 +22,7 @@ AHEAD_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class Whereabouts:
+class RankSituation:
     """One rank, as last seen."""
 
     rank: int
@@ -96,7 +96,7 @@ class NotYet:
 
 
 def choose(  # noqa: PLR0911  one line a situation
-    wish: Wish, ranks: Sequence[Whereabouts], job: JobShape, *, waited_s: float, attempt: int = 0
+    wish: Wish, ranks: Sequence[RankSituation], job: JobShape, *, waited_s: float, attempt: int = 0
 ) -> HaltPlan | NotYet:
     """`waited_s`: since a rank first stood, or the wish came; `attempt`: how many prepares came too late so far."""
     able = [one for one in ranks if one.is_there and one.is_able]
@@ -120,7 +120,7 @@ def choose(  # noqa: PLR0911  one line a situation
     return _prepare(able, job.step_s, attempt)
 
 
-def _commit(wish: Wish, ranks: Sequence[Whereabouts], step: int) -> HaltPlan:
+def _commit(wish: Wish, ranks: Sequence[RankSituation], step: int) -> HaltPlan:
     # All save together, and in a framework's own function its first process writes what they share: who wrote it reads it back.
     savers = tuple(sorted(one.rank for one in ranks))
     # One of several optimizers was applied before the next one's numbers were seen: who is asked for that says so.
@@ -129,7 +129,7 @@ def _commit(wish: Wish, ranks: Sequence[Whereabouts], step: int) -> HaltPlan:
     return HaltPlan(kind="commit", step=step, savers=savers, snapshot=snapshot)
 
 
-def _rescue(wish: Wish, able: Sequence[Whereabouts], lost: tuple[int, ...], job: JobShape) -> HaltPlan:
+def _rescue(wish: Wish, able: Sequence[RankSituation], lost: tuple[int, ...], job: JobShape) -> HaltPlan:
     whole = [one for one in able if not one.is_torn and one.step is not None]
     step = _commonest(one.step for one in whole if one.step is not None)
     is_apart = len(whole) < len(able) or len({one.step for one in whole}) > 1
@@ -147,7 +147,7 @@ def _rescue(wish: Wish, able: Sequence[Whereabouts], lost: tuple[int, ...], job:
     return HaltPlan(kind="rescue", step=step, savers=savers, lost=lost)
 
 
-def _prepare(able: Sequence[Whereabouts], step_s: float, attempt: int) -> HaltPlan | NotYet:
+def _prepare(able: Sequence[RankSituation], step_s: float, attempt: int) -> HaltPlan | NotYet:
     steps = [one.step for one in able if one.step is not None]
     if len(steps) < len(able):
         return NotYet("not every rank has said where it is")
@@ -160,7 +160,7 @@ def _is_spoiled(wish: Wish, step: int) -> bool:
     return wish.first_bad is not None and wish.first_bad <= step
 
 
-def _snapshot(ranks: Iterable[Whereabouts], *, before: int | None) -> int:
+def _snapshot(ranks: Iterable[RankSituation], *, before: int | None) -> int:
     """The newest that all of them have and that the fault is not in; -1: there is none."""
     common = set.intersection(*(set(one.snapshots) for one in ranks))
     return max((step for step in common if before is None or step < before), default=-1)

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from holter.coordinator.halt.driver import MAX_TRIES, Act, HaltDriver, Open, Outcome, View
-from holter.halting.plan import JobShape, Whereabouts, Wish
+from holter.halting.plan import JobShape, RankSituation, Wish
 from holter.halting.protocol import Course, Seal, Tell
 from holter.records import (
     Body,
@@ -36,7 +36,7 @@ class Scene:
     """Two ranks of a run, and what the coordinator sees of them."""
 
     halts: HaltDriver = field(init=False)
-    ranks: dict[int, Whereabouts] = field(init=False)
+    ranks: dict[int, RankSituation] = field(init=False)
     wish: Wish | None = None
     suspicion: Wish | None = None
     notes: list[Body] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.halts = HaltDriver(lambda body, _: self.notes.append(body), deadline_s=60.0)
-        self.ranks = {rank: Whereabouts(rank=rank, step=30) for rank in range(2)}
+        self.ranks = {rank: RankSituation(rank=rank, step=30) for rank in range(2)}
 
     def place(self, rank: int, **where: Any) -> None:
         self.ranks[rank] = replace(self.ranks[rank], **where)

@@ -12,7 +12,7 @@ from holter.coordinator.halt.situation import job, rank_places, suspicion, wish
 from holter.coordinator.roster import Roster
 from holter.faults import CAUSES
 from holter.faults.window import Delay, Examined, Spread, StepNumbers, Window
-from holter.halting.plan import JobShape, Whereabouts
+from holter.halting.plan import JobShape, RankSituation
 from holter.records import (
     Action,
     Diagnosis,
@@ -71,9 +71,9 @@ def directed(cause: str, directive: Action = "halt", **about: Any) -> Diagnosis:
 
 def test_every_rank_of_the_job_is_placed_and_who_never_came_is_not_there(roster: Roster, halts: HaltDriver) -> None:
     assert [
-        Whereabouts(rank=0, step=5),
-        Whereabouts(rank=1, step=5),
-        Whereabouts(rank=2, step=None, is_there=False),
+        RankSituation(rank=0, step=5),
+        RankSituation(rank=1, step=5),
+        RankSituation(rank=2, step=None, is_there=False),
     ] == rank_places(roster, window(), halts)
 
 

@@ -19,7 +19,7 @@ from holter import patience
 from holter.faults.hangs.endings import LOST_CONNECTION
 from holter.faults.numerics.causes import NONFINITE_BACKWARD
 from holter.halting import protocol
-from holter.halting.plan import HaltPlan, JobShape, NotYet, Whereabouts, Wish, choose
+from holter.halting.plan import HaltPlan, JobShape, NotYet, RankSituation, Wish, choose
 from holter.halting.protocol import Course, Gone, HaltEvent, Heard, Seal, Tell
 from holter.records import EXIT_CODE, Body, Diagnosis, HaltAnswered, HaltAsked, Halting, Observation, Order, Ordered
 
@@ -52,7 +52,7 @@ Act = Open | Tell | Seal
 class View:
     """What the coordinator sees; each is worked out only when it is asked for."""
 
-    ranks: Callable[[], Sequence[Whereabouts]]
+    ranks: Callable[[], Sequence[RankSituation]]
     """Where each of them stands."""
     wish: Callable[[], Wish | None]
     """Of the diagnoses."""

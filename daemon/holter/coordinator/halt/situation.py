@@ -8,7 +8,7 @@ from holter.coordinator.roster import Member, Roster
 from holter.faults import CAUSES, Window
 from holter.faults.family import engine_facts
 from holter.halting import verdicts
-from holter.halting.plan import JobShape, Whereabouts, Wish
+from holter.halting.plan import JobShape, RankSituation, Wish
 from holter.records import Cause, Diagnosis, Finding, Phase
 
 HELD_BACK = ("stopped", "traced", "frozen", "uninterruptible", "zombie", "gone")
@@ -19,19 +19,19 @@ NUM_RECENT = 4
 """Steps: how long one takes may just have changed."""
 
 
-def rank_places(roster: Roster, window: Window, halts: HaltDriver) -> list[Whereabouts]:
+def rank_places(roster: Roster, window: Window, halts: HaltDriver) -> list[RankSituation]:
     """Every rank of the job; those that never came are not there."""
     world = roster.world_size or len(roster.members)
     return [_place(rank, roster.members.get(rank), window, halts) for rank in range(world)]
 
 
-def _place(rank: int, member: Member | None, window: Window, halts: HaltDriver) -> Whereabouts:
+def _place(rank: int, member: Member | None, window: Window, halts: HaltDriver) -> RankSituation:
     if member is None:
-        return Whereabouts(rank=rank, step=None, is_there=False)
+        return RankSituation(rank=rank, step=None, is_there=False)
     is_there = member.exited is None and member.line.is_live and not member.line.has_said_goodbye
     at = member.progress.heartbeat.step if member.progress.heartbeat is not None else None
     said = halts.last_word(rank)
-    known = Whereabouts(
+    known = RankSituation(
         rank=rank, step=at, is_there=is_there, has_ended=member.exited is not None, snapshots=member.snapshots
     )
     # A rank that has gone on since, and whose word of that was lost, does not stand.

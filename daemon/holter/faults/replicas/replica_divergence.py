@@ -23,7 +23,7 @@ What to do
     implausible norm breaks the tie, both are named.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -49,7 +49,7 @@ from holter.faults.shared.replica_evidence import (
 )
 from holter.faults.shared.structure import compare_structures
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import ranks_text
+from holter.faults.shared.wording import modules_of, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, TableRequest
 
@@ -284,17 +284,13 @@ def _finding(  # noqa: PLR0913 - a record's fields
         detected_step=first.step,
         ranks=ranks or first.ranks,
         tensors=tensors,
-        modules=_modules(tensors),
+        modules=modules_of(tensors),
         summary=summary,
         facts=dict(facts or {"first_class": first.tensor_class, "compared_ranks": list(first.ranks)}),
         evidence=evidence,
         agreed_steps=agreed,
         needs=needs,
     )
-
-
-def _modules(tensors: Iterable[str]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0])))
 
 
 def _summary(first: Parting, step: int, difference: Difference, ranks: tuple[int, ...]) -> str:

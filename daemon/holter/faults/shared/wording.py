@@ -34,3 +34,8 @@ def names_text(names: Iterable[str], count: int = 0) -> str:
     known = list(names)
     num_more = max(count, len(known)) - len(known[:MAX_LISTED])
     return ", ".join(known[:MAX_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
+
+
+def modules_of(tensors: Iterable[str]) -> tuple[str, ...]:
+    """The modules that these tensors belong to, each once."""
+    return tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0])))

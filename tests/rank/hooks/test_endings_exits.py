@@ -15,7 +15,7 @@ def test_it_is_said_from_which_line_and_the_original_is_called(monkeypatch, wear
     assert [3] == codes
     (said,) = (observation.body for observation in worn.said(Farewell))
     assert ("exit", "os._exit(3)") == (said.kind, said.text)
-    assert "test_exits.py:" in said.where
+    assert "test_endings_exits.py:" in said.where
 
 
 def test_called_by_the_interpreter_itself_it_ends_the_process_too(monkeypatch, wear):
