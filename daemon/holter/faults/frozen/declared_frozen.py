@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from holter.faults.shared.replica_evidence import named
 from holter.faults.shared.structure import distinct_censuses
-from holter.faults.shared.wording import ranks_text
+from holter.faults.shared.wording import modules_of, ranks_text
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding
 
@@ -77,7 +77,7 @@ def _finding(window: Window, found: dict[str, str], ranks: tuple[int, ...]) -> F
         detected_step=max((view.step for view in window.steps), default=step),
         ranks=ranks,
         tensors=tensors,
-        modules=tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0]))),
+        modules=modules_of(tensors),
         summary=f"{len(tensors)} parameters that are declared frozen ({named(patterns)}) are trained on {ranks_text(ranks)}.",
         facts={"is_held_by_optimizer": True, "was_unfrozen_later": bool(changes)},
         evidence=(

@@ -25,7 +25,7 @@ from math import prod
 from typing import ClassVar
 
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import listed, ranks_text
+from holter.faults.shared.wording import listed, modules_of, ranks_text
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, Mark, TensorEntry, Vitals
 
@@ -116,7 +116,7 @@ def _finding(window: Window, found: dict[str, set[int]], *, is_zero: bool, step:
         detected_step=max((view.step for view in window.steps), default=step),
         ranks=ranks,
         tensors=names,
-        modules=tuple(dict.fromkeys(module for name in names if (module := name.rpartition(".")[0]))),
+        modules=modules_of(names),
         summary=f"{shown} {are} {what}: all elements have one value where trained weights should vary.",
         facts={
             "is_constant": not is_zero,

@@ -23,7 +23,7 @@ from typing import ClassVar
 from holter.faults.shared.parting import Difference, Parting, agreed_since, find_difference, find_parting, request
 from holter.faults.shared.replica_evidence import majority_evidence, named
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import ranks_text
+from holter.faults.shared.wording import modules_of, ranks_text
 from holter.faults.window import ClassHistory, Window
 from holter.records import Evidence, Finding
 
@@ -94,7 +94,7 @@ def _finding(window: Window, parting: Parting, history: ClassHistory, difference
         detected_step=parting.step,
         ranks=ranks,
         tensors=tensors,
-        modules=tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0]))),
+        modules=modules_of(tensors),
         summary=f"{count[0].upper()}{count[1:]} differ between {ranks_text(parting.ranks)} since step {parting.step}, while the parameters "
         f"{'agree' if compared else 'were not compared'}.",
         facts={

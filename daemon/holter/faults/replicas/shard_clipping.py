@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import ranks_text
+from holter.faults.shared.wording import modules_of, ranks_text
 from holter.faults.window import Spread, Window
 from holter.records import Evidence, Finding
 
@@ -71,7 +71,7 @@ def _finding(window: Window, apart: dict[int, Spread], limits: dict[int, Spread]
         detected_step=steps[0],
         ranks=ranks,
         tensors=tensors,
-        modules=tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0]))),
+        modules=modules_of(tensors),
         summary=f"Since step {steps[0]} {ranks_text(ranks)} clip their shards by different norms.",
         facts={"is_limit_exceeded": True, "is_sharded_everywhere": True},
         evidence=tuple(

@@ -25,7 +25,7 @@ from typing import ClassVar
 from holter.faults.shared.replica_evidence import named
 from holter.faults.shared.structure import StructureDifference, compare_structures
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import ranks_text
+from holter.faults.shared.wording import modules_of, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
@@ -90,7 +90,7 @@ def _finding(window: Window, found: StructureDifference, began: int) -> Finding:
         detected_step=max((view.step for view in window.steps), default=began),
         ranks=ranks,
         tensors=tensors,
-        modules=tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0]))),
+        modules=modules_of(tensors),
         summary=f"The replicas of {ranks_text(everyone)} {what}: {named(tensors)}.",
         facts={
             "first_class": "census",

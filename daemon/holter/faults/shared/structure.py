@@ -6,6 +6,7 @@ Equal censuses are one object, so that comparing 16,000 healthy ranks compares n
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from holter.faults.shared.wording import modules_of
 from holter.faults.window import Window
 from holter.records import Census, Component, TensorEntry
 
@@ -138,7 +139,7 @@ def _frozenness(entry: TensorEntry) -> str:
 
 def common_module(tensors: tuple[str, ...]) -> tuple[str, ...]:
     """The module that holds all of them, if there is one, then each one's own."""
-    own = tuple(dict.fromkeys(module for name in tensors if (module := name.rpartition(".")[0])))
+    own = modules_of(tensors)
     if not own:
         return ()
     shared = own[0].split(".")
