@@ -8,6 +8,7 @@ from holter.rank.framework import Framework, Keeper
 
 if TYPE_CHECKING:
     from holter.rank.context import Context
+    from holter.rank.monitor import Monitor
 
 
 class Fsdp(Framework):
@@ -15,6 +16,11 @@ class Fsdp(Framework):
 
     name = "fsdp"
     checkpoint, resume = Loop.checkpoint, Loop.resume
+
+    def attach(self, monitor: "Monitor") -> None:
+        """A snapshot asks for shards in the middle of a forward pass, which must not wait for a second of imports."""
+        if monitor.context.undo.snapshots is not None:
+            from holter.frameworks.fsdp import shards  # noqa: F401, PLC0415  imports torch
 
     def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper | None:
         """Of flat shards (FSDP1); DTensors are left to the loop's."""
