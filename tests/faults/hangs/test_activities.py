@@ -112,6 +112,7 @@ def test_frames_of_holter_are_skipped() -> None:
     own = [
         Frame("wrapped", SITE + "holter/rank/hooks/step.py", 3),
         Frame("backward", "/src/daemon/holter/rank/hooks/backward.py", 9),
+        Frame("write_whole", "/src/daemon/holter/files.py", 14),
         Frame("_run_code", "<frozen runpy>", 88),
         Frame("main", "/src/daemon/holter/__main__.py", 9),
     ]

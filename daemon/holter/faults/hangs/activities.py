@@ -37,7 +37,7 @@ FrameKind = Literal[
 CONTEXTS = {"compile", "checkpoint", "evaluation", "data"}
 
 OWN = re.compile(
-    r"(^|/)holter/(rank|frameworks|halting|page|sidecar|cli)/|(^|/)holter/(__main__|clock)\.py$|/holter_kernels/"
+    r"(^|/)holter/(rank|frameworks|halting|page|sidecar|cli)/|(^|/)holter/(__main__|clock|files)\.py$|/holter_kernels/"
 )
 RUNNERS = re.compile(r"^<frozen runpy>$|(^|/)runpy\.py$")
 INSTALLED = re.compile(r"(^|/)(site|dist)-packages/")
