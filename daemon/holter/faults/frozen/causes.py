@@ -132,7 +132,7 @@ UNFROZEN_BY_MISTAKE = CauseEntry(
     happened="A component that the settings declare frozen is trained.",
     mechanism=(
         "Its parameters require gradients and an optimizer holds them: it was never frozen, or a later call (not `model.train()`, but "
-        "`requires_grad_(True)`, loading an adapter, `prepare_model_for_training` does) made it trainable again."
+        "`requires_grad_(True)`, loading an adapter or `prepare_model_for_training`) made it trainable again."
     ),
     would_refute="No optimizer holds the declared parameters.",
     refuting_fact="is_held_by_optimizer",
