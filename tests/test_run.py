@@ -32,7 +32,7 @@ def test_late():
 
 
 def test_what_only_a_release_needs_is_left_out_unless_all_is_asked_for():
-    assert [["-n", "2", "-m", "not job and not release"]] == parts([])[:1]
+    assert all(words[-1].endswith(" and not release") for words in parts([]))
     assert [marks for _, marks in PARTS] == [words[-1] for words in parts(["--all"])]
     assert [["tests/kernels", "-x"]] == parts(["tests/kernels", "-x"])
 
