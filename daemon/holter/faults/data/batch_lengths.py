@@ -9,9 +9,9 @@ Why it matters
     later, at the end of an epoch, far from any checkpoint.
 
 False positives
-    Loaders that are only evaluated, a short last batch, and loaders without a length say nothing. A loop inside DDP's `join()`
-    context, or one that begins its loader anew whenever it is exhausted, copes with uneven lengths on purpose and cannot be told apart
-    beforehand: it is reported; once a rank was seen to begin anew while the others went on, it is not.
+    Loaders that are only evaluated, a short last batch, and loaders without a length say nothing. A loop inside DDP's `join()` context,
+    or one that restarts its loader whenever it is exhausted, copes with uneven lengths on purpose. That cannot be known beforehand, so it
+    is reported, until a rank was seen to restart its loader while the others went on.
 
 What to do
     Give each rank the same number of batches: a DistributedSampler (it pads, or drops with `drop_last`), or cut every rank at the shortest

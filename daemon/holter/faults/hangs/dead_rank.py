@@ -4,7 +4,7 @@ What it detects
     The first rank to end abnormally: by a signal, with an exception, with an exit code other than 0, or without a word; or the first to
     leave without an error, if a peer that still needed it says that it lost its connection. Ranks that fell afterwards are told apart:
     the launcher sends SIGTERM to the survivors, and peers raise errors about a closed connection. A rank that gave up because its
-    backend's timeout was over is a victim, too: the rank is named that it waited for, or nobody.
+    backend's timeout was over is a victim, too: the finding names the rank that it waited for, or nobody.
 
 Why it matters
     The survivors' logs are full of connection errors that point at each other. Only the first death has a cause worth finding.

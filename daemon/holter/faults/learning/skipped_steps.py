@@ -13,8 +13,8 @@ False positives
     passed and the scale is still large, twice as many skips are needed. One step that passes begins the count again.
 
 What to do
-    Find what is not finite in every step (`holter explain every_step_skipped`): a batch, a loss, an overflow in the forward pass.
-    It is no matter of the scale.
+    Find what is not finite in every step (`holter explain every_step_skipped`): a batch, a loss, an overflow in the forward pass. The
+    scale is not the cause.
 """
 
 from collections.abc import Iterator, Sequence

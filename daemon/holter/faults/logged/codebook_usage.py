@@ -9,8 +9,9 @@ Why it matters
     that it was built for; the decoder learns to do without it, and the loss settles at blur.
 
 False positives
-    The perplexity of a language model is none of a codebook: a plain `perplexity` counts only where a codebook is logged or the model has
-    one. At the start few codes are used and more each step: what rises is left alone. Codebooks of less than 16 codes are not judged.
+    The perplexity of a language model says nothing about a codebook: a plain `perplexity` counts only where a codebook is logged or the
+    model has one. At the start few codes are used, and more at each step: a usage that rises is left alone. Codebooks of fewer than 16
+    codes are not judged.
 
 What to do
     Revive dead codes, and look at the commitment term (`holter explain codebook_collapse`).

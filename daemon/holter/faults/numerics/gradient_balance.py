@@ -1,8 +1,8 @@
 """Gradient balance: one module's gradient came to outweigh the others' a hundred times, and it was not so before.
 
 What it detects
-    A module whose gradient norm, at each of the last five checks, is over a hundred times the middle one of its peers, ten times as
-    far from it as in the run's own beginning, and ten times its own norm of then; or the reverse: a module that fell to a hundredth of
+    A module whose gradient norm, at each of the last five checks, is over a hundred times the middle one of its peers, ten times as far
+    from it as at the beginning of the run, and ten times its own norm at that time; or the reverse: a module that fell to a hundredth of
     its own norm and of its peers'.
 
 Why it matters

@@ -2,8 +2,8 @@
 
 What it detects
     A gradient norm that is, at five of eight steps in a row, ten times its median, eight robust deviations above it on a log scale, and
-    three times everything that it ever kept to; and with it a loss that suffers, or a norm of a hundred times the usual. Modules are
-    named whose own norms grew the most.
+    three times the highest level that it ever kept; together with a loss that gets worse, or a norm of a hundred times the usual. The
+    modules whose own norms grew the most are named.
 
 Why it matters
     A few such steps throw the weights far from where they were. Clipping bounds the length of a step, not its direction.

@@ -8,8 +8,8 @@ Why it matters
     Those modules stay as they were initialised, while the rest learns around them.
 
 False positives
-    Gradients that are exactly zero are another detector's. A run that has converged has small gradients everywhere, not beside large
-    ones. Gates and adapters that begin at zero give their neighbours tiny gradients that grow with each step, and are silent.
+    Gradients that are exactly zero are left to `missing_gradients`. A run that has converged has small gradients everywhere, not beside
+    large ones. Gates and adapters that begin at zero give their neighbours tiny gradients that grow with each step, and are silent.
 
 What to do
     Look at what lies between the named modules and the loss: saturated activations, missing residual paths or normalisation.

@@ -6,7 +6,7 @@ What it detects
     logs.
 
 Why it matters
-    What a term does not contribute it does not teach. The sum looks ordinary either way.
+    A term that contributes nothing teaches nothing. The sum looks ordinary either way.
 
 False positives
     A term whose weight is raised by a schedule starts small or at zero and grows: it is silent as long as the others' share grows, and for

@@ -14,7 +14,7 @@ False positives
     Only replicas known as such (from the wrapper, or from a reduction that the script calls) are compared; settings only where all that
     trains is replicated. Local SGD and other methods that let replicas part on purpose between two averagings are reported. Ranks whose
     models differ in structure are left to `structure_mismatch`. After a NaN the bit patterns of NaN may differ between ranks: that is
-    listed under the NaN, not apart.
+    listed under the NaN, not separately.
 
 What to do
     Read which came first. Different from the start: initialisation. Gradients differ at every step: the reduction is bypassed, for all

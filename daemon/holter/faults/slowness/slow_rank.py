@@ -11,12 +11,12 @@ Why it matters
     ones wait inside the reduction.
 
 False positives
-    Delays that come and go are none: saving, logging or evaluating on one rank, first steps, batches of varying length, ranks that
+    Delays that come and go do not count: saving, logging or evaluating on one rank, first steps, batches of varying length, ranks that
     are late in turns, a busy machine. All ranks equally slow are not late for each other. A rank that has more to do than the others
-    (larger batches, more micro-steps, another part of the model, as pipeline stages have) is not called slow: there is not enough
-    evidence, which is told as an information. Sequences that are always longer on one rank cannot be told from slowness, nor can
-    a rank that is slow for 50 steps in a row, by about the same time at each, and then is not: it was slow meanwhile. A lag of less
-    than a twentieth of a step is not told, nor one that is small against the ups and downs of the steps.
+    (larger batches, more micro-steps, another part of the model, as pipeline stages have) is not called slow: the evidence is not enough,
+    which is reported as information. Sequences that are always longer on one rank cannot be told from slowness. A rank that is slow for
+    50 steps in a row, by about the same time at each, and then no longer, is reported: it was slow meanwhile. A lag of less than a
+    twentieth of a step is not reported, nor one that is small against the ups and downs of the steps.
 
 What to do
     Look at the named rank's host and device before any code: the code is the same on all ranks (`holter explain slow_compute`,
