@@ -1,4 +1,4 @@
-"""`holter checkpoint`: is this checkpoint whole, healthy, and whose step; and which ones a run has.
+"""`holter checkpoint`: whether a checkpoint is whole and healthy, and of which step; and which checkpoints a run has.
 
 verify DIR    reads back everything and compares it with what was sealed: DIR is checkpoints/<step>, its state/, or a checkpoint of your own
 list RUN      those that halts have kept, and those that the script saved itself, with the verdict on each
@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
     """Options of the command."""
     parser = subparsers.add_parser(
         "checkpoint",
-        help="is this checkpoint whole, healthy, and whose step",
+        help="verify a checkpoint, or list those of a run",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -70,7 +70,7 @@ def _sealed(directory: Path, meter: Meter) -> CheckpointExamination:
 
 
 def _own(path: Path, meter: Meter) -> CheckpointExamination:
-    """One that holter did not make."""
+    """Examine a checkpoint that holter did not make."""
     try:
         from holter.frameworks.saving import reading  # noqa: PLC0415 - brings torch
     except ImportError as error:

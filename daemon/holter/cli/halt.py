@@ -1,4 +1,4 @@
-"""`holter halt RUN`: stop a run at an agreed step, with a checkpoint that is verified, and wait until it is.
+"""`holter halt RUN`: stop a run at an agreed step with a verified checkpoint, and wait until that is done.
 
 The token is the one in the run directory, or HOLTER_TOKEN or HOLTER_TOKEN_FILE where RUN is an address.
 """
@@ -27,8 +27,10 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory or address (default: the newest run)")
     parser.add_argument("--reason", default="", help="why, for the log, the report and halt.json")
-    parser.add_argument("--no-wait", action="store_true", help="return when it is asked for")
-    parser.add_argument("--wait-s", type=float, default=900.0, help="wait so long at most (default: %(default)s)")
+    parser.add_argument("--no-wait", action="store_true", help="return as soon as the halt is requested")
+    parser.add_argument(
+        "--wait-s", type=float, default=900.0, help="how many seconds to wait at most (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="what became of it")
 
 

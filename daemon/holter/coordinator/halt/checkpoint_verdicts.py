@@ -3,7 +3,7 @@ r"""The script's own checkpoints as they are finished, each with a verdict that 
     Kept (a rank's word) -> unknown -> healthy, when every step in it was seen and clean, and replicas were equal after it
                                    \-> poisoned, also long after: an incident may turn out to have begun before it
 
-Judged in memory, written down by the disk's own thread, which also looks which of them are still there: frameworks rotate.
+Verdicts are kept in memory and written down by the disk's own thread, which also looks which checkpoints are still there: frameworks rotate them.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ MAX_SAVES = 256
 class _Entry:
     save: ScriptSave
     step: int | None
-    """Completed steps as findings of this life count them; None: it is of a former life, and its verdict stands."""
+    """Completed steps, counted as the findings of this life of the run count them; None: an earlier life saved it, and its verdict stands."""
 
 
 class CheckpointVerdicts:
@@ -41,7 +41,7 @@ class CheckpointVerdicts:
     def __init__(self, run_dir: Path, disk: Disk) -> None:
         self._run_dir, self._disk = run_dir, disk
         self._lifted_step = halt_record.base_step(run_dir)
-        """Of the halt that was lifted for this life of the run: what it goes on from, where no rank knows better."""
+        """Step of the halt that was lifted for this life of the run: it goes on from there, unless a rank knows better."""
         self._begun: dict[int, int] = {}
         """Rank -> steps that the run had completed when it began, as its optimizer or framework counts."""
         self._entries = [_Entry(save, None) for save in store.read_script_saves(run_dir)]
@@ -49,7 +49,7 @@ class CheckpointVerdicts:
         self._applied: dict[int, Finding] = {}
         """Step -> that something not finite was applied at it; a window forgets."""
         self._diagnoses: dict[str, Diagnosis] = {}
-        """Of this life: steps of another are counted otherwise."""
+        """The diagnoses of this life: another life counts its steps differently."""
         self._poisoned: int | None = None
         """The first step of this life that a rank says was applied although it was not finite."""
         self._pids: dict[int, int] = {}
@@ -113,11 +113,11 @@ class CheckpointVerdicts:
         return list(self._diagnoses.values())
 
     def verdict_of(self, step: int, compared_until: int | None) -> verdicts.CheckpointJudgement:
-        """Of a state of so many completed steps, as findings of this life count them, that a halt saves."""
+        """The verdict on a state of so many completed steps (counted as findings of this life count them) that a halt saves."""
         return verdicts.of_halt(step, self._spoils(), compared_until)
 
     def _spoils(self) -> list[verdicts.Spoil]:
-        """What detectors found; and what ranks say was applied, if that is more."""
+        """What detectors found, and whatever else the ranks say was applied."""
         found, said = verdicts.spoils(self._applied.values(), self._diagnoses.values()), self._poisoned
         if said is None or any(spoil.verdict == "poisoned" and spoil.first_bad <= said + 1 for spoil in found):
             return found
@@ -129,11 +129,11 @@ class CheckpointVerdicts:
         return [entry.save for entry in self._entries]
 
     def is_gone(self, save: ScriptSave) -> bool:
-        """Whether its framework has rotated it away since, as far as was looked."""
+        """Whether its framework had rotated it away at the last look."""
         return save.path in self._gone
 
     def last_healthy(self) -> Healthy | None:
-        """The newest that a run can go on from, as far as anybody knows: a halt's or the script's own."""
+        """The newest checkpoint that a run can go on from, as far as is known: a halt's or the script's own."""
         kept = (entry.save for entry in reversed(self._entries) if entry.save.verdict == "healthy")
         own = next((save for save in kept if save.path not in self._gone), None)
         sealed = self._sealed
@@ -142,7 +142,7 @@ class CheckpointVerdicts:
         return None if own is None else Healthy(step=own.step, path=own.path)
 
     def named(self, diagnosis: Diagnosis) -> Diagnosis:
-        """The same, saying which checkpoint is good."""
+        """The same diagnosis, with the checkpoint that is good."""
         action = msgspec.structs.replace(diagnosis.action, last_healthy=self.last_healthy())
         return msgspec.structs.replace(diagnosis, action=action)
 
@@ -213,7 +213,7 @@ def compared_until(classes: Mapping[str, ClassHistory], diagnoses: Iterable[Diag
 
 
 def _rejudge(entry: _Entry, spoiled: Sequence[verdicts.Spoil], sight: Sight) -> bool:
-    """True when its verdict is another one now. That sight is lost later takes no health from what was seen."""
+    """Judge again; True when the verdict has changed. Losing sight later does not make a healthy checkpoint doubtful."""
     assert entry.step is not None
     found, save = verdicts.of_state(entry.step, spoiled, sight), entry.save
     is_unseen = found.verdict == "unknown" and not found.incident

@@ -145,7 +145,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """One rank's; `begin` and `settle` are called by the probes, `restore` once a halt is decided."""
+    """One rank's snapshots; the hooks call `begin` and `settle`, and a halt that is decided calls `restore`."""
 
     def __init__(
         self,
