@@ -74,7 +74,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class RankTold:
+class OrderArrived:
     """An order arrived."""
 
     order: Order
@@ -126,7 +126,7 @@ class RankEvent(StrEnum):
     SIDECAR_LOST = "sidecar lost"
 
 
-Event = RankTold | Reached | Answered | Saved | RankEvent
+Event = OrderArrived | Reached | Answered | Saved | RankEvent
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ def advance(
     if row is None:
         return noted, ()
     goal, acts = row
-    halt = event.order.halt if isinstance(event, RankTold) else noted.order.halt if noted.order is not None else 0
+    halt = event.order.halt if isinstance(event, OrderArrived) else noted.order.halt if noted.order is not None else 0
     if goal is BACK and rank.stand is not BACK:
         after, dos = _go_back(noted)
     else:
@@ -333,7 +333,7 @@ def patience_s(rank: Rank) -> float | None:
 def read(rank: Rank, event: Event) -> RankCue | None:  # noqa: PLR0911 - one return for each kind of event
     """What an event means to this rank now; None: nothing."""
     match event:
-        case RankTold(order=order):
+        case OrderArrived(order=order):
             return _read_order(rank, order, event.reached)
         case Reached(step=step):
             is_wanted = rank.stand is Stand.WILLING and step + event.num_skipped == rank.step
@@ -381,12 +381,12 @@ def _note(rank: Rank, event: Event, cue: RankCue, *, has_row: bool) -> Rank:  # 
     noted = rank
     own = rank.order.halt if rank.order is not None else 0
     match event:
-        case RankTold(order=order) | Answered(order=order) if cue in _IS_PAST:
+        case OrderArrived(order=order) | Answered(order=order) if cue in _IS_PAST:
             if not rank.is_bound:
                 noted = replace(noted, past=max(rank.past, order.halt, own if cue is RankCue.REGISTER_ABORT else 0))
-        case RankTold(order=order) if has_row and cue is RankCue.PREPARE and rank.stand in _BEFORE:
+        case OrderArrived(order=order) if has_row and cue is RankCue.PREPARE and rank.stand in _BEFORE:
             noted = replace(noted, order=order, step=order.step)
-        case RankTold(order=order) if has_row and cue in {RankCue.COMMIT, RankCue.RESCUE, RankCue.STAND_BY}:
+        case OrderArrived(order=order) if has_row and cue in {RankCue.COMMIT, RankCue.RESCUE, RankCue.STAND_BY}:
             is_saver = cue is RankCue.RESCUE and rank.stand is not Stand.HELD
             noted = replace(noted, order=order, result="", why="", is_bound=rank.is_bound or is_saver)
         case Answered(order=order):

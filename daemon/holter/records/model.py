@@ -15,7 +15,7 @@ class Attached(msgspec.Struct, frozen=True, tag="attached", kw_only=True):
     framework: str = "loop"
 
 
-class Begun(msgspec.Struct, frozen=True, tag="begun", kw_only=True):
+class FirstStep(msgspec.Struct, frozen=True, tag="begun", kw_only=True):
     """A rank makes its first optimizer step. Steps are counted from here, though the run may have completed many before."""
 
     completed: int | None

@@ -1,7 +1,7 @@
 r"""The script's own checkpoints as they are finished, each with a verdict that is looked at again whenever something new is found.
 
-    Kept (a rank's word) -> unknown -> healthy, when every step in it was seen and clean, and replicas were equal after it
-                                   \-> poisoned, also long after: an incident may turn out to have begun before it
+    SaveFinished -> unknown -> healthy, when every step in it was seen and clean, and replicas were equal after it
+                           \-> poisoned, also long after: an incident may turn out to have begun before it
 
 Verdicts are kept in memory and written down by the disk's own thread, which also looks which checkpoints are still there: frameworks rotate them.
 """
@@ -23,7 +23,7 @@ from holter.halting import halt_record, verdicts
 from holter.halting.vault import store
 from holter.halting.vault.store import FOLDER, ScriptSave, ScriptSaves, Sealed, Vault
 from holter.halting.verdicts import Sight
-from holter.records import Attached, Begun, Diagnosis, Finding, Halting, Healthy, Kept, Observation
+from holter.records import Attached, Diagnosis, Finding, FirstStep, Halting, Healthy, Observation, SaveFinished
 
 MAX_SAVES = 256
 
@@ -42,7 +42,7 @@ class CheckpointVerdicts:
         self._run_dir, self._disk = run_dir, disk
         self._lifted_step = halt_record.base_step(run_dir)
         """Step of the halt that was lifted for this life of the run: it goes on from there, unless a rank knows better."""
-        self._begun: dict[int, int] = {}
+        self._completed_before: dict[int, int] = {}
         """Rank -> steps that the run had completed when it began, as its optimizer or framework counts."""
         self._entries = [_Entry(save, None) for save in store.read_script_saves(run_dir)]
         self._sealed = Vault(run_dir).last_good()
@@ -58,7 +58,7 @@ class CheckpointVerdicts:
     @property
     def base_step(self) -> int:
         """Completed steps that this life of the run goes on from."""
-        return max(self._begun.values(), default=self._lifted_step)
+        return max(self._completed_before.values(), default=self._lifted_step)
 
     def recall(self, diagnoses: Iterable[Diagnosis]) -> None:
         """A former coordinator of this very life wrote down what was read: go on judging it."""
@@ -70,14 +70,14 @@ class CheckpointVerdicts:
     def hear(self, observation: Observation) -> None:
         """A save was finished, or a rank begins."""
         match observation.body:
-            case Kept() as kept if not self._is_ours(kept.path):
-                self._add(observation, kept)
+            case SaveFinished() as finished if not self._is_ours(finished.path):
+                self._add(observation, finished)
             case Halting(poisoned_step=int() as step):
                 self._poisoned = step if self._poisoned is None else min(step, self._poisoned)
-            case Begun(completed=None):
-                self._begun.pop(observation.rank, None)
-            case Begun(completed=int(completed)):
-                self._begun[observation.rank] = completed
+            case FirstStep(completed=None):
+                self._completed_before.pop(observation.rank, None)
+            case FirstStep(completed=int(completed)):
+                self._completed_before[observation.rank] = completed
             case Attached() as attached:
                 if self._pids.setdefault(observation.rank, attached.pid) != attached.pid:
                     self._pids[observation.rank] = attached.pid
@@ -146,9 +146,9 @@ class CheckpointVerdicts:
         action = msgspec.structs.replace(diagnosis.action, last_healthy=self.last_healthy())
         return msgspec.structs.replace(diagnosis, action=action)
 
-    def _add(self, observation: Observation, kept: Kept) -> None:
+    def _add(self, observation: Observation, finished: SaveFinished) -> None:
         step = self.base_step + observation.step
-        known = next((entry for entry in self._entries if entry.save.path == kept.path), None)
+        known = next((entry for entry in self._entries if entry.save.path == finished.path), None)
         if known is not None and known.save.step == step and known.step is not None:
             ranks = sorted({*known.save.ranks, observation.rank})
             known.save = msgspec.structs.replace(known.save, ranks=ranks)
@@ -158,10 +158,10 @@ class CheckpointVerdicts:
             self._entries.remove(known)
         save = ScriptSave(
             step=step,
-            path=kept.path,
-            framework=kept.framework,
+            path=finished.path,
+            framework=finished.framework,
             saved_at=rfc3339(observation.at_ns),
-            seconds=kept.seconds,
+            seconds=finished.seconds,
             verdict="unknown",
             why="it is being looked at",
             ranks=[observation.rank],

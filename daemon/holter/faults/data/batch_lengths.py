@@ -55,7 +55,7 @@ class BatchLengths:
             if feed.num_batches > 0:
                 by_pass.setdefault((feed.loader, feed.epoch, feed.dataset, feed.sampler), []).append(one)
         for group in sorted(by_pass.values(), key=lambda group: min(one.begin_step for one in group)):
-            if self._is_uneven(group) and not _is_begun_anew(window, group, known):
+            if self._is_uneven(group) and not _is_restarted(window, group, known):
                 yield _finding(window, group)
                 return
 
@@ -74,7 +74,7 @@ def _must_keep_pace(window: Window) -> bool:
     )
 
 
-def _is_begun_anew(window: Window, group: Sequence[LoaderPass], known: Sequence[LoaderPass]) -> bool:
+def _is_restarted(window: Window, group: Sequence[LoaderPass], known: Sequence[LoaderPass]) -> bool:
     """Whether a rank that ran out took its loader up again, and everyone went on stepping."""
     shortest = min(one.begin.num_batches for one in group)
     out = {one.rank for one in group if one.begin.num_batches == shortest}

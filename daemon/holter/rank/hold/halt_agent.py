@@ -276,7 +276,7 @@ class HaltAgent:
                 self._known.add(order.halt)
             if order.kind == "prepare":
                 self._due = min(self._due, order.step)
-            self._happen(table.RankTold(order, self._asked))
+            self._happen(table.OrderArrived(order, self._asked))
 
     def _is_sane(self, order: Order) -> bool:
         settings = self._settings

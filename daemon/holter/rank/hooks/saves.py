@@ -18,7 +18,7 @@ from holter import clock
 from holter.rank.context import Context, in_phase
 from holter.rank.framework import SaveFunction, absolute
 from holter.rank.hooks.patches import LateImports
-from holter.records import Kept, Phase
+from holter.records import Phase, SaveFinished
 
 MAX_DEPTH = 4
 """Of what `torch.save` is given, to be counted."""
@@ -77,7 +77,9 @@ class SaveProbe:
         path = where()
         if path:
             seconds = round(clock.monotonic_s() - began_s, 3)
-            self._context.writer.say(self._context.log.step, Kept(path=path, framework=framework, seconds=seconds))
+            self._context.writer.say(
+                self._context.log.step, SaveFinished(path=path, framework=framework, seconds=seconds)
+            )
 
 
 def _size(module: torch.nn.Module | None) -> int:
