@@ -24,7 +24,7 @@ Targets = list[dict[str, Any]]
 
 
 def sidecar_targets(roster: Roster, run_id: str) -> Targets:
-    """In the form of Prometheus' HTTP and file service discovery; ranks that ended are left out, lost ones are not."""
+    """The sidecars in the form of Prometheus' HTTP and file service discovery; ranks that ended are left out, lost ones are not."""
     return [
         _group(_address(member), run_id, role="sidecar", rank=str(rank), host=member.hello.host)
         for rank, member in sorted(roster.members.items())

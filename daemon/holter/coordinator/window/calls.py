@@ -11,7 +11,7 @@ By how many each rank had called at the end of each step:
     step 25   rank 0: 26   rank 1: 25                                          rank 1 left one out, and stays one behind
 
 Which ranks belong to a group is not known here: those that told a block are compared, whoever tells first. A rank that tells a block
-anew with another digest has begun the group anew: its last word counts.
+again with another digest has started the group anew: the newest digest counts.
 """
 
 from dataclasses import dataclass, field

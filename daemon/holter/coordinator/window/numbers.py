@@ -176,7 +176,7 @@ def _numbers(done: StepDone) -> Iterator[tuple[str, float]]:
 
 
 def _joined(entry: StepNumbers, rank: int, said: Mapping[str, float]) -> StepNumbers:
-    """Late words on a step that has left the assembly: what nobody else said is added as it is, the rest comes too late."""
+    """Late values for a step that has left the assembly: a name that nobody logged is added, the rest comes too late."""
     late = {name: _alone(rank, value) for name, value in said.items() if name not in entry.numbers}
     return StepNumbers(entry.step, entry.at_ns, {**entry.numbers, **late}) if late else entry
 
