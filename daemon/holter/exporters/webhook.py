@@ -57,7 +57,7 @@ class _IncidentAlert:
     diagnosis: Diagnosis
 
     def is_of(self, other: "_IncidentAlert") -> bool:
-        """The same alert, laid to the same ranks."""
+        """Whether it is the same alert, about the same ranks."""
         return self.labels == other.labels and self.ranks == other.ranks
 
     @property

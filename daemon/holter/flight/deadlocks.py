@@ -43,7 +43,7 @@ class _Departure:
 
 
 def explain(board: Board, cycle: WaitCycle) -> Deviation | None:
-    """Who of a cycle deviated, and how; all of them if that cannot be told; None if each does what it always did."""
+    """Which ranks of a cycle deviated, and how; all of them if that is not known; None if each did what it always does."""
     asked = {rank: _departure(board, rank) for rank in cycle.ranks[:MAX_ASKED] if rank in board.flights}
     left = {rank: departure for rank, departure in asked.items() if isinstance(departure, _Departure)}
     if any(departure is None for departure in asked.values()) or len(left) == len(cycle.ranks):

@@ -139,7 +139,7 @@ def _held_up_in(
     stuck: Mapping[int, int],
     known: Sequence[BlockedRanks],
 ) -> BlockedRanks | None:
-    """The call in which a rank is blocked though nobody is absent from it; a wait that leads back to the rank explains nothing."""
+    """The call in which a rank is blocked although all ranks have entered it; a wait that leads back to the rank itself explains nothing."""
     for call, others in [*((call, [(peer, its)]) for call, peer, its in talk), *_entered_by_all(board, rank)]:
         behind = tuple(
             other
