@@ -116,8 +116,7 @@ class DetectorEntry:
     group: Group | None = None
     """A `Consequence` may name the group instead of the detector."""
     incident_per: Literal["cause", "event", "run"] = "cause"
-    """When a second finding is another incident: if its cause is another; if cause or ranks are others; never, it is a better opinion on
-    the first."""
+    """When a second finding is another incident: if its cause differs; if cause or ranks differ; never, it is a better opinion on the first."""
     tried_on: Literal["jobs", "made-up windows"] = "jobs"
     """What it was tried on. One that never saw a real job is on trial: it reports, and halts nothing."""
     sees_damage: bool = False

@@ -1,4 +1,4 @@
-r"""A rank's side of a halt, as one table: where it stands, what happens -> where it stands then, and what is done.
+r"""A rank's side of a halt, as one table: (where it stands, event) -> where it stands next, and what is done.
 
     TRAINING --prepare--> WILLING --reaches the step--> HELD --commit | abort | patience over--> DECIDING (asks the register)
         \--a number that is not finite------------------/          register: abort  -> TRAINING, the main thread goes on
@@ -90,7 +90,7 @@ class Reached:
     is_agreed: bool = False
     """Because a `prepare` said so; else because of numbers that are not finite."""
     num_skipped: int = 0
-    """So many rounds a loss scaler has skipped since the step before: they count towards the step of a `prepare`."""
+    """How many rounds a loss scaler has skipped since the step before: they count towards the step of a `prepare`."""
 
 
 @dataclass(frozen=True)
@@ -377,7 +377,7 @@ _IS_PAST = {RankCue.ABORT, RankCue.STRAY_ABORT, RankCue.STRAY_COMMIT, RankCue.LA
 
 
 def _note(rank: Rank, event: Event, cue: RankCue, *, has_row: bool) -> Rank:  # noqa: C901 - one case an event
-    """What the rank remembers of an event, wherever it goes from here."""
+    """The rank with what it remembers of an event, whatever its next stand."""
     noted = rank
     own = rank.order.halt if rank.order is not None else 0
     match event:
@@ -412,7 +412,7 @@ def _note(rank: Rank, event: Event, cue: RankCue, *, has_row: bool) -> Rank:  # 
 
 
 def _go_back(rank: Rank) -> tuple[Rank, tuple[Action, ...]]:
-    """To what it would do without us."""
+    """Back to what the rank would do without holter."""
     if rank.ending:
         return replace(rank, stand=Stand.DEAD), (Do.DIE,)
     after = replace(rank, stand=Stand.TRAINING, order=None, step=-1, is_standing=False, result="", why="")

@@ -44,7 +44,7 @@ from holter.flight import BLOCK_CALLS, Analysis
 from holter.records import Call, Collective, Evidence, ExamRequest, Finding, Flight
 
 CRASH_S = 3.0
-"""So long after a rank's last breath its peers may still be there to be looked at."""
+"""How long after a rank crashed its peers may still be there to be examined."""
 MAX_MORE = 3
 """Further deviations with a line of evidence of their own."""
 SHOWN_OF_A_SIDE = 2

@@ -25,7 +25,7 @@ from holter.records import Flight
 
 By = Literal["suspended", "unreachable", "collectives", "ended", "uninterruptible", "stacks", "place", "everyone"]
 MOVING_S = 1.0
-"""Who came where it is so lately does not wait for anybody yet."""
+"""A rank that moved within this time does not wait for anybody yet."""
 DEADLOCKS = ("missing", "extra", "order")
 """Deviations after which no rank can go on."""
 

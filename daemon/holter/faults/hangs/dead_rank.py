@@ -214,7 +214,7 @@ def _is_stop(window: Window, abnormal: list[RankExit], *, stop_s: float, settle_
 
 
 def _was_told(window: Window, end: RankExit, first: RankExit, settle_s: float) -> bool:
-    """By SIGTERM; whoever was told and then lost its peers was told first. Who does not obey is killed in the end."""
+    """Whether SIGTERM asked it to end; a rank that was asked and then lost its peers was asked first. One that does not obey is killed in the end."""
     if kind_of(end) == "terminated":
         return True
     if kind_of(end) in VICTIMS:
@@ -228,7 +228,7 @@ def _is_told_before(window: Window, rank: int, first: RankExit) -> bool:
 
 
 def _goes_on(window: Window, first: RankExit, settle_s: float) -> bool:
-    """A step was begun and ended without it."""
+    """Whether its peers began and ended a step without it."""
     return any(view.first_seen_ns > first.at_ns + settle_s * 1e9 for view in window.steps)
 
 

@@ -35,7 +35,7 @@ MAX_LISTED = 32
 
 @dataclass(frozen=True)
 class Culprit:
-    """One of those who are blamed: each fact is True, False, or None where nobody could look."""
+    """One of the ranks that are blamed: each fact is True, False, or None where nobody could look."""
 
     scene: Standstill
     blamed: Blame

@@ -263,7 +263,7 @@ def _has_called(before: Exam, after: Exam) -> bool:
 
 
 def _newest(flight: Flight) -> tuple[int, frozenset[tuple[str, int]]]:
-    """How far it has come: its last call, and what its groups count."""
+    """How far it has come: its last call, and the counts of its groups."""
     entered = frozenset((group.name, group.last_entered) for group in flight.groups)
     return max((call.record for call in flight.calls), default=-1), entered
 

@@ -56,7 +56,7 @@ class MissingGradients:
     proven_steps: int = 8
     """So many are enough where an inspection proves that none can come."""
     num_vitals: int = 2
-    """Said so many times in a row."""
+    """How many reports in a row must show it."""
     min_live_steps: int = 8
     """So many of the idle steps had a learning rate above zero."""
     most: float = 0.5

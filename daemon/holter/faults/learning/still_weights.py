@@ -43,7 +43,7 @@ class StillWeights:
     name: ClassVar[str] = "still_weights"
 
     num_vitals: int = 3
-    """Said so many times in a row."""
+    """How many reports in a row must show it."""
     min_steps: int = 8
     """Few changed elements: over so many steps."""
     max_changed: float = threshold(0.1, above=0, below=1)

@@ -1,7 +1,7 @@
-"""What was said several times in a row: one odd observation is chance, three are a state.
+"""What ranks reported several times in a row: one odd observation is chance, three are a state.
 
-A rank's own notes are held against each other. Where many ranks take turns in speaking, no rank says enough alone: then steps count at
-which everyone who spoke showed it.
+The notes of one rank are compared with each other. Where many ranks take turns in reporting, no rank reports often enough alone: then
+steps count at which every rank that reported showed it.
 """
 
 from collections.abc import Callable, Iterable

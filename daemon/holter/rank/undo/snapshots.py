@@ -230,7 +230,7 @@ class Snapshots:
 
     @contextlib.contextmanager
     def _unharmed(self) -> Iterator[None]:
-        """What fails ends the snapshots, not the training. The time does not count as overhead."""
+        """A failure ends the snapshots, not the training. The time does not count as overhead."""
         began_s = clock.monotonic_s()
         try:
             yield
