@@ -53,7 +53,7 @@ def _verify(path: Path, *, is_json: bool) -> int:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
     finally:
         meter.end()
-    sys.stdout.write(json.dumps(_facts(found), indent=2) + "\n" if is_json else "\n".join(_told(found)) + "\n")
+    sys.stdout.write(json.dumps(_facts(found), indent=2) + "\n" if is_json else "\n".join(_exam_lines(found)) + "\n")
     return 0 if found.is_good else 1
 
 
@@ -85,7 +85,7 @@ def _own(path: Path, meter: Meter) -> CheckpointExamination:
     return found
 
 
-def _told(found: CheckpointExamination) -> Iterator[str]:
+def _exam_lines(found: CheckpointExamination) -> Iterator[str]:
     manifest = found.manifest
     yield printable(f"{found.directory}: {'good' if found.is_good else 'not good'}")
     if manifest is not None:
@@ -131,7 +131,9 @@ def _list(args: argparse.Namespace) -> int:
             raise UsageError(f"no coordinator answers at {found.address}")
         run_dir = Path(str(state["run_dir"]))
     vault = Vault(run_dir)
-    entries = [_kept(one) for one in vault.all()] + [_watched(save) for save in store.read_script_saves(run_dir)]
+    entries = [_sealed_entry(one) for one in vault.all()] + [
+        _watched(save) for save in store.read_script_saves(run_dir)
+    ]
     entries += [_damaged(path) for path in vault.damaged()]
     entries.sort(key=lambda entry: (entry["step"], entry["saved_at"]))
     if args.json:
@@ -146,7 +148,7 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _kept(one: Sealed) -> dict[str, Any]:
+def _sealed_entry(one: Sealed) -> dict[str, Any]:
     return {
         "step": one.manifest.step,
         "verdict": one.verdict,

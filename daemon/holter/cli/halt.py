@@ -44,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
     asked = {"reason": args.reason or "no reason given", "by": who}
     code, answer = found.post("/api/v1/halt", asked, _token(found))
     if code != http.client.ACCEPTED:
-        return _told(args, REFUSED, {"outcome": "refused", "text": str(answer.get("error", code))})
+        return _print(args, REFUSED, {"outcome": "refused", "text": str(answer.get("error", code))})
     if args.no_wait:
-        return _told(args, 0, {"outcome": "asked", "text": "asked for; `holter status` shows how it goes"})
-    return _told(args, *_wait(found, args.wait_s, is_quiet=args.json))
+        return _print(args, 0, {"outcome": "asked", "text": "asked for; `holter status` shows how it goes"})
+    return _print(args, *_wait(found, args.wait_s, is_quiet=args.json))
 
 
 def _wait(found: RunReader, wait_s: float, *, is_quiet: bool) -> tuple[int, dict[str, Any]]:
@@ -81,7 +81,7 @@ def _from_files(found: RunReader, last: dict[str, Any]) -> tuple[int, dict[str, 
     return REFUSED, {"outcome": "ended", "text": "the run ended before it was halted"}
 
 
-def _told(args: argparse.Namespace, code: int, facts: dict[str, Any]) -> int:
+def _print(args: argparse.Namespace, code: int, facts: dict[str, Any]) -> int:
     sys.stdout.write(json.dumps(facts, indent=2) + "\n" if args.json else f"{facts['text']}\n")
     return code
 

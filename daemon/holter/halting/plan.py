@@ -83,7 +83,7 @@ class HaltPlan:
     """Until every rank has come to the step, with some to spare."""
 
     @property
-    def kept(self) -> int:
+    def kept_step(self) -> int:
         """Completed steps in the state that is kept."""
         return self.step if self.snapshot < 0 else self.snapshot
 

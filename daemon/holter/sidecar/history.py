@@ -75,7 +75,7 @@ class TableHistory:
         """Hyper-parameters are told when they change: the last ones before this step still held."""
         kept = [key for key in self._tables if key[0] == tensor_class and key[1] < step]
         found = self._tables[max(kept, key=lambda key: key[1])] if kept else None
-        return found if found is not None and _is_told_on_change(found[0]) else None
+        return found if found is not None and _is_sent_on_change(found[0]) else None
 
     def _forget(self, key: tuple[str, int]) -> None:
         kept = self._tables.pop(key, None)
@@ -83,7 +83,7 @@ class TableHistory:
             self._num_bytes -= _size(kept[0].body)
 
 
-def _is_told_on_change(observation: Observation) -> bool:
+def _is_sent_on_change(observation: Observation) -> bool:
     return isinstance(observation.body, PackedTable) and bool(observation.body.names)
 
 

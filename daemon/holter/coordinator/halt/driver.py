@@ -331,7 +331,7 @@ class HaltDriver:
         self.attempt = Attempt(wish, plan, course_ns=now_ns)
         self._gone = frozenset()
         self.sentences.append(f"halting: {wish.reason}")
-        self._acts.append(Open(plan.kept))
+        self._acts.append(Open(plan.kept_step))
 
     def _with_poison(self, wish: Wish) -> Wish:
         """The wish, with bad numbers that only the ranks know of: a rank that stands reports no step to the detectors."""

@@ -248,7 +248,9 @@ class PageState:
             }
             for save in book.all()
         ]
-        found = sorted((*own, *(_kept(one, run_dir) for one in self._sealed)), key=lambda one: (one["at"], one["step"]))
+        found = sorted(
+            (*own, *(_sealed_entry(one, run_dir) for one in self._sealed)), key=lambda one: (one["at"], one["step"])
+        )
         return found[: -MAX_CHECKPOINTS - 1 : -1]
 
 
@@ -358,7 +360,7 @@ def _card(diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _kept(sealed: Sealed, run_dir: Path) -> dict[str, Any]:
+def _sealed_entry(sealed: Sealed, run_dir: Path) -> dict[str, Any]:
     state = sealed.state
     return {
         "step": sealed.manifest.step,

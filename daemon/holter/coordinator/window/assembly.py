@@ -285,7 +285,7 @@ class Assembly:
 
     def _judge_steps(self) -> _Judged:
         views, classes, lagging = [], dict(self._forgotten), self._lagging()
-        series = list(self._numbers.kept())
+        series = list(self._numbers.remembered())
         for step, ledger in sorted(self._ledgers.items()):
             missing = self._missing(step, lagging)
             extend_histories(classes, step, ledger.verdicts(is_complete=not missing))

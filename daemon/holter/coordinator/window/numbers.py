@@ -152,7 +152,7 @@ class NumberBook:
         self._open = {known: value for known, value in self._open.items() if known < step}
         self._kept = {known: value for known, value in self._kept.items() if known < step}
 
-    def kept(self) -> tuple[StepNumbers, ...]:
+    def remembered(self) -> tuple[StepNumbers, ...]:
         """The steps that have left the assembly, ascending."""
         return tuple(self._kept.values())
 

@@ -27,7 +27,7 @@ class ProgressBook:
                 self.delays.pop(rank, None)
             case Overdue() as overdue:
                 told = Delay(step, received_ns, overdue)
-                if not _is_told_again(self.delays.get(rank), told):
+                if not _is_repeated(self.delays.get(rank), told):
                     self.delays[rank] = told
             case Exam() as exam:
                 self.exams[rank] = _bounded(
@@ -47,7 +47,7 @@ class ProgressBook:
             known.pop(rank, None)
 
 
-def _is_told_again(known: Delay | None, told: Delay) -> bool:
+def _is_repeated(known: Delay | None, told: Delay) -> bool:
     """Whether it repeats the same tier of the same standstill, as a sidecar does at every connection."""
     if known is None or (known.step, known.overdue.tier, known.overdue.phase) != (
         told.step,

@@ -85,7 +85,7 @@ class RareNotes:
             yield from heap
         for loaders in self._feeds.values():
             for loader in loaders.values():
-                yield from loader.kept()
+                yield from loader.notes()
 
     def _add_warning(self, placed: PlacedNote, warning: ScriptWarning) -> None:
         key = (warning.text, warning.where, warning.module)
@@ -127,6 +127,6 @@ class _Loader:
         else:
             self.latest = placed
 
-    def kept(self) -> Iterator[PlacedNote]:
+    def notes(self) -> Iterator[PlacedNote]:
         yield from (placed for placed in (self.first, self.latest) if placed is not None)
         yield from self.ends

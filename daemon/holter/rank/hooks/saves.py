@@ -48,16 +48,20 @@ class SaveProbe:
 
     def _around(self, function: SaveFunction, original: Callable[..., Any]) -> Callable[..., Any]:
         shown = in_phase(self._context, function.phase, original)
-        return self._told(shown, function.checkpoint, function.where) if function.phase is Phase.CHECKPOINT else shown
+        return (
+            self._reporting(shown, function.checkpoint, function.where) if function.phase is Phase.CHECKPOINT else shown
+        )
 
     def _around_torch_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def where(args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any) -> str:
             return _path_of_torch_save(args, kwargs, sum(_size(model.inner) for model in self._context.models))
 
-        return self._told(original, "torch", where)
+        return self._reporting(original, "torch", where)
 
-    def _told(self, call: Callable[..., Any], framework: str, where: Callable[..., str] | None) -> Callable[..., Any]:
-        """The same function; the outermost that ends without an exception is told."""
+    def _reporting(
+        self, call: Callable[..., Any], framework: str, where: Callable[..., str] | None
+    ) -> Callable[..., Any]:
+        """The same function; the outermost call that ends without an exception is reported."""
 
         @functools.wraps(getattr(call, "__wrapped__", call))
         def within(*args: Any, **kwargs: Any) -> Any:
