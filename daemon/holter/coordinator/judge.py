@@ -72,7 +72,7 @@ class Judgement:
 
     findings: list[Finding]
     tables: tuple[TableKey, ...]
-    """To fetch before some of it can be explained."""
+    """Tables to fetch before some findings can be explained."""
     exams: tuple[ExamKey, ...]
     """Examinations of ranks, likewise."""
     diagnoses: tuple[Diagnosis, ...]
@@ -87,7 +87,7 @@ class Judge:
         self.tracker = tracker
         self.runner = DetectorRunner(detectors, clock.monotonic_s)
         self.findings: list[Finding] = []
-        """Of the last judgement."""
+        """The findings of the last judgement."""
         self._told: set[tuple[str, str]] = set()
 
     def judge(self, now_ns: int, *, is_final: bool = False, passed: Collection[str] = ()) -> Judgement:

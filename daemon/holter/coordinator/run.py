@@ -38,7 +38,7 @@ class FollowUp:
     """What is to be done after a judgement."""
 
     tables: tuple[TableKey, ...] = ()
-    """To fetch before some of it can be explained."""
+    """Tables to fetch before some findings can be explained."""
     exams: tuple[ExamKey, ...] = ()
     """Ranks to examine, likewise; each is asked once."""
     fresh: tuple[Diagnosis, ...] = ()

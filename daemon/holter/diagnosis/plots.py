@@ -118,7 +118,7 @@ def _lags(window: Window, finding: Finding) -> Iterator[Line]:
 
 
 def _points(said: Iterable[tuple[int, Spread]], of: Callable[[Spread], float]) -> list[Point]:
-    """Not finite on one rank is not finite."""
+    """The points of a line; a step that was not finite on one rank is not finite."""
     return [(step, None if spread.num_nonfinite else _finite(of(spread))) for step, spread in said]
 
 

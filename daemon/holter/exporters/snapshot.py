@@ -100,7 +100,7 @@ class JobFigures:
     last_progress_s: float | None = None
     """When any living rank last moved, seconds since the epoch."""
     lag_s: float | None = None
-    """Of the latest rank, at the last step that was compared."""
+    """Lag of the latest rank, at the last step that was compared."""
     dropped: int = 0
     overhead_ratio: float | None = None
     """On the living rank where holter takes most."""

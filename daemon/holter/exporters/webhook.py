@@ -33,7 +33,7 @@ class Deliveries:
     counts: dict[str, int] = field(default_factory=dict)
     """`delivered`; `failed`: attempts, each tried again; `dropped`: given up, or no room."""
     failure: str = ""
-    """Of the last attempt; empty when it succeeded."""
+    """Why the last attempt failed; empty when it succeeded."""
 
     def count(self, outcome: str, failure: str = "") -> None:
         """One message more."""

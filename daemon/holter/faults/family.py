@@ -142,11 +142,11 @@ class Consequence:
     if_leader_is: tuple[str, ...] = ()
     """Only if the leader's cause is one of these; empty: any."""
     unless_leader_has: tuple[str, ...] = ()
-    """Not if one of these facts of the leader is True."""
+    """It does not follow if one of these facts of the leader is True."""
     unless_follower_is: tuple[str, ...] = ()
-    """Not if the follower's cause is one of these."""
+    """It does not follow if its own cause is one of these."""
     unless_follower_has: tuple[str, ...] = ()
-    """Not if one of these facts of the follower is True."""
+    """It does not follow if one of these facts of its own is True."""
     on_a_shared_rank: bool = False
     """Only if both name the same rank."""
     whenever: bool = False

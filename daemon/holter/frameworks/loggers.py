@@ -49,7 +49,7 @@ TRACKERS = (
     LogFunction(*_MLFLOW, "log_metric", "mlflow", read=_metric),
     LogFunction(*_MLFLOW, "log_metrics", "mlflow", read=_metrics),
 )
-"""Those that any script may use; frameworks tell their own."""
+"""Trackers that any script may use; frameworks list their own."""
 
 
 class Loggers:

@@ -69,7 +69,7 @@ class Rank:
     """Its process is about to end for a reason of its own."""
     result: Literal["", "saved", "failed"] = ""
     why: str = ""
-    """Of a failure."""
+    """Why the save failed."""
     has_sidecar: bool = True
 
 

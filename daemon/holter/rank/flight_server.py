@@ -42,7 +42,7 @@ class FlightServer:
 
     def __init__(self) -> None:
         self.path = ""
-        """Of the socket; empty: nobody serves."""
+        """Path of the socket; empty: nobody serves."""
         self._pid = 0
         self._server: Any = None
 

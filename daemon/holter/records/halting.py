@@ -67,7 +67,7 @@ class Halting(msgspec.Struct, frozen=True, tag="halting", kw_only=True):
 
 
 class SaveFinished(msgspec.Struct, frozen=True, tag="kept", kw_only=True):
-    """The script, or its framework, finished a save of its own; the observation's step is the completed steps in it."""
+    """The script, or its framework, finished a save of its own; the observation's step is the completed steps in it. Journals call it `kept`."""
 
     path: str
     framework: str

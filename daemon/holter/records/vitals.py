@@ -147,7 +147,7 @@ class Swapped(msgspec.Struct, frozen=True, tag="swapped", kw_only=True):
 
 
 class ScriptWarning(msgspec.Struct, frozen=True, tag="warned", kw_only=True):
-    """A warning that Python or torch showed the script, of the few kinds that matter here."""
+    """A warning that Python or torch showed the script, of the few kinds that matter here. Journals call it `warned`."""
 
     text: str
     where: str

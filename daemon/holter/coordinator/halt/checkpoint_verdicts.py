@@ -109,7 +109,7 @@ class CheckpointVerdicts:
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
-        """Of this life of the run, oldest first."""
+        """The diagnoses of this life of the run, oldest first."""
         return list(self._diagnoses.values())
 
     def verdict_of(self, step: int, compared_until: int | None) -> verdicts.CheckpointJudgement:
@@ -225,7 +225,7 @@ def _rejudge(entry: _Entry, spoiled: Sequence[verdicts.Spoil], sight: Sight) -> 
 
 
 def _is_gone(path: Path) -> bool:
-    """Not there, although what was around it is: another host's disk says nothing."""
+    """Whether it is gone: not there, although its parent directory is. Another host's disk says nothing."""
     with contextlib.suppress(OSError):
         return not path.exists() and path.parent.is_dir()
     return False

@@ -73,7 +73,7 @@ class Outcome:
     is_halted: bool = True
     """The ranks were told to leave."""
     reason: str = ""
-    """Of the wish."""
+    """The reason of the wish."""
 
 
 @dataclass
@@ -167,7 +167,7 @@ class HaltDriver:
         self._wished_ns: dict[str, int] = {}
         self._tries: Counter[str] = Counter()
         self._outcomes: dict[str, Outcome] = {}
-        """By incident."""
+        """Incident -> what became of the halt that it asked for."""
         self._heard: list[protocol.Event] = []
         self._gone: frozenset[int] = frozenset()
         self._everyone: frozenset[int] = frozenset()

@@ -28,9 +28,9 @@ class HaltEnding:
     """Culprits."""
     incident: str | None
     last_healthy: Healthy | None
-    """From before."""
+    """The last healthy checkpoint from before the halt."""
     reason: str = ""
-    """Of the wish."""
+    """The reason of the wish."""
     unheard: tuple[int, ...] = ()
     """Savers that fell silent without being seen to end: they may still be saving."""
 

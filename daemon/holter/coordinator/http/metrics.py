@@ -19,7 +19,7 @@ LOOK_BACK = 64
 
 
 def job_figures(roster: Roster, assembly: Assembly) -> JobFigures:
-    """As of now."""
+    """The figures of the job as of now."""
     living = [member for member in roster.members.values() if member.state != "ended"]
     overheads = [one.numbers.overhead_ratio for one in living if one.numbers.overhead_ratio is not None]
     series, vitals = assembly.series(), assembly.newest_vitals()

@@ -46,7 +46,7 @@ class TargetsFile:
         self._serial, self._content, self._num_unchanged = -1, b"", 0
 
     def write(self, roster: Roster) -> None:
-        """If anything changed; now and then also if somebody took the file away."""
+        """Write the file if anything changed; now and then also if somebody removed it."""
         if roster.serial != self._serial:
             self._serial, self._num_unchanged = roster.serial, 0
             self._content = msgspec.json.encode(all_targets(roster, self._run_id, self._address))

@@ -53,7 +53,7 @@ class Timeline:
         return tuple(self._happenings)
 
     def note(self, kind: Kind, text: str, now_ns: int, severity: Severity = "info") -> None:
-        """Something that nobody would find by looking."""
+        """Add something that looking at the state would not show."""
         self._say(kind, severity, text, rfc3339(now_ns))
 
     def look_at_findings(self, findings: Iterable[Finding], now_ns: int) -> None:

@@ -184,7 +184,7 @@ class Announcer:
                 self._webhook.send(message)
 
     def write_targets(self) -> None:
-        """If ranks came or went."""
+        """Write the targets' file if ranks came or went."""
         if self._targets is not None:
             self._targets.write(self._run.roster)
 

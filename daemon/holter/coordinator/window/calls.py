@@ -25,16 +25,16 @@ MAX_BLOCKS = 48
 MAX_RANKS = 64
 """Of one digest, the lowest: more are not needed to look at what they called."""
 MAX_DIGESTS = 16
-"""Of one block."""
+"""The most digests kept of one block."""
 MAX_PARTED = 32
 """Blocks shown."""
 QUIET_NS = 120 * 10**9
 """A group that nobody spoke of for so long may be forgotten in favour of a new one."""
 MAX_COUNTED_GROUPS = 64
 MAX_COUNTED_STEPS = 512
-"""Of one group, the newest."""
+"""How many of the newest steps are kept of one group."""
 MAX_COUNTED_RANKS = 64
-"""Of those that agree."""
+"""How many of the ranks that agree are kept."""
 
 
 @dataclass

@@ -39,7 +39,7 @@ class NumberTally:
         self._num = 0
         self._num_nonfinite = 0
         self._total = 0
-        """Of the finite ones, in units of the smallest float."""
+        """Sum of the finite values, in units of the smallest float."""
         self._low, self._low_rank = math.inf, -1
         self._high, self._high_rank = -math.inf, -1
 

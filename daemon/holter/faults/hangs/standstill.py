@@ -26,7 +26,7 @@ UNINTERRUPTIBLE_S = 3.0
 ORDERED = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 """Phases that follow each other in every step."""
 BUSY_SHARE = 0.3
-"""Of one core: less is what threads that only wait need."""
+"""Share of one core; threads that only wait need less."""
 JITTER_NS = 100_000_000
 """The moment at which a rank last moved is told anew with each message, a little differently."""
 STALE_NS = 1_000_000_000
@@ -146,7 +146,7 @@ class Standstill:
     living: frozenset[int]
     ended: Mapping[int, RankExit]
     looks: Mapping[int, Look]
-    """Of the ranks that were looked at since."""
+    """Looks at the ranks that were examined since."""
 
     @property
     def now_ns(self) -> int:

@@ -70,7 +70,7 @@ class AccumulationScale:
     min_steps: int = 3
     """Steps of either number."""
     min_ratio: float = threshold(2.0, at_least=2)  # Below this a sum's noise and a mean's overlap.
-    """Of the numbers of micro-batches."""
+    """How many times as many micro-batches the larger steps must have."""
     min_constant_steps: int = 8
     """Steps before a constant number and an undivided loss are mentioned."""
 

@@ -91,7 +91,7 @@ def _finding(said: list[tuple[Note, Skipped]], place: int, ranks: tuple[int, ...
 
 
 def _first_of_run(said: list[tuple[Note, Skipped]], place: int) -> Note:
-    """Not every skip is said; the count falls where a step was taken."""
+    """The first step of a run of skips: not every skip is reported, and the count falls where a step was taken."""
     while place and said[place - 1][1].in_a_row and said[place - 1][1].in_a_row < said[place][1].in_a_row:
         place -= 1
     return said[place][0]

@@ -51,7 +51,7 @@ class StillWeights:
     max_changed_in_module: float = 0.2
     """A module below this share counts as still; still ones must hold most elements."""
     min_rate: float = 0.1
-    """Of the largest learning rate seen."""
+    """Share of the largest learning rate seen; below it few changed elements do not count."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)

@@ -49,7 +49,7 @@ class CodebookUsage:
     min_perplexity: float = 2.0
     """A smaller perplexity is a collapse, whatever the size."""
     min_perplexity_share: float = 0.02
-    """As is a perplexity under this share of the codebook's size."""
+    """A perplexity under this share of the codebook's size is a collapse too."""
     recovery: float = 1.2
     """What grows by this factor from the first half of the logs to the second is recovering."""
 

@@ -39,7 +39,7 @@ class ShareShift(NamedTuple):
     before: float
     now: float
     ratio_before: float
-    """To the middle one of its peers."""
+    """Its norm over the middle one of its peers."""
     ratio: float
 
 
@@ -50,9 +50,9 @@ class GradientBalance:
     name: ClassVar[str] = "gradient_balance"
 
     ratio: float = threshold(100.0, above=1)
-    """Between one module's norm and the middle one."""
+    """How many times the middle norm of its peers one module's norm must be, or the reverse."""
     growth: float = threshold(10.0, above=1)
-    """Of that ratio since the beginning."""
+    """How many times that ratio must have grown since the beginning."""
     min_checks: int = threshold(5, at_least=1)
     """Checks in a row until now, and at least twice as many before."""
     skip_checks: int = 2

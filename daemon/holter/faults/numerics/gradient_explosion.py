@@ -57,9 +57,9 @@ class GradientExplosion:
     """Steps before which nothing is judged."""
     deviations: float = 8.0
     factor: float = 10.0
-    """Times the median."""
+    """How many times its median the norm must be."""
     sure_factor: float = 100.0
-    """Times the median, where the loss does not suffer."""
+    """How many times its median the norm must be where the loss gets no worse."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)

@@ -41,7 +41,7 @@ class GradientVanishing:
     floor: float = 1e-8
     """A norm below this is too small for float32."""
     ratio: float = 1e-7
-    """Of a module's norm to its peers'."""
+    """Below this ratio of its norm to its peers' a module's gradient is too small."""
     min_checks: int = threshold(5, at_least=2)  # One check shows no trend.
     """Checks in a row until now."""
     max_growth: float = 1.5

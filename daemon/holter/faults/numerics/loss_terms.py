@@ -38,7 +38,7 @@ class LossTerms:
     name: ClassVar[str] = "loss_terms"
 
     ratio: float = 100.0
-    """Of one term to all the others together."""
+    """How many times all the others together one term must be."""
     min_logs: int = threshold(20, at_least=3)  # Thirds are compared.
     """Logs before anything is said."""
     min_zero_logs: int = 40

@@ -41,7 +41,7 @@ class BufferDivergence:
     min_comparisons: int = threshold(2, at_least=1)
     """At how many comparisons buffers must differ."""
     max_ranks_asked: int = 8
-    """Of how many ranks the table of fingerprints is asked."""
+    """How many ranks are asked for their table of fingerprints."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)

@@ -63,9 +63,9 @@ class ReplicaDivergence:
     patience_s: float = threshold(2.0, at_least=0)
     """How long to wait for ranks that have not reported the step, because they may make the majority, or their calls of it."""
     ranks_per_group: int = 2
-    """Of how many ranks with equal roots the table of fingerprints is asked."""
+    """How many ranks with equal roots are asked for their table of fingerprints."""
     max_ranks_asked: int = threshold(8, at_least=2)  # A comparison needs two.
-    """Of how many ranks in all."""
+    """How many ranks are asked in all."""
     implausible_ratio: float = 100.0
     """A norm so many times its peers' is the implausible side."""
     nearly_all: float = 0.9

@@ -126,7 +126,7 @@ class Vault:
         return [Sealed(path, found) for path, found in self._named() if found is not None]
 
     def damaged(self) -> list[Path]:
-        """Those that have a name, and no manifest that can be read."""
+        """Sealed checkpoints whose manifest cannot be read."""
         return [path for path, found in self._named() if found is None]
 
     def last_good(self) -> Sealed | None:
@@ -322,7 +322,7 @@ class ScriptSave(msgspec.Struct, frozen=True, kw_only=True):
     incident: str = ""
     """Where the fault in it is explained."""
     ranks: list[int] = []
-    """Those that said so."""
+    """Ranks that reported it."""
 
 
 class ScriptSaves(msgspec.Struct, frozen=True):

@@ -62,7 +62,7 @@ class Tree:
 
 
 class AgreementRounds:
-    """Of one rank: who has spoken in which round, and what was answered last."""
+    """One rank's view: who has spoken in which round, and what was answered last."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree

@@ -51,7 +51,7 @@ class _Clock:
     standing: tuple[Stand, float | None] = (Stand.TRAINING, None)
     until_s: float = NEVER
     asked_until_s: float = NEVER
-    """Of a SIGTERM that asked for a halt."""
+    """Until when a SIGTERM that asked for a halt waits for it to begin."""
     is_terminated: bool = False
     """A SIGTERM came: without our grant the process dies of it."""
 

@@ -64,7 +64,7 @@ class Signals(Protocol):
         """Live so long, though a SIGTERM came; 0: as long as it takes."""
 
     def die(self, number: int, /) -> None:
-        """Of this signal, now."""
+        """End the process by this signal, now."""
 
 
 @dataclass(frozen=True, kw_only=True)

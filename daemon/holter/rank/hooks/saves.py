@@ -21,7 +21,7 @@ from holter.rank.hooks.patches import LateImports
 from holter.records import Phase, SaveFinished
 
 MAX_DEPTH = 4
-"""Of what `torch.save` is given, to be counted."""
+"""How deep what `torch.save` is given is searched for tensors."""
 
 
 class SaveProbe:
