@@ -3,7 +3,7 @@
     rank        --Observation-->  detectors  --Finding-->  diagnosis  --Diagnosis-->  halting  --Directive-->  rank
 
 Records are frozen and know nothing of clocks, sockets or torch. Observations travel as msgpack and are kept so in the journal, so that a
-past run can be judged again. Diagnoses are public JSON, `INTERFACE.md`.
+past run can be judged again. Diagnoses are public JSON (`diagnosis.json`): fields are added, never changed.
 Steps count optimizer steps from 0: step 30 is the one that runs when 30 have been completed.
 """
 
