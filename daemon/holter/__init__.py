@@ -7,19 +7,19 @@ __all__ = ["HolterCallback", "__version__", "restore", "watch"]
 
 
 def watch(*args: Any, **kwargs: Any) -> Any:
-    """Attach to this process: `watch(accelerator)` gives it back, `watch(model, optimizer)` gives a Watch. Twice is once."""
+    """Attach to this process: `watch(accelerator)` gives it back, `watch(model, optimizer)` gives a Watch. A second call attaches nothing more."""
     from holter.frameworks import watch  # noqa: PLC0415  imports torch
 
     return watch.watch(*args, **kwargs)
 
 
 def restore(directory: Any, model: Any = None) -> int:
-    """Set this rank's random states as they were when the step began before which a run was halted; returns the completed steps.
+    """Set this rank's random states to what they were when the step began that a halt did not apply; returns the completed steps.
 
     `directory` is a checkpoint that holter kept (`<run>/checkpoints/30`, or its `state`), loaded already by the framework's own function;
-    `model` gets back the buffers that each rank has of its own. To be called last, with the data at the next step's batch: whatever
-    draws random numbers afterwards, an iterator of a DataLoader too, draws those of the halted run. Only where the halted step was the first
-    of its epoch has the run itself made that iterator afterwards: then before it.
+    `model` gets back the buffers that each rank has of its own. Call this last, when the next batch is that of the next step: whatever draws
+    random numbers afterwards, such as a new iterator of a DataLoader, draws those of the halted run. If the halted step was the first of its
+    epoch, the halted run made that iterator within the step: then call this before the iterator is made.
 
         state = {"model": …, "optim": …}
         torch.distributed.checkpoint.load(state, checkpoint_id=directory / "state")

@@ -1,4 +1,4 @@
-"""Every setting, in one place: environment, `holter.toml`, defaults, in this order of strength.
+"""Every setting, in one place. An option on the command line wins over the environment, that over `holter.toml`, that over the default.
 
 A field `overhead_budget` is `HOLTER_OVERHEAD_BUDGET` in the environment and `overhead_budget` in the file. Nothing else in holter reads
 the environment. A value that cannot be used is named as the user wrote it:
@@ -38,7 +38,7 @@ class Settings:
     overhead_budget: float = 0.01
     """Share of step time that holter may take in the rank; it reads fewer tensors, less often, to stay below."""
     overhead_floor_s: float = 0.0005
-    """Seconds of a step, in small multiples, that reading may take even where the budget is less, so that short steps are watched too."""
+    """Seconds (and small multiples of them) that reading may take of a step even where the budget allows less, so that short steps are watched too."""
     port: int = 0
     """Port of the coordinator; 0: a free one."""
     metrics_port: int = 0
@@ -68,7 +68,7 @@ class Settings:
     save_deadline_s: float = 300.0
     """How long a save may take in a halt; after that the run is halted without it."""
     snapshot_every: int = 0
-    """Steps between two copies of the training state in memory, to which a poisoned or torn run can go back; 0: none."""
+    """Steps between two copies of the training state in memory; a halt goes back to one where the live weights are poisoned or partly updated. 0: none."""
     snapshot_bytes: int = 0
     """How much of a host's memory such copies may take for each rank; 0: two copies, whatever their size."""
     resume: int = 0
@@ -159,9 +159,9 @@ def load(
 def usable(
     environ: Mapping[str, str] = os.environ, options: Mapping[str, Any] | None = None, directory: Path | None = None
 ) -> tuple[Settings, list[str]]:
-    """Settings without those that cannot be used, and a sentence on each of these.
+    """The settings that can be used, and a sentence on each one that cannot.
 
-    No run is halted by mistake: if the action cannot be used, or the file that may have set it, the action is notify.
+    No run is halted by mistake: if the action cannot be read, or the file that may set it, the action is notify.
     """
     origin: dict[str, str] = {}
     values: dict[str, Any] = {}

@@ -8,7 +8,7 @@
     │   ├── PartlySavedError  all else was written and can be verified
     │   └── RewindError  it is not known how the step to be saved began
     ├── FlightError      a dump of PyTorch's Flight Recorder cannot be read
-    ├── VaultError       a checkpoint cannot be begun, sealed or read; what was named before is intact
+    ├── VaultError       a checkpoint cannot be started, sealed or read; what was named before is intact
     └── PageError        a shared page cannot be made, or is not one of ours
         └── TornPageError  it is ours, but what it holds does not add up
 
@@ -49,7 +49,7 @@ class FlightError(HolterError, ValueError):
 
 
 class VaultError(HolterError):
-    """A checkpoint cannot be begun, sealed or read."""
+    """A checkpoint cannot be started, sealed or read."""
 
 
 class PageError(HolterError):

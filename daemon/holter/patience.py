@@ -122,7 +122,7 @@ UNEXPLAINED_S = 8.0
 KEEP_DYING_S = 4.0
 """A rank that is about to end is kept so long: a peer's death may explain it, and its state may be needed."""
 REFUSE_S = 10.0
-"""A halt that somebody asked for and that cannot be begun is refused after this."""
+"""A halt that somebody asked for and that cannot start is refused after this."""
 CALLED_OFF_S = 5.0
 """A halt that was called off is repeated so long to those who have not answered; then another may be tried."""
 ANSWER_S = 10.0

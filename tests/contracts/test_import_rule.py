@@ -76,7 +76,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def part(module: str) -> str:
-    """`holter.rank.hooks.step` belongs to `probes`; `holter` itself to `__init__`."""
+    """`holter.rank.hooks.step` belongs to `rank`; `holter` itself to `__init__`."""
     words = module.split(".")
     known = set().union(*LAYERS)
     return words[1] if len(words) > 1 and words[1] in known else "__init__"
@@ -102,6 +102,12 @@ def violations(root: Path) -> list[str]:
             if other != "__init__" and layer(other) <= layer(own):
                 found.append(f"{path.relative_to(root)} imports {module}")
     return found
+
+
+def test_the_architecture_page_shows_the_same_layers():
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    drawn = page.split("## Import rule")[1].split("```")[1].split("\n")[1:-1]
+    assert LAYERS == [set(line.split(" | ")) for line in drawn]
 
 
 def test_nothing_imports_upwards_or_sideways():

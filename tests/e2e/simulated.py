@@ -26,10 +26,10 @@ from holter.records import (
     Census,
     Exited,
     Farewell,
-    Kept,
     Nonfinite,
     Observation,
     Phase,
+    SaveFinished,
     StepCalls,
     StepDone,
     TensorEntry,
@@ -117,7 +117,7 @@ class Simulation:
             if rank % 128 == 0:
                 await asyncio.sleep(0)
         if self.step % 20 == 19:
-            kept = Kept(path=f"/checkpoints/step-{self.step + 1}", framework="accelerate", seconds=1.5)
+            kept = SaveFinished(path=f"/checkpoints/step-{self.step + 1}", framework="accelerate", seconds=1.5)
             self._say(0, self.step + 1, kept)
         if is_bad and self.fault == "death":
             self._say(self.victim, self.step, _exited(self.victim, self.step, number=9))

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from holter.halting import protocol, rank_protocol
 from holter.halting.protocol import Course, Gone, HaltState, Heard, Tell
-from holter.halting.rank_protocol import ENDS, Answered, Ask, Do, Rank, RankTold, Reached, Saved, Say, Stand
+from holter.halting.rank_protocol import ENDS, Answered, Ask, Do, OrderArrived, Rank, Reached, Saved, Say, Stand
 from holter.records import Order
 
 STEP = 1
@@ -226,7 +226,7 @@ class Explorer:
                 found = self._after(replace(place, offer=None), Answered(self.orders.items[what[1]]))
             else:
                 reached = STEP if place.is_past or place.rank.is_standing else STEP - 1
-                found = self._after(replace(place, down=place.down[1:]), RankTold(place.down[0], reached))
+                found = self._after(replace(place, down=place.down[1:]), OrderArrived(place.down[0], reached))
             after = self._told[key] = self.places.number(found)
         return _put(world, number, after)
 

@@ -62,7 +62,7 @@ def test_a_torn_state_is_not_saved_and_where_all_are_torn_a_snapshot_is() -> Non
     torn = but(ranks(30, 30, is_torn=True, snapshots=(20, 25)), 1, snapshots=(15, 20))
     plan = choose(HANG, torn, JOB, waited_s=0)
     assert HaltPlan(kind="rescue", step=30, savers=(0, 1), snapshot=20) == plan
-    assert 20 == plan.kept
+    assert 20 == plan.kept_step
 
 
 def test_ranks_that_stand_between_two_optimizers_go_back_to_a_snapshot_or_are_asked_to_say_why_not() -> None:

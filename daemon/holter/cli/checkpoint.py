@@ -1,4 +1,4 @@
-"""`holter checkpoint`: is this checkpoint whole, healthy, and whose step; and which ones a run has.
+"""`holter checkpoint`: whether a checkpoint is whole and healthy, and of which step; and which checkpoints a run has.
 
 verify DIR    reads back everything and compares it with what was sealed: DIR is checkpoints/<step>, its state/, or a checkpoint of your own
 list RUN      those that halts have kept, and those that the script saved itself, with the verdict on each
@@ -24,7 +24,7 @@ def add_parser(subparsers: Any) -> None:
     """Options of the command."""
     parser = subparsers.add_parser(
         "checkpoint",
-        help="is this checkpoint whole, healthy, and whose step",
+        help="verify a checkpoint, or list those of a run",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -53,7 +53,7 @@ def _verify(path: Path, *, is_json: bool) -> int:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
     finally:
         meter.end()
-    sys.stdout.write(json.dumps(_facts(found), indent=2) + "\n" if is_json else "\n".join(_told(found)) + "\n")
+    sys.stdout.write(json.dumps(_facts(found), indent=2) + "\n" if is_json else "\n".join(_exam_lines(found)) + "\n")
     return 0 if found.is_good else 1
 
 
@@ -70,7 +70,7 @@ def _sealed(directory: Path, meter: Meter) -> CheckpointExamination:
 
 
 def _own(path: Path, meter: Meter) -> CheckpointExamination:
-    """One that holter did not make."""
+    """Examine a checkpoint that holter did not make."""
     try:
         from holter.frameworks.saving import reading  # noqa: PLC0415 - brings torch
     except ImportError as error:
@@ -85,7 +85,7 @@ def _own(path: Path, meter: Meter) -> CheckpointExamination:
     return found
 
 
-def _told(found: CheckpointExamination) -> Iterator[str]:
+def _exam_lines(found: CheckpointExamination) -> Iterator[str]:
     manifest = found.manifest
     yield printable(f"{found.directory}: {'good' if found.is_good else 'not good'}")
     if manifest is not None:
@@ -131,7 +131,9 @@ def _list(args: argparse.Namespace) -> int:
             raise UsageError(f"no coordinator answers at {found.address}")
         run_dir = Path(str(state["run_dir"]))
     vault = Vault(run_dir)
-    entries = [_kept(one) for one in vault.all()] + [_watched(save) for save in store.read_script_saves(run_dir)]
+    entries = [_sealed_entry(one) for one in vault.all()] + [
+        _watched(save) for save in store.read_script_saves(run_dir)
+    ]
     entries += [_damaged(path) for path in vault.damaged()]
     entries.sort(key=lambda entry: (entry["step"], entry["saved_at"]))
     if args.json:
@@ -146,7 +148,7 @@ def _list(args: argparse.Namespace) -> int:
     return 0
 
 
-def _kept(one: Sealed) -> dict[str, Any]:
+def _sealed_entry(one: Sealed) -> dict[str, Any]:
     return {
         "step": one.manifest.step,
         "verdict": one.verdict,

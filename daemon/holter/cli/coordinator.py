@@ -40,10 +40,10 @@ def add_parser(subparsers: Any) -> None:
         help="the most that may be done (default: HOLTER_ACTION, else halt)",
     )
     parser.add_argument(
-        "--save-deadline-s", type=float, default=300.0, help="so long a save may take in a halt (default: %(default)s)"
+        "--save-deadline-s", type=float, default=300.0, help="how long a save may take in a halt (default: %(default)s)"
     )
     parser.add_argument(
-        "--idle-s", type=float, default=30.0, help="end when no sidecar was connected so long (default: %(default)s)"
+        "--idle-s", type=float, default=30.0, help="end after so many seconds without a sidecar (default: %(default)s)"
     )
     parser.add_argument(
         "--webhook", help="address to tell of incidents (default: HOLTER_WEBHOOK, or the settings file)"
@@ -51,7 +51,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--webhook-token-file", help="file with the webhook's secret (default: likewise)")
     parser.add_argument("--runbooks", help="where the pages that messages lead to are served (default: likewise)")
     parser.add_argument("--targets-dir", help="directory for a file with Prometheus' targets (default: likewise)")
-    parser.add_argument("--first-s", type=float, default=120.0, help="end when none came at all (default: %(default)s)")
+    parser.add_argument(
+        "--first-s", type=float, default=120.0, help="end if no sidecar has come by then (default: %(default)s)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,7 +117,7 @@ def _token(source: str) -> str:
 
 
 def _settings(args: argparse.Namespace) -> Settings:
-    """Inside a job wrong settings are no reason to stop; rank 0 has said so already, as far as it is its settings that are wrong."""
+    """Inside a job wrong settings are no reason to stop; if they are rank 0's own, rank 0 has complained already."""
     options = {name: getattr(args, name) for name in ("webhook", "webhook_token_file", "runbooks", "targets_dir")}
     if args.fd < 0:
         return load(options=options)

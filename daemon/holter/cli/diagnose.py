@@ -1,6 +1,6 @@
 """`holter diagnose`: what a job that never ran holter left behind, judged as if it had: Flight Recorder dumps, a file a rank.
 
-A dump holds the collectives that a rank called last. Give the dumps of all ranks that are to be had, made when the job hung. Exit code 0:
+A dump holds the collectives that a rank called last. Give the dumps of as many ranks as you have, made when the job hung. Exit code 0:
 nothing found; 1: something is wrong; 2: wrong use, or nothing found and some dumps could not be used.
 """
 
@@ -26,7 +26,7 @@ from holter.offline.dumps import Dumps
 from holter.records import Diagnosis
 
 LONG_AFTER_NS = 60 * 10**9
-"""The last look is as of a moment by which every answer that can come has come."""
+"""The last judgement is made as of this much later, when every answer that can come has come."""
 MAX_JUDGEMENTS = 6
 """A detector may want a rank examined more than once: the dump is all there is, each time."""
 A_DAY_S = 86_400.0

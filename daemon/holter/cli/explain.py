@@ -17,7 +17,7 @@ def add_parser(subparsers: Any) -> None:
         "name",
         nargs="?",
         metavar="NAME",
-        help="a detector, a cause or an alert, as a pager calls it too; without it, all names",
+        help="a detector, a cause, or an alert by the name that a pager shows; without it, all names",
     )
     parser.add_argument("--json", action="store_true", help="print facts as JSON")
 

@@ -1,4 +1,4 @@
-"""`holter halt RUN`: stop a run at an agreed step, with a checkpoint that is verified, and wait until it is.
+"""`holter halt RUN`: stop a run at an agreed step with a verified checkpoint, and wait until that is done.
 
 The token is the one in the run directory, or HOLTER_TOKEN or HOLTER_TOKEN_FILE where RUN is an address.
 """
@@ -27,8 +27,10 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory or address (default: the newest run)")
     parser.add_argument("--reason", default="", help="why, for the log, the report and halt.json")
-    parser.add_argument("--no-wait", action="store_true", help="return when it is asked for")
-    parser.add_argument("--wait-s", type=float, default=900.0, help="wait so long at most (default: %(default)s)")
+    parser.add_argument("--no-wait", action="store_true", help="return as soon as the halt is requested")
+    parser.add_argument(
+        "--wait-s", type=float, default=900.0, help="how many seconds to wait at most (default: %(default)s)"
+    )
     parser.add_argument("--json", action="store_true", help="what became of it")
 
 
@@ -42,10 +44,10 @@ def run(args: argparse.Namespace) -> int:
     asked = {"reason": args.reason or "no reason given", "by": who}
     code, answer = found.post("/api/v1/halt", asked, _token(found))
     if code != http.client.ACCEPTED:
-        return _told(args, REFUSED, {"outcome": "refused", "text": str(answer.get("error", code))})
+        return _print(args, REFUSED, {"outcome": "refused", "text": str(answer.get("error", code))})
     if args.no_wait:
-        return _told(args, 0, {"outcome": "asked", "text": "asked for; `holter status` shows how it goes"})
-    return _told(args, *_wait(found, args.wait_s, is_quiet=args.json))
+        return _print(args, 0, {"outcome": "asked", "text": "asked for; `holter status` shows how it goes"})
+    return _print(args, *_wait(found, args.wait_s, is_quiet=args.json))
 
 
 def _wait(found: RunReader, wait_s: float, *, is_quiet: bool) -> tuple[int, dict[str, Any]]:
@@ -79,7 +81,7 @@ def _from_files(found: RunReader, last: dict[str, Any]) -> tuple[int, dict[str, 
     return REFUSED, {"outcome": "ended", "text": "the run ended before it was halted"}
 
 
-def _told(args: argparse.Namespace, code: int, facts: dict[str, Any]) -> int:
+def _print(args: argparse.Namespace, code: int, facts: dict[str, Any]) -> int:
     sys.stdout.write(json.dumps(facts, indent=2) + "\n" if args.json else f"{facts['text']}\n")
     return code
 

@@ -1,7 +1,7 @@
-"""`holter launch [options] -- accelerate launch … train.py …`: the same command, watched, whose end and restarts obey a halt.
+"""`holter launch [options] -- accelerate launch … train.py …`: the same command, watched; its exit code and restarts obey a halt.
 
 A launcher turns every failure of a rank into its own exit code and starts the ranks again while it may. Here the halt has the last word: 93 is
-passed on, a launcher that starts the job again all the same is ended, and a run that stands halted is not begun without --resume.
+passed on, a launcher that starts the job again all the same is ended, and a run that was halted is not started without --resume.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from holter.records import EXIT_CODE
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 LOOK_S = 0.2
 GRACE_S = 20.0
-"""For the launcher to end by itself after the halt, and again after it was asked to."""
+"""How long the launcher may take to end by itself after the halt, and again after it was asked to."""
 NOT_FOUND = 127
 
 
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def supervise(command: list[str], run_dir: Path, variables: Mapping[str, str]) -> int:
-    """Run it to its end, with these variables too; whether it was halted is what its run directory says."""
+    """Run the command to its end, with these variables too; its run directory says whether it was halted."""
     if halt := halt_record.read(run_dir):
         # Told to resume: it is lifted here, and no rank is told to, so that whatever stands later is a new one.
         halt_record.lift(run_dir)
@@ -104,7 +104,7 @@ class _Forward:
         self._early: list[int] = []
 
     def to(self, child: "subprocess.Popen[bytes]") -> None:
-        """From now on; and those that came before it was there."""
+        """Pass signals on to this process, and those that came before it was there."""
         self._child = child
         for number in self._early:
             child.send_signal(number)

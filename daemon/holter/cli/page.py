@@ -1,4 +1,4 @@
-"""`holter page`: the page of a run that is over, served from its directory until Ctrl-C. Of one that lives, its coordinator's own."""
+"""`holter page`: the page of a run that is over, served from its directory until Ctrl-C. A run that still lives is shown by its coordinator."""
 
 import argparse
 import asyncio

@@ -16,9 +16,9 @@ from holter.records import Diagnosis
 
 RUNS = Path("holter-runs")
 DEADLINE_S = 3.0
-"""For a coordinator to answer."""
+"""How long a coordinator may take to answer."""
 POST_DEADLINE_S = 10.0
-"""For it to take a request."""
+"""How long it may take to accept a request."""
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from holter import clock
 
 T = TypeVar("T")
 QUIET_S = 1.0
-"""What takes longer says how far it is."""
+"""Work that takes longer shows its progress."""
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
 Progress = Callable[[int, int], None]
 """Told how many bytes are done, of how many."""
@@ -24,7 +24,7 @@ def size_text(num_bytes: float) -> str:
 
 
 class Meter:
-    """Progress on standard error, of work that takes long enough to be wondered about."""
+    """Shows on standard error how far a long piece of work is."""
 
     PATIENCE_S, INTERVAL_S = 2.0, 0.5
 
@@ -73,7 +73,7 @@ def printable(text: str) -> str:
 
 
 def with_progress(entries: Iterator[T]) -> Iterator[T]:
-    """The same, and standard error says how far it is if it takes long."""
+    """The same items; standard error shows the progress if it takes long."""
     began_s = told_s = clock.monotonic_s()
     number = 0
     for number, entry in enumerate(entries, start=1):

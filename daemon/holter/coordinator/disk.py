@@ -11,7 +11,7 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 4096
-"""Writes that may wait; more are dropped and counted: the disk hangs."""
+"""How many writes may wait; more are dropped and counted, because the disk hangs."""
 
 
 class Disk:

@@ -95,7 +95,7 @@ class Introductions:
 
 
 def read_access(run_dir: Path) -> Access | None:
-    """Who watches this run now, as far as can be read."""
+    """How to reach the coordinator that watches this run now, as far as can be read."""
     try:
         return msgspec.json.decode((run_dir / "coordinator.json").read_bytes(), type=Access)
     except (OSError, msgspec.MsgspecError):

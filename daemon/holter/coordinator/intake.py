@@ -50,7 +50,7 @@ EXAM_PATIENCE_NS = 6 * 10**9
 ASKED_NS = 600 * 10**9
 """How long it is remembered that an examination was asked for: by then it was answered, or noted as missing."""
 LONGEST_S = 1e9
-"""No wait of a rank is longer."""
+"""A rank cannot have waited longer than this."""
 URGENT_SKIPS = 16
 """A loss scaler that skipped so many steps in a row is judged at once."""
 
@@ -65,7 +65,7 @@ class Intake:
         self.journal = Journal(settings.run_dir / "journal", journal_bytes)
         self.introductions = Introductions(settings.run_id, settings.world_size, clock.wall_ns(), settings.address)
         self.strangers = 0
-        """Observations that spoke for another rank than their sender's, or that cannot be true."""
+        """How many observations spoke for another rank than their sender's, or cannot be true."""
         self.mesh: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
         """Description of process groups -> the ranks of each."""
         self._settings, self._disk, self._checkpoints, self._halts = settings, disk, checkpoints, halts
@@ -216,7 +216,7 @@ class Intake:
             self._note(Observation(rank=rank, step=-1, at_ns=now_ns, body=Link(state=member.link)), now_ns)
 
     def _is_to_ask(self, key: ExamKey, now_ns: int) -> bool:
-        """Once; a sidecar that does not answer in time, or is not there, is noted."""
+        """Whether to ask for it now: once each. A sidecar that does not answer in time, or is not there, is noted."""
         asked_ns = self._asked.setdefault(key, now_ns)
         member = self.roster.members.get(key.rank)
         is_there = member is not None and member.line.is_live
@@ -232,7 +232,7 @@ class Intake:
 
 
 def is_answer(key: TableKey, observation: Observation) -> bool:
-    """Is this the table that was asked for, and does it add up."""
+    """Whether this is the table that was asked for, and is consistent."""
     table = observation.body
     return (
         isinstance(table, Table)
@@ -243,7 +243,7 @@ def is_answer(key: TableKey, observation: Observation) -> bool:
 
 
 def is_sound(body: Body) -> bool:
-    """Are the times in it such that they can be reckoned with."""
+    """Whether the times in it can be computed with."""
     match body:
         case Overdue() as overdue:
             return _are_times(overdue.waited_s, overdue.deadline_s)
@@ -259,7 +259,7 @@ def _are_times(*seconds: float) -> bool:
 
 
 def is_urgent(observation: Observation) -> bool:
-    """Can judging not wait for its turn."""
+    """Whether it must be judged at once."""
     match observation.body:
         case StepDone() as done:
             return bool(done.nonfinite)

@@ -44,7 +44,7 @@ class DetectorRunner:
         return [finding for detector in self.detectors for finding in self._judge(detector, window)]
 
     def guard(self, name: str, call: Callable[[], T]) -> T | None:
-        """What the call gives; None when it fails, and then that is counted under its name, shown, and logged once."""
+        """The result of the call; None when it fails: the failure is counted under this name, shown, and logged once."""
         began_s = self.stopwatch_s()
         try:
             found = call()
@@ -72,7 +72,7 @@ class Judgement:
 
     findings: list[Finding]
     tables: tuple[TableKey, ...]
-    """To fetch before some of it can be explained."""
+    """Tables to fetch before some findings can be explained."""
     exams: tuple[ExamKey, ...]
     """Examinations of ranks, likewise."""
     diagnoses: tuple[Diagnosis, ...]
@@ -87,7 +87,7 @@ class Judge:
         self.tracker = tracker
         self.runner = DetectorRunner(detectors, clock.monotonic_s)
         self.findings: list[Finding] = []
-        """Of the last judgement."""
+        """The findings of the last judgement."""
         self._told: set[tuple[str, str]] = set()
 
     def judge(self, now_ns: int, *, is_final: bool = False, passed: Collection[str] = ()) -> Judgement:
@@ -104,7 +104,7 @@ class Judge:
         return Judgement(findings, tables, exams, tuple(diagnoses))
 
     def news(self, diagnoses: Iterable[Diagnosis]) -> tuple[Diagnosis, ...]:
-        """Those that nobody was told of: each incident once for each leading cause, however much better it is explained later."""
+        """The diagnoses that nobody was told of: each incident once for each leading cause, however often it is explained better."""
         found = []
         for diagnosis in diagnoses:
             key = (diagnosis.id, cause_of(diagnosis))
@@ -135,6 +135,6 @@ def _is_open(key: TableKey | ExamKey, window: Window) -> bool:
 
 
 def _collect(settled: Iterator[Diagnosis], found: list[Diagnosis]) -> None:
-    """One by one: what was explained before a failure stays."""
+    """Take the diagnoses one by one: those that were explained before a failure stay."""
     for diagnosis in settled:
         found.append(diagnosis)  # noqa: PERF402 - a list would be lost with the failure

@@ -23,7 +23,7 @@ State = Literal["connected", "gone", "silent", "ended"]
 SILENT_NS = 5 * 10**9
 """A sidecar speaks once a second: one that says nothing for so long is lost, or the way to it is."""
 ABSENT_NS = 120 * 10**9
-"""A rank whose sidecar has not come so long after the first one is missed: hosts load libraries and models at their own pace."""
+"""A rank counts as missing if its sidecar has not come so long after the first one: hosts load libraries and models at their own pace."""
 KEPT_SNAPSHOTS = 2
 LOOK_NS = 10**9
 """Between two looks at most so much counts; all ranks are passed over no more often than this."""
@@ -34,7 +34,7 @@ class LineState:
     """The connection of a rank's sidecar."""
 
     connection: int
-    """Number of the newest one; an older one that ends says nothing."""
+    """Number of the newest connection; the end of an older one means nothing."""
     is_connected: bool = True
     has_hung_up: bool = False
     """It was closed from the other side."""
@@ -45,7 +45,7 @@ class LineState:
 
     @property
     def is_live(self) -> bool:
-        """Who is at the other end can be asked."""
+        """Whether the sidecar at the other end can be asked."""
         return self.is_connected and not self.is_silent
 
 
@@ -104,7 +104,7 @@ class Member:
 
     @property
     def state(self) -> State:
-        """Of the sidecar: an exited rank's sidecar is not lost, it has nothing more to do."""
+        """State of the sidecar: an exited rank's sidecar is not lost, it has nothing more to do."""
         if self.line.has_said_goodbye or (self.exited is not None and not self.line.is_connected):
             return "ended"
         if self.line.is_silent:
@@ -113,7 +113,7 @@ class Member:
 
     @property
     def link(self) -> Literal["connected", "closed", "silent"]:
-        """Of the line; one that we gave up ourselves is not closed: it may be found again, or fall silent."""
+        """State of the line; a line that we gave up ourselves is not closed: the sidecar may come back, or fall silent."""
         if self.line.is_silent:
             return "silent"
         return "closed" if not self.line.is_connected and self.line.has_hung_up else "connected"
@@ -130,7 +130,7 @@ class Roster:
         self.serial = 0
         """Changes with whoever comes or goes."""
         self.duplicates = 0
-        """Times that a rank came from a second process while the first still lived."""
+        """How often a rank connected from a second process while the first still lived."""
         self._dropped_before = 0
         """Observations lost by processes whose place another has taken."""
         self._first_at_ns: int | None = None
@@ -241,12 +241,12 @@ class Roster:
 
     @property
     def num_connected(self) -> int:
-        """Sidecars on the line, those that said Goodbye and are being heard out too."""
+        """Connected sidecars, also those that said Goodbye and still have something to send."""
         return sum(member.line.is_connected for member in self.members.values())
 
     @property
     def has_everyone_ended(self) -> bool:
-        """Every rank that came has ended; some sidecars may still be on the line to hear what is made of it."""
+        """Every rank that came has ended; some sidecars may still be connected to hear the verdict."""
         return bool(self.members) and all(member.state == "ended" for member in self.members.values())
 
     @property

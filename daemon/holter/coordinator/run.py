@@ -38,7 +38,7 @@ class FollowUp:
     """What is to be done after a judgement."""
 
     tables: tuple[TableKey, ...] = ()
-    """To fetch before some of it can be explained."""
+    """Tables to fetch before some findings can be explained."""
     exams: tuple[ExamKey, ...] = ()
     """Ranks to examine, likewise; each is asked once."""
     fresh: tuple[Diagnosis, ...] = ()
@@ -104,10 +104,10 @@ class Run:
         """What a halt's checkpoint is sealed with."""
         attempt = self.halts.attempt
         assert attempt is not None
-        verdict = self.checkpoints.verdict_of(attempt.plan.kept, self._compared_until())
+        verdict = self.checkpoints.verdict_of(attempt.plan.kept_step, self._compared_until())
         about = Circumstances(
             run_id=self.settings.run_id,
-            step=order.base_step + attempt.plan.kept,
+            step=order.base_step + attempt.plan.kept_step,
             world_size=self.roster.world_size,
             savers=order.savers,
             lost=order.lost,

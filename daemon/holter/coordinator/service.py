@@ -49,7 +49,7 @@ MAX_FETCH_ROUNDS = 4
 """A detector may ask for more after it has seen what it asked for; then the next judgement goes on."""
 
 OPEN_DEADLINE_S = 5.0
-"""For a directory to be made; ranks stand and wait for it."""
+"""How long making a directory may take; ranks stand and wait for it."""
 
 LINGER_LOOK_S = 0.5
 
@@ -91,7 +91,7 @@ class ServiceSettings:
     judge_interval_s: float = 0.25
     """The longest time between two judgements; what is urgent is judged at once."""
     urgent_interval_s: float = 0.05
-    """The shortest: ranks that all report NaN at every step must not leave time for nothing else."""
+    """The shortest time between two: ranks that all report NaN at every step must leave time for other work."""
     fetch_deadline_s: float = 2.0
     """How long sidecars may take to send a table."""
     flush_interval_s: float = 1.0
@@ -161,7 +161,7 @@ class Coordinator:
             self.watched.judging.runner.guard("the page", self._pages.page_state.look)
             self._flush()
             reason = self._end_reason()
-            # Judging a job of many ranks takes long; at least half of the time is for hearing them.
+            # Judging a job of many ranks takes long; at least half of the time is for receiving their reports.
             await asyncio.sleep(min(max(self._settings.urgent_interval_s, judging_s), MAX_PAUSE_S))
         logger.info("ending: %s", reason)
         await self._judge(is_final=True)
@@ -195,7 +195,7 @@ class Coordinator:
             await self._carry_out(act)
 
     async def _carry_out(self, act: Act) -> None:
-        """What a halt asks for; a disk may take its time, and the ranks are heard meanwhile."""
+        """Do what a halt asks for; a disk may take its time, and reports are received meanwhile."""
         if isinstance(act, Tell):
             await self._listener.order(act.order, act.ranks)
             return
@@ -234,7 +234,7 @@ class Coordinator:
         self._wake.set()
 
     async def _hold(self) -> None:
-        """Until the last judgement is made, but no longer than a sidecar should have to wait."""
+        """Keep a sidecar that said Goodbye until the last judgement is made, but no longer than `hold_s` or than a halt needs it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.limits.hold_s):
                 await self._is_over.wait()

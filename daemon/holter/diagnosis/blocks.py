@@ -1,6 +1,6 @@
 """Evidence that is read in columns: stacks and last collectives, as blocks of fixed width.
 
-What stands in them was said by ranks: no line of it moves a cursor, ends its fence or becomes a tag. Pure.
+Ranks wrote what is in them: no line may move a cursor, end its fence or become a tag. Pure.
 """
 
 import html
@@ -76,7 +76,7 @@ def _made(caption: str, values: Mapping[str, object], key: str) -> Block | None:
 
 
 def _columns(said: object) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Those that can be read; another version may have written them otherwise."""
+    """The columns that can be read; another version may have written them differently."""
     for one in said if isinstance(said, (list, tuple)) else ():
         if isinstance(one, dict) and isinstance(one.get("frames"), (list, tuple)):
             title = " ".join(
@@ -86,7 +86,7 @@ def _columns(said: object) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _side_by_side(block: Block) -> str:
-    """What all have in common stands back."""
+    """Columns side by side; lines that all have in common are drawn faint."""
     stacks = [lines for _, lines in block.columns]
     num_common = next(
         (place for place, frames in enumerate(zip(*stacks, strict=False)) if len(set(frames)) > 1),

@@ -23,7 +23,7 @@ from holter.faults.window import Window
 from holter.records import Finding
 
 HOLD_NS = 60 * 10**9
-"""So long nothing of an incident must have been found."""
+"""An incident closes only after nothing of it was found for so long."""
 _PLACE = {name: place for place, name in enumerate(DETECTORS)}
 
 
@@ -162,7 +162,7 @@ def can_pass(incident: Incident) -> bool:
 
 
 def stands(incident: Incident, findings: Iterable[Finding]) -> bool:
-    """Whether anything of it is found now, be it only suspected."""
+    """Whether any of its findings stands now, even as a suspicion."""
     followers = {one.detector for one in incident.consequences}
     return any(
         one.detector in followers

@@ -18,7 +18,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 14, 26, 34
 NUM_TICKS = 5
 BARS, GAP = "▁▂▃▄▅▆▇█", "!"
 SIDES = ("lowest rank", "highest rank")
-"""Lines that stand back behind the first."""
+"""Names of the lines that are drawn fainter than the first."""
 
 STYLE = """
 :root { --mark: #cf222e; --s0: #0969da; --s1: #bc4c00; --s2: #1b7c83; --s3: #1a7f37; --s4: #9a6700; --s5: #8250df; --s6: #bf3989; --s7: #57606a; }

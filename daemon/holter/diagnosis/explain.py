@@ -58,7 +58,7 @@ def _consequence(finding: Finding) -> Evidence:
 
 
 def _in_doubt(causes: tuple[Cause, ...], strikes: int) -> tuple[Cause, ...]:
-    """The alternatives first: this cause was named, presumably mended, and came back."""
+    """Put the alternatives first: this cause was named, presumably mended, and came back."""
     first, *others = causes
     if others:
         text = f"{first.cause} was diagnosed {strikes} times and came back: the assumption may be wrong, so the alternatives are put first"

@@ -1,10 +1,10 @@
-"""What it looked like: the series that belong to a finding, as evidence that a report can draw. Pure.
+"""The series that belong to a finding, as evidence that a report can draw. Pure.
 
     {"title": "loss", "log": False, "mark": 40, "lines": [{"name": "mean of 2 ranks", "steps": [..], "values": [1.4, .., None]}]}
     {"title": "exponents of the gradients", "mark": 40, "bars": [{"label": "2^-24", "value": 12}, ..]}
 
 None stands where a value was not finite. A line has at most 200 points: of every stretch the lowest, the highest and what is not
-finite stay. Plots are no proof: they are shown, not argued with.
+finite stay. A plot illustrates; no cause rests on it.
 """
 
 import math
@@ -27,7 +27,7 @@ Line = tuple[str, list[Point]]
 
 EXPONENTS_OF_BUCKET, LOWEST_EXPONENT = 8, -127
 EDGES = {"float16": ((-24, "float16: smaller is 0"), (16, "float16: larger is Inf"))}
-"""Of a dtype narrower in range than float32: exponents at which it ends."""
+"""Dtypes with a smaller range than float32 -> the exponents at which the range ends."""
 
 
 def plots(window: Window, finding: Finding) -> tuple[Evidence, ...]:
@@ -118,7 +118,7 @@ def _lags(window: Window, finding: Finding) -> Iterator[Line]:
 
 
 def _points(said: Iterable[tuple[int, Spread]], of: Callable[[Spread], float]) -> list[Point]:
-    """Not finite on one rank is not finite."""
+    """The points of a line; a step that was not finite on one rank is not finite."""
     return [(step, None if spread.num_nonfinite else _finite(of(spread))) for step, spread in said]
 
 
@@ -202,7 +202,7 @@ def _occupancy(window: Window, finding: Finding) -> Evidence | None:
 
 
 def _oldest(mark: int) -> int:
-    """What ended before this says nothing about the marked step."""
+    """A series that ended before this step says nothing about the marked one."""
     return mark // 2
 
 

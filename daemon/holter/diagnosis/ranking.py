@@ -16,7 +16,7 @@ from holter.records import Basis, Cause, Evidence, Finding
 CAPS: dict[Basis, float] = {"observation": 0.95, "documented": 0.85, "inference": 0.70}
 """No confidence exceeds what its basis allows."""
 NEGLIGIBLE = 0.20
-"""An alternative below this is not worth a reader's time; a leading cause is named however unsure."""
+"""Alternatives below this are left out; the leading cause is named however unsure it is."""
 SURE = 0.70
 """Below this a diagnosis says which evidence is missing."""
 

@@ -1,4 +1,4 @@
-"""What others scrape or are told: the last state, rendered on request, and incidents as alerts."""
+"""What others scrape or receive: the last state, rendered on request, and incidents as alerts."""
 
 from holter.exporters.alert_text import incident_info
 from holter.exporters.prometheus import expose, families

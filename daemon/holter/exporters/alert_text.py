@@ -50,7 +50,7 @@ def describe(info: IncidentInfo, run_id: str) -> str:
 
 
 def clipped(name: str) -> str:
-    """A long name's end: that is where siblings differ."""
+    """The end of a long name: siblings differ there."""
     return name if len(name) <= MAX_NAME else "…" + name[1 - MAX_NAME :]
 
 

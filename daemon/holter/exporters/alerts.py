@@ -24,7 +24,7 @@ from holter.exporters.watcher_rules import WatcherRule
 from holter.faults.cause import CauseEntry
 
 LIVES = "holter_job_ranks"
-"""A coordinator that is scraped always has it."""
+"""Every coordinator that is scraped has this series."""
 KEPT = "15m"
 """How long an alert stays after its coordinator fell silent: a coordinator that ends has not mended the run."""
 RUNBOOKS = "https://holter.example/runbooks"

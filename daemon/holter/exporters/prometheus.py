@@ -1,7 +1,7 @@
 """Snapshots -> Prometheus metric families. A scrape touches no rank, no driver and no lock: it renders the last state.
 
-Names, help and labels are in `catalogue`. A rank that is not in the list has no series: one that exited disappears instead of standing
-still. Of a rank whose sidecar is gone only that fact is shown.
+Names, help and labels are in `catalogue`. A rank that is not in the list has no series: a rank that exited disappears, so that its last
+values do not stay. Of a rank whose sidecar is gone only that fact is shown.
 """
 
 import heapq

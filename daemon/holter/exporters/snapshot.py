@@ -44,7 +44,7 @@ class RankSnapshot:
     loss: float | None = None
     gradient_norm: float | None = None
     lag_s: float | None = None
-    """How far behind the median of the others it was at the collectives of the last compared step; 0 unless it was among the latest."""
+    """How far it was behind the median of the others at the collectives of the last compared step; 0 unless it was among the latest ranks."""
     overhead_ratio: float | None = None
     nonfinite: Mapping[Where, int] = field(default_factory=dict)
     """Tensors that held NaN or Inf so far, by where they were met."""
@@ -59,7 +59,7 @@ class RankSnapshot:
 
 @dataclass(frozen=True)
 class IncidentInfo:
-    """An open incident in words that fit into labels; a field is empty if nothing of its kind is to blame."""
+    """An open incident in words that fit into labels; a field is empty where there is nothing to name."""
 
     incident: str
     cause: str
@@ -100,7 +100,7 @@ class JobFigures:
     last_progress_s: float | None = None
     """When any living rank last moved, seconds since the epoch."""
     lag_s: float | None = None
-    """Of the latest rank, at the last step that was compared."""
+    """Lag of the latest rank, at the last step that was compared."""
     dropped: int = 0
     overhead_ratio: float | None = None
     """On the living rank where holter takes most."""

@@ -85,7 +85,7 @@ ALL: tuple[WatcherRule, ...] = (
         happened="No rank has moved for half an hour, and no critical incident says why.",
         says="no rank has moved for {{ $value | humanizeDuration }}, and holter has found nothing that explains it: it may be blind.",
         why="A hang that holter does not recognise costs as much as one that it does.",
-        quiet="A critical incident was opened when the ranks stopped, or since: then that is the news. Saves and evaluations of more than half an hour that report no step are met by a silence in Alertmanager.",
+        quiet="A critical incident was opened when the ranks stopped, or since: then that is the news. For saves and evaluations that take more than half an hour and report no step, set a silence in Alertmanager.",
         do="`holter status RUN`: which phase are the ranks in? `py-spy dump --native --pid PID` on a rank shows what it waits for. If the job only works long (evaluation, a first compile), silence this alert for the run; if it hangs, keep the run directory: its journal shows what holter missed.",
     ),
     WatcherRule(
@@ -97,7 +97,7 @@ ALL: tuple[WatcherRule, ...] = (
         says="{{ $value }} things cannot be seen; `blind` in /api/v1/status names them.",
         why="What cannot be seen must not be taken for healthy.",
         quiet="What could not be seen for less than ten minutes.",
-        do="`holter status RUN --json` and read `blind`: lost sidecars, detectors that fail, probes that a rank switched off to protect itself. Each sentence says what is missing.",
+        do="`holter status RUN --json` and read `blind`: lost sidecars, detectors that fail, hooks that a rank switched off to protect itself. Each sentence says what is missing.",
     ),
     WatcherRule(
         name="incidents_not_listed",
@@ -115,9 +115,9 @@ ALL: tuple[WatcherRule, ...] = (
         expr=f"({_sent('dropped')} > 0) or ({_sent('failed')} > 0 unless on (run_id) {_sent('delivered')} > 0)",
         severity="warning",
         happened="Messages to the webhook are not delivered.",
-        says="incidents could not be told to the webhook of `HOLTER_WEBHOOK`.",
-        why="Where a pager hangs on the webhook alone, nobody is woken.",
-        quiet="An attempt that failed and was made up for by a later one.",
+        says="messages about incidents could not be delivered to `HOLTER_WEBHOOK`.",
+        why="Where the webhook is the only way to the pager, nobody is woken.",
+        quiet="An attempt that failed, if a later one succeeded.",
         do="`warnings` in /api/v1/status has the last error. Check address, token file (`HOLTER_WEBHOOK_TOKEN_FILE`), and the way out of the cluster from rank 0's host.",
     ),
     WatcherRule(

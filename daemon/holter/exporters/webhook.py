@@ -33,7 +33,7 @@ class Deliveries:
     counts: dict[str, int] = field(default_factory=dict)
     """`delivered`; `failed`: attempts, each tried again; `dropped`: given up, or no room."""
     failure: str = ""
-    """Of the last attempt; empty when it succeeded."""
+    """Why the last attempt failed; empty when it succeeded."""
 
     def count(self, outcome: str, failure: str = "") -> None:
         """One message more."""
@@ -50,14 +50,14 @@ class Deliveries:
 
 
 @dataclass(frozen=True)
-class _ToldAlert:
-    """An alert as it was last told."""
+class _IncidentAlert:
+    """An incident as the alert that is sent for it."""
 
     labels: Mapping[str, str]
     diagnosis: Diagnosis
 
-    def is_of(self, other: "_ToldAlert") -> bool:
-        """The same alert, laid to the same ranks."""
+    def is_of(self, other: "_IncidentAlert") -> bool:
+        """Whether it is the same alert, about the same ranks."""
         return self.labels == other.labels and self.ranks == other.ranks
 
     @property
@@ -67,28 +67,28 @@ class _ToldAlert:
 
 
 class Pager:
-    """Remembers what was told of each incident, and so knows what to tell now."""
+    """Remembers what was sent about each incident, and so knows what to send now."""
 
     def __init__(self, address: str, runbooks: str) -> None:
         self._address, self._runbooks = address, runbooks
-        self._told: dict[str, _ToldAlert] = {}
+        self._sent: dict[str, _IncidentAlert] = {}
 
-    def remember(self, told: Sequence[Diagnosis]) -> None:
-        """Incidents that were told before the run was started again: the next look says that they are over."""
-        self._told |= {diagnosis.id: _ToldAlert(self._labels(diagnosis), diagnosis) for diagnosis in told}
+    def remember(self, diagnoses: Sequence[Diagnosis]) -> None:
+        """Incidents whose alerts were sent before the run was started again: the next look says that they are over."""
+        self._sent |= {diagnosis.id: _IncidentAlert(self._labels(diagnosis), diagnosis) for diagnosis in diagnoses}
 
     def look(self, standing: Sequence[Diagnosis], now: str) -> list[Message]:
         """Messages for what changed since the last look; `standing` are the open incidents, `now` is RFC 3339."""
-        wanted = {diagnosis.id: _ToldAlert(self._labels(diagnosis), diagnosis) for diagnosis in standing}
+        wanted = {diagnosis.id: _IncidentAlert(self._labels(diagnosis), diagnosis) for diagnosis in standing}
         messages = []
-        for incident, told in list(self._told.items()):
-            if incident not in wanted or wanted[incident].labels != told.labels:
-                del self._told[incident]
-                messages.append(self._message(told, "resolved", now))
-        for incident, told in wanted.items():
-            if incident not in self._told or not told.is_of(self._told[incident]):
-                self._told[incident] = told
-                messages.append(self._message(told, "firing", NEVER))
+        for incident, sent in list(self._sent.items()):
+            if incident not in wanted or wanted[incident].labels != sent.labels:
+                del self._sent[incident]
+                messages.append(self._message(sent, "resolved", now))
+        for incident, new in wanted.items():
+            if incident not in self._sent or not new.is_of(self._sent[incident]):
+                self._sent[incident] = new
+                messages.append(self._message(new, "firing", NEVER))
         return messages
 
     def _labels(self, diagnosis: Diagnosis) -> dict[str, str]:
@@ -102,25 +102,25 @@ class Pager:
             "layer": "incident",
         }
 
-    def _message(self, told: _ToldAlert, status: Status, ends_at: str) -> Message:
-        info = incident_info(told.diagnosis, self._address)
+    def _message(self, incident: _IncidentAlert, status: Status, ends_at: str) -> Message:
+        info = incident_info(incident.diagnosis, self._address)
         entry = CAUSES.get(info.cause)
-        group = {name: told.labels[name] for name in ("alertname", "run_id")}
+        group = {name: incident.labels[name] for name in ("alertname", "run_id")}
         annotations = {
-            "summary": entry.happened if entry is not None else told.diagnosis.symptom,
-            "description": describe(info, told.diagnosis.run_id),
-            "symptom": told.diagnosis.symptom,
+            "summary": entry.happened if entry is not None else incident.diagnosis.symptom,
+            "description": describe(info, incident.diagnosis.run_id),
+            "symptom": incident.diagnosis.symptom,
             "runbook_url": f"{self._runbooks}/{info.cause}.md",
-            **alert_text.panel_annotations(alert_text.panel_of("incident", info.cause), told.diagnosis.run_id),
+            **alert_text.panel_annotations(alert_text.panel_of("incident", info.cause), incident.diagnosis.run_id),
         }
         alert = {
             "status": status,
-            "labels": dict(told.labels),
+            "labels": dict(incident.labels),
             "annotations": annotations,
-            "startsAt": told.diagnosis.opened_at,
+            "startsAt": incident.diagnosis.opened_at,
             "endsAt": ends_at,
             "generatorURL": info.url,
-            "fingerprint": _fingerprint(told.labels),
+            "fingerprint": _fingerprint(incident.labels),
         }
         return {
             "version": "4",
@@ -129,7 +129,7 @@ class Pager:
             "status": status,
             "receiver": RECEIVER,
             "groupLabels": group,
-            "commonLabels": dict(told.labels),
+            "commonLabels": dict(incident.labels),
             "commonAnnotations": annotations,
             "externalURL": self._address,
             "alerts": [alert],

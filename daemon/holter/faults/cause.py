@@ -12,7 +12,7 @@ from holter.records import Basis, Finding, Fix
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the differential: this detector's finding has the entry's cause, so sure, on this basis, if the facts are so.
+    """One line of the differential: if the facts are so, this detector's finding has the entry's cause, with this confidence and on this basis.
 
     A fact is True (seen), False (looked for and not seen) or None (nobody looked).
     """
@@ -36,7 +36,7 @@ class Row:
     """The evidence that would settle it; needed where the confidence is below 0.70."""
 
     def fits(self, finding: Finding) -> bool:
-        """Whether this row speaks of this finding."""
+        """Whether this row fits this finding."""
         facts = finding.facts
         return (
             finding.detector == self.detector
@@ -61,7 +61,7 @@ class Damage:
 
 @dataclass(frozen=True, kw_only=True)
 class CauseEntry:
-    """One cause, as everyone names it."""
+    """One cause, and everything that is declared about it."""
 
     cause: str
     """Its slug."""
@@ -87,4 +87,4 @@ class CauseEntry:
     passes_after_steps: int | None = None
     """It leaves nothing behind, and is over after so many steps without it; None: it stays until the run ends."""
     is_measured_against_the_past: bool = False
-    """Not found any more can mean forgotten: it passes only while the step at which it began is remembered."""
+    """It can be missing only because its beginning was forgotten: it passes only while the step at which it began is remembered."""

@@ -116,8 +116,7 @@ class DetectorEntry:
     group: Group | None = None
     """A `Consequence` may name the group instead of the detector."""
     incident_per: Literal["cause", "event", "run"] = "cause"
-    """When a second finding is another incident: if its cause is another; if cause or ranks are others; never, it is a better opinion on
-    the first."""
+    """When a second finding is another incident: if its cause differs; if cause or ranks differ; never, it is a better opinion on the first."""
     tried_on: Literal["jobs", "made-up windows"] = "jobs"
     """What it was tried on. One that never saw a real job is on trial: it reports, and halts nothing."""
     sees_damage: bool = False
@@ -143,11 +142,11 @@ class Consequence:
     if_leader_is: tuple[str, ...] = ()
     """Only if the leader's cause is one of these; empty: any."""
     unless_leader_has: tuple[str, ...] = ()
-    """Not if one of these facts of the leader is True."""
+    """It does not follow if one of these facts of the leader is True."""
     unless_follower_is: tuple[str, ...] = ()
-    """Not if the follower's cause is one of these."""
+    """It does not follow if its own cause is one of these."""
     unless_follower_has: tuple[str, ...] = ()
-    """Not if one of these facts of the follower is True."""
+    """It does not follow if one of these facts of its own is True."""
     on_a_shared_rank: bool = False
     """Only if both name the same rank."""
     whenever: bool = False

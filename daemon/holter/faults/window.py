@@ -291,7 +291,7 @@ class Window:
     processes: ProcessView = field(default_factory=ProcessView)
     calls: CallView = field(default_factory=CallView)
     real_ns: int = 0
-    """When it is, where that is not `now_ns`: the last judgement looks ahead, so that no report is waited for, but no wait grows by it."""
+    """The real time, where that is not `now_ns`: the last judgement looks ahead so that no report is waited for, and waits are not counted longer for it."""
     _values: dict[str, list[tuple[int, Spread]]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """What `values` found: many detectors ask for the same numbers."""
 

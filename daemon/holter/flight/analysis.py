@@ -31,7 +31,7 @@ class Deviation:
     why: str
     """Why these ranks and not the others."""
     alternative: Kind | None = None
-    """What it may be as well: a rank that stands in its first other call has left one out, or will make it afterwards."""
+    """Another kind that fits too: a rank that waits in its first different call has either left one out or will make it afterwards."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Wait:
     signature: str
     entered: tuple[int, ...]
     absent: tuple[int, ...]
-    """Known not to have entered it; if nobody is known to, those of which nothing new enough is known."""
+    """Ranks known not to have entered it; if there are none, ranks whose copies are too old to tell."""
 
 
 @dataclass(frozen=True)

@@ -156,7 +156,7 @@ class Board:
             place.write(rank)
 
     def _members(self, table: CallTable) -> tuple[int, ...]:
-        """What some rank says; else every rank, if all recorders know the group and they are the majority; else those that know it."""
+        """The group's ranks: as some rank says; else every rank, if all recorders know the group and are the majority; else those that know it."""
         listed = self._listed.get(table.name, [])
         for _, group in listed:
             if group.ranks:
@@ -168,7 +168,7 @@ class Board:
         return tuple(sorted(known))
 
     def _believe_status(self, table: CallTable) -> None:
-        """Where a rank's calls are not recorded, the recorder's own count says how far it came, if it counts what we count.
+        """Where a rank's calls are not recorded, use the recorder's own count of how far it came, if that counts the same calls.
 
         In groups with messages NCCL's count includes those.
         """

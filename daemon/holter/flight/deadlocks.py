@@ -1,4 +1,4 @@
-"""Ranks that wait for each other in a circle: one of them left out a call, made one too many, or made two in another order.
+"""Ranks that wait for each other in a cycle: one of them left out a call, made one too many, or made two in another order.
 
 No sequence number shows it: rank 1 is in group B where it waits for rank 0, rank 0 in group A where it waits for rank 1. The ranks' own
 histories show it: a rank that, over all its groups, did not call what it always called next has left its program. Without a history, where
@@ -12,11 +12,11 @@ from holter.flight.board import Board
 from holter.flight.deviations import kinds_of
 from holter.flight.patterns import MAX_SHIFT, Pattern, is_within_step, pattern
 from holter.flight.reading import is_over
-from holter.flight.waits import BlockedRanks, WaitCircle
+from holter.flight.waits import BlockedRanks, WaitCycle
 from holter.records import Call
 
 MAX_ASKED = 64
-"""Ranks of one circle whose history is looked at: the lowest."""
+"""Ranks of one cycle whose history is looked at: the lowest."""
 MAX_BACK = 64
 """Calls that a rank may have made after it left its program."""
 
@@ -42,16 +42,16 @@ class _Departure:
     period: int
 
 
-def explain(board: Board, circle: WaitCircle) -> Deviation | None:
-    """Who of a circle deviated, and how; all of them if that cannot be told; None if each does what it always did."""
-    asked = {rank: _departure(board, rank) for rank in circle.ranks[:MAX_ASKED] if rank in board.flights}
+def explain(board: Board, cycle: WaitCycle) -> Deviation | None:
+    """Which ranks of a cycle deviated, and how; all of them if that is not known; None if each did what it always does."""
+    asked = {rank: _departure(board, rank) for rank in cycle.ranks[:MAX_ASKED] if rank in board.flights}
     left = {rank: departure for rank, departure in asked.items() if isinstance(departure, _Departure)}
-    if any(departure is None for departure in asked.values()) or len(left) == len(circle.ranks):
-        by_number = _by_number(board, circle)
+    if any(departure is None for departure in asked.values()) or len(left) == len(cycle.ranks):
+        by_number = _by_number(board, cycle)
         if not by_number.is_clear or not left.keys() >= set(by_number.ranks):
             return by_number
         left = {rank: left[rank] for rank in by_number.ranks}
-    return _by_history(board, circle.ranks, left) if left else None
+    return _by_history(board, cycle.ranks, left) if left else None
 
 
 def _departure(board: Board, rank: int) -> _Departure | bool | None:
@@ -85,7 +85,7 @@ def _left_at(calls: list[Call], steps: list[_Step], index: int, found: Pattern) 
     return _Departure(expected[0], calls[index], (steps[index:], expected), times_ns, rounds, found.period)
 
 
-def _by_history(board: Board, circle: tuple[int, ...], left: dict[int, _Departure]) -> Deviation:
+def _by_history(board: Board, cycle: tuple[int, ...], left: dict[int, _Departure]) -> Deviation:
     rank, departure = min(left.items())
     ranks = tuple(other for other, one in left.items() if one.expected == departure.expected)
     numbers: dict[_Step, int] = {}
@@ -99,7 +99,7 @@ def _by_history(board: Board, circle: tuple[int, ...], left: dict[int, _Departur
     return Deviation(
         kind=kind,
         ranks=ranks,
-        others=tuple(other for other in circle if other not in left),
+        others=tuple(other for other in cycle if other not in left),
         group=group,
         description=table.description,
         sequence=call.sequence if is_about_seen else table.last(rank) + 1,
@@ -112,10 +112,10 @@ def _by_history(board: Board, circle: tuple[int, ...], left: dict[int, _Departur
     )
 
 
-def _by_number(board: Board, circle: WaitCircle) -> Deviation:
+def _by_number(board: Board, cycle: WaitCycle) -> Deviation:
     """The few deviated from the many, among ranks that belong to both of two groups; else nobody can tell."""
-    inside = (block for block in circle.blocked if block.wait)
-    places = [(block, set(block.waiting) & set(circle.ranks)) for block in inside]
+    inside = (block for block in cycle.blocked if block.wait)
+    places = [(block, set(block.waiting) & set(cycle.ranks)) for block in inside]
     for block, ranks in sorted(places, key=lambda place: len(place[1])):
         assert block.wait is not None
         for other, many in places:
@@ -126,7 +126,7 @@ def _by_number(board: Board, circle: WaitCircle) -> Deviation:
                 return _order(tuple(sorted(ranks)), tuple(sorted(many)), (other, block), why)
     first, second = places[0][0], places[-1][0]
     return _order(
-        circle.ranks, (), (first, second), "each waits for another in a circle, and no history tells who left it"
+        cycle.ranks, (), (first, second), "each waits for another in a cycle, and no history tells who left it"
     )
 
 

@@ -2,9 +2,9 @@
 
 board       flights -> a table for each group
 deviations  tables -> ranks that called something else than their group
-waits       tables -> ranks that are in a call which others have not come to; where such waits end, and circles without an end
+waits       tables -> ranks that are in a call which others have not come to; where such waits end, and cycles without an end
 messages    the same for sends and receives
-deadlocks   a circle -> who left the program
+deadlocks   a cycle -> who left the program
 """
 
 from collections import defaultdict
@@ -44,11 +44,11 @@ def _analyse(flights: Mapping[int, Flight], world_size: int) -> Analysis:
     blocked += _blocked_in_queues(board, blocked)
     departed = {rank for deviation in deviated for rank in deviation.ranks}
     circular: set[int] = set()
-    for circle in waits.wait_circles(blocked):
-        if not departed & set(circle.ranks) and all(one.is_lasting for one in circle.blocked):
-            explained = deadlocks.explain(board, circle)
+    for cycle in waits.wait_cycles(blocked):
+        if not departed & set(cycle.ranks) and all(one.is_lasting for one in cycle.blocked):
+            explained = deadlocks.explain(board, cycle)
             deviated += [explained] if explained else []
-            circular |= set(explained.ranks if explained else circle.ranks)
+            circular |= set(explained.ranks if explained else cycle.ranks)
     excused = circular | {rank for deviation in deviated for rank in _excused(board, deviation)}
     culprits = waits.chain_ends(blocked, excused) | departed | circular
     members = {rank for table in tables for rank in table.members} | set(range(world_size))
@@ -139,7 +139,7 @@ def _held_up_in(
     stuck: Mapping[int, int],
     known: Sequence[BlockedRanks],
 ) -> BlockedRanks | None:
-    """The call in which a rank is blocked though nobody is absent from it; a wait that leads back to the rank explains nothing."""
+    """The call in which a rank is blocked although all ranks have entered it; a wait that leads back to the rank itself explains nothing."""
     for call, others in [*((call, [(peer, its)]) for call, peer, its in talk), *_entered_by_all(board, rank)]:
         behind = tuple(
             other

@@ -114,7 +114,7 @@ def _line(board: Board, rank: int, call: Call) -> Line | None:
 
 
 def _is_numbered_alike(one: _End, other: _End) -> bool:
-    """Where both ends hold messages they hold the same numbers."""
+    """Whether the messages that both ends hold have the same numbers."""
     if not one.calls or not other.calls:
         return False
     low = max(min(one.calls), min(other.calls))

@@ -16,7 +16,7 @@ MAX_SHIFT = 64
 """Calls that may be missing, or too many, in one place."""
 
 MAX_ROUNDS = 8
-"""Rounds over which the pauses between calls are looked at."""
+"""Repetitions over which the pauses between calls are looked at."""
 
 T = TypeVar("T", bound=Hashable)
 

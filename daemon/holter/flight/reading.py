@@ -142,7 +142,7 @@ def with_members(flight: Flight, told: Mapping[str, Group]) -> Flight:
 
 
 def is_over(call: Call) -> bool:
-    """The rank is done with it: gloo says so by letting go of it, NCCL by its state, too."""
+    """Whether the call is over: gloo retires it then, NCCL also changes its state."""
     return call.is_retired or call.state == "completed"
 
 

@@ -8,7 +8,7 @@ A rank that others wait for and that itself waits is a victim of what it waits f
 
     tensor parallel group:  ranks 0,1 wait for 2,3      data parallel group:  ranks 2,3 wait for 7      the end is rank 7
 
-Ranks that wait for each other in a circle will wait for ever, whomever else they wait for.
+Ranks that wait for each other in a cycle will wait for ever, whomever else they wait for.
 """
 
 from collections import defaultdict
@@ -103,7 +103,7 @@ def is_lasting(board: Board, calls: dict[int, Call]) -> bool:
 
 
 @dataclass(frozen=True)
-class WaitCircle:
+class WaitCycle:
     """Ranks that wait for each other, and the waits in which they do."""
 
     ranks: tuple[int, ...]
@@ -131,8 +131,8 @@ def waits_for(start: int, end: int, blocked: Sequence[BlockedRanks]) -> bool:
         seen.update(rank for block in passed for rank in block.awaited)
 
 
-def wait_circles(blocked: Sequence[BlockedRanks]) -> list[WaitCircle]:
-    """Circles of waits. A wait is a node between its waiting and its awaited ranks: the cost grows with the waits, not with pairs of ranks."""
+def wait_cycles(blocked: Sequence[BlockedRanks]) -> list[WaitCycle]:
+    """Cycles of waits. A wait is a node between its waiting and its awaited ranks: the cost grows with the waits, not with pairs of ranks."""
     edges: dict[int, list[int]] = defaultdict(list)
     for index, block in enumerate(blocked):
         edges[~index] = list(block.awaited)
@@ -144,7 +144,7 @@ def wait_circles(blocked: Sequence[BlockedRanks]) -> list[WaitCircle]:
     for nodes in _strong_parts(edges):
         ranks = tuple(sorted(node for node in nodes if node >= 0))
         if len(ranks) > 1:
-            found.append(WaitCircle(ranks, tuple(blocked[~node] for node in sorted(nodes, reverse=True) if node < 0)))
+            found.append(WaitCycle(ranks, tuple(blocked[~node] for node in sorted(nodes, reverse=True) if node < 0)))
     return found
 
 

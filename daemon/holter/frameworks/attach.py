@@ -220,7 +220,7 @@ def _bootstrap(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, s
 
 
 def _listen_host(settings: Settings, here: RankPlace) -> str:
-    """Of the coordinator, which ranks of other hosts come to, and of every sidecar, which Prometheus comes to."""
+    """Address to listen on: for the coordinator, which ranks on other hosts connect to, and for each sidecar, which Prometheus scrapes."""
     return settings.listen_host or ("127.0.0.1" if here.is_one_host else "0.0.0.0")  # noqa: S104
 
 

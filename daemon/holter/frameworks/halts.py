@@ -92,7 +92,7 @@ class RankSaver:
         self._here = here
 
     def position(self) -> Position:
-        """As far as the hooks tell."""
+        """Where the main thread is, as far as the hooks tell."""
         context = self._monitor.context
         return Position(context.log.step, self._monitor.is_torn(), context.hold.poisoned_step)
 

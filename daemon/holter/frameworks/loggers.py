@@ -49,7 +49,7 @@ TRACKERS = (
     LogFunction(*_MLFLOW, "log_metric", "mlflow", read=_metric),
     LogFunction(*_MLFLOW, "log_metrics", "mlflow", read=_metrics),
 )
-"""Those that any script may use; frameworks tell their own."""
+"""Trackers that any script may use; frameworks list their own."""
 
 
 class Loggers:
@@ -74,7 +74,7 @@ class Loggers:
         self._follow_wandb()
 
     def _follow_wandb(self) -> None:
-        """`wandb.log` is a method of the run that was begun, taken from it before we could follow that."""
+        """`wandb.log` is a bound method of the started run, taken from it before we could follow the class."""
         wandb = sys.modules.get("wandb")
         bound: Any = getattr(wandb, "log", None)
         if wandb is not None and not self._has_wandb and hasattr(bound, "__func__"):

@@ -17,7 +17,7 @@ class RankPlace:
     local_rank: int
     is_one_host: bool
     address: str
-    """By which the other ranks reach rank 0's host."""
+    """Address by which the other ranks reach rank 0's host."""
     neighbours: frozenset[int] = frozenset()
     """Ranks that the same launcher started, this one too."""
     restarts: int = 0

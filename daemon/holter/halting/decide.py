@@ -38,7 +38,7 @@ def _why_halt(cause: Cause) -> str:
 
 
 def _why_no_halt(severity: Severity, causes: Sequence[Cause], detector: str) -> str:
-    """Empty: nothing speaks against it."""
+    """Why this diagnosis does not halt a run; empty: it does."""
     if severity != "critical":
         return f"a {severity} does not halt a run: reported, training goes on"
     if not causes:

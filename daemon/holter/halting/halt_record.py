@@ -55,7 +55,7 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None
     at: str
     is_begun: bool = False
-    """A life of the run has gone on from it."""
+    """Whether a life of the run has gone on from it."""
 
 
 class JobNames(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,7 +211,7 @@ def _write(path: Path, record: msgspec.Struct) -> None:
 
 
 def _write_into_room(run_dir: Path, halt: HaltRecord) -> None:
-    """Over what is there, which takes nothing of the disk; what does not fit is the end of why."""
+    """Overwrite the reserved file, which takes no new space on the disk; if it is too small, the end of `why` is cut off."""
     over = len(_encoded(halt)) - ROOM_BYTES
     if over > 0:
         why = halt.why.encode()[: -over - len("…".encode())].decode(errors="ignore") + "…"

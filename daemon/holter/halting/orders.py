@@ -13,7 +13,7 @@ MAX_NUMBER = 2**53
 
 
 def refusal(order: Order, *, rank: int, world_size: int, run_dir: str = "") -> str | None:
-    """Why it is not obeyed; None: it is. A rank that does not know its run directory takes one that looks like a run's."""
+    """Why this order is not obeyed; None: it is. A rank that does not know its run directory accepts one that looks like a run's."""
     ranks = (*order.savers, *order.lost)
     first = 0 if order.kind == "abort" else 1
     if not first <= order.halt < MAX_NUMBER or not 0 <= order.step < MAX_NUMBER:

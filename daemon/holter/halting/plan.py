@@ -18,7 +18,7 @@ from holter.records import RankState
 
 MIN_AHEAD = 2
 AHEAD_S = 0.5
-"""A step that is agreed on is so far away: an order must have reached every rank by then."""
+"""How far ahead the agreed step is: the order must have reached every rank by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class RankSituation:
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """That the run be halted, and why."""
+    """A request to halt the run, and why."""
 
     cause: str
     reason: str
@@ -83,8 +83,8 @@ class HaltPlan:
     """Until every rank has come to the step, with some to spare."""
 
     @property
-    def kept(self) -> int:
-        """Completed steps of what is kept."""
+    def kept_step(self) -> int:
+        """Completed steps in the state that is kept."""
         return self.step if self.snapshot < 0 else self.snapshot
 
 
@@ -172,5 +172,5 @@ def _commonest(steps: Iterable[int]) -> int | None:
 
 
 def _ordered(ranks: Iterable[int], culprits: Sequence[int]) -> tuple[int, ...]:
-    """Who is not to blame first."""
+    """The ranks, those that are not to blame first."""
     return tuple(sorted(ranks, key=lambda rank: (rank in culprits, rank)))

@@ -1,4 +1,4 @@
-"""The coordinator's side of a halt, as one table: its course, what happens -> its course then, and what is done.
+"""The coordinator's side of a halt, as one table: (course, event) -> next course, and what is done.
 
     prepare -> PREPARING --all held--> COMMITTED --all settled--> SEALING --sealed--> DONE (leave)
                    |                       |
@@ -9,7 +9,7 @@
 `halting.rank_protocol` has the other side, and says why ranks do not part. Here it follows: `leave` is ordered only when a rank has
 said that it saves, or could not, for then the commit register, if ranks stood before a step, has decided; and after a commit `abort` is ordered
 only when a rank has said that it went on, for then the commit register has decided, too.
-An order is repeated until it is answered, and told twice is once, so a lost message costs time. Every attempt has a number of its own.
+An order is repeated until it is answered, and a second one of the same halt changes nothing, so a lost message only costs time. Every attempt has a number of its own.
 """
 
 from collections.abc import Iterable, Sequence
@@ -73,7 +73,7 @@ class HaltState:
 
     @property
     def is_over(self) -> bool:
-        """Nothing more comes of it."""
+        """Whether nothing more comes of it."""
         return self.course in {Course.DONE, Course.CALLED_OFF, Course.LAPSED}
 
 
@@ -231,7 +231,7 @@ def _note(halt: HaltState, event: Event) -> HaltState:
 
 
 def _is_about(halt: HaltState, heard: Heard) -> bool:
-    """Of this halt; a rank that stands by itself does not know its number."""
+    """Whether it is about this halt; a rank that stands by itself does not know the halt's number."""
     if heard.rank not in halt.ranks:
         return False
     is_standing = heard.state == "held" and heard.step == halt.order.step and not halt.is_over

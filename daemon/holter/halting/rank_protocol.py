@@ -1,4 +1,4 @@
-r"""A rank's side of a halt, as one table: where it stands, what happens -> where it stands then, and what is done.
+r"""A rank's side of a halt, as one table: (where it stands, event) -> where it stands next, and what is done.
 
     TRAINING --prepare--> WILLING --reaches the step--> HELD --commit | abort | patience over--> DECIDING (asks the register)
         \--a number that is not finite------------------/          register: abort  -> TRAINING, the main thread goes on
@@ -69,12 +69,12 @@ class Rank:
     """Its process is about to end for a reason of its own."""
     result: Literal["", "saved", "failed"] = ""
     why: str = ""
-    """Of a failure."""
+    """Why the save failed."""
     has_sidecar: bool = True
 
 
 @dataclass(frozen=True)
-class RankTold:
+class OrderArrived:
     """An order arrived."""
 
     order: Order
@@ -90,7 +90,7 @@ class Reached:
     is_agreed: bool = False
     """Because a `prepare` said so; else because of numbers that are not finite."""
     num_skipped: int = 0
-    """So many rounds a loss scaler has skipped since the step before: they count towards the step of a `prepare`."""
+    """How many rounds a loss scaler has skipped since the step before: they count towards the step of a `prepare`."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class RankEvent(StrEnum):
     SIDECAR_LOST = "sidecar lost"
 
 
-Event = RankTold | Reached | Answered | Saved | RankEvent
+Event = OrderArrived | Reached | Answered | Saved | RankEvent
 
 
 @dataclass(frozen=True)
@@ -307,7 +307,7 @@ def advance(
     if row is None:
         return noted, ()
     goal, acts = row
-    halt = event.order.halt if isinstance(event, RankTold) else noted.order.halt if noted.order is not None else 0
+    halt = event.order.halt if isinstance(event, OrderArrived) else noted.order.halt if noted.order is not None else 0
     if goal is BACK and rank.stand is not BACK:
         after, dos = _go_back(noted)
     else:
@@ -333,7 +333,7 @@ def patience_s(rank: Rank) -> float | None:
 def read(rank: Rank, event: Event) -> RankCue | None:  # noqa: PLR0911 - one return for each kind of event
     """What an event means to this rank now; None: nothing."""
     match event:
-        case RankTold(order=order):
+        case OrderArrived(order=order):
             return _read_order(rank, order, event.reached)
         case Reached(step=step):
             is_wanted = rank.stand is Stand.WILLING and step + event.num_skipped == rank.step
@@ -377,16 +377,16 @@ _IS_PAST = {RankCue.ABORT, RankCue.STRAY_ABORT, RankCue.STRAY_COMMIT, RankCue.LA
 
 
 def _note(rank: Rank, event: Event, cue: RankCue, *, has_row: bool) -> Rank:  # noqa: C901 - one case an event
-    """What the rank remembers of an event, wherever it goes from here."""
+    """The rank with what it remembers of an event, whatever its next stand."""
     noted = rank
     own = rank.order.halt if rank.order is not None else 0
     match event:
-        case RankTold(order=order) | Answered(order=order) if cue in _IS_PAST:
+        case OrderArrived(order=order) | Answered(order=order) if cue in _IS_PAST:
             if not rank.is_bound:
                 noted = replace(noted, past=max(rank.past, order.halt, own if cue is RankCue.REGISTER_ABORT else 0))
-        case RankTold(order=order) if has_row and cue is RankCue.PREPARE and rank.stand in _BEFORE:
+        case OrderArrived(order=order) if has_row and cue is RankCue.PREPARE and rank.stand in _BEFORE:
             noted = replace(noted, order=order, step=order.step)
-        case RankTold(order=order) if has_row and cue in {RankCue.COMMIT, RankCue.RESCUE, RankCue.STAND_BY}:
+        case OrderArrived(order=order) if has_row and cue in {RankCue.COMMIT, RankCue.RESCUE, RankCue.STAND_BY}:
             is_saver = cue is RankCue.RESCUE and rank.stand is not Stand.HELD
             noted = replace(noted, order=order, result="", why="", is_bound=rank.is_bound or is_saver)
         case Answered(order=order):
@@ -412,7 +412,7 @@ def _note(rank: Rank, event: Event, cue: RankCue, *, has_row: bool) -> Rank:  # 
 
 
 def _go_back(rank: Rank) -> tuple[Rank, tuple[Action, ...]]:
-    """To what it would do without us."""
+    """Back to what the rank would do without holter."""
     if rank.ending:
         return replace(rank, stand=Stand.DEAD), (Do.DIE,)
     after = replace(rank, stand=Stand.TRAINING, order=None, step=-1, is_standing=False, result="", why="")

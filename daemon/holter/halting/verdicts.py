@@ -17,7 +17,7 @@ from holter.records import Diagnosis, Finding, Verdict
 
 
 class Spoil(NamedTuple):
-    """From which state on the numbers are bad, or doubtful."""
+    """A fault that made the numbers bad, or doubtful, from some state on."""
 
     verdict: Verdict
     first_bad: int
@@ -59,7 +59,7 @@ def spoils(findings: Iterable[Finding], diagnoses: Iterable[Diagnosis]) -> list[
 
 
 def of_state(step: int, spoiled: Sequence[Spoil], sight: Sight) -> CheckpointJudgement:
-    """Of a state of `step` completed steps, counted as findings count them; `spoiled` in the order of `spoils`."""
+    """The verdict on a state of `step` completed steps, counted as findings count them; `spoiled` is in the order of `spoils`."""
     for spoil in spoiled:
         if spoil.first_bad <= step:
             return CheckpointJudgement(spoil.verdict, spoil.why, spoil.incident)
@@ -79,9 +79,9 @@ def of_state(step: int, spoiled: Sequence[Spoil], sight: Sight) -> CheckpointJud
 
 
 def of_halt(step: int, spoiled: Sequence[Spoil], compared_until: int | None = None) -> CheckpointJudgement:
-    """Of what a halt saves: a rank that holds or hangs reports no more, and its last step was finished by all before.
+    """The verdict on what a halt saves: a rank that holds or hangs reports no more, and all ranks had finished its last step.
 
-    Nor are replicas compared once more: what was not seen to part is believed, and it is said until when they were seen.
+    Nor are replicas compared once more: those that were not seen to part are believed equal, and the verdict says when they were last compared.
     """
     found = of_state(step, spoiled, Sight(until_step=step))
     if found.verdict != "healthy":

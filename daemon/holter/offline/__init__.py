@@ -1,1 +1,1 @@
-"""What a job that never ran holter left behind, as the observations that holter would have made: judged by the same detectors."""
+"""What a job without holter left behind, turned into the observations that holter would have made, so that the same detectors judge it."""

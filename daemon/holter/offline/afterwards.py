@@ -1,4 +1,4 @@
-"""A diagnosis made from dumps: without what only somebody who was there could have measured, or done."""
+"""A diagnosis made from dumps: without the evidence, and without the actions, that need a live job."""
 
 from collections.abc import Collection, Iterator
 
@@ -8,7 +8,7 @@ from holter.faults.shared.wording import ranks_text
 from holter.records import Cause, Diagnosis, Directive, Evidence
 
 LIVE = frozenset({"deadline", "process_state"})
-"""Evidence that a sidecar gathers: a dump knows nothing of it, neither for nor against."""
+"""Kinds of evidence that only a sidecar gathers: a dump says nothing for or against them."""
 NOTHING = Directive(directive="observe", reason="judged from dumps after the event: holter was not there to act")
 NO_STACKS = "stacks and process states: a dump has none. If the job still hangs, `py-spy dump --native --pid PID` on the named ranks shows what they do"
 

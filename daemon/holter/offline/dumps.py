@@ -2,8 +2,8 @@
 
     rank_03.json   nccl_trace_rank_3   trace_3.pkl        ->   Attached, Overdue, Exam of rank 3
 
-A dump holds calls and groups; no stack, no step, no state of the process, and not how long the job has hung. That it hung is taken from
-the dumps' being there: a backend writes them when a call times out. Pickle is read by a reader that builds containers, numbers and text
+A dump holds calls and groups; no stack, no step, no state of the process, and not how long the job has hung. That it hung follows from
+the dumps: a backend writes them when a call times out. Pickle is read by a reader that builds containers, numbers and text
 and nothing else.
 """
 

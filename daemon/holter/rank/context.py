@@ -52,7 +52,7 @@ class Hold:
     peers: ShardPeers | None = None
     """The ranks with which to agree that all shards are finite; None: there are none."""
     known_finite: KnownFinite = field(default_factory=KnownFinite)
-    """Gradients of this step that need not be read again."""
+    """Gradients of this step that are known to be finite and need not be read again."""
     poisoned_step: int | None = None
     """The first step whose gradients were applied although they were not finite; None: none that is known of."""
 

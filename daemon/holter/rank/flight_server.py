@@ -27,7 +27,7 @@ from holter import clock
 from holter.threads import without_signals
 
 NATIVE, PYTHON = "native", "python"
-"""Name of the socket: who answers."""
+"""Names of the socket: native threads answer, or a thread of Python."""
 MAX_PATH_BYTES = 107
 """What fits a socket's address, with its final zero."""
 STOP_PATIENCE_S = 0.5
@@ -42,7 +42,7 @@ class FlightServer:
 
     def __init__(self) -> None:
         self.path = ""
-        """Of the socket; empty: nobody serves."""
+        """Path of the socket; empty: nobody serves."""
         self._pid = 0
         self._server: Any = None
 

@@ -124,7 +124,7 @@ class Framework:
         """Optimizer steps that the run has completed over all its lives: frameworks restore that with their checkpoints. None: not counted."""
 
     def registered(self, optimizer: Any) -> Callable[[], Iterable[Any]] | None:
-        """What gives the objects that the script has this framework save too; None: it takes none, or does not hold this optimizer."""
+        """A function that returns the objects which the script has this framework save too; None: it takes none, or does not hold this optimizer."""
 
     def counters(self, optimizers: Sequence[Any]) -> "Iterable[Source]":  # noqa: ARG002
         """What it counts of a run, for snapshots: a halt may undo several steps."""
@@ -175,7 +175,7 @@ class Frameworks:
         return None
 
     def registered(self, optimizer: Any) -> Callable[[], Iterable[Any]] | None:
-        """What gives the objects that the script has its framework save too; None: the framework takes none."""
+        """A function that returns the objects which the script has its framework save too; None: the framework takes none."""
         found = (framework.registered(optimizer) for framework in self.known)
         return next((give for give in found if give is not None), None)
 

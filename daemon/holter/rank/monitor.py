@@ -120,7 +120,7 @@ class Monitor:
 
     def uninstall(self) -> None:
         """Remove everything."""
-        self._inspection.end(is_told=False)
+        self._inspection.end(is_complete=False)
         self.context.guard.is_on = False
         self.context.patches.restore()
         for probe in (self.steps, self._calls, self._ending):

@@ -1,4 +1,4 @@
-"""What the script calls a model: the variable or the attribute that holds it, the same on every rank.
+"""The name that the script gives a model: the variable or the attribute that holds it, the same on every rank.
 
 encoder = build_encoder()        encoder         a global of the script, or a local of a function that is running
 self.text_encoder = …            text_encoder    an attribute of the script's own object

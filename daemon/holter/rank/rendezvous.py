@@ -32,7 +32,7 @@ class Rendezvous:
         self._thread: threading.Thread | None = None
 
     def install(self) -> None:
-        """Act when a group is made; at once if there is one."""
+        """Publish or look when a group is made; at once if there is one."""
         if not dist.is_available():
             return
         self._context.patches.replace("init_process_group", self._around_init, c10d, dist)

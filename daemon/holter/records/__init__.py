@@ -3,7 +3,7 @@
     rank        --Observation-->  detectors  --Finding-->  diagnosis  --Diagnosis-->  halting  --Directive-->  rank
 
 Records are frozen and know nothing of clocks, sockets or torch. Observations travel as msgpack and are kept so in the journal, so that a
-past run can be judged again. Diagnoses are public JSON, `INTERFACE.md`.
+past run can be judged again. Diagnoses are public JSON (`diagnosis.json`): fields are added, never changed.
 Steps count optimizer steps from 0: step 30 is the one that runs when 30 have been completed.
 """
 
@@ -12,15 +12,15 @@ from holter.records.halting import (
     HaltAnswered,
     HaltAsked,
     Halting,
-    Kept,
     Order,
     Ordered,
     OrderKind,
     RankState,
+    SaveFinished,
     Snapped,
     Verdict,
 )
-from holter.records.model import Attached, Begun, Census, Component, Group, Groups, OnDevice, TensorEntry
+from holter.records.model import Attached, Census, Component, FirstStep, Group, Groups, OnDevice, TensorEntry
 from holter.records.observation import (
     Body,
     Judged,
@@ -46,7 +46,7 @@ from holter.records.verdicts import (
     Healthy,
     TableRequest,
 )
-from holter.records.vitals import Feed, Inspection, ModuleVitals, Skipped, Swapped, Vitals, Warned, Witness
+from holter.records.vitals import Feed, Inspection, ModuleVitals, ScriptWarning, Skipped, Swapped, Vitals, Witness
 from holter.records.vocabulary import Action, Basis, ExamDepth, Mark, Named, Phase, Severity, View, Where
 from holter.records.watching import (
     Call,
@@ -71,7 +71,6 @@ __all__ = [
     "Action",
     "Attached",
     "Basis",
-    "Begun",
     "Body",
     "Call",
     "CallBlock",
@@ -90,6 +89,7 @@ __all__ = [
     "Farewell",
     "Feed",
     "Finding",
+    "FirstStep",
     "Fix",
     "Flight",
     "Frame",
@@ -101,7 +101,6 @@ __all__ = [
     "Healthy",
     "Inspection",
     "Judged",
-    "Kept",
     "LastCalls",
     "Link",
     "Logged",
@@ -122,6 +121,8 @@ __all__ = [
     "ProcessState",
     "RankState",
     "Rare",
+    "SaveFinished",
+    "ScriptWarning",
     "Severity",
     "SightLost",
     "Skipped",
@@ -139,7 +140,6 @@ __all__ = [
     "Verdict",
     "View",
     "Vitals",
-    "Warned",
     "Watched",
     "Where",
     "Witness",

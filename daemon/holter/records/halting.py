@@ -66,8 +66,8 @@ class Halting(msgspec.Struct, frozen=True, tag="halting", kw_only=True):
     """The first step that was applied although it was not finite, because a device answered too late or nobody held it; None if there is none."""
 
 
-class Kept(msgspec.Struct, frozen=True, tag="kept", kw_only=True):
-    """The script, or its framework, finished a save of its own; the observation's step is the completed steps in it."""
+class SaveFinished(msgspec.Struct, frozen=True, tag="kept", kw_only=True):
+    """The script, or its framework, finished a save of its own; the observation's step is the completed steps in it. Journals call it `kept`."""
 
     path: str
     framework: str

@@ -15,8 +15,8 @@ class Attached(msgspec.Struct, frozen=True, tag="attached", kw_only=True):
     framework: str = "loop"
 
 
-class Begun(msgspec.Struct, frozen=True, tag="begun", kw_only=True):
-    """A rank makes its first optimizer step. Steps are counted from here, though the run may have completed many before."""
+class FirstStep(msgspec.Struct, frozen=True, tag="begun", kw_only=True):
+    """A rank makes its first optimizer step. Steps are counted from here, though the run may have completed many before. Journals call it `begun`."""
 
     completed: int | None
     """Optimizer steps that the run had completed before, as `source` counts them; None if nobody counts or nothing was restored."""

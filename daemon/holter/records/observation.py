@@ -4,10 +4,10 @@ from typing import Literal
 
 import msgspec
 
-from holter.records.halting import HaltAnswered, HaltAsked, Halting, Kept, Ordered, Snapped
-from holter.records.model import Attached, Begun, Census, Groups, OnDevice
+from holter.records.halting import HaltAnswered, HaltAsked, Halting, Ordered, SaveFinished, Snapped
+from holter.records.model import Attached, Census, FirstStep, Groups, OnDevice
 from holter.records.steps import Logged, Origin, PackedTable, StepDone, Table
-from holter.records.vitals import Feed, Inspection, Skipped, Swapped, Vitals, Warned
+from holter.records.vitals import Feed, Inspection, ScriptWarning, Skipped, Swapped, Vitals
 from holter.records.watching import Device, Exam, Exited, Farewell, LastCalls, Overdue, Traffic
 
 
@@ -47,7 +47,7 @@ class Link(msgspec.Struct, frozen=True, tag="link", kw_only=True):
     """`closed`: by the other side, whose process ended. `silent`: nothing comes any more, and nobody closed it."""
 
 
-Rare = Vitals | Inspection | Feed | Skipped | Swapped | Warned | Device
+Rare = Vitals | Inspection | Feed | Skipped | Swapped | ScriptWarning | Device
 """Records that a window keeps unchanged, up to a limit of each kind."""
 Own = Unavailable | Judged | Unexamined | Link | HaltAsked | HaltAnswered | Ordered
 """What the coordinator records about itself."""
@@ -55,7 +55,7 @@ Watched = Overdue | Exam | Traffic | LastCalls
 """What a sidecar reports of its rank's progress and collectives."""
 Body = (
     Attached
-    | Begun
+    | FirstStep
     | Census
     | StepDone
     | Table
@@ -68,7 +68,7 @@ Body = (
     | Groups
     | SightLost
     | Halting
-    | Kept
+    | SaveFinished
     | Snapped
     | Watched
     | Rare

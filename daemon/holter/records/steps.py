@@ -43,7 +43,7 @@ class StepDone(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     overhead_ratio: float
     check_interval: int
     view: View = "local"
-    """Of the gradient norm."""
+    """Whose gradients the norm is of."""
     numbers: dict[str, float] = {}
     """Other figures of this step, few and small; `NUMBERS` names those that detectors read."""
 
@@ -98,7 +98,7 @@ class PackedTable(msgspec.Struct, frozen=True, tag="packed_table", kw_only=True)
     keys: list[str] = []
     """Of an optimizer's state: the arrays run over all entries once for each of these."""
     names: list[str] = []
-    """Where the arrays run over no entries of the census, but over these: hyper-parameters."""
+    """What the arrays run over where that is not the census: names of hyper-parameters."""
     sums: bytes = b""
     """float64, little-endian; empty where they were not taken."""
     marks: bytes = b""

@@ -105,7 +105,7 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str | None = None
     exit_code: int | None = None
     last_healthy: Healthy | None = None
-    """Of all checkpoints that are known when the diagnosis is made, the script's own too."""
+    """The newest healthy checkpoint that is known when the diagnosis is made, the script's own too."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

@@ -146,8 +146,8 @@ class Swapped(msgspec.Struct, frozen=True, tag="swapped", kw_only=True):
     num_times: int
 
 
-class Warned(msgspec.Struct, frozen=True, tag="warned", kw_only=True):
-    """A warning that Python or torch showed the script, of the few kinds that matter here."""
+class ScriptWarning(msgspec.Struct, frozen=True, tag="warned", kw_only=True):
+    """A warning that Python or torch showed the script, of the few kinds that matter here. Journals call it `warned`."""
 
     text: str
     where: str

@@ -9,7 +9,7 @@ from holter.records.vocabulary import ExamDepth, Phase
 
 
 class Farewell(msgspec.Struct, frozen=True, tag="farewell", kw_only=True):
-    """A rank's last words: its interpreter is ending and knows why."""
+    """What a rank says when its interpreter ends and knows why."""
 
     kind: Literal["end", "exception", "interrupt", "exit"]
     """`exit`: by `os._exit`, past everything that Python does at an end."""
@@ -42,7 +42,7 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     operation: str
     """`all_reduce`, `barrier`, `send`: without the backend's name."""
     sizes: tuple[tuple[int, ...], ...]
-    """Of the inputs."""
+    """Sizes of the inputs."""
     dtypes: tuple[str, ...]
     created_ns: int
     """Wall clock of the rank's host when the rank entered it."""

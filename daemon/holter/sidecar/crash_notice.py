@@ -16,7 +16,7 @@ _WORD = struct.Struct("=ii")
 
 @dataclass(frozen=True)
 class CrashingRank:
-    """What a crashing thread said."""
+    """What a crashing thread reports."""
 
     signal: int
     thread: int

@@ -51,7 +51,7 @@ class Devices:
             self.latest = None
 
     def poll(self, now_s: float) -> list[Device]:
-        """What changed about its being held down, and its first reading; never waits."""
+        """A reading, if it is the first or the reasons that hold the clock down have changed; never waits."""
         if not self._uuid:
             return []
         if self._reading is not None and self._reading.is_alive():

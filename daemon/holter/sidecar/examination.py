@@ -31,11 +31,11 @@ FLIGHT_S = 3.0
 LOCK_S = 2.0
 QUICK_S = 2.0
 NATIVE_S, STANDING_NATIVE_S = 5.0, 15.0
-"""What py-spy is given for native frames of a rank: any, and one that stands still by its own measure."""
+"""How long py-spy may take for native frames: of any rank, and of one that stands still."""
 NATIVE_PATIENCE_S, LOCKED_PATIENCE_S = 2.0, 8.0
 """How long an exam waits for them: if the interpreter answers, and if it does not."""
 MOVING_S = 0.5
-"""A rank that moved on so lately is not paused for native frames."""
+"""A rank that moved within this time is not paused for native frames."""
 NATIVE_REST = 100.0
 """A rank that does not stand still is not paused again for so many times as long as the last pause took: at most 1 % of its time is ours."""
 MIN_FRAMES, MAX_FRAMES, WORLD_FRAMES = 64, 8192, 262_144
@@ -77,7 +77,7 @@ class Examiner:
 
     @property
     def is_spying(self) -> bool:
-        """Stacks are being taken: the process may be seen traced, by us."""
+        """Whether we are taking stacks: the process then shows as traced."""
         return self._num_spies > 0
 
     def use(self, recorder: Recorder, copies: Copies) -> None:
@@ -89,7 +89,7 @@ class Examiner:
         self._groups |= {group.name: group for group in groups}
 
     async def exam(self, asked_ns: int, depth: ExamDepth, reason: Reason) -> Exam:
-        """Whatever can be had; never raises."""
+        """Examine the rank: every part that can be had; never raises."""
         process = self._look()
         is_hurried = reason == "last_breath"
         (flight, flight_error), (is_lock_free, (taken, stack_error)) = await asyncio.gather(
@@ -118,7 +118,7 @@ class Examiner:
         return seen
 
     def of_the_dead(self, asked_ns: int, *, is_orderly: bool) -> Exam:
-        """What was last seen and said; nothing is asked. Of a rank that ended as ranks do, the last few calls are enough."""
+        """An exam of a dead rank, from what was last seen; nothing is asked. Of a rank that ended normally the last few calls are enough."""
         if self._spying is not None:
             self._spying.cancel()
         flight, flight_error = self._last_flight("", ORDERLY_CALLS if is_orderly else MAX_CALLS)
@@ -162,7 +162,7 @@ class Examiner:
         return self._last_flight(error if isinstance(error, str) else self._copies.error)
 
     def _last_flight(self, error: str, limit: int = MAX_CALLS) -> tuple[Flight | None, str]:
-        """The last copy, whatever it is worth: it says itself when it was taken."""
+        """The last copy, however old: it says when it was taken."""
         if self._copies is None:
             return None, "this rank has no recorder that could be asked"
         last = self._copies.last
@@ -283,7 +283,7 @@ def _shortened(stack: ThreadStack, num_frames: int) -> ThreadStack:
 
 
 async def _in_time(part: Awaitable[Part], deadline_s: float, what: str) -> Part | str:
-    """What it gives, or why it gave nothing."""
+    """The result, or why there is none in time."""
     try:
         async with asyncio.timeout(deadline_s):
             return await part

@@ -10,7 +10,7 @@ MAX_BYTES = 4 << 20
 
 Names = dict[str, list[str]]
 """Of parameters and of buffers, in the order of the tables."""
-Kept = tuple[Observation, Names]
+NamedTable = tuple[Observation, Names]
 
 
 class TableHistory:
@@ -19,7 +19,7 @@ class TableHistory:
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._tables: OrderedDict[tuple[str, int], Kept] = OrderedDict()
+        self._tables: OrderedDict[tuple[str, int], NamedTable] = OrderedDict()
         self._names: Names = {"parameters": [], "buffers": []}
         self._parts: dict[int, Census] = {}
 
@@ -71,11 +71,11 @@ class TableHistory:
         )
         return Observation(rank=observation.rank, step=step, at_ns=observation.at_ns, body=body)
 
-    def _unchanged(self, tensor_class: str, step: int) -> Kept | None:
+    def _unchanged(self, tensor_class: str, step: int) -> NamedTable | None:
         """Hyper-parameters are told when they change: the last ones before this step still held."""
         kept = [key for key in self._tables if key[0] == tensor_class and key[1] < step]
         found = self._tables[max(kept, key=lambda key: key[1])] if kept else None
-        return found if found is not None and _is_told_on_change(found[0]) else None
+        return found if found is not None and _is_sent_on_change(found[0]) else None
 
     def _forget(self, key: tuple[str, int]) -> None:
         kept = self._tables.pop(key, None)
@@ -83,7 +83,7 @@ class TableHistory:
             self._num_bytes -= _size(kept[0].body)
 
 
-def _is_told_on_change(observation: Observation) -> bool:
+def _is_sent_on_change(observation: Observation) -> bool:
     return isinstance(observation.body, PackedTable) and bool(observation.body.names)
 
 

@@ -37,7 +37,7 @@ def _open(pid: int) -> int:
 
 
 def _shared(pid: int) -> int:
-    """The very description that the process has, with its place in the file; -1: it is not given to us."""
+    """The process's own open file description, with its position in the file; -1: we may not have it."""
     process = os.pidfd_open(pid)
     try:
         return int(ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, _STDERR, 0))

@@ -88,7 +88,7 @@ class Orders:
         self._send(order)
 
     async def close(self) -> None:
-        """Everything that was to be written is, or has had its time."""
+        """Wait until everything is written, or its time is over."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WRITE_PATIENCE_S):
                 for written in self._unwritten:
@@ -170,7 +170,7 @@ class Orders:
 
 
 def _write(path: Path, content: bytes) -> str:
-    """Why it failed, else empty."""
+    """Write one file; returns why that failed, empty if it did not."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)

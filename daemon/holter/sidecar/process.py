@@ -28,7 +28,7 @@ _STAT_EXIT_CODE = 49
 """Fields of /proc/PID/stat counted from the one after the command's name."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _SHARE_OVER_S = 0.9
-"""The share of a processor is taken over at least so long."""
+"""The share of a processor is measured over at least so long."""
 _MAX_LOOKS = 16
 State = Literal["running", "sleeping", "uninterruptible", "stopped", "traced", "frozen", "zombie", "gone", "unknown"]
 _STATES: dict[str, State] = {
@@ -72,7 +72,7 @@ class Process:
         self._pressure = Pressure()
         self._cpu: deque[tuple[float, float]] = deque(maxlen=_MAX_LOOKS)
         self._still: tuple[str, str] | None = None
-        """What makes the present standstill of the main thread one and the same."""
+        """Identifies the present standstill of the main thread."""
         self._still_since_s = 0.0
 
     def look(self, now_s: float) -> ProcessState:
@@ -95,7 +95,7 @@ class Process:
         )
 
     def _share(self, now_s: float, cpu_s: float) -> float:
-        """Against the newest look that is old enough."""
+        """Share of a processor since the newest look that is old enough."""
         before = next(((at_s, then_s) for at_s, then_s in reversed(self._cpu) if now_s - at_s >= _SHARE_OVER_S), None)
         self._cpu.append((now_s, cpu_s))
         return (cpu_s - before[1]) / (now_s - before[0]) if before is not None else math.nan

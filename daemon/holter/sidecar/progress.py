@@ -245,9 +245,9 @@ class ProgressWatch:
         """Of the present standstill: when the process was not let run."""
         self._said: Overdue | None = None
         self._moved_on: Overdue | None = None
-        """The last end of a standstill that was said."""
+        """The last end of a standstill that was reported."""
         self._is_of_process = False
-        """What was said is."""
+        """Whether what was last reported is about the process, not about the phase."""
 
     @property
     def beat(self) -> PageHeartbeat | None:
@@ -256,7 +256,7 @@ class ProgressWatch:
 
     @property
     def is_standing(self) -> bool:
-        """A standstill was said and is not over."""
+        """Whether a reported standstill is not over yet."""
         return self._tier is not None
 
     def waited_s(self, now_s: float) -> float:

@@ -49,7 +49,7 @@ _PYTHON_SOCKET = "python"
 
 COST_FACTOR = 250.0
 OTHERS_S, CALL_S = 0.002, 40e-6
-"""What a copy may be believed to cost, and each call in it: on a busy machine most of the time it takes is somebody else's."""
+"""The most that a copy, and each call in it, is believed to cost: on a busy machine most of the time goes to other processes."""
 MIN_COPY_INTERVAL_S = 0.5
 MAX_COPY_INTERVAL_S = 16.0
 TOO_SOON = 0.25
@@ -89,7 +89,7 @@ class Recorder:
 
     @property
     def cost_s(self) -> float:
-        """Of a copy, until it is here and understood: the cheapest of the last few, since a busy machine makes any one of them late."""
+        """What a copy costs until it is read and parsed: the cheapest of the last few, since a busy machine makes any one of them late."""
         return min(self._costs_s) if len(self._costs_s) == COSTS_KEPT else 0.0
 
     async def is_lock_free(self, deadline_s: float = 1.0) -> bool | None:
@@ -188,7 +188,7 @@ class Copies:
             await asyncio.sleep(rest_s(self._common_ns(), every_s))
 
     async def now(self) -> None:
-        """A copy that is begun from now on; all who ask meanwhile share it."""
+        """A copy that starts now or later; all who ask meanwhile share it."""
         num_before = self._num_begun
         while self._is_under_way() or self._num_begun == num_before:
             if not self._is_under_way():

@@ -174,7 +174,7 @@ class Sidecar:
         return Observation(rank=self.rank, step=heartbeat.step if heartbeat else 0, at_ns=clock.wall_ns(), body=body)
 
     def _press_back(self) -> None:
-        """The ring overflows: the rank shall compare less often; relaxed step by step once it has stopped."""
+        """Ask the rank to compare less often while the ring overflows; relax that step by step once it no longer does."""
         now = clock.monotonic_s()
         if self._page.dropped > self._dropped_seen:
             self._dropped_seen, self._thinned_at = self._page.dropped, now

@@ -75,7 +75,7 @@ class RankState:
         )
 
     def statistics(self) -> dict[str, float]:
-        """The last that the rank said of itself, of a whole step; empty before the first."""
+        """The rank's last report of a whole step; empty before the first."""
         if not self.step:
             return {}
         said = {

@@ -14,7 +14,7 @@ FOLDER = Path(__file__).resolve().parent / "static"
 TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript", ".svg": "image/svg+xml"}
 INDEX = "index.html"
 REPORT = "report.css"
-"""What reports look like is theirs to say."""
+"""Reports bring their own styles."""
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",

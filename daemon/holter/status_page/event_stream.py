@@ -26,9 +26,9 @@ BYTES_PER_S = 200_000
 MAX_SHARE = 0.05
 """Of its time the coordinator paints no more than this; a job of 16,000 ranks is painted less often."""
 LONGEST_S = 5.0
-"""Whatever it costs, so often it is shown."""
+"""A picture is sent at least this often, whatever it costs."""
 BEAT_S = 10.0
-"""A line on which nothing happens is told from a dead one."""
+"""A beat is sent this often where nothing else is, so that a quiet connection differs from a dead one."""
 LOOK_S = 1.0
 """How soon it is noticed that a reader has gone, where nothing is written to it."""
 MAX_WAITING = 4
@@ -51,10 +51,10 @@ class PageContent(Protocol):
     """What is shown, at one moment."""
 
     def whole(self) -> dict[str, Any]:
-        """For who sees it first."""
+        """Everything, for a reader who has seen nothing yet."""
 
     def since(self, before: Self) -> dict[str, Any]:
-        """For who saw the one before."""
+        """What changed, for a reader who saw the picture before."""
 
 
 class _Listener:
@@ -65,7 +65,7 @@ class _Listener:
         self.is_behind = True
         """It is to be shown the whole."""
         self.is_lost = False
-        """Nothing more can be painted: better no line than one that looks alive."""
+        """The picture cannot be made any more: the connection is closed, so that the page does not look alive."""
         self.wake = asyncio.Event()
 
     def give(self, frame: bytes) -> None:

@@ -25,7 +25,7 @@ OnMessage = Callable[[Downward], Upward | None]
 
 
 class Uplink(Protocol):
-    """The sidecar's end. It is lost and found again without anyone noticing: records wait meanwhile, and nothing is ever raised."""
+    """The sidecar's end. It reconnects by itself: records wait meanwhile, and nothing is ever raised."""
 
     is_connected: bool
     dropped_before: int
@@ -73,7 +73,7 @@ class Receiver(Protocol):
         """A sidecar sent something else."""
 
     def hear_table(self, key: "TableKey", answer: Observation | None, now_ns: int) -> None:
-        """The answer to a question for a table; None: it is not to be had."""
+        """The answer to a Fetch; None: the table is not available."""
 
     def goodbye(self, rank: int) -> None:
         """A sidecar has said everything."""
@@ -86,7 +86,7 @@ class Listener(Protocol):
     """Connections that were turned away."""
 
     def mount(self, app: "web.Application") -> None:
-        """Listen once the coordinator's web server starts: on a route of it, or elsewhere, begun in `app.on_startup`."""
+        """Listen once the coordinator's web server starts: on a route of it, or elsewhere, started in `app.on_startup`."""
 
     async def fetch(self, keys: Sequence["TableKey"], deadline_s: float) -> None:
         """Ask for tables and hand the answers to the Receiver; whoever does not answer in time does not have it."""

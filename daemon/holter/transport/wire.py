@@ -57,14 +57,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, tag="report"):
 
 
 class Fetched(msgspec.Struct, frozen=True, kw_only=True, tag="fetched"):
-    """The answer to a Fetch; no observation: it is not to be had any more."""
+    """The answer to a Fetch; no observation: the table is no longer available."""
 
     request: int
     observation: Observation | None
 
 
 class ClockAsked(msgspec.Struct, frozen=True, kw_only=True, tag="clockasked"):
-    """What time is it there."""
+    """Asks what time it is on the coordinator's clock."""
 
     sent_ns: int
     """By the sidecar's clock."""
@@ -102,7 +102,7 @@ class ClockTold(msgspec.Struct, frozen=True, kw_only=True, tag="clocktold"):
     """The answer to ClockAsked."""
 
     sent_ns: int
-    """As it was asked."""
+    """`sent_ns` of the question."""
     received_ns: int
     """By the coordinator's clock."""
     replied_ns: int

@@ -17,7 +17,7 @@ static struct {
     pthread_cond_t posted, done;
     const struct plan *plan; /* what is being run, or NULL */
     uint64_t next_job, generation;
-    int num_workers, seats, num_active, is_busy, is_fork_handled;
+    int num_workers, num_wanted, num_active, is_busy, is_fork_handled;
 } pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .posted = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
 
 static void take_jobs(const struct plan *plan)
@@ -33,11 +33,11 @@ static void *work(void *unused)
     (void)unused;
     pthread_mutex_lock(&pool.lock);
     for (;;) {
-        while (pool.generation == seen || !pool.plan || !pool.seats)
+        while (pool.generation == seen || !pool.plan || !pool.num_wanted)
             pthread_cond_wait(&pool.posted, &pool.lock);
         seen = pool.generation;
         const struct plan *plan = pool.plan;
-        pool.seats--;
+        pool.num_wanted--;
         pool.num_active++;
         pthread_mutex_unlock(&pool.lock);
         take_jobs(plan);
@@ -54,7 +54,7 @@ static void forget_pool(void)
     pthread_cond_init(&pool.posted, NULL);
     pthread_cond_init(&pool.done, NULL);
     pool.plan = NULL;
-    pool.num_workers = pool.seats = pool.num_active = pool.is_busy = 0;
+    pool.num_workers = pool.num_wanted = pool.num_active = pool.is_busy = 0;
 }
 
 /* With the lock held. A thread that cannot be had is done without. */
@@ -89,7 +89,7 @@ void run_jobs(const struct plan *plan)
             pool.plan = plan;
             pool.next_job = 0;
             pool.generation++;
-            pool.seats = plan->num_threads - 1;
+            pool.num_wanted = plan->num_threads - 1;
             pthread_cond_broadcast(&pool.posted);
         }
         pthread_mutex_unlock(&pool.lock);

@@ -10,7 +10,7 @@ from holter.faults.window import ClassHistory, StepView
 from holter.halting import halt_record
 from holter.halting.vault import store
 from holter.halting.verdicts import Sight
-from holter.records import Attached, Begun, Finding, Halting, Healthy, Kept, Observation
+from holter.records import Attached, Finding, FirstStep, Halting, Healthy, Observation, SaveFinished
 from made_up import HALT, diagnosis
 
 NOTHING: tuple = ()
@@ -22,7 +22,7 @@ def seen(until_step: int = 1000):
 
 def kept(path: Path | str, step: int, rank: int = 0) -> Observation:
     return Observation(
-        rank=rank, step=step, at_ns=step * 10**9, body=Kept(path=str(path), framework="torch", seconds=1)
+        rank=rank, step=step, at_ns=step * 10**9, body=SaveFinished(path=str(path), framework="torch", seconds=1)
     )
 
 
@@ -127,7 +127,7 @@ def test_a_job_that_begins_again_counts_anew(saver):
 
 
 def begun(completed: int | None, rank: int = 0) -> Observation:
-    return Observation(rank=rank, step=0, at_ns=0, body=Begun(completed=completed))
+    return Observation(rank=rank, step=0, at_ns=0, body=FirstStep(completed=completed))
 
 
 def test_steps_are_counted_from_where_the_script_goes_on(saver):

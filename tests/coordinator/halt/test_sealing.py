@@ -23,7 +23,7 @@ from holter.halting.protocol import Seal, Tell
 from holter.halting.vault import manifest, store
 from holter.halting.vault.manifest import Circumstances
 from holter.halting.vault.store import Vault
-from holter.records import Begun, Halting, Healthy, Nonfinite, Phase, RankState
+from holter.records import FirstStep, Halting, Healthy, Nonfinite, Phase, RankState
 from holter.transport import wire
 
 SECOND_NS = 10**9
@@ -306,7 +306,7 @@ def test_steps_before_a_resume_are_counted_in_what_is_sealed(tmp_path: Path) -> 
 def test_steps_before_attach_are_counted_in_what_is_sealed_and_told_to_who_saves(tmp_path: Path) -> None:
     watched = Watched(tmp_path)
     watched.begin()
-    watched.hear(1, seen(1, 0, Begun(completed=200, source="AdamW")))
+    watched.hear(1, seen(1, 0, FirstStep(completed=200, source="AdamW")))
     watched.run.halts.ask("me", "", watched.now_ns)
     watched.judge()
     attempt = watched.run.halts.attempt

@@ -23,11 +23,11 @@ from holter.records import (
     Observation,
     Origin,
     Rare,
+    ScriptWarning,
     Skipped,
     Table,
     Traffic,
     Vitals,
-    Warned,
 )
 
 
@@ -97,7 +97,7 @@ LOGGED = st.dictionaries(st.sampled_from(["kl", "loss", "sum.buffers"]), FLOATS,
 )
 RARE: st.SearchStrategy[Rare] = st.one_of(
     st.just(Vitals(view="replicated", modules=[], num_trainable=2)),
-    st.builds(Warned, text=st.sampled_from(["a", "b"]), where=st.just("train.py:1")),
+    st.builds(ScriptWarning, text=st.sampled_from(["a", "b"]), where=st.just("train.py:1")),
     st.builds(feed_note, st.integers(0, 2), st.integers(0, 3), is_end=st.booleans()),
 )
 
@@ -432,7 +432,7 @@ def test_notes_are_bounded_and_a_loader_keeps_its_first_and_latest_passes() -> N
     assert len(window.notes) < 40
     for step in range(5000):
         built.add(seen(0, step, Vitals(view="local", modules=[], num_trainable=1)), 0)
-        built.add(seen(0, step, Warned(text="w", where="x.py:1")), 0)
+        built.add(seen(0, step, ScriptWarning(text="w", where="x.py:1")), 0)
         built.add(seen(0, step, Inspection(reason="first", autocast_dtype="", witnesses=[], num_modules=1)), 0)
         built.add(seen(0, step, Skipped(in_a_row=1, scale=1, lowest_scale=1, first_scale=1, loss=0.0)), 0)
     window = built.window(0)

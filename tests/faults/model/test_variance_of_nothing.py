@@ -3,7 +3,7 @@
 from holter.diagnosis import rank_causes
 from holter.faults.model.variance_of_nothing import VarianceOfNothing
 from holter.faults.window import Note
-from holter.records import Finding, Warned
+from holter.records import Finding, ScriptWarning
 from made_up import made_window
 
 TEXT = "std(): degrees of freedom is <= 0. Correction should be strictly less than the reduction factor"
@@ -14,7 +14,7 @@ def judge(*notes: Note) -> list[Finding]:
 
 
 def test_a_variance_over_one_sample_is_named_with_its_place() -> None:
-    warned = Warned(text=TEXT, where="model.py:31", module="halting")
+    warned = ScriptWarning(text=TEXT, where="model.py:31", module="halting")
     (finding,) = judge(Note(1, 7, 0, warned), Note(0, 5, 0, warned))
     assert (finding.severity, finding.first_step, finding.ranks, finding.modules) == (
         "warning",
@@ -30,11 +30,14 @@ def test_a_variance_over_one_sample_is_named_with_its_place() -> None:
 
 
 def test_two_places_are_one_finding() -> None:
-    first, second = (Warned(text=TEXT, where=f"model.py:{line}") for line in (31, 40))
+    first, second = (ScriptWarning(text=TEXT, where=f"model.py:{line}") for line in (31, 40))
     (finding,) = judge(Note(0, 5, 0, first), Note(0, 5, 0, second))
     assert finding.facts["where"] == ["model.py:31", "model.py:40"]
     assert "model.py:31 and 1 more places" in finding.summary
 
 
 def test_other_warnings_raise_nothing() -> None:
-    assert judge(Note(0, 5, 0, Warned(text="lr_scheduler.step() before optimizer.step()", where="train.py:3"))) == []
+    assert (
+        judge(Note(0, 5, 0, ScriptWarning(text="lr_scheduler.step() before optimizer.step()", where="train.py:3")))
+        == []
+    )

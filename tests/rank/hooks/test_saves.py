@@ -13,7 +13,7 @@ from torch import nn
 from torch.distributed.checkpoint import state_dict_saver
 
 from holter.frameworks.all import ALL
-from holter.records import Kept, Phase
+from holter.records import Phase, SaveFinished
 
 
 class Spy:
@@ -162,7 +162,7 @@ def test_of_saves_within_saves_the_outermost_is_told(worn, model, tmp_path):
 
 
 def kept(worn) -> list[tuple[int, str, str]]:
-    return [(each.step, each.body.path, each.body.framework) for each in worn.said(Kept)]
+    return [(each.step, each.body.path, each.body.framework) for each in worn.said(SaveFinished)]
 
 
 def test_a_function_that_is_followed_is_still_what_it_was(worn):  # noqa: ARG001

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from holter.records import Warned
+from holter.records import ScriptWarning
 
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -30,7 +30,7 @@ def test_a_variance_over_one_sample_names_its_module(worn):
         warnings.simplefilter("always")
         for _ in range(3):
             model(torch.ones(1, 4))
-    (heard,) = (observation.body for observation in worn.said(Warned))
+    (heard,) = (observation.body for observation in worn.said(ScriptWarning))
     assert "degrees of freedom is <= 0" in heard.text
     assert "1" == heard.module
     assert "test_warnings.py:" in heard.where
@@ -42,7 +42,7 @@ def test_a_checkpoint_that_cuts_the_graph_is_heard(worn):
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")
         checkpoint(layer, torch.ones(2, 4), use_reentrant=True)
-    assert "None of the inputs have requires_grad=True" in worn.said(Warned)[0].body.text
+    assert "None of the inputs have requires_grad=True" in worn.said(ScriptWarning)[0].body.text
 
 
 def test_other_warnings_are_shown_and_not_told(worn):
@@ -50,7 +50,7 @@ def test_other_warnings_are_shown_and_not_told(worn):
         warnings.simplefilter("always")
         warnings.warn("something else", stacklevel=1)
     assert ["something else"] == [str(entry.message) for entry in shown]
-    assert not worn.said(Warned)
+    assert not worn.said(ScriptWarning)
 
 
 def test_the_scripts_own_filters_and_its_own_showing_keep_working(worn, monkeypatch):
@@ -64,7 +64,7 @@ def test_the_scripts_own_filters_and_its_own_showing_keep_working(worn, monkeypa
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="degrees of freedom"):
             torch.ones(1).std()
-    assert not worn.said(Warned)
+    assert not worn.said(ScriptWarning)
 
 
 def test_a_warning_that_no_python_code_shows_is_shown(monkeypatch, wear):

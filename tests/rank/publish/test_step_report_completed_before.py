@@ -10,7 +10,7 @@ from torch import nn
 
 from holter.rank.framework import Framework
 from holter.rank.publish import step_report
-from holter.records import Begun
+from holter.records import FirstStep
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) -> None:
@@ -21,7 +21,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, num_steps: int) ->
 
 
 def told(worn) -> list[tuple[int, int | None, str]]:
-    return [(said.step, said.body.completed, said.body.source) for said in worn.said(Begun)]
+    return [(said.step, said.body.completed, said.body.source) for said in worn.said(FirstStep)]
 
 
 def restored(kind: type[torch.optim.Optimizer], num_steps: int) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -1,1 +1,1 @@
-"""The coordinator's part in a halt, and what is thought of the run's checkpoints."""
+"""The coordinator's part in a halt, and the verdicts on the run's checkpoints."""

@@ -1,9 +1,9 @@
 r"""The script's own checkpoints as they are finished, each with a verdict that is looked at again whenever something new is found.
 
-    Kept (a rank's word) -> unknown -> healthy, when every step in it was seen and clean, and replicas were equal after it
-                                   \-> poisoned, also long after: an incident may turn out to have begun before it
+    SaveFinished -> unknown -> healthy, when every step in it was seen and clean, and replicas were equal after it
+                           \-> poisoned, also long after: an incident may turn out to have begun before it
 
-Judged in memory, written down by the disk's own thread, which also looks which of them are still there: frameworks rotate.
+Verdicts are kept in memory and written down by the disk's own thread, which also looks which checkpoints are still there: frameworks rotate them.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from holter.halting import halt_record, verdicts
 from holter.halting.vault import store
 from holter.halting.vault.store import FOLDER, ScriptSave, ScriptSaves, Sealed, Vault
 from holter.halting.verdicts import Sight
-from holter.records import Attached, Begun, Diagnosis, Finding, Halting, Healthy, Kept, Observation
+from holter.records import Attached, Diagnosis, Finding, FirstStep, Halting, Healthy, Observation, SaveFinished
 
 MAX_SAVES = 256
 
@@ -32,7 +32,7 @@ MAX_SAVES = 256
 class _Entry:
     save: ScriptSave
     step: int | None
-    """Completed steps as findings of this life count them; None: it is of a former life, and its verdict stands."""
+    """Completed steps, counted as the findings of this life of the run count them; None: an earlier life saved it, and its verdict stands."""
 
 
 class CheckpointVerdicts:
@@ -41,15 +41,15 @@ class CheckpointVerdicts:
     def __init__(self, run_dir: Path, disk: Disk) -> None:
         self._run_dir, self._disk = run_dir, disk
         self._lifted_step = halt_record.base_step(run_dir)
-        """Of the halt that was lifted for this life of the run: what it goes on from, where no rank knows better."""
-        self._begun: dict[int, int] = {}
+        """Step of the halt that was lifted for this life of the run: it goes on from there, unless a rank knows better."""
+        self._completed_before: dict[int, int] = {}
         """Rank -> steps that the run had completed when it began, as its optimizer or framework counts."""
         self._entries = [_Entry(save, None) for save in store.read_script_saves(run_dir)]
         self._sealed = Vault(run_dir).last_good()
         self._applied: dict[int, Finding] = {}
         """Step -> that something not finite was applied at it; a window forgets."""
         self._diagnoses: dict[str, Diagnosis] = {}
-        """Of this life: steps of another are counted otherwise."""
+        """The diagnoses of this life: another life counts its steps differently."""
         self._poisoned: int | None = None
         """The first step of this life that a rank says was applied although it was not finite."""
         self._pids: dict[int, int] = {}
@@ -58,7 +58,7 @@ class CheckpointVerdicts:
     @property
     def base_step(self) -> int:
         """Completed steps that this life of the run goes on from."""
-        return max(self._begun.values(), default=self._lifted_step)
+        return max(self._completed_before.values(), default=self._lifted_step)
 
     def recall(self, diagnoses: Iterable[Diagnosis]) -> None:
         """A former coordinator of this very life wrote down what was read: go on judging it."""
@@ -70,14 +70,14 @@ class CheckpointVerdicts:
     def hear(self, observation: Observation) -> None:
         """A save was finished, or a rank begins."""
         match observation.body:
-            case Kept() as kept if not self._is_ours(kept.path):
-                self._add(observation, kept)
+            case SaveFinished() as finished if not self._is_ours(finished.path):
+                self._add(observation, finished)
             case Halting(poisoned_step=int() as step):
                 self._poisoned = step if self._poisoned is None else min(step, self._poisoned)
-            case Begun(completed=None):
-                self._begun.pop(observation.rank, None)
-            case Begun(completed=int(completed)):
-                self._begun[observation.rank] = completed
+            case FirstStep(completed=None):
+                self._completed_before.pop(observation.rank, None)
+            case FirstStep(completed=int(completed)):
+                self._completed_before[observation.rank] = completed
             case Attached() as attached:
                 if self._pids.setdefault(observation.rank, attached.pid) != attached.pid:
                     self._pids[observation.rank] = attached.pid
@@ -109,15 +109,15 @@ class CheckpointVerdicts:
 
     @property
     def diagnoses(self) -> list[Diagnosis]:
-        """Of this life of the run, oldest first."""
+        """The diagnoses of this life of the run, oldest first."""
         return list(self._diagnoses.values())
 
     def verdict_of(self, step: int, compared_until: int | None) -> verdicts.CheckpointJudgement:
-        """Of a state of so many completed steps, as findings of this life count them, that a halt saves."""
+        """The verdict on a state of so many completed steps (counted as findings of this life count them) that a halt saves."""
         return verdicts.of_halt(step, self._spoils(), compared_until)
 
     def _spoils(self) -> list[verdicts.Spoil]:
-        """What detectors found; and what ranks say was applied, if that is more."""
+        """What detectors found, and whatever else the ranks say was applied."""
         found, said = verdicts.spoils(self._applied.values(), self._diagnoses.values()), self._poisoned
         if said is None or any(spoil.verdict == "poisoned" and spoil.first_bad <= said + 1 for spoil in found):
             return found
@@ -129,11 +129,11 @@ class CheckpointVerdicts:
         return [entry.save for entry in self._entries]
 
     def is_gone(self, save: ScriptSave) -> bool:
-        """Whether its framework has rotated it away since, as far as was looked."""
+        """Whether its framework had rotated it away at the last look."""
         return save.path in self._gone
 
     def last_healthy(self) -> Healthy | None:
-        """The newest that a run can go on from, as far as anybody knows: a halt's or the script's own."""
+        """The newest checkpoint that a run can go on from, as far as is known: a halt's or the script's own."""
         kept = (entry.save for entry in reversed(self._entries) if entry.save.verdict == "healthy")
         own = next((save for save in kept if save.path not in self._gone), None)
         sealed = self._sealed
@@ -142,13 +142,13 @@ class CheckpointVerdicts:
         return None if own is None else Healthy(step=own.step, path=own.path)
 
     def named(self, diagnosis: Diagnosis) -> Diagnosis:
-        """The same, saying which checkpoint is good."""
+        """The same diagnosis, with the checkpoint that is good."""
         action = msgspec.structs.replace(diagnosis.action, last_healthy=self.last_healthy())
         return msgspec.structs.replace(diagnosis, action=action)
 
-    def _add(self, observation: Observation, kept: Kept) -> None:
+    def _add(self, observation: Observation, finished: SaveFinished) -> None:
         step = self.base_step + observation.step
-        known = next((entry for entry in self._entries if entry.save.path == kept.path), None)
+        known = next((entry for entry in self._entries if entry.save.path == finished.path), None)
         if known is not None and known.save.step == step and known.step is not None:
             ranks = sorted({*known.save.ranks, observation.rank})
             known.save = msgspec.structs.replace(known.save, ranks=ranks)
@@ -158,10 +158,10 @@ class CheckpointVerdicts:
             self._entries.remove(known)
         save = ScriptSave(
             step=step,
-            path=kept.path,
-            framework=kept.framework,
+            path=finished.path,
+            framework=finished.framework,
             saved_at=rfc3339(observation.at_ns),
-            seconds=kept.seconds,
+            seconds=finished.seconds,
             verdict="unknown",
             why="it is being looked at",
             ranks=[observation.rank],
@@ -213,7 +213,7 @@ def compared_until(classes: Mapping[str, ClassHistory], diagnoses: Iterable[Diag
 
 
 def _rejudge(entry: _Entry, spoiled: Sequence[verdicts.Spoil], sight: Sight) -> bool:
-    """True when its verdict is another one now. That sight is lost later takes no health from what was seen."""
+    """Judge again; True when the verdict has changed. Losing sight later does not make a healthy checkpoint doubtful."""
     assert entry.step is not None
     found, save = verdicts.of_state(entry.step, spoiled, sight), entry.save
     is_unseen = found.verdict == "unknown" and not found.incident
@@ -225,7 +225,7 @@ def _rejudge(entry: _Entry, spoiled: Sequence[verdicts.Spoil], sight: Sight) -> 
 
 
 def _is_gone(path: Path) -> bool:
-    """Not there, although what was around it is: another host's disk says nothing."""
+    """Whether it is gone: not there, although its parent directory is. Another host's disk says nothing."""
     with contextlib.suppress(OSError):
         return not path.exists() and path.parent.is_dir()
     return False

@@ -28,9 +28,9 @@ AGAIN_NS = 10**9
 ENDING = ("dying", "terminated")
 MAX_TRIES = 5
 REQUESTED = "requested"
-"""Cause of a halt that somebody asked for."""
+"""The cause that is named where somebody asked for the halt."""
 UNEXPLAINED = NONFINITE_BACKWARD.cause
-"""Of one that ranks asked for by standing, when nothing better is known."""
+"""The cause that is named where ranks stand and nothing better is known."""
 _BEGUN: dict[str, Literal["prepare", "commit", "rescue"]] = {
     "prepare": "prepare",
     "commit": "commit",
@@ -40,7 +40,7 @@ _BEGUN: dict[str, Literal["prepare", "commit", "rescue"]] = {
 
 @dataclass(frozen=True)
 class Open:
-    """Make a directory for a checkpoint of so many completed steps; `opened` is told."""
+    """Make a directory for a checkpoint of so many completed steps, then call `opened`."""
 
     step: int
 
@@ -50,14 +50,14 @@ Act = Open | Tell | Seal
 
 @dataclass(frozen=True)
 class View:
-    """What the coordinator sees; each is worked out only when it is asked for."""
+    """What the coordinator sees; each part is worked out only when it is asked for."""
 
     ranks: Callable[[], Sequence[RankSituation]]
     """Where each of them stands."""
     wish: Callable[[], Wish | None]
-    """Of the diagnoses."""
+    """The halt that the diagnoses ask for."""
     suspicion: Callable[[], Wish | None]
-    """Of a diagnosis that is not sure enough to halt a run that trains, but explains why ranks stand."""
+    """From a diagnosis that is not sure enough to halt a run that trains, but explains why ranks stand."""
     job: Callable[[], JobShape]
 
 
@@ -73,7 +73,7 @@ class Outcome:
     is_halted: bool = True
     """The ranks were told to leave."""
     reason: str = ""
-    """Of the wish."""
+    """The reason of the wish."""
 
 
 @dataclass
@@ -123,7 +123,7 @@ def patience_ns(halt: protocol.HaltState) -> float:
 
 
 def is_known_to_all(halt: protocol.HaltState) -> bool:
-    """Everybody who can has said that it goes on."""
+    """Every rank that can answer has said that it goes on."""
     heard = halt.heard
     return all(heard.get(rank) in ("released", "unwilling") for rank in halt.ranks - halt.gone)
 
@@ -156,7 +156,7 @@ class HaltDriver:
         self.attempt: Attempt | None = None
         self.outcomes: Counter[str] = Counter()
         self.outcome: Outcome | None = None
-        """Of the last attempt that came to an end."""
+        """How the last finished attempt ended."""
         self.sentences: list[str] = []
         """For the job's own log, until `take_sentences`."""
         self._note = note
@@ -167,7 +167,7 @@ class HaltDriver:
         self._wished_ns: dict[str, int] = {}
         self._tries: Counter[str] = Counter()
         self._outcomes: dict[str, Outcome] = {}
-        """By incident."""
+        """Incident -> what became of the halt that it asked for."""
         self._heard: list[protocol.Event] = []
         self._gone: frozenset[int] = frozenset()
         self._everyone: frozenset[int] = frozenset()
@@ -185,7 +185,7 @@ class HaltDriver:
 
     @property
     def is_asked(self) -> bool:
-        """Somebody asked, and has no answer yet: what became of one try is not the end of it."""
+        """Somebody asked and has no answer yet: one failed attempt is not the answer."""
         return self._asked is not None
 
     def last_word(self, rank: int) -> tuple[Halting, int] | None:
@@ -194,7 +194,7 @@ class HaltDriver:
         return (found.halting, found.step) if found is not None else None
 
     def ask(self, by: str, reason: str, now_ns: int) -> str | None:
-        """An operator or a scheduler wants a halt; why that cannot be. None: it will be tried."""
+        """An operator or a scheduler asks for a halt. Returns why that is not possible; None: it will be tried."""
         if self.is_done:
             return "the run is halted already"
         if self.is_busy or self._asked is not None:
@@ -218,7 +218,7 @@ class HaltDriver:
         self._heard.append(Heard(rank, halting.state, halting.halt, observation.step))
 
     def take_sentences(self) -> tuple[str, ...]:
-        """How the halt goes on, as far as nobody was told."""
+        """The sentences about the halt that nobody was told yet."""
         told, self.sentences = tuple(self.sentences), []
         return told
 
@@ -227,7 +227,7 @@ class HaltDriver:
         self._last_words.pop(rank, None)
 
     def opened(self, directory: Path, why_not: str, now_ns: int, base_step: int = 0) -> None:
-        """The directory is there, for a state of so many more steps than are counted here, or it is said why it is not."""
+        """The directory was made, or `why_not` says why it was not. `base_step`: steps of earlier lives, which are not counted here."""
         attempt = self.attempt
         if attempt is None or attempt.halt is not None:
             return
@@ -248,7 +248,7 @@ class HaltDriver:
         self._do(attempt, tells, now_ns)
 
     def named(self, diagnosis: Diagnosis) -> Diagnosis:
-        """The same, saying what became of the halt that it asked for."""
+        """The same diagnosis, with what became of the halt that it asked for."""
         outcome = self._outcomes.get(diagnosis.id)
         if outcome is None:
             return diagnosis
@@ -266,7 +266,7 @@ class HaltDriver:
         return msgspec.structs.replace(diagnosis, action=action)
 
     def sealed(self, outcome: Outcome) -> None:
-        """What was saved has its name, or it is known that nothing could be kept."""
+        """What was saved now has its name, or nothing could be kept."""
         self._conclude(outcome)
         self._asked = None
         self._heard.append(HaltEvent.SEALED)
@@ -306,7 +306,7 @@ class HaltDriver:
         self._heard = [event for event in self._heard if not self._is_past(event, order)]
 
     def _is_past(self, event: protocol.Event, order: Order) -> bool:
-        """Of a rank that stood before another step, and has gone on since."""
+        """Whether this word is of a rank that stood before another step and has gone on since."""
         if not isinstance(event, Heard) or event.state != "held" or event.step == order.step:
             return False
         last = self._last_words.get(event.rank)
@@ -331,16 +331,16 @@ class HaltDriver:
         self.attempt = Attempt(wish, plan, course_ns=now_ns)
         self._gone = frozenset()
         self.sentences.append(f"halting: {wish.reason}")
-        self._acts.append(Open(plan.kept))
+        self._acts.append(Open(plan.kept_step))
 
     def _with_poison(self, wish: Wish) -> Wish:
-        """The ranks may know of bad numbers in their weights that no detector has seen, for they stand."""
+        """The wish, with bad numbers that only the ranks know of: a rank that stands reports no step to the detectors."""
         steps = [said.halting.poisoned_step for said in self._last_words.values()]
         known = [wish.first_bad, *(step + 1 for step in steps if step is not None)]
         return replace(wish, first_bad=min((first for first in known if first is not None), default=None))
 
     def _refuse(self, why: str, now_ns: int) -> None:
-        """Whoever asked is told, and may ask again; nothing has happened to the run."""
+        """Refuse the request: whoever asked may ask again, and nothing has happened to the run."""
         self._wished_ns.pop(REQUESTED, None)
         self.outcome = Outcome("refused", f"the run is not halted: {why}", is_halted=False)
         self.outcomes["refused"] += 1
@@ -416,7 +416,7 @@ class HaltDriver:
         self._do(attempt, acts, now_ns)
 
     def _do(self, attempt: Attempt, acts: Sequence[protocol.Action], now_ns: int) -> None:
-        """What is ordered is written down first."""
+        """Carry out an act; an order is written down before it is sent."""
         wish = attempt.wish
         for act in acts:
             if isinstance(act, Tell):
@@ -433,7 +433,7 @@ class HaltDriver:
             self._outcomes[self.attempt.wish.incident] = replace(outcome, reason=self.attempt.wish.reason)
 
     def _end(self, outcome: Outcome, now_ns: int) -> None:
-        """Without a halt: whoever asked is told, and may ask again."""
+        """End the attempt without a halt: whoever asked is told, and may ask again."""
         self._conclude(outcome)
         self.attempt = None
         if self._asked is not None and self._tries[_key(self._asked)] >= MAX_TRIES:
@@ -441,7 +441,7 @@ class HaltDriver:
             self._answer(outcome, now_ns)
 
     def _answer(self, outcome: Outcome, now_ns: int) -> None:
-        """No halt, for whoever asked; written down, or one that is started again would take the request up."""
+        """Tell whoever asked that there is no halt. It is written down: a restarted coordinator would take the request up again."""
         self._asked = None
         self._note(HaltAnswered(text=outcome.text), now_ns)
 

@@ -1,4 +1,4 @@
-"""What a halt leaves on the disk: a directory to save into, the sealed checkpoint, halt.json. In threads of their own: a disk may hang."""
+"""What a halt leaves on the disk: a directory to save into, the sealed checkpoint, halt.json. Called in threads of their own: a disk may hang."""
 
 import threading
 from dataclasses import dataclass
@@ -28,11 +28,11 @@ class HaltEnding:
     """Culprits."""
     incident: str | None
     last_healthy: Healthy | None
-    """From before."""
+    """The last healthy checkpoint from before the halt."""
     reason: str = ""
-    """Of the wish."""
+    """The reason of the wish."""
     unheard: tuple[int, ...] = ()
-    """Savers that nobody hears any more, though nobody saw them end: they may still be at it."""
+    """Savers that fell silent without being seen to end: they may still be saving."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class SealedHalt:
 
 
 def open_directory(run_dir: Path, step: int, stamp: int = 0) -> tuple[Path, str]:
-    """Where ranks save to, and why that will not do, if so; `step` completed steps, those before a resume included."""
+    """Where ranks save to, and why that is not possible, if so; `step` counts all completed steps, those before a resume too."""
     vault = Vault(run_dir)
     try:
         return vault.begin(step, stamp), ""
@@ -75,7 +75,7 @@ def seal(ending: HaltEnding) -> SealedHalt:
 
 
 def _done_before(ending: HaltEnding) -> SealedHalt | None:
-    """A coordinator that died between the seal and the word to leave: what it named stays named, and its halt.json stands."""
+    """What a coordinator that died between the seal and the order to leave had finished: its checkpoint and its halt.json stay as they are."""
     record = halt_record.read(ending.run_dir)
     if ending.partial.exists() or record is None or record.checkpoint is None:
         return None
@@ -85,7 +85,7 @@ def _done_before(ending: HaltEnding) -> SealedHalt | None:
 
 
 def _await_parts(ending: HaltEnding) -> None:
-    """A rank whose sidecar was killed saves on; that it has come to its end shows on the disk."""
+    """Wait for ranks whose sidecar was killed: they go on saving, and only the disk shows when they are done."""
     until_s = monotonic_s() + UNHEARD_S
     parts = [ending.partial / PARTS / f"{rank}.json" for rank in ending.unheard]
     while monotonic_s() < until_s and not all(part.exists() for part in parts):

@@ -12,11 +12,11 @@ from holter.halting.plan import JobShape, RankSituation, Wish
 from holter.records import Cause, Diagnosis, Finding, Phase
 
 HELD_BACK = ("stopped", "traced", "frozen", "uninterruptible", "zombie", "gone")
-"""Of a process that runs none of its threads."""
+"""States of a process in which none of its threads runs."""
 STANDING = ("held", "dying", "terminated")
 DEFAULT_STEP_S = 1.0
 NUM_RECENT = 4
-"""Steps: how long one takes may just have changed."""
+"""How many steps the step time is taken from: it may just have changed."""
 
 
 def rank_places(roster: Roster, window: Window, halts: HaltDriver) -> list[RankSituation]:
@@ -42,7 +42,7 @@ def _place(rank: int, member: Member | None, window: Window, halts: HaltDriver) 
 
 
 def _is_able(rank: int, window: Window) -> bool:
-    """As far as the last look at a rank that does not move on tells."""
+    """Whether a thread of it can run, as far as the last look at a rank that stands still tells."""
     seen = window.processes.exams.get(rank, ())
     delay = window.processes.delays.get(rank)
     if delay is None or not seen:
@@ -62,7 +62,7 @@ def job(window: Window, roster: Roster) -> JobShape:
 
 
 def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Callable[[], Window]) -> Wish | None:
-    """That of the gravest open diagnosis that directs a halt: the newest. A hang that is over wishes nothing."""
+    """The halt that the gravest open diagnosis asks for, of several the newest. A hang that is over asks for none."""
     for diagnosis in reversed(list(diagnoses)):
         if diagnosis.action.directive != "halt" or diagnosis.closed_at is not None or not diagnosis.causes:
             continue
@@ -84,12 +84,12 @@ def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Ca
 
 
 def _is_running(findings: Sequence[Finding], cause: Cause) -> bool:
-    """Calls that did not match, and the job goes on with what they returned: nothing hangs, and nothing will be over by itself."""
+    """Whether calls did not match and the job goes on with what they returned: then nothing hangs, and nothing ends by itself."""
     return any(finding.ranks == cause.ranks and engine_facts(finding).get("is_running") is True for finding in findings)
 
 
 def suspicion(diagnoses: Iterable[Diagnosis]) -> Wish | None:
-    """Why ranks stand before a step that is not finite, from the newest diagnosis of such a thing, however sure it is."""
+    """Why ranks stand before a step that is not finite: the newest diagnosis of such a fault, however unsure."""
     for diagnosis in reversed(list(diagnoses)):
         first = diagnosis.causes[0] if diagnosis.causes else None
         if first is None or first.cause not in CAUSES or diagnosis.closed_at is not None:

@@ -1,4 +1,4 @@
-"""What `/metrics` says of the whole job: what a scrape costs does not grow with the number of modules, and hardly with ranks. Pure."""
+"""What `/metrics` says of the whole job. The cost of a scrape does not grow with the number of modules, and hardly with that of ranks. Pure."""
 
 import math
 from collections import Counter
@@ -15,11 +15,11 @@ from holter.records import ModuleVitals, Vitals
 
 SPREADS = ("loss", "gradient_norm", "learning_rate", "seconds", "loss_scale")
 LOOK_BACK = 64
-"""Steps among which the newest of a number is looked for: not every step reads a loss."""
+"""How many steps back the newest value of a number is looked for: not every step reads a loss."""
 
 
 def job_figures(roster: Roster, assembly: Assembly) -> JobFigures:
-    """As of now."""
+    """The figures of the job as of now."""
     living = [member for member in roster.members.values() if member.state != "ended"]
     overheads = [one.numbers.overhead_ratio for one in living if one.numbers.overhead_ratio is not None]
     series, vitals = assembly.series(), assembly.newest_vitals()
@@ -64,7 +64,7 @@ def module_figures(told: Sequence[Vitals]) -> tuple[ModuleFigures, ...]:
 
 
 def occupancy(told: Sequence[Vitals]) -> tuple[float, ...]:
-    """Share of gradient values in each bucket of exponents, over all modules and ranks that told."""
+    """Share of gradient values in each bucket of exponents, over all modules and ranks that reported them."""
     tables = [module.exponents for vitals in told for module in vitals.modules if module.exponents]
     counts = [sum(column) for column in zip(*tables, strict=False)]
     total = sum(counts)
@@ -116,6 +116,6 @@ def _largest(values: Iterable[float]) -> float:
 
 
 def _infos(run: Run) -> tuple[IncidentInfo, ...]:
-    """The gravest first: not all are told where there are very many."""
+    """The gravest first: of very many only some are described."""
     infos = [incident_info(diagnosis, run.settings.address) for diagnosis in run.incidents.settled()]
     return tuple(sorted(infos, key=lambda info: WORST_FIRST.index(info.severity)))

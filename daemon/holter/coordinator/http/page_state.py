@@ -1,4 +1,4 @@
-"""The run as the page draws it: of every rank a few small whole numbers, and of two pictures what changed.
+"""The run as the page draws it: a few small whole numbers for each rank, and the changes from one picture to the next.
 
     columns   {"state": [1, 1, 3, ..], "phase": [2, 2, -1, ..], ..}    one entry a rank, so that 16,000 ranks stay cheap
     changed   {"phase": {"at": [1], "to": [3]}}                        few ranks
@@ -41,9 +41,9 @@ MAX_RANKS = 65_536
 MAX_ROWS = 400
 """Of one series in a picture: neighbours are joined, and their extremes stay."""
 MOVING_NS = 5 * 10**9
-"""Who moved within this time moves."""
+"""A rank that moved within this time counts as moving."""
 SPARSE = 3
-"""A changed rank costs so many times what it costs in a list of all."""
+"""Sending one changed rank costs this many times one entry in the list of all."""
 Columns = dict[str, list[int]]
 Row = list[Any]
 """[step, mean, low, high, rank of the low, rank of the high, how many were not finite]"""
@@ -55,7 +55,7 @@ MAX_NAMED = 64
 """Ranks in a card."""
 MAX_CARDS, MAX_CHECKPOINTS = 100, 64
 LOOK_NS = 3 * 10**9
-"""Between two looks at what is dear to look at: the disk, and all ranks."""
+"""Time between two looks at what is expensive to look at: the disk, and all ranks."""
 CALLED_OFF_NS = 10 * 60 * 10**9
 """How long it is news that a halt was called off and the run went on."""
 BLAME = {"info": 0, "warning": 1, "critical": 2}
@@ -74,7 +74,7 @@ class Picture:
     happenings: tuple[Happening, ...]
 
     def whole(self) -> dict[str, Any]:
-        """For who sees it first."""
+        """Everything, for a reader who has seen nothing yet."""
         return {
             "now": self.now_ms,
             **self.facts,
@@ -84,7 +84,7 @@ class Picture:
         }
 
     def since(self, before: "Picture") -> dict[str, Any]:
-        """For who saw the one before; empty if nothing but the time changed."""
+        """What changed, for a reader who saw the picture before; empty if nothing but the time changed."""
         found = {name: fact for name, fact in self.facts.items() if fact != before.facts.get(name)}
         if columns := _changed(before.columns, self.columns):
             found["columns"] = columns
@@ -129,7 +129,7 @@ def rank_columns(roster: Roster, blamed: Mapping[int, int], now_ns: int) -> tupl
 
 
 def joined(rows: Sequence[Row], limit: int = MAX_ROWS) -> list[Row]:
-    """At most so many: of neighbours the last step, the mean of their means, and their extremes with the ranks that had them."""
+    """At most so many rows: neighbours are joined into their last step, the mean of their means, and their extremes with the ranks that had them."""
     if len(rows) <= limit:
         return list(rows)
     width = math.ceil(len(rows) / limit)
@@ -216,7 +216,7 @@ class PageState:
         return shown if self._record is None else shown | {"is_live": False} | dict(self._record)
 
     def _look_at_halt(self, told: Mapping[str, Any] | None, now_ns: int) -> Mapping[str, Any] | None:
-        """As the page shows it: with the time since which it is so, and no longer than it is news."""
+        """The halt as the page shows it: since when it is so, and only as long as it is news."""
         self.timeline.look_at_halt(told, now_ns)
         if told != self._halt[0]:
             self._halt = told, now_ns
@@ -248,7 +248,9 @@ class PageState:
             }
             for save in book.all()
         ]
-        found = sorted((*own, *(_kept(one, run_dir) for one in self._sealed)), key=lambda one: (one["at"], one["step"]))
+        found = sorted(
+            (*own, *(_sealed_entry(one, run_dir) for one in self._sealed)), key=lambda one: (one["at"], one["step"])
+        )
         return found[: -MAX_CHECKPOINTS - 1 : -1]
 
 
@@ -358,7 +360,7 @@ def _card(diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _kept(sealed: Sealed, run_dir: Path) -> dict[str, Any]:
+def _sealed_entry(sealed: Sealed, run_dir: Path) -> dict[str, Any]:
     state = sealed.state
     return {
         "step": sealed.manifest.step,

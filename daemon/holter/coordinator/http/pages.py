@@ -38,7 +38,7 @@ BODY_DEADLINE_S = 5.0
 MAX_PLAIN = 128
 """Ranks in the table of the page itself; `/plain` has all."""
 MAX_DIGITS = 9
-"""Of a rank that is asked for: thousands of them are no number that Python reads."""
+"""The most digits in the number of a rank that is asked for: Python refuses to read thousands."""
 RANKS = {
     "rank": "Rank",
     "host": "Host",

@@ -67,7 +67,7 @@ def halt(run: Run) -> dict[str, Any] | None:
     return {
         "number": attempt.halt.order.halt if attempt.halt is not None else 0,
         "course": attempt.course,
-        "step": attempt.plan.kept,
+        "step": attempt.plan.kept_step,
         "cause": attempt.wish.cause,
         "reason": attempt.wish.reason,
         "savers": attempt.plan.savers,

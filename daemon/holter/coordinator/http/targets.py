@@ -24,7 +24,7 @@ Targets = list[dict[str, Any]]
 
 
 def sidecar_targets(roster: Roster, run_id: str) -> Targets:
-    """In the form of Prometheus' HTTP and file service discovery; ranks that ended are left out, lost ones are not."""
+    """The sidecars in the form of Prometheus' HTTP and file service discovery; ranks that ended are left out, lost ones are not."""
     return [
         _group(_address(member), run_id, role="sidecar", rank=str(rank), host=member.hello.host)
         for rank, member in sorted(roster.members.items())
@@ -46,7 +46,7 @@ class TargetsFile:
         self._serial, self._content, self._num_unchanged = -1, b"", 0
 
     def write(self, roster: Roster) -> None:
-        """If anything changed; now and then also if somebody took the file away."""
+        """Write the file if anything changed; now and then also if somebody removed it."""
         if roster.serial != self._serial:
             self._serial, self._num_unchanged = roster.serial, 0
             self._content = msgspec.json.encode(all_targets(roster, self._run_id, self._address))

@@ -1,4 +1,4 @@
-"""What happened to a run, in order: findings that came and went, incidents, checkpoints, halts. Pure: told what stands, it says what is new.
+"""What happened to a run, in order: findings that came and went, incidents, checkpoints, halts. Pure: given what stands now, it says what is new.
 
 Bounded: of a night of flapping findings the last ones are kept, and the incidents, which are few, are read from their own records.
 """
@@ -19,7 +19,7 @@ Kind = Literal["finding", "incident", "checkpoint", "halt"]
 
 MAX_HAPPENINGS = 256
 _OUTCOMES: dict[str, Severity] = {"completed": "info", "incomplete": "critical", "failed": "critical"}
-"""How grave it is that a halt ended so; else it is a warning."""
+"""Severity of a halt by how it ended; a warning for all others."""
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Timeline:
-    """Look often; nothing is said twice."""
+    """What happened, each thing once, however often it is looked at."""
 
     def __init__(self) -> None:
         self._happenings: deque[Happening] = deque(maxlen=MAX_HAPPENINGS)
@@ -53,11 +53,11 @@ class Timeline:
         return tuple(self._happenings)
 
     def note(self, kind: Kind, text: str, now_ns: int, severity: Severity = "info") -> None:
-        """Something that nobody would find by looking."""
+        """Add something that looking at the state would not show."""
         self._say(kind, severity, text, rfc3339(now_ns))
 
     def look_at_findings(self, findings: Iterable[Finding], now_ns: int) -> None:
-        """What the detectors say now; one that waits for evidence is no verdict yet."""
+        """What the detectors find now; a finding that waits for evidence is no verdict yet."""
         stands = {(one.detector, one.first_step, one.ranks[:1]): one for one in findings if not one.needs}
         for key, finding in stands.items():
             if key not in self._findings:

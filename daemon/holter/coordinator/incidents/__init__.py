@@ -1,1 +1,1 @@
-"""The incidents of a run: opened, explained, kept, told to others."""
+"""The incidents of a run: opened, explained, stored, sent to others."""

@@ -28,7 +28,7 @@ TOO_OLD_S = 3600.0
 ATTEMPT_S = 10.0
 _OK, _WRONG, _BROKEN = 200, 400, 500
 _PATIENCE = (401, 403, 404, 408, 425, 429)
-"""Of the answers that blame us, those that ask to come again, or that a person mends while we wait: a token, a route."""
+"""Status codes from 400 to 499 after which a retry makes sense: the receiver asks for it, or a person may mend a token or a route meanwhile."""
 logger = logging.getLogger(__name__)
 
 
@@ -95,7 +95,7 @@ class WebhookSender:
                 self._idle.set()
 
     async def _deliver(self, session: aiohttp.ClientSession) -> None:
-        """The first that waits: it stays in its place until it is delivered or given up."""
+        """Deliver the first message that waits; it keeps its place until it is delivered or given up."""
         since_s, message = self._waiting[0]
         try:
             await self._post(session, message)
@@ -138,7 +138,7 @@ class WebhookSender:
         self._take_off(message)
 
     def _take_off(self, message: Message) -> None:
-        """Unless it was pushed out meanwhile."""
+        """Remove this message, unless it was pushed out meanwhile."""
         if self._waiting and self._waiting[0][1] is message:
             self._waiting.popleft()
 
@@ -184,7 +184,7 @@ class Announcer:
                 self._webhook.send(message)
 
     def write_targets(self) -> None:
-        """If ranks came or went."""
+        """Write the targets' file if ranks came or went."""
         if self._targets is not None:
             self._targets.write(self._run.roster)
 

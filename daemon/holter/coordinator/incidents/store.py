@@ -27,7 +27,7 @@ from holter.files import write_whole
 from holter.records import Diagnosis, Severity
 
 SETTLE_S, UNSURE_S, PATIENCE_S = 2.0, 5.0, 10.0
-"""How long cause and ranks must have stayed the same before a pager is told, longer if they are not sure; and so long it waits at most."""
+"""How long cause and ranks must have stayed the same before a pager is told, how long if they are unsure, and how long at most."""
 DATABASE = "incidents.sqlite"
 FOLDER = "incidents"
 
@@ -41,14 +41,14 @@ _COUNT = "INSERT OR IGNORE INTO causes VALUES (?, ?)"
 
 @dataclass(frozen=True)
 class _Blame:
-    """What an incident is laid to, and since when."""
+    """The cause and the ranks that an incident is blamed on, and since when."""
 
     on: tuple[str, tuple[int, ...]]
     is_sure: bool
     first_s: float
     """When the incident was first known here."""
     since_s: float
-    """When it was first laid to this."""
+    """When it was first blamed on these."""
 
     def is_settled(self, now_s: float) -> bool:
         stayed_s = SETTLE_S if self.is_sure else UNSURE_S
@@ -63,13 +63,13 @@ class Incidents:
         self._disk = disk
         self._by_id: dict[str, Diagnosis] = {}
         self._former: set[str] = set()
-        """Ids of those that another life of this run left, which this one has not met again."""
+        """Ids of incidents of an earlier life of this run that this one has not seen again."""
         self._blame: dict[str, _Blame] = {}
         self._causes: set[tuple[str, str]] = set()
-        """(id, cause) that was ever said: what is counted of these only grows, also over a restart."""
+        """Every (id, cause) that was ever named: their counts only grow, also over a restart."""
 
     def load(self) -> None:
-        """Read what an earlier coordinator left; raises nothing: a database that cannot be read is as none."""
+        """Read what an earlier coordinator left; raises nothing: a database that cannot be read counts as empty."""
         with contextlib.suppress(sqlite3.Error, OSError, msgspec.MsgspecError):
             diagnoses, said = _stored(self._run_dir / DATABASE)
             self._causes.update(said)
@@ -99,7 +99,7 @@ class Incidents:
         return list(self._by_id.values())
 
     def meet_again(self, ids: Iterable[str]) -> None:
-        """These are of this life: a coordinator that died a moment ago had found them."""
+        """These incidents belong to this life: a coordinator that died a moment ago had found them."""
         self._former.difference_update(ids)
 
     def close_former(self, now_ns: int) -> list[Diagnosis]:
@@ -116,7 +116,7 @@ class Incidents:
         return [found for found in self._by_id.values() if found.closed_at is None and found.id not in self._former]
 
     def settled(self) -> list[Diagnosis]:
-        """Of those, what a pager is told: the first diagnosis may name another rank a moment later, when all was heard."""
+        """Those of them that a pager is told: the first diagnosis may name another rank a moment later, when all ranks were heard."""
         now_s = clock.monotonic_s()
         return [found for found in self.standing() if self._blame[found.id].is_settled(now_s)]
 

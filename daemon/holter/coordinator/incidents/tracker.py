@@ -1,6 +1,6 @@
 """The run's incidents and their diagnoses, kept from one judgement to the next. Pure.
 
-Detectors keep nothing and find the same fault again each time; `correlate` knows it again, and only what is new or better
+Detectors keep nothing and find the same fault again each time; `correlate` recognises it, and only what is new or better
 understood is explained.
 """
 
@@ -39,7 +39,7 @@ class IncidentTracker:
         self._incidents: dict[str, Incident] = {}
         self._openings: dict[str, _Opening] = {}
         self._absent_since_ns: dict[str, int] = {}
-        """Open incidents that can pass and of which nothing is found now."""
+        """Open incidents that can pass and that no detector finds now -> since when."""
 
     def count(self, earlier: Sequence[Diagnosis]) -> None:
         """These incidents were found earlier in the same run: their leading causes count as strikes."""
@@ -86,7 +86,7 @@ class IncidentTracker:
         return [*changed, *(msgspec.structs.replace(known[id_], is_closed=True) for id_ in over)]
 
     def _look_who_is_absent(self, known: Mapping[str, Incident], findings: Sequence[Finding], now_ns: int) -> None:
-        """From the first round that does not find it: rounds are rare in a silence, and rarer in a replay of it."""
+        """An incident is absent from the first judgement that does not find it: judgements are rare in a silence, and rarer in a replay of one."""
         absent = [
             incident.id
             for incident in known.values()
@@ -145,7 +145,7 @@ def _drawn(finding: Finding, window: Window, errors: list[Exception]) -> tuple[E
 
 
 def _detected_after_s(finding: Finding, window: Window, now_ns: int) -> float:
-    """Since the death, since a deadline passed, or since the first report of the step at which it began."""
+    """Seconds since the death, since a deadline passed, or since the first report of the step at which it began."""
     overdue_ns = engine_facts(finding).get("overdue_at_ns")
     if overdue_ns is not None:
         return max(0.0, round((now_ns - overdue_ns) / 1e9, 3))

@@ -1,4 +1,4 @@
-"""A run that is over, for the page: its journal read again into a `Run` to which nobody speaks and that writes nothing.
+"""A run that is over, for the page: its journal read again into a `Run` that nobody is connected to and that writes nothing.
 
 Incidents are those that were written down; findings are judged again at the moments at which the coordinator learned something, for the
 timeline alone.

@@ -24,7 +24,7 @@ from holter.records import Action, Diagnosis, Judged
 
 TICK_NS = 500_000_000
 PATIENCE_NS = 10 * 10**9
-"""How long after something was heard the coordinator's mark is waited for: one that died left none."""
+"""How long after an observation a mark of the coordinator is expected: a coordinator that died left none."""
 MAX_FINAL_JUDGEMENTS = 4
 """A detector may ask for more after it has seen that what it asked for cannot be had."""
 
@@ -42,7 +42,7 @@ class Moment:
     at_ns: int
     is_final: bool = False
     passed: tuple[str, ...] = ()
-    """Incidents that it saw pass; it may have seen them absent first in a judgement that is not written down."""
+    """Incidents that the live run saw pass at this moment; the judgement that first missed them may not be written down."""
 
 
 def with_moments(entries: Iterable[Entry], pace: Pace, *, has_marks: bool = True) -> Iterator[Entry | Moment]:
@@ -133,14 +133,14 @@ class Replay:
 
 
 def differences(recorded: Sequence[Diagnosis], replayed: Sequence[Diagnosis]) -> list[str]:
-    """What one says and the other does not, of the incidents that stand; empty: the same causes, ranks, tensors and first steps."""
+    """What only one of the two says about the open incidents; empty: the same causes, ranks, tensors and first steps."""
     before, after = substances(recorded), substances(replayed)
     gone = [f"recorded but not replayed: {_words(one)}" for one in before if one not in after]
     return gone + [f"replayed but not recorded: {_words(one)}" for one in after if one not in before]
 
 
 def substances(diagnoses: Sequence[Diagnosis]) -> list[Substance]:
-    """What must be the same for two diagnoses to be the same, of those that are open."""
+    """What makes two diagnoses the same, for each that is open."""
     return sorted(
         (cause.cause, cause.ranks, cause.tensors, one.first_step)
         for one in diagnoses

@@ -18,7 +18,7 @@ from holter.coordinator.recovery import journal
 from holter.coordinator.recovery.journal import Entry
 from holter.coordinator.recovery.replay import Moment, judge_again, with_moments
 from holter.coordinator.run import Run
-from holter.records import Attached, Begun, Diagnosis, HaltAnswered, HaltAsked, Halting, Observation, Ordered
+from holter.records import Attached, Diagnosis, FirstStep, HaltAnswered, HaltAsked, Halting, Observation, Ordered
 
 MAX_AWAY_NS = 60 * 10**9
 """A coordinator that was away for longer watches another life of the job, if not another job."""
@@ -38,7 +38,7 @@ class Recovered:
     diagnoses: dict[str, Diagnosis] = field(default_factory=dict)
     attached: dict[int, Attached] = field(default_factory=dict)
     """Rank -> how it last introduced itself."""
-    begun: dict[int, Observation] = field(default_factory=dict)
+    first_steps: dict[int, Observation] = field(default_factory=dict)
     """Rank -> how far the run had come when it began."""
     halting: list[Observation] = field(default_factory=list)
     """What ranks said of a halt."""
@@ -92,7 +92,7 @@ def _is_interrupted(run_dir: Path, run_id: str, now_ns: int) -> bool:
 
 def _take_over(run: Run, found: Recovered, now_ns: int) -> None:
     run.silent_until_ns = now_ns + RETURN_NS
-    for observation in found.begun.values():
+    for observation in found.first_steps.values():
         run.checkpoints.hear(observation)
     run.checkpoints.recall(found.diagnoses.values())
     for observation in found.halting:
@@ -123,8 +123,8 @@ def _note(found: Recovered, observation: Observation) -> None:
         # Asking is in the journal twice: as the rank's word, which may have its answer, and as the request.
         case Halting(state=state) if state != "asking":
             found.halting.append(observation)
-        case Begun():
-            found.begun[observation.rank] = observation
+        case FirstStep():
+            found.first_steps[observation.rank] = observation
         case Attached() as attached:
             known = found.attached.get(observation.rank)
             if known is not None and known.pid != attached.pid:

@@ -32,11 +32,11 @@ MAX_OPEN = 64
 MAX_KEPT = 512
 """Steps that are remembered in their few numbers."""
 MAX_CALLS = 64
-"""Believed of one rank and step."""
+"""The most calls that are accepted of one rank and step."""
 MAX_ERROR_NS = 10**9
 """A clock known no better than this says nothing about arrivals."""
 MIN_RANKS = 2
-"""A rank alone is late for nobody."""
+"""One rank alone cannot be late."""
 MAX_LATEST = 8
 """Ranks kept of one step."""
 MAX_SAMPLED = 64
@@ -296,7 +296,7 @@ def median_without(ordered: Sequence[float], place: int) -> float:
 
 
 def _lag(rank: int, meetings: Sequence[Meeting]) -> Lag:
-    """The largest that is the rank's own doing; if all it shows was brought from elsewhere, the smallest."""
+    """The largest lag that is the rank's own doing; if it brought all of them from elsewhere, the smallest."""
     own = [meeting for meeting in meetings if rank in meeting.entered]
     found = sorted(((meeting.lag(rank), meeting) for meeting in own), key=lambda one: one[0], reverse=True)
     for lag, meeting in found:
@@ -307,7 +307,7 @@ def _lag(rank: int, meetings: Sequence[Meeting]) -> Lag:
 
 
 def _is_held_up(rank: int, lag: float, late: Meeting, own: Iterable[Meeting]) -> bool:
-    """Whether it waited for somebody in another group, and went from there to where it came late."""
+    """Whether it waited for another rank in another group before the collective to which it came late."""
     needed = HELD_SHARE * lag
     arrived = late.entered[rank]
     return any(

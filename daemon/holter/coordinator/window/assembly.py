@@ -57,7 +57,7 @@ MAX_RECORDS = 200_000
 """Step records remembered in all: steps x ranks."""
 MIN_STEPS, MAX_STEPS = 8, 1024
 MAX_TABLES = 1024
-"""Beyond this a table counts as not to be had."""
+"""The most tables that are kept; any beyond count as not available."""
 MAX_UNAVAILABLE = 65_536
 MAX_ORIGINS = 1024
 MAX_NONFINITE = 20_000
@@ -266,7 +266,7 @@ class Assembly:
             self._floor = oldest + 1
 
     def _log(self, rank: int, step: int, body: Logged) -> None:
-        """A log of a step that is still open, or comes later, waits for it."""
+        """Take in what a script logged; values of a step that is not complete yet wait for it."""
         self._judged = None
         if step >= self._floor or self._numbers.has(step):
             self._numbers.log(step, rank, body.values)
@@ -285,7 +285,7 @@ class Assembly:
 
     def _judge_steps(self) -> _Judged:
         views, classes, lagging = [], dict(self._forgotten), self._lagging()
-        series = list(self._numbers.kept())
+        series = list(self._numbers.remembered())
         for step, ledger in sorted(self._ledgers.items()):
             missing = self._missing(step, lagging)
             extend_histories(classes, step, ledger.verdicts(is_complete=not missing))

@@ -11,7 +11,7 @@ By how many each rank had called at the end of each step:
     step 25   rank 0: 26   rank 1: 25                                          rank 1 left one out, and stays one behind
 
 Which ranks belong to a group is not known here: those that told a block are compared, whoever tells first. A rank that tells a block
-anew with another digest has begun the group anew: its last word counts.
+again with another digest has started the group anew: the newest digest counts.
 """
 
 from dataclasses import dataclass, field
@@ -25,16 +25,16 @@ MAX_BLOCKS = 48
 MAX_RANKS = 64
 """Of one digest, the lowest: more are not needed to look at what they called."""
 MAX_DIGESTS = 16
-"""Of one block."""
+"""The most digests kept of one block."""
 MAX_PARTED = 32
 """Blocks shown."""
 QUIET_NS = 120 * 10**9
 """A group that nobody spoke of for so long may be forgotten in favour of a new one."""
 MAX_COUNTED_GROUPS = 64
 MAX_COUNTED_STEPS = 512
-"""Of one group, the newest."""
+"""How many of the newest steps are kept of one group."""
 MAX_COUNTED_RANKS = 64
-"""Of those that agree."""
+"""How many of the ranks that agree are kept."""
 
 
 @dataclass

@@ -39,7 +39,7 @@ class NumberTally:
         self._num = 0
         self._num_nonfinite = 0
         self._total = 0
-        """Of the finite ones, in units of the smallest float."""
+        """Sum of the finite values, in units of the smallest float."""
         self._low, self._low_rank = math.inf, -1
         self._high, self._high_rank = -math.inf, -1
 
@@ -152,7 +152,7 @@ class NumberBook:
         self._open = {known: value for known, value in self._open.items() if known < step}
         self._kept = {known: value for known, value in self._kept.items() if known < step}
 
-    def kept(self) -> tuple[StepNumbers, ...]:
+    def remembered(self) -> tuple[StepNumbers, ...]:
         """The steps that have left the assembly, ascending."""
         return tuple(self._kept.values())
 
@@ -176,7 +176,7 @@ def _numbers(done: StepDone) -> Iterator[tuple[str, float]]:
 
 
 def _joined(entry: StepNumbers, rank: int, said: Mapping[str, float]) -> StepNumbers:
-    """Late words on a step that has left the assembly: what nobody else said is added as it is, the rest comes too late."""
+    """Late values for a step that has left the assembly: a name that nobody logged is added, the rest comes too late."""
     late = {name: _alone(rank, value) for name, value in said.items() if name not in entry.numbers}
     return StepNumbers(entry.step, entry.at_ns, {**entry.numbers, **late}) if late else entry
 

@@ -1,4 +1,4 @@
-"""Who does not move on, what examinations showed, and which lines are open: what a hang is judged by. Pure."""
+"""Which ranks stand still, what examinations showed, and which lines are open: the facts by which a hang is judged. Pure."""
 
 from holter.faults.window import Delay, Examined, LinkView
 from holter.records import Exam, Link, Observation, Overdue, Unexamined
@@ -7,7 +7,7 @@ MAX_ASKED, MAX_UNASKED = 3, 2
 """Examinations kept of each rank: those that were asked for, and the last with native frames beside them; what it left when it died."""
 
 SAME_S = 1.0
-"""Two messages of one standstill agree so well on when it began."""
+"""Two messages about one standstill agree to within this on when it began."""
 
 
 class ProgressBook:
@@ -27,7 +27,7 @@ class ProgressBook:
                 self.delays.pop(rank, None)
             case Overdue() as overdue:
                 told = Delay(step, received_ns, overdue)
-                if not _is_told_again(self.delays.get(rank), told):
+                if not _is_repeated(self.delays.get(rank), told):
                     self.delays[rank] = told
             case Exam() as exam:
                 self.exams[rank] = _bounded(
@@ -47,8 +47,8 @@ class ProgressBook:
             known.pop(rank, None)
 
 
-def _is_told_again(known: Delay | None, told: Delay) -> bool:
-    """The same tier of the same standstill: a sidecar says it at every connection."""
+def _is_repeated(known: Delay | None, told: Delay) -> bool:
+    """Whether it repeats the same tier of the same standstill, as a sidecar does at every connection."""
     if known is None or (known.step, known.overdue.tier, known.overdue.phase) != (
         told.step,
         told.overdue.tier,

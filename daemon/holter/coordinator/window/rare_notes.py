@@ -1,8 +1,8 @@
 """What ranks say rarely (`Rare`), kept as it was said, a bounded number of each kind. Pure.
 
     Vitals, Inspection, Skipped, Swapped, Device   the newest
-    Warned                                 of each text the first few ranks that were shown it
-    Feed                                   of each rank and loader: the first beginning, the latest one, the latest two ends
+    ScriptWarning                                  of each text the first few ranks that were shown it
+    Feed                                           of each rank and loader: the first beginning, the latest one, the latest two ends
 
 Notes are in order of step, rank and the rank's own telling, which no interleaving changes.
 """
@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Iterator
 
 from holter.faults.window import Note
-from holter.records import Device, Feed, Inspection, Rare, Skipped, Swapped, Vitals, Warned
+from holter.records import Device, Feed, Inspection, Rare, ScriptWarning, Skipped, Swapped, Vitals
 
 NEWEST: dict[type[Rare], int] = {Vitals: 2048, Inspection: 128, Skipped: 1024, Swapped: 256, Device: 4096}
 """How many of a kind are kept."""
@@ -36,7 +36,7 @@ class RareNotes:
         """Ranks that said something else than Feed."""
         self._newest: dict[type[Rare], list[PlacedNote]] = {kind: [] for kind in NEWEST}
         """Heaps, the oldest first."""
-        self._warned: dict[tuple[str, str, str], list[PlacedNote]] = {}
+        self._warnings: dict[tuple[str, str, str], list[PlacedNote]] = {}
         self._feeds: dict[int, dict[int, _Loader]] = {}
         """Rank -> loader -> what is kept of it, the one heard of last at the end."""
         self._notes: tuple[Note, ...] | None = ()
@@ -51,8 +51,8 @@ class RareNotes:
         match note.body:
             case Feed() as feed:
                 self._add_feed(placed, feed)
-            case Warned() as warned:
-                self._add_warned(placed, warned)
+            case ScriptWarning() as warning:
+                self._add_warning(placed, warning)
             case _:
                 heap, limit = self._newest[type(note.body)], NEWEST[type(note.body)]
                 (heapq.heappush if len(heap) < limit else heapq.heappushpop)(heap, placed)
@@ -64,7 +64,7 @@ class RareNotes:
         if rank not in self._tellers:
             return
         self._tellers.discard(rank)
-        for heap in (*self._newest.values(), *self._warned.values()):
+        for heap in (*self._newest.values(), *self._warnings.values()):
             heap[:] = [placed for placed in heap if placed[1].rank != rank or placed[1].step < step]
             heapq.heapify(heap)
 
@@ -81,17 +81,17 @@ class RareNotes:
         return [note.body for note in told if note.step == newest and isinstance(note.body, Vitals)]
 
     def _all(self) -> Iterator[PlacedNote]:
-        for heap in (*self._newest.values(), *self._warned.values()):
+        for heap in (*self._newest.values(), *self._warnings.values()):
             yield from heap
         for loaders in self._feeds.values():
             for loader in loaders.values():
-                yield from loader.kept()
+                yield from loader.notes()
 
-    def _add_warned(self, placed: PlacedNote, warned: Warned) -> None:
-        key = (warned.text, warned.where, warned.module)
-        if key not in self._warned and len(self._warned) >= MAX_TEXTS:
+    def _add_warning(self, placed: PlacedNote, warning: ScriptWarning) -> None:
+        key = (warning.text, warning.where, warning.module)
+        if key not in self._warnings and len(self._warnings) >= MAX_TEXTS:
             return
-        tellers = self._warned.setdefault(key, [])
+        tellers = self._warnings.setdefault(key, [])
         tellers.append(placed)
         tellers.sort(key=lambda one: one[0])
         del tellers[MAX_TELLERS:]
@@ -127,6 +127,6 @@ class _Loader:
         else:
             self.latest = placed
 
-    def kept(self) -> Iterator[PlacedNote]:
+    def notes(self) -> Iterator[PlacedNote]:
         yield from (placed for placed in (self.first, self.latest) if placed is not None)
         yield from self.ends

@@ -52,7 +52,7 @@ class StepLedger:
         (self.kept if before == left else self.broke).add(rank)
 
     def verdicts(self, *, is_complete: bool) -> list[Agreement]:
-        """What can be said of each class: ranks that differ, differ at once; they agree when no more will report."""
+        """The verdict on each class: a difference is certain at once, agreement only when no more ranks will report."""
         found = []
         for name, groups in sorted(self.roots.items()):
             if len(groups) > 1:

@@ -64,7 +64,7 @@ class Card:
     """Of 24 columns."""
     height: int = 8
     limits: tuple[tuple[float, str], ...] = ()
-    """(from this value on, colour). Only where holter's own verdict or setting is the limit: nothing is judged here a second time."""
+    """(from this value on, colour). Only where a verdict or a setting of holter's own is the limit: a dashboard judges nothing."""
     base: str = PLAIN
     """Colour below every limit."""
     link: PanelLink | None = None
@@ -101,7 +101,7 @@ def _link(link: PanelLink) -> dashboard.DashboardLink:
 
 LINEAR, LOG = choices.ScaleDistribution.LINEAR, choices.ScaleDistribution.LOG
 FROM_ZERO = choices.ScaleDistribution.SYMLOG
-"""Logarithmic for counts that may be 0."""
+"""A logarithmic scale for counts that may be 0."""
 
 
 def lines(

@@ -25,7 +25,7 @@ def series(metric: str, *matchers: str, of: str = RUN) -> str:
 
 
 def each(labels: str, expression: str) -> str:
-    """One value for each combination of labels, whoever was scraped for it."""
+    """One value for each combination of labels, whichever process was scraped for it."""
     return f"max by ({labels}) ({expression})"
 
 
@@ -101,5 +101,5 @@ def severe(labels: str, metric: str) -> str:
 
 
 def or_none(expression: str, of: str = RUN) -> str:
-    """0 instead of nothing, but only for a run that is being scraped."""
+    """0 where there is no value, but only for a run that is being scraped."""
     return f"{expression} or 0 * max({series('build_info', of=of)})"

@@ -9,9 +9,9 @@ Why it matters
     later, at the end of an epoch, far from any checkpoint.
 
 False positives
-    Loaders that are only evaluated, a short last batch, and loaders without a length say nothing. A loop inside DDP's `join()`
-    context, or one that begins its loader anew whenever it is exhausted, copes with uneven lengths on purpose and cannot be told apart
-    beforehand: it is reported; once a rank was seen to begin anew while the others went on, it is not.
+    Loaders that are only evaluated, a short last batch, and loaders without a length say nothing. A loop inside DDP's `join()` context,
+    or one that restarts its loader whenever it is exhausted, copes with uneven lengths on purpose. That cannot be known beforehand, so it
+    is reported, until a rank was seen to restart its loader while the others went on.
 
 What to do
     Give each rank the same number of batches: a DistributedSampler (it pads, or drops with `drop_last`), or cut every rank at the shortest
@@ -55,7 +55,7 @@ class BatchLengths:
             if feed.num_batches > 0:
                 by_pass.setdefault((feed.loader, feed.epoch, feed.dataset, feed.sampler), []).append(one)
         for group in sorted(by_pass.values(), key=lambda group: min(one.begin_step for one in group)):
-            if self._is_uneven(group) and not _is_begun_anew(window, group, known):
+            if self._is_uneven(group) and not _is_restarted(window, group, known):
                 yield _finding(window, group)
                 return
 
@@ -74,7 +74,7 @@ def _must_keep_pace(window: Window) -> bool:
     )
 
 
-def _is_begun_anew(window: Window, group: Sequence[LoaderPass], known: Sequence[LoaderPass]) -> bool:
+def _is_restarted(window: Window, group: Sequence[LoaderPass], known: Sequence[LoaderPass]) -> bool:
     """Whether a rank that ran out took its loader up again, and everyone went on stepping."""
     shortest = min(one.begin.num_batches for one in group)
     out = {one.rank for one in group if one.begin.num_batches == shortest}

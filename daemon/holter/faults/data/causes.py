@@ -53,7 +53,7 @@ DUPLICATE_DATA_ACROSS_RANKS = CauseEntry(
 
 DOUBLE_SHARDED_DATA = CauseEntry(
     cause="double_sharded_data",
-    happened="The data set is cut into parts twice, so that some parts are nobody's.",
+    happened="The data set is cut into parts twice, so that no rank reads some of the parts.",
     mechanism=(
         "A DistributedSampler gives each rank its share, and a wrapper (accelerate's `prepare`, a framework's loader) cuts that share once "
         "more by the number of ranks. Each rank keeps one part of its own part; the rest is never read, in any epoch."
@@ -71,7 +71,7 @@ DOUBLE_SHARDED_DATA = CauseEntry(
             "Remove one of the two: give `prepare` a loader without DistributedSampler (plain `shuffle=True`), or keep the sampler and do "
             "not prepare the loader (`accelerator.prepare(model, optimizer)` only). With `datasets`, do not call `shard` before either."
         ),
-        changes="An epoch has as many more steps as the data was cut too often: schedules that count steps per epoch must be computed again.",
+        changes="An epoch becomes longer by the factor of the second cut: schedules that count steps per epoch must be computed again.",
         does_not_fix="What the model has not seen so far. With half the data unseen, consider starting again; the weights themselves are sound.",
         expect="`len(loader) * batch_size * ranks` is about the size of the data set, and this incident is not opened again.",
         verify="Count the samples of one epoch on every rank and sum them: it is the data set's size, up to one batch a rank.",
@@ -84,7 +84,7 @@ REPEATED_EPOCH_ORDER = CauseEntry(
     happened="Every epoch comes in the same order although the sampler shuffles.",
     mechanism=(
         "A DistributedSampler draws its order from a seed plus an epoch number that only `set_epoch` changes. If nobody calls it, or the "
-        "script seeds everything alike at the top of each epoch, each epoch repeats the batches of the first, in the same company."
+        "script seeds everything alike at the top of each epoch, each epoch repeats the batches of the first: the same samples together, in the same order."
     ),
     would_refute="The sampler was told a new epoch before the pass.",
     refuting_fact="is_epoch_told",
@@ -101,7 +101,7 @@ REPEATED_EPOCH_ORDER = CauseEntry(
             "change it at the next restart."
         ),
         changes="The order of samples from the next epoch on. A run compared with an older one bit by bit will differ from there.",
-        does_not_fix="Epochs already made: the model has met the same batches in the same order; how much that cost cannot be told.",
+        does_not_fix="Epochs already made: the model has met the same batches in the same order; nobody can say how much that cost.",
         expect="The loss within an epoch no longer repeats its small ups and downs of the epoch before.",
         verify="The first batches' indices of two epochs differ on each rank.",
         otherwise="If the call is there, it reaches another sampler than the one in use: after `prepare`, the loader has a new one; call it on the prepared loader.",
@@ -115,7 +115,7 @@ UNEVEN_BATCHES = CauseEntry(
         "Each step of replicas ends in a reduction that all must enter. A rank without a next batch leaves the loop; the others go into "
         "the next reduction and wait for it until the timeout, or, worse, meet in it with another collective that came later."
     ),
-    would_refute="A rank that ran out took its loader up again and all went on stepping.",
+    would_refute="A rank that ran out of data restarted its loader, and all ranks went on stepping.",
     refuting_fact="is_begun_anew",
     is_refuted_by=True,
     rows=(

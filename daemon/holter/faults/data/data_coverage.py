@@ -1,9 +1,9 @@
 """Data coverage: a whole pass over the data leaves out part of it.
 
 What it detects
-    A training loader whose samples, summed over all ranks, are clearly fewer than the data set holds, while samplers and wrappers together
-    cut the data set into more parts than there are ranks: some parts are nobody's. Judged from the loader's own lengths when the
-    pass begins, and from the samples counted when it ends.
+    A training loader whose samples, summed over all ranks, are clearly fewer than the data set holds, while samplers and wrappers
+    together cut the data set into more parts than there are ranks, so that no rank reads some of them. Judged from the loader's own
+    lengths when the pass begins, and from the samples counted when it ends.
 
 Why it matters
     The run trains on the same half (or quarter) of the data in each epoch, and an epoch is over too soon. Nothing fails; the loss looks

@@ -5,8 +5,8 @@ What it detects
     a job whose model is replicated over all ranks.
 
 Why it matters
-    Replicas that read the same batches compute the same gradients; averaging them changes nothing. The job costs as many machines as it
-    has ranks, learns at the speed of one, and takes an epoch for each rank to see the data once. The loss curve looks ordinary.
+    Replicas that read the same batches compute the same gradients; averaging them changes nothing. The job uses as many machines as it
+    has ranks and learns at the speed of one; each rank goes through all of the data in an epoch. The loss curve looks ordinary.
 
 False positives
     Ranks that share one model by tensor or pipeline parallelism read the same batch on purpose: unless the wrapper says that the model is

@@ -6,12 +6,12 @@ What it detects
 
 Why it matters
     A DistributedSampler shuffles by seed and epoch; if nobody calls `set_epoch`, each epoch repeats the first. The model meets the same
-    batches in the same company every time: batch noise no longer averages out, and the last batches weigh more than the first.
+    samples together every time: batch noise no longer averages out, and the last batches weigh more than the first.
 
 False positives
-    A loader that does not shuffle is so by intention. Passes over a handful of samples repeat by chance and are not judged. Data
-    whose batches are all alike (synthetic) has no order. A script that seeds each epoch alike on purpose is reported, because its
-    sampler says that it shuffles.
+    A loader that does not shuffle is meant to be so. Passes over a handful of samples repeat by chance and are not judged. Data whose
+    batches are all alike (synthetic) has no order. A script that seeds each epoch alike on purpose is reported, because its sampler says
+    that it shuffles.
 
 What to do
     Call `sampler.set_epoch(epoch)` before each epoch, or let accelerate do it (`holter explain repeated_epoch_order`).

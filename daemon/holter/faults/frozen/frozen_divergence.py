@@ -71,7 +71,7 @@ class FrozenDivergence:
     patience_s: float = 2.0
     """How long to wait for ranks that have not reported the step, because they may make the majority."""
     max_ranks_asked: int = threshold(8, at_least=2)  # A comparison needs two.
-    """Of how many ranks the table of fingerprints is asked."""
+    """How many ranks are asked for their table of fingerprints."""
     implausible_ratio: float = 100.0
     """A norm so many times its peers' is the implausible side."""
 

@@ -10,8 +10,8 @@ Why it matters
 
 False positives
     Averages and momentum encoders move all the time, target networks are copied from the live one: neither is reported. An average that
-    only begins to move after a while is told by going on: one change that is followed by rest is reported, a lasting movement is not.
-    A tensor that moves in a step is reported only if an optimizer holds it.
+    begins to move only after a while keeps moving: one change that is followed by rest is reported, lasting movement is not. A tensor
+    that moves in a step is reported only if an optimizer holds it.
 
 What to do
     Give the optimizer only what trains (`[p for p in model.parameters() if p.requires_grad]`), and build it after freezing; or look for

@@ -168,7 +168,7 @@ def kind_of(frame: Frame) -> FrameKind:
 
 
 def _of_owner(file: str, function: str) -> FrameKind:
-    """By whose code it is."""
+    """What a frame says by whose code it is."""
     if INSTALLED.search(file):
         if TORCH.search(file):
             return "plumbing"

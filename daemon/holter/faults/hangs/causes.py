@@ -15,15 +15,15 @@ _HELD = ("is_suspended", "is_unreachable", "has_ended", "is_interpreter_locked")
 _NO_STACK = "the stack of the rank that did not come: py-spy could not read it"
 _NO_THIRD = "a third rank, or calls from before that tell which side is right: both sides wait for each other, so both are named"
 _NO_ABSENT = (
-    "somebody who is missing: all ranks look alike, so that the network or the collective itself may be at fault"
+    "a rank that is missing: all ranks look alike, so that the network or the collective itself may be at fault"
 )
 _NO_SIGN = "what the rank does instead: neither its stack nor the ranks' recorders tell"
-_NO_SECOND_SIGN = "a sign that it took another way: its stack shows that it is on the usual one and does not go on"
+_NO_SECOND_SIGN = "a sign that it took another branch: its stack shows the usual one, in which it does not go on"
 _BUSY_DEVICE = (
     "the wait channel's reason (`dmesg -T` on its host): a storage or a device that does not answer looks like this"
 )
-_SAVED_BELOW = "native code of its own that holds the lock: its stack shows that of the save"
-_NO_NEXT_CALL = "the call after the one it stands in: had it only swapped two, the one it left out would be its next"
+_SAVED_BELOW = "native code that holds the lock: the stack shows only that of the save"
+_NO_NEXT_CALL = "the call after the one it waits in: if it only swapped two calls, the one it left out comes next"
 _NOT_LOOKED_AT = (
     "a look at the named rank before its peer's timeout was over: it is the only one left that can have been missing"
 )
@@ -32,7 +32,7 @@ _LOCKED_TOO = "the interpreter's answer: it is locked, and that alone would expl
 
 RANK_SUSPENDED = CauseEntry(
     cause="rank_suspended",
-    happened="A rank's process is held: stopped by a signal, a debugger or the freezer, or in a system call that nothing ends.",
+    happened="A rank's process is held: stopped by a signal, a debugger or the freezer, or in a system call that does not return.",
     mechanism=(
         "The kernel does not let the process run. SIGSTOP or SIGTSTP came from a shell, a scheduler or a script; a debugger is attached; a container was "
         "paused; or a storage, a device or its driver does not answer and the process sleeps uninterruptibly. Its peers wait in their next collective."
@@ -78,7 +78,7 @@ HOST_UNREACHABLE = CauseEntry(
     ),
     fix=Fix(
         do=(
-            "Ask for the host from outside: `ping HOST`, `ssh HOST uptime`, its management console, the scheduler's view of the node. Alive: look at "
+            "Look at the host from outside: `ping HOST`, `ssh HOST uptime`, its management console, the scheduler's view of the node. Alive: look at "
             "`ip -s link` and `dmesg -T` for a link that went down. Dead: take the node out, end the job, and resume from the last good checkpoint without it."
         ),
         changes="Which hosts the job runs on.",
@@ -254,7 +254,7 @@ RANK_MISSING_FROM_COLLECTIVE = CauseEntry(
         ),
         changes="One small collective where the decision is made; nothing in the numbers of a run that did not hang.",
         does_not_fix="What made this rank's data or state differ in the first place, if it should have been equal.",
-        expect="The resumed run passes this step, and all ranks call the same at every sequence number.",
+        expect="The resumed run passes this step, and all ranks make the same call at every sequence number.",
         verify="`holter status` shows every rank past this step, and this incident is not opened again.",
         otherwise=(
             "If the rank's stack shows that it never reached the branch, it was held up before: look at its process state and at what it waited for. "
@@ -324,7 +324,7 @@ COLLECTIVE_ORDER_MISMATCH = CauseEntry(
     ),
     fix=Fix(
         do=(
-            "Find the two calls in the evidence in the script, and the condition that lets the named rank take another way: "
+            "Find the two calls in the evidence in the script, and the condition by which the named rank takes another branch: "
             "`grep -nE 'all_reduce|all_gather|broadcast|barrier|gather_for_metrics|if .*(rank|is_main_process)' train.py`. Move every collective out of branches "
             "that not all ranks take, call them in the same order everywhere, and give independent streams of calls groups of their own "
             "(`dist.new_group`). Then resume from the last checkpoint before the step named here."
@@ -344,7 +344,7 @@ COLLECTIVE_ORDER_MISMATCH = CauseEntry(
 
 COLLECTIVE_SHAPE_MISMATCH = CauseEntry(
     cause="collective_shape_mismatch",
-    happened="Ranks call the same operation with tensors of other sizes.",
+    happened="Ranks call the same operation with tensors of different sizes.",
     mechanism=(
         "An operation such as all_reduce needs the same number of elements on every rank and does not check it. gloo aborts one process, whose peers then "
         "report a closed connection; NCCL hangs, or reads and writes past a buffer's end. Sizes differ where they come from data (a short last batch, "
@@ -379,7 +379,7 @@ COLLECTIVE_SHAPE_MISMATCH = CauseEntry(
 
 COLLECTIVE_DTYPE_MISMATCH = CauseEntry(
     cause="collective_dtype_mismatch",
-    happened="Ranks call the same operation with tensors of other dtypes.",
+    happened="Ranks call the same operation with tensors of different dtypes.",
     mechanism=(
         "A collective moves bytes. If one rank hands in float32 and another int32 or bfloat16, widths that agree raise no error at all: one side's bits are read as the "
         "other's type, and the sum is garbage on every rank. Widths that differ abort or hang. It comes from a value that is a Python int on one rank and a "

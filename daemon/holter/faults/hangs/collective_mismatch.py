@@ -1,10 +1,10 @@
 """Collective mismatch: ranks of one group do not call the same.
 
 What it detects
-    Ranks whose call with the same number in the same group is another operation, or the same one with other sizes or another dtype.
-    It is found while the job runs (each rank tells digests of runs of 64 calls; where two differ, the recorders are read), when it
-    hangs, and when a rank died of it: the dead rank's last calls are kept by its sidecar. A rank that left out a whole round of equal
-    calls shows by its count of them alone; that counts if replicas part in the same step.
+    Ranks whose call with the same number in the same group is another operation, or the same one with other sizes or another dtype. It is
+    found while the job runs (each rank tells digests of runs of 64 calls; where two differ, the recorders are read), when it hangs, and
+    when a rank died of it: the dead rank's last calls are kept by its sidecar. A rank that left out a whole round of equal calls shows
+    only in its number of calls; that counts if replicas part in the same step.
 
 Why it matters
     Collectives match by number alone. A mismatch hangs the job, aborts a process whose peers then blame the network, or does not fail at
@@ -12,8 +12,8 @@ Why it matters
 
 False positives
     What may differ between ranks is not compared: splits of all_to_all, sizes of gather, scatter and messages between two ranks, calls of
-    groups to which a rank does not belong. Copies of two recorders made at different moments differ in their length only; sizes that
-    vary from step to step, alike on all ranks, are equal at each number. That a rank has not entered yet is another finding's matter.
+    groups to which a rank does not belong. Copies of two recorders made at different moments differ in their length only; sizes that vary
+    from step to step, alike on all ranks, are equal at each number. A rank that has not entered a call yet is left to `stalled_rank`.
 
 What to do
     Look at the named call in the script, on the named ranks: a branch on the rank, a short last batch, a value that is an int here and a
@@ -44,7 +44,7 @@ from holter.flight import BLOCK_CALLS, Analysis
 from holter.records import Call, Collective, Evidence, ExamRequest, Finding, Flight
 
 CRASH_S = 3.0
-"""So long after a rank's last breath its peers may still be there to be looked at."""
+"""How long after a rank crashed its peers may still be there to be examined."""
 MAX_MORE = 3
 """Further deviations with a line of evidence of their own."""
 SHOWN_OF_A_SIDE = 2

@@ -65,7 +65,7 @@ def due(scene: Standstill, blamed: Blame, rank: int, waits: CulpritWaits) -> Due
 
 
 def _due_at_length(scene: Standstill, blamed: Blame, rank: int, waits: CulpritWaits) -> Due | None:
-    """By the deadlines of the phases."""
+    """When its time is up by the deadlines of the phases."""
     if blamed.by in {"ended", "unreachable"} or blamed.is_deadlock:
         return _due_with_victims(scene, blamed, rank, waits)
     look, delay = scene.looks.get(rank), scene.overdue(rank)

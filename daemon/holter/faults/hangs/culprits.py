@@ -25,7 +25,7 @@ from holter.records import Flight
 
 By = Literal["suspended", "unreachable", "collectives", "ended", "uninterruptible", "stacks", "place", "everyone"]
 MOVING_S = 1.0
-"""Who came where it is so lately does not wait for anybody yet."""
+"""A rank that moved within this time does not wait for anybody yet."""
 DEADLOCKS = ("missing", "extra", "order")
 """Deviations after which no rank can go on."""
 
@@ -214,7 +214,7 @@ def _by_collectives(case: _Case) -> Blame | None:
         return case.blame(
             deviation.ranks, "collectives", deviation, is_clear=deviation.is_clear, is_deadlock=is_deadlock
         )
-    # Whoever is waited for waits, too: a circle, unless nobody knows whom it waits for, and somebody else is still to come.
+    # Whoever is waited for waits, too: a cycle, unless nobody knows whom it waits for, and somebody else is still to come.
     awaited = {rank for wait in analysis.waits for rank in wait.absent}
     is_unrecorded = bool(awaited & case.unrecorded)
     if not awaited <= case.waiting or (is_unrecorded and case.busy):

@@ -4,7 +4,7 @@ What it detects
     The first rank to end abnormally: by a signal, with an exception, with an exit code other than 0, or without a word; or the first to
     leave without an error, if a peer that still needed it says that it lost its connection. Ranks that fell afterwards are told apart:
     the launcher sends SIGTERM to the survivors, and peers raise errors about a closed connection. A rank that gave up because its
-    backend's timeout was over is a victim, too: the rank is named that it waited for, or nobody.
+    backend's timeout was over is a victim, too: the finding names the rank that it waited for, or nobody.
 
 Why it matters
     The survivors' logs are full of connection errors that point at each other. Only the first death has a cause worth finding.
@@ -203,32 +203,32 @@ def _is_stop(window: Window, abnormal: list[RankExit], *, stop_s: float, settle_
     first = abnormal[0]
     if not any(kind_of(end) == "terminated" for end in abnormal):
         return False
-    if not all(_was_told(window, end, first, settle_s) for end in abnormal):
+    if not all(_was_asked_to_end(window, end, first, settle_s) for end in abnormal):
         return False
     if _goes_on(window, first, settle_s) or any(
-        not _is_told_before(window, rank, first) for rank in window.processes.failing
+        not _was_signalled_before(window, rank, first) for rank in window.processes.failing
     ):
         return False
     is_everyone_gone = window.attached <= {end.rank for end in window.processes.exits}
     return is_everyone_gone or (window.real_ns or window.now_ns) - first.at_ns < stop_s * 1e9
 
 
-def _was_told(window: Window, end: RankExit, first: RankExit, settle_s: float) -> bool:
-    """By SIGTERM; whoever was told and then lost its peers was told first. Who does not obey is killed in the end."""
+def _was_asked_to_end(window: Window, end: RankExit, first: RankExit, settle_s: float) -> bool:
+    """Whether SIGTERM asked it to end; a rank that was asked and then lost its peers was asked first. One that does not obey is killed in the end."""
     if kind_of(end) == "terminated":
         return True
     if kind_of(end) in VICTIMS:
-        return _is_told_before(window, end.rank, first)
+        return _was_signalled_before(window, end.rank, first)
     is_cleared = signal_of(end) == signal.SIGKILL and not end.exited.out_of_memory
     return is_cleared and end.at_ns - first.at_ns > settle_s * 1e9
 
 
-def _is_told_before(window: Window, rank: int, first: RankExit) -> bool:
+def _was_signalled_before(window: Window, rank: int, first: RankExit) -> bool:
     return rank in window.processes.signalled and window.processes.signalled[rank] <= first.at_ns
 
 
 def _goes_on(window: Window, first: RankExit, settle_s: float) -> bool:
-    """A step was begun and ended without it."""
+    """Whether its peers began and ended a step without it."""
     return any(view.first_seen_ns > first.at_ns + settle_s * 1e9 for view in window.steps)
 
 

@@ -63,7 +63,7 @@ def merged(stacks: Mapping[int, Sequence[Frame]]) -> list[str]:
     """A tree of lines for a fixed-width block; frames of each rank innermost first."""
     root = _Node()
     for rank in sorted(stacks):
-        if frames := list(_shown(stacks[rank])):
+        if frames := list(_telling_frames(stacks[rank])):
             root.ranks.append(rank)
             root.add(rank, frames)
     lines = [_everyone(root.ranks, len(stacks)), *_lines(root, "  ", "")] if root.ranks else []
@@ -117,7 +117,7 @@ class _Node:
 
 def _column(frames: Sequence[Frame]) -> list[str]:
     """One rank's stack by itself, outermost first."""
-    return _bounded([_frame(frame) for frame in _shown(frames)])
+    return _bounded([_frame(frame) for frame in _telling_frames(frames)])
 
 
 def _bounded(run: list[str]) -> list[str]:
@@ -162,7 +162,7 @@ def _branches(node: _Node, trunk: str) -> Iterator[str]:
         yield from _lines(branch, f"{trunk}{bar}  ", f"{trunk}{bar}")
 
 
-def _shown(frames: Sequence[Frame]) -> Iterator[Frame]:
+def _telling_frames(frames: Sequence[Frame]) -> Iterator[Frame]:
     """Outermost first, without what tells nothing."""
     # An address without a name is another one in every process.
     return (frame for frame in reversed(frames) if not frame.function.startswith("0x") and _is_telling(frame))
@@ -179,7 +179,7 @@ def _is_telling(frame: Frame) -> bool:
 
 def _place(frames: Sequence[Frame]) -> tuple[str, str, int]:
     """What the script called, and where: `all_reduce`, `train.py`, 61."""
-    shown = list(_shown(frames))
+    shown = list(_telling_frames(frames))
     if not shown:
         return "?", "", 0
     kinds = [kind_of(frame) for frame in shown]

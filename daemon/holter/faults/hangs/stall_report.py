@@ -35,7 +35,7 @@ MAX_LISTED = 32
 
 @dataclass(frozen=True)
 class Culprit:
-    """One of those who are blamed: each fact is True, False, or None where nobody could look."""
+    """One of the ranks that are blamed: each fact is True, False, or None where nobody could look."""
 
     scene: Standstill
     blamed: Blame
@@ -53,7 +53,7 @@ class Culprit:
 
     @cached_property
     def stack(self) -> ThreadStack | None:
-        """Of its main thread."""
+        """The stack of its main thread."""
         found = main_stack(self.look.stacked) if self.look else None
         return found if found and found.frames else None
 
@@ -125,7 +125,7 @@ class Culprit:
         return self.phase is Phase.CHECKPOINT and self.look.activity == "checkpoint"
 
     def is_in(self, activity: str) -> bool | None:
-        """By its phase or its stack."""
+        """Whether its phase or its stack shows it there."""
         phase = PHASES.get(activity)
         if phase is not None and self.phase is phase:
             return True

@@ -207,7 +207,7 @@ class StalledRank(CulpritWaits):
 
 
 def _facts(scene: Standstill, blamed: Blame) -> dict[str, Any]:
-    """Of the first culprit: True, False, or None where nobody could look."""
+    """The facts about the first culprit: True, False, or None where nobody could look."""
     culprit = Culprit(scene, blamed, blamed.culprits[0])
     is_waiting = blamed.wait is not None and culprit.rank in blamed.wait.entered
     return {

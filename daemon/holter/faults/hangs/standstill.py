@@ -26,7 +26,7 @@ UNINTERRUPTIBLE_S = 3.0
 ORDERED = (Phase.DATA, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 """Phases that follow each other in every step."""
 BUSY_SHARE = 0.3
-"""Of one core: less is what threads that only wait need."""
+"""Share of one core; threads that only wait need less."""
 JITTER_NS = 100_000_000
 """The moment at which a rank last moved is told anew with each message, a little differently."""
 STALE_NS = 1_000_000_000
@@ -146,7 +146,7 @@ class Standstill:
     living: frozenset[int]
     ended: Mapping[int, RankExit]
     looks: Mapping[int, Look]
-    """Of the ranks that were looked at since."""
+    """Looks at the ranks that were examined since."""
 
     @property
     def now_ns(self) -> int:
@@ -263,7 +263,7 @@ def _has_called(before: Exam, after: Exam) -> bool:
 
 
 def _newest(flight: Flight) -> tuple[int, frozenset[tuple[str, int]]]:
-    """How far it has come: its last call, and what its groups count."""
+    """How far it has come: its last call, and the counts of its groups."""
     entered = frozenset((group.name, group.last_entered) for group in flight.groups)
     return max((call.record for call in flight.calls), default=-1), entered
 

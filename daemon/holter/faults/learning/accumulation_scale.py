@@ -1,19 +1,18 @@
 """Accumulation scale: the gradient grows with the number of micro-batches in a step.
 
 What it detects
-    Steps made of more micro-batches that have gradients larger in the measure of a sum, not of a mean, where the number of
-    micro-batches varied by a factor of two or more. Where it never varied, a loss that is not divided before `backward` is told as
-    information.
+    Steps of more micro-batches whose gradients are larger by as much as a sum makes them, not a mean, where the number of micro-batches
+    varied by a factor of two or more. Where it never varied, a loss that is not divided before `backward` is reported as information.
 
 Why it matters
     Summed micro-batches multiply the learning rate by their number, and every later change of the accumulation changes it again.
 
 False positives
-    A mean over k times as many samples has a norm between 1/sqrt(k) and 1 of the smaller one's, a sum between sqrt(k) and k:
-    nothing under nine tenths of sqrt(k) counts. Only steps next to a change of the number are compared, so that a norm that falls
-    over the run is no matter; nor are norms that differ as much among steps of one number, or by far more than a sum explains (an
-    optimizer that calls a closure until it is content). The short last group of an epoch, divided by the full number, is told as
-    information only, and so is whatever may be divided later than where we look.
+    A mean over k times as many samples has a norm between 1/sqrt(k) and 1 of the smaller one's, a sum between sqrt(k) and k: nothing
+    under nine tenths of sqrt(k) counts. Only steps next to a change of the number are compared, so that a norm that falls over the run
+    does not disturb. Norms that differ as much among steps of the same number do not count, nor do norms that differ by far more than a
+    sum explains (an optimizer that calls a closure until it is content). The short last group of an epoch, divided by the full number, is
+    reported as information only, and so is a gradient that may be divided later than where holter looks.
 
 What to do
     Divide each micro-batch's loss by the number of micro-batches, or by the samples of the whole step (`holter explain
@@ -71,7 +70,7 @@ class AccumulationScale:
     min_steps: int = 3
     """Steps of either number."""
     min_ratio: float = threshold(2.0, at_least=2)  # Below this a sum's noise and a mean's overlap.
-    """Of the numbers of micro-batches."""
+    """How many times as many micro-batches the larger steps must have."""
     min_constant_steps: int = 8
     """Steps before a constant number and an undivided loss are mentioned."""
 

@@ -10,10 +10,10 @@ Why it matters
     should.
 
 False positives
-    Modules that the step does not call (a branch that is legitimately unused, experts without a token) raise nothing. Zero
-    gradients while the learning rate is zero do not count; LoRA's A beside a B of zeros, and gates that begin at zero, are over
-    after one step. A branch that is called and whose result the loss ignores, or weighs with zero, looks like a detached one:
-    unless most of the model is concerned, that is told as information only.
+    Modules that the step does not call (a branch that is legitimately unused, experts without a token) raise nothing. Zero gradients
+    while the learning rate is zero do not count; LoRA's A beside a B of zeros, and gates that begin at zero, are over after one step. A
+    branch that is called and whose result the loss ignores, or weighs with zero, looks like a detached one: unless most of the model is
+    concerned, that is reported as information only.
 
 What to do
     Look at the call of the modules named: `no_grad`, `detach`, reentrant checkpointing on an input that needs no gradient, a ReLU
@@ -56,7 +56,7 @@ class MissingGradients:
     proven_steps: int = 8
     """So many are enough where an inspection proves that none can come."""
     num_vitals: int = 2
-    """Said so many times in a row."""
+    """How many reports in a row must show it."""
     min_live_steps: int = 8
     """So many of the idle steps had a learning rate above zero."""
     most: float = 0.5

@@ -13,8 +13,8 @@ False positives
     passed and the scale is still large, twice as many skips are needed. One step that passes begins the count again.
 
 What to do
-    Find what is not finite in every step (`holter explain every_step_skipped`): a batch, a loss, an overflow in the forward pass.
-    It is no matter of the scale.
+    Find what is not finite in every step (`holter explain every_step_skipped`): a batch, a loss, an overflow in the forward pass. The
+    scale is not the cause.
 """
 
 from collections.abc import Iterator, Sequence
@@ -91,7 +91,7 @@ def _finding(said: list[tuple[Note, Skipped]], place: int, ranks: tuple[int, ...
 
 
 def _first_of_run(said: list[tuple[Note, Skipped]], place: int) -> Note:
-    """Not every skip is said; the count falls where a step was taken."""
+    """The first step of a run of skips: not every skip is reported, and the count falls where a step was taken."""
     while place and said[place - 1][1].in_a_row and said[place - 1][1].in_a_row < said[place][1].in_a_row:
         place -= 1
     return said[place][0]

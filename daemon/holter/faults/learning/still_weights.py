@@ -10,11 +10,10 @@ Why it matters
     what the same steps give with fp32 weights.
 
 False positives
-    Updates that are too small even for fp32 (the beginning of a warm-up, SGD with a tiny learning rate) are not lost updates: the
-    probe names a tensor only if learning rate times gradient is several times its own rounding. Few changed elements count only
-    when the learning rate is not rising, at a tenth or more of its peak, and not under stochastic rounding, whose rare changes are
-    large enough to make up for the others. Narrow weights beside master copies in fp32 are not held by the optimizer, and do not
-    count.
+    Updates that are too small even for fp32 (the beginning of a warm-up, SGD with a tiny learning rate) are not lost updates: a tensor is
+    named only if learning rate times gradient is several times its own rounding. Few changed elements count only when the learning rate
+    is not rising, at a tenth or more of its peak, and not under stochastic rounding, whose rare changes are large enough to make up for
+    the others. Narrow weights beside master copies in fp32 are not held by the optimizer, and do not count.
 
 What to do
     Keep the weights that the optimizer steps in fp32 and compute under autocast; look for code that writes to them after the step
@@ -44,7 +43,7 @@ class StillWeights:
     name: ClassVar[str] = "still_weights"
 
     num_vitals: int = 3
-    """Said so many times in a row."""
+    """How many reports in a row must show it."""
     min_steps: int = 8
     """Few changed elements: over so many steps."""
     max_changed: float = threshold(0.1, above=0, below=1)
@@ -52,7 +51,7 @@ class StillWeights:
     max_changed_in_module: float = 0.2
     """A module below this share counts as still; still ones must hold most elements."""
     min_rate: float = 0.1
-    """Of the largest learning rate seen."""
+    """Share of the largest learning rate seen; below it few changed elements do not count."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)

@@ -48,7 +48,7 @@ class UnclearedGradients:
     min_steps_of_many: int = 16
     """With several optimizers: checked steps in a row."""
     num_vitals: int = 2
-    """Said so many times in a row."""
+    """How many reports in a row must show it."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)

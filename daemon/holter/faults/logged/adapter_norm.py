@@ -38,7 +38,7 @@ class AdapterNorm:
     name: ClassVar[str] = "adapter_norm"
 
     share: float = threshold(0.95, above=0, at_most=1)
-    """Of the limit, from which on the norm is clamped."""
+    """From this share of its limit on the norm is clamped."""
     min_logs: int = 8
     """Logs in a row that must show it."""
 

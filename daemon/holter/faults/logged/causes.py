@@ -218,7 +218,7 @@ TRAIN_INFERENCE_MISMATCH = CauseEntry(
     cause="train_inference_mismatch",
     happened="Importance ratios were off one before the first update: sampler and trainer disagree on the same weights.",
     mechanism=(
-        "The engine that samples computes other log-probabilities than the one that trains: another precision or kernel, a temperature or a "
+        "The engine that samples computes different log-probabilities than the one that trains: another precision or kernel, a temperature or a "
         "top-p that only one applies, another template or padding, weights that were not copied. Each update then corrects for it."
     ),
     would_refute="Ratios are near one on some first micro-step.",

@@ -9,8 +9,9 @@ Why it matters
     that it was built for; the decoder learns to do without it, and the loss settles at blur.
 
 False positives
-    The perplexity of a language model is none of a codebook: a plain `perplexity` counts only where a codebook is logged or the model has
-    one. At the start few codes are used and more each step: what rises is left alone. Codebooks of less than 16 codes are not judged.
+    The perplexity of a language model says nothing about a codebook: a plain `perplexity` counts only where a codebook is logged or the
+    model has one. At the start few codes are used, and more at each step: a usage that rises is left alone. Codebooks of fewer than 16
+    codes are not judged.
 
 What to do
     Revive dead codes, and look at the commitment term (`holter explain codebook_collapse`).
@@ -48,7 +49,7 @@ class CodebookUsage:
     min_perplexity: float = 2.0
     """A smaller perplexity is a collapse, whatever the size."""
     min_perplexity_share: float = 0.02
-    """As is a perplexity under this share of the codebook's size."""
+    """A perplexity under this share of the codebook's size is a collapse too."""
     recovery: float = 1.2
     """What grows by this factor from the first half of the logs to the second is recovering."""
 

@@ -9,8 +9,8 @@ Why it matters
     (precision, temperature, another template, a stale copy), each update corrects for a distance that is not there.
 
 False positives
-    With several updates a rollout ratios leave one on purpose: only if they were off before the first update, and have never been near one
-    since, is it said. Half precision alone moves single ratios by some percent: less than a fifth is not judged.
+    With several updates for each rollout the ratios leave one on purpose: they are reported only if they were off before the first update
+    and have never been near one since. Half precision alone moves single ratios by some percent: less than a fifth is not judged.
 
 What to do
     Compare log-probabilities of one sample token by token from both engines (`holter explain train_inference_mismatch`).

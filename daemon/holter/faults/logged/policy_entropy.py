@@ -48,7 +48,7 @@ class PolicyEntropy:
     exploded: float = 0.9
     """Share of log(vocabulary) above which it is noise."""
     was_lower: float = 0.7
-    """Share of log(vocabulary) below which it must have begun, to have exploded."""
+    """Share of log(vocabulary) below which it must have started, to have exploded."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)

@@ -10,8 +10,8 @@ Why it matters
 
 False positives
     Some groups without spread are ordinary, a few such steps too: it must be all groups for many logs in a row. Figures that contradict
-    each other, as constant rewards a step with advantages that vary (returns of an episode), say nothing. A task that is solved
-    entirely also ends like this: there it is no fault, but training on is a waste, and it is reported.
+    each other, such as constant rewards at each step beside advantages that vary (returns of an episode), say nothing. A task that is
+    solved entirely also ends like this: there it is no fault, but training on is a waste, and it is reported.
 
 What to do
     Look at rewards and completions of one group: solved by all, failed by all, or a reward function that cannot tell them apart

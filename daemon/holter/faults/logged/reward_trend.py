@@ -7,8 +7,8 @@ Why it matters
     Policies that collapse seldom recover by themselves; each further step moves them away from the checkpoint that was good.
 
 False positives
-    Rewards are noisy, wander and dip: medians are compared, a fall must be larger than all that it did before, and a dip that comes
-    back is none. A curriculum that turns to harder prompts lowers the reward on purpose and is reported, with moderate confidence.
+    Rewards are noisy, wander and dip: medians are compared, a fall must be larger than every fall before it, and a dip that comes back
+    does not count. A curriculum that turns to harder prompts lowers the reward on purpose and is reported, with moderate confidence.
     Rewards on held-out data are not read.
 
 What to do

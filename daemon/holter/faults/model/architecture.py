@@ -37,7 +37,7 @@ class Architecture:
     name: ClassVar[str] = "architecture"
 
     share: float = threshold(0.8, above=0, below=1)
-    """Of all parameters, held by embeddings or by one tensor."""
+    """Share of all parameters that embeddings, or one tensor, must hold."""
     min_parameters: int = 100_000
     """Smaller models are not judged."""
 

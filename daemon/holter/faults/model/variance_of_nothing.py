@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Note, Window
-from holter.records import Evidence, Finding, Warned
+from holter.records import Evidence, Finding, ScriptWarning
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,16 @@ class VarianceOfNothing:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: all places in the code that brought it."""
-        said = [(note, warned) for note, warned in window.notes_of(Warned) if self.text in warned.text]
-        if said:
-            yield _finding(said)
+        notes = [(note, warning) for note, warning in window.notes_of(ScriptWarning) if self.text in warning.text]
+        if notes:
+            yield _finding(notes)
 
 
-def _finding(said: list[tuple[Note, Warned]]) -> Finding:
-    ranks = tuple(sorted({note.rank for note, _ in said}))
-    step = min(note.step for note, _ in said)
-    modules = tuple(sorted({warned.module for _, warned in said if warned.module}))
-    places = sorted({warned.where for _, warned in said})
+def _finding(notes: list[tuple[Note, ScriptWarning]]) -> Finding:
+    ranks = tuple(sorted({note.rank for note, _ in notes}))
+    step = min(note.step for note, _ in notes)
+    modules = tuple(sorted({warning.module for _, warning in notes if warning.module}))
+    places = sorted({warning.where for _, warning in notes})
     inside = f" in module {modules[0]!r}" if modules else ""
     where = f"{places[0]} and {len(places) - 1} more places" if len(places) > 1 else places[0]
     return Finding(
@@ -60,9 +60,9 @@ def _finding(said: list[tuple[Note, Warned]]) -> Finding:
         evidence=tuple(
             Evidence(
                 kind="warning",
-                summary=f"rank {note.rank}, step {note.step}: {warned.text.strip().splitlines()[0][:200]}",
-                values={"rank": note.rank, "step": note.step, "where": warned.where, "module": warned.module},
+                summary=f"rank {note.rank}, step {note.step}: {warning.text.strip().splitlines()[0][:200]}",
+                values={"rank": note.rank, "step": note.step, "where": warning.where, "module": warning.module},
             )
-            for note, warned in said[:4]
+            for note, warning in notes[:4]
         ),
     )

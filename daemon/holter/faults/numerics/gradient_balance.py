@@ -1,8 +1,8 @@
 """Gradient balance: one module's gradient came to outweigh the others' a hundred times, and it was not so before.
 
 What it detects
-    A module whose gradient norm, at each of the last five checks, is over a hundred times the middle one of its peers, ten times as
-    far from it as in the run's own beginning, and ten times its own norm of then; or the reverse: a module that fell to a hundredth of
+    A module whose gradient norm, at each of the last five checks, is over a hundred times the middle one of its peers, ten times as far
+    from it as at the beginning of the run, and ten times its own norm at that time; or the reverse: a module that fell to a hundredth of
     its own norm and of its peers'.
 
 Why it matters
@@ -39,7 +39,7 @@ class ShareShift(NamedTuple):
     before: float
     now: float
     ratio_before: float
-    """To the middle one of its peers."""
+    """Its norm over the middle one of its peers."""
     ratio: float
 
 
@@ -50,9 +50,9 @@ class GradientBalance:
     name: ClassVar[str] = "gradient_balance"
 
     ratio: float = threshold(100.0, above=1)
-    """Between one module's norm and the middle one."""
+    """How many times the middle norm of its peers one module's norm must be, or the reverse."""
     growth: float = threshold(10.0, above=1)
-    """Of that ratio since the beginning."""
+    """How many times that ratio must have grown since the beginning."""
     min_checks: int = threshold(5, at_least=1)
     """Checks in a row until now, and at least twice as many before."""
     skip_checks: int = 2

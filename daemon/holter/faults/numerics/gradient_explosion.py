@@ -2,8 +2,8 @@
 
 What it detects
     A gradient norm that is, at five of eight steps in a row, ten times its median, eight robust deviations above it on a log scale, and
-    three times everything that it ever kept to; and with it a loss that suffers, or a norm of a hundred times the usual. Modules are
-    named whose own norms grew the most.
+    three times the highest level that it ever kept; together with a loss that gets worse, or a norm of a hundred times the usual. The
+    modules whose own norms grew the most are named.
 
 Why it matters
     A few such steps throw the weights far from where they were. Clipping bounds the length of a step, not its direction.
@@ -57,9 +57,9 @@ class GradientExplosion:
     """Steps before which nothing is judged."""
     deviations: float = 8.0
     factor: float = 10.0
-    """Times the median."""
+    """How many times its median the norm must be."""
     sure_factor: float = 100.0
-    """Times the median, where the loss does not suffer."""
+    """How many times its median the norm must be where the loss gets no worse."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)

@@ -8,8 +8,8 @@ Why it matters
     Those modules stay as they were initialised, while the rest learns around them.
 
 False positives
-    Gradients that are exactly zero are another detector's. A run that has converged has small gradients everywhere, not beside large
-    ones. Gates and adapters that begin at zero give their neighbours tiny gradients that grow with each step, and are silent.
+    Gradients that are exactly zero are left to `missing_gradients`. A run that has converged has small gradients everywhere, not beside
+    large ones. Gates and adapters that begin at zero give their neighbours tiny gradients that grow with each step, and are silent.
 
 What to do
     Look at what lies between the named modules and the loss: saturated activations, missing residual paths or normalisation.
@@ -41,7 +41,7 @@ class GradientVanishing:
     floor: float = 1e-8
     """A norm below this is too small for float32."""
     ratio: float = 1e-7
-    """Of a module's norm to its peers'."""
+    """Below this ratio of its norm to its peers' a module's gradient is too small."""
     min_checks: int = threshold(5, at_least=2)  # One check shows no trend.
     """Checks in a row until now."""
     max_growth: float = 1.5

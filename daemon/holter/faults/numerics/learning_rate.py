@@ -1,4 +1,4 @@
-"""Learning rate: it jumped, or is too large all along, and gradients and loss left their history for it.
+"""Learning rate: it jumped, or is too large all along, and made gradients and loss leave their history.
 
 What it detects
     A learning rate that rises threefold or more within one step, above everything seen before, and within the next steps a loss or a

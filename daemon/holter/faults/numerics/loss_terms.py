@@ -6,7 +6,7 @@ What it detects
     logs.
 
 Why it matters
-    What a term does not contribute it does not teach. The sum looks ordinary either way.
+    A term that contributes nothing teaches nothing. The sum looks ordinary either way.
 
 False positives
     A term whose weight is raised by a schedule starts small or at zero and grows: it is silent as long as the others' share grows, and for
@@ -38,7 +38,7 @@ class LossTerms:
     name: ClassVar[str] = "loss_terms"
 
     ratio: float = 100.0
-    """Of one term to all the others together."""
+    """How many times all the others together one term must be."""
     min_logs: int = threshold(20, at_least=3)  # Thirds are compared.
     """Logs before anything is said."""
     min_zero_logs: int = 40

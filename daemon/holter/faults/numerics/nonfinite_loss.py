@@ -9,7 +9,7 @@ Why it matters
 
 False positives
     Losses of a step that a loss scaler skipped do not count. A loss that is NaN once, because a batch held no label that counts, is
-    told as information. A script that drops such batches before backward is not seen at all.
+    reported as information. A script that drops such batches before backward is not seen at all.
 
 What to do
     Look at the raw loss of the first step named here, not at the logger's. If every step since is NaN, stop: the weights are gone.
@@ -61,7 +61,7 @@ class NonfiniteLoss:
 
 def _finding(window: Window, odd: list[Step], num_since: int, severity: Severity, *, is_lost: bool) -> Finding:
     first, last = odd[0][0], odd[-1][0]
-    shown_by, shown = _shown(window, first)
+    logged_as, shown = _logged_losses(window, first)
     ranks = tuple(sorted(window.attached))
     hidden = f" while the logger showed {shown[-1][1]:.4g}" if shown else ""
     return Finding(
@@ -72,18 +72,18 @@ def _finding(window: Window, odd: list[Step], num_since: int, severity: Severity
         ranks=ranks,
         summary=f"The raw loss is NaN or Inf since step {first}, at {len(odd)} of {num_since} steps{hidden}.",
         facts={
-            "is_logged_finite": True if shown else False if shown_by else None,
+            "is_logged_finite": True if shown else False if logged_as else None,
             "is_repeated": len(odd) > 1,
             "is_on_all_ranks": all(spread.num_nonfinite == spread.num for _, spread in odd),
             "is_beyond_return": is_lost,
             "has_finite_gradient": _has_finite_gradient(window, {step for step, _ in odd}),
-            "series": ["loss", *([shown_by] if shown_by else []), "gradient_norm"],
+            "series": ["loss", *([logged_as] if logged_as else []), "gradient_norm"],
         },
-        evidence=tuple(_evidence(odd, num_since, shown_by, shown, ranks)),
+        evidence=tuple(_evidence(odd, num_since, logged_as, shown, ranks)),
     )
 
 
-def _shown(window: Window, first: int) -> tuple[str | None, list[tuple[int, float]]]:
+def _logged_losses(window: Window, first: int) -> tuple[str | None, list[tuple[int, float]]]:
     """The name under which the script has logged a loss since, and what was finite of it."""
     finite = {
         name: [point for point in points if point[0] >= first]
@@ -104,7 +104,7 @@ def _has_finite_gradient(window: Window, steps: set[int]) -> bool | None:
 
 
 def _evidence(
-    odd: list[Step], num_since: int, shown_by: str | None, shown: list[tuple[int, float]], ranks: tuple[int, ...]
+    odd: list[Step], num_since: int, logged_as: str | None, shown: list[tuple[int, float]], ranks: tuple[int, ...]
 ) -> Iterator[Evidence]:
     (first, spread), (last, _) = odd[0], odd[-1]
     yield Evidence(
@@ -117,10 +117,10 @@ def _evidence(
         step, value = shown[-1]
         yield Evidence(
             kind="log",
-            summary=f"the script's logger showed {value:.4g} as `{shown_by}` at step {step}: an average or a filter hides the NaN",
-            values={"name": shown_by, "step": step, "value": value},
+            summary=f"the script's logger showed {value:.4g} as `{logged_as}` at step {step}: an average or a filter hides the NaN",
+            values={"name": logged_as, "step": step, "value": value},
         )
-    elif shown_by is None:
+    elif logged_as is None:
         yield Evidence(kind="missing", summary="what the script's logger showed since: it logged no loss that was seen")
     if spread.num_nonfinite < spread.num:
         summary = f"which of {ranks_text(ranks)} had it: only the number of ranks is kept, so all are named"

@@ -10,8 +10,8 @@ Why it matters
     every checkpoint written from then on is worthless.
 
 False positives
-    A step that a loss scaler skipped is not reported by the probe, and a batch whose non-finite values were there on healthy steps as
-    well (an attention mask of -inf) is not held against its rank. A script that steps with NaN gradients on purpose would be reported.
+    A step that a loss scaler skipped does not count, and a batch whose non-finite values were there on healthy steps as well (an
+    attention mask of -inf) is not held against its rank. A script that steps with NaN gradients on purpose would be reported.
 
 What to do
     Where the action is halt the step is held before it is applied and the run is stopped with a checkpoint from before it: resume

@@ -40,7 +40,7 @@ class Overfitting:
     name: ClassVar[str] = "overfitting"
 
     min_evaluations: int = threshold(4, at_least=2)  # One evaluation shows no trend.
-    """Since the best one."""
+    """How many evaluations there must be since the best one."""
     rise: float = 0.2
     """Share by which the last evaluations must exceed the best."""
     fall: float = 0.1

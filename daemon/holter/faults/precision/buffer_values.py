@@ -9,9 +9,9 @@ Why it matters
     lost in loading makes all of them alike. The loss falls nevertheless, as far as a model without positions can take it.
 
 False positives
-    Statistics of normalisation layers, masks, counters, caches and token types are constant or narrow by nature and raise nothing.
-    Tables of sines and cosines lose little in bf16 once they are made, and raise nothing. A buffer that is wrong on some ranks only
-    is told by the comparison of ranks.
+    Statistics of normalisation layers, masks, counters, caches and token types are constant or narrow by nature and raise nothing. Tables
+    of sines and cosines lose little in bf16 once they are made, and raise nothing. A buffer that is wrong on some ranks only is found by
+    `buffer_divergence`.
 
 What to do
     Keep such buffers in fp32 through every cast, and compute anew those that no state dict holds after `to_empty` (`holter explain

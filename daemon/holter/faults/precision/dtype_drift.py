@@ -28,7 +28,7 @@ from holter.records import Evidence, Finding
 MAX_TENSORS = 64
 """Named in a finding; the rest is counted."""
 BITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7, "float8_e4m3fn": 3, "float8_e5m2": 2}
-"""Of the mantissa."""
+"""Bits of the mantissa."""
 
 
 @dataclass(frozen=True)

@@ -38,9 +38,9 @@ class GradientRange:
     name: ClassVar[str] = "gradient_range"
 
     num_vitals: int = 3
-    """Said so many times in a row."""
+    """How many reports in a row must show it."""
     min_steps: int = 4
-    """Over so many steps."""
+    """How many steps those reports must span."""
     min_lost: float = threshold(0.9, above=0.5, at_most=1)  # A ReLU alone makes half of them zero.
     """Share of gradient values that are zero or subnormal."""
     min_subnormals: float = 0.02

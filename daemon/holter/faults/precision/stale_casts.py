@@ -40,7 +40,7 @@ class StaleCasts:
     least_distance: float = threshold(1e-6, above=0, at_most="sure_distance")
     """From this distance on they count when seen several times."""
     num_times: int = 3
-    """How often."""
+    """How often they must have been seen then."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)

@@ -10,7 +10,7 @@ Why it matters
 
 False positives
     Buffers that are local by intention: leave them out of the replica (DDP ignores what it is told to ignore), or let DDP broadcast them,
-    and nothing is reported. Buffers that part because the parameters did are not reported apart.
+    and nothing is reported. Buffers that part because the parameters did are not reported separately.
 
 What to do
     Leave `broadcast_buffers` on, or synchronise the statistics (SyncBatchNorm), or average them before evaluating and saving.
@@ -41,7 +41,7 @@ class BufferDivergence:
     min_comparisons: int = threshold(2, at_least=1)
     """At how many comparisons buffers must differ."""
     max_ranks_asked: int = 8
-    """Of how many ranks the table of fingerprints is asked."""
+    """How many ranks are asked for their table of fingerprints."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)

@@ -19,7 +19,7 @@ _NO_TABLES = "the ranks' tables of fingerprints, to tell all tensors from a few"
 _NO_GRADIENTS = "a comparison of the reduced gradients"
 _NO_PARAMETERS = "a comparison of the parameters at the start"
 _NO_STATE = "the optimizers' learning rates, step counts and states, compared between ranks"
-_NO_SECOND = "a second comparison: gradients that differ once are a faulty collective, ever since they are not reduced"
+_NO_SECOND = "a second comparison: gradients that differ once point to a faulty collective, gradients that differ ever since are not reduced"
 _NO_REDUCED = "the gradients as the reduction left them: parameters outside the reducer and a clip that not all ranks apply look alike here"
 _NO_MOMENT = "a comparison of gradients and moments at the very step at which the weights parted"
 _NO_DISTANCE = "how the distance between the ranks grows over the next comparisons"
@@ -214,7 +214,7 @@ UNEVEN_CLIPPING = CauseEntry(
     damage=_REPLICAS_DIFFER,
     rows=(
         Row("replica_divergence", 0.95, "observation", seen=("given_gradients_differ",), absent=("gradients_differ",), unless=("loss_scales_differ", "is_distance_tiny")),
-        Row("replica_divergence", 0.60, "inference", seen=("given_gradients_differ",), missing="whether the loss scalers of the ranks agree: gradients that are unscaled by other factors differ in the same way"),
+        Row("replica_divergence", 0.60, "inference", seen=("given_gradients_differ",), missing="whether the loss scalers of the ranks agree: gradients that are unscaled by different factors differ in the same way"),
         Row("replica_divergence", 0.40, "inference", seen=("gradients_differ",), absent=("gradients_differ_in_all_tensors",), unless=("is_reduction_seen",), missing=_NO_REDUCED),
     ),
     fix=Fix(
@@ -358,10 +358,10 @@ BUFFER_DIVERGENCE = CauseEntry(
 
 MODEL_STRUCTURE_MISMATCH = CauseEntry(
     cause="model_structure_mismatch",
-    happened="Ranks built models with other parameters: names, shapes or order differ.",
+    happened="Ranks built models with different parameters: names, shapes or order differ.",
     mechanism=(
-        "A reduction pairs tensors by position. Ranks whose parameters have other names or another order add one tensor's gradient to another's; "
-        "with other shapes the reduction fails, or reads past the end."
+        "A reduction pairs tensors by position. Ranks whose parameters have different names or another order add one tensor's gradient to another's; "
+        "with different shapes the reduction fails, or reads past the end."
     ),
     would_refute="All ranks have the same names, shapes and order.",
     refuting_fact="is_structure_different",
@@ -387,8 +387,8 @@ DTYPE_MISMATCH_ACROSS_RANKS = CauseEntry(
     cause="dtype_mismatch_across_ranks",
     happened="The same tensor has another dtype on some rank.",
     mechanism=(
-        "Ranks were built or loaded with other precision settings: a checkpoint in half precision on one host, a conversion behind a branch on the "
-        "rank, another library default. A reduction over other dtypes aborts, or adds bits that mean something else; where it works, the ranks round differently."
+        "Ranks were built or loaded with different precision settings: a checkpoint in half precision on one host, a conversion behind a branch on the "
+        "rank, another library default. A reduction over different dtypes aborts, or adds bits that mean something else; where it works, the ranks round differently."
     ),
     would_refute="All ranks hold the named tensors in the same dtype.",
     refuting_fact="are_dtypes_different",

@@ -22,7 +22,7 @@ class HistoryBreak:
 
     step: int | None = None
     ranks: tuple[int, ...] = ()
-    """Some, not all."""
+    """The ranks whose weights changed; some, not all."""
     unseen: tuple[int, ...] = ()
     """Of whom that step was not read: that theirs did not is inferred from all the steps before, at which nobody's did."""
     is_on_all: bool | None = None

@@ -14,7 +14,7 @@ False positives
     Only replicas known as such (from the wrapper, or from a reduction that the script calls) are compared; settings only where all that
     trains is replicated. Local SGD and other methods that let replicas part on purpose between two averagings are reported. Ranks whose
     models differ in structure are left to `structure_mismatch`. After a NaN the bit patterns of NaN may differ between ranks: that is
-    listed under the NaN, not apart.
+    listed under the NaN, not separately.
 
 What to do
     Read which came first. Different from the start: initialisation. Gradients differ at every step: the reduction is bypassed, for all
@@ -63,9 +63,9 @@ class ReplicaDivergence:
     patience_s: float = threshold(2.0, at_least=0)
     """How long to wait for ranks that have not reported the step, because they may make the majority, or their calls of it."""
     ranks_per_group: int = 2
-    """Of how many ranks with equal roots the table of fingerprints is asked."""
+    """How many ranks with equal roots are asked for their table of fingerprints."""
     max_ranks_asked: int = threshold(8, at_least=2)  # A comparison needs two.
-    """Of how many ranks in all."""
+    """How many ranks are asked in all."""
     implausible_ratio: float = 100.0
     """A norm so many times its peers' is the implausible side."""
     nearly_all: float = 0.9

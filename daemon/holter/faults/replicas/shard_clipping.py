@@ -5,8 +5,8 @@ What it detects
     of the rank's shard, not of the whole gradient.
 
 Why it matters
-    The shards of one tensor are scaled by different factors, so that the update no longer points along the gradient; and the limit means
-    something else on every number of ranks. The loss hardly shows it.
+    The shards of one tensor are scaled by different factors, so that the update no longer points along the gradient; and the same limit
+    means something else for each number of ranks. The loss hardly shows it.
 
 False positives
     Norms that are reduced over the shards are equal on all ranks, up to rounding. Norms of the ranks' own unsharded gradients may differ

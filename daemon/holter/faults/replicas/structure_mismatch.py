@@ -5,13 +5,13 @@ What it detects
     compares shapes at most: ranks that freeze different layers of the same shape pass, and reduce one layer into the other.
 
 Why it matters
-    A reduction goes by position, not by name. Ranks with other names, another order or another frozen set add the gradient of one
-    tensor to another one, and nothing raises.
+    A reduction goes by position, not by name. Ranks with different names, order or frozen parameters add the gradient of one tensor to
+    another one, and nothing raises.
 
 False positives
     Only components that are replicated over all ranks are compared; shards, stages of a pipeline, experts and what the wrapper was told
-    to ignore are not. Layers that all ranks freeze or unfreeze at one step are told by one rank earlier than by another: this waits
-    until all have gone past that step.
+    to ignore are not. When all ranks freeze or unfreeze a layer at one step, one rank reports it earlier than another: this detector
+    waits until all have passed that step.
 
 What to do
     Build the model by the same code on every rank, without a branch on the rank, and freeze before wrapping. Restart: what was trained so

@@ -1,4 +1,4 @@
-"""Who left, where replicas parted: witnesses are asked in turn, and the first that speaks counts.
+"""Which rank left the others where replicas parted: witnesses are asked in turn, and the first that knows counts.
 
 A majority is one of them. What goes before it knows better: a rank that treats its gradients otherwise than its peers, a setting that
 left its schedule, weights that changed between two steps. What follows it breaks the tie where there is no majority.

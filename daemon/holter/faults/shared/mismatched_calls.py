@@ -180,7 +180,7 @@ def _is_mismatch(window: Window, one: Deviation, flights: Mapping[int, Flight]) 
     late = [window.processes.delays[rank].overdue.tier for rank in concerned if rank in window.processes.delays]
     if one.kind not in KINDS:
         return not late and bool(_sides(flights, one))
-    # Ranks in a circle have not met at one number: that they stay there must be known.
+    # Ranks in a cycle have not met at one number: that they stay there must be known.
     return bool(_sides(flights, one)) or (len(late) == len(concerned) and set(late) == {"overdue"})
 
 
@@ -229,7 +229,7 @@ def _sides(flights: Mapping[int, Flight], one: Deviation) -> dict[str, tuple[int
 
 
 def _standing(flights: Mapping[int, Flight], one: Deviation) -> dict[str, tuple[int, ...]]:
-    """In which call each rank of a circle waits."""
+    """In which call each rank of a cycle waits."""
     texts: dict[int, str] = {}
     for rank in sorted({*one.ranks, *one.others} & flights.keys()):
         call = next((call for call in flights[rank].calls if not is_over(call)), None)

@@ -12,7 +12,7 @@ RankGroups = tuple[tuple[int, ...], ...]
 MATRIX = 2
 """Dimensions from which on two tensors are not equal by chance."""
 RANKS_PER_GROUP = 2
-"""Of how many ranks with equal roots tables are asked."""
+"""How many ranks with equal roots are asked for their tables."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What was said several times in a row: one odd observation is chance, three are a state.
+"""What ranks reported several times in a row: one odd observation is chance, three are a state.
 
-A rank's own notes are held against each other. Where many ranks take turns in speaking, no rank says enough alone: then steps count at
-which everyone who spoke showed it.
+The notes of one rank are compared with each other. Where many ranks take turns in reporting, no rank reports often enough alone: then
+steps count at which every rank that reported showed it.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,7 @@ from holter.faults.window import Note, Window
 from holter.records import Rare
 
 T = TypeVar("T", bound=Rare)
-Said = tuple[Note, T]
+NoteWithBody = tuple[Note, T]
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Streak(Generic[T]):
 
     ranks: tuple[int, ...]
     """Who shows it so often in a row, or is one note short of it."""
-    notes: tuple[Said[T], ...]
+    notes: tuple[NoteWithBody[T], ...]
     """As many as were asked for, ascending: of the rank that had them first, or of everyone who spoke."""
 
     @property
@@ -30,7 +30,7 @@ class Streak(Generic[T]):
         return self.notes[0][0].step
 
     @property
-    def last(self) -> Said[T]:
+    def last(self) -> NoteWithBody[T]:
         """The note that completed it."""
         return self.notes[-1]
 
@@ -40,7 +40,7 @@ def find_streak(
 ) -> Streak[T] | None:
     """The earliest streak of so many notes that span so many steps; None if there is none."""
     said = list(window.notes_of(kind))
-    by_rank: dict[int, list[Said[T]]] = {}
+    by_rank: dict[int, list[NoteWithBody[T]]] = {}
     for one in said:
         by_rank.setdefault(one[0].rank, []).append(one)
     runs = {rank: _longest(notes, is_bad) for rank, notes in by_rank.items()}
@@ -52,9 +52,9 @@ def find_streak(
     return _in_turns(said, is_bad, at_least, min_steps) if len(by_rank) > 1 else None
 
 
-def _longest(notes: Iterable[Said[T]], is_bad: Callable[[T], bool]) -> list[Said[T]]:
-    longest: list[Said[T]] = []
-    run: list[Said[T]] = []
+def _longest(notes: Iterable[NoteWithBody[T]], is_bad: Callable[[T], bool]) -> list[NoteWithBody[T]]:
+    longest: list[NoteWithBody[T]] = []
+    run: list[NoteWithBody[T]] = []
     for one in notes:
         if not is_bad(one[1]):
             run = []
@@ -65,7 +65,7 @@ def _longest(notes: Iterable[Said[T]], is_bad: Callable[[T], bool]) -> list[Said
     return longest
 
 
-def _first_enough(run: list[Said[T]], at_least: int, min_steps: int) -> list[Said[T]] | None:
+def _first_enough(run: list[NoteWithBody[T]], at_least: int, min_steps: int) -> list[NoteWithBody[T]] | None:
     """The shortest beginning of a run that is long enough in notes and in steps."""
     for end in range(at_least, len(run) + 1):
         if run[end - 1][0].step - run[0][0].step >= min_steps:
@@ -73,11 +73,13 @@ def _first_enough(run: list[Said[T]], at_least: int, min_steps: int) -> list[Sai
     return None
 
 
-def _in_turns(said: list[Said[T]], is_bad: Callable[[T], bool], at_least: int, min_steps: int) -> Streak[T] | None:
-    by_step: dict[int, list[Said[T]]] = {}
+def _in_turns(
+    said: list[NoteWithBody[T]], is_bad: Callable[[T], bool], at_least: int, min_steps: int
+) -> Streak[T] | None:
+    by_step: dict[int, list[NoteWithBody[T]]] = {}
     for one in said:
         by_step.setdefault(one[0].step, []).append(one)
-    run: list[Said[T]] = []
+    run: list[NoteWithBody[T]] = []
     num_steps = 0
     for step in sorted(by_step):
         if not all(is_bad(body) for _, body in by_step[step]):

@@ -22,7 +22,7 @@ from holter.faults.window import Arrival, StepArrivals, Window
 from holter.records import Census, Device, Evidence
 
 IN_DATA_SHARE = 0.6
-"""Of the lag that the data loader must explain."""
+"""Share of the lag that the data loader must explain."""
 SHARED_LATENESS = 0.5
 """A rank with this share of the latest one's lag is among the latest."""
 LOW_CLOCK = 0.9
@@ -137,7 +137,7 @@ def lost_s(window: Window, late: Late, slow: set[int]) -> float:
 
 
 def work(window: Window, late: Late, max_ratio: float) -> Work:
-    """By the size of its batches, by its micro-steps, and by its part of the model."""
+    """Whether the rank has more to do: by its batches, its micro-steps and its part of the model."""
     steps = {point.step for point in late.points}
     is_known = False
     for name in WORK:

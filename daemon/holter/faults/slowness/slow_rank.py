@@ -11,12 +11,12 @@ Why it matters
     ones wait inside the reduction.
 
 False positives
-    Delays that come and go are none: saving, logging or evaluating on one rank, first steps, batches of varying length, ranks that
+    Delays that come and go do not count: saving, logging or evaluating on one rank, first steps, batches of varying length, ranks that
     are late in turns, a busy machine. All ranks equally slow are not late for each other. A rank that has more to do than the others
-    (larger batches, more micro-steps, another part of the model, as pipeline stages have) is not called slow: there is not enough
-    evidence, which is told as an information. Sequences that are always longer on one rank cannot be told from slowness, nor can
-    a rank that is slow for 50 steps in a row, by about the same time at each, and then is not: it was slow meanwhile. A lag of less
-    than a twentieth of a step is not told, nor one that is small against the ups and downs of the steps.
+    (larger batches, more micro-steps, another part of the model, as pipeline stages have) is not called slow: the evidence is not enough,
+    which is reported as information. Sequences that are always longer on one rank cannot be told from slowness. A rank that is slow for
+    50 steps in a row, by about the same time at each, and then no longer, is reported: it was slow meanwhile. A lag of less than a
+    twentieth of a step is not reported, nor one that is small against the ups and downs of the steps.
 
 What to do
     Look at the named rank's host and device before any code: the code is the same on all ranks (`holter explain slow_compute`,
@@ -54,9 +54,9 @@ MIN_HISTORY = 24
 STEADY = 0.3
 """A fault adds about the same at each step: half of the steps lie within this share of the lag."""
 LEVEL = 0.2
-"""And its sixths differ by no more than this share."""
+"""The sixths of a stretch differ by no more than this share of the lag."""
 WELL_AGAIN = 0.5
-"""Of the limit: a rank that is less late than this is slow no more."""
+"""A rank that is late by less than this share of the limit is no longer slow."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SlowRank:
     min_steps: int = threshold(50, at_least=2 * NUM_PARTS)
     """Over so many steps, at least, a rank must be late."""
     min_span_s: float = threshold(5.0, at_least=0)
-    """And over so many seconds: a busy machine holds up any rank for a while."""
+    """Over so many seconds, too: a busy machine holds up any rank for a while."""
     wandering_steps: int = 80
     wandering_span_s: float = 7.0
     """Steps and seconds where its lag is not about equal at all steps: noise may keep to one side for a while."""
@@ -76,16 +76,16 @@ class SlowRank:
     pressed_lag_s: float = 0.0375
     """The same on a host where some task waits for a processor all the time: it does not serve all ranks alike."""
     min_share_of_step: float = threshold(0.05, at_least=0)
-    """Of a step's usual time, the lag in it: less is not worth anyone's while."""
+    """Share of a step's usual time that the lag must be: less is not worth anyone's while."""
     min_spreads: float = threshold(5.0, at_least=0)
-    """In units of what the other ranks differ among themselves."""
+    """How many times the spread among the other ranks the lag must be."""
     min_clock_errors: float = threshold(3.0, at_least=0)
     min_share_latest: float = threshold(0.75, above=0.5, at_most=1)
-    """In so many of the steps it must be among the latest."""
+    """Share of the steps in which it must be among the latest."""
     min_significance: float = 6.0
-    """In standard errors of its lag, by what its noise remembers from step to step."""
+    """How many standard errors its lag must be; the error allows for noise that lasts from step to step."""
     min_share_of_part: float = 0.4
-    """Of its lag: in each sixth of the stretch it must be at least this late."""
+    """In each sixth of the stretch it must be late by at least this share of its lag."""
     max_work_ratio: float = 1.1
     """A rank with more samples or micro-steps than this, against the mean, has more to do."""
 
@@ -160,7 +160,7 @@ class SlowRank:
         return Late(rank, tuple(part), points[begin].step, limit_s, error_s)
 
     def _limit_s(self, part: Sequence[StepLag], step_s: float) -> float:
-        """From which lag on a rank is late."""
+        """The lag from which on a rank is late."""
         pressure = median(point.pressure for point in part)
         return max(
             self.min_lag_s + pressure * max(0.0, self.pressed_lag_s - self.min_lag_s),

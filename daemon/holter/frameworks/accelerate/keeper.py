@@ -104,7 +104,7 @@ class AccelerateKeeper:
             )
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What `save_state` wrote here. Optimizers and averages that the Accelerator never got are among it: they must be missed."""
+        """The tensors that `save_state` should have written here. Optimizers and averages that the Accelerator never got are among them, so that they are found missing."""
         if self._has_written_shared:
             held = [innermost(each) for each in (*self._accelerator._optimizers, *self._optimizers)]  # noqa: SLF001
             unique = list({id(optimizer): optimizer for optimizer in held}.values())

@@ -23,14 +23,14 @@ class Fsdp(Framework):
             from holter.frameworks.fsdp import shards  # noqa: F401, PLC0415  imports torch
 
     def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper | None:
-        """Of flat shards (FSDP1); DTensors are left to the loop's."""
+        """Saves flat shards (FSDP1); DTensors are left to the loop's keeper."""
         from holter.frameworks.fsdp.keeper import FlatKeeper  # noqa: PLC0415  not before a save
 
         keeper = FlatKeeper(context, optimizers)
         return keeper if keeper.is_flat() else None
 
     def sharded(self, root: Any) -> Mapping[tuple[int, str], Any]:
-        """Of FSDP2."""
+        """The shards behind FSDP2's modules."""
         from holter.frameworks.fsdp import shards  # noqa: PLC0415  imports torch
 
         return shards.sharded(root)

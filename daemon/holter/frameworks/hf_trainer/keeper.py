@@ -56,7 +56,7 @@ class TrainerKeeper:
                 self._save(task)
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the Trainer wrote here, and averages of a callback, which it knows nothing of: they must be missed."""
+        """The tensors that the Trainer should have written here, and averages of a callback, which it does not know, so that they are found missing."""
         if self._has_written_shared:
             yield from tensors_of([self._trainer.model], [innermost(self._trainer.optimizer)])
             for average in averages.find(self._context, [self._trainer.model]):

@@ -40,7 +40,7 @@ class Exchange:
         part.rename(self.folder / f"{kind}-{self._rank}")
 
     def fail(self, error: Exception) -> None:
-        """Let nobody wait for this rank, as far as the disk still takes a word."""
+        """Tell the others not to wait for this rank, if the disk still takes a file."""
         with contextlib.suppress(OSError):
             self.put("failure", f"{type(error).__name__}: {error}")
 

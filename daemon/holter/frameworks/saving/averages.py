@@ -1,4 +1,4 @@
-"""Averaged copies of the trained models: no optimizer knows them, and a run that goes on without them has lost what it averaged.
+"""Averaged copies of the trained models: no optimizer holds them, and a run that resumes without them has lost its average.
 
     watch.log(ema=average)          the script says so
     AveragedModel                   torch's own, if its parameters have the shapes of a trained model's

@@ -81,7 +81,7 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     missing: list[StoredTensor] = []
     """Those that are not in its own files; replicas may find them in another's."""
     notes: list[str] = []
-    """What is not as it would be in a run that goes on, and takes nothing from its being whole: a sentence each."""
+    """What differs from a run that goes on although the checkpoint is whole: a sentence each."""
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,12 +113,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def signed(manifest: Manifest) -> Manifest:
-    """With the digest that belongs to it."""
+    """The manifest with its digest."""
     return msgspec.structs.replace(manifest, digest=digest_of(msgspec.json.encode(manifest)))
 
 
 def digest_of(content: bytes) -> str:
-    """Of all that stands there, known to this version or not: a name that was changed is no field left out, nor is a newer one's a change."""
+    """The digest of all fields, whether this version knows them or not: so a renamed field is noticed, and a newer version's field is no damage."""
     rest = msgspec.json.decode(content) | {"digest": ""}
     return hashlib.sha256(msgspec.json.encode(rest, order="sorted")).hexdigest()
 
@@ -168,7 +168,7 @@ def listed(directory: Path) -> dict[str, int]:
 
 
 def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None, *, is_synced: bool = False) -> str:
-    """Of a file's content; with `is_synced` the content is on the disk as well when this returns. Raises OSError."""
+    """Digest of a file's content; with `is_synced` the content is on the disk as well when this returns. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         if is_synced:
@@ -227,7 +227,7 @@ def ranks_with_random_state(files: Iterable[str]) -> list[int]:
 
 
 def why_whole(about: Circumstances, parts: Mapping[int, RankPart], known_states: list[int]) -> str:
-    """Of a whole one, with what its ranks note. Where no file is known to be a random state nothing is said: a framework may keep it among other things."""
+    """The sentence about a whole checkpoint, with what its ranks note. Where no file is known to hold random states nothing is said of them: a framework may keep them elsewhere."""
     without = [rank for rank in range(about.world_size) if rank not in known_states] if known_states else []
     lack = f"without the random state of rank {', '.join(map(str, without))}" if without else ""
     notes = [note for part in parts.values() for note in part.notes]

@@ -40,7 +40,7 @@ from holter.records import Verdict
 
 FOLDER = "checkpoints"
 NUM_KEPT = 2
-"""Of each verdict."""
+"""How many checkpoints of each verdict are kept."""
 SEALED = re.compile(r"(\d+)(-\d+|-incomplete(-\d+)?)?")
 """Names of sealed checkpoints: completed steps, and what tells several of them apart."""
 SCRIPT_SAVES = "watched.json"
@@ -117,7 +117,7 @@ class Vault:
         return sealed
 
     def discard(self, partial: Path) -> None:
-        """What was written is not whole and cannot be sealed; that it cannot be removed is no trouble."""
+        """Remove what was written, because it is not whole and cannot be sealed; a failure to remove it is ignored."""
         with contextlib.suppress(OSError):
             _remove(partial)
 
@@ -126,7 +126,7 @@ class Vault:
         return [Sealed(path, found) for path, found in self._named() if found is not None]
 
     def damaged(self) -> list[Path]:
-        """Those that have a name, and no manifest that can be read."""
+        """Sealed checkpoints whose manifest cannot be read."""
         return [path for path, found in self._named() if found is None]
 
     def last_good(self) -> Sealed | None:
@@ -200,7 +200,7 @@ class Vault:
         return Sealed(path, manifest)
 
     def _same(self, manifest: Manifest) -> Sealed | None:
-        """One of this step that holds the same, file for file and bit for bit, and is as good."""
+        """A sealed checkpoint of this step with the same files, bit for bit, and as good a verdict."""
         for one in self.all():
             is_alike = (one.manifest.step, one.verdict, one.manifest.files) == (
                 manifest.step,
@@ -249,7 +249,7 @@ def _parts(partial: Path) -> tuple[dict[int, RankPart], list[str]]:
 
 
 def _looked_at(about: Circumstances, parts: dict[int, RankPart]) -> Circumstances:
-    """With what the ranks saw in the numbers themselves, whatever the detectors had seen before."""
+    """The circumstances, with what the ranks themselves found in the numbers, whatever the detectors had found."""
     bad = [name for part in parts.values() for name in part.with_nan]
     if not bad or about.verdict == "poisoned":
         return about
@@ -322,7 +322,7 @@ class ScriptSave(msgspec.Struct, frozen=True, kw_only=True):
     incident: str = ""
     """Where the fault in it is explained."""
     ranks: list[int] = []
-    """Those that said so."""
+    """Ranks that reported it."""
 
 
 class ScriptSaves(msgspec.Struct, frozen=True):

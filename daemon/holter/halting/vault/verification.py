@@ -1,6 +1,6 @@
 """A sealed checkpoint against its manifest, without torch: every file there, none more, each with the content that was sealed.
 
-What tensors are in a file that changed is for a reader of its format to say: `integrations.keeping.comparing`.
+Which tensors are in a file that changed is for a reader of its format to say: `holter.frameworks.saving.reading`.
 """
 
 import json

@@ -32,7 +32,7 @@
 static const int SIGNALS[] = {SIGABRT, SIGSEGV, SIGBUS, SIGFPE, SIGILL};
 #define NUM_SIGNALS ((int)(sizeof SIGNALS / sizeof *SIGNALS))
 
-struct breath {
+struct crash_word {
     int32_t signal;
     int32_t thread;
 };
@@ -42,7 +42,7 @@ static int is_installed[NUM_SIGNALS];
 static pid_t owner;
 static int line = -1;
 static struct stat line_identity;
-static pid_t breathing; /* the thread that waits for the answer; 0: none */
+static pid_t waiting_thread; /* the thread that waits for the answer; 0: none */
 
 static long long now_ms(void) {
     struct timespec now;
@@ -66,20 +66,20 @@ static void wait_for_answer(void) {
     }
 }
 
-static void breathe(int number) {
+static void tell_and_wait(int number) {
     pid_t thread = (pid_t)syscall(SYS_gettid), nobody = 0;
-    if (!__atomic_compare_exchange_n(&breathing, &nobody, thread, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
+    if (!__atomic_compare_exchange_n(&waiting_thread, &nobody, thread, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST)) {
         /* Another thread crashed first: it is not to be cut off. The same thread: our own handler crashed. */
         if (nobody != thread) wait_for_answer();
         return;
     }
-    struct breath word = {number, (int32_t)thread};
+    struct crash_word word = {number, (int32_t)thread};
     if (send(line, &word, sizeof word, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)sizeof word) {
         wait_for_answer();
         char answer;
-        recv(line, &answer, 1, MSG_DONTWAIT); /* a process that survives may breathe again */
+        recv(line, &answer, 1, MSG_DONTWAIT); /* a process that survives may crash again */
     }
-    __atomic_store_n(&breathing, 0, __ATOMIC_SEQ_CST);
+    __atomic_store_n(&waiting_thread, 0, __ATOMIC_SEQ_CST);
 }
 
 static int comes_back_by_itself(int number, const siginfo_t *info) {
@@ -89,7 +89,7 @@ static int comes_back_by_itself(int number, const siginfo_t *info) {
 static void on_signal(int number, siginfo_t *info, void *context) {
     (void)context;
     int saved_errno = errno;
-    if (getpid() == owner && is_line_ours()) breathe(number);
+    if (getpid() == owner && is_line_ours()) tell_and_wait(number);
     for (int i = 0; i < NUM_SIGNALS; i++)
         if (SIGNALS[i] == number) sigaction(number, &previous[i], NULL);
     if (!comes_back_by_itself(number, info) &&

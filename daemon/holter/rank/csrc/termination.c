@@ -66,7 +66,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
     } else {
         /* Told twice, the time that was granted stands. */
         if (number == SIGTERM && !is_set(timer)) set_timer(GRACE_S);
-        /* A pipe that is full wakes the desk as well as one byte more would. */
+        /* A full pipe wakes the halt agent as well as one byte more would. */
         ssize_t written = write(pipe_end, &word, 1);
         (void)written;
     }

@@ -1,4 +1,4 @@
-"""What the ranks say to each other before a step of which each applies a part: whether it is finite everywhere.
+"""How ranks that each apply a part of a step agree before it whether all parts are finite.
 
     rank 0                 the root: knows when everybody has spoken, and answers
     ├── 1 … 16             each hands on one word for itself and all behind it
@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 FAN_OUT = 16
 KEPT_ROUNDS = 64
-"""Not answered yet: ranks are a step apart at most, and whoever is further behind is no longer waited for."""
+"""How many unanswered rounds are kept: ranks are a step apart at most, and a rank further behind is no longer waited for."""
 
 
 class Round(NamedTuple):
@@ -27,7 +27,7 @@ class Round(NamedTuple):
 
 
 class Word(NamedTuple):
-    """Of one rank, of all behind it, or the answer."""
+    """The word of one rank and all behind it, or the answer."""
 
     round: Round
     bad_step: int | None
@@ -62,7 +62,7 @@ class Tree:
 
 
 class AgreementRounds:
-    """Of one rank: who has spoken in which round, and what was answered last."""
+    """One rank's view: who has spoken in which round, and what was answered last."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree

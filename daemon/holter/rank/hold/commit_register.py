@@ -19,7 +19,7 @@ from holter.threads import without_signals
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(Order)
 CALL_S = 5.0
-"""For one question; a store whose host is gone may let one wait for its own half an hour."""
+"""How long one question may take; a store whose host is gone would make us wait for its own half an hour."""
 T = TypeVar("T")
 
 
@@ -27,14 +27,14 @@ class CommitRegister(Protocol):
     """Asked in the main thread of a rank that stands; no call may take long."""
 
     def offer(self, step: int, order: Order) -> Order:
-        """The word that stands before this step: this one, if there was none. Raises anything where it cannot be known."""
+        """Offer a word for this step; returns the one that stands, which is ours if there was none. Raises anything where that cannot be known."""
 
     def look(self, step: int) -> Order | None:
         """The word that stands; None: there is none yet."""
 
 
 class LocalRegister:
-    """Of a rank that has no peers."""
+    """The register of a rank that has no peers."""
 
     def __init__(self) -> None:
         self._words: dict[int, Order] = {}

@@ -71,7 +71,7 @@ class FiniteGuard:
         return self._num_scaling > 0 or getattr(optimizer, "found_inf", None) is not None
 
     def finds(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether something that is not finite is about to be applied, as far as can be said without waiting."""
+        """Whether something that is not finite is about to be applied, as far as is known without waiting."""
         if self.is_scaled(optimizer):
             return False
         gradients = self._unshown(optimizer)

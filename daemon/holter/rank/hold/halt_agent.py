@@ -1,4 +1,4 @@
-"""The rank's halt agent: a thread that hears orders, and the place where the main thread stands while it is decided.
+"""The rank's halt agent: a thread that hears orders, and the place where the main thread waits for the decision.
 
     sidecar's socket ─┐                        ┌─▶ answers to the sidecar
     signals' pipe ────┼─▶ rank_protocol.advance ─┼─▶ the main thread, if it stands in `hold`: ask the register, save, go on, leave
@@ -31,11 +31,11 @@ from holter.records import Halting, Observation, Order, RankState
 from holter.threads import without_signals
 
 POLL_S = 0.2
-"""How often a main thread that stands looks up; what concerns it wakes it at once."""
+"""How often a main thread that stands wakes by itself; what concerns it wakes it at once."""
 LOOK_S = 1.0
 """Between two looks into the register."""
 SPARE_S = 5.0
-"""More than we grant ourselves, for a signal that ends the process when we do not."""
+"""How much later than our own deadline the signal ends the process if we do not."""
 MAX_ORDER_BYTES = 1 << 20
 NEVER = float("inf")
 _KEEPING = (Stand.SAVING, Stand.SAVED)
@@ -51,7 +51,7 @@ class _Clock:
     standing: tuple[Stand, float | None] = (Stand.TRAINING, None)
     until_s: float = NEVER
     asked_until_s: float = NEVER
-    """Of a SIGTERM that asked for a halt."""
+    """Until when a SIGTERM that asked for a halt waits for it to begin."""
     is_terminated: bool = False
     """A SIGTERM came: without our grant the process dies of it."""
 
@@ -133,7 +133,7 @@ class HaltAgent:
             self._is_wanted = False
 
     def linger(self, why: str) -> None:
-        """An exception has left the script: wait whether something is to be saved first; returns to die of it."""
+        """An exception has left the script: wait to be told whether to save first; returns to let the process end."""
         if not self._settings.is_halting or os.getpid() != self._pid:
             return
         with self._changed:
@@ -276,7 +276,7 @@ class HaltAgent:
                 self._known.add(order.halt)
             if order.kind == "prepare":
                 self._due = min(self._due, order.step)
-            self._happen(table.RankTold(order, self._asked))
+            self._happen(table.OrderArrived(order, self._asked))
 
     def _is_sane(self, order: Order) -> bool:
         settings = self._settings
@@ -351,7 +351,7 @@ class HaltAgent:
             os.write(self._wake, b"!")
 
     def _grant(self) -> None:
-        """Whatever we wait for after a SIGTERM, the process dies of it if we do not come back."""
+        """After a SIGTERM, set the timer by which the process dies if we do not finish."""
         if not self._clock.is_terminated or self._parts.signals is None:
             return
         until_s = min(self._clock.until_s, self._clock.asked_until_s)
@@ -391,7 +391,7 @@ class HaltAgent:
             self._parts.signals.die(signal.SIGTERM)
 
     def _tells_agent(self) -> bool:
-        """One rank of each agent does, for it ends the others: the first that saved, and where nobody did, each for itself."""
+        """Whether this rank tells its elastic agent, which then ends the others: the first rank that saved does; where none did, each rank does."""
         order, own = self._rank.order, self._settings.rank
         return own == min(self._settings.neighbours & set(order.savers if order is not None else ()), default=own)
 

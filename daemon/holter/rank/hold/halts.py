@@ -33,7 +33,7 @@ class Halts(Protocol):
         """Whether a non-finite gradient is to be held at all: the action is halt, and somebody is there to decide."""
 
     def linger(self, why: str) -> None:
-        """An exception has left the script: wait for a bounded time to be told whether to save first; returns to die of it."""
+        """An exception has left the script: wait for a bounded time to be told whether to save first; returns to let the process end."""
 
 
 class Position(NamedTuple):
@@ -64,7 +64,7 @@ class Signals(Protocol):
         """Live so long, though a SIGTERM came; 0: as long as it takes."""
 
     def die(self, number: int, /) -> None:
-        """Of this signal, now."""
+        """End the process by this signal, now."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,7 @@ class Leaving:
         self._pid = os.getpid()
 
     def register(self) -> None:
-        """To be called before others register what must be done at the end: the first comes last."""
+        """Must be called before others register exit functions: the first registered runs last."""
         atexit.register(self._at_exit)
 
     def leave(self, *, tells_agent: bool) -> NoReturn:

@@ -185,11 +185,11 @@ class PeerListener:
         self._poll.register(listener, select.POLLIN)
 
     def missing(self) -> list[int]:
-        """Who is not inside yet."""
+        """Ranks that have not connected yet."""
         return [rank for rank in self._expected if rank not in self.accepted]
 
     def look(self, seconds: float) -> None:
-        """Open to whoever comes within this time."""
+        """Accept connections for this long."""
         for descriptor, _ in self._poll.poll(seconds * 1000):
             if descriptor == self._listener.fileno():
                 self._accept()
@@ -197,7 +197,7 @@ class PeerListener:
                 self._hear(descriptor)
 
     def close(self) -> None:
-        """To those who are still outside."""
+        """Close the connections that have not said who they are."""
         for descriptor in list(self._waiting):
             self._turn_away(descriptor)
 
@@ -259,7 +259,7 @@ class ShardPeers:
         """In all, for answers."""
         self.is_over = False
         self.loss = ""
-        """What is to be said about its end, if it is not another's to say."""
+        """Why this rank's part ended; empty if another rank reports it."""
         self._own = own
         self._wait_s = wait_s
         self._rounds = AgreementRounds(own.tree)
@@ -273,7 +273,7 @@ class ShardPeers:
 
     @property
     def has_begun(self) -> bool:
-        """Whether an answer has come: from then on all ranks are known to speak."""
+        """Whether an answer has come: from then on all ranks are known to take part."""
         return self._rounds.answer is not None
 
     def agree(self, step: int, bad_step: int | None) -> int | None:
@@ -291,7 +291,7 @@ class ShardPeers:
             return self._wait()
 
     def leave(self) -> None:
-        """For good: nobody is to wait for this rank any more."""
+        """Leave for good: no rank is to wait for this one any more."""
         self._stop.set()
         with self._changed:
             self._end()

@@ -31,8 +31,8 @@ LOOKED_THROUGH = (
     "SqueezeBackward",
     "ViewBackward",
 )
-TOLD_AT = frozenset({1, 2, 4, 8, 12, 16, 20})
-TOLD_FROM = 32
+REPORTED_AT = frozenset({1, 2, 4, 8, 12, 16, 20})
+REPORTED_FROM = 32
 """From here on every power of two."""
 MAX_SKIP_SUSPECTS = 8
 
@@ -258,7 +258,7 @@ class SkipProbe:
         series.in_a_row = was + 1 if is_skipped else 0
         series.num_taken += not is_skipped
         series.lowest_scale = min(series.lowest_scale, scale)
-        if not (_is_told(series.in_a_row) if is_skipped else was):
+        if not (_is_reported(series.in_a_row) if is_skipped else was):
             return
         skipped = Skipped(
             in_a_row=series.in_a_row,
@@ -272,5 +272,5 @@ class SkipProbe:
         self._context.writer.say(ended.step, skipped)
 
 
-def _is_told(in_a_row: int) -> bool:
-    return in_a_row in TOLD_AT or (in_a_row >= TOLD_FROM and in_a_row & (in_a_row - 1) == 0)
+def _is_reported(in_a_row: int) -> bool:
+    return in_a_row in REPORTED_AT or (in_a_row >= REPORTED_FROM and in_a_row & (in_a_row - 1) == 0)

@@ -58,7 +58,7 @@ ALIASES = {
 """Names that scripts and libraries use, lower case and without what comes before a slash, and what is meant."""
 MAX_AVERAGED_TENSORS = 16
 MAX_AVERAGED_ELEMENTS = 1024
-"""Of each."""
+"""The most elements of each tensor that are compared."""
 AVERAGE_WRAPPERS = ("module.", "_orig_mod.", "model.", "ema_model.", "averaged_model.")
 """What copies put before the names of their parameters."""
 

@@ -18,10 +18,10 @@ from holter import clock
 from holter.rank.context import Context, in_phase
 from holter.rank.framework import SaveFunction, absolute
 from holter.rank.hooks.patches import LateImports
-from holter.records import Kept, Phase
+from holter.records import Phase, SaveFinished
 
 MAX_DEPTH = 4
-"""Of what `torch.save` is given, to be counted."""
+"""How deep what `torch.save` is given is searched for tensors."""
 
 
 class SaveProbe:
@@ -48,16 +48,20 @@ class SaveProbe:
 
     def _around(self, function: SaveFunction, original: Callable[..., Any]) -> Callable[..., Any]:
         shown = in_phase(self._context, function.phase, original)
-        return self._told(shown, function.checkpoint, function.where) if function.phase is Phase.CHECKPOINT else shown
+        return (
+            self._reporting(shown, function.checkpoint, function.where) if function.phase is Phase.CHECKPOINT else shown
+        )
 
     def _around_torch_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def where(args: tuple[Any, ...], kwargs: Mapping[str, Any], _result: Any) -> str:
             return _path_of_torch_save(args, kwargs, sum(_size(model.inner) for model in self._context.models))
 
-        return self._told(original, "torch", where)
+        return self._reporting(original, "torch", where)
 
-    def _told(self, call: Callable[..., Any], framework: str, where: Callable[..., str] | None) -> Callable[..., Any]:
-        """The same function; the outermost that ends without an exception is told."""
+    def _reporting(
+        self, call: Callable[..., Any], framework: str, where: Callable[..., str] | None
+    ) -> Callable[..., Any]:
+        """The same function; the outermost call that ends without an exception is reported."""
 
         @functools.wraps(getattr(call, "__wrapped__", call))
         def within(*args: Any, **kwargs: Any) -> Any:
@@ -77,7 +81,9 @@ class SaveProbe:
         path = where()
         if path:
             seconds = round(clock.monotonic_s() - began_s, 3)
-            self._context.writer.say(self._context.log.step, Kept(path=path, framework=framework, seconds=seconds))
+            self._context.writer.say(
+                self._context.log.step, SaveFinished(path=path, framework=framework, seconds=seconds)
+            )
 
 
 def _size(module: torch.nn.Module | None) -> int:

@@ -9,7 +9,7 @@ Before the first optimizer of a step nothing of it is applied: here the rank may
 becomes of the step. Before a later one it is held only for numbers that are not finite, and says that its weights are partly new: whether
 an optimizer's gradients are still clipped, zeroed or computed before its own step cannot be known earlier.
 
-A loss scaler that skips a step calls no optimizer: its round is begun anew under the same number. So that such a run can be halted too, the
+A loss scaler that skips a step calls no optimizer: the step starts again under the same number. So that such a run can be halted too, the
 rank is asked before the scaler decides, and rounds count as steps towards the one that was agreed on.
 
 torch calls no hook if `step()` raises: such a step is over when no call of it is running any more. If it is tried again, it is the same step.
@@ -153,7 +153,7 @@ class StepProbe:
             self._close(is_late=True)
 
     def end_round(self) -> None:
-        """A loss scaler's round is over: if it called no optimizer, what was computed for the step is thrown away."""
+        """A loss scaler's round is over: if it called no optimizer, it has thrown away what was computed for the step."""
         log = self._context.log
         if not self._stepped and not self._depth and log.num_backwards:
             log.drop()

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from holter.rank.context import Context
-from holter.records import Warned
+from holter.records import ScriptWarning
 
 KINDS = re.compile(
     r"degrees of freedom is <= 0"  # a variance over one sample, or none
@@ -52,7 +52,9 @@ class WarningProbe:
         where, module = f"{message.filename}:{message.lineno}", self._module(frame)
         if (where, module) not in self._told:
             self._told.add((where, module))
-            self._context.writer.say(self._context.log.step, Warned(text=text[:MAX_TEXT], where=where, module=module))
+            self._context.writer.say(
+                self._context.log.step, ScriptWarning(text=text[:MAX_TEXT], where=where, module=module)
+            )
 
     def _module(self, frame: FrameType | None) -> str:
         """The innermost module whose forward is running: its name, or its class where no name is known.

@@ -1,6 +1,6 @@
 """What is read at which step, so that holter keeps to its budget.
 
-Two dials, both powers of two, so that ranks which turned them differently still read the same steps now and then:
+Two settings, both powers of two, so that ranks whose settings differ still read the same steps now and then:
 
     gradient_stride   1, 2, 4 ...   every step reads the gradients of every stride-th tensor, another share each step
     check_interval    1, 2, 4 ...   every interval-th step fingerprints parameters and reduced gradients, for comparison between ranks
@@ -27,9 +27,9 @@ NUM_SAMPLES = 9
 """A cost is the median of this many measurements: one that another process spoiled does not count."""
 WINDOW = 64
 TURN_EVERY = 4
-"""Steps between two looks at the dials, once there are so many that one more says little."""
+"""Steps between two adjustments of the plan, once so many steps were measured that one more says little."""
 RETURN_MARGIN = 0.7
-"""To read more again there must be room to spare, or the dial would flutter."""
+"""To read more again there must be room to spare, or the setting would flutter."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The dials."""
+    """The two settings."""
 
     gradient_stride: int = 1
     check_interval: int = 1
@@ -90,7 +90,7 @@ def _fit(cost_s: float, room_s: float, current: int, largest: int) -> int:
 
 
 class Schedule:
-    """Measures, and turns the dials by one notch a step at most."""
+    """Measures the costs, and changes each setting by at most one power of two a step."""
 
     def __init__(self, *, budget: float, floor_s: float) -> None:
         self.plan = StepPlan()
@@ -116,7 +116,7 @@ class Schedule:
     def observe(self, *, step_s: float, own_s: float, reading_s: float, gradients_s: float, check_s: float) -> None:
         """Learn what a step took, what we took of it, what of that went into reading, and into which; 0: it was not read."""
         self._num_steps += 1
-        # The first steps count here: a dial that is turned on one bad measurement has no second for long.
+        # The first steps count here: a setting that follows one bad measurement gets no second one for long.
         if gradients_s:
             self._gradients_s.append(gradients_s * self.plan.gradient_stride)
         if check_s:

@@ -28,7 +28,7 @@ class BackwardPasses:
     num_dropped: int = 0
     """Of these, those whose gradients a loss scaler threw away."""
     num_skipped_rounds: int = 0
-    """How often, since the step before, a loss scaler skipped the optimizer: the step is then begun anew under its number."""
+    """How often, since the step before, a loss scaler skipped the optimizer: the step then starts again under its number."""
 
 
 @dataclass
@@ -124,7 +124,7 @@ class OpenStep:
     is_told: bool = False
 
     def acquit(self, *, is_skipped: bool = False) -> None:
-        """What was suspected never reached the weights.
+        """Drop the suspects: they never reached the weights.
 
         A loss that was not finite stays to be told, unless its gradients were thrown away: by a scaler that skipped the step, or by the
         script, which then went on to another backward pass.
@@ -167,7 +167,7 @@ class StepLog:
         return self.now.passes.num_done - self.now.passes.num_dropped
 
     def drop(self) -> None:
-        """A scaler has skipped the step: it is begun anew, and keeps its number."""
+        """A scaler has skipped the step: it starts again and keeps its number."""
         self.now.passes.num_dropped = self.now.passes.num_done
         self.now.passes.num_skipped_rounds += 1
 

@@ -19,7 +19,7 @@ from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings.census import CensusTaker
-from holter.records import Begun, SightLost, StepDone
+from holter.records import FirstStep, SightLost, StepDone
 
 SILENT_S = 10.0
 STARTUP_S = 30.0
@@ -103,7 +103,7 @@ def tell_completed_before(context: Context, optimizer: torch.optim.Optimizer) ->
     """
     found = context.frameworks.count_steps(optimizer)
     count, source = found if found is not None else (_own_count(optimizer), type(optimizer).__name__)
-    context.writer.say(context.log.step, Begun(completed=count, source=source if count is not None else ""))
+    context.writer.say(context.log.step, FirstStep(completed=count, source=source if count is not None else ""))
 
 
 def _own_count(optimizer: torch.optim.Optimizer) -> int | None:

@@ -19,7 +19,7 @@ from holter.records import Nonfinite
 from holter_kernels import summarize
 
 MAX_REPLAYS = 3
-"""A NaN is born once; a run that goes on with it need not be replayed at every step."""
+"""A NaN has one origin; a run that goes on with it need not be replayed at every step."""
 MAX_CALLS = 32
 """Calls of a step that are signed: a model may be called once for each element of a sequence."""
 MAX_LEAVES = 8

@@ -247,7 +247,7 @@ class Checkup:
         )
 
     def _unchanged(self, moves: MovedTensors) -> list[int]:
-        """Given a gradient, and no bit moved or the last step was undone, although the step is too large to be lost to rounding."""
+        """Parameters with a gradient of which no bit moved, or whose last step was undone, although the step is too large to be lost to rounding."""
         moved, out = set(moves.in_step) - set(moves.restored), []
         table, before = self._answers.gradients, self._answers.before
         for row, place in enumerate(self._given):

@@ -271,7 +271,7 @@ class _ReducedGradients:
 
     @property
     def num_parts(self) -> int:
-        """Readings begun."""
+        """How many readings have started."""
         return len(self._parts)
 
     def part(self, name: str) -> OnRows:

@@ -18,7 +18,7 @@ from holter.rank.readings.samples import is_readable, local, spread
 
 MAX_NAMES = 32
 MANY = 16
-"""Elements that do not all come back by chance."""
+"""From so many elements on, a tensor does not return to its old value by chance."""
 LONG_STEPS = 8
 """Steps after which an idle parameter is worth an inspection."""
 MAX_WATCHED = 1024

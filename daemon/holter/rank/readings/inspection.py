@@ -93,17 +93,17 @@ class InspectionProbe:
     def failed(self) -> None:
         """A model's call is over; if it raised, the inspection ends."""
         if self._open is not None and sys.exc_info()[0] is not None:
-            self.end(is_told=False)
+            self.end(is_complete=False)
 
-    def end(self, *, is_told: bool = True) -> None:
+    def end(self, *, is_complete: bool = True) -> None:
         """The backward pass is over, or the step, or the run."""
         inspected, self._open = self._open, None
         if inspected is None:
             return
         for handle in inspected.handles:
             handle.remove()
-        if is_told and inspected.called:
-            self._context.writer.say(self._context.log.step, _told(inspected))
+        if is_complete and inspected.called:
+            self._context.writer.say(self._context.log.step, _record_of(inspected))
 
     def _put_on(self, inspected: _Pass, root: nn.Module) -> None:
         model = self._context.models.of(root)
@@ -207,7 +207,7 @@ def _note_autocast(inspected: _Pass, module: nn.Module, device: str = "") -> Non
         inspected.autocast_dtype = str(torch.get_autocast_dtype(device)).removeprefix("torch.")
 
 
-def _told(inspected: _Pass) -> Inspection:
+def _record_of(inspected: _Pass) -> Inspection:
     witnesses, uncalled = [], []
     for name, seen in inspected.seen.items():
         module = seen.module()

@@ -55,7 +55,7 @@ class RegisteredObjects:
         return {id(each): _plain(each) for each in self.find()}
 
     def put(self, attributes: PlainAttributes) -> None:
-        """As they were; what has come since stays."""
+        """Put them back as they were; what has come since stays."""
         for each in self.find():
             _attributes(each).update(attributes.get(id(each), {}))
 
@@ -132,7 +132,7 @@ class Rewind:
         """Of these, those that training is known to read."""
         self._last_asked = -1
         self._is_blind = True
-        """The last forward pass was not seen, or not as it should be: nor will the next one be, as far as anybody knows."""
+        """The last forward pass was not seen, or not as it should be: the next one may not be seen either."""
         self._log = context.log
         self._given: dict[str, bytes] = {}
         """As the step before left them, until DDP gives them to all; empty on all ranks but the first."""
@@ -140,7 +140,7 @@ class Rewind:
         self._has_said = False
 
     def step_closed(self, step: int, *, is_late: bool = False) -> None:
-        """`step` optimizer steps are completed: the next one begins, as far as anybody knows. If late, it has begun, unseen."""
+        """`step` optimizer steps are completed: the next one begins, as far as anybody knows. If late, it has already started, unseen."""
         if step == self._step and self._forward is not None:
             # Its forward pass has begun already.
             return

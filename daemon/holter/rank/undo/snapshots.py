@@ -145,7 +145,7 @@ class Snapshot:
 
 
 class Snapshots:
-    """One rank's; `begin` and `settle` are called by the probes, `restore` once a halt is decided."""
+    """One rank's snapshots; the hooks call `begin` and `settle`, and a halt that is decided calls `restore`."""
 
     def __init__(
         self,
@@ -165,7 +165,7 @@ class Snapshots:
         """Weights were seen to change during a forward pass: all is copied before it."""
         self._is_off = False
         self._has_said = self._has_missed = False
-        self._begun = 0
+        self._last_forward = 0
         """The last step to be copied whose forward pass was seen."""
         self._num_lost = 0
         context.models.on_forget.append(self.forget)
@@ -174,7 +174,7 @@ class Snapshots:
         """The first forward pass of this step begins."""
         if not self._is_due(step):
             return
-        self._begun = step
+        self._last_forward = step
         if not is_plain_moment() or is_captured():
             return
         with self._unharmed():
@@ -188,7 +188,7 @@ class Snapshots:
     def settle(self) -> None:
         """Weights are about to change: what is being copied of them has to be there."""
         log = self._context.log
-        if self._is_due(log.step) and self._begun != log.step and log.micro_step and not self._has_missed:
+        if self._is_due(log.step) and self._last_forward != log.step and log.micro_step and not self._has_missed:
             self._has_missed = True
             say(
                 f"rank {self._context.writer.rank}: there is no snapshot of step {log.step}, because its forward pass "
@@ -230,7 +230,7 @@ class Snapshots:
 
     @contextlib.contextmanager
     def _unharmed(self) -> Iterator[None]:
-        """What fails ends the snapshots, not the training. The time does not count as overhead."""
+        """A failure ends the snapshots, not the training. The time does not count as overhead."""
         began_s = clock.monotonic_s()
         try:
             yield

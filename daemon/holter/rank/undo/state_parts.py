@@ -100,7 +100,7 @@ class StatePart:
     is_moving: bool = False
     """May change while the forward pass runs: copied before it."""
     apart: tuple[Any, ...] = ()
-    """What its plain values may name and must not be copied with them."""
+    """Objects that its plain values may refer to and that must not be copied with them."""
 
 
 def of_weight(parameter: torch.nn.Parameter, *, is_moving: bool) -> StatePart:

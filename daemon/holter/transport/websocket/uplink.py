@@ -1,4 +1,4 @@
-"""The sidecar's end of the stream: one WebSocket to the coordinator that is lost and found again without anyone noticing.
+"""The sidecar's end of the stream: one WebSocket to the coordinator, which reconnects by itself.
 
     connect -> Hello -> Welcome -> Report, Report, ... -> Goodbye -> the coordinator closes
        ^__________ backoff __________|  at any failure: refused, garbage, too large a frame, silence
