@@ -14,7 +14,7 @@ JOBS = [
     pytest.param("train_accelerate.py", {}),
     pytest.param("train_trainer.py", {}, marks=pytest.mark.release),
     pytest.param("train_deepspeed.py", ZERO, marks=pytest.mark.release),
-    pytest.param("train_fsdp.py", {}),
+    pytest.param("train_fsdp.py", {}, marks=pytest.mark.release),
 ]
 
 

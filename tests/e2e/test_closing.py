@@ -15,6 +15,7 @@ SCRIPT = Path(__file__).parents[1] / "corpus" / "scripts" / "process_faults.py"
 pytestmark = pytest.mark.job
 
 
+@pytest.mark.release
 @pytest.mark.timeout(300)
 def test_a_hang_that_is_over_is_closed_once_the_job_went_on_for_a_while(nursery, tmp_path, capsys):
     script = [str(SCRIPT), "suspend", "--steps", "100000"]

@@ -153,6 +153,7 @@ def test_a_page_that_cannot_be_made_is_said_and_changes_no_bit(forks, bare):
     assert sum("trains unobserved" in line for line in ended.holter_lines) == 2
 
 
+@pytest.mark.release
 def test_a_wrong_setting_in_a_job_is_said_and_training_goes_on(jobs, bare):
     ended = jobs.run(SCRIPT, attached=False, env={"HOLTER": "1", "HOLTER_OVERHEAD_BUDGET": "fast"}, by="scheduler")
     assert ended.code == 0

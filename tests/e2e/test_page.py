@@ -387,6 +387,7 @@ def test_a_page_that_was_told_nothing_says_so_and_can_be_used(visit: Visit, few:
     expect(page.locator("#table tbody tr")).to_have_count(16)
 
 
+@pytest.mark.release
 def test_a_job_that_hangs_is_seen_to_stand_longer_and_longer(visit: Visit, tmp_path: Path) -> None:
     with Simulated(tmp_path / "hangs", ("--ranks", "2", "--step-s", "0.2")) as run:
         page = visit(run.address)

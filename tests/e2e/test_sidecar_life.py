@@ -49,6 +49,7 @@ def test_a_killed_job_leaves_nothing_behind(jobs, status, wait_for):
     assert ended.code == -signal.SIGKILL
 
 
+@pytest.mark.release
 def test_the_progress_line_is_drawn_on_a_terminal_and_given_back(jobs, terminal):
     """Rank 0's standard error is a terminal: the live line appears on its last row, and the row is given back at the end."""
     text = terminal(jobs, SCRIPT, "--steps", "1200")

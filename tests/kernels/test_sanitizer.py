@@ -16,7 +16,11 @@ SOURCES = Path(holter_kernels.__file__).parent / "csrc"
 DRIVER = Path(__file__).with_name("sanitizer_driver.c")
 PARTS = ["run.c", "scalar.c", "threads.c", "isa_generic.c", "isa_avx2.c", "isa_avx512.c"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.release,
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
+]
 
 
 def digest(program: Path, *flags: str, compiler: str = "gcc", runner: tuple[str, ...] = ()) -> str:

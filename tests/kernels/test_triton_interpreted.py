@@ -12,7 +12,11 @@ pytest.importorskip("triton")
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", ["random_bits", "shards", "magnitudes", "fingerprints_alone", "mixed_list", "launched", "wrong_is_noticed"]
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.release) for name in ("random_bits", "magnitudes")),
+        *("shards", "fingerprints_alone", "mixed_list", "launched", "wrong_is_noticed"),
+    ],
 )
 def test_interpreted(name: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "OMP_NUM_THREADS": "1"}

@@ -156,6 +156,7 @@ THREADS = """
 """
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_training_in_several_threads_survives():
     ended = subprocess.run(

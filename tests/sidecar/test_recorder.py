@@ -73,6 +73,7 @@ async def test_a_copy_and_an_interpreter_that_answers(rank, by):
     assert not Path(path).parent.exists()
 
 
+@pytest.mark.release
 @pytest.mark.slow
 async def test_a_rank_that_holds_the_interpreter_lock_gives_its_copy_and_is_found_out(rank):
     process, path = rank("locked")

@@ -176,6 +176,7 @@ def test_accelerate_saves_what_it_would_have_saved_at_that_step(wear, tmp_path, 
     assert straight.average.count == resumed.average.count
 
 
+@pytest.mark.release
 def test_one_rank_saves_for_all_with_what_each_wrote_of_its_own_beginning(wear, partial):
     rank = wear()
     job = Accelerated()
@@ -240,6 +241,7 @@ def test_a_plain_loop_goes_on_from_a_snapshot_as_if_nothing_had_been(wear, parti
     assert straight.scheduler.get_last_lr() == resumed.scheduler.get_last_lr()
 
 
+@pytest.mark.release
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_random_state_of_a_rank_that_is_lost_is_missed(wear, partial):
     rank = wear()

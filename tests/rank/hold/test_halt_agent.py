@@ -382,6 +382,7 @@ def test_a_bound_rank_leaves_though_nobody_says_so(ranks):
     assert rank.wait() == 93
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_ctrl_c_works_at_any_moment(ranks):
     (rank,) = ranks()

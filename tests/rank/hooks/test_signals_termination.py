@@ -109,6 +109,7 @@ def test_without_an_answer_it_dies_of_the_signal_three_seconds_later(how):
     assert 2.5 < time.monotonic() - began < 40
 
 
+@pytest.mark.release
 @pytest.mark.slow
 def test_what_is_granted_is_granted():
     lives = Process("lives")
