@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
 ZERO = {"ACCELERATE_USE_CPU": "false", "DS_ACCELERATOR": "cpu"}
 JOBS = [
     pytest.param("train_loop.py", {}),
-    pytest.param("train_accelerate.py", {}),
+    pytest.param("train_accelerate.py", {}, marks=pytest.mark.release),
     pytest.param("train_trainer.py", {}, marks=pytest.mark.release),
     pytest.param("train_deepspeed.py", ZERO, marks=pytest.mark.release),
     pytest.param("train_fsdp.py", {}, marks=pytest.mark.release),

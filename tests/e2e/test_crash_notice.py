@@ -67,6 +67,7 @@ def test_it_ends_as_without_holter_and_its_calls_are_kept(  # noqa: PLR0917 - fi
     assert (80, "all_reduce") == (calls[-1].sequence, calls[-1].operation), "forty steps, two parameters"
 
 
+@pytest.mark.release
 def test_os_exit_says_from_which_line(jobs):
     ended = jobs.run(SCRIPT, "exit", "--rank", 1, by="scheduler")
     assert 41 == ended.code

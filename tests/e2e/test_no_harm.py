@@ -168,7 +168,8 @@ def test_a_hostile_coordinator_changes_no_bit(forks, bare, hostile_server):
     assert digests(ended) == bare("--mode", "plain")
 
 
-@pytest.mark.parametrize("method", [pytest.param("fork", marks=pytest.mark.release), "spawn"])
+@pytest.mark.release
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_worker_of_the_data_loader_is_not_a_rank(jobs, bare, method):
     arguments = ("--workers", 2, "--start-method", method, "--steps", 20)
     ended = jobs.run(SCRIPT, *arguments, by="scheduler")
