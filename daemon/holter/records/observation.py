@@ -5,9 +5,24 @@ from typing import Literal
 import msgspec
 
 from holter.records.halting import HaltAnswered, HaltAsked, Halting, Ordered, SaveFinished, Snapped
-from holter.records.model import Attached, Census, FirstStep, Groups, OnDevice
-from holter.records.steps import Logged, Origin, PackedTable, StepDone, Table
-from holter.records.vitals import Feed, Inspection, ScriptWarning, Skipped, Swapped, Vitals
+from holter.records.rank import (
+    Attached,
+    Census,
+    Feed,
+    FirstStep,
+    Groups,
+    Inspection,
+    Logged,
+    OnDevice,
+    Origin,
+    PackedTable,
+    ScriptWarning,
+    Skipped,
+    StepDone,
+    Swapped,
+    Table,
+    Vitals,
+)
 from holter.records.watching import Device, Exam, Exited, Farewell, LastCalls, Overdue, Traffic
 
 

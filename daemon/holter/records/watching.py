@@ -1,11 +1,28 @@
 """What a sidecar sees of its rank from outside: progress, process, collectives, device, its end."""
 
+import enum
 from typing import Literal
 
 import msgspec
 
-from holter.records.model import Group
-from holter.records.vocabulary import ExamDepth, Phase
+from holter.records.rank import Group
+
+ExamDepth = Literal["quick", "native"]
+"""`quick`: the process, the recorder, Python stacks. `native`: stacks through native code as well, a second more."""
+
+
+class Phase(enum.IntEnum):
+    """What a rank's main thread is doing, as far as its hooks tell."""
+
+    ATTACH = 0
+    DATA = 1
+    FORWARD = 2
+    BACKWARD = 3
+    OPTIMIZER = 4
+    CHECKPOINT = 5
+    EVALUATION = 6
+    OTHER = 7
+    """Between two hooks: the script's own code."""
 
 
 class Farewell(msgspec.Struct, frozen=True, tag="farewell", kw_only=True):
