@@ -6,8 +6,7 @@ import textwrap
 from typing import Any, cast
 
 from holter.faults import CAUSES, DETECTORS
-from holter.faults.cause import CauseEntry
-from holter.faults.family import Detector, DetectorEntry
+from holter.faults.family import CauseEntry, Detector, DetectorEntry
 
 WIDTH = 100
 FIX_PARTS = (

@@ -8,8 +8,7 @@ Of the rows that fit, the surest of each cause counts. A confidence under 0.70 m
 """
 
 from holter.faults import CAUSES
-from holter.faults.cause import CauseEntry, Row
-from holter.faults.family import engine_facts
+from holter.faults.family import CauseEntry, Row, engine_facts
 from holter.faults.shared.wording import modules_of
 from holter.records import Basis, Cause, Evidence, Finding
 

@@ -21,7 +21,7 @@ from holter.diagnosis.pages import indented
 from holter.exporters import watcher_rules
 from holter.exporters.alert_text import alert_name, panel_annotations, panel_of
 from holter.exporters.watcher_rules import WatcherRule
-from holter.faults.cause import CauseEntry
+from holter.faults.family import CauseEntry
 
 LIVES = "holter_job_ranks"
 """Every coordinator that is scraped has this series."""

@@ -1,12 +1,20 @@
 """What the ranks are fed."""
 
-from holter.faults.cause import CauseEntry, Row
 from holter.faults.data.batch_lengths import BatchLengths
 from holter.faults.data.batch_values import BatchValues
 from holter.faults.data.data_coverage import DataCoverage
 from holter.faults.data.duplicate_batches import DuplicateBatches
 from holter.faults.data.epoch_order import EpochOrder
-from holter.faults.family import NOT_BY_A_NUMBER, NOT_BY_A_SCRIPT, Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import (
+    NOT_BY_A_NUMBER,
+    NOT_BY_A_SCRIPT,
+    CauseEntry,
+    Consequence,
+    DetectorEntry,
+    Family,
+    Row,
+    Stage,
+)
 from holter.records import Fix
 
 _NO_COUNT = "the samples of a whole pass, counted on all ranks"

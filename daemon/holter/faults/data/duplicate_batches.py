@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-from holter.faults.shared.loader_passes import is_replicated_everywhere, passes, trained
+from holter.faults.data.loader_passes import is_replicated_everywhere, passes, trained
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import StepView, Window

@@ -1,7 +1,6 @@
 """Components that should not move, and do, or were never right."""
 
-from holter.faults.cause import CauseEntry, Damage, Row
-from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import CauseEntry, Consequence, Damage, DetectorEntry, Family, Row, Stage
 from holter.faults.frozen.declared_frozen import DeclaredFrozen
 from holter.faults.frozen.frozen_divergence import FrozenDivergence
 from holter.faults.frozen.frozen_movement import FrozenMovement

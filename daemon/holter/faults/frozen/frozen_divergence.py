@@ -32,11 +32,13 @@ from holter.faults.shared.parting import (
     column,
     find_difference,
     find_parting,
+    majority_evidence,
+    named,
     parting_at,
     request,
     tables_at,
+    tensor_evidence,
 )
-from holter.faults.shared.replica_evidence import majority_evidence, named, tensor_evidence
 from holter.faults.shared.structure import common_module, compare_structures, distinct_censuses
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.replica_evidence import named
+from holter.faults.shared.parting import named
 from holter.faults.shared.structure import common_module
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Note, Window

@@ -1,7 +1,15 @@
 """Hangs and dead ranks."""
 
-from holter.faults.cause import CauseEntry, Row
-from holter.faults.family import NOT_BY_A_NUMBER, NOT_BY_A_SCRIPT, Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import (
+    NOT_BY_A_NUMBER,
+    NOT_BY_A_SCRIPT,
+    CauseEntry,
+    Consequence,
+    DetectorEntry,
+    Family,
+    Row,
+    Stage,
+)
 from holter.faults.hangs.collective_mismatch import CollectiveMismatch
 from holter.faults.hangs.dead_rank import DeadRank
 from holter.faults.hangs.stalled_rank import StalledRank

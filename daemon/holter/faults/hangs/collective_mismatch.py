@@ -25,8 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from holter.faults.shared.call_counts import step_of
-from holter.faults.shared.collectives import analysed, group_name, is_over, last_calls
+from holter.faults.shared.collectives import analysed, group_name, last_calls
 from holter.faults.shared.mismatched_calls import (
     KINDS,
     Mismatch,
@@ -35,12 +34,13 @@ from holter.faults.shared.mismatched_calls import (
     earliest,
     of_counts,
     one_sided,
+    step_of,
     uncounted,
 )
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import PartedBlock, Window
-from holter.flight import BLOCK_CALLS, Analysis
+from holter.flight import BLOCK_CALLS, Analysis, is_over
 from holter.records import Call, Collective, Evidence, ExamRequest, Finding, Flight
 
 CRASH_S = 3.0

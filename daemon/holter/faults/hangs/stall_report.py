@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from holter.faults.hangs import stacks
-from holter.faults.hangs.confirming import Due
-from holter.faults.hangs.culprits import Blame, flights
+from holter.faults.hangs.culprits import Blame, Due, flights
 from holter.faults.hangs.stacks import main_stack
 from holter.faults.hangs.standstill import Look, Standstill
 from holter.faults.shared import collectives

@@ -1,7 +1,6 @@
 """Nothing, or the wrong thing, is learning."""
 
-from holter.faults.cause import CauseEntry, Row
-from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import CauseEntry, Consequence, DetectorEntry, Family, Row, Stage
 from holter.faults.learning.accumulation_scale import AccumulationScale
 from holter.faults.learning.average_tracking import AverageTracking
 from holter.faults.learning.missing_gradients import MissingGradients

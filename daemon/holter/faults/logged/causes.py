@@ -1,7 +1,6 @@
 """What only the script knows: reinforcement learning and generative models."""
 
-from holter.faults.cause import CauseEntry, Row
-from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import CauseEntry, Consequence, DetectorEntry, Family, Row, Stage
 from holter.faults.logged.adapter_norm import AdapterNorm
 from holter.faults.logged.codebook_usage import CodebookUsage
 from holter.faults.logged.importance_ratio import ImportanceRatio

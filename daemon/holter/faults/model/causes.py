@@ -1,7 +1,6 @@
 """The model itself."""
 
-from holter.faults.cause import CauseEntry, Row
-from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import CauseEntry, Consequence, DetectorEntry, Family, Row, Stage
 from holter.faults.model.architecture import Architecture
 from holter.faults.model.initialisation import Initialisation
 from holter.faults.model.variance_of_nothing import VarianceOfNothing

@@ -1,7 +1,6 @@
 """Numbers that are not numbers, and losses that go wrong."""
 
-from holter.faults.cause import CauseEntry, Damage, Row
-from holter.faults.family import NOT_BY_A_NUMBER, Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import NOT_BY_A_NUMBER, CauseEntry, Consequence, Damage, DetectorEntry, Family, Row, Stage
 from holter.faults.numerics.gradient_balance import GradientBalance
 from holter.faults.numerics.gradient_explosion import GradientExplosion
 from holter.faults.numerics.gradient_vanishing import GradientVanishing

@@ -1,7 +1,6 @@
 """What the dtypes did."""
 
-from holter.faults.cause import CauseEntry, Row
-from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import CauseEntry, Consequence, DetectorEntry, Family, Row, Stage
 from holter.faults.precision.buffer_values import BufferValues
 from holter.faults.precision.compute_dtype import ComputeDtype
 from holter.faults.precision.dtype_drift import DtypeDrift

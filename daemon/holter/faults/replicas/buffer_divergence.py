@@ -20,8 +20,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.parting import Difference, Parting, agreed_since, find_difference, find_parting, request
-from holter.faults.shared.replica_evidence import majority_evidence, named
+from holter.faults.shared.parting import (
+    Difference,
+    Parting,
+    agreed_since,
+    find_difference,
+    find_parting,
+    majority_evidence,
+    named,
+    request,
+)
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import modules_of, ranks_text
 from holter.faults.window import ClassHistory, Window

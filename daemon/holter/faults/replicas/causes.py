@@ -1,7 +1,16 @@
 """Ranks that should be equal and are not."""
 
-from holter.faults.cause import CauseEntry, Damage, Row
-from holter.faults.family import NOT_BY_A_NUMBER, NOT_BY_A_SCRIPT, Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import (
+    NOT_BY_A_NUMBER,
+    NOT_BY_A_SCRIPT,
+    CauseEntry,
+    Consequence,
+    Damage,
+    DetectorEntry,
+    Family,
+    Row,
+    Stage,
+)
 from holter.faults.replicas.buffer_divergence import BufferDivergence
 from holter.faults.replicas.replica_divergence import ReplicaDivergence
 from holter.faults.replicas.shard_clipping import ShardClipping

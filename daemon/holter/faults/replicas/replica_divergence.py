@@ -37,12 +37,14 @@ from holter.faults.replicas.replica_case import (
     unused_names,
 )
 from holter.faults.replicas.witnesses import culprit_evidence, parting_evidence, who_left
-from holter.faults.shared.call_counts import MIN_STEPS, are_counted
-from holter.faults.shared.mismatched_calls import uncounted
-from holter.faults.shared.parting import Difference, Parting, agreed_since, find_parting
-from holter.faults.shared.replica_evidence import (
+from holter.faults.shared.mismatched_calls import MIN_STEPS, are_counted, uncounted
+from holter.faults.shared.parting import (
     WORDS,
+    Difference,
+    Parting,
+    agreed_since,
     cap,
+    find_parting,
     history_evidence,
     named,
     tensor_evidence,

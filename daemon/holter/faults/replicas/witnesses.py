@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from holter.faults.replicas.replica_case import Case
-from holter.faults.shared.parting import Parting, changed_alone, column, tables_at
-from holter.faults.shared.replica_evidence import majority_evidence, tensor_evidence
+from holter.faults.shared.parting import Parting, changed_alone, column, majority_evidence, tables_at, tensor_evidence
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Table

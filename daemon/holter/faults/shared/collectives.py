@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from holter.faults.shared.wording import ranks_text
-from holter.flight import Analysis, Deviation, Wait, analyse, signature
+from holter.flight import Analysis, Deviation, Wait, analyse, is_over, signature
 from holter.records import Call, Evidence, Flight
 
 MAX_WAITS = 3
@@ -101,11 +101,6 @@ def place(call: Call, names: Mapping[str, str]) -> str:
     """`all_reduce float32 [100], number 40 of group default_pg`."""
     name = group_name(call.group, names.get(call.group, ""))
     return f"{signature(call)}, number {call.sequence} of group {name}"
-
-
-def is_over(call: Call) -> bool:
-    """Retired is all that gloo tells; NCCL's recorder says `completed` a little earlier."""
-    return call.is_retired or call.state == "completed"
 
 
 def _waiting(wait: Wait) -> Evidence:
