@@ -244,7 +244,10 @@ def _explained(board: Board, table: CallTable, parting: _Parting, sides: tuple[i
     if parting.pattern is not None:
         expected = expected + _continued(parting, expected)
     times_ns = _times_ns(board, table, wrong[1][0], parting.sequence)
-    kind, instead = kinds_of(board.texts, seen, expected, lambda by: _is_within(parting, times_ns, by))
+    period = parting.pattern.period if parting.pattern else 0
+    kind, instead = kinds_of(
+        board.texts, seen, expected, lambda by: period > 0 and is_within_step(times_ns, period, by)
+    )
     texts = board.texts[right[0]], board.texts[wrong[0]]
     return Deviation(
         kind=kind,
@@ -270,10 +273,6 @@ def _times_ns(board: Board, table: CallTable, rank: int, sequence: int) -> list[
         if call.group == table.name and not call.is_p2p and call.sequence < sequence
     }
     return [at_ns for _, at_ns in sorted(times.items())]
-
-
-def _is_within(parting: _Parting, times_ns: list[int], by: int) -> bool:
-    return parting.pattern is not None and is_within_step(times_ns, parting.pattern.period, by)
 
 
 def _from(board: Board, table: CallTable, rank: int, sequence: int) -> list[int]:

@@ -170,7 +170,11 @@ def _with_unique_names(flights: Mapping[int, Flight]) -> tuple[Mapping[int, Flig
         for group in flight.groups:
             if group.ranks:
                 said.setdefault(group.name, set()).add(group.ranks)
-    shared = {name: groups for name, groups in said.items() if len(groups) > 1 and _are_disjoint(groups)}
+    shared = {
+        name: groups
+        for name, groups in said.items()
+        if len(groups) > 1 and all(set(one).isdisjoint(other) for one, other in combinations(groups, 2))
+    }
     if not shared:
         return flights, {}
     names: dict[str, str] = {}
@@ -202,10 +206,6 @@ def _with_recorded_names(analysis: Analysis, names: dict[str, str]) -> Analysis:
         blocking=analysis.blocking
         and replace(analysis.blocking, group=names.get(analysis.blocking.group, analysis.blocking.group)),
     )
-
-
-def _are_disjoint(groups: set[tuple[int, ...]]) -> bool:
-    return all(set(one).isdisjoint(other) for one, other in combinations(groups, 2))
 
 
 def _renamed(flight: Flight, names: dict[str, str]) -> Flight:

@@ -69,7 +69,7 @@ def _blocked(board: Board, table: CallTable, sequence: int, end: int) -> Blocked
         inside = [number for number in track.open if sequence <= number < end]
         if inside:
             calls[rank] = track.open[min(inside)]
-    first = min(calls.values(), key=_by_sequence)
+    first = min(calls.values(), key=lambda call: call.sequence)
     candidates = [rank for rank in table.members if table.last(rank) < sequence]
     since_ns = max(call.created_ns for call in calls.values())
     absent, outdated = known_absent(board, candidates, since_ns)
@@ -84,10 +84,6 @@ def _blocked(board: Board, table: CallTable, sequence: int, end: int) -> Blocked
     )
     records = {rank: call.record for rank, call in calls.items()}
     return BlockedRanks(tuple(calls), absent, wait, since_ns, is_lasting(board, calls), outdated, records)
-
-
-def _by_sequence(call: Call) -> int:
-    return call.sequence
 
 
 def known_absent(board: Board, ranks: Collection[int], since_ns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

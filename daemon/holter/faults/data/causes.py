@@ -184,14 +184,6 @@ CORRUPT_LABELS_OR_RANGE = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (
-    DUPLICATE_DATA_ACROSS_RANKS,
-    DOUBLE_SHARDED_DATA,
-    REPEATED_EPOCH_ORDER,
-    UNEVEN_BATCHES,
-    CORRUPT_LABELS_OR_RANGE,
-)
-
 FAMILY = Family(
     detectors=(
         DetectorEntry(BatchLengths(), Stage.FED),
@@ -200,7 +192,9 @@ FAMILY = Family(
         DetectorEntry(DuplicateBatches(), Stage.FED),
         DetectorEntry(BatchValues(), Stage.FED),
     ),
-    causes=CAUSES,
+    causes=(
+        DUPLICATE_DATA_ACROSS_RANKS, DOUBLE_SHARDED_DATA, REPEATED_EPOCH_ORDER, UNEVEN_BATCHES, CORRUPT_LABELS_OR_RANGE,
+    ),
     brings_about=(
         # Ranks that run out of data are waited for until somebody gives up.
         Consequence("batch_lengths", ("collective_mismatch",)),

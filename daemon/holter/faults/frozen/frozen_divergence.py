@@ -33,7 +33,6 @@ from holter.faults.shared.parting import (
     find_difference,
     find_parting,
     majority_evidence,
-    named,
     parting_at,
     request,
     tables_at,
@@ -41,7 +40,7 @@ from holter.faults.shared.parting import (
 )
 from holter.faults.shared.structure import common_module, compare_structures, distinct_censuses
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import ranks_text
+from holter.faults.shared.wording import named, ranks_text
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, Mark, Severity, TableRequest
 

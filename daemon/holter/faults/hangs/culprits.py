@@ -134,7 +134,8 @@ def blame(scene: Standstill) -> Blame | None:
     suspended = {rank for rank, look in living.items() if look.is_suspended}
     if len(suspended) == len(living):
         return None
-    analysis = _analysis(scene)
+    recorders = flights(scene)
+    analysis = analysed(recorders, scene.window.world_size) if recorders else None
     waiting = _waiting(scene, living, analysis)
     case = _Case(scene, living, analysis, waiting, _absent(scene, analysis, waiting))
     # A rank may be stopped by somebody who looks into why it waits.
@@ -166,13 +167,6 @@ def flights(scene: Standstill, ranks: Sequence[int] | None = None) -> dict[int, 
     """Recorders that tell where their ranks are."""
     wanted = scene.looks if ranks is None else [rank for rank in ranks if rank in scene.looks]
     return {rank: flight for rank in wanted if (flight := scene.looks[rank].flight) is not None}
-
-
-def _analysis(scene: Standstill) -> Analysis | None:
-    known = flights(scene)
-    if not known:
-        return None
-    return analysed(known, scene.window.world_size)
 
 
 def _waiting(scene: Standstill, living: Mapping[int, Look], analysis: Analysis | None) -> frozenset[int]:

@@ -149,10 +149,7 @@ def is_own_code(frames: Sequence[Frame]) -> bool:
     """Whether the script's own lines run, or wait, whatever they are for: an evaluation that loops is the script that loops."""
     telling = (frame for frame in frames if kind_of(frame) not in {"plumbing", "own", "device"})
     innermost = next(telling, None)
-    if innermost is None or innermost.is_native:
-        return False
-    file = innermost.file.replace("\\", "/")
-    return not INSTALLED.search(file) and not STANDARD.search(file)
+    return innermost is not None and not innermost.is_native and _is_script(innermost)
 
 
 def operation(frames: Sequence[Frame]) -> tuple[str, ...]:

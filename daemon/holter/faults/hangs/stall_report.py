@@ -198,10 +198,8 @@ def _held(culprit: Culprit) -> str:
 
 def _elsewhere(culprit: Culprit) -> str:
     deviation = culprit.blamed.deviation
-    return _deviated(deviation) if culprit.is_elsewhere and deviation is not None else ""
-
-
-def _deviated(deviation: Deviation) -> str:
+    if deviation is None or not culprit.is_elsewhere:
+        return ""
     if deviation.kind == "missing":
         return f"it left out {deviation.expected}"
     if deviation.kind == "extra":

@@ -214,16 +214,6 @@ AUTOCAST_NOT_APPLIED = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (
-    PRECISION_ROUND_TRIP,
-    DTYPE_CHANGED,
-    GRADIENT_UNDERFLOW,
-    BUFFER_PRECISION_LOSS,
-    LOST_BUFFER,
-    STALE_AUTOCAST_CACHE,
-    AUTOCAST_NOT_APPLIED,
-)
-
 FAMILY = Family(
     detectors=(
         DetectorEntry(BufferValues(), Stage.CONVERTED),
@@ -232,7 +222,10 @@ FAMILY = Family(
         DetectorEntry(StaleCasts(), Stage.CAST),
         DetectorEntry(GradientRange(), Stage.GIVEN),
     ),
-    causes=CAUSES,
+    causes=(
+        PRECISION_ROUND_TRIP, DTYPE_CHANGED, GRADIENT_UNDERFLOW, BUFFER_PRECISION_LOSS, LOST_BUFFER, STALE_AUTOCAST_CACHE,
+        AUTOCAST_NOT_APPLIED,
+    ),
     brings_about=(
         Consequence("buffer_values", ("buffer_divergence",), ("curves",), whenever=True),
         Consequence("dtype_drift", ("structure_mismatch", "gradient_range", "replica_divergence", "compute_dtype", "buffer_values"), ("weights", "curves")),

@@ -27,11 +27,10 @@ from holter.faults.shared.parting import (
     find_difference,
     find_parting,
     majority_evidence,
-    named,
     request,
 )
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import modules_of, ranks_text
+from holter.faults.shared.wording import modules_of, named, ranks_text
 from holter.faults.window import ClassHistory, Window
 from holter.records import Evidence, Finding
 

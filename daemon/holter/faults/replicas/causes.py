@@ -420,21 +420,6 @@ DTYPE_MISMATCH_ACROSS_RANKS = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (
-    UNSYNCED_INITIALISATION,
-    GRADIENT_SYNC_BYPASSED,
-    UNREDUCED_PARAMETERS,
-    UNEVEN_CLIPPING,
-    CLIP_ON_LOCAL_SHARD,
-    OPTIMIZER_STATE_MISMATCH,
-    CORRUPTED_COLLECTIVE,
-    NONDETERMINISTIC_DRIFT,
-    SILENT_DATA_CORRUPTION,
-    BUFFER_DIVERGENCE,
-    MODEL_STRUCTURE_MISMATCH,
-    DTYPE_MISMATCH_ACROSS_RANKS,
-)
-
 FAMILY = Family(
     detectors=(
         DetectorEntry(StructureMismatch(), Stage.MODEL_BUILT, incident_per="run"),
@@ -442,7 +427,11 @@ FAMILY = Family(
         DetectorEntry(ShardClipping(), Stage.REDUCED, tried_on="made-up windows"),
         DetectorEntry(ReplicaDivergence(), Stage.UNKNOWN, incident_per="run"),
     ),
-    causes=CAUSES,
+    causes=(
+        UNSYNCED_INITIALISATION, GRADIENT_SYNC_BYPASSED, UNREDUCED_PARAMETERS, UNEVEN_CLIPPING, CLIP_ON_LOCAL_SHARD,
+        OPTIMIZER_STATE_MISMATCH, CORRUPTED_COLLECTIVE, NONDETERMINISTIC_DRIFT, SILENT_DATA_CORRUPTION, BUFFER_DIVERGENCE,
+        MODEL_STRUCTURE_MISMATCH, DTYPE_MISMATCH_ACROSS_RANKS,
+    ),
     brings_about=(
         # Another model on some rank: everything downstream is its doing, and ranks that do not call the same wait for each other until somebody gives up.
         Consequence("structure_mismatch", ("replica_divergence", "frozen_divergence", "frozen_movement", "buffer_divergence", "compute_dtype", "dtype_drift", "collective_mismatch"), ("weights", "curves"), whenever=True),

@@ -46,12 +46,11 @@ from holter.faults.shared.parting import (
     cap,
     find_parting,
     history_evidence,
-    named,
     tensor_evidence,
 )
 from holter.faults.shared.structure import compare_structures
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import modules_of, ranks_text
+from holter.faults.shared.wording import modules_of, named, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, TableRequest
 
@@ -255,16 +254,13 @@ def _settings(case: Case) -> dict[str, bool | None]:
     classes = case.window.tensors.classes
     scales = [spread for _, spread in case.window.values("loss_scale") if spread.num > 1]
     state, parted = case.partings.get("optimizer_state"), bool(case.weights)
+    is_of_state = case.settings is not None and case.settings.tensor_class == "optimizer_state"
     return {
         "state_parted_with_weights": (bool(state) if parted else None) if "optimizer_state" in classes else None,
         "hyperparameters_differ": "hyperparameters" in case.partings if "hyperparameters" in classes else None,
-        "optimizer_state_differs": _is_of(case.settings, "optimizer_state") if "optimizer_state" in classes else None,
+        "optimizer_state_differs": is_of_state if "optimizer_state" in classes else None,
         "loss_scales_differ": any(spread.low != spread.high for spread in scales) if scales else None,
     }
-
-
-def _is_of(parting: Parting | None, tensor_class: str) -> bool:
-    return parting is not None and parting.tensor_class == tensor_class
 
 
 def _finding(  # noqa: PLR0913 - a record's fields

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from holter.faults.shared.wording import ranks_text
+from holter.faults.shared.wording import named, ranks_text
 from holter.faults.window import ClassHistory, StepView, Window
 from holter.records import Evidence, Mark, Table, TableRequest
 
@@ -243,13 +243,6 @@ WORDS = {
 """Classes of tensors in the order in which a step reads them."""
 ALWAYS_TOLD = ("parameters_before", "gradients", "parameters_after")
 """Classes whose absence is worth a line."""
-MAX_TENSORS_SHOWN = 5
-
-
-def named(names: tuple[str, ...]) -> str:
-    """The first few, and how many more."""
-    more = len(names) - MAX_TENSORS_SHOWN
-    return ", ".join(names[:MAX_TENSORS_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def cap(text: str) -> str:

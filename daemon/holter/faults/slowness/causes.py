@@ -106,9 +106,9 @@ SLOW_DEVICE = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (SLOW_COMPUTE, SLOW_INPUT, SLOW_DEVICE)
-
 FAMILY = Family(
     detectors=(DetectorEntry(SlowRank(), Stage.LATE),),
-    causes=CAUSES,
+    causes=(
+        SLOW_COMPUTE, SLOW_INPUT, SLOW_DEVICE,
+    ),
 )  # fmt: skip
