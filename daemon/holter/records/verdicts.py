@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from holter.records.watching import ExamDepth
+from holter.records.observation import ExamDepth
 
 Severity = Literal["critical", "warning", "info"]
 Basis = Literal["observation", "documented", "inference"]
