@@ -33,18 +33,8 @@ from typing import Literal, TypeVar
 from holter.records import Evidence, Exam, Frame, ThreadStack
 
 FrameKind = Literal[
-    "collective",
-    "compile",
-    "checkpoint",
-    "evaluation",
-    "data",
-    "library",
-    "compute",
-    "device",
-    "script",
-    "plumbing",
-    "own",
-]
+    "collective", "compile", "checkpoint", "evaluation", "data", "library", "compute", "device", "script", "plumbing", "own",
+]  # fmt: skip
 
 CONTEXTS = {"compile", "checkpoint", "evaluation", "data"}
 

@@ -13,7 +13,7 @@ from holter.faults.hangs.culprits import Blame, Due, flights
 from holter.faults.hangs.stacks import main_stack
 from holter.faults.hangs.standstill import Look, Standstill
 from holter.faults.shared import collectives
-from holter.faults.shared.wording import ranks_text
+from holter.faults.shared.wording import cap, ranks_text
 from holter.flight import Deviation, Wait
 from holter.records import Evidence, Frame, Phase, ProcessState, ThreadStack
 
@@ -146,8 +146,7 @@ def stall_summary(scene: Standstill, blamed: Blame, at_ns: int) -> str:
 
 
 def _standing(scene: Standstill, blamed: Blame, at_ns: int) -> str:
-    who = ranks_text(blamed.culprits)
-    who = who[0].upper() + who[1:]
+    who = cap(ranks_text(blamed.culprits))
     is_one = len(blamed.culprits) == 1
     wait, since = blamed.wait, waited(scene, blamed.victims, at_ns)
     if not blamed.victims:

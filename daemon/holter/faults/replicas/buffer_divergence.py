@@ -30,7 +30,7 @@ from holter.faults.shared.parting import (
     request,
 )
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import modules_of, named, ranks_text
+from holter.faults.shared.wording import cap, modules_of, named, ranks_text
 from holter.faults.window import ClassHistory, Window
 from holter.records import Evidence, Finding
 
@@ -102,7 +102,7 @@ def _finding(window: Window, parting: Parting, history: ClassHistory, difference
         ranks=ranks,
         tensors=tensors,
         modules=modules_of(tensors),
-        summary=f"{count[0].upper()}{count[1:]} differ between {ranks_text(parting.ranks)} since step {parting.step}, while the parameters "
+        summary=f"{cap(count)} differ between {ranks_text(parting.ranks)} since step {parting.step}, while the parameters "
         f"{'agree' if compared else 'were not compared'}.",
         facts={
             "first_class": "buffers",

@@ -43,14 +43,13 @@ from holter.faults.shared.parting import (
     Difference,
     Parting,
     agreed_since,
-    cap,
     find_parting,
     history_evidence,
     tensor_evidence,
 )
 from holter.faults.shared.structure import compare_structures
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import modules_of, named, ranks_text
+from holter.faults.shared.wording import cap, modules_of, named, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, TableRequest
 

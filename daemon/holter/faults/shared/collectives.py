@@ -72,9 +72,7 @@ def last_calls(rank: int, flight: Flight, limit: int = MAX_CALLS, until: Call | 
         lines = list(_counts(flight, limit))
         last = "its recorder holds none, but counts how far it came in each group" if lines else "it has called none"
     return Evidence(
-        kind="last_collectives",
-        summary=what if is_cut else f"{what}: {last}",
-        values={"rank": rank, "calls": lines},
+        kind="last_collectives", summary=what if is_cut else f"{what}: {last}", values={"rank": rank, "calls": lines}
     )
 
 

@@ -245,11 +245,6 @@ ALWAYS_TOLD = ("parameters_before", "gradients", "parameters_after")
 """Classes whose absence is worth a line."""
 
 
-def cap(text: str) -> str:
-    """With a capital letter, as a sentence begins."""
-    return text[0].upper() + text[1:]
-
-
 def history_evidence(classes: Mapping[str, ClassHistory]) -> Iterator[Evidence]:
     """A line a class: since when its comparisons differ, and how many."""
     for name, words in WORDS.items():

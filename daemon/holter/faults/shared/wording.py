@@ -25,6 +25,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"ranks {listed(map(str, known))}"
 
 
+def cap(text: str) -> str:
+    """With a capital letter, as a sentence begins."""
+    return text[0].upper() + text[1:]
+
+
 def was(ranks: Iterable[int]) -> str:
     """The verb that fits so many ranks."""
     return "was" if len(list(ranks)) == 1 else "were"
