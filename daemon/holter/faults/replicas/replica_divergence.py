@@ -23,9 +23,9 @@ What to do
     implausible norm breaks the tie, both are named.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from holter.faults.replicas.replica_case import (
     SETTINGS,
@@ -51,7 +51,7 @@ from holter.faults.shared.structure import compare_structures
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import cap, modules_of, named, ranks_text
 from holter.faults.window import Window
-from holter.records import Evidence, Finding, TableRequest
+from holter.records import Evidence, Finding
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,14 @@ class ReplicaDivergence:
         )
         needs = tuple(case.requests())
         if needs:
-            yield _finding(
-                first,
+            yield Finding(
+                detector=self.name,
+                severity="critical",
+                first_step=first.step,
+                detected_step=first.step,
+                ranks=first.ranks,
                 summary=f"{cap(WORDS[first.tensor_class])} differ between ranks at step {first.step}.",
+                facts={"first_class": first.tensor_class, "compared_ranks": list(first.ranks)},
                 needs=needs,
             )
             return
@@ -165,15 +170,18 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
         *_unused_evidence(case, in_reduced),
         *culprit_evidence(case),
     )
-    return _finding(
-        first,
-        step=step,
+    return Finding(
+        detector=ReplicaDivergence.name,
+        severity="critical",
+        first_step=step,
+        detected_step=first.step,
         ranks=ranks,
         tensors=leading.tensors,
+        modules=modules_of(leading.tensors),
         summary=_summary(first, step, leading if leading.num_tensors else Difference(), ranks),
         facts=facts,
         evidence=evidence,
-        agreed=agreed_steps(window, first),
+        agreed_steps=agreed_steps(window, first),
     )
 
 
@@ -260,34 +268,6 @@ def _settings(case: Case) -> dict[str, bool | None]:
         "optimizer_state_differs": is_of_state if "optimizer_state" in classes else None,
         "loss_scales_differ": any(spread.low != spread.high for spread in scales) if scales else None,
     }
-
-
-def _finding(  # noqa: PLR0913 - a record's fields
-    first: Parting,
-    *,
-    summary: str,
-    step: int | None = None,
-    ranks: tuple[int, ...] = (),
-    tensors: tuple[str, ...] = (),
-    facts: Mapping[str, Any] | None = None,
-    evidence: tuple[Evidence, ...] = (),
-    agreed: int | None = None,
-    needs: tuple[TableRequest, ...] = (),
-) -> Finding:
-    return Finding(
-        detector=ReplicaDivergence.name,
-        severity="critical",
-        first_step=first.step if step is None else step,
-        detected_step=first.step,
-        ranks=ranks or first.ranks,
-        tensors=tensors,
-        modules=modules_of(tensors),
-        summary=summary,
-        facts=dict(facts or {"first_class": first.tensor_class, "compared_ranks": list(first.ranks)}),
-        evidence=evidence,
-        agreed_steps=agreed,
-        needs=needs,
-    )
 
 
 def _summary(first: Parting, step: int, difference: Difference, ranks: tuple[int, ...]) -> str:
