@@ -38,6 +38,12 @@ MAX_ROUNDS = 8
 T = TypeVar("T", bound=Hashable)
 
 Shift = Literal["missing", "swapped", "extra", "other"]
+MAX_IN_GROUP = 8
+"""Ranks of one group whose deviations are reported."""
+MAX_ASKED = 64
+"""Ranks of one cycle whose history is looked at: the lowest."""
+MAX_BACK = 64
+"""Calls that a rank may have made after it left its program."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +151,6 @@ def _agreeing(one: Sequence[int], other: Sequence[int]) -> int | None:
     return num if list(one[:num]) == list(other[:num]) else None
 
 
-MAX_IN_GROUP = 8
-"""Ranks of one group whose deviations are reported."""
-
-
 @dataclass(frozen=True)
 class _Parting:
     """The first number at which ranks differ."""
@@ -222,7 +224,7 @@ def _unclear(board: Board, table: CallTable, parting: _Parting, why: str) -> Dev
     ranks = tuple(sorted(rank for side in parting.sides.values() for rank in side))
     expected, seen = board.texts[one], board.texts[other]
     return Deviation(
-        kind=kind_of_other(expected, seen),
+        kind=_kind_of_other(expected, seen),
         ranks=ranks,
         others=(),
         group=table.name,
@@ -245,7 +247,7 @@ def _explained(board: Board, table: CallTable, parting: _Parting, sides: tuple[i
         expected = expected + _continued(parting, expected)
     times_ns = _times_ns(board, table, wrong[1][0], parting.sequence)
     period = parting.pattern.period if parting.pattern else 0
-    kind, instead = kinds_of(
+    kind, instead = _kinds_of(
         board.texts, seen, expected, lambda by: period > 0 and is_within_step(times_ns, period, by)
     )
     texts = board.texts[right[0]], board.texts[wrong[0]]
@@ -287,14 +289,14 @@ def _continued(parting: _Parting, called: list[int]) -> list[int]:
     return parting.pattern.extended(parting.history + called, 2 * parting.pattern.period + MAX_SHIFT)
 
 
-def kinds_of(
+def _kinds_of(
     texts: Sequence[str], seen: Sequence[int], expected: Sequence[int], is_within: Callable[[int], bool]
 ) -> tuple[Kind, Kind | None]:
     """How a rank's calls lie against what was to be called, and what it may be as well if its next call cannot be seen.
 
     `is_within`: whether the call so many after the expected one is surely not the first of its step.
     """
-    instead = kind_of_other(texts[expected[0]], texts[seen[0]])
+    instead = _kind_of_other(texts[expected[0]], texts[seen[0]])
     alignment = align(seen, expected, is_similar=instead != "order")
     if alignment.shift == "missing":
         if len(seen) > 1 or instead != "order":
@@ -305,19 +307,13 @@ def kinds_of(
     return ("order" if alignment.shift == "swapped" else instead), None
 
 
-def kind_of_other(expected: str, seen: str) -> Kind:
+def _kind_of_other(expected: str, seen: str) -> Kind:
     """One call in the place of another: the same operation with other dtypes or sizes, or another operation."""
     operation, _, rest = expected.partition(" ")
     other, _, other_rest = seen.partition(" ")
     if operation != other:
         return "order"
     return "dtype" if rest.partition(" [")[0] != other_rest.partition(" [")[0] else "shape"
-
-
-MAX_ASKED = 64
-"""Ranks of one cycle whose history is looked at: the lowest."""
-MAX_BACK = 64
-"""Calls that a rank may have made after it left its program."""
 
 
 @dataclass(frozen=True)
@@ -390,7 +386,9 @@ def _by_history(board: Board, cycle: tuple[int, ...], left: dict[int, _Departure
     numbers: dict[_Step, int] = {}
     seen, expected = ([numbers.setdefault(step, len(numbers)) for step in steps] for steps in departure.kind_from)
     texts = [step.text if step.group == departure.expected.group else f"{step.group}:{step.text}" for step in numbers]
-    kind, instead = kinds_of(texts, seen, expected, lambda by: is_within_step(departure.times_ns, departure.period, by))
+    kind, instead = _kinds_of(
+        texts, seen, expected, lambda by: is_within_step(departure.times_ns, departure.period, by)
+    )
     call = departure.seen
     is_about_seen = kind == "extra"
     group = call.group if is_about_seen else departure.expected.group

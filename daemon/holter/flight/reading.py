@@ -34,6 +34,31 @@ _ALLOWED = (
     "EMPTY_LIST", "APPEND", "APPENDS", "LIST", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_DICT", "DICT",
     "SETITEM", "SETITEMS", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE",
 )  # fmt: skip
+DEFAULT_GROUP = "0"
+DEFAULT_DESCRIPTION = "default_pg"
+_DTYPES = {
+    "Float": "float32",
+    "Double": "float64",
+    "Half": "float16",
+    "BFloat16": "bfloat16",
+    "Byte": "uint8",
+    "Char": "int8",
+    "Short": "int16",
+    "Int": "int32",
+    "Long": "int64",
+    "UInt16": "uint16",
+    "UInt32": "uint32",
+    "UInt64": "uint64",
+    "Bool": "bool",
+    "ComplexHalf": "complex32",
+    "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128",
+    "Float8_e4m3fn": "float8_e4m3fn",
+    "Float8_e5m2": "float8_e5m2",
+}
+_State = Literal["scheduled", "started", "completed"]
+_Sizes = tuple[tuple[int, ...], ...]
+_RANKS = msgspec.json.Decoder(tuple[int, ...])
 
 
 class _Reader(pickle._Unpickler):  # noqa: SLF001  # the C one's table of instructions cannot be cut
@@ -74,34 +99,6 @@ def _refuse_bombs(value: Any) -> None:
             raise FlightError(f"this pickle unfolds to more than {MAX_ITEMS} items; it is not read")
 
 
-DEFAULT_GROUP = "0"
-DEFAULT_DESCRIPTION = "default_pg"
-
-_DTYPES = {
-    "Float": "float32",
-    "Double": "float64",
-    "Half": "float16",
-    "BFloat16": "bfloat16",
-    "Byte": "uint8",
-    "Char": "int8",
-    "Short": "int16",
-    "Int": "int32",
-    "Long": "int64",
-    "UInt16": "uint16",
-    "UInt32": "uint32",
-    "UInt64": "uint64",
-    "Bool": "bool",
-    "ComplexHalf": "complex32",
-    "ComplexFloat": "complex64",
-    "ComplexDouble": "complex128",
-    "Float8_e4m3fn": "float8_e4m3fn",
-    "Float8_e5m2": "float8_e5m2",
-}
-
-_State = Literal["scheduled", "started", "completed"]
-_Sizes = tuple[tuple[int, ...], ...]
-
-
 class _Entry(msgspec.Struct, gc=False):
     profiling_name: str = ""
     process_group: tuple[str, ...] = ()
@@ -139,7 +136,6 @@ class _Dump(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Dump, strict=False)
-_RANKS = msgspec.json.Decoder(tuple[int, ...])
 
 
 def from_json(data: bytes, taken_ns: int) -> Flight:

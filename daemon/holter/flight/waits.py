@@ -30,6 +30,9 @@ from holter.records import Call
 MAX_IN_GROUP = 4
 LASTING_NS = 2_000_000_000
 """Ranks that wait for each other for this long are not just on their way."""
+_NAMED = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
+Line = tuple[str, int, int]
+"""(group, sender, receiver)"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def _blocked(board: Board, table: CallTable, sequence: int, end: int) -> Blocked
     first = min(calls.values(), key=lambda call: call.sequence)
     candidates = [rank for rank in table.members if table.last(rank) < sequence]
     since_ns = max(call.created_ns for call in calls.values())
-    absent, outdated = known_absent(board, candidates, since_ns)
+    absent, outdated = _known_absent(board, candidates, since_ns)
     wait = Wait(
         group=table.name,
         description=table.description,
@@ -83,10 +86,10 @@ def _blocked(board: Board, table: CallTable, sequence: int, end: int) -> Blocked
         absent=absent,
     )
     records = {rank: call.record for rank, call in calls.items()}
-    return BlockedRanks(tuple(calls), absent, wait, since_ns, is_lasting(board, calls), outdated, records)
+    return BlockedRanks(tuple(calls), absent, wait, since_ns, _is_lasting(board, calls), outdated, records)
 
 
-def known_absent(board: Board, ranks: Collection[int], since_ns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _known_absent(board: Board, ranks: Collection[int], since_ns: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(who is absent, whose copy is too old to tell)."""
     fresh: list[int] = []
     old: list[int] = []
@@ -97,7 +100,7 @@ def known_absent(board: Board, ranks: Collection[int], since_ns: int) -> tuple[t
     return tuple(fresh or ranks), tuple(old)
 
 
-def is_lasting(board: Board, calls: dict[int, Call]) -> bool:
+def _is_lasting(board: Board, calls: dict[int, Call]) -> bool:
     """By each rank's own clock, as of its copy. A dump without its time is of a job that hung."""
     return all(
         board.flights[rank].taken_ns == 0 or board.flights[rank].taken_ns - call.created_ns >= LASTING_NS
@@ -184,12 +187,6 @@ def _strong_parts(edges: dict[int, list[int]]) -> list[list[int]]:
     return parts
 
 
-_NAMED = re.compile(r"(send|recv) (\d+)(?:->|<-)(\d+)")
-
-Line = tuple[str, int, int]
-"""(group, sender, receiver)"""
-
-
 @dataclass(frozen=True)
 class _End:
     """One rank's messages on a line, by number."""
@@ -209,10 +206,10 @@ def blocked_in_messages(board: Board) -> Iterator[BlockedRanks]:
             call = _unanswered(end, peer)
             if call is None:
                 continue
-            absent, outdated = known_absent(board, (peer.rank,), call.created_ns)
+            absent, outdated = _known_absent(board, (peer.rank,), call.created_ns)
             description = board.tables[group].description
             wait = Wait(group, description, call.sequence, call.operation, signature(call), (end.rank,), absent)
-            lasting = is_lasting(board, {end.rank: call})
+            lasting = _is_lasting(board, {end.rank: call})
             yield BlockedRanks((end.rank,), absent, wait, call.created_ns, lasting, outdated, {end.rank: call.record})
 
 

@@ -43,6 +43,13 @@ MOVING_S = 1.0
 """A rank that moved within this time does not wait for anybody yet."""
 DEADLOCKS = ("missing", "extra", "order")
 """Deviations after which no rank can go on."""
+SECOND = 1_000_000_000
+_ACTIVITIES = {
+    "checkpoint": "a save",
+    "evaluation": "an evaluation",
+    "data": "a data loader",
+    "library": "a library's code, a file or another process",
+}
 
 
 @dataclass(frozen=True)
@@ -256,17 +263,6 @@ def _by_place(case: _Case) -> Blame | None:
         phases = [place[2] for place in places.values()]
         behind = {rank for rank, place in places.items() if 0 <= place[2] == min(phases) < max(phases)}
     return case.blame(behind - case.waiting, "place")
-
-
-SECOND = 1_000_000_000
-
-
-_ACTIVITIES = {
-    "checkpoint": "a save",
-    "evaluation": "an evaluation",
-    "data": "a data loader",
-    "library": "a library's code, a file or another process",
-}
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,24 @@ INPUT_OUTPUT = re.compile(
     r"|(^|/)python3[^/]*/(http|urllib|asyncio|json|sqlite3|xml|concurrent/futures)/"
     r"|(^|/)python3[^/]*/multiprocessing/(pool|popen_\w+)\.py$"
 )
+T = TypeVar("T")
+MAX_LINES = 160
+MAX_BRANCHES = 8
+"""At one place; the largest and the smallest are shown, the rest is counted."""
+MAX_RUN = 24
+"""Frames in a row without a branch: the middle of a longer run is counted."""
+MAX_RANGES = 8
+MAX_FUNCTION = 80
+MAX_PATH = 56
+MAX_PLACES = 4
+"""In a summary."""
+PASSED_THROUGH = {"_wrapped_call_impl", "_call_impl", "wrapper", "inner", "decorate_context"}
+"""Functions of torch that only call another."""
+NATIVE_PASSAGES = re.compile(
+    r"^(torch::autograd::|std::(_Function_handler|function|thread|invoke|__)|THP|pybind11::|c10::(Dispatcher|impl)|"
+    r"_?Py(Eval|Object|Vectorcall|Run|_)|cfunction_|method_|slot_tp|start_thread$|__libc_start|clone3?$)"
+)
+_PLACE = ("function", "file", "line", "activity")
 
 
 def activity(frames: Sequence[Frame]) -> str:
@@ -126,7 +144,7 @@ def activity(frames: Sequence[Frame]) -> str:
     """
     nearest, is_on_device = "unknown", False
     for frame in frames:
-        kind = kind_of(frame)
+        kind = _kind_of(frame)
         if kind in CONTEXTS or (kind == "collective" and nearest == "unknown"):
             return kind
         is_on_device = is_on_device or kind == "device"
@@ -137,7 +155,7 @@ def activity(frames: Sequence[Frame]) -> str:
 
 def is_own_code(frames: Sequence[Frame]) -> bool:
     """Whether the script's own lines run, or wait, whatever they are for: an evaluation that loops is the script that loops."""
-    telling = (frame for frame in frames if kind_of(frame) not in {"plumbing", "own", "device"})
+    telling = (frame for frame in frames if _kind_of(frame) not in {"plumbing", "own", "device"})
     innermost = next(telling, None)
     return innermost is not None and not innermost.is_native and _is_script(innermost)
 
@@ -146,13 +164,13 @@ def operation(frames: Sequence[Frame]) -> tuple[str, ...]:
     """Which operation of torch's it is, and whose line called it: two looks at one long operation show the same."""
     for number, frame in enumerate(frames):
         if not frame.is_native:
-            outermost = next((one for one in reversed(frames[:number]) if kind_of(one) == "compute"), None)
+            outermost = next((one for one in reversed(frames[:number]) if _kind_of(one) == "compute"), None)
             return outermost.function if outermost else "", frame.function, frame.file, str(frame.line)
     return ()
 
 
 @lru_cache(maxsize=4096)
-def kind_of(frame: Frame) -> FrameKind:
+def _kind_of(frame: Frame) -> FrameKind:
     """What one frame says, by itself."""
     if frame.is_native:
         return next((kind for kind, pattern in NATIVE if pattern.search(frame.function)), "plumbing")
@@ -181,27 +199,6 @@ def _named(name: str) -> FrameKind | None:
     if TRAINS.search(name):
         return None
     return next((kind for kind, pattern in NAMES if pattern.search(name)), None)
-
-
-T = TypeVar("T")
-
-MAX_LINES = 160
-MAX_BRANCHES = 8
-"""At one place; the largest and the smallest are shown, the rest is counted."""
-MAX_RUN = 24
-"""Frames in a row without a branch: the middle of a longer run is counted."""
-MAX_RANGES = 8
-MAX_FUNCTION = 80
-MAX_PATH = 56
-MAX_PLACES = 4
-"""In a summary."""
-
-PASSED_THROUGH = {"_wrapped_call_impl", "_call_impl", "wrapper", "inner", "decorate_context"}
-"""Functions of torch that only call another."""
-NATIVE_PASSAGES = re.compile(
-    r"^(torch::autograd::|std::(_Function_handler|function|thread|invoke|__)|THP|pybind11::|c10::(Dispatcher|impl)|"
-    r"_?Py(Eval|Object|Vectorcall|Run|_)|cfunction_|method_|slot_tp|start_thread$|__libc_start|clone3?$)"
-)
 
 
 def main_stack(exam: Exam) -> ThreadStack | None:
@@ -258,9 +255,6 @@ def evidence(exams: Mapping[int, Exam]) -> Evidence | None:
         ],
     }
     return Evidence(kind="stacks", summary="; ".join(said), values=values)
-
-
-_PLACE = ("function", "file", "line", "activity")
 
 
 @dataclass
@@ -336,7 +330,7 @@ def _is_telling(frame: Frame) -> bool:
     if frame.is_native:
         return not NATIVE_PASSAGES.search(frame.function)
     is_passage = frame.function.rpartition(".")[2] in PASSED_THROUGH and _short(frame.file).startswith("torch/")
-    return not is_passage and kind_of(frame) != "own"
+    return not is_passage and _kind_of(frame) != "own"
 
 
 def _place(frames: Sequence[Frame]) -> tuple[str, str, int]:
@@ -344,7 +338,7 @@ def _place(frames: Sequence[Frame]) -> tuple[str, str, int]:
     shown = list(_telling_frames(frames))
     if not shown:
         return "?", "", 0
-    kinds = [kind_of(frame) for frame in shown]
+    kinds = [_kind_of(frame) for frame in shown]
     own = [number for number, frame in enumerate(shown) if not frame.is_native and _is_script(frame)]
     if not own:
         innermost = next((frame for frame in reversed(shown) if not frame.is_native), shown[-1])

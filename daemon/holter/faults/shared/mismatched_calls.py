@@ -21,6 +21,17 @@ MIN_STEPS = 3
 
 LOOK_BACK = 16
 """Steps before the first that differs: where ranks always counted otherwise, each step is a first."""
+KINDS = ("order", "shape", "dtype")
+"""Deviations that are a mismatch wherever they are seen."""
+MESSAGES = ("send", "recv")
+REPEATS = 3
+"""How often a pattern of calls must have been seen before a call counts as leaving it."""
+MIN_HISTORY = 8
+"""Calls that must follow the pattern."""
+AVERAGED = ("gradients_reduced", "gradients", "parameters_before", "parameters_after")
+"""Classes of tensors that part where a reduction was left out."""
+CallPlace = tuple[str, int]
+"""(group, sequence)"""
 
 
 @dataclass(frozen=True)
@@ -113,21 +124,6 @@ def _counted(
 def _of(pace: CallCounts, ranks: frozenset[int]) -> int | None:
     said = [last for last, told in pace.lasts.items() if not ranks.isdisjoint(told)]
     return said[0] if len(said) == 1 else None
-
-
-KINDS = ("order", "shape", "dtype")
-"""Deviations that are a mismatch wherever they are seen."""
-MESSAGES = ("send", "recv")
-REPEATS = 3
-"""How often a pattern of calls must have been seen before a call counts as leaving it."""
-MIN_HISTORY = 8
-"""Calls that must follow the pattern."""
-
-AVERAGED = ("gradients_reduced", "gradients", "parameters_before", "parameters_after")
-"""Classes of tensors that part where a reduction was left out."""
-
-CallPlace = tuple[str, int]
-"""(group, sequence)"""
 
 
 @dataclass(frozen=True)

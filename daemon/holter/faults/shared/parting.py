@@ -14,6 +14,17 @@ MATRIX = 2
 """Dimensions from which on two tensors are not equal by chance."""
 RANKS_PER_GROUP = 2
 """How many ranks with equal roots are asked for their tables."""
+WORDS = {
+    "parameters_before": "parameters before the optimizer's step",
+    "gradients_reduced": "reduced gradients",
+    "gradients": "gradients as the optimizer is given them",
+    "hyperparameters": "the optimizers' settings",
+    "parameters_after": "parameters after the optimizer's step",
+    "optimizer_state": "the optimizers' state",
+}
+"""Classes of tensors in the order in which a step reads them."""
+ALWAYS_TOLD = ("parameters_before", "gradients", "parameters_after")
+"""Classes whose absence is worth a line."""
 
 
 @dataclass(frozen=True)
@@ -230,19 +241,6 @@ def _rounded(names: Iterable[str], tables: Mapping[int, Table], parting: Parting
     }
     rounded = [rank for rank, part in share.items() if part >= nearly_all]
     return parting.group_of(rounded) if min(share.values()) <= 1 - nearly_all else ()
-
-
-WORDS = {
-    "parameters_before": "parameters before the optimizer's step",
-    "gradients_reduced": "reduced gradients",
-    "gradients": "gradients as the optimizer is given them",
-    "hyperparameters": "the optimizers' settings",
-    "parameters_after": "parameters after the optimizer's step",
-    "optimizer_state": "the optimizers' state",
-}
-"""Classes of tensors in the order in which a step reads them."""
-ALWAYS_TOLD = ("parameters_before", "gradients", "parameters_after")
-"""Classes whose absence is worth a line."""
 
 
 def history_evidence(classes: Mapping[str, ClassHistory]) -> Iterator[Evidence]:
