@@ -8,9 +8,8 @@ pages       `holter explain NAME`
 """
 
 from holter.diagnosis.correlate import Incident, correlate
-from holter.diagnosis.explain import explain
+from holter.diagnosis.explain import explain, rank_causes, top_cause
 from holter.diagnosis.pages import names, page
-from holter.diagnosis.ranking import rank_causes, top_cause
 from holter.diagnosis.report import headline, to_fragment, to_html, to_markdown, to_text
 
 __all__ = [

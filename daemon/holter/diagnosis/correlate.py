@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holter.diagnosis.ranking import top_cause
+from holter.diagnosis.explain import top_cause
 from holter.faults import BRINGS_ABOUT, CAUSES, DETECTORS
 from holter.faults.family import STAGE_OF_CLASS, Consequence, Stage, engine_facts
 from holter.faults.window import Window
