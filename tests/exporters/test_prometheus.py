@@ -21,8 +21,7 @@ from holter.exporters import (
     expose,
     families,
 )
-from holter.exporters.catalogue import METRICS
-from holter.exporters.prometheus import DETAILED_RANKS, MAX_INFOS, MAX_LATEST, MAX_MODULES
+from holter.exporters.prometheus import DETAILED_RANKS, MAX_INFOS, MAX_LATEST, MAX_MODULES, METRICS
 from holter.faults.window import Spread
 from holter.records import Device, Phase
 

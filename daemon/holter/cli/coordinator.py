@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         ServiceSettings,
         serve,
     )
-    from holter.exporters.alerts import RUNBOOKS  # noqa: PLC0415
+    from holter.exporters.alert_text import RUNBOOKS  # noqa: PLC0415
 
     try:
         limits = Limits(first_s=args.first_s, idle_s=args.idle_s, linger_s=settings.linger_s)
