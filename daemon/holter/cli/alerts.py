@@ -4,16 +4,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from holter.errors import UsageError
 from holter.exporters import alerts, pages
 from holter.exporters.alert_text import RUNBOOKS
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser("alerts", help="print the alert rules for Prometheus", description=__doc__)
     parser.add_argument(
         "--write", metavar="DIR", help="write DIR/alerts/*.yml and DIR/runbooks/*.md instead of printing"
     )

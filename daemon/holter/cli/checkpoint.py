@@ -20,14 +20,9 @@ from holter.halting.vault.store import Sealed, Vault
 from holter.halting.vault.verification import CheckpointExamination
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser(
-        "checkpoint",
-        help="verify a checkpoint, or list those of a run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     verify = actions.add_parser("verify", help="read a checkpoint back and compare it with what was sealed")
     verify.add_argument("directory", metavar="DIR", help="checkpoints/<step>, its state/, or a checkpoint of your own")

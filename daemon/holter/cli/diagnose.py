@@ -8,7 +8,6 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -37,11 +36,8 @@ DETECTORS = tuple(
 )
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser(
-        "diagnose", help="judge the Flight Recorder dumps of a job that ran without holter", description=__doc__
-    )
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="dumps (JSON or pickle, rank_3.json, nccl_trace_rank_3), or directories of them"
     )  # fmt: skip

@@ -4,15 +4,13 @@ import argparse
 import difflib
 import json
 import sys
-from typing import Any
 
 from holter.errors import UsageError
 from holter.exporters import alerts, pages
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser("explain", help="the page of a detector or a cause", description=__doc__)
     parser.add_argument(
         "name",
         nargs="?",

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from holter import clock, config
 from holter.cli import options
@@ -27,14 +26,9 @@ GRACE_S = 20.0
 NOT_FOUND = 127
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser(
-        "launch",
-        help="run a job's own launcher so that a halt is obeyed",
-        description=__doc__,
-        usage="holter launch [options] -- accelerate launch … train.py …",
-    )
+    parser.usage = "holter launch [options] -- accelerate launch … train.py …"
     options.add(parser)
     parser.add_argument("--resume", action="store_true", help="start although this run was halted")
 

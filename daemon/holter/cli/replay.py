@@ -18,11 +18,8 @@ from holter.faults import ALL, Detector
 from holter.records import Diagnosis, Judged
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser(
-        "replay", help="judge a recorded run again, with other thresholds if given", description=__doc__
-    )
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory (default: the newest run)")
     parser.add_argument("--json", action="store_true", help="a list of diagnoses")
     parser.add_argument(

@@ -4,7 +4,6 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -16,9 +15,8 @@ from holter.records import Diagnosis
 _INCIDENT_ID = re.compile(r"\d{8}T\d{6}-\d+")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser("report", help="the incidents' diagnoses, for a person", description=__doc__)
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="run directory or coordinator's address (default: the newest run)"
     )

@@ -19,11 +19,8 @@ from holter.records import Diagnosis
 COLUMNS = ("rank", "host", "step", "phase", "progress", "loss", "sidecar")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser(
-        "status", help="live table of ranks, steps, phases and findings", description=__doc__
-    )
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="run directory or coordinator's address (default: the newest run)"
     )
