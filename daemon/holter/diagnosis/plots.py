@@ -48,7 +48,7 @@ def plots(window: Window, finding: Finding) -> tuple[Evidence, ...]:
     mark = finding.first_step
     named = [name for name in engine_facts(finding).get("series", []) if name not in {"loss", "gradient_norm"}]
     found = [
-        *(_plot(_title(name), _over_ranks(window, name), mark) for name in dict.fromkeys(named)),
+        *(_plot(name.removeprefix("log."), _over_ranks(window, name), mark) for name in dict.fromkeys(named)),
         _plot("lag at collectives, ms", _lags(window, finding), mark),
         _plot("loss", _over_ranks(window, "loss"), mark),
         _plot("gradient norm", [*_over_ranks(window, "gradient_norm"), *_clipping(window)], mark),
@@ -114,7 +114,7 @@ def _over_ranks(window: Window, name: str) -> list[Line]:
     if not said:
         return []
     num_ranks = max(spread.num for _, spread in said)
-    lines = [(f"mean of {num_ranks} ranks" if num_ranks > 1 else "value", _points(said, lambda spread: spread.mean))]
+    lines = [(f"mean of {num_ranks} ranks" if num_ranks > 1 else "value", _means(said))]
     if any(spread.high - spread.low > 1e-3 * abs(spread.mean) for _, spread in said):
         lines.append(("lowest rank", [(step, _finite(spread.low)) for step, spread in said]))
         lines.append(("highest rank", [(step, _finite(spread.high)) for step, spread in said]))
@@ -134,15 +134,15 @@ def _lags(window: Window, finding: Finding) -> Iterator[Line]:
         yield "others, at their worst", [(one.step, one.usual_s * 1e3) for one in window.calls.arrivals]
 
 
-def _points(said: Iterable[tuple[int, Spread]], of: Callable[[Spread], float]) -> list[Point]:
+def _means(said: Iterable[tuple[int, Spread]]) -> list[Point]:
     """The points of a line; a step that was not finite on one rank is not finite."""
-    return [(step, None if spread.num_nonfinite else _finite(of(spread))) for step, spread in said]
+    return [(step, None if spread.num_nonfinite else _finite(spread.mean)) for step, spread in said]
 
 
 def _clipping(window: Window) -> Iterator[Line]:
     limit = window.values("clip.limit")
     if limit:
-        yield "clipped above", _points(limit, lambda spread: spread.mean)
+        yield "clipped above", _means(limit)
 
 
 def _distances(window: Window) -> Iterator[Line]:
@@ -247,10 +247,6 @@ def _figure(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.3g}"
 
 
-def _title(name: str) -> str:
-    return name.removeprefix("log.")
-
-
 @dataclass(frozen=True)
 class Scale:
     """From values to places in the drawing."""
@@ -335,7 +331,7 @@ def _lines(values: dict[str, Any]) -> str:
         low, high = low - 0.05 * (high - low), high + 0.05 * (high - low)
     across = Scale(min(steps), max(steps), LEFT, WIDTH - RIGHT)
     upwards = Scale(low, high, HEIGHT - BOTTOM, TOP + 8, is_log=is_log)
-    parts = [*_axes(across, upwards), *_marked(across, values["mark"])]
+    parts = [*_axes(across, upwards), *_mark(across.at(values["mark"]), f"step {int(values['mark'])}")]
     # The first line is drawn last, over the others.
     for number, points in reversed(list(enumerate(drawn))):
         parts += _line(points, _look(number, values["lines"][number]), across, upwards)
@@ -344,10 +340,7 @@ def _lines(values: dict[str, Any]) -> str:
 
 def _axes(across: Scale, upwards: Scale) -> Iterator[str]:
     places = decades(upwards.low, upwards.high) if upwards.is_log else []
-    for value in places if len(places) > 1 else ticks(upwards.low, upwards.high):
-        y = upwards.at(value)
-        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
-        yield f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{_short(value)}</text>'
+    yield from _grid(upwards, places if len(places) > 1 else ticks(upwards.low, upwards.high))
     for step in sorted({int(value) for value in ticks(across.low, across.high, 8) if value == int(value)}):
         x, y = across.at(step), HEIGHT - BOTTOM
         yield f'<line class="grid" x1="{x}" x2="{x}" y1="{y}" y2="{y + 4}"/>'
@@ -355,11 +348,19 @@ def _axes(across: Scale, upwards: Scale) -> Iterator[str]:
     yield f'<text x="{LEFT - 8}" y="{HEIGHT - BOTTOM + 18}" text-anchor="end">step</text>'
 
 
-def _marked(across: Scale, step: int) -> Iterator[str]:
-    x = across.at(step)
-    side = "end" if x > WIDTH / 2 else "start"
+def _grid(upwards: Scale, values: Iterable[float]) -> Iterator[str]:
+    for value in values:
+        y = upwards.at(value)
+        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
+        yield f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{_short(value)}</text>'
+
+
+def _mark(x: float, label: str, *, is_bound: bool = False) -> Iterator[str]:
+    """A dashed line; a step has its label on the inner side, a bound of the dtype on the outer one."""
+    is_before = x < WIDTH / 2 if is_bound else x > WIDTH / 2
+    side, shift = ("end", -6) if is_before else ("start", 6)
     yield f'<line class="mark" x1="{x}" x2="{x}" y1="{TOP - 12}" y2="{HEIGHT - BOTTOM}"/>'
-    yield f'<text class="marked" x="{x + (-6 if side == "end" else 6)}" y="{TOP - 8}" text-anchor="{side}">step {int(step)}</text>'
+    yield f'<text class="marked" x="{x + shift}" y="{TOP - 8}" text-anchor="{side}">{html.escape(label)}</text>'
 
 
 def _look(number: int, line: dict[str, Any]) -> str:
@@ -387,11 +388,7 @@ def _bars(values: dict[str, Any]) -> str:
     bars = values["bars"]
     across = Scale(0, len(bars), LEFT, WIDTH - RIGHT)
     upwards = Scale(0, max(bar["value"] for bar in bars) or 1, HEIGHT - BOTTOM, TOP + 8)
-    parts = []
-    for value in ticks(0, upwards.high, 4):
-        y = upwards.at(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{_short(value)}</text>')
+    parts = [*_grid(upwards, ticks(0, upwards.high, 4))]
     every = max(1, math.ceil(len(bars) / 10))
     for place, bar in enumerate(bars):
         x, end, y = across.at(place), across.at(place + 1), upwards.at(bar["value"])
@@ -403,25 +400,17 @@ def _bars(values: dict[str, Any]) -> str:
             parts.append(f'<text x="{x}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
     for edge in values.get("edges", []):
         if 0 <= edge["at"] <= len(bars):
-            parts += _edge(across.at(edge["at"]), str(edge["label"]))
+            parts += _mark(across.at(edge["at"]), str(edge["label"]), is_bound=True)
     return "".join(parts)
 
 
-def _edge(x: float, label: str) -> Iterator[str]:
-    """A bound of the dtype, its label on the outer side."""
-    side = "end" if x < WIDTH / 2 else "start"
-    yield f'<line class="mark" x1="{x}" x2="{x}" y1="{TOP - 12}" y2="{HEIGHT - BOTTOM}"/>'
-    yield f'<text class="marked" x="{x + (-6 if side == "end" else 6)}" y="{TOP - 8}" text-anchor="{side}">{html.escape(label)}</text>'
-
-
 def _legend(lines: Sequence[dict[str, Any]]) -> str:
-    has_gaps = any(None in line["values"] for line in lines)
     entries = [
         f'<span><i class="{_look(number, line)}"></i>{html.escape(_name(line))}</span>'
         for number, line in enumerate(lines)
         if len(lines) > 1 and line["name"] not in SIDES[1:]
     ]
-    if has_gaps:
+    if any(None in line["values"] for line in lines):
         entries.append('<span class="gap">&times; NaN or Inf</span>')
     return f'<div class="legend">{"".join(entries)}</div>' if entries else ""
 
