@@ -92,13 +92,7 @@ class Dumps:
         """The answer to whoever wants this rank examined: the dump, and nothing new."""
         body: Exam | Unexamined = Unexamined(asked_ns=asked_ns)
         if rank in self.flights:
-            body = Exam(
-                reason="asked",
-                asked_ns=asked_ns,
-                depth=depth,
-                stack_error=NO_STACK,
-                flight=self.flights[rank],
-            )
+            body = Exam(reason="asked", asked_ns=asked_ns, depth=depth, stack_error=NO_STACK, flight=self.flights[rank])
         return Observation(rank=rank, step=-1, at_ns=self.taken_ns, body=body)
 
 

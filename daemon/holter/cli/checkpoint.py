@@ -10,13 +10,13 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holter.cli.runs import locate
 from holter.cli.terminal import Meter, printable, size_text, table
 from holter.errors import UsageError
 from holter.halting.vault import store, verification
-from holter.halting.vault.store import Sealed, Vault
+from holter.halting.vault.store import Vault
 from holter.halting.vault.verification import CheckpointExamination
 
 
@@ -125,59 +125,41 @@ def _list(args: argparse.Namespace) -> int:
         if state is None:
             raise UsageError(f"no coordinator answers at {found.address}")
         run_dir = Path(str(state["run_dir"]))
-    vault = Vault(run_dir)
-    entries = [_sealed_entry(one) for one in vault.all()] + [
-        _watched(save) for save in store.read_script_saves(run_dir)
-    ]
-    entries += [_damaged(path) for path in vault.damaged()]
-    entries.sort(key=lambda entry: (entry["step"], entry["saved_at"]))
+    entries = sorted(_entries(run_dir), key=lambda entry: (entry.step, entry.saved_at))
     if args.json:
-        sys.stdout.write(json.dumps(entries, indent=2) + "\n")
+        sys.stdout.write(json.dumps([entry._asdict() for entry in entries], indent=2) + "\n")
     elif not entries:
         sys.stdout.write(printable(f"run {found.name}: no checkpoint is known") + "\n")
     else:
         columns = ("step", "verdict", "by", "saved", "path", "why")
-        keys = ("step", "verdict", "by", "saved_at", "path", "why")
-        rows = [tuple(printable(str(entry[key])) for key in keys) for entry in entries]
+        shown = [(one.step, one.verdict, one.by, one.saved_at, one.path, one.why) for one in entries]
+        rows = [tuple(printable(str(cell)) for cell in cells) for cells in shown]
         sys.stdout.write("\n".join(table(columns, rows)) + "\n")
     return 0
 
 
-def _sealed_entry(one: Sealed) -> dict[str, Any]:
-    return {
-        "step": one.manifest.step,
-        "verdict": one.verdict,
-        "by": "holter",
-        "framework": one.manifest.framework,
-        "saved_at": one.manifest.sealed_at,
-        "path": str(one.state),
-        "why": one.why,
-        "is_there": True,
-    }
+class _Entry(NamedTuple):
+    """A checkpoint in the list."""
+
+    step: int
+    verdict: str
+    by: str
+    framework: str
+    saved_at: str
+    path: str
+    why: str
+    is_there: bool = True
 
 
-def _watched(save: store.ScriptSave) -> dict[str, Any]:
-    is_there = "://" in save.path or Path(save.path).exists()
-    return {
-        "step": save.step,
-        "verdict": save.verdict,
-        "by": "script",
-        "framework": save.framework,
-        "saved_at": save.saved_at,
-        "path": save.path,
-        "why": save.why if is_there else f"{save.why}; it is no longer there".removeprefix("; "),
-        "is_there": is_there,
-    }
-
-
-def _damaged(path: Path) -> dict[str, Any]:
-    return {
-        "step": int(path.name.partition("-")[0]),
-        "verdict": "unknown",
-        "by": "holter",
-        "framework": "",
-        "saved_at": "",
-        "path": str(path / "state"),
-        "why": "its manifest is missing or damaged: `holter checkpoint verify` says more",
-        "is_there": True,
-    }
+def _entries(run_dir: Path) -> Iterator[_Entry]:
+    vault = Vault(run_dir)
+    for one in vault.all():
+        made = one.manifest
+        yield _Entry(made.step, one.verdict, "holter", made.framework, made.sealed_at, str(one.state), one.why)
+    for save in store.read_script_saves(run_dir):
+        is_there = "://" in save.path or Path(save.path).exists()
+        why = save.why if is_there else f"{save.why}; it is no longer there".removeprefix("; ")
+        yield _Entry(save.step, save.verdict, "script", save.framework, save.saved_at, save.path, why, is_there)
+    for path in vault.damaged():
+        why = "its manifest is missing or damaged: `holter checkpoint verify` says more"
+        yield _Entry(int(path.name.partition("-")[0]), "unknown", "holter", "", "", str(path / "state"), why)

@@ -154,10 +154,8 @@ def _consequence(finding: Finding) -> Evidence:
 def _in_doubt(causes: tuple[Cause, ...], strikes: int) -> tuple[Cause, ...]:
     """Put the alternatives first: this cause was named, presumably mended, and came back."""
     first, *others = causes
-    if others:
-        text = f"{first.cause} was diagnosed {strikes} times and came back: the assumption may be wrong, so the alternatives are put first"
-    else:
-        text = f"{first.cause} was diagnosed {strikes} times and came back: the assumption may be wrong, and no alternative fits what was seen"
+    so = "so the alternatives are put first" if others else "and no alternative fits what was seen"
+    text = f"{first.cause} was diagnosed {strikes} times and came back: the assumption may be wrong, {so}"
     doubt = Evidence(kind="strikes", summary=text, values={"strikes": strikes})
     head, *tail = (*others, first)
     return (_with(head, [doubt]), *tail)

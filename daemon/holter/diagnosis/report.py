@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from holter.diagnosis import plots
-from holter.records import Cause, Diagnosis, Evidence
+from holter.records import Cause, Diagnosis, Evidence, Fix
 
 MAX_NAMES = 12
 """Tensors and ranks listed before the rest is counted; the JSON has all."""
@@ -57,8 +57,7 @@ def sections(diagnosis: Diagnosis) -> Iterator[Section]:
     if diagnosis.closed_at:
         over = f"Closed {diagnosis.closed_at}: it passed, or the run was started again. What follows is how it was."
         yield Section("It is over", paragraphs=(over,))
-    doubts = _of_kind(cause, "strikes")
-    if doubts:
+    if doubts := _of_kind(cause, "strikes"):
         yield Section("Seen before", paragraphs=doubts)
     yield Section("Where", pairs=tuple(_scope(diagnosis, cause)))
     yield Section("What to do", paragraphs=(cause.fix.do,))
@@ -73,7 +72,7 @@ def sections(diagnosis: Diagnosis) -> Iterator[Section]:
         yield Section("What it brought about", items=brought)
     yield Section("How it comes about", paragraphs=(cause.mechanism,))
     yield Section("What would refute it", paragraphs=(cause.would_refute,))
-    yield Section("About the fix", pairs=_fix(cause))
+    yield Section("About the fix", pairs=_fix(cause.fix))
     if others:
         yield Section("What else it could be", items=tuple(_alternative(other) for other in others))
     yield Section(
@@ -88,28 +87,25 @@ def _of_kind(cause: Cause, kind: str) -> tuple[str, ...]:
 
 
 def _proofs(cause: Cause) -> tuple[str, ...]:
-    def is_proof(evidence: Evidence) -> bool:
-        return evidence.kind not in {"missing", "consequence", "strikes", plots.KIND, LAST_COLLECTIVES}
-
-    return tuple(_sentence(evidence.summary) for evidence in cause.evidence if is_proof(evidence))
+    no_proofs = {"missing", "consequence", "strikes", plots.KIND, LAST_COLLECTIVES}
+    return tuple(_sentence(evidence.summary) for evidence in cause.evidence if evidence.kind not in no_proofs)
 
 
 def _scope(diagnosis: Diagnosis, cause: Cause) -> Iterator[tuple[str, str]]:
     if cause.ranks:
-        yield "Ranks", ", ".join(shortened(tuple(map(str, cause.ranks))))
+        yield "Ranks", _listed(tuple(map(str, cause.ranks)))
     if diagnosis.first_step >= 0:
         yield "Since step", str(diagnosis.first_step)
     if cause.modules:
-        yield "Modules", ", ".join(shortened(cause.modules))
+        yield "Modules", _listed(cause.modules)
     if cause.tensors:
-        yield "Tensors", ", ".join(shortened(cause.tensors))
+        yield "Tensors", _listed(cause.tensors)
     if cause.collective:
         yield "Collective", f"{cause.collective.operation} #{cause.collective.sequence} of {cause.collective.group}"
     yield "Confidence", f"{cause.confidence:.2f}, by {cause.basis}"
 
 
-def _fix(cause: Cause) -> tuple[tuple[str, str], ...]:
-    fix = cause.fix
+def _fix(fix: Fix) -> tuple[tuple[str, str], ...]:
     return (
         ("It changes", fix.changes),
         ("Does not fix", fix.does_not_fix),
@@ -141,15 +137,10 @@ def _record(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     yield "Opened", f"{diagnosis.opened_at}, {diagnosis.detected_after_s:.1f} s after it happened"
 
 
-def ranks_text(ranks: tuple[int, ...]) -> str:
-    """`rank 1`, `ranks 0, 3`, with the rest of very many counted."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(shortened(tuple(map(str, ranks))))
-
-
-def shortened(names: tuple[str, ...]) -> list[str]:
+def _listed(names: tuple[str, ...]) -> str:
     """The first few, and how many more there are."""
     more = len(names) - MAX_NAMES
-    return [*names[:MAX_NAMES], f"and {more} more"] if more > 0 else list(names)
+    return ", ".join([*names[:MAX_NAMES], f"and {more} more"] if more > 0 else names)
 
 
 def _sentence(text: str) -> str:
@@ -160,7 +151,8 @@ def _sentence(text: str) -> str:
 def headline(diagnosis: Diagnosis) -> str:
     """One line: `critical: nonfinite_input on rank 1 at step 30 (confidence 0.93)`."""
     cause = diagnosis.causes[0]
-    on = f" on {ranks_text(cause.ranks)}" if cause.ranks else ""
+    who = "rank" if len(cause.ranks) == 1 else "ranks"
+    on = f" on {who} {_listed(tuple(map(str, cause.ranks)))}" if cause.ranks else ""
     at = f" at step {diagnosis.first_step}" if diagnosis.first_step >= 0 else ""
     return f"{diagnosis.severity}: {cause.cause}{on}{at} (confidence {cause.confidence:.2f})"
 
@@ -209,14 +201,12 @@ def to_markdown(diagnosis: Diagnosis) -> str:
 
 def to_html(diagnosis: Diagnosis) -> str:
     """One self-contained file: no script, nothing fetched, light or dark as the reader's system is."""
-    title = _html(headline(diagnosis))
-    body = "\n".join(_html_section(section) for section in sections(diagnosis))
     return _HTML.format(
-        title=title,
+        title=_html(headline(diagnosis)),
         severity=_html(diagnosis.severity),
         symptom=_html(diagnosis.symptom),
         style=f"{_STYLE}\n{plots.STYLE}\n{_BLOCK_STYLE}",
-        body=body,
+        body="\n".join(_html_section(section) for section in sections(diagnosis)),
     )
 
 
@@ -317,9 +307,8 @@ def _columns(said: object) -> Iterator[tuple[str, tuple[str, ...]]]:
     """The columns that can be read; another version may have written them differently."""
     for one in said if isinstance(said, (list, tuple)) else ():
         if isinstance(one, dict) and isinstance(one.get("frames"), (list, tuple)):
-            title = " ".join(
-                filter(None, (str(one.get("ranks", "")), f"({one['activity']})" if one.get("activity") else ""))
-            )
+            activity = f"({one['activity']})" if one.get("activity") else ""
+            title = " ".join(filter(None, (str(one.get("ranks", "")), activity)))
             yield printable(title), tuple(_line(frame) for frame in one["frames"][:MAX_BLOCK_LINES])
 
 

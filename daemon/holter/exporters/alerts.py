@@ -24,12 +24,7 @@ KEPT = "15m"
 """How long an alert stays after its coordinator fell silent: a coordinator that ends has not mended the run."""
 SAYS_WHERE = "".join(
     f"{{{{ if $labels.{label} }}}} {word} {{{{ $labels.{label} }}}}.{{{{ end }}}}"
-    for label, word in (
-        ("ranks", "Rank"),
-        ("tensors", "Tensor"),
-        ("collective", "Collective"),
-        ("step", "Since step"),
-    )
+    for label, word in (("ranks", "Rank"), ("tensors", "Tensor"), ("collective", "Collective"), ("step", "Since step"))
 )
 OFF = dict.fromkeys(("ranks", "tensors", "collective", "step", "url", "instance", "job"), "")
 """Labels that the description tells but that do not identify the alert: a better diagnosis of the same incident must not page again."""

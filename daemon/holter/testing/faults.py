@@ -5,6 +5,7 @@ Those that change something of the job give an `Injection`, which can be taken b
 
 import ctypes
 import io
+import itertools
 import math
 import os
 import signal
@@ -142,15 +143,10 @@ def skip_collective(operation: str = "all_reduce", after: int = 0, times: int = 
         raise ValueError(f"torch.distributed has no operation {operation!r}")
     if after < 0 or times < 1:
         raise ValueError(f"after must not be negative and times must be positive, got {after} and {times}")
-    call = getattr(dist, operation)
-    made = 0
+    call, calls = getattr(dist, operation), itertools.count(1)
 
     def skipping(*args: Any, **kwargs: Any) -> Any:
-        nonlocal made
-        made += 1
-        if after < made <= after + times:
-            return None
-        return call(*args, **kwargs)
+        return None if after < next(calls) <= after + times else call(*args, **kwargs)
 
     return _replaced(dist, operation, skipping)
 
@@ -162,12 +158,10 @@ def stall_loader(loader: "DataLoader[Any]", after: int = 0) -> Injection:
     """
     if loader.num_workers:
         raise ValueError(f"stall_loader needs a loader without workers, got one with {loader.num_workers}")
-    call, is_over, made = loader.collate_fn, threading.Event(), 0
+    call, is_over, calls = loader.collate_fn, threading.Event(), itertools.count(1)
 
     def collate(samples: Any) -> Any:
-        nonlocal made
-        made += 1
-        if made > after:
+        if next(calls) > after:
             is_over.wait()
         return call(samples)
 
@@ -178,15 +172,12 @@ def stall_save(after: int = 0) -> Injection:
     """`torch.save` works `after` more times and then hangs while it writes, until the injection is undone."""
     import torch  # noqa: PLC0415  whoever rehearses has it; importing us must not
 
-    call, is_over, made = torch.save, threading.Event(), 0
+    call, is_over, calls = torch.save, threading.Event(), itertools.count(1)
 
     def save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
-        nonlocal made
-        made += 1
-        if made > after and not is_over.is_set():
-            call(
-                obj, _HangingStorage(is_over), *args, **kwargs
-            )  # the write that hangs; when let go, it is done again for real
+        if next(calls) > after and not is_over.is_set():
+            # The write that hangs; when let go, it is done again for real.
+            call(obj, _HangingStorage(is_over), *args, **kwargs)
         call(obj, f, *args, **kwargs)
 
     return _replaced(torch, "save", save, is_over.set)
