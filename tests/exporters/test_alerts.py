@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from holter import cli, faults
-from holter.exporters import IncidentInfo, alerts, pages
+from holter.exporters import alerts, pages
 from holter.exporters.alert_text import RUNBOOKS, alert_name, describe, panel_annotations, panel_of
 from holter.exporters.alerts import AlertRule
+from holter.exporters.snapshot import IncidentInfo
 from holter.faults import CAUSES
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"

@@ -5,6 +5,7 @@ passed on, a launcher that starts the job again all the same is ended, and a run
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -122,11 +123,8 @@ def _wait(child: "subprocess.Popen[bytes]", run_dir: Path) -> int:
     halted_at: float | None = None
     is_asked = False
     while True:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             code = child.wait(LOOK_S)
-        except subprocess.TimeoutExpired:
-            pass
-        else:
             return code if code >= 0 else 128 - code
         if halted_at is None and (run_dir / "halt.json").exists():
             halted_at = clock.monotonic_s()

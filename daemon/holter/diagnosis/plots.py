@@ -46,12 +46,13 @@ SIDES = ("lowest rank", "highest rank")
 def plots(window: Window, finding: Finding) -> tuple[Evidence, ...]:
     """The plots for a finding: first what its detector looked at, then what everyone asks for."""
     mark = finding.first_step
+    clipping = ("clipped above", _means(window.values("clip.limit")))
     named = [name for name in engine_facts(finding).get("series", []) if name not in {"loss", "gradient_norm"}]
     found = [
         *(_plot(name.removeprefix("log."), _over_ranks(window, name), mark) for name in dict.fromkeys(named)),
         _plot("lag at collectives, ms", _lags(window, finding), mark),
         _plot("loss", _over_ranks(window, "loss"), mark),
-        _plot("gradient norm", [*_over_ranks(window, "gradient_norm"), *_clipping(window)], mark),
+        _plot("gradient norm", [*_over_ranks(window, "gradient_norm"), clipping], mark),
         _plot("distance between ranks, relative", _distances(window), mark),
         _plot("gradient norm by module", _by_module(window, finding, lambda one: one.gradient_norm), mark),
         _plot("weight norm by module", _by_module(window, finding, lambda one: one.weight_norm), mark),
@@ -137,12 +138,6 @@ def _lags(window: Window, finding: Finding) -> Iterator[Line]:
 def _means(said: Iterable[tuple[int, Spread]]) -> list[Point]:
     """The points of a line; a step that was not finite on one rank is not finite."""
     return [(step, None if spread.num_nonfinite else _finite(spread.mean)) for step, spread in said]
-
-
-def _clipping(window: Window) -> Iterator[Line]:
-    limit = window.values("clip.limit")
-    if limit:
-        yield "clipped above", _means(limit)
 
 
 def _distances(window: Window) -> Iterator[Line]:

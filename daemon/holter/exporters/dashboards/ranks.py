@@ -79,7 +79,8 @@ def _times() -> list[Panel]:
 
 
 def _doings() -> list[Panel]:
-    now = " or ".join(f"{series('phase', _is(phase), of=RANK)} * {int(phase)}" for phase in Phase)
+    phases = {phase: series("phase", f'phase="{_name(phase)}"', of=RANK) for phase in Phase}
+    now = " or ".join(f"{selected} * {int(phase)}" for phase, selected in phases.items())
     seen = each("phase", f"avg_over_time({series('job_phase_ranks')}{INTERVAL})")
     least_moved = by_rank("last_progress_timestamp_seconds", at=END)
     names = {str(int(phase)): (_name(phase), colour) for phase, colour in PHASES.items()}
@@ -127,10 +128,6 @@ def _table() -> Panel:
         queries,
         columns,
     )
-
-
-def _is(phase: Phase) -> str:
-    return f'phase="{_name(phase)}"'
 
 
 def _name(phase: Phase) -> str:
@@ -183,14 +180,8 @@ def _clock(at: str = "") -> str:
 
 def _held_down() -> str:
     """0, or the number of the gravest reason."""
-    told = (
-        f"{series('device_throttled', _because(reason), of=RANK)} * {level}" for level, reason in enumerate(REASONS, 1)
-    )
-    return each("rank", " or ".join(told))
-
-
-def _because(reason: str) -> str:
-    return f'reason="{reason}"'
+    told = [series("device_throttled", f'reason="{reason}"', of=RANK) for reason in REASONS]
+    return each("rank", " or ".join(f"{selected} * {level}" for level, selected in enumerate(told, 1)))
 
 
 def _dcgm(field: str, at: str = "") -> str:
