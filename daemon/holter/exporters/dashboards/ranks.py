@@ -1,5 +1,6 @@
 """Rank against rank: who comes late, who is slow, who does what, who has stopped; and their devices."""
 
+from grafana_foundation_sdk.builders import statetimeline
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from holter.exporters.dashboards.board import DashboardFrame, board
@@ -100,12 +101,15 @@ def _doings() -> list[Panel]:
             Card(7, "Since the last progress", "Time since a rank completed a step or changed phase.", "s", 12),
             Query(lowest(ago(by_rank("last_progress_timestamp_seconds")), least_moved), "rank {{rank}}"),
         ),
-        states(
-            Card(8, "Sidecars", "Whether the coordinator hears the rank's sidecar; of many ranks those first that it does not.", "none", 12),
-            Query(sidecars(), "rank {{rank}}"),
-            {"0": ("lost", CRITICAL), "1": ("connected", FINE)},
-        ),
+        sidecar_states(8),
     ]  # fmt: skip
+
+
+def sidecar_states(number: int) -> statetimeline.Panel:
+    """Which sidecars are heard; the dashboard of holter itself shows them too."""
+    text = "Whether the coordinator hears the rank's sidecar; of many ranks those first that it does not."
+    heard = {"0": ("lost", CRITICAL), "1": ("connected", FINE)}
+    return states(Card(number, "Sidecars", text, "none", 12), Query(sidecars(), "rank {{rank}}"), heard)
 
 
 def _table() -> Panel:
