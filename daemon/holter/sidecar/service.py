@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from holter import clock
-from holter.exporters import expose, families
+from holter.exporters.prometheus import expose, families
 from holter.page import CONTROL_NOTHING, CONTROL_THIN, PageReader
 from holter.records import Body, Census, Exited, Farewell, LastCalls, Observation, PackedTable, Phase, StepDone
 from holter.sidecar import job_log

@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
-from holter.exporters import RankSnapshot, StepHistogram
-from holter.exporters.snapshot import add_nonfinite
+from holter.exporters.snapshot import RankSnapshot, StepHistogram, add_nonfinite
 from holter.page import PageHeartbeat
 from holter.records import Device, Observation, OnDevice, Phase, StepDone, Where
 
