@@ -5,28 +5,25 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from holter.rank.context import Context
+from holter.rank.context import Context, ObservationWriter
 from holter.rank.framework import Framework, Frameworks
 from holter.rank.hold.finite_guard import FiniteGuard
 from holter.rank.hooks.autocast import RegionProbe
 from holter.rank.hooks.backward import LossProbe
-from holter.rank.hooks.clips import ClipProbe
 from holter.rank.hooks.data import DataProbe
 from holter.rank.hooks.endings import EndingProbe, ExitProbe
-from holter.rank.hooks.logs import LogProbe
+from holter.rank.hooks.gradient_calls import ClipProbe, ReplicationProbe
+from holter.rank.hooks.logs import LogProbe, WarningProbe
 from holter.rank.hooks.model_calls import CallProbe, ComponentProbe
 from holter.rank.hooks.rank_facts import DeviceProbe, GroupProbe
-from holter.rank.hooks.reductions import ReplicationProbe
 from holter.rank.hooks.saves import SaveProbe
 from holter.rank.hooks.step import StepProbe, StepReaders
-from holter.rank.hooks.warnings import WarningProbe
 from holter.rank.models import Models, wrapped
 from holter.rank.publish.budget import Schedule
-from holter.rank.publish.observations import ObservationWriter
-from holter.rank.readings.batch_blame import BatchBlameProbe
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.inspection import InspectionProbe
+from holter.rank.readings.nan_origin import BatchBlameProbe
 from holter.rank.readings.vitals import VitalsProbe
 from holter.rank.undo.rewind import Rewind
 from holter.records import Phase

@@ -28,11 +28,10 @@ from holter import clock
 from holter.rank.context import Context
 from holter.rank.hold.finite_guard import FiniteGuard, Shards
 from holter.rank.hold.halts import HoldReason
-from holter.rank.publish.step_log import StepTimes
-from holter.rank.publish.step_report import StepReporter, tell_completed_before
-from holter.rank.readings.batch_blame import BatchBlameProbe
+from holter.rank.publish.step_log import StepReporter, StepTimes, tell_completed_before
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
+from holter.rank.readings.nan_origin import BatchBlameProbe
 from holter.rank.readings.vitals import VitalsProbe
 from holter.records import Phase
 

@@ -22,12 +22,10 @@ import torch
 
 from holter import clock
 from holter.rank.context import Context
-from holter.rank.models import Model
-from holter.rank.placement import is_sharded
+from holter.rank.models import Model, is_sharded
 from holter.rank.publish.step_log import OpenStep
-from holter.rank.readings.census import DtypeTraits, marks
+from holter.rank.readings.census import DtypeTraits, Selection, SelectionCache, marks
 from holter.rank.readings.hyperparameters import Hyperparameters
-from holter.rank.readings.selection import Selection, SelectionCache
 from holter.records import PackedTable
 from holter_kernels import root
 
