@@ -12,7 +12,7 @@ placed; and a gradient that the script itself reduces over all ranks makes its p
 import fnmatch
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -313,6 +313,11 @@ def _ddp(root: Any) -> Any:
         return root
     below = _part(root, "_orig_mod")
     return below if isinstance(below, DistributedDataParallel) else None
+
+
+def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    """Ids of the parameters that these optimizers hold."""
+    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
 def gradient_view(models: Sequence[Model]) -> View:

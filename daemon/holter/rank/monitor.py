@@ -66,7 +66,7 @@ class Monitor:
             on_begin=self._on_backward,
             on_gradients=self._on_gradients,
             on_end=self._on_backward_end,
-            on_round=self._on_round,
+            on_round=lambda: self.steps.end_round(),  # noqa: PLW0108  they are made later
         )
         self._calls = CallProbe(
             self.context,
@@ -197,9 +197,6 @@ class Monitor:
         self._inspection.end()
         if self._comparison.is_due():
             self._comparison.reduced_gradients()
-
-    def _on_round(self) -> None:
-        self.steps.end_round()
 
     def _on_gradients(self) -> None:
         self._gradients.read_local()

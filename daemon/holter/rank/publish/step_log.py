@@ -21,6 +21,7 @@ import torch
 from holter import clock
 from holter.page import CONTROL_THIN, PageWriter
 from holter.rank.guard import say
+from holter.rank.models import held_by
 from holter.rank.readings.census import CensusTaker
 from holter.records import FirstStep, Nonfinite, Phase, SightLost, StepDone, View
 
@@ -274,7 +275,7 @@ class StepReporter:
         if outline == self._outline and not is_thorough:
             return
         self._outline = outline
-        held = {frozenset([id(p) for g in optimizer.param_groups for p in g["params"]]) for optimizer in optimizers}
+        held = {frozenset(held_by([optimizer])) for optimizer in optimizers}
         if (known, held) == self._told_census or not known[0]:
             return
         self._told_census = known, held
@@ -284,9 +285,9 @@ class StepReporter:
     def heed_sidecar(self) -> None:
         """Do what it orders, print what it wants printed, and say so once if nobody watches any more."""
         context = self._context
-        context.schedule.thin(self._sidecar.thinning())
-        notice = self._sidecar.notice()
-        if notice:
+        code, doublings = context.writer.page.control()
+        context.schedule.thin(doublings if code == CONTROL_THIN else 0)
+        if notice := context.writer.page.take_notice():
             say(notice)
         loss = self._sidecar.loss()
         if loss:
@@ -324,7 +325,7 @@ def _is_count(value: Any) -> bool:
 
 
 class SidecarLink:
-    """Reads what the sidecar left on the page; a few microseconds."""
+    """Knows whether the sidecar is there and reads the page; a few microseconds."""
 
     def __init__(self, page: PageWriter) -> None:
         self._page = page
@@ -332,15 +333,6 @@ class SidecarLink:
         self._pid = 0
         self._poll: select.poll | None = None
         self._is_lost = False
-
-    def thinning(self) -> int:
-        """How many doublings less often the rank shall compare."""
-        code, argument = self._page.control()
-        return argument if code == CONTROL_THIN else 0
-
-    def notice(self) -> str | None:
-        """A sentence for the job's log."""
-        return self._page.take_notice()
 
     def loss(self) -> str | None:
         """Why nobody watches any more; said once, until it is watched again."""

@@ -13,12 +13,12 @@ Readings go over entries of the census: `SelectionCache` finds those of a class 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 
-from holter.rank.models import Model, Models, is_sharded
+from holter.rank.models import Model, Models, held_by, is_sharded
 from holter.records import Census, Component, Mark, TensorEntry
 from holter_kernels import summarize
 
@@ -237,6 +237,9 @@ class Selection:
     places: np.ndarray
     """Places of the chosen entries, ascending."""
     tensors: list[torch.Tensor]
+    over: Literal["parameters", "buffers"] = "parameters"
+    keys: Sequence[str] = ()
+    """Of an optimizer's state: the entries are all parameters, once for each of these."""
 
     @cached_property
     def traits(self) -> DtypeTraits:
@@ -278,7 +281,7 @@ class SelectionCache:
         )
 
         def make() -> Selection:
-            held = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+            held = held_by(optimizers)
             models = [model for model in self._context.models if any(id(p) in held for _, p in model.parameters)]
             return self._choose(
                 lambda model, p: (
@@ -326,28 +329,23 @@ class SelectionCache:
 
     def buffers(self, model: Model) -> Selection:
         """The buffers of one model that must be equal."""
-
-        def make() -> Selection:
-            entries = [
-                (id(b) in other.replicas and other is model, b)
-                for other in self._context.models.all()
-                for _, b in other.buffers
-            ]
-            return _selection(entries)
-
-        return self._once(("buffers", id(model)), make)
-
-    def _choose(self, is_chosen: Callable[[Model, torch.Tensor], bool]) -> Selection:
-        return _selection(
-            [(is_chosen(model, p), p) for model in self._context.models.all() for _, p in model.parameters]
+        return self._once(
+            ("buffers", id(model)),
+            lambda: self._choose(lambda other, b: id(b) in other.replicas and other is model, "buffers"),
         )
+
+    def _choose(
+        self, is_chosen: Callable[[Model, torch.Tensor], bool], over: Literal["parameters", "buffers"] = "parameters"
+    ) -> Selection:
+        entries = [(is_chosen(model, t), t) for model in self._context.models.all() for _, t in getattr(model, over)]
+        places = [place for place, (is_in, tensor) in enumerate(entries) if is_in and not tensor.is_sparse]
+        return Selection(len(entries), np.array(places, dtype=np.int64), [entries[place][1] for place in places], over)
 
     def _once(self, key: object, make: Callable[[], Selection]) -> Selection:
         self._forget_if_changed()
-        found = self._made.get(key)
-        if found is None:
-            found = self._made[key] = make()
-        return found
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     def _forget_if_changed(self) -> None:
         models = self._context.models
@@ -357,8 +355,3 @@ class SelectionCache:
             self._made, self._sizes = {}, {}
             self._is_possible = any(model.is_replicated for model in watched)
             self._generation = models.generation
-
-
-def _selection(entries: Sequence[tuple[bool, torch.Tensor]]) -> Selection:
-    places = [place for place, (is_chosen, tensor) in enumerate(entries) if is_chosen and not tensor.is_sparse]
-    return Selection(len(entries), np.array(places, dtype=np.int64), [entries[place][1] for place in places])

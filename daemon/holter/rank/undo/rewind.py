@@ -206,16 +206,9 @@ class Rewound(RandomStates, frozen=True):
         return self.forward or self
 
 
-_encoder = msgspec.msgpack.Encoder()
-
-_decoder = msgspec.msgpack.Decoder(Rewound)
-
-encode = _encoder.encode
-
-
-def decode(blob: bytes) -> Rewound:
-    """What `encode` made; msgspec.MsgspecError if it is none."""
-    return _decoder.decode(blob)
+encode = msgspec.msgpack.Encoder().encode
+decode = msgspec.msgpack.Decoder(Rewound).decode
+"""What `encode` made; msgspec.MsgspecError if it is none."""
 
 
 class Rewind:
