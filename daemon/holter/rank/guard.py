@@ -96,20 +96,6 @@ class Patches:
                 setattr(owner, name, ours)
                 self._undo.append((owner, name, original))
 
-    def follow(self, name: str, then: Callable[[], None], *owners: Any) -> None:
-        """Call `then` after each call of `owner.name` that returns."""
-
-        def make(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def followed(*args: Any, **kwargs: Any) -> Any:
-                result = original(*args, **kwargs)
-                then()
-                return result
-
-            return followed
-
-        self.replace(name, make, *owners)
-
     def restore(self) -> None:
         """Put every original back."""
         while self._undo:

@@ -5,6 +5,7 @@ found or the patience is over. Nobody waits for it.
 """
 
 import atexit
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -34,17 +35,27 @@ class Rendezvous:
         """Publish or look when a group is made; at once if there is one."""
         if not dist.is_available():
             return
-        exchange = self._context.guard.wrap(self._exchange, "any")
-        self._context.patches.follow("init_process_group", exchange, c10d, dist)
+        self._context.patches.replace("init_process_group", self._around_init, c10d, dist)
         atexit.register(self.stop)
         if dist.is_initialized():
-            exchange()
+            self._context.guard.wrap(self._exchange, "any")()
 
     def stop(self) -> None:
         """End the thread before the interpreter does: one caught in native code at the end would abort the process."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join(timeout=2.0)
+
+    def _around_init(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        exchange = self._context.guard.wrap(self._exchange, "any")
+
+        @functools.wraps(original)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            exchange()
+            return result
+
+        return init_process_group
 
     def _exchange(self) -> None:
         store = c10d._get_default_store()  # noqa: SLF001

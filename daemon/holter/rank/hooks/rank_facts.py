@@ -6,7 +6,8 @@ group tell; more would say the same. A group of all ranks is known without being
 The sidecar reads the accelerator; the rank never asks a driver.
 """
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,8 +32,7 @@ class GroupProbe:
     def install(self) -> None:
         """Look after every new group; all ways to make one but splitting lead through here."""
         if dist.is_available():
-            look = self._context.guard.wrap(self.look, "any")
-            self._context.patches.follow("_new_group_with_tag", look, dist.distributed_c10d)
+            self._context.patches.replace("_new_group_with_tag", self._around, dist.distributed_c10d)
 
     def look(self) -> None:
         """Tell the groups that are new; asks nobody, and costs nothing while there are none."""
@@ -45,6 +45,17 @@ class GroupProbe:
         self._seen = seen
         for part in _parts(self._new(world)):
             self._context.writer.say(self._context.log.step, Groups(groups=part))
+
+    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        look = self._context.guard.wrap(self.look, "any")
+
+        @functools.wraps(original)
+        def new_group(*args: Any, **kwargs: Any) -> Any:
+            made = original(*args, **kwargs)
+            look()
+            return made
+
+        return new_group
 
     def _new(self, world: Any) -> Iterator[Group]:
         rank, everyone = dist.get_rank(), dist.get_world_size()

@@ -343,9 +343,10 @@ class SelectionCache:
 
     def _once(self, key: object, make: Callable[[], Selection]) -> Selection:
         self._forget_if_changed()
-        if key not in self._made:
-            self._made[key] = make()
-        return self._made[key]
+        found = self._made.get(key)
+        if found is None:
+            found = self._made[key] = make()
+        return found
 
     def _forget_if_changed(self) -> None:
         models = self._context.models
