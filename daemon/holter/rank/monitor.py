@@ -94,24 +94,26 @@ class Monitor:
         self._warnings = WarningProbe(self.context)
         self._saves = SaveProbe(self.context)
         self.logs = LogProbe(self.context)
-        self.before_backward: list[Callable[[], None]] = [self.context.guard.wrap(self._saves.look)]
-        """Called at every backward pass, by those who wait for the script to import something."""
-        self.before_backward.append(self.context.guard.wrap(DeviceProbe(self.context).look))
         self._groups = GroupProbe(self.context)
-        self.before_backward.append(self.context.guard.wrap(self._groups.look))
+        looks = self._saves.look, DeviceProbe(self.context).look, self._groups.look
+        self.before_backward: list[Callable[[], None]] = [self.context.guard.wrap(look) for look in looks]
+        """Called at every backward pass, by those who wait for the script to import something."""
         self._is_searched = False
 
     def install(self) -> None:
         """Install everything; a forked child of the rank is not a rank, and there every hook is off."""
         for probe in (self.steps, self._losses, self._calls, self._data, self._ending, self._warnings):
             probe.install()
-        self._replication.install()
-        self._regions.install()
-        self._clips.install()
-        self._finite.install()
-        self._exits.install()
-        self._saves.install()
-        self._groups.install()
+        for each in (
+            self._replication,
+            self._regions,
+            self._clips,
+            self._finite,
+            self._exits,
+            self._saves,
+            self._groups,
+        ):
+            each.install()
         os.register_at_fork(after_in_child=self._forget)
         self.context.enter(Phase.OTHER)
 
