@@ -16,7 +16,7 @@ def halt_agent():
     from holter.rank.hold.commit_register import LocalRegister
     from holter.rank.hold.halt_agent import HaltAgent
     from holter.rank.hold.halts import AgentParts; from holter.rank.hold.halts import AgentSettings
-    from holter.rank.hold.leaving import Leaving
+    from holter.rank.hold.halts import Leaving
     global line
     ours, line = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parts = AgentParts(actions=None, register=LocalRegister, leaving=Leaving(lambda: None))
@@ -28,7 +28,7 @@ def worker_server():
     while len(os.listdir("/proc/self/task")) < 3:
         time.sleep(0.01)
 def flight_thread():
-    from holter.rank.flight_thread import FlightThread
+    from holter.rank.flight_server import FlightThread
     FlightThread(os.path.join(tempfile.mkdtemp(), "python"), lambda: None)
 def shard_peers():
     from holter.rank.hold.agreement import Tree

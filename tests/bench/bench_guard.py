@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from holter.page import PageWriter
-from holter.rank.context import Context
+from holter.rank.context import Context, ObservationWriter
 from holter.rank.hold.finite_guard import FiniteGuard
 from holter.rank.publish.budget import Schedule
-from holter.rank.publish.observations import ObservationWriter
 from holter_kernels import set_num_threads
 
 SIZES = {10: (8192, 320, 6), 100: (32768, 768, 11)}

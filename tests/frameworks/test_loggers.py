@@ -15,8 +15,8 @@ from transformers.trainer_callback import CallbackHandler, TrainerControl, Train
 from holter.frameworks.all import ALL
 from holter.frameworks.loggers import Loggers
 from holter.page import PageReader, PageWriter
+from holter.rank.context import ObservationWriter
 from holter.rank.monitor import Monitor
-from holter.rank.publish.observations import ObservationWriter
 from holter.records import Logged, Observation
 
 

@@ -9,8 +9,8 @@ import torch.distributed as dist
 
 from holter.frameworks.all import ALL
 from holter.page import PageReader, PageWriter
+from holter.rank.context import ObservationWriter
 from holter.rank.monitor import Monitor
-from holter.rank.publish.observations import ObservationWriter
 from holter.rank.readings.fused_pass import Readings
 from holter.records import Observation
 from holter_kernels import Pass

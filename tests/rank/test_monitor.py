@@ -136,7 +136,7 @@ THREADS = """
     import sys, threading, torch
     from holter.page import PageWriter
     from holter.rank.monitor import Monitor
-    from holter.rank.publish.observations import ObservationWriter
+    from holter.rank.context import ObservationWriter
 
     page = PageWriter.create(rank=0, world_size=1, pid=1, started_ticks=1, ring_bytes=1 << 20)
     Monitor(ObservationWriter(page, 0), world_size=1, budget=1.0, floor_s=0.0).install()

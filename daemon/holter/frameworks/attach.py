@@ -29,13 +29,13 @@ from holter.frameworks.loggers import Loggers
 from holter.frameworks.place import RankPlace
 from holter.halting import halt_record
 from holter.page import PageWriter
+from holter.rank.context import ObservationWriter
 from holter.rank.flight_server import FlightServer
 from holter.rank.guard import say
 from holter.rank.hold.halt_agent import HaltAgent
 from holter.rank.hooks.endings import is_interactive
 from holter.rank.hooks.signals import CrashNotice, allow_stacks
 from holter.rank.monitor import Monitor
-from holter.rank.publish.observations import ObservationWriter
 from holter.rank.rendezvous import Rendezvous
 from holter.records import EXIT_CODE, Attached
 from holter.sidecar import spawn

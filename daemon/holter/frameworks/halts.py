@@ -25,8 +25,7 @@ from holter.rank.guard import say
 from holter.rank.hold import commit_register
 from holter.rank.hold.agreement import Tree
 from holter.rank.hold.halt_agent import HaltAgent
-from holter.rank.hold.halts import AgentParts, AgentSettings, Position
-from holter.rank.hold.leaving import Leaving, find_agent
+from holter.rank.hold.halts import AgentParts, AgentSettings, Leaving, Position, find_agent
 from holter.rank.hold.peers import PeerAddress, ShardPeers
 from holter.rank.hooks.signals import Termination
 from holter.rank.monitor import Monitor

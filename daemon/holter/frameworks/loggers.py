@@ -9,8 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holter.rank.framework import LogFunction
-from holter.rank.hooks.patches import LateImports
+from holter.rank.framework import LateImports, LogFunction
 from holter.rank.monitor import Monitor
 
 Read = Callable[..., Any]

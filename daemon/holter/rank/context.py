@@ -1,28 +1,47 @@
-"""What the hooks of one rank share."""
+"""What the hooks of one rank share: the writer of observations, the step under way, what decides whether it is applied, and ways back."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from holter import clock
+from holter.page import PageWriter
 from holter.rank.framework import Frameworks
-from holter.rank.guard import Guard
-from holter.rank.hold.halts import Halts
-from holter.rank.hold.known_finite import KnownFinite
+from holter.rank.guard import Guard, Patches
 from holter.rank.hold.peers import ShardPeers
-from holter.rank.hooks.patches import Patches
 from holter.rank.models import Models
 from holter.rank.publish.budget import Schedule
-from holter.rank.publish.observations import ObservationWriter
 from holter.rank.publish.step_log import PhaseClock, StepLog
 from holter.rank.readings.batches import Inputs
 from holter.rank.readings.fused_pass import Readings
-from holter.records import Phase
+from holter.records import Body, Observation, Phase
 
 if TYPE_CHECKING:
+    from holter.rank.hold.halt_agent import HaltAgent
     from holter.rank.hooks.data import DataProbe
     from holter.rank.undo.rewind import Rewind
     from holter.rank.undo.snapshots import Snapshots
+
+
+class ObservationWriter:
+    """Encodes the observations of one rank and writes them to the shared page, in microseconds, waiting for nobody."""
+
+    def __init__(self, page: PageWriter, rank: int) -> None:
+        self.page = page
+        self.rank = rank
+        self._encoder = msgspec.msgpack.Encoder()
+
+    def say(self, step: int, body: Body) -> bool:
+        """Write one observation; False: the ring was full, the page counted it."""
+        observation = Observation(rank=self.rank, step=step, at_ns=clock.wall_ns(), body=body)
+        return self.page.write(self._encoder.encode(observation))
+
+    def beat(self, step: int, phase: Phase, micro_step: int) -> None:
+        """Show the sidecar where the main thread is now."""
+        self.page.beat(step, phase, micro_step, clock.wall_ns())
 
 
 @dataclass
@@ -43,11 +62,37 @@ class StepInputs:
         self.last = self.suspect = None
 
 
+class KnownFinite:
+    """Gradients that somebody has read already and found finite: the guard need not read them again.
+
+        clip_grad_norm_ returned a finite norm      of all that it was given, as they are after it
+        a fused pass of ours over the same memory   of what it read
+
+    It holds until the next backward pass, as long as the gradient is not written to: torch counts that, in place and by a new backward pass alike.
+    """
+
+    def __init__(self) -> None:
+        self._versions: dict[int, int] = {}
+
+    def note(self, parameters: Iterable[Any], gradients: Iterable[Any] = ()) -> None:
+        """The gradients of these, as they are now, are finite; and these, wherever they lie."""
+        self._versions.update((id(p), g._version) for p in parameters if (g := p.grad) is not None)  # noqa: SLF001
+        self._versions.update((id(g), g._version) for g in gradients)  # noqa: SLF001
+
+    def covers(self, parameter: Any, gradient: Any) -> bool:
+        """Whether this gradient is known to be finite."""
+        return bool(self._versions.get(id(parameter)) == gradient._version)  # noqa: SLF001
+
+    def clear(self) -> None:
+        """A backward pass begins, or the step is over."""
+        self._versions.clear()
+
+
 @dataclass
 class Hold:
     """What decides whether a step may be applied."""
 
-    agent: Halts | None = None
+    agent: "HaltAgent | None" = None
     """The rank's part of a halt; None: steps are never held."""
     peers: ShardPeers | None = None
     """The ranks with which to agree that all shards are finite; None: there are none."""

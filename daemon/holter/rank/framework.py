@@ -13,9 +13,8 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from holter.rank.hooks.patches import LibraryFunction
 from holter.records import Phase
 
 if TYPE_CHECKING:
@@ -28,6 +27,42 @@ if TYPE_CHECKING:
 
 STATE = "state"
 """What the framework itself writes lies here, in the checkpoint's directory."""
+
+
+@dataclass(frozen=True)
+class LibraryFunction:
+    """Where a function of a library is found."""
+
+    module: str
+    """Full name of the module."""
+    owner: str
+    """Class in that module; empty: the module itself."""
+    name: str
+    also: str = ""
+    """Another module that has the same function; empty: none."""
+
+
+Sought = TypeVar("Sought", bound=LibraryFunction)
+
+
+class LateImports(Generic[Sought]):
+    """Functions whose modules the script has not imported yet; a look costs next to nothing while no module was imported since the last."""
+
+    def __init__(self, functions: Iterable[Sought]) -> None:
+        self._waiting = list(functions)
+        self._num_modules = 0
+
+    def come(self) -> Iterator[tuple[Sought, list[Any]]]:
+        """Each function whose module was imported since the last look, with all owners that have it by its name."""
+        if len(sys.modules) == self._num_modules:
+            return
+        self._num_modules = len(sys.modules)
+        for function in list(self._waiting):
+            module = sys.modules.get(function.module)
+            owner = getattr(module, function.owner, None) if function.owner else module
+            if owner is not None and hasattr(owner, function.name):
+                self._waiting.remove(function)
+                yield function, [owner, *([sys.modules[function.also]] if function.also in sys.modules else [])]
 
 
 @dataclass(frozen=True, kw_only=True)

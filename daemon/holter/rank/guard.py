@@ -1,4 +1,4 @@
-"""Nothing of ours raises into the training loop, and every second that we take is counted.
+"""How our hooks stand in the training loop: nothing of ours raises into it, every second that we take is counted, and all is put back.
 
 A hook is wrapped once; what it raises is counted, printed once, and swallowed. KeyboardInterrupt and SystemExit are the user's and pass.
 So does whatever a signal handler of the script raises while a hook happens to run.
@@ -77,6 +77,30 @@ class Guard:
         if self._thread is None and thread == "claims":
             self._thread = threading.get_ident()
         return self._thread is None or self._thread == threading.get_ident()
+
+
+class Patches:
+    """Functions of torch and of libraries that are replaced by ours, which call the originals; all are put back as they were."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def replace(self, name: str, make: Callable[[Any], Any], *owners: Any) -> None:
+        """`owner.name = make(the original)`: one function for every owner that has the original, so that it can be pickled."""
+        original = getattr(owners[0], name, None)
+        if original is None:
+            return
+        ours = make(original)
+        for owner in owners:
+            if getattr(owner, name, None) is original:
+                setattr(owner, name, ours)
+                self._undo.append((owner, name, original))
+
+    def restore(self) -> None:
+        """Put every original back."""
+        while self._undo:
+            owner, name, original = self._undo.pop()
+            setattr(owner, name, original)
 
 
 def say(sentence: str) -> None:

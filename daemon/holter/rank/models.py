@@ -12,18 +12,20 @@ placed; and a gradient that the script itself reduces over all ranks makes its p
 import fnmatch
 import gc
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from holter.rank import naming
-from holter.rank.placement import is_replica, is_sharded, num_replicas, spans_world
-from holter.rank.search import parameters_of, top_level
+from holter.rank.search import parameters_of, top_level, unique, variable_of
 from holter.records import View
 
-REDUCING_WRAPPERS = frozenset({"FullyShardedDataParallel", "DeepSpeedEngine"})
+FLAT = "FullyShardedDataParallel"
+"""FSDP's first kind: what it trains are flat shards."""
+REDUCING_WRAPPERS = frozenset({FLAT, "DeepSpeedEngine"})
 """Wrappers whose `.grad` is reduced, sharded or gone by the end of backward."""
 CALLED_STEPS = 3
 """A component counts when training has called it at this many steps in a row: an average that is evaluated now and then is one rank's own."""
@@ -199,6 +201,10 @@ class Models:
         self.generation += counted != len(models) + sum(model.is_active for model in components)
         self._models, self._components = models, components
 
+    def has_flat(self, ids: AbstractSet[int]) -> bool:
+        """Whether one of these parameters is a flat shard of FSDP's first kind."""
+        return any(model.wrapper == FLAT and any(id(p) in ids for _, p in model.parameters) for model in self)
+
     def of(self, module: torch.nn.Module) -> Model | None:
         """The model whose own module this is."""
         return next((model for model in self if model.inner is module), None)
@@ -227,8 +233,8 @@ class Models:
 
     def add_component(self, root: torch.nn.Module) -> Model:
         """Follow a module that does not train, until it is known whether training calls it."""
-        name = naming.variable_of(root) or type(root).__name__.lower()
-        name = naming.unique(name, {model.prefix[:-1] for model in (*self._models, *self._components)})
+        name = variable_of(root) or type(root).__name__.lower()
+        name = unique(name, {model.prefix[:-1] for model in (*self._models, *self._components)})
         component = Model(root, f"{name}.", on_forget=self.on_forget)
         component.is_trained = False
         self._components = sorted([*self._components, component], key=lambda model: model.prefix)
@@ -273,8 +279,8 @@ class Models:
         if not self._models:
             return ""
         taken = {model.prefix[:-1] for model in (*self._models, *self._components)}
-        name = naming.variable_of(root, inner) or f"model{len(self._models)}"
-        return naming.unique(name, taken) + "."
+        name = variable_of(root, inner) or f"model{len(self._models)}"
+        return unique(name, taken) + "."
 
 
 def wrapped(module: torch.nn.Module) -> torch.nn.Module:
@@ -309,9 +315,59 @@ def _ddp(root: Any) -> Any:
     return below if isinstance(below, DistributedDataParallel) else None
 
 
+def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
+    """Ids of the parameters that these optimizers hold."""
+    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+
+
 def gradient_view(models: Sequence[Model]) -> View:
     """Which gradients the optimizers of these models are given: the rank's own, reduced ones, or shards of those."""
     for model in models:
         if model.wrapper in REDUCING_WRAPPERS or any(hasattr(p, "placements") for _, p in model.parameters):
             return "sharded"
     return "replicated" if any(model.is_replicated for model in models) else "local"
+
+
+def is_replica(tensor: torch.Tensor) -> bool:
+    """Whether this is a DTensor of which every rank of the job holds a whole copy."""
+    placements = getattr(tensor, "placements", None)
+    if not placements or not all(placement.is_replicate() for placement in placements):
+        return False
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    return mesh is not None and bool(mesh.size() == world_size())
+
+
+def is_sharded(tensor: torch.Tensor) -> bool:
+    """Whether this rank holds a part of it: a DTensor's shard, FSDP's flat parameter, or ZeRO's."""
+    placements = getattr(tensor, "placements", None)
+    if placements:
+        return not all(placement.is_replicate() for placement in placements)
+    return hasattr(tensor, "ds_id") or type(tensor).__name__ == "FlatParameter"
+
+
+def is_split(tensor: torch.Tensor) -> bool:
+    """Whether several ranks hold different parts of it, and so may find different things in its gradient."""
+    placements: Any = getattr(tensor, "placements", None)
+    if not placements:
+        return is_sharded(tensor)
+    mesh: Any = getattr(tensor, "device_mesh", None)
+    return any(not placement.is_replicate() and mesh.size(axis) > 1 for axis, placement in enumerate(placements))
+
+
+def spans_world(group: Any) -> bool:
+    """Whether a process group (None: the default one) holds all ranks of the job."""
+    return group is None or num_replicas(group) == world_size()
+
+
+def num_replicas(group: Any) -> int:
+    """Ranks of a process group."""
+    try:
+        return int(group.size()) if group is not None else world_size()
+    except (AttributeError, RuntimeError, TypeError, ValueError):
+        return 0
+
+
+def world_size() -> int:
+    """Ranks of the job; 1 without a process group."""
+    is_there = dist.is_available() and dist.is_initialized()
+    return dist.get_world_size() if is_there else 1

@@ -5,28 +5,25 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from holter.rank.context import Context
+from holter.rank.context import Context, ObservationWriter
 from holter.rank.framework import Framework, Frameworks
 from holter.rank.hold.finite_guard import FiniteGuard
 from holter.rank.hooks.autocast import RegionProbe
 from holter.rank.hooks.backward import LossProbe
-from holter.rank.hooks.clips import ClipProbe
 from holter.rank.hooks.data import DataProbe
 from holter.rank.hooks.endings import EndingProbe, ExitProbe
-from holter.rank.hooks.logs import LogProbe
+from holter.rank.hooks.gradient_calls import ClipProbe, ReplicationProbe
+from holter.rank.hooks.logs import LogProbe, WarningProbe
 from holter.rank.hooks.model_calls import CallProbe, ComponentProbe
 from holter.rank.hooks.rank_facts import DeviceProbe, GroupProbe
-from holter.rank.hooks.reductions import ReplicationProbe
 from holter.rank.hooks.saves import SaveProbe
 from holter.rank.hooks.step import StepProbe, StepReaders
-from holter.rank.hooks.warnings import WarningProbe
 from holter.rank.models import Models, wrapped
 from holter.rank.publish.budget import Schedule
-from holter.rank.publish.observations import ObservationWriter
-from holter.rank.readings.batch_blame import BatchBlameProbe
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.inspection import InspectionProbe
+from holter.rank.readings.nan_origin import BatchBlameProbe
 from holter.rank.readings.vitals import VitalsProbe
 from holter.rank.undo.rewind import Rewind
 from holter.records import Phase
@@ -69,7 +66,7 @@ class Monitor:
             on_begin=self._on_backward,
             on_gradients=self._on_gradients,
             on_end=self._on_backward_end,
-            on_round=self._on_round,
+            on_round=lambda: self.steps.end_round(),  # noqa: PLW0108  they are made later
         )
         self._calls = CallProbe(
             self.context,
@@ -97,24 +94,26 @@ class Monitor:
         self._warnings = WarningProbe(self.context)
         self._saves = SaveProbe(self.context)
         self.logs = LogProbe(self.context)
-        self.before_backward: list[Callable[[], None]] = [self.context.guard.wrap(self._saves.look)]
-        """Called at every backward pass, by those who wait for the script to import something."""
-        self.before_backward.append(self.context.guard.wrap(DeviceProbe(self.context).look))
         self._groups = GroupProbe(self.context)
-        self.before_backward.append(self.context.guard.wrap(self._groups.look))
+        looks = self._saves.look, DeviceProbe(self.context).look, self._groups.look
+        self.before_backward: list[Callable[[], None]] = [self.context.guard.wrap(look) for look in looks]
+        """Called at every backward pass, by those who wait for the script to import something."""
         self._is_searched = False
 
     def install(self) -> None:
         """Install everything; a forked child of the rank is not a rank, and there every hook is off."""
         for probe in (self.steps, self._losses, self._calls, self._data, self._ending, self._warnings):
             probe.install()
-        self._replication.install()
-        self._regions.install()
-        self._clips.install()
-        self._finite.install()
-        self._exits.install()
-        self._saves.install()
-        self._groups.install()
+        for each in (
+            self._replication,
+            self._regions,
+            self._clips,
+            self._finite,
+            self._exits,
+            self._saves,
+            self._groups,
+        ):
+            each.install()
         os.register_at_fork(after_in_child=self._forget)
         self.context.enter(Phase.OTHER)
 
@@ -200,9 +199,6 @@ class Monitor:
         self._inspection.end()
         if self._comparison.is_due():
             self._comparison.reduced_gradients()
-
-    def _on_round(self) -> None:
-        self.steps.end_round()
 
     def _on_gradients(self) -> None:
         self._gradients.read_local()

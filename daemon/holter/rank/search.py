@@ -1,15 +1,29 @@
-"""Models, schedulers and loss scalers, found among all living objects of the interpreter: nobody tells us of them.
+"""Models, schedulers and loss scalers, found among all living objects of the interpreter: nobody tells us of them. And what the script calls them.
 
-A search takes a fraction of a second, so it is made only now and then.
+A search takes a fraction of a second, so it is made only now and then. A name is the variable or the attribute that holds the object, the same
+on every rank:
+
+    encoder = build_encoder()        encoder         a global of the script, or a local of a function that is running
+    self.text_encoder = …            text_encoder    an attribute of the script's own object
 """
 
 import gc
-from collections.abc import Iterator, Sequence
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedParameter
 from torch.optim.lr_scheduler import LRScheduler
+
+MAX_FRAMES = 64
+OURS = "holter"
+OWN_REFERENCES = 3
+"""References to the mapping of a frame's variables if nobody else holds it: the frame's, ours, and that of the call that counts them."""
+GENERIC = frozenset({"self", "module", "mod", "m", "layer", "child", "root", "obj", "x", "instance"})
+"""Names that a loop or a wrapper has for any module."""
 
 
 def living(kind: type) -> Iterator[Any]:
@@ -72,3 +86,75 @@ def schedulers(optimizers: Sequence[torch.optim.Optimizer]) -> list[LRScheduler]
 def scalers() -> list[Any]:
     """All loss scalers that are enabled."""
     return [scaler for scaler in living(torch.amp.GradScaler) if scaler.is_enabled()]
+
+
+def variable_of(*things: Any) -> str:
+    """The name under which the script holds one of these; empty if it has none."""
+    wanted = {id(thing) for thing in things if thing is not None}
+    for space in _spaces():
+        names = sorted(key for key, value in space.items() if id(value) in wanted and _is_name(key))
+        if names:
+            return names[0]
+    return _attribute(things, wanted)
+
+
+def unique(name: str, taken: Iterable[str]) -> str:
+    """The name, or the name with a number where it is taken."""
+    taken = set(taken)
+    number, found = 1, name
+    while found in taken:
+        number += 1
+        found = f"{name}_{number}"
+    return found
+
+
+def _spaces() -> Iterator[Mapping[str, Any]]:
+    """Namespaces of the script: its globals, then the variables of the functions that are running, the innermost first."""
+    main = sys.modules.get("__main__")
+    if main is not None:
+        yield dict(vars(main))
+    frame: Any = sys._getframe(1)  # noqa: SLF001
+    for _ in range(MAX_FRAMES):
+        if frame is None:
+            return
+        module = frame.f_globals.get("__name__", "")
+        if not module.startswith((OURS, "torch")):
+            yield _variables(frame)
+        frame = frame.f_back
+
+
+def _variables(frame: FrameType) -> dict[str, Any]:
+    """The variables of a frame, as they are now.
+
+    Before Python 3.13 a function's frame keeps the mapping that `f_locals` returns, and so keeps alive a batch that the script has let go of.
+    So its variables are taken out again, unless the script has that mapping too (`locals()`) or a debugger writes it back.
+    """
+    shown, code = frame.f_locals, frame.f_code
+    found = dict(shown)
+    is_kept = sys.version_info < (3, 13) and bool(code.co_flags & inspect.CO_OPTIMIZED)
+    if is_kept and sys.gettrace() is None and sys.getrefcount(shown) <= OWN_REFERENCES:
+        for name in (*code.co_varnames, *code.co_cellvars, *code.co_freevars):
+            shown.pop(name, None)
+    return found
+
+
+def _attribute(things: Iterable[Any], wanted: set[int]) -> str:
+    names = set()
+    for thing in things:
+        for holder in gc.get_referrers(thing) if thing is not None else ():
+            space = holder if type(holder) is dict else _vars(holder)
+            names |= {key for key, value in list(space.items()) if id(value) in wanted and _is_name(key)}
+    return min(names, default="")
+
+
+def _vars(holder: Any) -> Mapping[str, Any]:
+    """Attributes of an object that need not have any: a list, a frame, a cell."""
+    try:
+        space = object.__getattribute__(holder, "__dict__")
+    except AttributeError:
+        return {}
+    return space if type(space) is dict else {}
+
+
+def _is_name(key: Any) -> bool:
+    return isinstance(key, str) and key.isidentifier() and not key.startswith("_") and key not in GENERIC

@@ -21,8 +21,7 @@ from holter.frameworks.accelerate.framework import Accelerate
 from holter.frameworks.saving import proof
 from holter.rank.framework import Task
 from holter.rank.models import Models
-from holter.rank.undo.generators import Generators
-from holter.rank.undo.rewind import Rewound
+from holter.rank.undo.rewind import Generators, Rewound
 
 pytestmark = pytest.mark.slow
 

@@ -24,8 +24,8 @@ from holter.frameworks.hf_trainer.framework import HfTrainer
 from holter.frameworks.place import RankPlace
 from holter.frameworks.saving import random_states
 from holter.page import PageWriter
+from holter.rank.context import ObservationWriter
 from holter.rank.monitor import Monitor
-from holter.rank.publish.observations import ObservationWriter
 from holter.records import Order
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ import torch
 from tests.e2e.resuming import HALT
 
 from holter.frameworks.deepspeed.zero import ZeroProbe
-from holter.rank.placement import is_split
+from holter.rank.models import is_split
 from holter.records import SightLost
 
 SCRIPT = Path(__file__).parent / "scripts" / "shards.py"

@@ -19,8 +19,7 @@ from holter.halting import rank_protocol
 from holter.rank.hold import halt_agent
 from holter.rank.hold.commit_register import LocalRegister
 from holter.rank.hold.halt_agent import HaltAgent
-from holter.rank.hold.halts import AgentParts, AgentSettings, Position
-from holter.rank.hold.leaving import Leaving
+from holter.rank.hold.halts import AgentParts, AgentSettings, Leaving, Position
 from holter.records import Halting, Observation, Order
 
 RUN = "/r"

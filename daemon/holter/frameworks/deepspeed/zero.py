@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from holter.rank.context import Context
-from holter.rank.hooks.patches import LateImports, LibraryFunction
+from holter.rank.framework import LateImports, LibraryFunction
 from holter.rank.hooks.step import StepProbe
 
 STEPS = (

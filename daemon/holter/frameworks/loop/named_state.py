@@ -22,7 +22,7 @@ import torch
 from holter.errors import SaveError
 from holter.frameworks.fsdp import shards
 from holter.frameworks.saving.averages import Average
-from holter.rank import naming, search
+from holter.rank import search
 from holter.rank.models import Model
 
 NAMES = "names.json"
@@ -158,7 +158,7 @@ def describe_others(optimizers: Sequence[torch.optim.Optimizer], found: Iterable
 
 
 def _numbered(kind: str, found: Sequence[tuple[int, Any]], optimizers: Sequence[Any]) -> Iterator[Other]:
-    named = [(number, naming.variable_of(each), type(each).__name__, each) for number, each in found]
+    named = [(number, search.variable_of(each), type(each).__name__, each) for number, each in found]
     for place, (number, name, label, each) in enumerate(sorted(named, key=lambda entry: entry[:3])):
         if number < len(optimizers):
             of = f" of optimizer {number + 1} ({type(optimizers[number]).__name__})"

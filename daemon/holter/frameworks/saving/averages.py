@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from holter.rank import naming
-from holter.rank.search import living, parameters_of, top_level
+from holter.rank.search import living, parameters_of, top_level, unique, variable_of
 
 if TYPE_CHECKING:
     from holter.rank.context import Context
@@ -57,11 +56,11 @@ def find(context: "Context", trained: Sequence[torch.nn.Module]) -> list[Average
 def _named(found: Sequence[Any]) -> list[Average]:
     """What no variable holds comes last: it may be waiting to be collected."""
     named = sorted(
-        ((naming.variable_of(each), type(each).__name__, each) for each in found), key=lambda it: (not it[0], it[:2])
+        ((variable_of(each), type(each).__name__, each) for each in found), key=lambda it: (not it[0], it[:2])
     )
     averages: list[Average] = []
     for variable, label, holder in named:
-        name = naming.unique(variable or label, {each.name for each in averages})
+        name = unique(variable or label, {each.name for each in averages})
         averages.append(Average(name, holder))
     return averages
 

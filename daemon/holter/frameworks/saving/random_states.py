@@ -32,8 +32,7 @@ from holter.rank.models import Model
 
 if TYPE_CHECKING:
     from holter.rank.context import Context
-    from holter.rank.undo.generators import RandomStates
-    from holter.rank.undo.rewind import Rewound
+    from holter.rank.undo.rewind import RandomStates, Rewound
 
 AT_STEP = "torch_at_step"
 """Under this name a file of random states has S as well, for those who set it when the loader has drawn."""

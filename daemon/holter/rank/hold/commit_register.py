@@ -49,7 +49,7 @@ class LocalRegister:
 
 
 class StoreRegister:
-    """In a store of torch's: `compare_set`, `check` and `get` are all that is called."""
+    """In a store of torch's: `compare_set`, `check` and `get` are all that is called. TimeoutError where nobody answers."""
 
     def __init__(self, store: Any, prefix: str) -> None:
         self._store = store
@@ -57,12 +57,13 @@ class StoreRegister:
 
     def offer(self, step: int, order: Order) -> Order:
         """See `CommitRegister`."""
-        return _DECODER.decode(self._store.compare_set(self._key(step), "", _ENCODER.encode(order).decode()))
+        offered = _ENCODER.encode(order).decode()
+        return _within(lambda: _DECODER.decode(self._store.compare_set(self._key(step), "", offered)))
 
     def look(self, step: int) -> Order | None:
         """See `CommitRegister`."""
-        key = self._key(step)
-        return _DECODER.decode(self._store.get(key)) if self._store.check([key]) else None
+        key, store = self._key(step), self._store
+        return _within(lambda: _DECODER.decode(store.get(key)) if store.check([key]) else None)
 
     def _key(self, step: int) -> str:
         return f"{self._prefix}/step-{step}"
@@ -74,20 +75,7 @@ def reach(life: int) -> CommitRegister:
         return LocalRegister()
     store = c10d._get_default_store()  # noqa: SLF001
     # A connection of its own: another thread may be blocked in a question on the job's.
-    return _Bounded(_within(lambda: StoreRegister(store.clone(), f"holter/halt/{life}")))
-
-
-class _Bounded:
-    def __init__(self, register: CommitRegister) -> None:
-        self._register = register
-
-    def offer(self, step: int, order: Order) -> Order:
-        """See `CommitRegister`; TimeoutError where nobody answers."""
-        return _within(lambda: self._register.offer(step, order))
-
-    def look(self, step: int) -> Order | None:
-        """See `CommitRegister`; TimeoutError where nobody answers."""
-        return _within(lambda: self._register.look(step))
+    return StoreRegister(_within(store.clone), f"holter/halt/{life}")
 
 
 def _within(call: Callable[[], T]) -> T:

@@ -2,7 +2,7 @@
 
 What a rank read of its own gradients says nothing about what its peers added in the reduction, and of a large model they are read in
 turns. So the gradients that this optimizer applies are read once more, all of them, unless somebody has shown them to be
-finite (`known_finite`), or a loss scaler calls the optimizer: it calls it only then, or lets a fused one skip the step by itself.
+finite (`KnownFinite`), or a loss scaler calls the optimizer: it calls it only then, or lets a fused one skip the step by itself.
 
 Host memory is read at once, at the speed of memory. On a device the pass is started and never waited for: the step is held if the
 answer is there by the time the hook is left, which it is where the loop itself has synchronised; else the step is applied and the
@@ -26,8 +26,7 @@ import torch
 
 from holter.rank.context import Context
 from holter.rank.guard import say
-from holter.rank.hooks.clips import FLAT
-from holter.rank.placement import is_split
+from holter.rank.models import is_split
 from holter.rank.readings.fused_pass import has_nonfinite, launch
 from holter.rank.readings.samples import local
 from holter.records import SightLost
@@ -144,14 +143,9 @@ class Shards:
         known = self._split.get(optimizer)
         if known is None or known[0] != num_parameters:
             held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
-            known = num_parameters, any(map(is_split, held.values())) or self._is_flat(held)
+            known = num_parameters, any(map(is_split, held.values())) or self._context.models.has_flat(held.keys())
             self._split[optimizer] = known
         return known[1]
-
-    def _is_flat(self, held: dict[int, torch.Tensor]) -> bool:
-        return any(
-            model.wrapper == FLAT and any(id(p) in held for _, p in model.parameters) for model in self._context.models
-        )
 
     def _tell_loss(self) -> None:
         context = self._context

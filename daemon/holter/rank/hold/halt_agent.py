@@ -26,7 +26,7 @@ from holter.halting.orders import refusal
 from holter.halting.rank_protocol import Ask, Do, Rank, RankEvent, SaveState, Say, Stand
 from holter.patience import ORPHAN_S, TERMINATED_S
 from holter.rank.hold.commit_register import CommitRegister
-from holter.rank.hold.halts import AgentParts, AgentSettings
+from holter.rank.hold.halts import AgentParts, AgentSettings, HoldReason
 from holter.records import Halting, Observation, Order, RankState
 from holter.threads import without_signals
 
@@ -68,7 +68,7 @@ class _Standing:
 
 
 class HaltAgent:
-    """The agent of one rank; implements what the hooks know as `Halts`."""
+    """The agent of one rank."""
 
     def __init__(self, settings: AgentSettings, parts: AgentParts, line: socket.socket) -> None:
         self.run_dir = settings.run_dir
@@ -108,12 +108,12 @@ class HaltAgent:
         return self._is_wanted
 
     def is_due(self, step: int) -> bool:
-        """Whether to stand before this step."""
+        """Whether the ranks agreed to stop before this step is applied; rounds that a loss scaler has skipped since the step before count as steps."""
         # In this order: whoever orders a step sets `_due` first and then looks at `_asked`, so that one of the two sees the other.
         self._asked = step
         return step >= self._due
 
-    def hold(self, step: int, why: str, num_skipped: int = 0) -> None:
+    def hold(self, step: int, why: HoldReason, num_skipped: int = 0) -> None:
         """Stand before this step until it is decided; returns to train on, or leaves with SystemExit(93)."""
         with self._changed:
             if self._rank.stand is Stand.LEAVING:

@@ -1,39 +1,39 @@
-"""How the rank's halt agent meets the rest of the rank: what the hooks ask of it, and what it acts with.
+"""What the rank's halt agent is told and acts with, and how it ends the process: exit code 93, whatever the interpreter and the libraries would make of it.
 
-Before a step is applied, the main thread may have to stand still until it is decided what becomes of the run.
+    main thread stands in hold   SystemExit(93) -> the script's own `finally` and atexit -> ours, the last: os._exit(93)
+                                 a script that does not end by itself is ended after a few seconds
+    main thread is elsewhere     os._exit(93) from the halt agent's thread
+
+Destructors of native libraries are not reached: some abort when peers are gone, and the code would be theirs.
 """
 
+import atexit
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from os import _exit
+from pathlib import Path
+from typing import Literal, NamedTuple, NoReturn, Protocol
 
 from holter.halting import rank_protocol as table
 from holter.halting.rank_protocol import Rank
 from holter.rank.hold.commit_register import CommitRegister
-from holter.rank.hold.leaving import Leaving
-from holter.records import Order
+from holter.rank.hooks.signals import Termination
+from holter.records import EXIT_CODE, Order
+from holter.threads import without_signals
 
 HoldReason = Literal["nonfinite", "peer", "agreed"]
 """What the optimizer is about to apply is not finite here; on another rank's shard; or the ranks agreed to stop before this step."""
-
-
-class Halts(Protocol):
-    """What the hooks call; `HaltAgent` implements it."""
-
-    def is_due(self, step: int) -> bool:
-        """Whether the ranks agreed to stop before this step is applied; two attribute reads in a healthy run.
-
-        Rounds that a loss scaler has skipped since the step before count as steps.
-        """
-
-    def hold(self, step: int, why: HoldReason, num_skipped: int = 0) -> None:
-        """Stand still, in the main thread, until it is decided: returns to go on training, raises SystemExit(93) after the save."""
-
-    def is_wanted(self) -> bool:
-        """Whether a non-finite gradient is to be held at all: the action is halt, and somebody is there to decide."""
-
-    def linger(self, why: str) -> None:
-        """An exception has left the script: wait for a bounded time to be told whether to save first; returns to let the process end."""
+SCRIPT_S = 10.0
+"""For the script's own end."""
+FLUSH_S = 1.0
+ELASTIC = b"TORCHELASTIC_RESTART_COUNT="
+"""In the environment of what an elastic agent started, and not in the agent's own."""
 
 
 class Position(NamedTuple):
@@ -57,16 +57,6 @@ class SaveActions(Protocol):
         """Where the main thread is now."""
 
 
-class Signals(Protocol):
-    """How the process dies of a signal; `rank/csrc/termination.c`."""
-
-    def grant(self, seconds: float, /) -> None:
-        """Live so long, though a SIGTERM came; 0: as long as it takes."""
-
-    def die(self, number: int, /) -> None:
-        """End the process by this signal, now."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class AgentSettings:
     """What the agent is told once."""
@@ -83,6 +73,67 @@ class AgentSettings:
     """Ranks that the same launcher started."""
 
 
+class Leaving:
+    """Ends this process, once."""
+
+    def __init__(self, announce: Callable[[], None], agent: int = 0) -> None:
+        self.is_leaving = False
+        self.before_end: Callable[[], None] = lambda: None
+        """Waits for what the interpreter's end must not cut off."""
+        self._announce = announce
+        """Tells the sidecar that this end is meant."""
+        self._agent = agent
+        """Process that would start this rank again; 0: there is none."""
+        self._pid = os.getpid()
+
+    def register(self) -> None:
+        """Must be called before others register exit functions: the first registered runs last."""
+        atexit.register(self._at_exit)
+
+    def leave(self, *, tells_agent: bool) -> NoReturn:
+        """In the main thread: leave the script as `sys.exit` would."""
+        self._begin(tells_agent=tells_agent)
+        watchdog = threading.Timer(SCRIPT_S, self._end)
+        watchdog.daemon = True
+        with without_signals():
+            watchdog.start()
+        raise SystemExit(EXIT_CODE)
+
+    def leave_now(self, *, tells_agent: bool) -> NoReturn:
+        """From any thread, whatever the others do."""
+        self._begin(tells_agent=tells_agent)
+        self._end()
+
+    def _begin(self, *, tells_agent: bool) -> None:
+        is_first, self.is_leaving = not self.is_leaving, True
+        if not is_first:
+            return
+        with contextlib.suppress(Exception):
+            self._announce()
+        if tells_agent and self._agent:
+            with contextlib.suppress(OSError):
+                os.kill(self._agent, signal.SIGTERM)
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        self.before_end()
+        if self.is_leaving:
+            _flush()
+            _end_children()
+            _exit(EXIT_CODE)
+
+    def _end(self) -> NoReturn:
+        # The main thread may be blocked in the middle of a print.
+        flush = threading.Thread(target=_flush, daemon=True)
+        with contextlib.suppress(RuntimeError):
+            with without_signals():
+                flush.start()
+            flush.join(FLUSH_S)
+        _end_children()
+        _exit(EXIT_CODE)
+
+
 @dataclass(kw_only=True)
 class AgentParts:
     """What the agent acts with."""
@@ -93,7 +144,33 @@ class AgentParts:
     leaving: Leaving
     log: Callable[[str], None] = lambda _: None
     """One sentence in the job's own log."""
-    signals: Signals | None = None
+    signals: Termination | None = None
     signal_fd: int = -1
     """Where the numbers of signals arrive."""
     patience_s: Callable[[Rank], float | None] = table.patience_s
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+
+
+def _end_children() -> None:
+    """What `multiprocessing` does at an ordinary end: loaders' workers would outlive us for seconds and hold our pipes."""
+    with contextlib.suppress(Exception):
+        for child in multiprocessing.active_children():
+            if child.daemon:
+                child.terminate()
+
+
+def find_agent() -> int:
+    """The elastic agent that started this process, perhaps through a shell: the nearest forebear that is not a worker; 0: none."""
+    pid = os.getppid()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        while pid > 1:
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+            if not any(entry.startswith(ELASTIC) for entry in environ.split(b"\0")):
+                return pid
+            pid = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    return 0

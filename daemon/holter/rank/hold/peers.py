@@ -171,11 +171,7 @@ class PeerListener:
     """Lets in those who know the secret and are expected; whoever says nothing keeps nobody else waiting."""
 
     def __init__(
-        self,
-        listener: socket.socket,
-        secret: bytes,
-        expected: range,
-        keep: Callable[[socket.socket], socket.socket],
+        self, listener: socket.socket, secret: bytes, expected: range, keep: Callable[[socket.socket], socket.socket]
     ) -> None:
         self.accepted: dict[int, socket.socket] = {}
         self.num_turned_away = 0

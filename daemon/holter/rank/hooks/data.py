@@ -17,7 +17,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import FrameType, FunctionType
 from typing import Any
@@ -254,17 +254,10 @@ class DataProbe:
             epoch=here.epoch,
             is_end=is_end,
             is_training=here.loader.is_training,
-            dataset=known.dataset,
-            dataset_size=known.dataset_size,
-            num_batches=0 if self._is_joined() else known.num_batches,
-            batch_size=known.batch_size,
             num_taken=here.num_taken,
             num_samples=here.num_samples,
-            sampler=known.sampler,
-            is_shuffling=known.is_shuffling,
-            sampler_epoch=known.sampler_epoch,
-            num_shards=known.num_shards,
             order=here.order if is_end and here.is_order_known else 0,
+            **vars(replace(known, num_batches=0) if self._is_joined() else known),
         )
         self._context.writer.say(self._context.log.step, feed)
 

@@ -1,4 +1,4 @@
-"""What the script logs, in whatever way, as numbers by known names.
+"""What the script says of its run: what it logs, in whatever way, as numbers by known names; and warnings of the few kinds that say what is wrong.
 
     watch.log(rewards=tensor)         accelerator.log({"train/reward_std": 0.0})
         log.rewards, log.rewards_std,     log.train/reward_std, and under the name that detectors know: log.rewards_std
@@ -7,11 +7,18 @@
 A number stays a number and a tensor becomes its mean; `DERIVED` says what else is computed of the few names that mean more. An averaged copy
 of the weights (`ema`) is compared with the live ones, on a sample of elements. Nothing waits for a device: what lies there is told
 when it has answered.
+
+A warning is read where Python shows it, after the script's own filters have let it pass: they work exactly as without us. What they
+silence we do not see: that would need a filter of ours before theirs, which a script can notice.
 """
 
 import math
 import numbers
+import re
+import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -19,7 +26,7 @@ import torch
 
 from holter.rank.context import Context
 from holter.rank.readings.batches import corner, sign
-from holter.records import Logged
+from holter.records import Logged, ScriptWarning
 
 MAX_NAMES = 256
 """Different names of one run that are told: a script may log a histogram of every tensor."""
@@ -61,8 +68,14 @@ MAX_AVERAGED_ELEMENTS = 1024
 """The most elements of each tensor that are compared."""
 AVERAGE_WRAPPERS = ("module.", "_orig_mod.", "model.", "ema_model.", "averaged_model.")
 """What copies put before the names of their parameters."""
-
 Numbers = Iterator[tuple[str, float]]
+WARNINGS = re.compile(
+    r"degrees of freedom is <= 0"  # a variance over one sample, or none
+    r"|None of the inputs have requires_grad=True"  # reentrant checkpointing cuts the graph
+)
+MAX_TEXT = 300
+MAX_TOLD = 32
+MAX_FRAMES = 64
 
 
 class LogProbe:
@@ -286,3 +299,57 @@ def _sample_average(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_contiguous():
         return tensor.view(-1)[:: -(-tensor.numel() // MAX_AVERAGED_ELEMENTS) | 1]
     return tensor[tuple(0 for _ in range(tensor.dim() - 1))][:MAX_AVERAGED_ELEMENTS]
+
+
+class WarningProbe:
+    """Listens to the warnings that Python shows, and tells them with the module that was running."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._told: set[tuple[str, str]] = set()
+
+    def install(self) -> None:
+        """Replace the function that both `warnings.warn` and torch's native code call."""
+        self._context.patches.replace("_showwarnmsg", self._around_show, warnings)
+
+    def _around_show(self, original: Callable[[Any], None]) -> Callable[[Any], None]:
+        read = self._context.guard.wrap(self._read)
+
+        def show(message: Any) -> None:
+            read(message, sys._getframe().f_back)  # noqa: SLF001  the only way to a frame
+            original(message)
+
+        return show
+
+    def _read(self, message: Any, frame: FrameType | None) -> None:
+        text = str(message.message)
+        if WARNINGS.search(text) is None or len(self._told) >= MAX_TOLD:
+            return
+        where, module = f"{message.filename}:{message.lineno}", self._module(frame)
+        if (where, module) not in self._told:
+            self._told.add((where, module))
+            self._context.writer.say(
+                self._context.log.step, ScriptWarning(text=text[:MAX_TEXT], where=where, module=module)
+            )
+
+    def _module(self, frame: FrameType | None) -> str:
+        """The innermost module whose forward is running: its name, or its class where no name is known.
+
+        Of other frames nothing is read: that would keep what lies in their variables alive.
+        """
+        for _ in range(MAX_FRAMES):
+            if frame is None:
+                return ""
+            owner = frame.f_locals.get("self") if frame.f_code.co_name == "forward" else None
+            if isinstance(owner, torch.nn.Module):
+                return self._name(owner)
+            frame = frame.f_back
+        return ""
+
+    def _name(self, module: torch.nn.Module) -> str:
+        for model in self._context.models:
+            inner = model.inner
+            for name, part in inner.named_modules() if inner is not None else ():
+                if part is module:
+                    return f"{model.prefix}{name}"
+        return type(module).__name__

@@ -16,8 +16,7 @@ import torch
 
 from holter import clock
 from holter.rank.context import Context, in_phase
-from holter.rank.framework import SaveFunction, absolute
-from holter.rank.hooks.patches import LateImports
+from holter.rank.framework import LateImports, SaveFunction, absolute
 from holter.records import Phase, SaveFinished
 
 MAX_DEPTH = 4

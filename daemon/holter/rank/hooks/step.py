@@ -18,8 +18,7 @@ torch calls no hook if `step()` raises: such a step is over when no call of it i
 import sys
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -28,11 +27,11 @@ from holter import clock
 from holter.rank.context import Context
 from holter.rank.hold.finite_guard import FiniteGuard, Shards
 from holter.rank.hold.halts import HoldReason
-from holter.rank.publish.step_log import StepTimes
-from holter.rank.publish.step_report import StepReporter, tell_completed_before
-from holter.rank.readings.batch_blame import BatchBlameProbe
+from holter.rank.models import held_by
+from holter.rank.publish.step_log import StepReporter, StepTimes, tell_completed_before
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
+from holter.rank.readings.nan_origin import BatchBlameProbe
 from holter.rank.readings.vitals import VitalsProbe
 from holter.records import Phase
 
@@ -44,8 +43,7 @@ THAW_EVERY = 4
 Optimizers = weakref.WeakSet
 
 
-@dataclass
-class StepReaders:
+class StepReaders(NamedTuple):
     """What reads a step: before it, while it is applied, and after it."""
 
     gradients: GradientProbe
@@ -58,19 +56,10 @@ class StepReaders:
 class StepProbe:
     """Follows every optimizer; has a step told when it is over."""
 
-    def __init__(
-        self,
-        context: Context,
-        readers: StepReaders,
-        find_models: Callable[[], None],
-    ) -> None:
+    def __init__(self, context: Context, readers: StepReaders, find_models: Callable[[], None]) -> None:
         self._context = context
         self._find_models = find_models
-        self._gradients = readers.gradients
-        self._comparison = readers.comparison
-        self._batches = readers.batches
-        self._vitals = readers.vitals
-        self._finite = readers.finite
+        self._gradients, self._comparison, self._batches, self._vitals, self._finite = readers
         self._shards = Shards(context)
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
         """In order of their first step."""
@@ -234,7 +223,7 @@ class StepProbe:
             self._context.guard.wrap(tell_completed_before)(self._context, optimizer)
             self._context.guard.wrap(self._find_registered)(optimizer)
         self._known.append(weakref.ref(optimizer))
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        held = held_by([optimizer])
         if held - {id(p) for model in self._context.models for _, p in model.parameters}:
             self._find_models()
         for model in self._context.models:
@@ -301,10 +290,8 @@ class StepProbe:
             self._shards.leave()
 
     def _note_poisoned(self, step: int) -> None:
-        context = self._context
-        context.hold.poisoned_step = (
-            step if context.hold.poisoned_step is None else min(step, context.hold.poisoned_step)
-        )
+        hold = self._context.hold
+        hold.poisoned_step = step if hold.poisoned_step is None else min(step, hold.poisoned_step)
 
     def _is_nonfinite(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether what is about to be applied is not finite; if so, the step's suspects are completed."""

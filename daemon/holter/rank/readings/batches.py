@@ -1,9 +1,11 @@
-"""Inputs of a model's last call, kept in case a NaN appears, and signatures of batches.
+"""Inputs of a model's last call, kept in case a NaN appears; signatures and statistics of batches.
 
 Of a healthy step a few thousand elements are read, for the signature; the rest only at a step of comparison. When a loss is not finite the
-inputs are still there and are read then. They are kept detached: storage is shared, the graph is not held.
+inputs are still there and are read then. They are kept detached: storage is shared, the graph is not held. For statistics, small tensors are
+read by torch, which takes microseconds; large ones by the fused pass, which reads memory once.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,10 @@ SIGNED_BYTES = 1 << 14
 NUM_RUNS = 8
 MASK = (1 << 64) - 1
 SCALARS = (int, float, str, bytes, type(None))
+SMALL = 1 << 16
+SAMPLED_INTEGERS = 1 << 20
+"""Of a larger tensor of integers every n-th is asked."""
+_INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 Leaf = tuple[str, torch.Tensor]
 """Path in the batch, and the tensor there."""
@@ -134,15 +140,77 @@ def corner(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+@dataclass(frozen=True)
+class Survey:
+    """One tensor of a batch; range and mean are over what is finite."""
+
+    path: str
+    numel: int
+    low: float
+    high: float
+    mean: float
+    nans: int = 0
+    infs: int = 0
+
+    def numbers(self) -> Iterator[tuple[str, float]]:
+        """By the names of `records.NUMBERS`."""
+        if math.isfinite(self.low):
+            yield f"batch.{self.path}.min", self.low
+            yield f"batch.{self.path}.max", self.high
+            yield f"batch.{self.path}.mean", self.mean
+            yield f"batch.{self.path}.absmax", max(abs(self.low), abs(self.high))
+            is_constant = self.numel > 1 and self.low == self.high and not self.nans and not self.infs
+            yield f"batch.{self.path}.is_constant", float(is_constant)
+
+
+def survey(leaves: list[Leaf]) -> list[Survey]:
+    """Statistics of these tensors; what lies on a device, or is neither float nor integer, is left out."""
+    found, large = [], []
+    for path, tensor in leaves:
+        if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel():
+            continue
+        if tensor.dtype in _INTEGERS:
+            found.append(_integers(path, tensor))
+        elif tensor.is_floating_point():
+            quick = _floats(path, tensor) if tensor.numel() <= SMALL else None
+            if quick is not None:
+                found.append(quick)
+            else:
+                large.append((path, tensor))
+    return found + (_fused(large) if large else [])
+
+
+def _integers(path: str, tensor: torch.Tensor) -> Survey:
+    if tensor.numel() > SAMPLED_INTEGERS and tensor.is_contiguous():
+        tensor = tensor.view(-1)[:: -(-tensor.numel() // SAMPLED_INTEGERS) | 1]
+    low, high = tensor.aminmax()
+    return Survey(path, tensor.numel(), float(low), float(high), float(tensor.sum()) / tensor.numel())
+
+
+def _floats(path: str, tensor: torch.Tensor) -> Survey | None:
+    """None: something is not finite, and is to be counted."""
+    low, high = map(float, tensor.float().aminmax())
+    if not math.isfinite(low) or not math.isfinite(high):
+        return None
+    return Survey(path, tensor.numel(), low, high, float(tensor.mean(dtype=torch.float64)))
+
+
+def _fused(leaves: list[Leaf]) -> list[Survey]:
+    table = summarize([tensor for _, tensor in leaves], histogram="off")
+    found = []
+    for row, (path, tensor) in enumerate(leaves):
+        nans, infs = int(table.nans[row]), int(table.pos_infs[row] + table.neg_infs[row])
+        num_finite = tensor.numel() - nans - infs
+        low, high = (float(table.min[row]), float(table.max[row])) if num_finite else (math.nan, math.nan)
+        found.append(Survey(path, tensor.numel(), low, high, float(table.sum[row]) / max(num_finite, 1), nans, infs))
+    return found
+
+
 def read(tensors: list[Leaf]) -> list[Nonfinite]:
     """Which tensors of a batch are not finite; host memory only, a device is never waited for."""
     here = [(path, t) for path, t in tensors if t.device.type == "cpu" and t.layout == torch.strided]
-    if not here:
-        return []
-    table = summarize([t for _, t in here], histogram="off")
-    bad = []
-    for row, (path, tensor) in enumerate(here):
-        nans, infs = int(table.nans[row]), int(table.pos_infs[row] + table.neg_infs[row])
-        if nans or infs:
-            bad.append(Nonfinite(where="input", name=path, nans=nans, infs=infs, numel=tensor.numel()))
-    return bad
+    return [
+        Nonfinite(where="input", name=found.path, nans=found.nans, infs=found.infs, numel=found.numel)
+        for found in (_fused(here) if here else ())
+        if found.nans or found.infs
+    ]

@@ -12,8 +12,11 @@ The tables behind the roots go over all entries of the census, in its order, 0 w
 step's own optimizers train take part: what else a rank still holds, an average or the model of an earlier fold, need not be equal.
 """
 
+import hashlib
 import math
-from collections.abc import Callable, Sequence
+import struct
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -22,12 +25,9 @@ import torch
 
 from holter import clock
 from holter.rank.context import Context
-from holter.rank.models import Model
-from holter.rank.placement import is_sharded
+from holter.rank.models import Model, is_sharded
 from holter.rank.publish.step_log import OpenStep
-from holter.rank.readings.census import DtypeTraits, marks
-from holter.rank.readings.hyperparameters import Hyperparameters
-from holter.rank.readings.selection import Selection, SelectionCache
+from holter.rank.readings.census import DtypeTraits, Selection, SelectionCache, marks
 from holter.records import PackedTable
 from holter_kernels import root
 
@@ -37,6 +37,8 @@ SLICE_BYTES = 64 << 20
 """Frozen parameters read at one comparison, or as many as train if those are more."""
 
 Entry: TypeAlias = "torch.Tensor | None"
+LARGEST = 3e38
+"""Of the float32 numbers of a table of settings."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,7 @@ class FingerprintRows:
         total, square = float(self.sums.sum()), float(self.square_sums.sum())
         return {f"sum.{tensor_class}": total, f"norm.{tensor_class}": math.sqrt(square) if square >= 0 else math.nan}
 
-    def packed(
-        self,
-        tensor_class: str,
-        chosen: Selection,
-        *,
-        over: Literal["parameters", "buffers"] = "parameters",
-        keys: Sequence[str] = (),
-    ) -> PackedTable:
+    def packed(self, tensor_class: str, chosen: Selection) -> PackedTable:
         """The table over all entries; its root goes over the chosen ones."""
         fingerprints = np.zeros(chosen.size, dtype="<u8")
         fingerprints[self.places] = self.fingerprints
@@ -90,8 +85,8 @@ class FingerprintRows:
             norms=self._spread(norms, chosen.size, "<f4"),
             sums=self._spread(self.sums, chosen.size, "<f8"),
             marks=self._spread(self.marks, chosen.size, "u1"),
-            over=over,
-            keys=list(keys),
+            over=chosen.over,
+            keys=list(chosen.keys),
         )
 
     def _spread(self, values: np.ndarray, size: int, dtype: str) -> bytes:
@@ -135,11 +130,8 @@ class ComparisonProbe:
         step, reduced = self._context.log.now, self._reduced
         self._reduced = _ReducedGradients(OpenStep(-1))
         if reduced.step is step and reduced.num_parts:
-            reduced.ask(
-                lambda parts: self._tell(
-                    step, "gradients_reduced", chosen, FingerprintRows.joined(parts, chosen.places)
-                )
-            )
+            join = FingerprintRows.joined
+            reduced.ask(lambda parts: self._tell(step, "gradients_reduced", chosen, join(parts, chosen.places)))
         self._read("gradients", chosen, [p.grad for p in chosen.tensors])
 
     def reduced_gradients(self) -> None:
@@ -188,7 +180,7 @@ class ComparisonProbe:
         """Normalisation statistics and tables of a model that is being called."""
         if model.is_replicated:
             chosen = self._selections.buffers(model)
-            self._read("buffers", chosen, chosen.tensors, over="buffers")
+            self._read("buffers", chosen, chosen.tensors)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Moments and whatever else the optimizer keeps for a parameter."""
@@ -202,8 +194,8 @@ class ComparisonProbe:
             return
         places = np.concatenate([chosen.places + chosen.size * turn for turn in range(len(keys))])
         tensors = [_tensor(state.get(key)) for key in keys for state in states]
-        every = Selection(chosen.size * len(keys), places, chosen.tensors * len(keys))
-        self._read("optimizer_state", every, tensors, keys=keys)
+        every = Selection(chosen.size * len(keys), places, chosen.tensors * len(keys), keys=keys)
+        self._read("optimizer_state", every, tensors)
 
     def _hold(self, name: str, chosen: Selection) -> None:
         """Read reduced gradients; which of them count is known when an optimizer is about to apply them."""
@@ -214,23 +206,10 @@ class ComparisonProbe:
         if any(gradient is not None for gradient in gradients):
             self._launch(name, chosen, gradients, self._reduced.part(name))
 
-    def _read(
-        self,
-        tensor_class: str,
-        chosen: Selection,
-        tensors: Sequence[Entry],
-        *,
-        over: Literal["parameters", "buffers"] = "parameters",
-        keys: Sequence[str] = (),
-    ) -> None:
+    def _read(self, tensor_class: str, chosen: Selection, tensors: Sequence[Entry]) -> None:
         """Read these tensors of the chosen entries, and tell root and table."""
         step = self._context.log.now
-        self._launch(
-            tensor_class,
-            chosen,
-            tensors,
-            lambda rows: self._tell(step, tensor_class, chosen, rows, over=over, keys=keys),
-        )
+        self._launch(tensor_class, chosen, tensors, lambda rows: self._tell(step, tensor_class, chosen, rows))
 
     def _launch(self, name: str, chosen: Selection, tensors: Sequence[Entry], then: OnRows) -> None:
         step, started = self._context.log.now, clock.monotonic_s()
@@ -245,17 +224,8 @@ class ComparisonProbe:
             )
         step.cost.check_s += clock.monotonic_s() - started
 
-    def _tell(  # noqa: PLR0913 - a table's fields
-        self,
-        step: OpenStep,
-        tensor_class: str,
-        chosen: Selection,
-        rows: FingerprintRows,
-        *,
-        over: Literal["parameters", "buffers"] = "parameters",
-        keys: Sequence[str] = (),
-    ) -> None:
-        packed = rows.packed(tensor_class, chosen, over=over, keys=keys)
+    def _tell(self, step: OpenStep, tensor_class: str, chosen: Selection, rows: FingerprintRows) -> None:
+        packed = rows.packed(tensor_class, chosen)
         step.roots[tensor_class] = packed.root
         step.numbers.update(rows.numbers(tensor_class))
         self._context.writer.say(step.step, packed)
@@ -298,3 +268,123 @@ class _ReducedGradients:
 
 def _tensor(value: Any) -> Entry:
     return value if isinstance(value, torch.Tensor) else None
+
+
+@dataclass(frozen=True)
+class _OptimizerGroup:
+    """What is read of one group of an optimizer. The optimizer is held weakly, as everything of the script's is."""
+
+    optimizer: "weakref.ref[torch.optim.Optimizer]"
+    place: int
+    counter: "weakref.ref[torch.Tensor] | None"
+    """Its first replica whose state counts steps."""
+    keys: list[tuple[str, int]]
+    """(setting, place in it), -1 where it is a number itself."""
+
+    def add_values(self, values: list[float]) -> None:
+        """Append the numbers as they are now."""
+        optimizer = self.optimizer()
+        assert optimizer is not None, "it is about to step"
+        group = optimizer.param_groups[self.place]
+        values += [float(group[key] if place < 0 else group[key][place]) for key, place in self.keys]
+        if self.counter is not None:
+            values.append(float(optimizer.state[self.counter()]["step"]))
+
+    def names(self, prefix: str) -> Iterator[str]:
+        """Names of these numbers."""
+        for key, place in self.keys:
+            yield prefix + key if place < 0 else f"{prefix}{key}.{place}"
+        if self.counter is not None:
+            yield f"{prefix}step"
+
+
+class Hyperparameters:
+    """Settings of the step's optimizers: rates, betas, weight decay, and how far they have counted. Every replica has the same.
+
+    Read at every step; the table is told when something changed. A value is its own fingerprint: the bits of the number as float64. What lies
+    on a device is left out, for reading it would wait.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._numbers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        """Optimizers in the order of their first step."""
+        self._known: tuple[Any, ...] = ()
+        self._groups: list[_OptimizerGroup] = []
+        self._names: list[str] = []
+        self._encoded_names = b""
+        self._has_scaler = False
+        self._told = b""
+        self._root = 0
+
+    def read(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """The settings that these optimizers are about to step with."""
+        log = self._context.log.now
+        scale = log.losses.scale
+        self._has_scaler |= scale is not None and scale != 1.0
+        shape = (
+            self._context.models.generation,
+            self._has_scaler and scale is not None,
+            *((id(o), len(o.state), *map(len, o.param_groups)) for o in optimizers),
+        )
+        if shape != self._known:
+            self._known = shape
+            self._learn(optimizers, has_scale=self._has_scaler and scale is not None)
+        if not self._names:
+            return
+        values: list[float] = []
+        for group in self._groups:
+            group.add_values(values)
+        if len(values) < len(self._names) and scale is not None:
+            values.append(scale)
+        bits = struct.pack(f"<{len(values)}d", *values)
+        if bits != self._told:
+            self._told = bits
+            self._tell(bits, values)
+        log.roots["hyperparameters"] = self._root
+
+    def _tell(self, bits: bytes, values: Sequence[float]) -> None:
+        digest = hashlib.blake2b(bits + self._encoded_names, digest_size=8).digest()
+        self._root = int.from_bytes(digest, "little")
+        if max(values) > LARGEST or min(values) < -LARGEST:
+            values = [min(max(value, -LARGEST), LARGEST) for value in values]
+        norms = struct.pack(f"<{len(values)}f", *values)
+        table = PackedTable(
+            tensor_class="hyperparameters", root=self._root, fingerprints=bits, norms=norms, names=self._names
+        )
+        self._context.writer.say(self._context.log.step, table)
+
+    def _learn(self, optimizers: Sequence[torch.optim.Optimizer], *, has_scale: bool) -> None:
+        """Which settings there are; only groups that hold a replica count."""
+        for optimizer in optimizers:
+            self._numbers.setdefault(optimizer, len(self._numbers))
+        replicas = set().union(*(model.replicas for model in self._context.models))
+        self._groups, self._names, self._told = [], [], b""
+        for optimizer in sorted(optimizers, key=self._numbers.__getitem__):
+            for place, group in enumerate(optimizer.param_groups):
+                held = [p for p in group["params"] if id(p) in replicas]
+                if held:
+                    # One that is frozen or unused has no state: the first that has tells the count.
+                    counting = (p for p in held if _is_number(optimizer.state.get(p, {}).get("step")))
+                    first = next(counting, None)
+                    counter = weakref.ref(first) if first is not None else None
+                    found = _OptimizerGroup(weakref.ref(optimizer), place, counter, list(_keys(group)))
+                    self._groups.append(found)
+                    self._names += found.names(f"optimizer{self._numbers[optimizer]}.group{place}.")
+        if self._names and has_scale:
+            self._names.append("scaler.scale")
+        self._encoded_names = "\n".join(self._names).encode()
+
+
+def _keys(group: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    for key, value in group.items():
+        if _is_number(value):
+            yield key, -1
+        elif isinstance(value, (tuple, list)) and key != "params":
+            yield from ((key, place) for place, part in enumerate(value) if _is_number(part))
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.is_cpu and value.numel() == 1 and not value.is_complex()
+    return isinstance(value, (bool, int, float))

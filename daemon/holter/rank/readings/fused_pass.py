@@ -4,7 +4,6 @@ The training thread never waits: a device's answer is polled at the next hook. F
 """
 
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -14,15 +13,8 @@ from holter_kernels import Pass, Table, fingerprint, summarize
 from holter_kernels.layout import FORMATS
 
 KEPT = frozenset({"parameters_before", "parameters_after"})
-
-
+"""Readings that another may use."""
 Key = TypeVar("Key")
-
-
-@dataclass
-class _OpenReading:
-    reading: Pass
-    then: Callable[[Table], None]
 
 
 class Readings:
@@ -33,7 +25,8 @@ class Readings:
         self.spent_s = 0.0
         """Seconds of the training thread that went into reading."""
         self._passes: dict[str, Pass] = {}
-        self._open: list[_OpenReading] = []
+        self._open: list[tuple[Pass, Callable[[Table], None]]] = []
+        """Passes that a device has not answered, and who gets their tables."""
         self.kept: dict[str, tuple[list[int], Table]] = {}
         """Last readings that were answered at once and may be of use to another, while the tensors are as they were: ids and table."""
 
@@ -43,12 +36,12 @@ class Readings:
         """Read these tensors, at least one; `then` gets the table, now or from a later `poll`."""
         assert tensors, "a reading of nothing would be owed for ever"
         started = clock.monotonic_s()
-        in_use = [entry.reading for entry in self._open]
+        in_use = [reading for reading, _ in self._open]
         reading = launch(self._passes, name, tensors, in_use, make_pass=self._make_pass, histogram=histogram)
         self.poll()
         table = reading.poll()
         if table is None:
-            self._open.append(_OpenReading(reading, then))
+            self._open.append((reading, then))
         else:
             if name in KEPT:
                 self.kept[name] = [id(tensor) for tensor in tensors], table
@@ -59,10 +52,11 @@ class Readings:
         """Hand out what has become ready."""
         if not self._open:
             return
-        answered = [(entry, table) for entry in self._open if (table := entry.reading.poll()) is not None]
-        self._open = [entry for entry in self._open if not any(entry is done for done, _ in answered)]
-        for entry, table in answered:
-            entry.then(table)
+        answers = [(reading, then, reading.poll()) for reading, then in self._open]
+        self._open = [(reading, then) for reading, then, table in answers if table is None]
+        for _, then, table in answers:
+            if table is not None:
+                then(table)
 
 
 def launch(  # noqa: PLR0913 - a pass, and where it is kept

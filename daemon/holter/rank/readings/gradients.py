@@ -13,7 +13,7 @@ import torch
 
 from holter import clock
 from holter.rank.context import Context
-from holter.rank.models import Model, gradient_view
+from holter.rank.models import Model, gradient_view, held_by
 from holter.rank.publish.step_log import OpenStep
 from holter.records import Nonfinite, Where
 
@@ -70,13 +70,12 @@ class GradientProbe:
         started = clock.monotonic_s()
         # Micro-steps add up in .grad: the last reading of a step has them all.
         step.gradients.square_sum = None
-        step.gradients.is_local_whole = context.schedule.plan.gradient_stride == 1
+        stride = context.schedule.plan.gradient_stride
+        share = TensorShare(stride, step.step % stride)
+        step.gradients.is_local_whole = stride == 1
         for model in context.models.active():
             if model.shows_local_gradients():
-                found = _with_gradients(model)
-                stride = context.schedule.plan.gradient_stride
-                share = TensorShare(stride, step.step % stride)
-                self._read(model, step, found[share.number :: stride], "gradient", share)
+                self._read(model, step, _with_gradients(model)[share.number :: stride], "gradient", share)
                 step.gradients.is_local_read = True
             else:
                 step.gradients.is_local_whole = False
@@ -93,7 +92,7 @@ class GradientProbe:
             step.acquit(is_skipped=True)
             return
         lent = self._context.frameworks.lent.get(optimizer)
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        held = held_by([optimizer])
         for model in self._context.models.active()[: None if lent is None else 1]:
             own = (entry for entry in _with_gradients(model) if id(entry[0][1]) in held)
             found = list(own) if lent is None else lent
@@ -107,7 +106,6 @@ class GradientProbe:
             return
         named, gradients = zip(*found, strict=True)
         counts = where == "gradient" or not step.gradients.is_local_read
-
         if counts and where == "reduced_gradient":
             step.gradients.view = gradient_view([model])
 

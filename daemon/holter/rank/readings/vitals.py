@@ -20,6 +20,7 @@ import torch
 
 from holter import clock
 from holter.rank.context import Context
+from holter.rank.models import held_by
 from holter.rank.readings.checkup import Checkup, CheckupMemory, readable, trained_by
 from holter.rank.readings.histories import TOLD_CHECKS, FingerprintHistory, IdleParameters, LeftoverGradients, prints
 
@@ -47,12 +48,7 @@ class VitalsProbe:
     """Looks at what a step changes."""
 
     def __init__(
-        self,
-        context: Context,
-        *,
-        budget: float = 1.0,
-        floor_s: float = 0.0,
-        on_idle: Callable[[], None] = lambda: None,
+        self, context: Context, *, budget: float = 1.0, floor_s: float = 0.0, on_idle: Callable[[], None] = lambda: None
     ) -> None:
         self._context = context
         self._on_idle = on_idle
@@ -132,7 +128,7 @@ class VitalsProbe:
         for optimizer in optimizers:
             if optimizer not in self._known_optimizers:
                 self._known_optimizers.add(optimizer)
-                self._ever_held |= _held([optimizer])
+                self._ever_held |= held_by([optimizer])
 
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
@@ -173,7 +169,7 @@ class VitalsProbe:
         self, trained: Sequence[tuple[str, Any]], optimizers: Sequence[torch.optim.Optimizer]
     ) -> list[tuple[str, Any]]:
         """This step's share of the frozen parameters; what only rests while another optimizer steps is not frozen."""
-        held = _held(optimizers)
+        held = held_by(optimizers)
         every = [
             (name, p)
             for model in self._context.models.all()
@@ -196,10 +192,6 @@ def _is_skipping(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
     """Whether the loss scaler found something and a fused optimizer will do nothing; on a device nobody can know yet."""
     found = [getattr(optimizer, "found_inf", None) for optimizer in optimizers]
     return any(isinstance(flag, torch.Tensor) and (not flag.is_cpu or bool(flag)) for flag in found)
-
-
-def _held(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
-    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
 class VitalsSchedule:

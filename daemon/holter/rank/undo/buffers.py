@@ -26,8 +26,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from holter.errors import RewindError
 from holter.rank.context import Context
-from holter.rank.models import Model
-from holter.rank.placement import spans_world
+from holter.rank.models import Model, spans_world
 from holter.rank.readings.fused_pass import fingerprint_of
 from holter.rank.readings.samples import is_plain_moment, local
 

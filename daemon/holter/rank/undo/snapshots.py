@@ -148,12 +148,7 @@ class Snapshots:
     """One rank's snapshots; the hooks call `begin` and `settle`, and a halt that is decided calls `restore`."""
 
     def __init__(
-        self,
-        context: Context,
-        optimizers: Callable[[], list[torch.optim.Optimizer]],
-        *,
-        every: int,
-        max_bytes: int = 0,
+        self, context: Context, optimizers: Callable[[], list[torch.optim.Optimizer]], *, every: int, max_bytes: int = 0
     ) -> None:
         self._context = context
         self._gatherer = StateGatherer(context.models, context.frameworks, optimizers)

@@ -22,7 +22,7 @@ import torch
 from holter.errors import RewindError
 from holter.rank import search
 from holter.rank.framework import Frameworks
-from holter.rank.models import Model, Models
+from holter.rank.models import Model, Models, held_by
 from holter.rank.readings.samples import local
 from holter.rank.undo.buffers import MovingBuffers
 
@@ -227,7 +227,7 @@ class StateGatherer:
         return [*weights, *of_buffers(buffers), *self._others()], resting
 
     def _weights(self) -> tuple[list[StatePart], list[RestingParameter]]:
-        held = {id(p) for optimizer in self._optimizers() for group in optimizer.param_groups for p in group["params"]}
+        held = held_by(self._optimizers())
         found: list[StatePart] = []
         resting: list[RestingParameter] = []
         frozen: dict[int, RestingParameter] = {}

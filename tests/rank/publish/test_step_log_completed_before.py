@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from holter.rank.framework import Framework
-from holter.rank.publish import step_report
+from holter.rank.publish import step_log
 from holter.records import FirstStep
 
 
@@ -55,7 +55,7 @@ def test_a_count_on_a_device_is_not_waited_for(wear):
     worn = wear()
     for state in optimizer.state.values():
         state["step"] = torch.empty((), device="meta")
-    step_report.tell_completed_before(worn.monitor.context, optimizer)
+    step_log.tell_completed_before(worn.monitor.context, optimizer)
     assert [(0, None, "")] == told(worn)
 
 

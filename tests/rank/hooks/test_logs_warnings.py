@@ -33,7 +33,7 @@ def test_a_variance_over_one_sample_names_its_module(worn):
     (heard,) = (observation.body for observation in worn.said(ScriptWarning))
     assert "degrees of freedom is <= 0" in heard.text
     assert "1" == heard.module
-    assert "test_warnings.py:" in heard.where
+    assert "test_logs_warnings.py:" in heard.where
     assert 3 == len(shown)
 
 

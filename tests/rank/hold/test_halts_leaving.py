@@ -11,7 +11,7 @@ import pytest
 
 HEAD = """
 import atexit, multiprocessing, os, sys, threading, time
-from holter.rank.hold.leaving import Leaving; from holter.rank.hold.leaving import find_agent
+from holter.rank.hold.halts import Leaving, find_agent
 leaving = Leaving(lambda: os.write(1, b"farewell\\n"), agent=find_agent() if "elastic" in sys.argv else 0)
 leaving.register()
 atexit.register(lambda: print("theirs"))
@@ -77,7 +77,7 @@ def test_a_script_that_does_not_end_is_ended(how):
         class Lock:
             def write(self, text): return len(text)
             def flush(self): time.sleep(60)
-        sys.modules["holter.rank.hold.leaving"].SCRIPT_S = 2.0
+        sys.modules["holter.rank.hold.halts"].SCRIPT_S = 2.0
         if sys.argv[1] == "blocks":
             sys.stdout = Lock()
             threading.Thread(target=time.sleep, args=(60,)).start()

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from holter.rank.readings.batch_blame import SMALL, survey
+from holter.rank.readings.batches import SMALL, survey
 
 
 def numbers(**tensors: torch.Tensor) -> dict[str, float]:
