@@ -66,8 +66,8 @@ def run(args: argparse.Namespace) -> int:
     address = _address(listener)
     settings = _settings(args)
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
+    from holter.coordinator.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
     from holter.coordinator.identity import RunSettings  # noqa: PLC0415
-    from holter.coordinator.incidents.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
     from holter.coordinator.service import (  # noqa: PLC0415
         Limits,
         ServiceSettings,

@@ -22,11 +22,11 @@ from aiohttp import web
 
 from holter import clock
 from holter.coordinator import identity
+from holter.coordinator.announcer import Announcer, AnnouncerSettings
 from holter.coordinator.halt import sealing
 from holter.coordinator.halt.driver import Act, Open, Outcome
 from holter.coordinator.http.pages import AskHalt, Pages
 from holter.coordinator.identity import RunSettings
-from holter.coordinator.incidents.announcer import Announcer, AnnouncerSettings
 from holter.coordinator.recovery import restart
 from holter.coordinator.roster import Roster
 from holter.coordinator.run import FollowUp, Run

@@ -9,8 +9,7 @@ import pytest
 from tests.coordinator.conftest import RUN_ID, attached, census, done, exited, healthy_roots, seen
 
 from holter.coordinator.identity import RunSettings
-from holter.coordinator.incidents.tracker import IncidentTracker
-from holter.coordinator.judge import Judge
+from holter.coordinator.judge import IncidentTracker, Judge
 from holter.coordinator.recovery import journal, restart
 from holter.coordinator.recovery.finished_run import FinishedRun
 from holter.coordinator.recovery.replay import Replay, differences, substances

@@ -20,7 +20,7 @@ import msgspec
 from holter.clock import rfc3339
 from holter.coordinator.http.status import about, halt, headline
 from holter.coordinator.http.timeline import Happening, Timeline
-from holter.coordinator.incidents.tracker import cause_of
+from holter.coordinator.judge import cause_of
 from holter.coordinator.roster import Member, Roster
 from holter.coordinator.run import Run
 from holter.diagnosis import report

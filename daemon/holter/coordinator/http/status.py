@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from holter.clock import rfc3339
-from holter.coordinator.incidents.tracker import cause_of
+from holter.coordinator.judge import cause_of
 from holter.coordinator.roster import Member
 from holter.coordinator.run import Run
 from holter.records import Diagnosis

@@ -17,10 +17,9 @@ import msgspec
 from holter import clock
 from holter.records import Observation
 from holter.transport import wire
-from holter.transport.backoff import Backoff
 from holter.transport.clock_offset import ClockOffset
 from holter.transport.interface import OnMessage
-from holter.transport.limits import UplinkSettings
+from holter.transport.limits import Backoff, UplinkSettings
 from holter.transport.outbox import Outbox
 
 CLOCK_FIRST = 4
@@ -132,7 +131,7 @@ class WebSocketUplink:
                 self.is_connected = False
             logger.debug("uplink of rank %d: %s", self._hello.rank, reason)
             if clock.monotonic_s() - began_s >= self._settings.steady_after_s:
-                self._backoff.reset()
+                self._backoff.attempts = 0
             await self._pause(replaced_pause_s or self._backoff.next_s())
             if replaced_pause_s and self._closing.is_set():
                 return  # The last word is the other process's.

@@ -19,7 +19,7 @@ import msgspec
 
 from holter import clock
 from holter.coordinator.disk import Disk
-from holter.coordinator.incidents.tracker import cause_of, confidence_of
+from holter.coordinator.judge import cause_of, confidence_of
 from holter.diagnosis import report
 from holter.diagnosis.ranking import SURE
 from holter.faults import CAUSES
