@@ -3,9 +3,18 @@
 import os
 from pathlib import Path
 
+import msgspec
 
-def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+
+def as_json(record: msgspec.Struct, indent: int = 2) -> bytes:
+    """For a file that people open."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=indent) + b"\n"
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o644, *, makes_folder: bool = False) -> None:
     """Write beside it, then rename. Raises OSError; what was there before is then still there."""
+    if makes_folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import re
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,7 +75,7 @@ class TargetsFile:
         if roster.serial != self._serial:
             self._serial, self._num_unchanged = roster.serial, 0
             self._content = msgspec.json.encode(all_targets(roster, self._run_id, self._address))
-            self._disk.submit(partial(_write, self._path, self._content))
+            self._disk.submit(partial(write_whole, self._path, self._content, makes_folder=True))
             return
         self._num_unchanged += 1
         if self._num_unchanged % LOOK_EVERY == 0:
@@ -87,14 +86,9 @@ class TargetsFile:
         self._disk.submit(partial(_remove, self._path, urlsplit(self._address).netloc))
 
 
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content)
-
-
 def _write_if_gone(path: Path, content: bytes) -> None:
     if not path.exists():
-        _write(path, content)
+        write_whole(path, content, makes_folder=True)
 
 
 def _remove(path: Path, coordinator: str) -> None:
@@ -105,11 +99,8 @@ def _remove(path: Path, coordinator: str) -> None:
 
 
 def _group(target: str, run_id: str, **about: str) -> dict[str, Any]:
-    return {"targets": [target], "labels": dict(_meta({"run_id": run_id, **about}))}
-
-
-def _meta(labels: dict[str, str]) -> Iterator[tuple[str, str]]:
-    return ((f"__meta_holter_{name}", value) for name, value in labels.items())
+    labels = {"run_id": run_id, **about}
+    return {"targets": [target], "labels": {f"__meta_holter_{name}": value for name, value in labels.items()}}
 
 
 def _address(member: Member) -> str:

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from holter import clock
-from holter.coordinator import identity
 from holter.coordinator.disk import Disk
 from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts
 from holter.coordinator.halt.driver import HaltDriver
@@ -21,7 +20,7 @@ from holter.coordinator.recovery.journal import Journal
 from holter.coordinator.roster import Roster
 from holter.coordinator.window.assembly import Assembly
 from holter.faults import ExamKey, TableKey
-from holter.files import write_whole
+from holter.files import as_json, write_whole
 from holter.records import (
     Attached,
     Body,
@@ -227,8 +226,8 @@ class Intake:
         return asked_ns == now_ns
 
     def _write_identity(self, ended_ns: int | None) -> None:
-        path, content = self.run_dir / "run.json", identity.as_json(self.introductions.record(ended_ns))
-        self._disk.submit(partial(write_whole, path, content))
+        content = as_json(self.introductions.record(ended_ns))
+        self._disk.submit(partial(write_whole, self.run_dir / "run.json", content))
 
 
 def is_answer(key: TableKey, observation: Observation) -> bool:

@@ -16,12 +16,13 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from holter import clock
-from holter.coordinator import identity
 from holter.coordinator.announcer import Announcer, AnnouncerSettings
 from holter.coordinator.halt import sealing
 from holter.coordinator.halt.driver import Act, Open, Outcome
@@ -34,7 +35,7 @@ from holter.diagnosis import report
 from holter.faults import ALL, Detector
 from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit
-from holter.files import write_whole
+from holter.files import as_json, write_whole
 from holter.halting.protocol import Tell
 from holter.halting.vault.store import Vault
 from holter.records import Order
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+ACCESS = "coordinator.json"
 MAX_FETCH_ROUNDS = 4
 """A detector may ask for more after it has seen what it asked for; then the next judgement goes on."""
 
@@ -104,6 +106,14 @@ class ServiceSettings:
     announcing: AnnouncerSettings = field(default_factory=AnnouncerSettings)
 
 
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """`coordinator.json`: how to reach the coordinator that watches a run now; readable by its owner alone."""
+
+    address: str
+    token: str
+    pid: int
+
+
 class Coordinator:
     """Watches one run: `start`, then `run` until there is nothing left to do."""
 
@@ -138,7 +148,9 @@ class Coordinator:
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=1024).start()
-        self._write_access()
+        about = self.watched.settings
+        access = Access(address=about.address, token=self._settings.token, pid=os.getpid())
+        self.watched.disk.submit(partial(write_whole, about.run_dir / ACCESS, as_json(access), 0o600))
         self.watched.intake.write_down()
         self._announcer.start()
 
@@ -274,17 +286,19 @@ class Coordinator:
         self._announcer.tell(is_final=True)
         until_s = clock.monotonic_s() + self._settings.limits.linger_s
         while clock.monotonic_s() < until_s and not self._stop.is_set():
-            known = await asyncio.to_thread(identity.read_access, self.watched.settings.run_dir)
+            known = await asyncio.to_thread(_read_access, self.watched.settings.run_dir)
             if known is not None and known.pid != os.getpid():
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_LOOK_S):
                     await self._stop.wait()
 
-    def _write_access(self) -> None:
-        access = identity.Access(address=self.watched.settings.address, token=self._settings.token, pid=os.getpid())
-        path = self.watched.settings.run_dir / "coordinator.json"
-        self.watched.disk.submit(partial(write_whole, path, identity.as_json(access), 0o600))
+
+def _read_access(run_dir: Path) -> Access | None:
+    try:
+        return msgspec.json.decode((run_dir / ACCESS).read_bytes(), type=Access)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def end_reason(roster: Roster, quiet_s: float, limits: Limits) -> str | None:
@@ -295,7 +309,8 @@ def end_reason(roster: Roster, quiet_s: float, limits: Limits) -> str | None:
         if roster.is_complete:
             return "every rank has ended" if quiet_s >= _settle_s(roster, limits) else None
         return "every rank that came has ended" if quiet_s >= limits.stragglers_s else None
-    if roster.num_connected == 0 and roster.has_anyone_ended and quiet_s >= limits.stragglers_s:
+    has_anyone_ended = any(member.state == "ended" for member in roster.members.values())
+    if roster.num_connected == 0 and has_anyone_ended and quiet_s >= limits.stragglers_s:
         return "every rank that was still watched has ended"
     if roster.num_connected == 0 and quiet_s >= limits.idle_s:
         return f"no sidecar was connected for {limits.idle_s:.0f} s"

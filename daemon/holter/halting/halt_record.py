@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from holter.clock import rfc3339, wall_ns
-from holter.files import write_whole
+from holter.files import as_json, write_whole
 from holter.records import EXIT_CODE
 
 ROOM = ".halt.room"
@@ -207,21 +207,17 @@ def _started(pid: int) -> str:
 
 
 def _write(path: Path, record: msgspec.Struct) -> None:
-    write_whole(path, _encoded(record))
+    write_whole(path, as_json(record))
 
 
 def _write_into_room(run_dir: Path, halt: HaltRecord) -> None:
     """Overwrite the reserved file, which takes no new space on the disk; if it is too small, the end of `why` is cut off."""
-    over = len(_encoded(halt)) - ROOM_BYTES
+    over = len(as_json(halt)) - ROOM_BYTES
     if over > 0:
         why = halt.why.encode()[: -over - len("…".encode())].decode(errors="ignore") + "…"
         halt = msgspec.structs.replace(halt, why=why)
     with (run_dir / ROOM).open("r+b") as file:
-        file.write(_encoded(halt).ljust(ROOM_BYTES, b"\n"))
+        file.write(as_json(halt).ljust(ROOM_BYTES, b"\n"))
         file.flush()
         os.fsync(file.fileno())
     (run_dir / ROOM).rename(run_dir / "halt.json")
-
-
-def _encoded(record: msgspec.Struct) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"

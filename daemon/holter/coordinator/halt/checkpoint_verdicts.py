@@ -18,7 +18,7 @@ from holter.clock import rfc3339
 from holter.coordinator.disk import Disk
 from holter.faults.replicas.replica_case import PARAMETERS, weights_agreed
 from holter.faults.window import ClassHistory, StepView
-from holter.files import write_whole
+from holter.files import as_json, write_whole
 from holter.halting import halt_record, verdicts
 from holter.halting.vault import store
 from holter.halting.vault.store import FOLDER, ScriptSave, ScriptSaves, Sealed, Vault
@@ -190,8 +190,8 @@ class CheckpointVerdicts:
 
     def _write(self) -> None:
         path = store.script_saves_path(self._run_dir)
-        content = msgspec.json.encode(ScriptSaves([entry.save for entry in self._entries]))
-        self._disk.submit(partial(_write, path, msgspec.json.format(content, indent=2) + b"\n"))
+        content = as_json(ScriptSaves([entry.save for entry in self._entries]))
+        self._disk.submit(partial(write_whole, path, content, makes_folder=True))
 
     def _look(self) -> None:
         """In the disk's thread: a file server that hangs stops nobody else."""
@@ -229,8 +229,3 @@ def _is_gone(path: Path) -> bool:
     with contextlib.suppress(OSError):
         return not path.exists() and path.parent.is_dir()
     return False
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content)

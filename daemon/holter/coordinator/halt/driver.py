@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -31,11 +30,6 @@ REQUESTED = "requested"
 """The cause that is named where somebody asked for the halt."""
 UNEXPLAINED = NONFINITE_BACKWARD.cause
 """The cause that is named where ranks stand and nothing better is known."""
-_BEGUN: dict[str, Literal["prepare", "commit", "rescue"]] = {
-    "prepare": "prepare",
-    "commit": "commit",
-    "rescue": "rescue",
-}
 
 
 @dataclass(frozen=True)
@@ -120,12 +114,6 @@ def patience_ns(halt: protocol.HaltState) -> float:
         return halt.order.deadline_s * 1e9
     keeping = halt.course in (Course.COMMITTED, Course.RESCUING)
     return (halt.order.deadline_s + patience.ANSWER_S) * 1e9 if keeping else float("inf")
-
-
-def is_known_to_all(halt: protocol.HaltState) -> bool:
-    """Every rank that can answer has said that it goes on."""
-    heard = halt.heard
-    return all(heard.get(rank) in ("released", "unwilling") for rank in halt.ranks - halt.gone)
 
 
 def why_off(attempt: Attempt) -> str:
@@ -296,12 +284,9 @@ class HaltDriver:
             return
         last, order = orders[-1], halt.order
         wish = Wish(cause=last.cause, reason=order.reason, ranks=last.ranks, incident=last.incident)
-        plan = HaltPlan(
-            kind=_BEGUN[order.kind], step=order.step, savers=order.savers, lost=order.lost, snapshot=order.snapshot
-        )
-        failures = {
-            rank: said.halting.why for rank, said in self._last_words.items() if _is_failure(said.halting, order)
-        }
+        plan = HaltPlan(kind=order.kind, step=order.step, savers=order.savers, lost=order.lost, snapshot=order.snapshot)
+        words = {rank: said.halting for rank, said in self._last_words.items()}
+        failures = {rank: one.why for rank, one in words.items() if (one.state, one.halt) == ("failed", order.halt)}
         self.attempt = Attempt(wish, plan, halt, now_ns, now_ns, failures)
         self._heard = [event for event in self._heard if not self._is_past(event, order)]
 
@@ -403,7 +388,9 @@ class HaltDriver:
         is_late = now_ns - attempt.course_ns >= patience.CALLED_OFF_S * 1e9
         # Lines that were all lost at once may come back.
         is_lapsed = attempt.halt.course is Course.LAPSED and is_late
-        is_off = attempt.halt.course is Course.CALLED_OFF and (is_late or is_known_to_all(attempt.halt))
+        heard = attempt.halt.heard
+        is_known = all(heard.get(rank) in ("released", "unwilling") for rank in attempt.halt.ranks - attempt.halt.gone)
+        is_off = attempt.halt.course is Course.CALLED_OFF and (is_late or is_known)
         if is_lapsed or is_off:
             self._end(Outcome("called_off", f"the halt was called off: {why_off(attempt)}", is_halted=False), now_ns)
 
@@ -449,10 +436,6 @@ class HaltDriver:
 def _wish_of(asked: HaltAsked) -> Wish:
     text = f"asked for by {asked.by}" + (f": {asked.reason}" if asked.reason else "")
     return Wish(cause=REQUESTED, reason=text, is_operator=True)
-
-
-def _is_failure(halting: Halting, order: Order) -> bool:
-    return halting.state == "failed" and halting.halt == order.halt
 
 
 def _key(wish: Wish) -> str:

@@ -197,7 +197,8 @@ class PageState:
         """In the disk's thread: manifests name every tensor, and a file server may hang."""
         folder = self._run.settings.run_dir / FOLDER
         with contextlib.suppress(OSError):
-            seen = tuple(sorted(_stamp(path) for path in folder.iterdir() if SEALED.fullmatch(path.name)))
+            found = (path for path in folder.iterdir() if SEALED.fullmatch(path.name))
+            seen = tuple(sorted((path.name, path.stat().st_mtime_ns) for path in found))
             if seen != self._seen:
                 self._sealed, self._seen = tuple(Vault(self._run.settings.run_dir).all()), seen
 
@@ -307,15 +308,8 @@ def _after(entries: Sequence[Any], step: int) -> list[Any]:
 
 
 def _row(step: int, spread: Spread) -> Row:
-    return [
-        step,
-        _short(spread.mean),
-        _short(spread.low),
-        _short(spread.high),
-        spread.low_rank,
-        spread.high_rank,
-        spread.num_nonfinite,
-    ]
+    numbers = map(_short, (spread.mean, spread.low, spread.high))
+    return [step, *numbers, spread.low_rank, spread.high_rank, spread.num_nonfinite]
 
 
 def _lag_row(arrivals: StepArrivals) -> Row:
@@ -372,7 +366,3 @@ def _sealed_entry(sealed: Sealed, run_dir: Path) -> dict[str, Any]:
         "incident": "",
         "is_gone": False,
     }
-
-
-def _stamp(path: Path) -> tuple[str, int]:
-    return path.name, path.stat().st_mtime_ns

@@ -40,7 +40,7 @@ from holter.exporters import (
     families,
     incident_info,
 )
-from holter.faults.window import Spread, StepArrivals, StepNumbers
+from holter.faults.window import Spread, StepNumbers
 from holter.records import ModuleVitals, Vitals
 from holter.status_page import assets
 from holter.status_page.assets import HEADERS
@@ -265,7 +265,7 @@ def job_figures(roster: Roster, assembly: Assembly) -> JobFigures:
     """The figures of the job as of now."""
     living = [member for member in roster.members.values() if member.state != "ended"]
     overheads = [one.numbers.overhead_ratio for one in living if one.numbers.overhead_ratio is not None]
-    series, vitals = assembly.series(), assembly.newest_vitals()
+    series, arrivals, vitals = assembly.series(), assembly.arrivals(), assembly.newest_vitals()
     return JobFigures(
         world_size=roster.world_size,
         step=series[-1].step + 1 if series else None,
@@ -279,7 +279,7 @@ def job_figures(roster: Roster, assembly: Assembly) -> JobFigures:
         },
         phases=Counter(one.progress.phase for one in living if one.progress.phase is not None),
         last_progress_s=_last_progress_s(living),
-        lag_s=_lag_s(assembly.arrivals()),
+        lag_s=max((arrival.lag_s for arrival in arrivals[-1].latest), default=0.0) if arrivals else None,
         dropped=roster.dropped,
         overhead_ratio=max(overheads, default=None),
         spreads=_newest(series[-LOOK_BACK:]),
@@ -348,10 +348,6 @@ def _newest(series: Sequence[StepNumbers]) -> dict[str, Spread]:
 def _last_progress_s(living: Iterable[Member]) -> float | None:
     moments = [one.progress.moved_ns for one in living if one.progress.moved_ns is not None]
     return max(moments) / 1e9 if moments else None
-
-
-def _lag_s(arrivals: Sequence[StepArrivals]) -> float | None:
-    return max((arrival.lag_s for arrival in arrivals[-1].latest), default=0.0) if arrivals else None
 
 
 def _largest(values: Iterable[float]) -> float:

@@ -94,6 +94,7 @@ def headline(diagnosis: Diagnosis) -> dict[str, Any]:
 def rank_status(member: Member, now_ns: int) -> dict[str, Any]:
     """One rank."""
     progress_ns = member.progress.moved_ns
+    read = {"loss": member.numbers.loss, "gradient_norm": member.numbers.gradient_norm}
     return {
         "rank": member.hello.rank,
         "host": member.hello.host,
@@ -104,18 +105,13 @@ def rank_status(member: Member, now_ns: int) -> dict[str, Any]:
         "phase": None if member.progress.phase is None else member.progress.phase.name.lower(),
         "last_progress_at": None if progress_ns is None else rfc3339(progress_ns),
         "last_progress_age_s": None if progress_ns is None else round(max(0, now_ns - progress_ns) / 1e9, 1),
-        "loss": member.numbers.loss,
-        "gradient_norm": member.numbers.gradient_norm,
+        **read,
         # JSON has no NaN: null is what nobody read, unless it is named here.
-        "not_finite": [name for name in ("loss", "gradient_norm") if not _is_finite(getattr(member.numbers, name))],
+        "not_finite": [name for name, value in read.items() if value is not None and not math.isfinite(value)],
         "overhead_ratio": member.numbers.overhead_ratio,
         "dropped": member.dropped,
         "metrics_address": member.hello.metrics_address,
     }
-
-
-def _is_finite(number: float | None) -> bool:
-    return number is None or math.isfinite(number)
 
 
 def rank_details(member: Member, now_ns: int) -> dict[str, Any]:

@@ -5,7 +5,8 @@
 
 Any interleaving of the ranks' observations gives the same window, as long as each rank's own order is kept. A step is complete
 when every attached, living rank has reported it or a later one. Only the newest steps are kept, fewer the more ranks there are;
-their numbers stay longer.
+their numbers stay longer. Which ranks stand still, what examinations showed and which lines are open (`ProgressBook`) are the facts by which a
+hang is judged.
 """
 
 from collections.abc import Mapping
@@ -256,7 +257,8 @@ class Assembly:
         before, after = done.roots.get("parameters_before"), done.roots.get("parameters_after")
         left = self._left.get(rank)
         if before is not None and left is not None and left[0] == ledger.step - 1:
-            ledger.compare_history(rank, before, left[1])
+            # What its parameters were before this step, and what the step before had left.
+            (ledger.kept if before == left[1] else ledger.broke).add(rank)
         if after is not None:
             self._left[rank] = (ledger.step, after)
 

@@ -1,7 +1,13 @@
-"""The steps that are still remembered, each across all ranks, and whether the ranks agreed since the start of the run. Pure.
+"""The steps that are still remembered, each across all ranks, whether the ranks agreed since the start of the run, and the numbers of each step. Pure.
 
 A healthy record costs a few dictionary operations, whatever the number of tensors; a view is made when somebody looks, and kept
-until its step changes.
+until its step changes. Numbers are kept as their spread over the ranks, far longer than the steps themselves:
+
+    rank 0 step 40  loss 1.5      step 40  loss  mean 1.6, low 1.5 on rank 0, high 1.7 on rank 1
+    rank 1 step 40  loss 1.7
+
+A rank's record costs an addition for each of its numbers, and nothing of it is kept; of what a script logs the ranks' own values are
+kept while the step may still change, for it may log the same name twice. Sums are exact, so that the order of arrival cannot be seen.
 """
 
 import math
@@ -62,10 +68,6 @@ class StepLedger:
             self.nonfinite[rank] = tuple(earliest[:tensor_limit])
         if done.batch:
             self._add_batch(done.batch, rank)
-
-    def compare_history(self, rank: int, before: int, left: int) -> None:
-        """What the rank's parameters were before this step, and what the step before had left."""
-        (self.kept if before == left else self.broke).add(rank)
 
     def verdicts(self, *, is_complete: bool) -> list[Agreement]:
         """The verdict on each class: a difference is certain at once, agreement only when no more ranks will report."""
@@ -179,15 +181,8 @@ class NumberTally:
         num_finite = self._num - self._num_nonfinite
         if not num_finite:
             return Spread(math.nan, math.nan, math.nan, -1, -1, self._num, self._num_nonfinite)
-        return Spread(
-            mean=self._total / (num_finite << _EXPONENT),
-            low=self._low,
-            high=self._high,
-            low_rank=self._low_rank,
-            high_rank=self._high_rank,
-            num=self._num,
-            num_nonfinite=self._num_nonfinite,
-        )
+        mean = self._total / (num_finite << _EXPONENT)
+        return Spread(mean, self._low, self._high, self._low_rank, self._high_rank, self._num, self._num_nonfinite)
 
 
 class _OpenNumbers:
@@ -200,11 +195,7 @@ class _OpenNumbers:
 
     def spreads(self) -> dict[str, Spread]:
         found = {name: tally.spread() for name, tally in self.tallies.items()}
-        for name, values in self.logged.items():
-            tally = NumberTally()
-            for rank, value in values.items():
-                tally.add(rank, value)
-            found[name] = tally.spread()
+        found |= {name: _spread(values) for name, values in self.logged.items()}
         return dict(sorted(found.items()))
 
 
@@ -295,11 +286,12 @@ def _numbers(done: StepDone) -> Iterator[tuple[str, float]]:
 
 def _joined(entry: StepNumbers, rank: int, said: Mapping[str, float]) -> StepNumbers:
     """Late values for a step that has left the assembly: a name that nobody logged is added, the rest comes too late."""
-    late = {name: _alone(rank, value) for name, value in said.items() if name not in entry.numbers}
+    late = {name: _spread({rank: value}) for name, value in said.items() if name not in entry.numbers}
     return StepNumbers(entry.step, entry.at_ns, {**entry.numbers, **late}) if late else entry
 
 
-def _alone(rank: int, value: float) -> Spread:
+def _spread(values: Mapping[int, float]) -> Spread:
     tally = NumberTally()
-    tally.add(rank, value)
+    for rank, value in values.items():
+        tally.add(rank, value)
     return tally.spread()

@@ -173,15 +173,10 @@ def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None, *, is_s
     with path.open("rb") as file:
         if is_synced:
             os.fsync(file.fileno())
-        for chunk in _chunks(file.fileno()):
+        while chunk := os.read(file.fileno(), CHUNK_BYTES):
             digest.update(chunk)
             on_bytes(len(chunk))
     return digest.hexdigest()
-
-
-def _chunks(descriptor: int) -> Iterator[bytes]:
-    while chunk := os.read(descriptor, CHUNK_BYTES):
-        yield chunk
 
 
 def _laid_out(content: bytes) -> bytes:

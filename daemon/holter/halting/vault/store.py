@@ -189,7 +189,8 @@ class Vault:
             _remove(partial)
             return same
         write_whole(partial / manifests.NAME, manifests.encode(manifest))
-        _sync_folders(partial)
+        for folder, _, _ in os.walk(partial, topdown=False):
+            _sync(Path(folder))
         write_whole(self.folder / "vault.json", manifests.encode(Ledger(sorted({*self.runs(), about.run_id}))))
         path = self._free(str(about.step) + ("" if is_whole else "-incomplete"))
         partial.rename(path)
@@ -288,11 +289,6 @@ def _remove(path: Path) -> None:
     gone = path.with_name(f".{path.name.lstrip('.')}.{wall_ns()}.gone")
     path.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
-
-
-def _sync_folders(directory: Path) -> None:
-    for folder, _, _ in os.walk(directory, topdown=False):
-        _sync(Path(folder))
 
 
 def _sync(folder: Path) -> None:
