@@ -1,14 +1,25 @@
-"""Write a file so that it is there whole, and on the disk, or not at all."""
+"""Files of JSON, and files that are there whole, and on the disk, or not at all."""
 
 import os
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
+T = TypeVar("T")
 
-def as_json(record: msgspec.Struct, indent: int = 2) -> bytes:
+
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """What the file says; None where there is none, or it cannot be read as this."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def as_json(record: msgspec.Struct) -> bytes:
     """For a file that people open."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=indent) + b"\n"
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
 
 
 def write_whole(path: Path, content: bytes, mode: int = 0o644, *, makes_folder: bool = False) -> None:

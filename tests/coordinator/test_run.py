@@ -15,7 +15,7 @@ from holter import clock
 from holter.coordinator.halt.driver import HaltDriver
 from holter.coordinator.http import status
 from holter.coordinator.identity import RunSettings
-from holter.coordinator.recovery import journal, restart
+from holter.coordinator.recovery import journal, rebuilt_run
 from holter.coordinator.roster import Roster
 from holter.coordinator.run import Run, job_shape, rank_places, suspicion, wish
 from holter.exporters.webhook import Pager
@@ -156,7 +156,7 @@ def test_who_comes_after_a_crash_pages_again_and_a_resumed_run_does_not(tmp_path
         former.disk.close(5.0)
     (told,) = Pager("http://127.0.0.1:1", "http://runbooks").look(former.incidents.standing(), "")
     later = Run(settings)
-    restart.recall(later, clock.wall_ns())
+    rebuilt_run.recall(later, clock.wall_ns())
     (known,) = later.incidents.all()
     assert has_ended == (known.closed_at is not None)
     pager = Pager("http://127.0.0.1:1", "http://runbooks")
@@ -171,7 +171,7 @@ def test_what_a_former_life_left_open_is_over_in_the_files_too_and_counts_as_a_s
     bad = Nonfinite(where="input", name="x", nans=1, infs=0, numel=4)
     for now_ns in (S, 60 * S):
         run = Run(settings)
-        restart.recall(run, now_ns)
+        rebuilt_run.recall(run, now_ns)
         run.intake.connect(HELLO, now_ns)
         said = [attached(0, 1), done(0, 0), done(0, 1, nonfinite=[bad])]
         run.intake.hear(0, wire.Report(heartbeat=None, observations=said, dropped=0), now_ns)
@@ -205,7 +205,7 @@ def test_a_request_that_was_noted_is_taken_up_after_a_crash_unless_it_has_its_an
     former.intake.write_down()
     former.disk.close(5.0)
     later = Run(settings)
-    restart.recall(later, clock.wall_ns())
+    rebuilt_run.recall(later, clock.wall_ns())
     assert later.halts.is_asked != is_answered
 
 

@@ -29,19 +29,13 @@ from holter.halting.verdicts import decide
 from holter.records import Action, Diagnosis, Evidence, ExamRequest, Finding, TableRequest
 
 T = TypeVar("T")
+
 DIAGNOSIS = "diagnosis"
 """Under this name failures to explain are counted, beside the detectors."""
 FINAL_PATIENCE_NS = 60 * 10**9
 """The last judgement is made as if so much time had passed: no one is waited for any more."""
+
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class _Opening:
-    """When an incident was opened, and how long after it began."""
-
-    at_ns: int
-    detected_after_s: float
 
 
 class IncidentTracker:
@@ -53,7 +47,8 @@ class IncidentTracker:
         """The most that may be done."""
         self.count(earlier)
         self._incidents: dict[str, Incident] = {}
-        self._openings: dict[str, _Opening] = {}
+        self._openings: dict[str, tuple[int, float]] = {}
+        """Incident -> (when it was opened, how many seconds after it began)"""
         self._absent_since_ns: dict[str, int] = {}
         """Open incidents that can pass and that no detector finds now -> since when."""
 
@@ -78,7 +73,7 @@ class IncidentTracker:
         errors: list[Exception] = []
         for incident in self._to_explain(findings, window, now_ns, passed, is_final=is_final):
             after_s = _detected_after_s(incident.leading, window, now_ns)
-            opening = self._openings.setdefault(incident.id, _Opening(now_ns, after_s))
+            opening = self._openings.setdefault(incident.id, (now_ns, after_s))
             try:
                 diagnosis = self._explain(incident, opening, _drawn(incident.leading, window, errors), now_ns)
             except Exception as error:  # noqa: BLE001 - raised below
@@ -110,21 +105,22 @@ class IncidentTracker:
         ]
         self._absent_since_ns = {id_: self._absent_since_ns.get(id_, now_ns) for id_ in absent}
 
-    def _explain(self, incident: Incident, opening: _Opening, drawn: Sequence[Evidence], now_ns: int) -> Diagnosis:
-        causes = rank_causes(incident.leading)
+    def _explain(
+        self, incident: Incident, opening: tuple[int, float], drawn: Sequence[Evidence], now_ns: int
+    ) -> Diagnosis:
+        (opened_ns, after_s), causes = opening, rank_causes(incident.leading)
         diagnosis = explain(
             incident.leading,
             incident.consequences,
             incident_id=incident.id,
             run_id=self._run_id,
-            opened_at=rfc3339(opening.at_ns),
-            detected_after_s=opening.detected_after_s,
+            opened_at=rfc3339(opened_ns),
+            detected_after_s=after_s,
             directive=decide(incident.leading.severity, causes, self._action, detector=incident.leading.detector),
             strikes=1 + self._num_earlier(incident.id, causes[0].cause),
             plots=drawn,
         )
-        is_over = not incident.is_open
-        return msgspec.structs.replace(diagnosis, closed_at=rfc3339(now_ns)) if is_over else diagnosis
+        return diagnosis if incident.is_open else msgspec.structs.replace(diagnosis, closed_at=rfc3339(now_ns))
 
     def _num_earlier(self, incident_id: str, cause: str) -> int:
         """How often this cause led an incident before this one."""

@@ -132,9 +132,7 @@ class Run:
             run_dir=self.settings.run_dir,
             partial=Path(order.directory),
             about=about,
-            ranks=attempt.wish.ranks,
-            incident=attempt.wish.incident,
-            reason=attempt.wish.reason,
+            wish=attempt.wish,
             last_healthy=self.checkpoints.last_healthy(),
             unheard=tuple(rank for rank in order.savers if self._is_unheard(rank, attempt)),
         )
@@ -208,9 +206,8 @@ def _place(rank: int, member: Member | None, window: Window, halts: HaltDriver) 
         rank=rank, step=at, is_there=is_there, has_ended=member.exited is not None, snapshots=member.snapshots
     )
     # A rank that has gone on since, and whose word of that was lost, does not stand.
-    if said is not None and said[0].state in STANDING and (at is None or said[1] >= at):
-        halting, step = said
-        return replace(known, step=step, state=halting.state, is_torn=halting.is_torn)
+    if said is not None and said.halting.state in STANDING and (at is None or said.step >= at):
+        return replace(known, step=said.step, state=said.halting.state, is_torn=said.halting.is_torn)
     return replace(known, is_torn=member.progress.phase is Phase.OPTIMIZER, is_able=_is_able(rank, window))
 
 

@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -28,14 +27,14 @@ from holter.coordinator.halt import sealing
 from holter.coordinator.halt.driver import Act, Open, Outcome
 from holter.coordinator.http.pages import AskHalt, Pages
 from holter.coordinator.identity import RunSettings
-from holter.coordinator.recovery import restart
+from holter.coordinator.recovery import rebuilt_run
 from holter.coordinator.roster import Roster
 from holter.coordinator.run import FollowUp, Run
 from holter.diagnosis import report
 from holter.faults import ALL, Detector
 from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit
-from holter.files import as_json, write_whole
+from holter.files import as_json, read_json, write_whole
 from holter.halting.protocol import Tell
 from holter.halting.vault.store import Vault
 from holter.records import Order
@@ -126,12 +125,12 @@ class Coordinator:
     ) -> None:
         self.watched = Run(about, detectors)
         self._settings = settings
+        self._wake = asyncio.Event()
         # The coordinator listens on its own port: `host:port` is its address.
         listen = transport_of("").listener
-        self._listener = listen(self.watched.intake, settings.token, self._hurry, self._hold)
+        self._listener = listen(self.watched.intake, settings.token, self._wake.set, self._hold)
         self._pages = Pages(self.watched, settings.version, token=settings.token, ask_halt=ask_halt or self._ask_halt)
         self._announcer = Announcer(self.watched, settings.announcing)
-        self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         self._is_over = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -141,7 +140,7 @@ class Coordinator:
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
-        restart.recall(self.watched, clock.wall_ns())
+        rebuilt_run.recall(self.watched, clock.wall_ns())
         app = web.Application()
         self._listener.mount(app)
         app.add_routes(self._pages.routes())
@@ -157,7 +156,7 @@ class Coordinator:
     def stop(self) -> None:
         """End soon, after a last judgement."""
         self._stop.set()
-        self._hurry()
+        self._wake.set()
 
     async def run(self) -> str:
         """Judge until the end; returns why it ended."""
@@ -225,7 +224,7 @@ class Coordinator:
             error = waiting.exception()
             where, why_not = waiting.result() if error is None else (where, f"{type(error).__name__}: {error}")
         self.watched.halts.opened(where, why_not, clock.wall_ns(), base_step)
-        self._hurry()
+        self._wake.set()
 
     async def _seal(self, order: Order) -> None:
         try:
@@ -235,15 +234,12 @@ class Coordinator:
             text = f"halted, and what was saved could not be sealed: {type(error).__name__}: {error}"
             kept = sealing.SealedHalt(Outcome("failed", text), None)
         self.watched.sealed(kept)
-        self._hurry()
+        self._wake.set()
 
     def _ask_halt(self, reason: str, by: str) -> str | None:
         why = self.watched.halts.ask(by, reason, clock.wall_ns())
-        self._hurry()
-        return why
-
-    def _hurry(self) -> None:
         self._wake.set()
+        return why
 
     async def _hold(self) -> None:
         """Keep a sidecar that said Goodbye until the last judgement is made, but no longer than `hold_s` or than a halt needs it."""
@@ -286,19 +282,12 @@ class Coordinator:
         self._announcer.tell(is_final=True)
         until_s = clock.monotonic_s() + self._settings.limits.linger_s
         while clock.monotonic_s() < until_s and not self._stop.is_set():
-            known = await asyncio.to_thread(_read_access, self.watched.settings.run_dir)
+            known = await asyncio.to_thread(read_json, self.watched.settings.run_dir / ACCESS, Access)
             if known is not None and known.pid != os.getpid():
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_LOOK_S):
                     await self._stop.wait()
-
-
-def _read_access(run_dir: Path) -> Access | None:
-    try:
-        return msgspec.json.decode((run_dir / ACCESS).read_bytes(), type=Access)
-    except (OSError, msgspec.MsgspecError):
-        return None
 
 
 def end_reason(roster: Roster, quiet_s: float, limits: Limits) -> str | None:

@@ -70,8 +70,10 @@ class CheckpointVerdicts:
     def hear(self, observation: Observation) -> None:
         """A save was finished, or a rank begins."""
         match observation.body:
-            case SaveFinished() as finished if not self._is_ours(finished.path):
-                self._add(observation, finished)
+            case SaveFinished() as finished:
+                # A save into our own folder is a halt's.
+                if not Path(finished.path).is_relative_to((self._run_dir / FOLDER).absolute()):
+                    self._add(observation, finished)
             case Halting(poisoned_step=int() as step):
                 self._poisoned = step if self._poisoned is None else min(step, self._poisoned)
             case FirstStep(completed=None):
@@ -82,8 +84,6 @@ class CheckpointVerdicts:
                 if self._pids.setdefault(observation.rank, attached.pid) != attached.pid:
                     self._pids[observation.rank] = attached.pid
                     self._settle()
-            case _:
-                pass
 
     def note_sealed(self, sealed: Sealed) -> None:
         """A halt has kept a checkpoint."""
@@ -178,15 +178,11 @@ class CheckpointVerdicts:
         self._diagnoses.clear()
         self._entries = [replace(entry, step=None) for entry in self._entries]
 
-    def _is_ours(self, path: str) -> bool:
-        return Path(path).is_relative_to((self._run_dir / FOLDER).absolute())
-
     def _alarm(self, save: ScriptSave) -> str:
         healthy = self.last_healthy()
-        other = (
-            f"the last healthy one is of step {healthy.step} ({healthy.path})" if healthy else "no healthy one is known"
-        )
-        return f"the checkpoint saved at step {save.step} ({save.path}) is poisoned: {save.why}; {other}"
+        last = f"the last healthy one is of step {healthy.step} ({healthy.path})" if healthy else ""
+        what = f"the checkpoint saved at step {save.step} ({save.path}) is poisoned: {save.why}"
+        return f"{what}; {last or 'no healthy one is known'}"
 
     def _write(self) -> None:
         path = store.script_saves_path(self._run_dir)

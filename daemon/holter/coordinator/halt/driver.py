@@ -128,7 +128,7 @@ def why_off(attempt: Attempt) -> str:
 
 
 @dataclass(frozen=True)
-class _LastWord:
+class LastWord:
     """What a rank last said of itself."""
 
     halting: Halting
@@ -150,7 +150,7 @@ class HaltDriver:
         self._note = note
         self._deadline_s = deadline_s
         self._number = 0
-        self._last_words: dict[int, _LastWord] = {}
+        self._last_words: dict[int, LastWord] = {}
         self._asked: Wish | None = None
         self._wished_ns: dict[str, int] = {}
         self._tries: Counter[str] = Counter()
@@ -176,10 +176,9 @@ class HaltDriver:
         """Somebody asked and has no answer yet: one failed attempt is not the answer."""
         return self._asked is not None
 
-    def last_word(self, rank: int) -> tuple[Halting, int] | None:
+    def last_word(self, rank: int) -> LastWord | None:
         """What a rank last said of itself, and at which step."""
-        found = self._last_words.get(rank)
-        return (found.halting, found.step) if found is not None else None
+        return self._last_words.get(rank)
 
     def ask(self, by: str, reason: str, now_ns: int) -> str | None:
         """An operator or a scheduler asks for a halt. Returns why that is not possible; None: it will be tried."""
@@ -198,7 +197,7 @@ class HaltDriver:
         assert isinstance(halting, Halting)
         known = self._last_words.get(rank)
         is_same = known is not None and known.halting.state == halting.state
-        self._last_words[rank] = _LastWord(halting, observation.step, known.since_ns if known and is_same else now_ns)
+        self._last_words[rank] = LastWord(halting, observation.step, known.since_ns if known and is_same else now_ns)
         if halting.state == "asking":
             self.ask(f"{halting.why} to rank {rank}", "", now_ns)
         if halting.state == "failed" and self.attempt is not None:
@@ -369,7 +368,7 @@ class HaltDriver:
             if is_own or is_stopped or now_ns - said.since_ns >= patience.KEEP_DYING_S * 1e9:
                 self._number += 1
                 self._acts.append(Tell(Order(halt=self._number, kind="abort", step=said.step), (rank,)))
-                self._last_words[rank] = _LastWord(Halting(state="released"), said.step, now_ns)
+                self._last_words[rank] = LastWord(Halting(state="released"), said.step, now_ns)
 
     def _drive(self, attempt: Attempt, now_ns: int, view: View) -> None:
         missing = frozenset(one.rank for one in view.ranks() if not one.is_there)

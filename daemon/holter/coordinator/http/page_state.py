@@ -10,6 +10,7 @@ what is too expensive to make anew each time.
 
 import contextlib
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -299,12 +300,7 @@ def _last(entries: Sequence[StepNumbers] | Sequence[StepArrivals]) -> int:
 
 def _after(entries: Sequence[Any], step: int) -> list[Any]:
     """Those of later steps; they ascend."""
-    fresh = []
-    for entry in reversed(entries):
-        if entry.step <= step:
-            break
-        fresh.append(entry)
-    return fresh[::-1]
+    return list(entries[bisect_right(entries, step, key=lambda entry: entry.step) :])
 
 
 def _row(step: int, spread: Spread) -> Row:

@@ -23,9 +23,9 @@ from aiohttp import hdrs, web
 from holter import clock
 from holter.coordinator.announcer import sidecar_targets
 from holter.coordinator.http.page_state import PageState
-from holter.coordinator.http.status import beginning, rank_details, status
+from holter.coordinator.http.status import rank_details, status
 from holter.coordinator.judge import DIAGNOSIS
-from holter.coordinator.roster import Member, Roster
+from holter.coordinator.roster import Roster
 from holter.coordinator.run import Run
 from holter.coordinator.window.assembly import Assembly
 from holter.diagnosis import report
@@ -196,7 +196,7 @@ class Pages:
         return assets.serve(self._assets, request)
 
     async def _index(self, _: web.Request) -> web.Response:
-        state = beginning(self._run, self.page_state.now_ns(), MAX_PLAIN)
+        state = status(self._run, self.page_state.now_ns(), MAX_PLAIN)
         plain = _render(state, len(self._run.roster.members) - MAX_PLAIN)
         page = assets.index(self._assets, self._run.settings.run_id, plain)
         return web.Response(text=page, content_type="text/html", headers=HEADERS)
@@ -265,6 +265,7 @@ def job_figures(roster: Roster, assembly: Assembly) -> JobFigures:
     """The figures of the job as of now."""
     living = [member for member in roster.members.values() if member.state != "ended"]
     overheads = [one.numbers.overhead_ratio for one in living if one.numbers.overhead_ratio is not None]
+    moments = [one.progress.moved_ns for one in living if one.progress.moved_ns is not None]
     series, arrivals, vitals = assembly.series(), assembly.arrivals(), assembly.newest_vitals()
     return JobFigures(
         world_size=roster.world_size,
@@ -278,7 +279,7 @@ def job_figures(roster: Roster, assembly: Assembly) -> JobFigures:
             **Counter(member.state for member in roster.members.values()),
         },
         phases=Counter(one.progress.phase for one in living if one.progress.phase is not None),
-        last_progress_s=_last_progress_s(living),
+        last_progress_s=max(moments) / 1e9 if moments else None,
         lag_s=max((arrival.lag_s for arrival in arrivals[-1].latest), default=0.0) if arrivals else None,
         dropped=roster.dropped,
         overhead_ratio=max(overheads, default=None),
@@ -335,19 +336,8 @@ def snapshot(run: Run) -> CoordinatorSnapshot:
 
 
 def _newest(series: Sequence[StepNumbers]) -> dict[str, Spread]:
-    found: dict[str, Spread] = {}
-    for entry in reversed(series):
-        for name in SPREADS:
-            if name not in found and name in entry.numbers:
-                found[name] = entry.numbers[name]
-        if len(found) == len(SPREADS):
-            break
-    return {name: found[name] for name in SPREADS if name in found}
-
-
-def _last_progress_s(living: Iterable[Member]) -> float | None:
-    moments = [one.progress.moved_ns for one in living if one.progress.moved_ns is not None]
-    return max(moments) / 1e9 if moments else None
+    found = {name: [entry.numbers[name] for entry in series if name in entry.numbers] for name in SPREADS}
+    return {name: spreads[-1] for name, spreads in found.items() if spreads}
 
 
 def _largest(values: Iterable[float]) -> float:

@@ -10,15 +10,8 @@ from holter.coordinator.run import Run
 from holter.records import Diagnosis
 
 
-def status(run: Run, now_ns: int) -> dict[str, Any]:
-    """The run as of now."""
-    return about(run, now_ns) | {
-        "ranks": [rank_status(member, now_ns) for _, member in sorted(run.roster.members.items())]
-    }
-
-
-def beginning(run: Run, now_ns: int, limit: int) -> dict[str, Any]:
-    """The same with the first few ranks only."""
+def status(run: Run, now_ns: int, limit: int | None = None) -> dict[str, Any]:
+    """The run as of now, with all its ranks or the first few."""
     first = sorted(run.roster.members)[:limit]
     return about(run, now_ns) | {"ranks": [rank_status(run.roster.members[rank], now_ns) for rank in first]}
 

@@ -356,11 +356,8 @@ class ProgressBook:
 
 def _is_repeated(known: Delay | None, told: Delay) -> bool:
     """Whether it repeats the same tier of the same standstill, as a sidecar does at every connection."""
-    if known is None or (known.step, known.overdue.tier, known.overdue.phase) != (
-        told.step,
-        told.overdue.tier,
-        told.overdue.phase,
-    ):
+    place = (told.step, told.overdue.tier, told.overdue.phase)
+    if known is None or (known.step, known.overdue.tier, known.overdue.phase) != place:
         return False
     return abs(known.waited_s(told.at_ns) - told.overdue.waited_s) < SAME_S
 
