@@ -52,9 +52,7 @@ def settings_for(world_size: int) -> UplinkSettings:
     usual = UplinkSettings()
     each_s = min(world_size / REPORTS_PER_S, MAX_INTERVAL_S)
     return replace(
-        usual,
-        report_interval_s=max(usual.report_interval_s, each_s),
-        keepalive_s=max(usual.keepalive_s, each_s),
+        usual, report_interval_s=max(usual.report_interval_s, each_s), keepalive_s=max(usual.keepalive_s, each_s)
     )
 
 

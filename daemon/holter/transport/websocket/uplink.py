@@ -41,12 +41,7 @@ class WebSocketUplink:
     """Sends what a rank's sidecar has to say; `start` it in a running event loop, `close` it at the end. `address` is `host:port`."""
 
     def __init__(
-        self,
-        address: str,
-        token: str,
-        hello: wire.Hello,
-        on_message: OnMessage,
-        settings: UplinkSettings | None = None,
+        self, address: str, token: str, hello: wire.Hello, on_message: OnMessage, settings: UplinkSettings | None = None
     ) -> None:
         self.is_connected = False
         self.reconnects = 0
