@@ -1,11 +1,31 @@
-"""Write a file so that it is there whole, and on the disk, or not at all."""
+"""Files of JSON, and files that are there whole, and on the disk, or not at all."""
 
 import os
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
 
 
-def write_whole(path: Path, content: bytes, mode: int = 0o644) -> None:
+def read_json(path: Path, kind: type[T]) -> T | None:
+    """What the file says; None where there is none, or it cannot be read as this."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def as_json(record: msgspec.Struct) -> bytes:
+    """For a file that people open."""
+    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+
+
+def write_whole(path: Path, content: bytes, mode: int = 0o644, *, makes_folder: bool = False) -> None:
     """Write beside it, then rename. Raises OSError; what was there before is then still there."""
+    if makes_folder:
+        path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)

@@ -39,7 +39,6 @@ PURE = [
     "flight",
     "faults",
     "diagnosis",
-    "halting/decide.py",
     "halting/plan.py",
     "halting/protocol.py",
     "halting/rank_protocol.py",

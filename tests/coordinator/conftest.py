@@ -11,8 +11,8 @@ import aiohttp
 import pytest
 
 from holter import clock
+from holter.coordinator.announcer import AnnouncerSettings
 from holter.coordinator.identity import RunSettings
-from holter.coordinator.incidents.announcer import AnnouncerSettings
 from holter.coordinator.service import Coordinator, Limits, ServiceSettings
 from holter.records import (
     Attached,

@@ -5,7 +5,7 @@ import signal
 from holter import faults
 from holter.diagnosis import correlate, explain, headline, rank_causes
 from holter.faults import ClassHistory, RankExit, StepView, TableKey
-from holter.halting.decide import decide
+from holter.halting.verdicts import decide
 from holter.records import Diagnosis, Directive, Exited, Finding, Nonfinite, Phase, Table
 from made_up import made_window
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from holter.coordinator.judge import pending
-from holter.coordinator.window.progress import ProgressBook
+from holter.coordinator.window.assembly import ProgressBook
 from holter.faults import ExamKey, RankExit, Window
 from holter.faults.hangs.stalled_rank import StalledRank
 from holter.records import (

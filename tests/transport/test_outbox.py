@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holter.records import Attached, Census, Exam, Exited, Observation, Phase, SightLost
-from holter.transport.backoff import Backoff
+from holter.transport.limits import Backoff
 from holter.transport.outbox import Outbox
 
 
@@ -126,5 +126,5 @@ def test_the_wait_doubles_up_to_its_cap_and_begins_again() -> None:
     assert 0.05 <= waits[0] <= 0.1
     assert 0.1 <= waits[1] <= 0.2
     assert all(2.5 <= wait <= 5.0 for wait in waits[10:])
-    backoff.reset()
+    backoff.attempts = 0
     assert backoff.next_s() <= 0.1

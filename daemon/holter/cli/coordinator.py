@@ -65,8 +65,8 @@ def run(args: argparse.Namespace) -> int:
     address = _address(listener)
     settings = _settings(args)
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
+    from holter.coordinator.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
     from holter.coordinator.identity import RunSettings  # noqa: PLC0415
-    from holter.coordinator.incidents.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
     from holter.coordinator.service import Limits, ServiceSettings, serve  # noqa: PLC0415
     from holter.exporters.alert_text import RUNBOOKS  # noqa: PLC0415
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import msgspec
 
 from holter import offline
-from holter.coordinator.incidents.tracker import IncidentTracker
-from holter.coordinator.judge import Judge
+from holter.coordinator.judge import IncidentTracker, Judge
 from holter.coordinator.window.assembly import Assembly
 from holter.diagnosis import report
 from holter.errors import UsageError

@@ -34,20 +34,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _serve(found: RunReader, listener: socket.socket) -> None:
     from holter.coordinator.identity import RunSettings  # noqa: PLC0415
-    from holter.coordinator.recovery import finished_run, journal  # noqa: PLC0415 - wrong use is told at once
+    from holter.coordinator.recovery import journal, rebuilt_run  # noqa: PLC0415 - wrong use is told at once
 
     assert found.directory is not None
     host, port = listener.getsockname()[:2]
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     run_dir, damage = found.directory.absolute(), list[str]()
     settings = RunSettings(run_dir, found.name, address, int(found.identity.get("world_size") or 0))
-    finished = finished_run.FinishedRun(settings, found.identity)
+    finished = rebuilt_run.FinishedRun(settings, found.identity)
     finished.read(with_progress(journal.read(run_dir / "journal", damage)))
     finished.finish(found.diagnoses())
     sys.stderr.write("".join(f"holter: journal: {line}; what follows in that file is not shown\n" for line in damage))
     sys.stdout.write(f"the page of {found.name}: {address}/   (Ctrl-C ends it)\n")
     sys.stdout.flush()
-    asyncio.run(finished_run.serve(finished, holter.__version__, listener))
+    asyncio.run(rebuilt_run.serve(finished, holter.__version__, listener))
 
 
 def _listener(host: str, port: int) -> socket.socket:

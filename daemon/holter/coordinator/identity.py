@@ -1,4 +1,4 @@
-"""Which run is watched: its settings; run.json, what it is; coordinator.json, how to reach its coordinator."""
+"""Which run is watched: its settings; run.json, what it is."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,14 +45,6 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """`http://host:port`"""
 
 
-class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """`coordinator.json`: readable by its owner alone."""
-
-    address: str
-    token: str
-    pid: int
-
-
 class Introductions:
     """What the ranks said of themselves when they attached; cheap to add to, made into a record when it is written."""
 
@@ -92,16 +84,3 @@ class Introductions:
             ranks=sorted(self._ranks),
             ended_at=None if ended_ns is None else rfc3339(ended_ns),
         )
-
-
-def read_access(run_dir: Path) -> Access | None:
-    """How to reach the coordinator that watches this run now, as far as can be read."""
-    try:
-        return msgspec.json.decode((run_dir / "coordinator.json").read_bytes(), type=Access)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
-def as_json(record: msgspec.Struct) -> bytes:
-    """For a file that people open."""
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"

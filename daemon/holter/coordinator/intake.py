@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 
 from holter import clock
-from holter.coordinator import identity
 from holter.coordinator.disk import Disk
 from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts
 from holter.coordinator.halt.driver import HaltDriver
@@ -21,7 +20,7 @@ from holter.coordinator.recovery.journal import Journal
 from holter.coordinator.roster import Roster
 from holter.coordinator.window.assembly import Assembly
 from holter.faults import ExamKey, TableKey
-from holter.files import write_whole
+from holter.files import as_json, write_whole
 from holter.records import (
     Attached,
     Body,
@@ -142,9 +141,8 @@ class Intake:
             self._take(answer, now_ns)
         else:
             tensor_class, step, rank = key
-            self._note(
-                Observation(rank=rank, step=step, at_ns=now_ns, body=Unavailable(tensor_class=tensor_class)), now_ns
-            )
+            missing = Unavailable(tensor_class=tensor_class)
+            self._note(Observation(rank=rank, step=step, at_ns=now_ns, body=missing), now_ns)
 
     def to_examine(self, keys: Iterable[ExamKey], now_ns: int) -> tuple[ExamKey, ...]:
         """Those of the wanted examinations that are to be asked for now: each is asked for once."""
@@ -178,16 +176,13 @@ class Intake:
 
     def warnings(self) -> list[str]:
         """What went wrong on the way to here."""
-        found = []
-        if self.journal.dropped:
-            found.append(f"journal: {self.journal.dropped} entries lost")
-        if self.roster.sidecars_lost:
-            found.append(f"sidecars lost: {self.roster.sidecars_lost}")
-        if self.roster.duplicates:
-            found.append(f"ranks that came twice: {self.roster.duplicates}")
-        if self.strangers:
-            found.append(f"observations that cannot be: {self.strangers}")
-        return found
+        found = {
+            f"journal: {self.journal.dropped} entries lost": self.journal.dropped,
+            f"sidecars lost: {self.roster.sidecars_lost}": self.roster.sidecars_lost,
+            f"ranks that came twice: {self.roster.duplicates}": self.roster.duplicates,
+            f"observations that cannot be: {self.strangers}": self.strangers,
+        }
+        return [text for text, num in found.items() if num]
 
     def _take(self, observation: Observation, now_ns: int) -> None:
         self._note(observation, now_ns)
@@ -227,8 +222,8 @@ class Intake:
         return asked_ns == now_ns
 
     def _write_identity(self, ended_ns: int | None) -> None:
-        path, content = self.run_dir / "run.json", identity.as_json(self.introductions.record(ended_ns))
-        self._disk.submit(partial(write_whole, path, content))
+        content = as_json(self.introductions.record(ended_ns))
+        self._disk.submit(partial(write_whole, self.run_dir / "run.json", content))
 
 
 def is_answer(key: TableKey, observation: Observation) -> bool:

@@ -181,11 +181,12 @@ class Roster:
             return []
         self._passed_ns = self._attention_ns
         oldest_ns = self._attention_ns - SILENT_NS
-        fallen = [
-            rank for rank, member in self.members.items() if member.line.heard_at_ns < oldest_ns and _may_fall(member)
-        ]
-        for rank in fallen:
-            self.members[rank].line.is_silent = True
+        fallen = []
+        for rank, member in self.members.items():
+            line = member.line
+            if line.heard_at_ns < oldest_ns and not line.is_silent and not line.has_hung_up and member.state != "ended":
+                line.is_silent = True
+                fallen.append(rank)
         return fallen
 
     def disconnect(self, rank: int, connection: int, *, is_closed: bool = True) -> None:
@@ -250,11 +251,6 @@ class Roster:
         return bool(self.members) and all(member.state == "ended" for member in self.members.values())
 
     @property
-    def has_anyone_ended(self) -> bool:
-        """Some rank has ended: the job is on its way out."""
-        return any(member.state == "ended" for member in self.members.values())
-
-    @property
     def is_complete(self) -> bool:
         """Every rank of the job has come."""
         return len(self.members) >= self.world_size
@@ -291,10 +287,6 @@ class Roster:
         known = {rank: _snapshot(member) for rank, member in self.members.items() if member.state != "ended"}
         known |= {rank: RankSnapshot(rank, hostname="", is_sidecar_up=False) for rank in self.absent()}
         return [snapshot for _, snapshot in sorted(known.items())]
-
-
-def _may_fall(member: Member) -> bool:
-    return not member.line.is_silent and not member.line.has_hung_up and member.state != "ended"
 
 
 def _snapshot(member: Member) -> RankSnapshot:

@@ -18,23 +18,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 from aiohttp import web
 
 from holter import clock
-from holter.coordinator import identity
+from holter.coordinator.announcer import Announcer, AnnouncerSettings
 from holter.coordinator.halt import sealing
 from holter.coordinator.halt.driver import Act, Open, Outcome
 from holter.coordinator.http.pages import AskHalt, Pages
 from holter.coordinator.identity import RunSettings
-from holter.coordinator.incidents.announcer import Announcer, AnnouncerSettings
-from holter.coordinator.recovery import restart
+from holter.coordinator.recovery import rebuilt_run
 from holter.coordinator.roster import Roster
 from holter.coordinator.run import FollowUp, Run
 from holter.diagnosis import report
 from holter.faults import ALL, Detector
 from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit
-from holter.files import write_whole
+from holter.files import as_json, read_json, write_whole
 from holter.halting.protocol import Tell
 from holter.halting.vault.store import Vault
 from holter.records import Order
@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+ACCESS = "coordinator.json"
 MAX_FETCH_ROUNDS = 4
 """A detector may ask for more after it has seen what it asked for; then the next judgement goes on."""
 
@@ -104,6 +105,14 @@ class ServiceSettings:
     announcing: AnnouncerSettings = field(default_factory=AnnouncerSettings)
 
 
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """`coordinator.json`: how to reach the coordinator that watches a run now; readable by its owner alone."""
+
+    address: str
+    token: str
+    pid: int
+
+
 class Coordinator:
     """Watches one run: `start`, then `run` until there is nothing left to do."""
 
@@ -116,12 +125,12 @@ class Coordinator:
     ) -> None:
         self.watched = Run(about, detectors)
         self._settings = settings
+        self._wake = asyncio.Event()
         # The coordinator listens on its own port: `host:port` is its address.
         listen = transport_of("").listener
-        self._listener = listen(self.watched.intake, settings.token, self._hurry, self._hold)
+        self._listener = listen(self.watched.intake, settings.token, self._wake.set, self._hold)
         self._pages = Pages(self.watched, settings.version, token=settings.token, ask_halt=ask_halt or self._ask_halt)
         self._announcer = Announcer(self.watched, settings.announcing)
-        self._wake = asyncio.Event()
         self._stop = asyncio.Event()
         self._is_over = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -131,21 +140,23 @@ class Coordinator:
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
-        restart.recall(self.watched, clock.wall_ns())
+        rebuilt_run.recall(self.watched, clock.wall_ns())
         app = web.Application()
         self._listener.mount(app)
         app.add_routes(self._pages.routes())
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         await web.SockSite(self._runner, listener, backlog=1024).start()
-        self._write_access()
+        about = self.watched.settings
+        access = Access(address=about.address, token=self._settings.token, pid=os.getpid())
+        self.watched.disk.submit(partial(write_whole, about.run_dir / ACCESS, as_json(access), 0o600))
         self.watched.intake.write_down()
         self._announcer.start()
 
     def stop(self) -> None:
         """End soon, after a last judgement."""
         self._stop.set()
-        self._hurry()
+        self._wake.set()
 
     async def run(self) -> str:
         """Judge until the end; returns why it ended."""
@@ -213,7 +224,7 @@ class Coordinator:
             error = waiting.exception()
             where, why_not = waiting.result() if error is None else (where, f"{type(error).__name__}: {error}")
         self.watched.halts.opened(where, why_not, clock.wall_ns(), base_step)
-        self._hurry()
+        self._wake.set()
 
     async def _seal(self, order: Order) -> None:
         try:
@@ -223,15 +234,12 @@ class Coordinator:
             text = f"halted, and what was saved could not be sealed: {type(error).__name__}: {error}"
             kept = sealing.SealedHalt(Outcome("failed", text), None)
         self.watched.sealed(kept)
-        self._hurry()
+        self._wake.set()
 
     def _ask_halt(self, reason: str, by: str) -> str | None:
         why = self.watched.halts.ask(by, reason, clock.wall_ns())
-        self._hurry()
-        return why
-
-    def _hurry(self) -> None:
         self._wake.set()
+        return why
 
     async def _hold(self) -> None:
         """Keep a sidecar that said Goodbye until the last judgement is made, but no longer than `hold_s` or than a halt needs it."""
@@ -274,17 +282,12 @@ class Coordinator:
         self._announcer.tell(is_final=True)
         until_s = clock.monotonic_s() + self._settings.limits.linger_s
         while clock.monotonic_s() < until_s and not self._stop.is_set():
-            known = await asyncio.to_thread(identity.read_access, self.watched.settings.run_dir)
+            known = await asyncio.to_thread(read_json, self.watched.settings.run_dir / ACCESS, Access)
             if known is not None and known.pid != os.getpid():
                 return
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LINGER_LOOK_S):
                     await self._stop.wait()
-
-    def _write_access(self) -> None:
-        access = identity.Access(address=self.watched.settings.address, token=self._settings.token, pid=os.getpid())
-        path = self.watched.settings.run_dir / "coordinator.json"
-        self.watched.disk.submit(partial(write_whole, path, identity.as_json(access), 0o600))
 
 
 def end_reason(roster: Roster, quiet_s: float, limits: Limits) -> str | None:
@@ -295,7 +298,8 @@ def end_reason(roster: Roster, quiet_s: float, limits: Limits) -> str | None:
         if roster.is_complete:
             return "every rank has ended" if quiet_s >= _settle_s(roster, limits) else None
         return "every rank that came has ended" if quiet_s >= limits.stragglers_s else None
-    if roster.num_connected == 0 and roster.has_anyone_ended and quiet_s >= limits.stragglers_s:
+    has_anyone_ended = any(member.state == "ended" for member in roster.members.values())
+    if roster.num_connected == 0 and has_anyone_ended and quiet_s >= limits.stragglers_s:
         return "every rank that was still watched has ended"
     if roster.num_connected == 0 and quiet_s >= limits.idle_s:
         return f"no sidecar was connected for {limits.idle_s:.0f} s"

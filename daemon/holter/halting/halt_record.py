@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from holter.clock import rfc3339, wall_ns
-from holter.files import write_whole
+from holter.files import as_json, read_json, write_whole
 from holter.records import EXIT_CODE
 
 ROOM = ".halt.room"
@@ -106,13 +106,13 @@ def lift(run_dir: Path) -> HaltRecord | None:
 
 def base_step(run_dir: Path) -> int:
     """Completed steps of the checkpoint that this life of the run goes on from; 0: it began at the beginning."""
-    resumed = _resumed(run_dir)
+    resumed = read_json(run_dir / "resumed.json", Resumed)
     return resumed.step if resumed is not None else 0
 
 
 def begin(run_dir: Path) -> None:
     """A life of the run begins: what was lifted before it counts for it, and for none that comes later."""
-    resumed = _resumed(run_dir)
+    resumed = read_json(run_dir / "resumed.json", Resumed)
     if resumed is None:
         return
     with contextlib.suppress(OSError):
@@ -136,8 +136,8 @@ def find(run_dir: str, runs: Path, names: Iterable[str]) -> tuple[Path, HaltReco
         return (Path(run_dir), halt) if halt is not None else None
     ours = set(names)
     for path in sorted(runs.glob("*/halt.json"), reverse=True):
-        halt = read(path.parent)
-        if halt is not None and ours & set(_names(path.parent)):
+        halt, job = read(path.parent), read_json(path.parent / "job.json", JobNames)
+        if halt is not None and job is not None and ours & set(job.names):
             return path.parent, halt
     return None
 
@@ -181,22 +181,8 @@ def sentences(run_dir: Path, halt: HaltRecord, environ: Mapping[str, str]) -> li
     ]
 
 
-def _resumed(run_dir: Path) -> Resumed | None:
-    try:
-        return msgspec.json.decode((run_dir / "resumed.json").read_bytes(), type=Resumed)
-    except (OSError, msgspec.MsgspecError):
-        return None
-
-
 def _is_counted(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name, "0") not in {"", "0"}
-
-
-def _names(run_dir: Path) -> list[str]:
-    try:
-        return msgspec.json.decode((run_dir / "job.json").read_bytes(), type=JobNames).names
-    except (OSError, msgspec.MsgspecError):
-        return []
 
 
 def _started(pid: int) -> str:
@@ -207,21 +193,17 @@ def _started(pid: int) -> str:
 
 
 def _write(path: Path, record: msgspec.Struct) -> None:
-    write_whole(path, _encoded(record))
+    write_whole(path, as_json(record))
 
 
 def _write_into_room(run_dir: Path, halt: HaltRecord) -> None:
     """Overwrite the reserved file, which takes no new space on the disk; if it is too small, the end of `why` is cut off."""
-    over = len(_encoded(halt)) - ROOM_BYTES
+    over = len(as_json(halt)) - ROOM_BYTES
     if over > 0:
         why = halt.why.encode()[: -over - len("…".encode())].decode(errors="ignore") + "…"
         halt = msgspec.structs.replace(halt, why=why)
     with (run_dir / ROOM).open("r+b") as file:
-        file.write(_encoded(halt).ljust(ROOM_BYTES, b"\n"))
+        file.write(as_json(halt).ljust(ROOM_BYTES, b"\n"))
         file.flush()
         os.fsync(file.fileno())
     (run_dir / ROOM).rename(run_dir / "halt.json")
-
-
-def _encoded(record: msgspec.Struct) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"

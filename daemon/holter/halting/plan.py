@@ -11,10 +11,9 @@ nothing: both save nothing. Of ranks at several steps those of the commonest are
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from holter import patience
-from holter.records import RankState
+from holter.records import OrderKind, RankState
 
 MIN_AHEAD = 2
 AHEAD_S = 0.5
@@ -72,13 +71,13 @@ class JobShape:
 class HaltPlan:
     """What to order."""
 
-    kind: Literal["prepare", "commit", "rescue"]
+    kind: OrderKind
+    """`prepare`, `commit` or `rescue`."""
     step: int
     savers: tuple[int, ...]
     lost: tuple[int, ...] = ()
     snapshot: int = -1
     """Of this many completed steps, instead of the live state; -1: the live state."""
-
     wait_s: float = 0.0
     """Until every rank has come to the step, with some to spare."""
 

@@ -177,11 +177,7 @@ TABLE: dict[tuple[Course, Cue], Row] = {
 }
 """What has no row here changes nothing."""
 
-_BEGINS: dict[OrderKind, Course] = {
-    "prepare": Course.PREPARING,
-    "commit": Course.COMMITTED,
-    "rescue": Course.RESCUING,
-}
+_BEGINS: dict[OrderKind, Course] = {"prepare": Course.PREPARING, "commit": Course.COMMITTED, "rescue": Course.RESCUING}
 
 
 def begin(order: Order, ranks: Iterable[int], standing: Iterable[int] = ()) -> tuple[HaltState, tuple[Action, ...]]:

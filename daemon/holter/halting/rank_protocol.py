@@ -16,7 +16,7 @@ thread is blocked is *free*: as long as nobody says `leave`, nothing has happene
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, cast
 
 from holter import patience
 from holter.records import Order, RankState
@@ -232,10 +232,11 @@ Row = tuple[Stand, tuple[RankAct, ...]]
 
 
 def _rows(
-    stands: tuple[Stand, ...], cue: RankCue, goal: Stand | None, *acts: RankAct
+    stands: tuple[Stand, ...], cues: RankCue | tuple[RankCue, ...], goal: Stand | None, *acts: RankAct
 ) -> dict[tuple[Stand, RankCue], Row]:
-    """The same row for several standings; without a goal they stay."""
-    return {(stand, cue): (stand if goal is None else goal, acts) for stand in stands}
+    """The same row for several standings and cues; without a goal they stay."""
+    cues = (cues,) if isinstance(cues, RankCue) else cues
+    return {(stand, cue): (stand if goal is None else goal, acts) for stand in stands for cue in cues}
 
 
 TABLE: dict[tuple[Stand, RankCue], Row] = {
@@ -243,21 +244,16 @@ TABLE: dict[tuple[Stand, RankCue], Row] = {
     **_rows(_BEFORE, RankCue.PREPARE, Stand.WILLING, RankAct.SAY_WILLING),
     **_rows(_BEFORE, RankCue.LATE_PREPARE, BACK, RankAct.SAY_UNWILLING),
     **_rows((Stand.WILLING,), RankCue.REPEAT, None, RankAct.SAY_WILLING),
-    **_rows((Stand.WILLING,), RankCue.OVER, BACK, RankAct.SAY_RELEASED),
+    **_rows((Stand.WILLING,), (RankCue.OVER, RankCue.ABORT), BACK, RankAct.SAY_RELEASED),
     **_rows((Stand.WILLING,), RankCue.SIDECAR_LOST, BACK),
-    **_rows((Stand.HELD,), RankCue.PREPARE, None, RankAct.SAY_HELD),
-    **_rows((Stand.HELD,), RankCue.LATE_PREPARE, None, RankAct.SAY_HELD),
-    **_rows((Stand.HELD,), RankCue.REPEAT, None, RankAct.SAY_HELD),
-    **_rows(_ENDING, RankCue.PREPARE, None, RankAct.SAY_UNWILLING),
-    **_rows(_ENDING, RankCue.LATE_PREPARE, None, RankAct.SAY_UNWILLING),
+    **_rows((Stand.HELD,), (RankCue.PREPARE, RankCue.LATE_PREPARE, RankCue.REPEAT), None, RankAct.SAY_HELD),
+    **_rows(_ENDING, (RankCue.PREPARE, RankCue.LATE_PREPARE), None, RankAct.SAY_UNWILLING),
     # Standing before a step.
     **_rows((*_BEFORE, Stand.TERMINATED), RankCue.REACHED, Stand.HELD, RankAct.SAY_HELD),
     **_rows(_KEEPING, RankCue.REACHED, None),
     **_rows(_ALL, RankCue.REACHED_AGAIN, None, RankAct.RELEASE),
     **_rows((Stand.HELD,), RankCue.COMMIT, Stand.DECIDING, RankAct.ASK_ORDER),
-    **_rows((Stand.HELD,), RankCue.ABORT, Stand.DECIDING, RankAct.ASK_ABORT),
-    **_rows((Stand.HELD,), RankCue.OVER, Stand.DECIDING, RankAct.ASK_ABORT),
-    **_rows((Stand.HELD,), RankCue.SIDECAR_LOST, Stand.DECIDING, RankAct.ASK_ABORT),
+    **_rows((Stand.HELD,), (RankCue.ABORT, RankCue.OVER, RankCue.SIDECAR_LOST), Stand.DECIDING, RankAct.ASK_ABORT),
     **_rows((*_BEFORE, *_ENDING, Stand.HELD), RankCue.STRAY_COMMIT, None, RankAct.SAY_RELEASED),
     **_rows(_STANDING, RankCue.REGISTER_COMMIT, Stand.SAVING, RankAct.SAY_SAVING, RankAct.SAVE_IN_MAIN),
     **_rows(_STANDING, RankCue.REGISTER_SAVE, Stand.SAVING, RankAct.SAY_SAVING, RankAct.SAVE),
@@ -270,27 +266,20 @@ TABLE: dict[tuple[Stand, RankCue], Row] = {
     **_rows((Stand.SAVED,), RankCue.RESCUE, Stand.SAVING, RankAct.SAY_SAVING, RankAct.SAVE),
     **_rows((Stand.SAVING,), RankCue.REPEAT, None, RankAct.SAY_SAVING),
     **_rows((Stand.SAVED,), RankCue.REPEAT, None, RankAct.SAY_RESULT),
-    **_rows((Stand.SAVING,), RankCue.SAVED, Stand.SAVED, RankAct.SAY_RESULT),
-    **_rows((Stand.SAVING,), RankCue.OVER, Stand.SAVED, RankAct.SAY_RESULT),
-    **_rows((Stand.SAVING,), RankCue.BOUND_OVER, Stand.SAVED, RankAct.SAY_RESULT),
+    **_rows((Stand.SAVING,), (RankCue.SAVED, RankCue.OVER, RankCue.BOUND_OVER), Stand.SAVED, RankAct.SAY_RESULT),
     **_rows(_KEEPING, RankCue.ABORT, BACK, RankAct.SAY_RELEASED),
     **_rows((Stand.SAVED,), RankCue.OVER, BACK, RankAct.SAY_RELEASED),
-    **_rows((Stand.SAVED,), RankCue.BOUND_OVER, Stand.LEAVING, RankAct.LEAVE),
+    **_rows((Stand.SAVED,), (RankCue.BOUND_OVER, RankCue.BOUND_SIGNALLED), Stand.LEAVING, RankAct.LEAVE),
     # The end.
     **_rows(_ALL, RankCue.LEAVE, Stand.LEAVING, RankAct.LEAVE),
-    **_rows(_BEFORE, RankCue.THROWN, Stand.DYING, RankAct.SAY_DYING),
-    **_rows((Stand.TERMINATED,), RankCue.THROWN, Stand.DYING, RankAct.SAY_DYING),
+    **_rows((*_BEFORE, Stand.TERMINATED), RankCue.THROWN, Stand.DYING, RankAct.SAY_DYING),
     **_rows(_BEFORE, RankCue.SIGNALLED, Stand.TERMINATED, RankAct.SAY_TERMINATED),
     **_rows(_STANDING, RankCue.SIGNALLED, None, RankAct.SAY_TERMINATED),
     **_rows((*_KEEPING, Stand.DYING), RankCue.SIGNALLED, None),
     **_rows(_KEEPING, RankCue.THROWN, None),
-    **_rows((Stand.SAVED,), RankCue.BOUND_SIGNALLED, Stand.LEAVING, RankAct.LEAVE),
-    **_rows(_ENDING, RankCue.ABORT, Stand.DEAD, RankAct.DIE),
-    **_rows(_ENDING, RankCue.OVER, Stand.DEAD, RankAct.DIE),
-    **_rows(_ENDING, RankCue.SIDECAR_LOST, Stand.DEAD, RankAct.DIE),
+    **_rows(_ENDING, (RankCue.ABORT, RankCue.OVER, RankCue.SIDECAR_LOST), Stand.DEAD, RankAct.DIE),
     **_rows(_BEFORE, RankCue.ASKED, None, RankAct.SAY_ASKING),
     **_rows(_ALL, RankCue.INTERRUPTED, Stand.DEAD, RankAct.DIE),
-    **_rows((Stand.WILLING,), RankCue.ABORT, BACK, RankAct.SAY_RELEASED),
 }
 """What has no row here changes nothing."""
 
@@ -423,30 +412,16 @@ def _go_back(rank: Rank) -> tuple[Rank, tuple[Action, ...]]:
 
 def _word(rank: Rank, act: RankAct, halt: int) -> Action:
     """An act, with the rank's own words in it."""
-    abort = Order(halt=halt, kind="abort", step=rank.step)
     if act is RankAct.ASK_ABORT:
-        return Ask(rank.step, abort)
+        return Ask(rank.step, Order(halt=halt, kind="abort", step=rank.step))
     if act in {RankAct.ASK_ORDER, RankAct.SAVE, RankAct.SAVE_IN_MAIN}:
         assert rank.order is not None
-        return (
-            Ask(rank.step, rank.order)
-            if act is RankAct.ASK_ORDER
-            else SaveState(rank.order, act is RankAct.SAVE_IN_MAIN)
-        )
+        if act is RankAct.ASK_ORDER:
+            return Ask(rank.step, rank.order)
+        return SaveState(rank.order, act is RankAct.SAVE_IN_MAIN)
     if act is RankAct.SAY_RESULT:
         # Others save for it: its own part is none.
         return Say(rank.result or "saved", halt, rank.why)
-    said = _SAID.get(act)
-    return Say(said, halt) if said is not None else Do(act.value)
-
-
-_SAID: dict[RankAct, RankState] = {
-    RankAct.SAY_WILLING: "willing",
-    RankAct.SAY_UNWILLING: "unwilling",
-    RankAct.SAY_HELD: "held",
-    RankAct.SAY_SAVING: "saving",
-    RankAct.SAY_RELEASED: "released",
-    RankAct.SAY_DYING: "dying",
-    RankAct.SAY_TERMINATED: "terminated",
-    RankAct.SAY_ASKING: "asking",
-}
+    if act.startswith("say "):
+        return Say(cast("RankState", act.removeprefix("say ")), halt)
+    return Do(act.value)

@@ -2,8 +2,7 @@
 
     interface                        Uplink (the sidecar's end), Listener (the coordinator's end), Receiver (what a Listener hands words to)
     wire                             the messages, as msgpack
-    outbox, backoff, clock_offset,   what every uplink needs: what is still to be said, when to try again, whose clock is how far off,
-    limits                           how much and how often
+    outbox, clock_offset, limits     what every uplink needs: what is still to be said, whose clock is how far off, how much, how often, when again
     websocket/                       the default: one WebSocket a rank on the coordinator's own port
     choice                           which one is used, by the coordinator's address
 

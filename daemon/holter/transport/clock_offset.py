@@ -55,7 +55,9 @@ class ClockOffset:
         offset_ns = ((received_ns - asked_ns) + (replied_ns - heard_ns)) // 2
         drifted_ns = int(DRIFT * (heard_ns - asked_ns))
         fresh = Sample(heard_ns, offset_ns, trip_ns // 2 + drifted_ns + 1)
-        if any(_contradict(fresh, known) for known in self._samples):
+        if any(
+            abs(offset_ns - known.offset_ns) > fresh.half_trip_ns + known.error_ns(heard_ns) for known in self._samples
+        ):
             self._samples.clear()
         self._samples.append(fresh)
         self.settle(heard_ns)
@@ -65,7 +67,3 @@ class ClockOffset:
         if self._samples:
             best = min(self._samples, key=lambda sample: sample.error_ns(now_ns))
             self.offset_ns, self.error_ns = best.offset_ns, best.error_ns(now_ns)
-
-
-def _contradict(fresh: Sample, known: Sample) -> bool:
-    return abs(fresh.offset_ns - known.offset_ns) > fresh.half_trip_ns + known.error_ns(fresh.heard_ns)

@@ -1,5 +1,6 @@
-"""Limits and deadlines of the sidecar's end of the stream."""
+"""Limits and deadlines of the sidecar's end of the stream, and how long it waits before it tries again."""
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -51,7 +52,24 @@ def settings_for(world_size: int) -> UplinkSettings:
     usual = UplinkSettings()
     each_s = min(world_size / REPORTS_PER_S, MAX_INTERVAL_S)
     return replace(
-        usual,
-        report_interval_s=max(usual.report_interval_s, each_s),
-        keepalive_s=max(usual.keepalive_s, each_s),
+        usual, report_interval_s=max(usual.report_interval_s, each_s), keepalive_s=max(usual.keepalive_s, each_s)
     )
+
+
+@dataclass
+class Backoff:
+    """How long to wait before the next attempt: doubling, capped, with jitter so that 16,000 sidecars do not come back at once."""
+
+    first_s: float = 0.1
+    """The shortest wait, before jitter."""
+    cap_s: float = 5.0
+    """The longest wait."""
+    attempts: int = 0
+    """Failures in a row; 0 again after a connection that lasted."""
+
+    def next_s(self) -> float:
+        """Seconds to wait now: between half and all of the doubled wait."""
+        # Beyond 2**32 the cap has long won.
+        wait_s = min(self.cap_s, self.first_s * 2.0 ** min(self.attempts, 32))
+        self.attempts += 1
+        return wait_s * random.uniform(0.5, 1.0)  # noqa: S311 - jitter is no secret

@@ -16,9 +16,10 @@ from tests.halting.vault.test_store import write
 from holter.coordinator.halt.driver import Act, Open
 from holter.coordinator.halt.sealing import HaltEnding, open_directory, seal
 from holter.coordinator.identity import RunSettings
-from holter.coordinator.recovery import restart
+from holter.coordinator.recovery import rebuilt_run
 from holter.coordinator.run import Run
 from holter.halting import halt_record
+from holter.halting.plan import Wish
 from holter.halting.protocol import Seal, Tell
 from holter.halting.vault import manifest, store
 from holter.halting.vault.manifest import Circumstances
@@ -35,7 +36,8 @@ NAN = Nonfinite(where="gradient", name="a.weight", nans=1, infs=0, numel=16)
 
 
 def ending(run_dir: Path, partial: Path, **changes: Any) -> HaltEnding:
-    made = HaltEnding(run_dir=run_dir, partial=partial, about=ABOUT, ranks=(1,), incident="i-1", last_healthy=None)
+    wish = Wish(cause=ABOUT.cause, reason="", ranks=(1,), incident="i-1")
+    made = HaltEnding(run_dir=run_dir, partial=partial, about=ABOUT, wish=wish, last_healthy=None)
     return replace(made, **changes)
 
 
@@ -84,7 +86,8 @@ def test_why_ranks_could_not_save_is_in_the_manifest_the_stone_and_the_outcome(t
 
 def test_who_asked_for_it_and_why_is_in_the_stone_and_in_what_a_blind_restart_says(tmp_path: Path) -> None:
     asked = "asked for by ann@head: node drain"
-    seal(ending(tmp_path, saved(tmp_path), about=replace(ABOUT, cause="requested"), ranks=(), reason=asked))
+    wish = Wish(cause="requested", reason=asked, incident="i-1")
+    seal(ending(tmp_path, saved(tmp_path), about=replace(ABOUT, cause="requested"), wish=wish))
     assert asked == halt_json(tmp_path)["reason"]
     found = halt_record.read(tmp_path)
     assert found is not None
@@ -239,7 +242,7 @@ def test_a_nan_is_halted_and_its_incident_says_what_became_of_it(watch: Callable
     (sealing_it,) = [act for act in watched.judge() if isinstance(act, Seal)]
     end = watched.run.ending(sealing_it.order)
     assert (4, 2, {0: "No space left on device"}) == (end.about.step, end.about.world_size, end.about.failures)
-    assert (attempt.wish.incident, ()) == (end.incident, end.unheard)
+    assert (attempt.wish.incident, ()) == (end.wish.incident, end.unheard)
     write(end.partial, 1, {"random_states_1.pkl": b"r"})
     watched.run.sealed(seal(end))
     watched.judge()
@@ -331,14 +334,14 @@ def test_a_coordinator_that_is_started_again_seals_the_halt_of_the_former_one(
     former.die()
 
     again = Watched(tmp_path, former.now_ns + 2 * SECOND_NS)
-    restart.recall(again.run, again.now_ns)
+    rebuilt_run.recall(again.run, again.now_ns)
     again.connect()
     assert [] == again.judge(), "sidecars are given time to come back"
     again.say("saved", 1, ranks=(1,))
     acts = again.judge(4.0)
     (sealing_it,) = [act for act in acts if isinstance(act, Seal)]
     end = again.run.ending(sealing_it.order)
-    assert (wish.cause, wish.ranks, wish.incident) == (end.about.cause, end.ranks, end.incident)
+    assert (wish.cause, wish.ranks, wish.incident) == (end.about.cause, end.wish.ranks, end.wish.incident)
     assert {0: "No space left on device"} == end.about.failures
     write(end.partial, 1, {"random_states_1.pkl": b"r"})
     again.run.sealed(seal(end))

@@ -9,10 +9,9 @@ import pytest
 from tests.coordinator.conftest import RUN_ID, attached, census, done, exited, healthy_roots, seen
 
 from holter.coordinator.identity import RunSettings
-from holter.coordinator.incidents.tracker import IncidentTracker
-from holter.coordinator.judge import Judge
-from holter.coordinator.recovery import journal, restart
-from holter.coordinator.recovery.finished_run import FinishedRun
+from holter.coordinator.judge import IncidentTracker, Judge
+from holter.coordinator.recovery import journal, rebuilt_run
+from holter.coordinator.recovery.rebuilt_run import FinishedRun
 from holter.coordinator.recovery.replay import Replay, differences, substances
 from holter.coordinator.run import Run
 from holter.coordinator.window.assembly import Assembly
@@ -161,7 +160,7 @@ def test_a_coordinator_that_is_started_again_knows_what_the_former_one_knew(tmp_
     live = record(tmp_path, diverging(6), is_killed=True)
     again = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"))
     now_ns = START_NS + 60 * SECOND_NS
-    restart.recall(again, now_ns)
+    rebuilt_run.recall(again, now_ns)
     assert 11 == len(again.assembly.window(now_ns).steps)
     assert not any(dataclasses.astuple(again.judge(now_ns))), "sidecars are given time to come back"
     assert () == again.judge(now_ns + 5 * SECOND_NS).fresh, "the same incident is told once"
@@ -216,7 +215,7 @@ def test_a_coordinator_that_is_started_again_tells_a_hang_that_came_back_from_th
     assert [False, True] == [one.closed_at is None for one in live.diagnoses]
     again = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Standing()])
     now_ns = START_NS + 90 * SECOND_NS
-    restart.recall(again, now_ns)
+    rebuilt_run.recall(again, now_ns)
     again.judge(now_ns + 5 * SECOND_NS)
     assert live.diagnoses == again.incidents.all()
     assert [live.diagnoses[1].id] == [one.id for one in again.incidents.standing()]
@@ -233,7 +232,7 @@ def test_another_past_is_not_recalled(tmp_path: Path, case: str) -> None:
         record(tmp_path, diverging(6), is_killed=case != "ended")
     run = Run(RunSettings(tmp_path, "run-2" if case == "another run" else RUN_ID, "http://127.0.0.1:1"))
     written_ns = max((path.stat().st_mtime_ns for path in tmp_path.rglob("*.msgpack")), default=0)
-    restart.recall(run, written_ns + (3600 * SECOND_NS if case == "long ago" else 1))
+    rebuilt_run.recall(run, written_ns + (3600 * SECOND_NS if case == "long ago" else 1))
     assert (0, ()) == (run.silent_until_ns, run.assembly.window(0).steps)
     run.intake.end(START_NS)
     run.close(5.0)
@@ -243,7 +242,7 @@ def test_reading_the_past_ends_in_time(tmp_path: Path) -> None:
     record(tmp_path, healthy(50))
     ticking = iter(range(10_000))
     judging = Judge(Assembly(), IncidentTracker(RUN_ID, "halt"), ALL)
-    found = restart.read(journal.read(tmp_path / "journal"), judging, lambda: float(next(ticking)), deadline_s=20.0)
+    found = rebuilt_run.read(journal.read(tmp_path / "journal"), judging, lambda: float(next(ticking)), deadline_s=20.0)
     assert not found.is_complete
     assert 21 == found.num_entries
 
@@ -265,7 +264,7 @@ def test_restart_finished_run_and_replay_judge_when_the_live_run_did(tmp_path: P
     news = [at_ns for at_ns, mark in marks.items() if mark.is_news or mark.is_final]
 
     judging = Judge(Assembly(), IncidentTracker(RUN_ID, "halt"), [*detectors, restarted])
-    known = restart.read(entries, judging, lambda: 0.0, deadline_s=1.0)
+    known = rebuilt_run.read(entries, judging, lambda: 0.0, deadline_s=1.0)
     page = FinishedRun(RunSettings(tmp_path / "page", RUN_ID, "http://127.0.0.1:1"), {}, [*detectors, finished])
     page.read(entries)
     replay = Replay(RUN_ID, "halt", [*detectors, replayed_now])

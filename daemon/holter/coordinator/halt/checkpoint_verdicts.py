@@ -18,7 +18,7 @@ from holter.clock import rfc3339
 from holter.coordinator.disk import Disk
 from holter.faults.replicas.replica_case import PARAMETERS, weights_agreed
 from holter.faults.window import ClassHistory, StepView
-from holter.files import write_whole
+from holter.files import as_json, write_whole
 from holter.halting import halt_record, verdicts
 from holter.halting.vault import store
 from holter.halting.vault.store import FOLDER, ScriptSave, ScriptSaves, Sealed, Vault
@@ -70,8 +70,10 @@ class CheckpointVerdicts:
     def hear(self, observation: Observation) -> None:
         """A save was finished, or a rank begins."""
         match observation.body:
-            case SaveFinished() as finished if not self._is_ours(finished.path):
-                self._add(observation, finished)
+            case SaveFinished() as finished:
+                # A save into our own folder is a halt's.
+                if not Path(finished.path).is_relative_to((self._run_dir / FOLDER).absolute()):
+                    self._add(observation, finished)
             case Halting(poisoned_step=int() as step):
                 self._poisoned = step if self._poisoned is None else min(step, self._poisoned)
             case FirstStep(completed=None):
@@ -82,8 +84,6 @@ class CheckpointVerdicts:
                 if self._pids.setdefault(observation.rank, attached.pid) != attached.pid:
                     self._pids[observation.rank] = attached.pid
                     self._settle()
-            case _:
-                pass
 
     def note_sealed(self, sealed: Sealed) -> None:
         """A halt has kept a checkpoint."""
@@ -178,20 +178,16 @@ class CheckpointVerdicts:
         self._diagnoses.clear()
         self._entries = [replace(entry, step=None) for entry in self._entries]
 
-    def _is_ours(self, path: str) -> bool:
-        return Path(path).is_relative_to((self._run_dir / FOLDER).absolute())
-
     def _alarm(self, save: ScriptSave) -> str:
         healthy = self.last_healthy()
-        other = (
-            f"the last healthy one is of step {healthy.step} ({healthy.path})" if healthy else "no healthy one is known"
-        )
-        return f"the checkpoint saved at step {save.step} ({save.path}) is poisoned: {save.why}; {other}"
+        last = f"the last healthy one is of step {healthy.step} ({healthy.path})" if healthy else ""
+        what = f"the checkpoint saved at step {save.step} ({save.path}) is poisoned: {save.why}"
+        return f"{what}; {last or 'no healthy one is known'}"
 
     def _write(self) -> None:
         path = store.script_saves_path(self._run_dir)
-        content = msgspec.json.encode(ScriptSaves([entry.save for entry in self._entries]))
-        self._disk.submit(partial(_write, path, msgspec.json.format(content, indent=2) + b"\n"))
+        content = as_json(ScriptSaves([entry.save for entry in self._entries]))
+        self._disk.submit(partial(write_whole, path, content, makes_folder=True))
 
     def _look(self) -> None:
         """In the disk's thread: a file server that hangs stops nobody else."""
@@ -229,8 +225,3 @@ def _is_gone(path: Path) -> bool:
     with contextlib.suppress(OSError):
         return not path.exists() and path.parent.is_dir()
     return False
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content)

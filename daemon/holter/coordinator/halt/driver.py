@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -31,11 +30,6 @@ REQUESTED = "requested"
 """The cause that is named where somebody asked for the halt."""
 UNEXPLAINED = NONFINITE_BACKWARD.cause
 """The cause that is named where ranks stand and nothing better is known."""
-_BEGUN: dict[str, Literal["prepare", "commit", "rescue"]] = {
-    "prepare": "prepare",
-    "commit": "commit",
-    "rescue": "rescue",
-}
 
 
 @dataclass(frozen=True)
@@ -122,12 +116,6 @@ def patience_ns(halt: protocol.HaltState) -> float:
     return (halt.order.deadline_s + patience.ANSWER_S) * 1e9 if keeping else float("inf")
 
 
-def is_known_to_all(halt: protocol.HaltState) -> bool:
-    """Every rank that can answer has said that it goes on."""
-    heard = halt.heard
-    return all(heard.get(rank) in ("released", "unwilling") for rank in halt.ranks - halt.gone)
-
-
 def why_off(attempt: Attempt) -> str:
     """Why the halt was called off, for people."""
     assert attempt.halt is not None
@@ -140,7 +128,7 @@ def why_off(attempt: Attempt) -> str:
 
 
 @dataclass(frozen=True)
-class _LastWord:
+class LastWord:
     """What a rank last said of itself."""
 
     halting: Halting
@@ -162,7 +150,7 @@ class HaltDriver:
         self._note = note
         self._deadline_s = deadline_s
         self._number = 0
-        self._last_words: dict[int, _LastWord] = {}
+        self._last_words: dict[int, LastWord] = {}
         self._asked: Wish | None = None
         self._wished_ns: dict[str, int] = {}
         self._tries: Counter[str] = Counter()
@@ -188,10 +176,9 @@ class HaltDriver:
         """Somebody asked and has no answer yet: one failed attempt is not the answer."""
         return self._asked is not None
 
-    def last_word(self, rank: int) -> tuple[Halting, int] | None:
+    def last_word(self, rank: int) -> LastWord | None:
         """What a rank last said of itself, and at which step."""
-        found = self._last_words.get(rank)
-        return (found.halting, found.step) if found is not None else None
+        return self._last_words.get(rank)
 
     def ask(self, by: str, reason: str, now_ns: int) -> str | None:
         """An operator or a scheduler asks for a halt. Returns why that is not possible; None: it will be tried."""
@@ -210,7 +197,7 @@ class HaltDriver:
         assert isinstance(halting, Halting)
         known = self._last_words.get(rank)
         is_same = known is not None and known.halting.state == halting.state
-        self._last_words[rank] = _LastWord(halting, observation.step, known.since_ns if known and is_same else now_ns)
+        self._last_words[rank] = LastWord(halting, observation.step, known.since_ns if known and is_same else now_ns)
         if halting.state == "asking":
             self.ask(f"{halting.why} to rank {rank}", "", now_ns)
         if halting.state == "failed" and self.attempt is not None:
@@ -296,12 +283,9 @@ class HaltDriver:
             return
         last, order = orders[-1], halt.order
         wish = Wish(cause=last.cause, reason=order.reason, ranks=last.ranks, incident=last.incident)
-        plan = HaltPlan(
-            kind=_BEGUN[order.kind], step=order.step, savers=order.savers, lost=order.lost, snapshot=order.snapshot
-        )
-        failures = {
-            rank: said.halting.why for rank, said in self._last_words.items() if _is_failure(said.halting, order)
-        }
+        plan = HaltPlan(kind=order.kind, step=order.step, savers=order.savers, lost=order.lost, snapshot=order.snapshot)
+        words = {rank: said.halting for rank, said in self._last_words.items()}
+        failures = {rank: one.why for rank, one in words.items() if (one.state, one.halt) == ("failed", order.halt)}
         self.attempt = Attempt(wish, plan, halt, now_ns, now_ns, failures)
         self._heard = [event for event in self._heard if not self._is_past(event, order)]
 
@@ -384,7 +368,7 @@ class HaltDriver:
             if is_own or is_stopped or now_ns - said.since_ns >= patience.KEEP_DYING_S * 1e9:
                 self._number += 1
                 self._acts.append(Tell(Order(halt=self._number, kind="abort", step=said.step), (rank,)))
-                self._last_words[rank] = _LastWord(Halting(state="released"), said.step, now_ns)
+                self._last_words[rank] = LastWord(Halting(state="released"), said.step, now_ns)
 
     def _drive(self, attempt: Attempt, now_ns: int, view: View) -> None:
         missing = frozenset(one.rank for one in view.ranks() if not one.is_there)
@@ -403,7 +387,9 @@ class HaltDriver:
         is_late = now_ns - attempt.course_ns >= patience.CALLED_OFF_S * 1e9
         # Lines that were all lost at once may come back.
         is_lapsed = attempt.halt.course is Course.LAPSED and is_late
-        is_off = attempt.halt.course is Course.CALLED_OFF and (is_late or is_known_to_all(attempt.halt))
+        heard = attempt.halt.heard
+        is_known = all(heard.get(rank) in ("released", "unwilling") for rank in attempt.halt.ranks - attempt.halt.gone)
+        is_off = attempt.halt.course is Course.CALLED_OFF and (is_late or is_known)
         if is_lapsed or is_off:
             self._end(Outcome("called_off", f"the halt was called off: {why_off(attempt)}", is_halted=False), now_ns)
 
@@ -449,10 +435,6 @@ class HaltDriver:
 def _wish_of(asked: HaltAsked) -> Wish:
     text = f"asked for by {asked.by}" + (f": {asked.reason}" if asked.reason else "")
     return Wish(cause=REQUESTED, reason=text, is_operator=True)
-
-
-def _is_failure(halting: Halting, order: Order) -> bool:
-    return halting.state == "failed" and halting.halt == order.halt
 
 
 def _key(wish: Wish) -> str:

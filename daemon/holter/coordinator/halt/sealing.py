@@ -8,6 +8,7 @@ from holter.clock import monotonic_s, rfc3339, wall_ns
 from holter.coordinator.halt.driver import Outcome
 from holter.errors import VaultError
 from holter.halting import halt_record
+from holter.halting.plan import Wish
 from holter.halting.vault.manifest import PARTS, Circumstances
 from holter.halting.vault.store import FOLDER, Sealed, Vault
 from holter.records import Healthy
@@ -24,13 +25,9 @@ class HaltEnding:
     partial: Path
     """Where they saved."""
     about: Circumstances
-    ranks: tuple[int, ...]
-    """Culprits."""
-    incident: str | None
+    wish: Wish
     last_healthy: Healthy | None
     """The last healthy checkpoint from before the halt."""
-    reason: str = ""
-    """The reason of the wish."""
     unheard: tuple[int, ...] = ()
     """Savers that fell silent without being seen to end: they may still be saving."""
 
@@ -100,14 +97,14 @@ def _record(ending: HaltEnding, sealed: Sealed | None, failure: str) -> halt_rec
         why += f"; the last healthy checkpoint is of step {ending.last_healthy.step}: {ending.last_healthy.path}"
     return halt_record.HaltRecord(
         cause=ending.about.cause,
-        ranks=list(ending.ranks),
+        ranks=list(ending.wish.ranks),
         step=ending.about.step,
         checkpoint=str(kept) if kept is not None else None,
         verdict=sealed.verdict if sealed is not None else "incomplete",
-        incident=ending.incident,
+        incident=ending.wish.incident,
         at=rfc3339(wall_ns()),
         why=why,
-        reason=ending.reason,
+        reason=ending.wish.reason,
         framework=sealed.manifest.framework if sealed is not None else "",
         run_id=ending.about.run_id,
     )

@@ -10,6 +10,7 @@ what is too expensive to make anew each time.
 
 import contextlib
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ import msgspec
 from holter.clock import rfc3339
 from holter.coordinator.http.status import about, halt, headline
 from holter.coordinator.http.timeline import Happening, Timeline
-from holter.coordinator.incidents.tracker import cause_of
+from holter.coordinator.judge import cause_of
 from holter.coordinator.roster import Member, Roster
 from holter.coordinator.run import Run
 from holter.diagnosis import report
@@ -197,7 +198,8 @@ class PageState:
         """In the disk's thread: manifests name every tensor, and a file server may hang."""
         folder = self._run.settings.run_dir / FOLDER
         with contextlib.suppress(OSError):
-            seen = tuple(sorted(_stamp(path) for path in folder.iterdir() if SEALED.fullmatch(path.name)))
+            found = (path for path in folder.iterdir() if SEALED.fullmatch(path.name))
+            seen = tuple(sorted((path.name, path.stat().st_mtime_ns) for path in found))
             if seen != self._seen:
                 self._sealed, self._seen = tuple(Vault(self._run.settings.run_dir).all()), seen
 
@@ -298,24 +300,12 @@ def _last(entries: Sequence[StepNumbers] | Sequence[StepArrivals]) -> int:
 
 def _after(entries: Sequence[Any], step: int) -> list[Any]:
     """Those of later steps; they ascend."""
-    fresh = []
-    for entry in reversed(entries):
-        if entry.step <= step:
-            break
-        fresh.append(entry)
-    return fresh[::-1]
+    return list(entries[bisect_right(entries, step, key=lambda entry: entry.step) :])
 
 
 def _row(step: int, spread: Spread) -> Row:
-    return [
-        step,
-        _short(spread.mean),
-        _short(spread.low),
-        _short(spread.high),
-        spread.low_rank,
-        spread.high_rank,
-        spread.num_nonfinite,
-    ]
+    numbers = map(_short, (spread.mean, spread.low, spread.high))
+    return [step, *numbers, spread.low_rank, spread.high_rank, spread.num_nonfinite]
 
 
 def _lag_row(arrivals: StepArrivals) -> Row:
@@ -372,7 +362,3 @@ def _sealed_entry(sealed: Sealed, run_dir: Path) -> dict[str, Any]:
         "incident": "",
         "is_gone": False,
     }
-
-
-def _stamp(path: Path) -> tuple[str, int]:
-    return path.name, path.stat().st_mtime_ns

@@ -5,13 +5,15 @@
 | 409 | it cannot be, and why |
 | 408, 413, 422 | this is no request |
 
-Everything that a rank said is escaped or encoded, never trusted.
+The cost of a scrape of `/metrics` does not grow with the number of modules, and hardly with that of ranks. Everything that a rank said is escaped or encoded, never trusted.
 """
 
 import asyncio
 import hmac
 import html
-from collections.abc import Callable, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
@@ -19,14 +21,21 @@ import msgspec
 from aiohttp import hdrs, web
 
 from holter import clock
-from holter.coordinator.http.metrics import snapshot
+from holter.coordinator.announcer import sidecar_targets
 from holter.coordinator.http.page_state import PageState
-from holter.coordinator.http.status import beginning, rank_details, status
-from holter.coordinator.http.targets import sidecar_targets
+from holter.coordinator.http.status import rank_details, status
+from holter.coordinator.judge import DIAGNOSIS
+from holter.coordinator.roster import Roster
 from holter.coordinator.run import Run
+from holter.coordinator.window.assembly import Assembly
 from holter.diagnosis import report
+from holter.diagnosis.explain import WORST_FIRST
 from holter.diagnosis.report import printable
+from holter.exporters.alert_text import incident_info
 from holter.exporters.prometheus import expose, families
+from holter.exporters.snapshot import CoordinatorSnapshot, IncidentInfo, JobFigures, ModuleFigures
+from holter.faults.window import Spread, StepNumbers
+from holter.records import ModuleVitals, Vitals
 from holter.status_page import assets
 from holter.status_page.assets import HEADERS
 from holter.status_page.event_stream import EventStream
@@ -58,6 +67,11 @@ INCIDENTS = {
     "report": "Diagnosis",
 }
 """Field -> title of its column."""
+
+
+SPREADS = ("loss", "gradient_norm", "learning_rate", "seconds", "loss_scale")
+LOOK_BACK = 64
+"""How many steps back the newest value of a number is looked for: not every step reads a loss."""
 
 
 class HaltRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +190,7 @@ class Pages:
         return assets.serve(self._assets, request)
 
     async def _index(self, _: web.Request) -> web.Response:
-        state = beginning(self._run, self.page_state.now_ns(), MAX_PLAIN)
+        state = status(self._run, self.page_state.now_ns(), MAX_PLAIN)
         plain = _render(state, len(self._run.roster.members) - MAX_PLAIN)
         page = assets.index(self._assets, self._run.settings.run_id, plain)
         return web.Response(text=page, content_type="text/html", headers=HEADERS)
@@ -239,3 +253,92 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     return "" if value is None else html.escape(printable(str(value)))
+
+
+def job_figures(roster: Roster, assembly: Assembly) -> JobFigures:
+    """The figures of the job as of now."""
+    living = [member for member in roster.members.values() if member.state != "ended"]
+    overheads = [one.numbers.overhead_ratio for one in living if one.numbers.overhead_ratio is not None]
+    moments = [one.progress.moved_ns for one in living if one.progress.moved_ns is not None]
+    series, arrivals, vitals = assembly.series(), assembly.arrivals(), assembly.newest_vitals()
+    return JobFigures(
+        world_size=roster.world_size,
+        step=series[-1].step + 1 if series else None,
+        sidecars={
+            "connected": 0,
+            "gone": 0,
+            "silent": 0,
+            "ended": 0,
+            "absent": max(0, roster.world_size - len(roster.members)),
+            **Counter(member.state for member in roster.members.values()),
+        },
+        phases=Counter(one.progress.phase for one in living if one.progress.phase is not None),
+        last_progress_s=max(moments) / 1e9 if moments else None,
+        lag_s=max((arrival.lag_s for arrival in arrivals[-1].latest), default=0.0) if arrivals else None,
+        dropped=roster.dropped,
+        overhead_ratio=max(overheads, default=None),
+        spreads=_newest(series[-LOOK_BACK:]),
+        modules=module_figures(vitals),
+        exponents=occupancy(vitals),
+    )
+
+
+def module_figures(told: Sequence[Vitals]) -> tuple[ModuleFigures, ...]:
+    """Each module once: the largest of each number over the ranks, and over its groups of parameters."""
+    groups: dict[str, list[ModuleVitals]] = {}
+    for vitals in told:
+        for module in vitals.modules:
+            groups.setdefault(module.module, []).append(module)
+    return tuple(
+        ModuleFigures(
+            module=name,
+            gradient_norm=_largest(one.gradient_norm for one in known),
+            weight_norm=_largest(one.weight_norm for one in known),
+            update_ratio=_largest(one.update_ratio for one in known),
+            gradient_zeros=_largest(one.gradient_zeros for one in known),
+        )
+        for name, known in groups.items()
+    )
+
+
+def occupancy(told: Sequence[Vitals]) -> tuple[float, ...]:
+    """Share of gradient values in each bucket of exponents, over all modules and ranks that reported them."""
+    tables = [module.exponents for vitals in told for module in vitals.modules if module.exponents]
+    counts = [sum(column) for column in zip(*tables, strict=False)]
+    total = sum(counts)
+    return tuple(count / total for count in counts) if total else ()
+
+
+def snapshot(run: Run) -> CoordinatorSnapshot:
+    """For the exporter."""
+    healthy = run.checkpoints.last_healthy()
+    return CoordinatorSnapshot(
+        halts=run.halts.outcomes,
+        last_good_step=None if healthy is None else healthy.step,
+        detectors=(*(detector.name for detector in run.judging.runner.detectors), DIAGNOSIS),
+        detector_s=run.judging.runner.seconds,
+        detector_failures=run.judging.runner.failures,
+        findings=tuple((found.detector, found.severity) for found in run.judging.findings),
+        open_incidents=tuple(run.incidents.open()),
+        opened_s=run.incidents.opened_s(),
+        incidents=run.incidents.by_cause(),
+        infos=_infos(run),
+        num_blind_spots=len(run.blind()),
+        webhook=run.deliveries.counts,
+        job=job_figures(run.roster, run.assembly),
+    )
+
+
+def _newest(series: Sequence[StepNumbers]) -> dict[str, Spread]:
+    found = {name: [entry.numbers[name] for entry in series if name in entry.numbers] for name in SPREADS}
+    return {name: spreads[-1] for name, spreads in found.items() if spreads}
+
+
+def _largest(values: Iterable[float]) -> float:
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def _infos(run: Run) -> tuple[IncidentInfo, ...]:
+    """The gravest first: of very many only some are described."""
+    infos = [incident_info(diagnosis, run.settings.address) for diagnosis in run.incidents.settled()]
+    return tuple(sorted(infos, key=lambda info: WORST_FIRST.index(info.severity)))

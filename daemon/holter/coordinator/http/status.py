@@ -4,21 +4,14 @@ import math
 from typing import Any
 
 from holter.clock import rfc3339
-from holter.coordinator.incidents.tracker import cause_of
+from holter.coordinator.judge import cause_of
 from holter.coordinator.roster import Member
 from holter.coordinator.run import Run
 from holter.records import Diagnosis
 
 
-def status(run: Run, now_ns: int) -> dict[str, Any]:
-    """The run as of now."""
-    return about(run, now_ns) | {
-        "ranks": [rank_status(member, now_ns) for _, member in sorted(run.roster.members.items())]
-    }
-
-
-def beginning(run: Run, now_ns: int, limit: int) -> dict[str, Any]:
-    """The same with the first few ranks only."""
+def status(run: Run, now_ns: int, limit: int | None = None) -> dict[str, Any]:
+    """The run as of now, with all its ranks or the first few."""
     first = sorted(run.roster.members)[:limit]
     return about(run, now_ns) | {"ranks": [rank_status(run.roster.members[rank], now_ns) for rank in first]}
 
@@ -94,6 +87,7 @@ def headline(diagnosis: Diagnosis) -> dict[str, Any]:
 def rank_status(member: Member, now_ns: int) -> dict[str, Any]:
     """One rank."""
     progress_ns = member.progress.moved_ns
+    read = {"loss": member.numbers.loss, "gradient_norm": member.numbers.gradient_norm}
     return {
         "rank": member.hello.rank,
         "host": member.hello.host,
@@ -104,18 +98,13 @@ def rank_status(member: Member, now_ns: int) -> dict[str, Any]:
         "phase": None if member.progress.phase is None else member.progress.phase.name.lower(),
         "last_progress_at": None if progress_ns is None else rfc3339(progress_ns),
         "last_progress_age_s": None if progress_ns is None else round(max(0, now_ns - progress_ns) / 1e9, 1),
-        "loss": member.numbers.loss,
-        "gradient_norm": member.numbers.gradient_norm,
+        **read,
         # JSON has no NaN: null is what nobody read, unless it is named here.
-        "not_finite": [name for name in ("loss", "gradient_norm") if not _is_finite(getattr(member.numbers, name))],
+        "not_finite": [name for name, value in read.items() if value is not None and not math.isfinite(value)],
         "overhead_ratio": member.numbers.overhead_ratio,
         "dropped": member.dropped,
         "metrics_address": member.hello.metrics_address,
     }
-
-
-def _is_finite(number: float | None) -> bool:
-    return number is None or math.isfinite(number)
 
 
 def rank_details(member: Member, now_ns: int) -> dict[str, Any]:

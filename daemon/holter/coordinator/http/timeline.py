@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from holter.clock import rfc3339
-from holter.coordinator.incidents.tracker import cause_of
+from holter.coordinator.judge import cause_of
 from holter.diagnosis import report
 from holter.halting.vault.store import ScriptSave, Sealed
 from holter.records import Diagnosis, Finding, Severity

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from holter.coordinator.incidents.tracker import IncidentTracker
-from holter.coordinator.judge import Judge, Judgement
+from holter.coordinator.judge import IncidentTracker, Judge, Judgement
 from holter.coordinator.recovery.journal import Entry
 from holter.coordinator.window.assembly import Assembly
 from holter.faults import Detector

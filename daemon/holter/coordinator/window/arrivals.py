@@ -192,7 +192,8 @@ class ArrivalBook:
     def arrivals(self) -> tuple[StepArrivals, ...]:
         """Ascending; the same object as long as nothing changed."""
         if self._arrivals is None:
-            complete = self._complete_before()
+            # Steps before this are complete: every rank that tells has told a newer one. One whose step was dropped to make room is not waited for.
+            complete = min((step for step in self._told.values() if step >= self._floor), default=self._floor)
             waiting = (self._open[step].reduce(step) for step in sorted(self._open) if step < complete)
             found = self._kept | {reduced.step: reduced for reduced in waiting if reduced is not None}
             self._arrivals = tuple(found[step] for step in sorted(found)[-MAX_KEPT:])
@@ -254,10 +255,6 @@ class ArrivalBook:
         self._num_times -= opened.num_times()
         for key in opened.calls:
             del self._calls[key]
-
-    def _complete_before(self) -> int:
-        """Steps before this are complete: every rank that tells has told a newer one. A rank whose step was dropped to make room is not waited for."""
-        return min((step for step in self._told.values() if step >= self._floor), default=self._floor)
 
 
 def reduce_step(step: int, at_ns: int, meetings: Sequence[Meeting], told: StepReports) -> StepArrivals:

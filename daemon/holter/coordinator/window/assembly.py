@@ -5,7 +5,8 @@
 
 Any interleaving of the ranks' observations gives the same window, as long as each rank's own order is kept. A step is complete
 when every attached, living rank has reported it or a later one. Only the newest steps are kept, fewer the more ranks there are;
-their numbers stay longer.
+their numbers stay longer. Which ranks stand still, what examinations showed and which lines are open (`ProgressBook`) are the facts by which a
+hang is judged.
 """
 
 from collections.abc import Mapping
@@ -14,14 +15,14 @@ from typing import get_args
 from holter.coordinator.window.arrivals import ArrivalBook
 from holter.coordinator.window.calls import CallBlockBook, CallCountBook
 from holter.coordinator.window.census import CensusBook
-from holter.coordinator.window.numbers import MAX_STEPS as MAX_NUMBERED
-from holter.coordinator.window.numbers import NumberBook
-from holter.coordinator.window.progress import ProgressBook
 from holter.coordinator.window.rare_notes import RareNotes
-from holter.coordinator.window.steps import StepLedger, extend_histories
+from holter.coordinator.window.steps import MAX_NUMBERED, NumberBook, StepLedger, extend_histories
 from holter.faults.window import (
     CallView,
     ClassHistory,
+    Delay,
+    Examined,
+    LinkView,
     ModelView,
     Note,
     ProcessView,
@@ -65,6 +66,12 @@ MAX_NONFINITE = 20_000
 
 _RARE = get_args(Rare)
 _Judged = tuple[tuple[StepView, ...], dict[str, ClassHistory], tuple[StepNumbers, ...]]
+
+
+MAX_ASKED, MAX_UNASKED = 3, 2
+"""Examinations kept of each rank: those that were asked for, and the last with native frames beside them; what it left when it died."""
+SAME_S = 1.0
+"""Two messages about one standstill agree to within this on when it began."""
 
 
 class Assembly:
@@ -250,7 +257,8 @@ class Assembly:
         before, after = done.roots.get("parameters_before"), done.roots.get("parameters_after")
         left = self._left.get(rank)
         if before is not None and left is not None and left[0] == ledger.step - 1:
-            ledger.compare_history(rank, before, left[1])
+            # What its parameters were before this step, and what the step before had left.
+            (ledger.kept if before == left[1] else ledger.broke).add(rank)
         if after is not None:
             self._left[rank] = (ledger.step, after)
 
@@ -307,3 +315,63 @@ class Assembly:
     def _missing(step: int, lagging: list[tuple[int, int, int]]) -> tuple[int, ...]:
         """Ranks that have not reported this step; of a rank that joined late only later steps are expected."""
         return tuple(sorted(rank for last, attached_at, rank in lagging if last < step and attached_at <= step))
+
+
+class ProgressBook:
+    """The newest word on every rank."""
+
+    def __init__(self) -> None:
+        self.delays: dict[int, Delay] = {}
+        self.exams: dict[int, tuple[Examined, ...]] = {}
+        self.unexamined: dict[int, int] = {}
+        self.links: dict[int, LinkView] = {}
+
+    def add(self, observation: Observation, received_ns: int) -> None:
+        """Take one observation in."""
+        rank, step = observation.rank, observation.step
+        match observation.body:
+            case Overdue(tier="moved"):
+                self.delays.pop(rank, None)
+            case Overdue() as overdue:
+                told = Delay(step, received_ns, overdue)
+                if not _is_repeated(self.delays.get(rank), told):
+                    self.delays[rank] = told
+            case Exam() as exam:
+                self.exams[rank] = _bounded(
+                    (*self.exams.get(rank, ()), Examined(step, received_ns, exam, observation.at_ns))
+                )
+            case Unexamined() as missed:
+                self.unexamined[rank] = max(missed.asked_ns, self.unexamined.get(rank, 0))
+            case Link() as link:
+                self.links[rank] = LinkView(link.state, received_ns)
+                if link.state == "closed":
+                    # Nobody would say that it moves on; a sidecar that comes back says again how it stands.
+                    self.delays.pop(rank, None)
+
+    def forget(self, rank: int) -> None:
+        """The rank runs in a new process."""
+        for known in (self.delays, self.exams, self.unexamined):
+            known.pop(rank, None)
+
+
+def _is_repeated(known: Delay | None, told: Delay) -> bool:
+    """Whether it repeats the same tier of the same standstill, as a sidecar does at every connection."""
+    place = (told.step, told.overdue.tier, told.overdue.phase)
+    if known is None or (known.step, known.overdue.tier, known.overdue.phase) != place:
+        return False
+    return abs(known.waited_s(told.at_ns) - told.overdue.waited_s) < SAME_S
+
+
+def _bounded(seen: tuple[Examined, ...]) -> tuple[Examined, ...]:
+    """The newest of each kind, in the order of their coming."""
+    kept: list[Examined] = []
+    room = {True: MAX_ASKED, False: MAX_UNASKED}
+    is_native_kept = False
+    for one in reversed(seen):
+        is_asked = one.exam.reason == "asked"
+        is_native = is_asked and one.exam.depth == "native"
+        if room[is_asked] or (is_native and not is_native_kept):
+            room[is_asked] = max(0, room[is_asked] - 1)
+            is_native_kept = is_native_kept or is_native
+            kept.append(one)
+    return tuple(reversed(kept))

@@ -80,16 +80,13 @@ class _Group:
         if entry.add(rank, told.digest, received_ns):
             self.blocks[told.block] = self.blocks.pop(told.block)
         if len(self.blocks) > MAX_BLOCKS:
-            first = self.first_parted()
+            # The ranks first parted there: it is never dropped.
+            first = min(self.parted(), default=(0, None))[1]
             del self.blocks[next(block for block in self.blocks if block != first)]
 
     def parted(self) -> list[tuple[int, int]]:
         """(since when, block), oldest first."""
         return sorted((entry.parted_ns, block) for block, entry in self.blocks.items() if entry.parted_ns is not None)
-
-    def first_parted(self) -> int | None:
-        """The block that is never dropped, because the ranks first parted there."""
-        return min(self.parted(), default=(0, None))[1]
 
 
 class CallBlockBook:

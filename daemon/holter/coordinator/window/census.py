@@ -38,27 +38,26 @@ class CensusBook:
         self._distinct: dict[bytes, Census] = {}
         self._encoder = msgspec.msgpack.Encoder()
 
-    def add(self, rank: int, step: int, part: Census) -> bool:
-        """Take one part, said at this step; True when it completed a census."""
+    def add(self, rank: int, step: int, part: Census) -> None:
+        """Take one part, said at this step."""
         known = self.joined.get(rank)
         if step < self.steps.get(rank, step):
-            return False  # A sidecar that connects anew tells what was before as well.
+            return  # A sidecar that connects anew tells what was before as well.
         if not 0 <= part.part < part.parts <= MAX_PARTS or (known is not None and known.model < part.model):
-            return False
+            return
         parts = self._parts.setdefault(rank, {})
         if any((other.model, other.parts) != (part.model, part.parts) for other in parts.values()):
             if part.model > next(iter(parts.values())).model:
-                return False
+                return
             parts.clear()
         parts[part.part] = part
         if len(parts) < part.parts:
-            return False
+            return
         joined = self.joined[rank] = self._shared([parts[number] for number in range(part.parts)])
         self.steps[rank] = step
         del self._parts[rank]
         if known is not None and known is not joined and known.model == joined.model:
             self._compare(rank, step, known, joined)
-        return True
 
     def changes(self) -> tuple[CensusChange, ...]:
         """Tensors that are not what they were, by step and rank."""

@@ -167,21 +167,28 @@ def listed(directory: Path) -> dict[str, int]:
     return dict(sorted(found.items()))
 
 
+def counted(progress: Progress, total: int) -> Callable[[int], None]:
+    """Tells `progress` of all bytes so far whenever it is told of some more."""
+    done = 0
+
+    def on_bytes(count: int) -> None:
+        nonlocal done
+        done += count
+        progress(done, total)
+
+    return on_bytes
+
+
 def sha256(path: Path, on_bytes: Callable[[int], None] = lambda _: None, *, is_synced: bool = False) -> str:
     """Digest of a file's content; with `is_synced` the content is on the disk as well when this returns. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         if is_synced:
             os.fsync(file.fileno())
-        for chunk in _chunks(file.fileno()):
+        while chunk := os.read(file.fileno(), CHUNK_BYTES):
             digest.update(chunk)
             on_bytes(len(chunk))
     return digest.hexdigest()
-
-
-def _chunks(descriptor: int) -> Iterator[bytes]:
-    while chunk := os.read(descriptor, CHUNK_BYTES):
-        yield chunk
 
 
 def _laid_out(content: bytes) -> bytes:

@@ -23,7 +23,7 @@ import msgspec
 
 from holter.clock import rfc3339, wall_ns
 from holter.errors import VaultError
-from holter.files import write_whole
+from holter.files import read_json, write_whole
 from holter.halting.vault import manifest as manifests
 from holter.halting.vault.manifest import (
     Circumstances,
@@ -145,10 +145,8 @@ class Vault:
 
     def runs(self) -> list[str]:
         """Ids of the runs that have sealed here; empty: not known."""
-        try:
-            return msgspec.json.decode((self.folder / "vault.json").read_bytes(), type=Ledger).runs
-        except (OSError, msgspec.MsgspecError):
-            return []
+        ledger = read_json(self.folder / "vault.json", Ledger)
+        return [] if ledger is None else ledger.runs
 
     def _named(self) -> list[tuple[Path, Manifest | None]]:
         found: list[tuple[tuple[str, int], Path, Manifest | None]] = []
@@ -189,7 +187,8 @@ class Vault:
             _remove(partial)
             return same
         write_whole(partial / manifests.NAME, manifests.encode(manifest))
-        _sync_folders(partial)
+        for folder, _, _ in os.walk(partial, topdown=False):
+            _sync(Path(folder))
         write_whole(self.folder / "vault.json", manifests.encode(Ledger(sorted({*self.runs(), about.run_id}))))
         path = self._free(str(about.step) + ("" if is_whole else "-incomplete"))
         partial.rename(path)
@@ -223,13 +222,7 @@ class Vault:
 def _digested(directory: Path, progress: Progress) -> dict[str, StoredFile]:
     """Every file, on the disk and read back."""
     sizes = manifests.listed(directory)
-    total, done = sum(sizes.values()), 0
-
-    def on_bytes(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(done, total)
-
+    on_bytes = manifests.counted(progress, sum(sizes.values()))
     return {
         name: StoredFile(size, manifests.sha256(directory / name, on_bytes, is_synced=True))
         for name, size in sizes.items()
@@ -260,13 +253,10 @@ def _looked_at(about: Circumstances, parts: dict[int, RankPart]) -> Circumstance
 
 def _is_good(one: Sealed) -> bool:
     """Healthy by its manifest, with every file there in its full size: `holter checkpoint verify` looks closer."""
-    if one.verdict != "healthy":
-        return False
-    try:
-        sizes = manifests.listed(one.path)
-    except OSError:
-        return False
-    return sizes == {name: file.bytes for name, file in one.manifest.files.items()}
+    if one.verdict == "healthy":
+        with contextlib.suppress(OSError):
+            return manifests.listed(one.path) == {name: file.bytes for name, file in one.manifest.files.items()}
+    return False
 
 
 def _manifest(path: Path) -> Manifest | None:
@@ -288,11 +278,6 @@ def _remove(path: Path) -> None:
     gone = path.with_name(f".{path.name.lstrip('.')}.{wall_ns()}.gone")
     path.rename(gone)
     shutil.rmtree(gone, ignore_errors=True)
-
-
-def _sync_folders(directory: Path) -> None:
-    for folder, _, _ in os.walk(directory, topdown=False):
-        _sync(Path(folder))
 
 
 def _sync(folder: Path) -> None:

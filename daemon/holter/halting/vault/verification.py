@@ -117,13 +117,7 @@ def _run_id(run_dir: Path) -> list[str]:
 
 
 def _files(directory: Path, manifest: Manifest, sizes: dict[str, int], progress: Progress) -> Iterator[Problem]:
-    total, done = sum(sizes.values()), 0
-
-    def on_bytes(count: int) -> None:
-        nonlocal done
-        done += count
-        progress(done, total)
-
+    on_bytes = manifests.counted(progress, sum(sizes.values()))
     for name in sorted(manifest.files.keys() | sizes.keys()):
         sealed, size = manifest.files.get(name), sizes.get(name)
         if sealed is None:

@@ -149,8 +149,11 @@ class WebSocketListener:
                     case wire.Fetched():
                         self._receiver.hear_sign(rank, clock.wall_ns())
                         self._answer(rank, message)
-                    case wire.ClockAsked():
-                        await self._tell_clock(socket, rank, message)
+                    case wire.ClockAsked(sent_ns=sent_ns):
+                        now_ns = clock.wall_ns()
+                        self._receiver.hear_sign(rank, now_ns)
+                        told = wire.ClockTold(sent_ns=sent_ns, received_ns=now_ns, replied_ns=clock.wall_ns())
+                        await _send(socket, told)
                     case wire.Goodbye():
                         self._receiver.goodbye(rank)
                         self._on_urgent()
@@ -160,11 +163,6 @@ class WebSocketListener:
                 if not socket.closed:
                     held.cancel()
                 await asyncio.gather(held, return_exceptions=True)
-
-    async def _tell_clock(self, socket: web.WebSocketResponse, rank: int, asked: wire.ClockAsked) -> None:
-        received_ns = clock.wall_ns()
-        self._receiver.hear_sign(rank, received_ns)
-        await _send(socket, wire.ClockTold(sent_ns=asked.sent_ns, received_ns=received_ns, replied_ns=clock.wall_ns()))
 
     async def _release(self, socket: web.WebSocketResponse) -> None:
         await self._hold()

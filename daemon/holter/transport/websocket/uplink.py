@@ -17,10 +17,9 @@ import msgspec
 from holter import clock
 from holter.records import Observation
 from holter.transport import wire
-from holter.transport.backoff import Backoff
 from holter.transport.clock_offset import ClockOffset
 from holter.transport.interface import OnMessage
-from holter.transport.limits import UplinkSettings
+from holter.transport.limits import Backoff, UplinkSettings
 from holter.transport.outbox import Outbox
 
 CLOCK_FIRST = 4
@@ -42,12 +41,7 @@ class WebSocketUplink:
     """Sends what a rank's sidecar has to say; `start` it in a running event loop, `close` it at the end. `address` is `host:port`."""
 
     def __init__(
-        self,
-        address: str,
-        token: str,
-        hello: wire.Hello,
-        on_message: OnMessage,
-        settings: UplinkSettings | None = None,
+        self, address: str, token: str, hello: wire.Hello, on_message: OnMessage, settings: UplinkSettings | None = None
     ) -> None:
         self.is_connected = False
         self.reconnects = 0
@@ -132,7 +126,7 @@ class WebSocketUplink:
                 self.is_connected = False
             logger.debug("uplink of rank %d: %s", self._hello.rank, reason)
             if clock.monotonic_s() - began_s >= self._settings.steady_after_s:
-                self._backoff.reset()
+                self._backoff.attempts = 0
             await self._pause(replaced_pause_s or self._backoff.next_s())
             if replaced_pause_s and self._closing.is_set():
                 return  # The last word is the other process's.
@@ -147,19 +141,17 @@ class WebSocketUplink:
 
     async def _converse(self) -> bool:
         """One connection, from Hello to its end; True once Goodbye was said on it and the coordinator hung up."""
-        limits = self._settings
-        timeout = aiohttp.ClientTimeout(
-            total=None, connect=limits.connect_timeout_s, sock_connect=limits.connect_timeout_s
-        )
+        wait_s = self._settings.connect_timeout_s
+        timeout = aiohttp.ClientTimeout(total=None, connect=wait_s, sock_connect=wait_s)
         async with aiohttp.ClientSession(timeout=timeout) as session:
-            async with asyncio.timeout(limits.connect_timeout_s):
+            async with asyncio.timeout(wait_s):
                 socket = await self._open(session)
             try:
                 await self._greet(socket)
                 return await self._exchange(socket)
             finally:
                 with contextlib.suppress(Exception):
-                    async with asyncio.timeout(limits.close_timeout_s):
+                    async with asyncio.timeout(self._settings.close_timeout_s):
                         await socket.close()
 
     async def _open(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
@@ -232,10 +224,8 @@ class WebSocketUplink:
     async def _ask_clock(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         limits, now_s = self._settings, clock.monotonic_s()
         self.clock.settle(self._settings.wall_ns())
-        is_first = self.clock.num_answers < CLOCK_FIRST
-        if self._asks_clock and now_s - self._clock_asked_s > (
-            limits.clock_first_s if is_first else limits.clock_interval_s
-        ):
+        interval_s = limits.clock_first_s if self.clock.num_answers < CLOCK_FIRST else limits.clock_interval_s
+        if self._asks_clock and now_s - self._clock_asked_s > interval_s:
             self._clock_asked_s = now_s
             await self._send(socket, wire.encode(wire.ClockAsked(sent_ns=self._settings.wall_ns())))
 

@@ -19,11 +19,11 @@ import msgspec
 
 from holter import clock
 from holter.coordinator.disk import Disk
-from holter.coordinator.incidents.tracker import cause_of, confidence_of
+from holter.coordinator.judge import cause_of, confidence_of
 from holter.diagnosis import report
 from holter.diagnosis.explain import SURE
 from holter.faults import CAUSES
-from holter.files import write_whole
+from holter.files import as_json, write_whole
 from holter.records import Diagnosis, Severity
 
 SETTLE_S, UNSURE_S, PATIENCE_S = 2.0, 5.0, 10.0
@@ -157,15 +157,11 @@ def write_files(folder: Path, diagnosis: Diagnosis) -> None:
     evidence.mkdir(parents=True, exist_ok=True)
     for cause in diagnosis.causes:
         for number, proof in enumerate(cause.evidence, start=1):
-            write_whole(evidence / f"{cause.cause}-{number}.json", _pretty(proof))
+            write_whole(evidence / f"{cause.cause}-{number}.json", as_json(proof))
     write_whole(folder / "diagnosis.md", report.to_markdown(diagnosis).encode())
     write_whole(folder / "report.html", report.to_html(diagnosis).encode())
     # Last: whoever sees it finds the others.
-    write_whole(folder / "diagnosis.json", _pretty(diagnosis))
-
-
-def _pretty(record: msgspec.Struct) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n"
+    write_whole(folder / "diagnosis.json", as_json(diagnosis))
 
 
 @contextlib.contextmanager

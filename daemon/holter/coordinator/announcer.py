@@ -1,4 +1,4 @@
-"""What others are told without asking: incidents at a webhook, scrape targets in a file.
+"""What others are told: incidents at a webhook; whom Prometheus shall scrape, at `/sd` and where hosts share a disk in a file.
 
 Messages to the webhook go one after another, are tried again with growing pauses, and are never in the way of judging.
 
@@ -8,18 +8,34 @@ What cannot be delivered is counted and shown in the status, and the room for wh
 import asyncio
 import contextlib
 import logging
+import re
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 
 from holter import clock
-from holter.coordinator.http.targets import TargetsFile
+from holter.coordinator.disk import Disk
+from holter.coordinator.roster import Member, Roster
 from holter.coordinator.run import Run
 from holter.exporters.alert_text import RUNBOOKS
 from holter.exporters.webhook import Deliveries, Message, Pager
-from holter.transport.backoff import Backoff
+from holter.files import write_whole
+from holter.transport.limits import Backoff
+
+ANY = ("0.0.0.0", "::", "")  # noqa: S104 - what was bound, not a choice
+"""A sidecar that listens everywhere is reached by the name of its host."""
+
+LOOK_EVERY = 10
+"""Calls of `write`, of which there is one a second, between two looks whether the file is still there."""
+
+Targets = list[dict[str, Any]]
+
 
 MAX_WAITING = 64
 """Messages; an incident makes one, seldom two."""
@@ -30,6 +46,67 @@ _OK, _WRONG, _BROKEN = 200, 400, 500
 _PATIENCE = (401, 403, 404, 408, 425, 429)
 """Status codes from 400 to 499 after which a retry makes sense: the receiver asks for it, or a person may mend a token or a route meanwhile."""
 logger = logging.getLogger(__name__)
+
+
+def sidecar_targets(roster: Roster, run_id: str) -> Targets:
+    """The sidecars in the form of Prometheus' HTTP and file service discovery; ranks that ended are left out, lost ones are not."""
+    return [
+        _group(_address(member), run_id, role="sidecar", rank=str(rank), host=member.hello.host)
+        for rank, member in sorted(roster.members.items())
+        if member.state != "ended" and member.hello.metrics_address
+    ]
+
+
+def all_targets(roster: Roster, run_id: str, address: str) -> Targets:
+    """The coordinator at this address, and every sidecar."""
+    return [_group(urlsplit(address).netloc, run_id, role="coordinator"), *sidecar_targets(roster, run_id)]
+
+
+class TargetsFile:
+    """`<folder>/holter-<run id>.json`, written when ranks come and go, taken away at the end."""
+
+    def __init__(self, folder: Path, run_id: str, address: str, disk: Disk) -> None:
+        self._path = folder / ("holter-" + re.sub(r"[^\w.-]", "_", run_id) + ".json")
+        self._run_id, self._address, self._disk = run_id, address, disk
+        self._serial, self._content, self._num_unchanged = -1, b"", 0
+
+    def write(self, roster: Roster) -> None:
+        """Write the file if anything changed; now and then also if somebody removed it."""
+        if roster.serial != self._serial:
+            self._serial, self._num_unchanged = roster.serial, 0
+            self._content = msgspec.json.encode(all_targets(roster, self._run_id, self._address))
+            self._disk.submit(partial(write_whole, self._path, self._content, makes_folder=True))
+            return
+        self._num_unchanged += 1
+        if self._num_unchanged % LOOK_EVERY == 0:
+            self._disk.submit(partial(_write_if_gone, self._path, self._content))
+
+    def remove(self) -> None:
+        """The run has ended: its targets are no more. A new life of it may have written its own meanwhile."""
+        self._disk.submit(partial(_remove, self._path, urlsplit(self._address).netloc))
+
+
+def _write_if_gone(path: Path, content: bytes) -> None:
+    if not path.exists():
+        write_whole(path, content, makes_folder=True)
+
+
+def _remove(path: Path, coordinator: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        groups = msgspec.json.decode(path.read_bytes(), type=list[dict[str, Any]])
+        if any(coordinator in group.get("targets", ()) for group in groups):
+            path.unlink()
+
+
+def _group(target: str, run_id: str, **about: str) -> dict[str, Any]:
+    labels = {"run_id": run_id, **about}
+    return {"targets": [target], "labels": {f"__meta_holter_{name}": value for name, value in labels.items()}}
+
+
+def _address(member: Member) -> str:
+    host, _, port = member.hello.metrics_address.rpartition(":")
+    host = member.hello.host if host.strip("[]") in ANY else host.strip("[]")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True)
@@ -109,7 +186,7 @@ class WebhookSender:
                 self._give_up(message, reason)
             await asyncio.sleep(self._backoff.next_s())
         else:
-            self._backoff.reset()
+            self._backoff.attempts = 0
             self._deliveries.count("delivered")
             self._take_off(message)
 

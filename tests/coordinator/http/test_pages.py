@@ -5,7 +5,7 @@ import math
 import msgspec
 from tests.coordinator.conftest import attached, done, seen
 
-from holter.coordinator.http.metrics import job_figures, module_figures, occupancy
+from holter.coordinator.http.pages import job_figures, module_figures, occupancy
 from holter.coordinator.roster import Roster
 from holter.coordinator.window.assembly import Assembly
 from holter.records import ModuleVitals, Phase, Vitals

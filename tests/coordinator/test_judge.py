@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from holter.clock import compact
-from holter.coordinator.incidents.tracker import IncidentTracker
+from holter.coordinator.judge import IncidentTracker
 from holter.faults import RankExit, Window
 from holter.faults.window import StepNumbers
 from holter.records import Exited, Finding, Phase

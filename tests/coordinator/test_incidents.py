@@ -7,8 +7,8 @@ import msgspec
 from tests.coordinator.conftest import attached, done
 
 from holter.coordinator.disk import Disk
-from holter.coordinator.incidents.store import DATABASE, PATIENCE_S, SETTLE_S, Incidents
-from holter.coordinator.incidents.tracker import IncidentTracker, cause_of
+from holter.coordinator.incidents import DATABASE, PATIENCE_S, SETTLE_S, Incidents
+from holter.coordinator.judge import IncidentTracker, cause_of
 from holter.coordinator.window.assembly import Assembly
 from holter.faults import ALL, CAUSES, Window
 from holter.files import write_whole

@@ -1,1 +1,0 @@
-"""The incidents of a run: opened, explained, stored, sent to others."""
