@@ -2,7 +2,8 @@
 
     standing halt obeyed -> page made -> sidecar started -> hooks installed -> coordinator's address through the job's store
 
-Any step that fails leaves training as it was and says one sentence.
+Any step that fails leaves training as it was and says one sentence. `holter.watch` is the explicit way on: attaching twice is once, and
+what is passed is watched in addition.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -343,3 +345,34 @@ def _short(path: str) -> str:
     except (ValueError, OSError):
         # Elsewhere, or from a directory that has been deleted.
         return path
+
+
+class Watch:
+    """What `holter.watch(model, optimizer)` gives back."""
+
+    def log(self, **values: Any) -> None:
+        """Tell what only the script knows, each a number or a tensor, or a module for ema.
+
+        kl, entropy, vocabulary, rewards and advantages ([groups, samples]), ratio, ema, loss_terms={...}, codebook_usage ([codes] counts);
+        other names are kept as plain series.
+        """
+        log(values)
+
+
+def watch(first: Any, optimizer: Any = None) -> Any:
+    """`watch(accelerator)` gives the accelerator back; `watch(model, optimizer)` gives a Watch."""
+    is_accelerator = hasattr(first, "prepare") and hasattr(first, "backward")
+    attachment = attach("accelerate" if is_accelerator else "loop")
+    models = list(getattr(first, "_models", ())) if is_accelerator else [first]
+    if attachment is not None:
+        for model in models:
+            attachment.monitor.add_model(model)
+    del optimizer  # Known by itself when it first steps.
+    return first if is_accelerator else Watch()
+
+
+def log(values: Mapping[str, Any]) -> None:
+    """Tell these numbers, tensors or modules, beside the step they belong to; never raises."""
+    attachment = attach()
+    if attachment is not None:
+        attachment.monitor.logs.log(values)

@@ -20,11 +20,11 @@ from typing import Self
 from zlib import crc32
 
 from holter.errors import PageError
-from holter.page.latch import WORD_BYTES
 from holter.page.layout import (
     DROPPED,
     REWIND_STEP,
     RING_OFFSET,
+    WORD_BYTES,
     WRITE_POSITION,
     Page,
     PageIdentity,

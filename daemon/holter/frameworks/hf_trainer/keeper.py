@@ -109,13 +109,13 @@ class TrainerKeeper:
         random_states.check_all_known(task, ranks)
 
     def _random_states(self, rewound: "Rewound", own: Mapping[str, Any]) -> dict[str, Any]:
-        states = random_states.at_beginning(rewound) if self._is_at_epoch() else random_states.at_forward(rewound)
-        kept = {"python": states.python, "cpu": states.torch}
+        states = rewound if self._is_at_epoch() else rewound.at_forward
+        kept: dict[str, Any] = {"python": states.python_state, "cpu": states.torch_state}
         if states.numpy is not None:
-            kept["numpy"] = states.numpy
+            kept["numpy"] = states.numpy_state
         if "cuda" in own and states.cuda:
             is_all = isinstance(own["cuda"], list)
-            kept["cuda"] = states.cuda if is_all else states.cuda[torch.cuda.current_device()]
+            kept["cuda"] = states.cuda_states if is_all else states.cuda_states[torch.cuda.current_device()]
         return kept
 
     def _is_at_epoch(self) -> bool:
