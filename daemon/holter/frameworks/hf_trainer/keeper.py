@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import ExportableState
 
 from holter.errors import SaveError
 from holter.frameworks.accelerate.keeper import REPLICATED, alone, tensors_of
+from holter.frameworks.hf_trainer.framework import exporting
 from holter.frameworks.saving import averages, random_states
 from holter.rank.framework import Task
 from holter.rank.search import innermost
@@ -137,10 +137,9 @@ def _batches(trainer: Any) -> Sequence[Any]:
 def _export(trainer: Any) -> None:
     """Callbacks that have a state put it into the Trainer's."""
     stored = trainer.state.stateful_callbacks
-    for part in (*trainer.callback_handler.callbacks, trainer.control):
-        if isinstance(part, ExportableState):
-            name = type(part).__name__
-            if isinstance(stored.get(name), list):
-                stored[name].append(part.state())
-            else:
-                stored[name] = part.state()
+    for part in exporting(trainer):
+        name = type(part).__name__
+        if isinstance(stored.get(name), list):
+            stored[name].append(part.state())
+        else:
+            stored[name] = part.state()
