@@ -193,15 +193,11 @@ def _detach(monitor: Monitor, orders: socket.socket) -> None:
 def _bootstrap(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, socket.socket | None]:
     """What rank 0 knows from the start, and every rank does when a coordinator was named; the others look for it."""
     run_id = settings.run_id or f"{clock.compact(clock.wall_ns())}-{secrets.token_hex(2)}"
-    run_dir = str(Path(settings.run_dir or Path("holter-runs") / run_id).absolute())
+    run_dir = str(Path(settings.run_dir or RUNS / run_id).absolute())
     if settings.coordinator:
         address = settings.coordinator.removeprefix("http://").rstrip("/")
         return Bootstrap(
-            address=address,
-            token=settings.token,
-            run_id=settings.run_id,
-            run_dir=run_dir,
-            action=settings.action,
+            address=address, token=settings.token, run_id=settings.run_id, run_dir=run_dir, action=settings.action
         ), None
     if here.rank != 0:
         return None, None

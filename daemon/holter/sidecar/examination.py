@@ -112,7 +112,7 @@ class Examiner:
 
     async def exam(self, asked_ns: int, depth: ExamDepth, reason: Reason) -> Exam:
         """Examine the rank: every part that can be had; never raises."""
-        process = self._look()
+        process = self.look(clock.monotonic_s()) or self._last_process
         is_hurried = reason == "last_breath"
         (flight, flight_error), (is_lock_free, (taken, stack_error)) = await asyncio.gather(
             self._flight(process, CRASH_S if is_hurried else FLIGHT_S),
@@ -171,9 +171,6 @@ class Examiner:
             statistics=self._state.statistics(),
             **parts,  # type: ignore[arg-type]
         )
-
-    def _look(self) -> ProcessState | None:
-        return self.look(clock.monotonic_s()) or self._last_process
 
     async def _flight(self, process: ProcessState | None, deadline_s: float) -> tuple[Flight | None, str]:
         if self._copies is None:
@@ -295,13 +292,9 @@ def bounded(stacks: list[ThreadStack], max_frames: int) -> list[ThreadStack]:
     for stack in stacks:
         if max_frames <= 0:
             break
-        kept.append(stack if len(stack.frames) <= max_frames else _shortened(stack, max_frames))
+        kept.append(msgspec.structs.replace(stack, frames=stack.frames[:max_frames]))
         max_frames -= len(stack.frames)
     return kept
-
-
-def _shortened(stack: ThreadStack, num_frames: int) -> ThreadStack:
-    return ThreadStack(stack.name, stack.is_main, stack.owns_lock, stack.is_active, stack.frames[:num_frames])
 
 
 async def _in_time(part: Awaitable[Part], deadline_s: float, what: str) -> Part | str:

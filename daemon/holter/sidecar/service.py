@@ -82,7 +82,9 @@ class Sidecar:
         self._thinning, self._dropped_seen, self._thinned_at = 0, 0, 0.0
         self._status = StatusLine(settings.terminal) if settings.terminal else None
         self._link = CoordinatorLink(identity, self._answer, log_to)
-        self._orders = Orders(self._page, self._process, self._pass_on, lambda: self._link.is_connected)
+        self._orders = Orders(
+            self._page, self._process, lambda said: self._link.send(said, urgent=True), lambda: self._link.is_connected
+        )
         self._watcher = RankWatcher(identity, self._process, self._state, self._tell, lambda: self._link.clock)
 
     async def run(self) -> None:
@@ -169,9 +171,6 @@ class Sidecar:
     def _tell(self, body: Body, urgent: bool) -> None:  # noqa: FBT001
         """Something that we saw ourselves."""
         self._link.send(self._observed(body), urgent=urgent)
-
-    def _pass_on(self, observation: Observation) -> None:
-        self._link.send(observation, urgent=True)
 
     def _observed(self, body: Body) -> Observation:
         heartbeat = self._page.heartbeat()
@@ -329,18 +328,15 @@ class TableHistory:
 
     def _unchanged(self, tensor_class: str, step: int) -> NamedTable | None:
         """Hyper-parameters are told when they change: the last ones before this step still held."""
-        kept = [key for key in self._tables if key[0] == tensor_class and key[1] < step]
-        found = self._tables[max(kept, key=lambda key: key[1])] if kept else None
-        return found if found is not None and _is_sent_on_change(found[0]) else None
+        steps = [at for kept, at in self._tables if kept == tensor_class and at < step]
+        found = self._tables[tensor_class, max(steps)] if steps else None
+        table = found[0].body if found is not None else None
+        return found if isinstance(table, PackedTable) and table.names else None
 
     def _forget(self, key: tuple[str, int]) -> None:
         kept = self._tables.pop(key, None)
         if kept is not None and isinstance(kept[0].body, PackedTable):
             self._num_bytes -= _size(kept[0].body)
-
-
-def _is_sent_on_change(observation: Observation) -> bool:
-    return isinstance(observation.body, PackedTable) and bool(observation.body.names)
 
 
 def _names(packed: PackedTable, names: Names) -> list[str]:

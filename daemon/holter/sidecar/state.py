@@ -15,13 +15,14 @@ import stat
 import struct
 import termios
 from collections.abc import Callable
+from dataclasses import replace
 
 from aiohttp import web
 
-from holter.exporters import RankSnapshot, StepHistogram
+from holter.exporters import RankSnapshot
 from holter.exporters.snapshot import add_nonfinite
 from holter.page import PageHeartbeat
-from holter.records import Device, Observation, OnDevice, Phase, StepDone, Where
+from holter.records import Device, Observation, OnDevice, Phase, StepDone
 
 logger = logging.getLogger(__name__)
 _PIDFD_GETFD = 438
@@ -32,61 +33,48 @@ class RankState:
     """The last of everything; counters since the start."""
 
     def __init__(self, rank: int, hostname: str) -> None:
-        self.step = 0
-        self.loss: float | None = None
         self.seconds = 0.0
-        self._rank, self._hostname = rank, hostname
-        self._gpu_uuid = ""
-        self._phase: Phase | None = None
-        self._last_progress_s: float | None = None
-        self._norm: float | None = None
         self._learning_rate: float | None = None
-        self._overhead: float | None = None
-        self._nonfinite: dict[Where, int] = {}
-        self._steps = StepHistogram()
+        self._last = RankSnapshot(rank=rank, hostname=hostname, step=0)
+
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return self._last.step or 0
+
+    @property
+    def loss(self) -> float | None:
+        """The last that was told."""
+        return self._last.loss
 
     def learn(self, observation: Observation) -> None:
         """Take in one step, or which device it computes on."""
-        done = observation.body
+        done, last = observation.body, self._last
         if isinstance(done, OnDevice):
-            self._gpu_uuid = done.uuid
+            self._last = replace(last, gpu_uuid=done.uuid)
         if not isinstance(done, StepDone):
             return
-        self.step = observation.step + 1
         self.seconds = done.seconds
-        self.loss = done.loss if done.loss is not None else self.loss
-        self._norm = done.gradient_norm if done.gradient_norm is not None else self._norm
         self._learning_rate = done.learning_rate if done.learning_rate is not None else self._learning_rate
-        self._overhead = done.overhead_ratio
-        self._steps = self._steps.add(done.seconds)
-        self._nonfinite = dict(add_nonfinite(self._nonfinite, done))
+        self._last = replace(
+            last,
+            step=observation.step + 1,
+            loss=done.loss if done.loss is not None else last.loss,
+            gradient_norm=done.gradient_norm if done.gradient_norm is not None else last.gradient_norm,
+            overhead_ratio=done.overhead_ratio,
+            steps=last.steps.add(done.seconds),
+            nonfinite=dict(add_nonfinite(last.nonfinite, done)),
+        )
 
     def learn_heartbeat(self, heartbeat: PageHeartbeat) -> None:
         """Take in where the main thread is."""
-        self._phase = Phase(heartbeat.phase)
-        self._last_progress_s = heartbeat.at_ns / 1e9
+        self._last = replace(self._last, phase=Phase(heartbeat.phase), last_progress_s=heartbeat.at_ns / 1e9)
 
     def snapshot(
         self, dropped: int, device: Device | None = None, *, is_coordinator_there: bool | None = None
     ) -> RankSnapshot:
         """For a scrape."""
-        return RankSnapshot(
-            rank=self._rank,
-            hostname=self._hostname,
-            gpu_uuid=self._gpu_uuid,
-            step=self.step,
-            phase=self._phase,
-            last_progress_s=self._last_progress_s,
-            loss=self.loss,
-            gradient_norm=self._norm,
-            overhead_ratio=self._overhead,
-            dropped=dropped,
-            nonfinite=self._nonfinite,
-            steps=self._steps,
-            is_sidecar_up=True,
-            device=device,
-            is_coordinator_there=is_coordinator_there,
-        )
+        return replace(self._last, dropped=dropped, device=device, is_coordinator_there=is_coordinator_there)
 
     def statistics(self) -> dict[str, float]:
         """The rank's last report of a whole step; empty before the first."""
@@ -95,7 +83,7 @@ class RankState:
         said = {
             "step": self.step - 1,
             "loss": self.loss,
-            "gradient_norm": self._norm,
+            "gradient_norm": self._last.gradient_norm,
             "seconds": self.seconds,
             "learning_rate": self._learning_rate,
         }
@@ -104,14 +92,14 @@ class RankState:
     def line(self) -> str:
         """For the terminal."""
         parts = [f" holter  step {self.step}"]
-        if self._phase is not None:
-            parts.append(self._phase.name.lower())
+        if self._last.phase is not None:
+            parts.append(self._last.phase.name.lower())
         if self.loss is not None:
             parts.append(f"loss {self.loss:.4g}" if math.isfinite(self.loss) else "loss is not finite")
         if self.seconds:
             parts.append(f"{self.seconds * 1e3:.0f} ms a step" if self.seconds < 1 else f"{self.seconds:.1f} s a step")
-        if self._overhead is not None:
-            parts.append(f"overhead {self._overhead:.1%}")
+        if self._last.overhead_ratio is not None:
+            parts.append(f"overhead {self._last.overhead_ratio:.1%}")
         return " · ".join(parts)
 
 

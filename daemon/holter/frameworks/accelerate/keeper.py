@@ -37,12 +37,7 @@ REPLICATED = frozenset(
 )
 """Every rank has all of the model: one of them can save for all."""
 
-_ALONE = {
-    "distributed_type": DistributedType.NO,
-    "num_processes": 1,
-    "process_index": 0,
-    "local_process_index": 0,
-}
+_ALONE = {"distributed_type": DistributedType.NO, "num_processes": 1, "process_index": 0, "local_process_index": 0}
 
 
 @contextmanager

@@ -46,9 +46,7 @@ WORDS = 624
 SHIFT = 397
 WORDS_OF_A_SEED = 2
 _UPPER, _LOWER, _MATRIX = np.uint32(0x80000000), np.uint32(0x7FFFFFFF), np.uint32(0x9908B0DF)
-_LAYOUT = np.dtype(
-    [("seed", "<u8"), ("left", "<i4"), ("is_seeded", "<i4"), ("next", "<u8"), ("words", "<u8", WORDS)],
-)
+_LAYOUT = np.dtype([("seed", "<u8"), ("left", "<i4"), ("is_seeded", "<i4"), ("next", "<u8"), ("words", "<u8", WORDS)])
 """How `torch.get_rng_state` begins."""
 
 
@@ -80,20 +78,19 @@ def write(task: Task, buffers: Mapping[str, torch.Tensor]) -> list[int]:
     if task.savers and task.rank == task.savers[0]:
         ranks |= set(range(task.world_size)) - set(task.savers)
     for rank in sorted(ranks & set(task.rewinds)):
-        content = {"step": task.completed, **_as_saved(task.rewinds[rank])}
+        states = task.rewinds[rank]
+        content = {
+            "step": task.completed,
+            "random_state": states.python_state,
+            "numpy_random_seed": states.numpy_state,
+            "torch_manual_seed": states.torch_state,
+        }
+        if states.cuda:
+            content["torch_cuda_manual_seed"] = states.cuda_states
         if buffers and rank == task.rank:
             content["buffers"] = dict(buffers)
         torch.save(content, _path(task.state, rank))
     return sorted(ranks)
-
-
-def _as_saved(rewound: "Rewound") -> dict[str, Any]:
-    kept = {
-        "random_state": rewound.python_state,
-        "numpy_random_seed": rewound.numpy_state,
-        "torch_manual_seed": rewound.torch_state,
-    }
-    return kept | ({"torch_cuda_manual_seed": rewound.cuda_states} if rewound.cuda else {})
 
 
 def restore(directory: str | Path, model: torch.nn.Module | None = None) -> int:
