@@ -163,7 +163,9 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         frameworks=ALL,
     )
     try:
-        agent = halts.open_agent(settings, here, monitor, ours, _own_run_dir(settings, bootstrap))
+        # Empty: not known yet, or that of a coordinator which was there before the job.
+        run_dir = "" if bootstrap is None or settings.coordinator else bootstrap.run_dir
+        agent = halts.open_agent(settings, here, monitor, ours, run_dir)
         monitor.install()
         Loggers(monitor).install()
         for each in ALL:
@@ -290,11 +292,6 @@ class Pipe:
             with contextlib.suppress(OSError):
                 os.write(descriptor, line)
             os.close(descriptor)
-
-
-def _own_run_dir(settings: Settings, bootstrap: Bootstrap | None) -> str:
-    """Empty: not known yet, or another's, who was there before the job."""
-    return bootstrap.run_dir if bootstrap is not None and not settings.coordinator else ""
 
 
 def _meet(monitor: Monitor, here: RankPlace, bootstrap: Bootstrap | None, send: Pipe, agent: HaltAgent) -> None:

@@ -113,7 +113,7 @@ CONTROL_THIN = 1
 
 
 class PageIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose page it is, and what shape it has."""
+    """Whose page it is, and what shape it has; the fields in the order of the table."""
 
     version: int = VERSION
     rank: int
@@ -183,15 +183,7 @@ def find_flaw(identity: PageIdentity) -> str | None:
 
 def encode_identity(identity: PageIdentity) -> bytes:
     """The first 64 bytes of a page."""
-    fields = _IDENTITY.pack(
-        MAGIC,
-        identity.version,
-        identity.rank,
-        identity.world_size,
-        identity.pid,
-        identity.started_ticks,
-        identity.ring_bytes,
-    )
+    fields = _IDENTITY.pack(MAGIC, *msgspec.structs.astuple(identity))
     return fields + _IDENTITY_CHECK.pack(crc32(fields))
 
 

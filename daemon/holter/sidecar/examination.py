@@ -337,7 +337,9 @@ class _SpyError(Exception):
 
 async def take_stacks(pid: int, depth: ExamDepth, deadline_s: float = 5.0) -> tuple[list[ThreadStack], str]:
     """(stacks, error); both where something better was wanted than could be had. Never raises, and leaves no child behind."""
-    program = _find_py_spy()
+    # Beside the interpreter first: the one that was installed with us.
+    beside = Path(sys.executable).parent / "py-spy"
+    program = str(beside) if beside.is_file() else shutil.which("py-spy")
     if program is None:
         return [], "py-spy is not installed beside this interpreter nor on the PATH"
     ends_s = clock.monotonic_s() + deadline_s
@@ -356,12 +358,6 @@ async def take_stacks(pid: int, depth: ExamDepth, deadline_s: float = 5.0) -> tu
         else:
             return stacks, failures[0] if depth == "native" and failures else ""
     return [], "; ".join(dict.fromkeys([failures[0], failures[-1]]))
-
-
-def _find_py_spy() -> str | None:
-    """Beside the interpreter first: the one that was installed with us."""
-    beside = Path(sys.executable).parent / "py-spy"
-    return str(beside) if beside.is_file() else shutil.which("py-spy")
 
 
 def parse_stacks(output: bytes) -> list[ThreadStack]:
