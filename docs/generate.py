@@ -22,7 +22,7 @@ from mkdocs.structure.files import File, Files, InclusionLevel
 
 from holter import config as settings
 from holter import faults
-from holter.exporters import alerts, watcher_rules
+from holter.exporters import alerts, pages
 from holter.faults.family import DetectorEntry, Family
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,7 +37,7 @@ LINKED_SECTIONS = ("## Seen by", "## Causes it can lead to")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """The files that are not in `docs/`."""
-    for name, text in alerts.runbook_files().items():
+    for name, text in pages.runbook_files().items():
         file = File.generated(config, f"explain/{name}", content=_with_links(text))
         file.inclusion = InclusionLevel.NOT_IN_NAV
         files.append(file)
@@ -74,7 +74,7 @@ def _with_links(page: str) -> str:
 
 
 def _link(name: re.Match[str]) -> str:
-    return f"[{name[0]}]({name[0]}.md)" if name[0] in alerts.page_names() else name[0]
+    return f"[{name[0]}]({name[0]}.md)" if name[0] in pages.names() else name[0]
 
 
 def _settings_table() -> Iterator[str]:
@@ -125,7 +125,7 @@ def _summary(entry: DetectorEntry) -> str:
 
 def _alerts_table() -> Iterator[str]:
     yield from ("| page | what happened |", "|---|---|")
-    yield from (f"| [`{watch.name}`](explain/{watch.name}.md) | {watch.happened} |" for watch in watcher_rules.ALL)
+    yield from (f"| [`{watch.name}`](explain/{watch.name}.md) | {watch.happened} |" for watch in alerts.WATCHER_RULES)
 
 
 TABLES = {

@@ -47,7 +47,7 @@ PURE = [
 ]
 TORCH_FREE = [
     "status_page",
-    "offline",
+    "offline.py",
     "sidecar",
     "coordinator",
     "transport",

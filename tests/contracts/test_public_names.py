@@ -6,7 +6,7 @@ from importlib import metadata
 
 import holter
 from holter import config, testing
-from holter.exporters.catalogue import HALT_OUTCOMES, METRICS
+from holter.exporters.prometheus import HALT_OUTCOMES, METRICS
 
 
 def test_the_public_face():

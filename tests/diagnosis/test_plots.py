@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from holter.diagnosis import drawing, explain, to_html, to_markdown, to_text
-from holter.diagnosis.plots import KIND, MAX_POINTS, Point, plots, thinned, words
+from holter.diagnosis import explain, to_html, to_markdown, to_text
+from holter.diagnosis.plots import KIND, MAX_POINTS, Point, decades, figure, plots, sparkline, thinned, ticks, words
 from holter.faults.window import Arrival, Note, Spread, StepArrivals, StepNumbers, Window
 from holter.records import Diagnosis, Directive, Evidence, Finding, ModuleVitals, Vitals
 from made_up import made_window
@@ -203,8 +203,8 @@ def series(values: dict[str, Any]) -> Evidence:
 
 def test_names_of_the_script_are_escaped() -> None:
     lines = [{"name": "<script>", "steps": [0, 1], "values": [1.0, 2.0]}] * 2
-    drawn = drawing.figure(series({"title": "<script>", "log": False, "mark": 1, "lines": lines}), 0)
-    bars = drawing.figure(series({"title": "x", "bars": [{"label": "<script>", "value": 1}], "edges": []}), 0)
+    drawn = figure(series({"title": "<script>", "log": False, "mark": 1, "lines": lines}), 0)
+    bars = figure(series({"title": "x", "bars": [{"label": "<script>", "value": 1}], "edges": []}), 0)
     assert "<script" not in drawn + bars
     assert "<b>" not in drawn
 
@@ -223,17 +223,17 @@ def test_names_of_the_script_are_escaped() -> None:
     ],
 )
 def test_odd_values_draw_without_failing(values: dict[str, Any]) -> None:
-    drawn = drawing.figure(series(values), 0)
+    drawn = figure(series(values), 0)
     assert "nan" not in drawn
     assert "inf" not in drawn
-    assert drawing.sparkline(series(values)) is not None
+    assert sparkline(series(values)) is not None
 
 
 def test_ticks_are_round_numbers_within_the_range() -> None:
-    assert [0.0, 0.5, 1.0, 1.5, 2.0] == drawing.ticks(0.0, 2.2)
-    assert [1.2, 1.4, 1.6, 1.8, 2.0] == drawing.ticks(1.17, 2.03)
-    assert [5.0] == drawing.ticks(5.0, 5.0)
-    assert [0.01, 1.0, 100.0] == drawing.decades(0.005, 2000.0, 3)
+    assert [0.0, 0.5, 1.0, 1.5, 2.0] == ticks(0.0, 2.2)
+    assert [1.2, 1.4, 1.6, 1.8, 2.0] == ticks(1.17, 2.03)
+    assert [5.0] == ticks(5.0, 5.0)
+    assert [0.01, 1.0, 100.0] == decades(0.005, 2000.0, 3)
 
 
 def test_the_lag_of_a_late_rank_is_drawn_beside_what_the_others_are_used_to() -> None:

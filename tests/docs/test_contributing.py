@@ -85,8 +85,8 @@ def test_a_detector_is_added(tree: Tree) -> None:
     tree.add("tests/faults/learning/test_zero_learning_rate.py")
     tree.edit(
         f"{LEARNING}/causes.py",
-        ("CAUSES: tuple", example(f"{LEARNING}/causes.py") + "\nCAUSES: tuple"),
-        ("    STALE_OPTIMIZER_PARAMETERS,\n", "    STALE_OPTIMIZER_PARAMETERS,\n    SCHEDULE_RAN_OUT,\n"),
+        ("FAMILY = ", example(f"{LEARNING}/causes.py") + "\nFAMILY = "),
+        ("STALE_OPTIMIZER_PARAMETERS,", "STALE_OPTIMIZER_PARAMETERS, SCHEDULE_RAN_OUT,"),
         ("\n\nfrom ", f"\n\n{imported}\nfrom "),
         ("    detectors=(\n", f"    detectors=(\n{line}"),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holter.config import Settings
-from holter.exporters import alerts
+from holter.exporters import pages
 
 ROOT = Path(__file__).resolve().parents[2]
 READ_IN_THE_REPOSITORY = (
@@ -41,16 +41,16 @@ def text(path: Path) -> str:
 
 
 def test_every_page_that_explain_prints_is_there_with_its_words(site: Path) -> None:
-    for name in alerts.page_names():
+    for name in pages.names():
         shown = text(site / "explain" / f"{name}.html")
-        for block in (alerts.page(name) or "").replace("`", "").split("\n\n"):
+        for block in (pages.page(name) or "").replace("`", "").split("\n\n"):
             body = "\n".join(line for line in block.splitlines() if line.startswith("    "))
             assert " ".join(body.split()) in shown, name
 
 
 def test_every_cause_and_every_detector_is_listed(site: Path) -> None:
     listed = "".join((site / f"{page}.html").read_text() for page in ("causes", "detectors", "alerts"))
-    assert [] == [name for name in alerts.page_names() if f'href="explain/{name}.html"' not in listed]
+    assert [] == [name for name in pages.names() if f'href="explain/{name}.html"' not in listed]
 
 
 def test_every_setting_has_its_row(site: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 import yaml
 
 from holter import cli, faults
-from holter.exporters import IncidentInfo, alerts, watcher_rules
-from holter.exporters.alert_text import alert_name, describe, panel_annotations, panel_of
+from holter.exporters import alerts, pages
+from holter.exporters.alert_text import RUNBOOKS, alert_name, describe, panel_annotations, panel_of
 from holter.exporters.alerts import AlertRule
+from holter.exporters.snapshot import IncidentInfo
 from holter.faults import CAUSES
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
@@ -33,17 +34,17 @@ def committed(folder: str, kind: str) -> dict[str, str]:
 
 def test_what_is_committed_is_what_would_be_written_now() -> None:
     assert alerts.rule_files() == committed("alerts", "*.yml"), "run `holter alerts --write grafana`"
-    assert alerts.runbook_files() == committed("runbooks", "*.md"), "run `holter alerts --write grafana`"
+    assert pages.runbook_files() == committed("runbooks", "*.md"), "run `holter alerts --write grafana`"
 
 
 def test_every_cause_every_detector_and_every_blindness_has_one_alert() -> None:
     expected = [alert_name(cause) for cause in CAUSES]
     expected += [alert_name(f"unexplained_{detector.name}") for detector in faults.ALL]
-    expected += [alert_name(watch.name) for watch in watcher_rules.ALL]
+    expected += [alert_name(watch.name) for watch in alerts.WATCHER_RULES]
     assert expected == [rule.alert for rule in RULES]
     assert len(set(expected)) == len(expected)
     blindness = {"sidecar_absent", "coordinator_absent", "detector_failing", "observations_dropped", "no_progress"}
-    assert blindness <= {watch.name for watch in watcher_rules.ALL}
+    assert blindness <= {watch.name for watch in alerts.WATCHER_RULES}
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.alert)
@@ -53,7 +54,7 @@ def test_a_rule_keeps_the_conventions(rule: alerts.AlertRule) -> None:
     assert "{{" not in rule.summary
     assert rule.summary.endswith(".")
     assert "{{ $labels.run_id }}" in rule.description
-    assert alerts.page(rule.page) is not None
+    assert pages.page(rule.page) is not None
     if rule.layer == "incident":
         assert all(f"$labels.{label}" in rule.description for label in ("ranks", "tensors", "collective", "step"))
     if rule.layer != "watcher":
@@ -76,14 +77,14 @@ def test_writing_takes_away_pages_of_what_is_no_more(capsys: Any, tmp_path: Path
     (tmp_path / "runbooks").mkdir()
     (tmp_path / "runbooks" / "gremlins.md").write_text("")
     assert 0 == cli.main(["alerts", "--write", str(tmp_path)])
-    assert set(alerts.runbook_files()) == {path.name for path in (tmp_path / "runbooks").iterdir()}
+    assert set(pages.runbook_files()) == {path.name for path in (tmp_path / "runbooks").iterdir()}
     assert "gremlins" not in capsys.readouterr().err
     assert 2 == cli.main(["alerts", "--write", str(tmp_path / "runbooks" / "rank_dead.md")])
     assert 2 == cli.main(["alerts", "--runbooks", "somewhere"])
 
 
 def test_every_page_can_be_printed(capsys: Any) -> None:
-    for name in (watch.name for watch in watcher_rules.ALL):
+    for name in (watch.name for watch in alerts.WATCHER_RULES):
         assert 0 == cli.main(["explain", name])
         assert capsys.readouterr().out.startswith(f"{name} (alert)\n")
 
@@ -91,7 +92,7 @@ def test_every_page_can_be_printed(capsys: Any) -> None:
 def test_what_a_pager_says_can_be_looked_up(capsys: Any) -> None:
     for alert, name in (("HolterNonfiniteInput", "nonfinite_input"), ("HolterUnexplainedSlowRank", "slow_rank")):
         assert (0, 0) == (cli.main(["explain", name]), cli.main(["explain", alert]))
-        page, same = capsys.readouterr().out[:-1], alerts.page(name)
+        page, same = capsys.readouterr().out[:-1], pages.page(name)
         assert same is not None
         assert page == f"{same.rstrip()}\n{same.rstrip()}"
     assert 2 == cli.main(["explain", "nonfinite_imput"])
@@ -107,7 +108,7 @@ def test_the_versioned_cases_of_promtool(promtool: str) -> None:
     ran = subprocess.run([promtool, "test", "rules", *tests], capture_output=True, text=True, check=False)
     assert 0 == ran.returncode, ran.stdout + ran.stderr
     tested = {match for path in tests for match in re.findall(r"alertname: (\w+)", path.read_text())}
-    assert {alert_name(watch.name) for watch in watcher_rules.ALL} <= tested
+    assert {alert_name(watch.name) for watch in alerts.WATCHER_RULES} <= tested
 
 
 def test_each_generated_rule_fires_on_its_verdict_and_on_no_other(promtool: str, tmp_path: Path) -> None:
@@ -171,7 +172,7 @@ def _expected(alert: str, at: str, fired: list[tuple[dict[str, str], str, str]])
                 "exp_annotations": {
                     "summary": rule.summary,
                     "description": said,
-                    "runbook_url": f"{alerts.RUNBOOKS}/{page}.md",
+                    "runbook_url": f"{RUNBOOKS}/{page}.md",
                     **_panel(rule, labels.get("run_id", "")),
                 },
             }

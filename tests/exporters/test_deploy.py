@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from holter.exporters import alerts, watcher_rules
+from holter.exporters import alerts
 from holter.exporters.alert_text import alert_name
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
@@ -60,7 +60,7 @@ def test_whatever_is_held_back_is_held_back_within_one_run_and_exists() -> None:
         text = " ".join(rule["source_matchers"] + rule["target_matchers"])
         assert set(re.findall(r"Holter\w+", text)) <= known
         assert set(re.findall(r'layer="(\w+)"', text)) <= {"incident", "finding", "watcher"}
-    named = {alert_name(watch.name) for watch in watcher_rules.ALL}
+    named = {alert_name(watch.name) for watch in alerts.WATCHER_RULES}
     assert {"HolterNoProgress", "HolterCoordinatorAbsent"} <= named
 
 

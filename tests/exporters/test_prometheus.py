@@ -11,18 +11,15 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from holter.exporters import (
+from holter.exporters.prometheus import DETAILED_RANKS, MAX_INFOS, MAX_LATEST, MAX_MODULES, METRICS, expose, families
+from holter.exporters.snapshot import (
     CoordinatorSnapshot,
     IncidentInfo,
     JobFigures,
     ModuleFigures,
     RankSnapshot,
     StepHistogram,
-    expose,
-    families,
 )
-from holter.exporters.catalogue import METRICS
-from holter.exporters.prometheus import DETAILED_RANKS, MAX_INFOS, MAX_LATEST, MAX_MODULES
 from holter.faults.window import Spread
 from holter.records import Device, Phase
 

@@ -2,9 +2,7 @@
 
 import msgspec
 
-from holter.exporters import incident_info
-from holter.exporters.alert_text import MAX_NAME, describe
-from holter.exporters.alerts import RUNBOOKS
+from holter.exporters.alert_text import MAX_NAME, RUNBOOKS, describe, incident_info
 from holter.exporters.webhook import NEVER, Pager
 from holter.records import Cause, Collective, Diagnosis, Directive, Fix
 

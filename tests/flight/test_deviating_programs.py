@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.flight.simulator import Groups, Job, Planned, Program, deviated, programs
 
 from holter.flight import Analysis, Deviation, analyse
-from holter.flight.patterns import MIN_CONTEXT
+from holter.flight.deviations import MIN_CONTEXT
 
 STEPS = 5
 FAULTS = ["skip", "extra", "shape", "dtype", "swap", "stop"]

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from holter.exporters import RankSnapshot, expose, families
+from holter.exporters.prometheus import expose, families
+from holter.exporters.snapshot import RankSnapshot
 from holter.sidecar.devices import read
 from holter.testing.nvml import FakeNvml, Gpu
 

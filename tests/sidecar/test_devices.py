@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from holter.exporters import families
+from holter.exporters.prometheus import families
 from holter.records import Device
 from holter.sidecar.devices import POLL_S, RETRY_S, Devices, read
 from holter.sidecar.state import RankState

@@ -56,10 +56,11 @@ def _run(arguments: list[str]) -> int:
     chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name, phrase in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=phrase)
         if name == chosen:
-            importlib.import_module(f"holter.cli.{name}").add_parser(subparsers)
-        else:
-            subparsers.add_parser(name, help=phrase)
+            command = importlib.import_module(f"holter.cli.{name}")
+            subparser.description = command.__doc__
+            command.add_options(subparser)
     # What follows `--` is somebody else's command.
     split = arguments.index("--") if "--" in arguments else len(arguments)
     args = parser.parse_args(arguments[:split])
@@ -67,5 +68,4 @@ def _run(arguments: list[str]) -> int:
     if args.command is None:
         parser.print_help()
         return WRONG_USE
-    command = importlib.import_module(f"holter.cli.{args.command}")
-    return int(command.run(args))
+    return int(importlib.import_module(f"holter.cli.{args.command}").run(args))

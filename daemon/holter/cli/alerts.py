@@ -4,20 +4,19 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from holter.errors import UsageError
-from holter.exporters import alerts
+from holter.exporters import alerts, pages
+from holter.exporters.alert_text import RUNBOOKS
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser("alerts", help="print the alert rules for Prometheus", description=__doc__)
     parser.add_argument(
         "--write", metavar="DIR", help="write DIR/alerts/*.yml and DIR/runbooks/*.md instead of printing"
     )
     parser.add_argument(
-        "--runbooks", metavar="URL", default=alerts.RUNBOOKS, help="where the pages are served (default: %(default)s)"
+        "--runbooks", metavar="URL", default=RUNBOOKS, help="where the pages are served (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="names of the alerts and their pages")
 
@@ -39,15 +38,15 @@ def run(args: argparse.Namespace) -> int:
 
 def _write(folder: Path, base: str) -> None:
     """What is no alert any more loses its page."""
-    rules, pages = alerts.rule_files(base), alerts.runbook_files()
+    rules, runbooks = alerts.rule_files(base), pages.runbook_files()
     try:
         _fill(folder / "alerts", rules)
-        _fill(folder / "runbooks", pages)
-        for stale in {path.name for path in (folder / "runbooks").glob("*.md")} - set(pages):
+        _fill(folder / "runbooks", runbooks)
+        for stale in {path.name for path in (folder / "runbooks").glob("*.md")} - set(runbooks):
             (folder / "runbooks" / stale).unlink()
     except OSError as error:
         raise UsageError(f"--write {folder}: {error.strerror}") from None
-    sys.stderr.write(f"holter: {len(rules)} rule files and {len(pages)} pages in {folder}\n")
+    sys.stderr.write(f"holter: {len(rules)} rule files and {len(runbooks)} pages in {folder}\n")
 
 
 def _fill(folder: Path, files: dict[str, str]) -> None:

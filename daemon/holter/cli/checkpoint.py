@@ -10,24 +10,19 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holter.cli.runs import locate
 from holter.cli.terminal import Meter, printable, size_text, table
 from holter.errors import UsageError
 from holter.halting.vault import store, verification
-from holter.halting.vault.store import Sealed, Vault
+from holter.halting.vault.store import Vault
 from holter.halting.vault.verification import CheckpointExamination
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser(
-        "checkpoint",
-        help="verify a checkpoint, or list those of a run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     verify = actions.add_parser("verify", help="read a checkpoint back and compare it with what was sealed")
     verify.add_argument("directory", metavar="DIR", help="checkpoints/<step>, its state/, or a checkpoint of your own")
@@ -108,10 +103,7 @@ def _facts(found: CheckpointExamination) -> dict[str, Any]:
         "directory": str(found.directory),
         "is_good": found.is_good,
         "has_manifest": manifest is not None,
-        "run_id": manifest.run_id if manifest else None,
-        "step": manifest.step if manifest else None,
-        "framework": manifest.framework if manifest else None,
-        "world_size": manifest.world_size if manifest else None,
+        **{name: getattr(manifest, name, None) for name in ("run_id", "step", "framework", "world_size")},
         "verdict": manifest.verdict if manifest else "poisoned" if is_poisoned else "unknown",
         "why": manifest.why if manifest else "",
         "num_files": found.num_files,
@@ -130,59 +122,41 @@ def _list(args: argparse.Namespace) -> int:
         if state is None:
             raise UsageError(f"no coordinator answers at {found.address}")
         run_dir = Path(str(state["run_dir"]))
-    vault = Vault(run_dir)
-    entries = [_sealed_entry(one) for one in vault.all()] + [
-        _watched(save) for save in store.read_script_saves(run_dir)
-    ]
-    entries += [_damaged(path) for path in vault.damaged()]
-    entries.sort(key=lambda entry: (entry["step"], entry["saved_at"]))
+    entries = sorted(_entries(run_dir), key=lambda entry: (entry.step, entry.saved_at))
     if args.json:
-        sys.stdout.write(json.dumps(entries, indent=2) + "\n")
+        sys.stdout.write(json.dumps([entry._asdict() for entry in entries], indent=2) + "\n")
     elif not entries:
         sys.stdout.write(printable(f"run {found.name}: no checkpoint is known") + "\n")
     else:
         columns = ("step", "verdict", "by", "saved", "path", "why")
-        keys = ("step", "verdict", "by", "saved_at", "path", "why")
-        rows = [tuple(printable(str(entry[key])) for key in keys) for entry in entries]
+        shown = [(one.step, one.verdict, one.by, one.saved_at, one.path, one.why) for one in entries]
+        rows = [tuple(printable(str(cell)) for cell in cells) for cells in shown]
         sys.stdout.write("\n".join(table(columns, rows)) + "\n")
     return 0
 
 
-def _sealed_entry(one: Sealed) -> dict[str, Any]:
-    return {
-        "step": one.manifest.step,
-        "verdict": one.verdict,
-        "by": "holter",
-        "framework": one.manifest.framework,
-        "saved_at": one.manifest.sealed_at,
-        "path": str(one.state),
-        "why": one.why,
-        "is_there": True,
-    }
+class _Entry(NamedTuple):
+    """A checkpoint in the list."""
+
+    step: int
+    verdict: str
+    by: str
+    framework: str
+    saved_at: str
+    path: str
+    why: str
+    is_there: bool = True
 
 
-def _watched(save: store.ScriptSave) -> dict[str, Any]:
-    is_there = "://" in save.path or Path(save.path).exists()
-    return {
-        "step": save.step,
-        "verdict": save.verdict,
-        "by": "script",
-        "framework": save.framework,
-        "saved_at": save.saved_at,
-        "path": save.path,
-        "why": save.why if is_there else f"{save.why}; it is no longer there".removeprefix("; "),
-        "is_there": is_there,
-    }
-
-
-def _damaged(path: Path) -> dict[str, Any]:
-    return {
-        "step": int(path.name.partition("-")[0]),
-        "verdict": "unknown",
-        "by": "holter",
-        "framework": "",
-        "saved_at": "",
-        "path": str(path / "state"),
-        "why": "its manifest is missing or damaged: `holter checkpoint verify` says more",
-        "is_there": True,
-    }
+def _entries(run_dir: Path) -> Iterator[_Entry]:
+    vault = Vault(run_dir)
+    for one in vault.all():
+        made = one.manifest
+        yield _Entry(made.step, one.verdict, "holter", made.framework, made.sealed_at, str(one.state), one.why)
+    for save in store.read_script_saves(run_dir):
+        is_there = "://" in save.path or Path(save.path).exists()
+        why = save.why if is_there else f"{save.why}; it is no longer there".removeprefix("; ")
+        yield _Entry(save.step, save.verdict, "script", save.framework, save.saved_at, save.path, why, is_there)
+    for path in vault.damaged():
+        why = "its manifest is missing or damaged: `holter checkpoint verify` says more"
+        yield _Entry(int(path.name.partition("-")[0]), "unknown", "holter", "", "", str(path / "state"), why)

@@ -8,7 +8,7 @@ import secrets
 import socket
 import sys
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import holter
 from holter.cli.logs import log_to
@@ -19,9 +19,8 @@ from holter.records import Action
 logger = logging.getLogger(__name__)
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser("coordinator", help="run a coordinator by itself", description=__doc__)
     parser.add_argument("--run-dir", required=True, help="directory of this run; made if it is not there")
     parser.add_argument("--run-id", default="", help="name of the run (default: the directory's name)")
     parser.add_argument("--world-size", type=int, default=0, help="number of ranks (default: what the first one says)")
@@ -68,12 +67,8 @@ def run(args: argparse.Namespace) -> int:
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
     from holter.coordinator.identity import RunSettings  # noqa: PLC0415
     from holter.coordinator.incidents.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
-    from holter.coordinator.service import (  # noqa: PLC0415
-        Limits,
-        ServiceSettings,
-        serve,
-    )
-    from holter.exporters.alerts import RUNBOOKS  # noqa: PLC0415
+    from holter.coordinator.service import Limits, ServiceSettings, serve  # noqa: PLC0415
+    from holter.exporters.alert_text import RUNBOOKS  # noqa: PLC0415
 
     try:
         limits = Limits(first_s=args.first_s, idle_s=args.idle_s, linger_s=settings.linger_s)

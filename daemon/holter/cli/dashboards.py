@@ -9,14 +9,12 @@ import json
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from holter.errors import UsageError
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser("dashboards", help="print or write Grafana's dashboards", description=__doc__)
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, such as holter-overview; without it, all")
     parser.add_argument("--write", metavar="DIR", help="write NAME.json into this directory instead of printing")
 

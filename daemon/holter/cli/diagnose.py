@@ -8,10 +8,10 @@ import argparse
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from holter import offline
 from holter.coordinator.incidents.tracker import IncidentTracker
 from holter.coordinator.judge import Judge
 from holter.coordinator.window.assembly import Assembly
@@ -20,9 +20,6 @@ from holter.errors import UsageError
 from holter.faults import ALL
 from holter.faults.hangs.stalled_rank import StalledRank
 from holter.faults.shared.wording import ranks_text
-from holter.offline import dumps
-from holter.offline.afterwards import afterwards
-from holter.offline.dumps import Dumps
 from holter.records import Diagnosis
 
 LONG_AFTER_NS = 60 * 10**9
@@ -39,11 +36,8 @@ DETECTORS = tuple(
 )
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser(
-        "diagnose", help="judge the Flight Recorder dumps of a job that ran without holter", description=__doc__
-    )
     parser.add_argument(
         "paths", nargs="+", metavar="PATH", help="dumps (JSON or pickle, rank_3.json, nccl_trace_rank_3), or directories of them"
     )  # fmt: skip
@@ -52,7 +46,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what is found; 1 when it is anything."""
-    found = dumps.read([Path(path) for path in args.paths])
+    found = offline.read([Path(path) for path in args.paths])
     diagnoses, failing = judged(found, str(args.paths[0]))
     unjudged = (*found.failures, *failing)
     sys.stderr.write("".join(f"holter: {line}\n" for line in (*found.remarks, *unjudged)))
@@ -62,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(diagnoses))
 
 
-def judged(found: Dumps, run_id: str) -> tuple[list[Diagnosis], list[str]]:
+def judged(found: offline.Dumps, run_id: str) -> tuple[list[Diagnosis], list[str]]:
     """What the detectors find in these dumps, explained; and a sentence for each detector that failed."""
     assembly, now_ns = Assembly(len(found.ranks)), found.taken_ns
     judging = Judge(assembly, IncidentTracker(run_id, "observe"), DETECTORS)
@@ -76,11 +70,11 @@ def judged(found: Dumps, run_id: str) -> tuple[list[Diagnosis], list[str]]:
         for key in seen.exams:
             assembly.add(found.examined(key.rank, key.asked_ns, key.depth), now_ns)
     return [
-        afterwards(one, found.flights) for one in diagnoses.values() if one.closed_at is None
+        offline.afterwards(one, found.flights) for one in diagnoses.values() if one.closed_at is None
     ], judging.runner.blind()
 
 
-def _rendered(found: Dumps, diagnoses: list[Diagnosis], *, is_json: bool) -> str:
+def _rendered(found: offline.Dumps, diagnoses: list[Diagnosis], *, is_json: bool) -> str:
     if is_json:
         return msgspec.json.format(msgspec.json.encode(diagnoses), indent=2).decode() + "\n"
     known = f"{len(found.flights)} dumps of {len(found.ranks)} ranks"

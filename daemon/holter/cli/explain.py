@@ -4,15 +4,13 @@ import argparse
 import difflib
 import json
 import sys
-from typing import Any
 
 from holter.errors import UsageError
-from holter.exporters import alerts
+from holter.exporters import alerts, pages
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser("explain", help="the page of a detector or a cause", description=__doc__)
     parser.add_argument(
         "name",
         nargs="?",
@@ -25,13 +23,13 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the page."""
     if args.name is None:
-        text = json.dumps(list(alerts.page_names())) if args.json else "\n".join(alerts.page_names())
+        text = json.dumps(list(pages.names())) if args.json else "\n".join(pages.names())
         sys.stdout.write(text + "\n")
         return 0
     name = alerts.page_of_alert(args.name) or args.name
-    page = alerts.page(name)
+    page = pages.page(name)
     if page is None:
-        close = difflib.get_close_matches(name.lower().replace("-", "_"), alerts.page_names())
+        close = difflib.get_close_matches(name.lower().replace("-", "_"), pages.names())
         meant = f"do you mean {' or '.join(close)}? " if close else ""
         raise UsageError(
             f"there is no detector, cause or alert {args.name!r}; {meant}`holter explain` lists all that have a page"

@@ -20,11 +20,8 @@ LOOK_S = 0.2
 REFUSED = 1
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser(
-        "halt", help="stop a run at an agreed step, with a checkpoint", description=__doc__, add_help=True
-    )
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory or address (default: the newest run)")
     parser.add_argument("--reason", default="", help="why, for the log, the report and halt.json")
     parser.add_argument("--no-wait", action="store_true", help="return as soon as the halt is requested")

@@ -5,6 +5,7 @@ passed on, a launcher that starts the job again all the same is ended, and a run
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,7 +13,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from holter import clock, config
 from holter.cli import options
@@ -27,14 +27,9 @@ GRACE_S = 20.0
 NOT_FOUND = 127
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser(
-        "launch",
-        help="run a job's own launcher so that a halt is obeyed",
-        description=__doc__,
-        usage="holter launch [options] -- accelerate launch … train.py …",
-    )
+    parser.usage = "holter launch [options] -- accelerate launch … train.py …"
     options.add(parser)
     parser.add_argument("--resume", action="store_true", help="start although this run was halted")
 
@@ -128,11 +123,8 @@ def _wait(child: "subprocess.Popen[bytes]", run_dir: Path) -> int:
     halted_at: float | None = None
     is_asked = False
     while True:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             code = child.wait(LOOK_S)
-        except subprocess.TimeoutExpired:
-            pass
-        else:
             return code if code >= 0 else 128 - code
         if halted_at is None and (run_dir / "halt.json").exists():
             halted_at = clock.monotonic_s()

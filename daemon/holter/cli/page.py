@@ -5,7 +5,6 @@ import asyncio
 import os
 import socket
 import sys
-from typing import Any
 
 import holter
 from holter.cli.runs import RunReader, locate
@@ -13,9 +12,8 @@ from holter.cli.terminal import with_progress
 from holter.errors import UsageError
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser("page", help="the page of a run that is over, in a browser", description=__doc__)
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory (default: the newest run)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: a free one")

@@ -8,21 +8,18 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from holter.cli.report import rendered
 from holter.cli.runs import RunReader, has_open_critical, locate
 from holter.cli.terminal import with_progress
 from holter.coordinator.recovery import journal
 from holter.coordinator.recovery.replay import Pace, Replay, differences
-from holter.diagnosis import report
 from holter.errors import UsageError
 from holter.faults import ALL, Detector
 from holter.records import Diagnosis, Judged
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser(
-        "replay", help="judge a recorded run again, with other thresholds if given", description=__doc__
-    )
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory (default: the newest run)")
     parser.add_argument("--json", action="store_true", help="a list of diagnoses")
     parser.add_argument(
@@ -47,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     replay.read(with_progress(journal.read(folder, damage)), pace, has_marks=has_marks)
     diagnoses = replay.finish() if replay.num_entries else []
     sys.stderr.write("".join(f"holter: {line}\n" for line in _remarks(found, replay, damage)))
-    sys.stdout.write(_rendered(found, diagnoses, args))
+    sys.stdout.write(rendered(found.name, diagnoses, is_json=args.json))
     if not args.json and replay.num_entries:
         sys.stdout.write(_verdict(found, diagnoses, is_changed=bool(args.set or args.detector)))
     return int(has_open_critical(diagnoses))
@@ -111,14 +108,6 @@ def _remarks(found: RunReader, replay: Replay, damage: list[str]) -> Iterator[st
     if stream and stream[0] > journal.IDENTITY + 1:
         yield "journal: its oldest part was dropped when it grew too large, so what happened first is not judged"
     yield from replay.failures()
-
-
-def _rendered(found: RunReader, diagnoses: list[Diagnosis], args: argparse.Namespace) -> str:
-    if args.json:
-        return msgspec.json.format(msgspec.json.encode(diagnoses), indent=2).decode() + "\n"
-    if not diagnoses:
-        return f"run {found.name}: no incident\n"
-    return "\n".join(report.to_text(one, color=sys.stdout.isatty()) for one in diagnoses)
 
 
 def _verdict(found: RunReader, diagnoses: list[Diagnosis], *, is_changed: bool) -> str:

@@ -4,7 +4,6 @@ import argparse
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -16,9 +15,8 @@ from holter.records import Diagnosis
 _INCIDENT_ID = re.compile(r"\d{8}T\d{6}-\d+")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser("report", help="the incidents' diagnoses, for a person", description=__doc__)
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="run directory or coordinator's address (default: the newest run)"
     )
@@ -39,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         _write_html(Path(args.html), diagnoses)
     else:
-        sys.stdout.write(_rendered(found, diagnoses, args))
+        sys.stdout.write(rendered(found.name, diagnoses, is_json=args.json, is_markdown=args.markdown))
     return int(has_open_critical(diagnoses))
 
 
@@ -54,12 +52,13 @@ def _select(found: RunReader, incident: str | None) -> list[Diagnosis]:
     return selected
 
 
-def _rendered(found: RunReader, diagnoses: list[Diagnosis], args: argparse.Namespace) -> str:
-    if args.json:
+def rendered(run: str, diagnoses: list[Diagnosis], *, is_json: bool, is_markdown: bool = False) -> str:
+    """All of them, as this command and `holter replay` print them."""
+    if is_json:
         return msgspec.json.format(msgspec.json.encode(diagnoses), indent=2).decode() + "\n"
     if not diagnoses:
-        return f"run {found.name}: no incident\n"
-    if args.markdown:
+        return f"run {run}: no incident\n"
+    if is_markdown:
         return "\n".join(report.to_markdown(one) for one in diagnoses)
     return "\n".join(report.to_text(one, color=sys.stdout.isatty()) for one in diagnoses)
 

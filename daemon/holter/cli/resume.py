@@ -8,7 +8,6 @@ import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,14 +21,9 @@ from holter.halting.halt_record import HaltRecord
 HOW = {framework.checkpoint: framework.resume for framework in ALL}
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser(
-        "resume",
-        help="let a run that was halted start again",
-        description=__doc__,
-        usage="holter resume [-h] [--json] [RUN] [-- COMMAND …]",
-    )
+    parser.usage = "holter resume [-h] [--json] [RUN] [-- COMMAND …]"
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory (default: the newest run)")
     parser.add_argument("--json", action="store_true", help="the halt that was lifted, and where the checkpoint is")
 

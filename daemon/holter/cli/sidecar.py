@@ -3,16 +3,14 @@
 import argparse
 import asyncio
 import sys
-from typing import Any
 
 import holter
 from holter.cli.logs import log_to
 from holter.errors import PageError, UsageError
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser("sidecar", help="run a sidecar by itself", description=__doc__)
     parser.add_argument("--page", required=True, help="file descriptor number, or a path such as /proc/PID/fd/N")
     parser.add_argument("--bootstrap-fd", type=int, default=-1, help="pipe that tells where the coordinator is")
     parser.add_argument("--listen-fd", type=int, default=-1, help="socket for the coordinator that this sidecar starts")

@@ -19,11 +19,8 @@ from holter.records import Diagnosis
 COLUMNS = ("rank", "host", "step", "phase", "progress", "loss", "sidecar")
 
 
-def add_parser(subparsers: Any) -> None:
+def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser = subparsers.add_parser(
-        "status", help="live table of ranks, steps, phases and findings", description=__doc__
-    )
     parser.add_argument(
         "run", nargs="?", metavar="RUN", help="run directory or coordinator's address (default: the newest run)"
     )
@@ -59,13 +56,9 @@ def _live(state: dict[str, Any]) -> Iterator[str]:
 
 def _past(found: RunReader) -> Iterator[str]:
     about = found.identity
-    if about.get("ended_at"):
-        how = f"ended at {about['ended_at']}"
-    else:
-        how = (
-            f"its coordinator at {found.address or 'an unknown address'} does not answer; this is what was written down"
-        )
-    yield printable(f"run {found.name}: {how}")
+    where = found.address or "an unknown address"
+    silent = f"its coordinator at {where} does not answer; this is what was written down"
+    yield printable(f"run {found.name}: " + (f"ended at {about['ended_at']}" if about.get("ended_at") else silent))
     yield printable(f"  command   {' '.join(about.get('command', []))}")
     yield printable(f"  hosts     {', '.join(about.get('hosts', []))}")
     yield f"  ranks     {len(about.get('ranks', []))} of {about.get('world_size', 0)} attached"

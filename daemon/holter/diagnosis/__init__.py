@@ -4,13 +4,10 @@ correlate   findings -> incidents: what began it, what it brought about
 rank_causes a finding -> the causes that fit, the surest first
 explain     an incident -> the public record
 report      the record -> a line, a terminal, Markdown, HTML
-pages       `holter explain NAME`
 """
 
 from holter.diagnosis.correlate import Incident, correlate
-from holter.diagnosis.explain import explain
-from holter.diagnosis.pages import names, page
-from holter.diagnosis.ranking import rank_causes, top_cause
+from holter.diagnosis.explain import explain, rank_causes, top_cause
 from holter.diagnosis.report import headline, to_fragment, to_html, to_markdown, to_text
 
 __all__ = [
@@ -18,8 +15,6 @@ __all__ = [
     "correlate",
     "explain",
     "headline",
-    "names",
-    "page",
     "rank_causes",
     "to_fragment",
     "to_html",

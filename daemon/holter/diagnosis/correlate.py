@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holter.diagnosis.ranking import top_cause
+from holter.diagnosis.explain import top_cause
 from holter.faults import BRINGS_ABOUT, CAUSES, DETECTORS
 from holter.faults.family import STAGE_OF_CLASS, Consequence, Stage, engine_facts
 from holter.faults.window import Window
@@ -104,13 +104,13 @@ def _place(known: dict[str, Incident], finding: Finding, new_id: str) -> list[In
             return _refreshed(incident, finding)
     for incident in sorted(open_incidents, key=lambda incident: moment(incident.leading)):
         if brings_about(incident.leading, finding):
-            return _joined(incident, [finding])
+            return _joined(incident, finding)
     explained = [incident for incident in open_incidents if brings_about(finding, incident.leading)]
     if not explained:
         return [Incident(id=new_id, leading=finding)]
     head, *rest = explained
     followers = [one for incident in explained for one in (incident.leading, *incident.consequences)]
-    led = msgspec.structs.replace(head, leading=finding, consequences=_first_of_each([], followers))
+    led = msgspec.structs.replace(head, leading=finding, consequences=_first_of_each(followers))
     return [led, *(msgspec.structs.replace(incident, merged_into=head.id) for incident in rest)]
 
 
@@ -139,26 +139,28 @@ def _substance(finding: Finding) -> tuple[object, ...]:
     return finding.severity, finding.first_step, finding.ranks, finding.tensors, finding.modules, facts
 
 
-def _joined(incident: Incident, followers: list[Finding]) -> list[Incident]:
-    consequences = _first_of_each(incident.consequences, followers)
-    return (
-        [] if consequences == incident.consequences else [msgspec.structs.replace(incident, consequences=consequences)]
-    )
+def _joined(incident: Incident, follower: Finding) -> list[Incident]:
+    if any(one.detector == follower.detector for one in incident.consequences):
+        return []
+    return [msgspec.structs.replace(incident, consequences=(*incident.consequences, follower))]
 
 
-def _first_of_each(present: Iterable[Finding], more: Iterable[Finding]) -> tuple[Finding, ...]:
+def _first_of_each(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     first: dict[str, Finding] = {}
-    for finding in (*present, *sorted(more, key=moment)):
+    for finding in sorted(findings, key=moment):
         first.setdefault(finding.detector, finding)
     return tuple(first.values())
 
 
 def can_pass(incident: Incident) -> bool:
     """Whether everything in it leaves nothing behind."""
-    found = (incident.leading, *incident.consequences)
-    return all(
-        _num_steps_to_pass(one) is not None and engine_facts(one).get("is_beyond_return") is not True for one in found
-    )
+    return all(_leaves_nothing(one) for one in (incident.leading, *incident.consequences))
+
+
+def _leaves_nothing(finding: Finding) -> bool:
+    entry = CAUSES.get(top_cause(finding))
+    passes = entry is not None and entry.passes_after_steps is not None
+    return passes and engine_facts(finding).get("is_beyond_return") is not True
 
 
 def stands(incident: Incident, findings: Iterable[Finding]) -> bool:
@@ -184,11 +186,6 @@ def has_passed(incident: Incident, absent_since_ns: int, window: Window, now_ns:
         return False
     num_steps = sum(step.at_ns >= absent_since_ns for step in window.series[-num_needed:])
     return num_steps >= num_needed and all(_is_in_sight(rank, window) for rank in incident.leading.ranks)
-
-
-def _num_steps_to_pass(finding: Finding) -> int | None:
-    entry = CAUSES.get(top_cause(finding))
-    return entry.passes_after_steps if entry else None
 
 
 def _is_in_sight(rank: int, window: Window) -> bool:

@@ -1,16 +1,109 @@
-"""An incident becomes a diagnosis: the public record that a person, a pager and a test read."""
+"""Differential diagnosis: which causes fit what a detector saw, and what it looked for and did not see; and the record that says so.
+
+The rows of all causes (`CauseEntry.rows`) are the whole of it. A fact is True (seen), False (looked for, not seen) or None (nobody looked).
+
+    a row fits when   every fact in `seen` is True, in `absent` is False, in `unknown` is None, and no fact in `unless` is True
+
+Of the rows that fit, the surest of each cause counts. A confidence under 0.70 must say which evidence is missing. An incident with its ranked
+causes becomes a `Diagnosis`: the public record that a person, a pager and a test read.
+"""
 
 from collections.abc import Sequence
 
 import msgspec
 
-from holter.diagnosis.ranking import rank_causes
-from holter.records import Cause, Diagnosis, Directive, Evidence, Finding, Severity
+from holter.faults import CAUSES
+from holter.faults.family import CauseEntry, Row, engine_facts
+from holter.faults.shared.wording import modules_of
+from holter.records import Basis, Cause, Diagnosis, Directive, Evidence, Finding, Severity
 
+CAPS: dict[Basis, float] = {"observation": 0.95, "documented": 0.85, "inference": 0.70}
+"""No confidence exceeds what its basis allows."""
+NEGLIGIBLE = 0.20
+"""Alternatives below this are left out; the leading cause is named however unsure it is."""
+SURE = 0.70
+"""Below this a diagnosis says which evidence is missing."""
 WORST_FIRST: tuple[Severity, ...] = ("critical", "warning", "info")
 """An incident is as grave as the gravest of what it brought about."""
 MAX_STRIKES = 3
 """After so many returns of the same cause the assumption itself is in doubt."""
+
+MAX_REMEMBERED = 1024
+_remembered: dict[int, tuple[Finding, tuple[Cause, ...]]] = {}
+"""id of a finding -> the finding, which keeps the id its own, and its causes."""
+
+
+def rank_causes(finding: Finding) -> tuple[Cause, ...]:
+    """Every cause that fits, the surest first; never empty for a finding of a detector in `faults.ALL`.
+
+    Ranked once for each finding: correlating, explaining and closing ask again and again in one judgement.
+    """
+    known = _remembered.get(id(finding))
+    if known is None:
+        if len(_remembered) >= MAX_REMEMBERED:
+            _remembered.clear()
+        known = _remembered[id(finding)] = (finding, _ranked(finding))
+    return known[1]
+
+
+def _ranked(finding: Finding) -> tuple[Cause, ...]:
+    fitting = [(entry, [row for row in entry.rows if row.fits(finding)]) for entry in CAUSES.values()]
+    best = [(entry, max(rows, key=_sureness)) for entry, rows in fitting if rows]
+    ranked = sorted(best, key=lambda one: _sureness(one[1]), reverse=True)
+    return tuple(
+        _cause(entry, row, finding)
+        for place, (entry, row) in enumerate(ranked)
+        if place == 0 or _sureness(row) >= NEGLIGIBLE
+    )
+
+
+def top_cause(finding: Finding) -> str:
+    """The slug of the likeliest cause; empty if none fits."""
+    causes = rank_causes(finding)
+    return causes[0].cause if causes else ""
+
+
+def _sureness(row: Row) -> float:
+    return min(row.confidence, CAPS[row.basis])
+
+
+def _cause(entry: CauseEntry, row: Row, finding: Finding) -> Cause:
+    confidence = _sureness(row)
+    tensors = _tensors(row, finding)
+    gap = (Evidence(kind="missing", summary=row.missing),) if confidence < SURE else ()
+    return Cause(
+        cause=entry.cause,
+        confidence=confidence,
+        basis=row.basis,
+        ranks=tuple(engine_facts(finding).get("compared_ranks", finding.ranks))
+        if row.names == "everyone"
+        else finding.ranks,
+        tensors=tensors,
+        modules=finding.modules if row.tensors == "finding" else modules_of(tensors),
+        collective=finding.collective,
+        mechanism=entry.mechanism,
+        evidence=(*finding.evidence, *gap),
+        would_refute=f"{entry.would_refute} {_looked(entry, finding)}",
+        fix=entry.fix,
+    )
+
+
+def _tensors(row: Row, finding: Finding) -> tuple[str, ...]:
+    if row.tensors == "finding":
+        return finding.tensors
+    facts = engine_facts(finding)
+    return tuple(
+        facts.get("parameter_tensors", ()) if row.tensors == "parameters" else facts.get("gradient_tensors", ())
+    )
+
+
+def _looked(entry: CauseEntry, finding: Finding) -> str:
+    value = finding.facts.get(entry.refuting_fact)
+    if value is None:
+        return "This was not looked for."
+    return (
+        "This was seen, and speaks against it." if value is entry.is_refuted_by else "This was looked for and not seen."
+    )
 
 
 def explain(  # noqa: PLR0913 - the parts of a public record
@@ -60,10 +153,8 @@ def _consequence(finding: Finding) -> Evidence:
 def _in_doubt(causes: tuple[Cause, ...], strikes: int) -> tuple[Cause, ...]:
     """Put the alternatives first: this cause was named, presumably mended, and came back."""
     first, *others = causes
-    if others:
-        text = f"{first.cause} was diagnosed {strikes} times and came back: the assumption may be wrong, so the alternatives are put first"
-    else:
-        text = f"{first.cause} was diagnosed {strikes} times and came back: the assumption may be wrong, and no alternative fits what was seen"
+    so = "so the alternatives are put first" if others else "and no alternative fits what was seen"
+    text = f"{first.cause} was diagnosed {strikes} times and came back: the assumption may be wrong, {so}"
     doubt = Evidence(kind="strikes", summary=text, values={"strikes": strikes})
     head, *tail = (*others, first)
     return (_with(head, [doubt]), *tail)

@@ -1,14 +1,20 @@
-"""The series that belong to a finding, as evidence that a report can draw. Pure.
+"""The series that belong to a finding: as evidence in its diagnosis, and drawn in a report. Pure.
 
     {"title": "loss", "log": False, "mark": 40, "lines": [{"name": "mean of 2 ranks", "steps": [..], "values": [1.4, .., None]}]}
     {"title": "exponents of the gradients", "mark": 40, "bars": [{"label": "2^-24", "value": 12}, ..]}
 
 None stands where a value was not finite. A line has at most 200 points: of every stretch the lowest, the highest and what is not
 finite stay. A plot illustrates; no cause rests on it.
+
+Drawn it is inline SVG: no script, nothing fetched, colours from the page's variables so that light and dark both read well. Everything that
+is not a number comes from the training script and is escaped. A value that was not finite breaks its line and is shown as a cross at the
+top; the step at which the incident began is a dashed line with its number.
 """
 
+import html
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from holter.faults.family import engine_facts
@@ -29,16 +35,24 @@ EXPONENTS_OF_BUCKET, LOWEST_EXPONENT = 8, -127
 EDGES = {"float16": ((-24, "float16: smaller is 0"), (16, "float16: larger is Inf"))}
 """Dtypes with a smaller range than float32 -> the exponents at which the range ends."""
 
+WIDTH, HEIGHT = 680, 210
+LEFT, RIGHT, TOP, BOTTOM = 64, 14, 26, 34
+NUM_TICKS = 5
+BARS, GAP = "▁▂▃▄▅▆▇█", "!"
+SIDES = ("lowest rank", "highest rank")
+"""Names of the lines that are drawn fainter than the first."""
+
 
 def plots(window: Window, finding: Finding) -> tuple[Evidence, ...]:
     """The plots for a finding: first what its detector looked at, then what everyone asks for."""
     mark = finding.first_step
+    clipping = ("clipped above", _means(window.values("clip.limit")))
     named = [name for name in engine_facts(finding).get("series", []) if name not in {"loss", "gradient_norm"}]
     found = [
-        *(_plot(_title(name), _over_ranks(window, name), mark) for name in dict.fromkeys(named)),
+        *(_plot(name.removeprefix("log."), _over_ranks(window, name), mark) for name in dict.fromkeys(named)),
         _plot("lag at collectives, ms", _lags(window, finding), mark),
         _plot("loss", _over_ranks(window, "loss"), mark),
-        _plot("gradient norm", [*_over_ranks(window, "gradient_norm"), *_clipping(window)], mark),
+        _plot("gradient norm", [*_over_ranks(window, "gradient_norm"), clipping], mark),
         _plot("distance between ranks, relative", _distances(window), mark),
         _plot("gradient norm by module", _by_module(window, finding, lambda one: one.gradient_norm), mark),
         _plot("weight norm by module", _by_module(window, finding, lambda one: one.weight_norm), mark),
@@ -84,7 +98,11 @@ def _plot(title: str, lines: Iterable[Line], mark: int) -> Evidence | None:
             "log": is_log,
             "mark": mark,
             "lines": [
-                {"name": name, "steps": [step for step, _ in points], "values": [_short(value) for _, value in points]}
+                {
+                    "name": name,
+                    "steps": [step for step, _ in points],
+                    "values": [_rounded(value) for _, value in points],
+                }
                 for name, points in thin
             ],
         },
@@ -97,7 +115,7 @@ def _over_ranks(window: Window, name: str) -> list[Line]:
     if not said:
         return []
     num_ranks = max(spread.num for _, spread in said)
-    lines = [(f"mean of {num_ranks} ranks" if num_ranks > 1 else "value", _points(said, lambda spread: spread.mean))]
+    lines = [(f"mean of {num_ranks} ranks" if num_ranks > 1 else "value", _means(said))]
     if any(spread.high - spread.low > 1e-3 * abs(spread.mean) for _, spread in said):
         lines.append(("lowest rank", [(step, _finite(spread.low)) for step, spread in said]))
         lines.append(("highest rank", [(step, _finite(spread.high)) for step, spread in said]))
@@ -117,15 +135,9 @@ def _lags(window: Window, finding: Finding) -> Iterator[Line]:
         yield "others, at their worst", [(one.step, one.usual_s * 1e3) for one in window.calls.arrivals]
 
 
-def _points(said: Iterable[tuple[int, Spread]], of: Callable[[Spread], float]) -> list[Point]:
+def _means(said: Iterable[tuple[int, Spread]]) -> list[Point]:
     """The points of a line; a step that was not finite on one rank is not finite."""
-    return [(step, None if spread.num_nonfinite else _finite(of(spread))) for step, spread in said]
-
-
-def _clipping(window: Window) -> Iterator[Line]:
-    limit = window.values("clip.limit")
-    if limit:
-        yield "clipped above", _points(limit, lambda spread: spread.mean)
+    return [(step, None if spread.num_nonfinite else _finite(spread.mean)) for step, spread in said]
 
 
 def _distances(window: Window) -> Iterator[Line]:
@@ -222,7 +234,7 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _short(value: float | None) -> float | None:
+def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.6g}")
 
 
@@ -230,10 +242,198 @@ def _figure(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.3g}"
 
 
-def _title(name: str) -> str:
-    return name.removeprefix("log.")
+@dataclass(frozen=True)
+class Scale:
+    """From values to places in the drawing."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+    is_log: bool = False
+
+    def at(self, value: float) -> float:
+        """The place of a value; on a logarithmic scale nothing lies below the lowest."""
+        value = max(value, self.low) if self.is_log else value
+        low, high, value = (math.log10(one) if self.is_log else one for one in (self.low, self.high, value))
+        share = (value - low) / (high - low) if high > low else 0.5
+        return round(self.begin + share * (self.end - self.begin), 1)
+
+
+def figure(plot: Evidence, number: int) -> str:
+    """One plot as an HTML figure; empty if there is nothing in it to draw."""
+    values = plot.values
+    try:
+        body = _bars(values) if values.get("bars") else _lines(values)
+        legend = _legend(values.get("lines", []))
+    except (KeyError, TypeError, ValueError):
+        # Written by another version: the words are still there.
+        return f"<p>{html.escape(plot.summary)}</p>"
+    title, described = html.escape(str(values.get("title", ""))), html.escape(plot.summary)
+    return (
+        f'<figure><figcaption>{title}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'aria-labelledby="plot{number}t plot{number}d"><title id="plot{number}t">{title}</title>'
+        f'<desc id="plot{number}d">{described}</desc>{body}</svg>{legend}</figure>'
+    )
+
+
+def sparkline(plot: Evidence, width: int = 32) -> str:
+    """The first line, or the bars, in block letters; `!` stands where a value was not finite."""
+    values = plot.values
+    if values.get("bars"):
+        known: list[float | None] = [float(bar["value"]) for bar in values["bars"]]
+    else:
+        known = [value for _, value in points_of(values["lines"][0])] if values.get("lines") else []
+    if len(known) > width:
+        parts = [known[len(known) * n // width : len(known) * (n + 1) // width] for n in range(width)]
+        known = [None if None in part else part[-1] for part in parts]
+    finite = [value for value in known if value is not None]
+    if not finite:
+        return GAP * len(known)
+    if values.get("log") and max(finite) > 0:
+        floor = min(value for value in finite if value > 0)
+        known = [None if value is None else math.log10(max(value, floor)) for value in known]
+        finite = [value for value in known if value is not None]
+    low, span = min(finite), (max(finite) - min(finite)) or 1.0
+    return "".join(GAP if value is None else BARS[min(7, int(8 * (value - low) / span))] for value in known)
+
+
+def ticks(low: float, high: float, num: int = NUM_TICKS) -> list[float]:
+    """Round numbers within a range: a 1, 2 or 5 and zeros apart."""
+    if high <= low:
+        return [low]
+    rough = (high - low) / num
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+    first = math.ceil(low / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def decades(low: float, high: float, num: int = NUM_TICKS) -> list[float]:
+    """Powers of ten within a range, not too many."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    return [10.0**power for power in range(first, last + 1, max(1, math.ceil((last - first + 1) / num)))]
+
+
+def _lines(values: dict[str, Any]) -> str:
+    drawn = [points_of(line) for line in values["lines"]]
+    finite = [value for points in drawn for _, value in points if value is not None]
+    steps = [step for points in drawn for step, _ in points] + [values["mark"]]
+    is_log = bool(values.get("log")) and max(finite, default=0.0) > 0
+    shown = [value for value in finite if value > 0] if is_log else finite
+    low, high = (min(shown), max(shown)) if shown else (0.0, 1.0)
+    if not is_log and high > low:
+        low, high = low - 0.05 * (high - low), high + 0.05 * (high - low)
+    across = Scale(min(steps), max(steps), LEFT, WIDTH - RIGHT)
+    upwards = Scale(low, high, HEIGHT - BOTTOM, TOP + 8, is_log=is_log)
+    parts = [*_axes(across, upwards), *_mark(across.at(values["mark"]), f"step {int(values['mark'])}")]
+    # The first line is drawn last, over the others.
+    for number, points in reversed(list(enumerate(drawn))):
+        parts += _line(points, _look(number, values["lines"][number]), across, upwards)
+    return "".join(parts)
+
+
+def _axes(across: Scale, upwards: Scale) -> Iterator[str]:
+    places = decades(upwards.low, upwards.high) if upwards.is_log else []
+    yield from _grid(upwards, places if len(places) > 1 else ticks(upwards.low, upwards.high))
+    for step in sorted({int(value) for value in ticks(across.low, across.high, 8) if value == int(value)}):
+        x, y = across.at(step), HEIGHT - BOTTOM
+        yield f'<line class="grid" x1="{x}" x2="{x}" y1="{y}" y2="{y + 4}"/>'
+        yield f'<text x="{x}" y="{y + 18}" text-anchor="middle">{step}</text>'
+    yield f'<text x="{LEFT - 8}" y="{HEIGHT - BOTTOM + 18}" text-anchor="end">step</text>'
+
+
+def _grid(upwards: Scale, values: Iterable[float]) -> Iterator[str]:
+    for value in values:
+        y = upwards.at(value)
+        yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>'
+        yield f'<text x="{LEFT - 8}" y="{y + 4}" text-anchor="end">{_short(value)}</text>'
+
+
+def _mark(x: float, label: str, *, is_bound: bool = False) -> Iterator[str]:
+    """A dashed line; a step has its label on the inner side, a bound of the dtype on the outer one."""
+    is_before = x < WIDTH / 2 if is_bound else x > WIDTH / 2
+    side, shift = ("end", -6) if is_before else ("start", 6)
+    yield f'<line class="mark" x1="{x}" x2="{x}" y1="{TOP - 12}" y2="{HEIGHT - BOTTOM}"/>'
+    yield f'<text class="marked" x="{x + shift}" y="{TOP - 8}" text-anchor="{side}">{html.escape(label)}</text>'
+
+
+def _look(number: int, line: dict[str, Any]) -> str:
+    """A class: a page that forbids styles in its markup can show it too."""
+    return "side" if line["name"] in SIDES else f"c{number % 8}"
+
+
+def _line(points: Sequence[Point], look: str, across: Scale, upwards: Scale) -> Iterator[str]:
+    runs: list[list[tuple[float, float]]] = [[]]
+    for step, value in points:
+        if value is None:
+            runs.append([])
+            x, y = across.at(step), TOP + 2
+            yield f'<path class="cross" d="M{x - 4},{y - 4}l8,8m0,-8l-8,8"/>'
+        else:
+            runs[-1].append((across.at(step), upwards.at(value)))
+    for run in runs:
+        if len(run) == 1:
+            yield f'<circle class="dot {look}" cx="{run[0][0]}" cy="{run[0][1]}" r="3"/>'
+        elif run:
+            yield f'<polyline class="line {look}" points="{" ".join(f"{x},{y}" for x, y in run)}"/>'
+
+
+def _bars(values: dict[str, Any]) -> str:
+    bars = values["bars"]
+    across = Scale(0, len(bars), LEFT, WIDTH - RIGHT)
+    upwards = Scale(0, max(bar["value"] for bar in bars) or 1, HEIGHT - BOTTOM, TOP + 8)
+    parts = [*_grid(upwards, ticks(0, upwards.high, 4))]
+    every = max(1, math.ceil(len(bars) / 10))
+    for place, bar in enumerate(bars):
+        x, end, y = across.at(place), across.at(place + 1), upwards.at(bar["value"])
+        parts.append(
+            f'<rect class="bar" x="{x + 1}" y="{y}" width="{round(end - x - 2, 1)}" height="{round(HEIGHT - BOTTOM - y, 1)}"/>'
+        )
+        if place % every == 0:
+            label = html.escape(str(bar["label"]))
+            parts.append(f'<text x="{x}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{label}</text>')
+    for edge in values.get("edges", []):
+        if 0 <= edge["at"] <= len(bars):
+            parts += _mark(across.at(edge["at"]), str(edge["label"]), is_bound=True)
+    return "".join(parts)
+
+
+def _legend(lines: Sequence[dict[str, Any]]) -> str:
+    entries = [
+        f'<span><i class="{_look(number, line)}"></i>{html.escape(_name(line))}</span>'
+        for number, line in enumerate(lines)
+        if len(lines) > 1 and line["name"] not in SIDES[1:]
+    ]
+    if any(None in line["values"] for line in lines):
+        entries.append('<span class="gap">&times; NaN or Inf</span>')
+    return f'<div class="legend">{"".join(entries)}</div>' if entries else ""
+
+
+def _name(line: dict[str, Any]) -> str:
+    return "lowest and highest rank" if line["name"] in SIDES else str(line["name"])
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}".replace("e-0", "e-").replace("e+0", "e+").replace("e+", "e")
 
 
 def points_of(line: Mapping[str, Any]) -> list[Point]:
     """A drawn line's points again."""
     return list(zip(line["steps"], line["values"], strict=False))
+
+
+STYLE = """
+:root { --mark: #cf222e; --s0: #0969da; --s1: #bc4c00; --s2: #1b7c83; --s3: #1a7f37; --s4: #9a6700; --s5: #8250df; --s6: #bf3989; --s7: #57606a; }
+@media (prefers-color-scheme: dark) { :root { --mark: #ff7b72; --s0: #58a6ff; --s1: #ffa657; --s2: #39c5cf; --s3: #3fb950; --s4: #d29922; --s5: #bc8cff; --s6: #f778ba; --s7: #b1bac4; } }
+figure { margin: 1rem 0 1.6rem; } figcaption { font-weight: 600; } svg { display: block; width: 100%; height: auto; }
+svg text { font: 12px system-ui, sans-serif; fill: var(--faint); } svg .grid { stroke: var(--line); stroke-width: 1; }
+svg .line { fill: none; stroke-width: 2; stroke-linejoin: round; } svg .mark { stroke: var(--mark); stroke-width: 1.5; stroke-dasharray: 4 3; }
+svg .side { stroke-width: 1.2; stroke-dasharray: 5 3; } svg .cross { stroke: var(--mark); stroke-width: 2; fill: none; } svg text.marked { fill: var(--mark); font-weight: 600; }
+svg .bar { fill: var(--s0); } .c0 { --c: var(--s0); } .c1 { --c: var(--s1); } .c2 { --c: var(--s2); } .c3 { --c: var(--s3); }
+.c4 { --c: var(--s4); } .c5 { --c: var(--s5); } .c6 { --c: var(--s6); } .c7 { --c: var(--s7); } .side { --c: var(--faint); }
+svg .line { stroke: var(--c); } svg .dot { fill: var(--c); } .legend i { background: var(--c); } .legend .gap { color: var(--mark); }
+.legend { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; color: var(--faint); font-size: .85rem; }
+.legend i { display: inline-block; width: 1.1em; height: .25em; margin-right: .4em; vertical-align: middle; }
+""".strip()
+"""Beside the page's own `--ink`, `--faint` and `--line`."""

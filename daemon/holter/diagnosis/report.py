@@ -2,21 +2,41 @@
 
 All say the same in the same order: what is wrong and where, what to do now, why we think so, what it looked like, what speaks
 against it, what else it could be. Pure: text in, text out; the clock was read by whoever made the diagnosis.
+
+Evidence that is read in columns, stacks and last collectives, is shown as blocks of fixed width. Ranks wrote what is in them: no line may
+move a cursor, end its fence or become a tag.
 """
 
 import html
+import re
 import textwrap
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
-from holter.diagnosis import blocks, drawing, plots
-from holter.diagnosis.blocks import Block, printable
-from holter.records import Cause, Diagnosis, Evidence
+from holter.diagnosis import plots
+from holter.records import Cause, Diagnosis, Evidence, Fix
 
 MAX_NAMES = 12
 """Tensors and ranks listed before the rest is counted; the JSON has all."""
 COLORS = {"critical": "\x1b[1;31m", "warning": "\x1b[1;33m", "info": "\x1b[1;36m"}
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
+STACKS, LAST_COLLECTIVES = "stacks", "last_collectives"
+MAX_BLOCK_LINES = 200
+"""Of one block of stacks or calls; the JSON has all."""
+BRANCHES = str.maketrans({"├": "│", "└": " ", "─": " "})
+MIN_WIDTH = 24
+"""Nothing is folded more narrowly."""
+TREE = re.compile(r"[ │├└─]*")
+
+
+@dataclass(frozen=True)
+class Block:
+    """Lines that keep their places, and what they are."""
+
+    caption: str
+    lines: tuple[str, ...]
+    columns: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """The same side by side, where there is room: who, and their lines."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +57,12 @@ def sections(diagnosis: Diagnosis) -> Iterator[Section]:
     if diagnosis.closed_at:
         over = f"Closed {diagnosis.closed_at}: it passed, or the run was started again. What follows is how it was."
         yield Section("It is over", paragraphs=(over,))
-    doubts = _of_kind(cause, "strikes")
-    if doubts:
+    if doubts := _of_kind(cause, "strikes"):
         yield Section("Seen before", paragraphs=doubts)
     yield Section("Where", pairs=tuple(_scope(diagnosis, cause)))
     yield Section("What to do", paragraphs=(cause.fix.do,))
     yield Section("Why we think so", items=_proofs(cause))
-    if shown := tuple(block for evidence in cause.evidence if (block := blocks.block(evidence)) is not None):
+    if shown := tuple(block for evidence in cause.evidence if (block := block_of(evidence)) is not None):
         yield Section("What the ranks were doing", blocks=shown)
     if drawn := tuple(evidence for evidence in cause.evidence if evidence.kind == plots.KIND):
         yield Section("What it looked like", plots=drawn)
@@ -53,7 +72,7 @@ def sections(diagnosis: Diagnosis) -> Iterator[Section]:
         yield Section("What it brought about", items=brought)
     yield Section("How it comes about", paragraphs=(cause.mechanism,))
     yield Section("What would refute it", paragraphs=(cause.would_refute,))
-    yield Section("About the fix", pairs=_fix(cause))
+    yield Section("About the fix", pairs=_fix(cause.fix))
     if others:
         yield Section("What else it could be", items=tuple(_alternative(other) for other in others))
     yield Section(
@@ -68,28 +87,25 @@ def _of_kind(cause: Cause, kind: str) -> tuple[str, ...]:
 
 
 def _proofs(cause: Cause) -> tuple[str, ...]:
-    def is_proof(evidence: Evidence) -> bool:
-        return evidence.kind not in {"missing", "consequence", "strikes", plots.KIND, blocks.LAST_COLLECTIVES}
-
-    return tuple(_sentence(evidence.summary) for evidence in cause.evidence if is_proof(evidence))
+    no_proofs = {"missing", "consequence", "strikes", plots.KIND, LAST_COLLECTIVES}
+    return tuple(_sentence(evidence.summary) for evidence in cause.evidence if evidence.kind not in no_proofs)
 
 
 def _scope(diagnosis: Diagnosis, cause: Cause) -> Iterator[tuple[str, str]]:
     if cause.ranks:
-        yield "Ranks", ", ".join(shortened(tuple(map(str, cause.ranks))))
+        yield "Ranks", _listed(tuple(map(str, cause.ranks)))
     if diagnosis.first_step >= 0:
         yield "Since step", str(diagnosis.first_step)
     if cause.modules:
-        yield "Modules", ", ".join(shortened(cause.modules))
+        yield "Modules", _listed(cause.modules)
     if cause.tensors:
-        yield "Tensors", ", ".join(shortened(cause.tensors))
+        yield "Tensors", _listed(cause.tensors)
     if cause.collective:
         yield "Collective", f"{cause.collective.operation} #{cause.collective.sequence} of {cause.collective.group}"
     yield "Confidence", f"{cause.confidence:.2f}, by {cause.basis}"
 
 
-def _fix(cause: Cause) -> tuple[tuple[str, str], ...]:
-    fix = cause.fix
+def _fix(fix: Fix) -> tuple[tuple[str, str], ...]:
     return (
         ("It changes", fix.changes),
         ("Does not fix", fix.does_not_fix),
@@ -121,15 +137,10 @@ def _record(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
     yield "Opened", f"{diagnosis.opened_at}, {diagnosis.detected_after_s:.1f} s after it happened"
 
 
-def ranks_text(ranks: tuple[int, ...]) -> str:
-    """`rank 1`, `ranks 0, 3`, with the rest of very many counted."""
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(shortened(tuple(map(str, ranks))))
-
-
-def shortened(names: tuple[str, ...]) -> list[str]:
+def _listed(names: tuple[str, ...]) -> str:
     """The first few, and how many more there are."""
     more = len(names) - MAX_NAMES
-    return [*names[:MAX_NAMES], f"and {more} more"] if more > 0 else list(names)
+    return ", ".join([*names[:MAX_NAMES], f"and {more} more"] if more > 0 else names)
 
 
 def _sentence(text: str) -> str:
@@ -140,7 +151,8 @@ def _sentence(text: str) -> str:
 def headline(diagnosis: Diagnosis) -> str:
     """One line: `critical: nonfinite_input on rank 1 at step 30 (confidence 0.93)`."""
     cause = diagnosis.causes[0]
-    on = f" on {ranks_text(cause.ranks)}" if cause.ranks else ""
+    who = "rank" if len(cause.ranks) == 1 else "ranks"
+    on = f" on {who} {_listed(tuple(map(str, cause.ranks)))}" if cause.ranks else ""
     at = f" at step {diagnosis.first_step}" if diagnosis.first_step >= 0 else ""
     return f"{diagnosis.severity}: {cause.cause}{on}{at} (confidence {cause.confidence:.2f})"
 
@@ -163,9 +175,9 @@ def to_text(diagnosis: Diagnosis, width: int = 100, *, color: bool = False) -> s
         for label, text in section.pairs:
             lines += _wrap(text, width, f"  {label:<{label_width}}", " " * (label_width + 2))
         for plot in section.plots:
-            lines += [*_wrap(plot.summary, width, "  - ", "    "), f"    {drawing.sparkline(plot, width // 2)}"]
+            lines += [*_wrap(plot.summary, width, "  - ", "    "), f"    {plots.sparkline(plot, width // 2)}"]
         for block in section.blocks:
-            lines += [*_wrap(block.caption, width, "  - ", "    "), *blocks.to_text(block, width, "    ")]
+            lines += [*_wrap(block.caption, width, "  - ", "    "), *block_to_text(block, width, "    ")]
         lines.append("")
     return "\n".join(lines)
 
@@ -179,24 +191,22 @@ def to_markdown(diagnosis: Diagnosis) -> str:
             lines += [_md(paragraph), ""]
         lines += [f"- {_md(item)}" for item in section.items]
         lines += [f"- **{label}**: {_md(text)}" for label, text in section.pairs]
-        lines += [f"- {_md(plot.summary)} `{drawing.sparkline(plot)}`" for plot in section.plots]
+        lines += [f"- {_md(plot.summary)} `{plots.sparkline(plot)}`" for plot in section.plots]
         if section.items or section.pairs or section.plots:
             lines.append("")
         for block in section.blocks:
-            lines += [_md(block.caption), "", *blocks.to_markdown(block), ""]
+            lines += [_md(block.caption), "", *block_to_markdown(block), ""]
     return "\n".join(lines)
 
 
 def to_html(diagnosis: Diagnosis) -> str:
     """One self-contained file: no script, nothing fetched, light or dark as the reader's system is."""
-    title = _html(headline(diagnosis))
-    body = "\n".join(_html_section(section) for section in sections(diagnosis))
     return _HTML.format(
-        title=title,
+        title=_html(headline(diagnosis)),
         severity=_html(diagnosis.severity),
         symptom=_html(diagnosis.symptom),
-        style=f"{_STYLE}\n{drawing.STYLE}\n{blocks.STYLE}",
-        body=body,
+        style=f"{_STYLE}\n{plots.STYLE}\n{_BLOCK_STYLE}",
+        body="\n".join(_html_section(section) for section in sections(diagnosis)),
     )
 
 
@@ -218,6 +228,11 @@ def _wrap(text: str, width: int, first: str = "", rest: str | None = None) -> li
         break_on_hyphens=False,
     )
     return wrapped or [first.rstrip()]
+
+
+def printable(text: str) -> str:
+    """Names come from the training script: none of them may move the cursor."""
+    return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def _paint(text: str, code: str, *, color: bool) -> str:
@@ -242,9 +257,94 @@ def _html_section(section: Section, level: int = 2) -> str:
     if section.pairs:
         rows = "".join(f"<dt>{_html(label)}</dt><dd>{_html(text)}</dd>" for label, text in section.pairs)
         parts.append(f"<dl>{rows}</dl>")
-    parts += [drawing.figure(plot, number) for number, plot in enumerate(section.plots)]
-    parts += [blocks.to_html(block) for block in section.blocks]
+    parts += [plots.figure(plot, number) for number, plot in enumerate(section.plots)]
+    parts += [block_to_html(block) for block in section.blocks]
     return "".join([*parts, "</section>"])
+
+
+def block_of(evidence: Evidence) -> Block | None:
+    """The block that a piece of evidence carries, if it does."""
+    if evidence.kind == STACKS:
+        made = _made("Stacks of the ranks' main threads, the outermost frame first:", evidence.values, "tree")
+        return made and replace(made, columns=tuple(_columns(evidence.values.get("columns"))))
+    if evidence.kind == LAST_COLLECTIVES:
+        return _made(f"{evidence.summary[:1].upper()}{evidence.summary[1:]}:", evidence.values, "calls")
+    return None
+
+
+def block_to_text(block: Block, width: int, indent: str) -> list[str]:
+    """For the terminal; what is too wide goes on below, within its branch."""
+    return [f"{indent}{part}".rstrip() for line in block.lines for part in _folded(line, width - len(indent))]
+
+
+def block_to_markdown(block: Block) -> list[str]:
+    """Fenced, by a fence that no line can end."""
+    longest = max((len(run) for line in block.lines for run in re.findall(r"`+", line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return [f"{fence}text", *block.lines, fence]
+
+
+def block_to_html(block: Block) -> str:
+    """Scrolls by itself; the page does not."""
+    caption, text = html.escape(block.caption), html.escape("\n".join(block.lines))
+    tree = f'<pre tabindex="0">{text}</pre>'
+    if len(block.columns) > 1:
+        tree = f"{_side_by_side(block)}<details><summary>As one tree</summary>{tree}</details>"
+    return f'<figure class="block"><figcaption>{caption}</figcaption>{tree}</figure>'
+
+
+def _made(caption: str, values: Mapping[str, object], key: str) -> Block | None:
+    said = values.get(key)
+    if not isinstance(said, (list, tuple)) or not said:
+        return None
+    lines = [_line(entry) for entry in said[:MAX_BLOCK_LINES]]
+    if len(said) > MAX_BLOCK_LINES:
+        lines.append(f"... and {len(said) - MAX_BLOCK_LINES} more lines")
+    return Block(caption, tuple(lines))
+
+
+def _columns(said: object) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """The columns that can be read; another version may have written them differently."""
+    for one in said if isinstance(said, (list, tuple)) else ():
+        if isinstance(one, dict) and isinstance(one.get("frames"), (list, tuple)):
+            activity = f"({one['activity']})" if one.get("activity") else ""
+            title = " ".join(filter(None, (str(one.get("ranks", "")), activity)))
+            yield printable(title), tuple(_line(frame) for frame in one["frames"][:MAX_BLOCK_LINES])
+
+
+def _side_by_side(block: Block) -> str:
+    """Columns side by side; lines that all have in common are drawn faint."""
+    stacks = [lines for _, lines in block.columns]
+    num_common = next(
+        (place for place, frames in enumerate(zip(*stacks, strict=False)) if len(set(frames)) > 1),
+        min(map(len, stacks)),
+    )
+    parts = []
+    for title, lines in block.columns:
+        common, own = (html.escape("\n".join(part)) for part in (lines[:num_common], lines[num_common:]))
+        shared = f'<span class="common">{common}\n</span>' if common else ""
+        parts.append(f'<div><h4>{html.escape(title)}</h4><pre tabindex="0">{shared}{own}</pre></div>')
+    return f'<div class="columns">{"".join(parts)}</div>'
+
+
+def _line(entry: object) -> str:
+    """One line, whatever it was; its leading spaces are its place."""
+    text = "  ".join(f"{key} {value}" for key, value in entry.items()) if isinstance(entry, dict) else str(entry)
+    return printable(text.replace("\n", " ").replace("\t", " ").replace("\r", " "))
+
+
+def _folded(line: str, width: int) -> Iterator[str]:
+    width = max(width, MIN_WIDTH)
+    tree = TREE.match(line)
+    trunk = (tree.group() if tree else "").translate(BRANCHES) + "    "
+    if len(trunk) > width // 2:
+        trunk = "    "
+    while len(line) > width:
+        at = line.rfind(" ", len(trunk) + 1, width + 1)
+        at = at if at > width // 2 else width
+        yield line[:at]
+        line = trunk + line[at:].lstrip()
+    yield line
 
 
 _STYLE = """
@@ -262,7 +362,18 @@ li { margin: .3rem 0; }
 @media (max-width: 32rem) { dl { grid-template-columns: 1fr; } }
 """.strip()
 
-FRAGMENT_STYLE = f"{drawing.STYLE}\n{blocks.STYLE}\n"
+_BLOCK_STYLE = """
+.block { margin: .8rem 0 1.2rem; }
+.block figcaption { margin-bottom: .3rem; font-weight: 400; }
+.block pre { margin: 0; padding: .7rem .9rem; overflow-x: auto; white-space: pre; overflow-wrap: normal; tab-size: 4;
+             color: var(--ink); background: color-mix(in srgb, var(--ink) 5%, var(--paper)); border: 1px solid var(--line);
+             border-radius: .4rem; font: .8rem/1.45 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
+.block .columns { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(18rem, 100%), 1fr)); gap: .8rem; margin-bottom: .6rem; }
+.block .columns div { min-width: 0; } .block h4 { margin: .2rem 0; font-size: .9rem; } .block .common { color: var(--faint); }
+@media print { .block pre { white-space: pre-wrap; overflow-wrap: anywhere; } }
+""".strip()
+
+FRAGMENT_STYLE = f"{plots.STYLE}\n{_BLOCK_STYLE}\n"
 """What a page needs that shows fragments, beside its own `--ink`, `--paper`, `--faint` and `--line`."""
 
 _HTML = """<!doctype html>

@@ -13,6 +13,8 @@ from typing import NamedTuple
 from holter.exporters.snapshot import IncidentInfo
 from holter.records import Collective, Diagnosis
 
+RUNBOOKS = "https://holter.example/runbooks"
+"""Where `grafana/runbooks` is served; `holter alerts --runbooks URL` writes another address into the rules."""
 MAX_NAMES = 4
 """Ranks or tensors that are named; the rest are counted."""
 MAX_NAME = 120

@@ -1,48 +1,33 @@
-"""Alert rules for Prometheus and the page behind each, generated from the lists of causes, detectors and watcher rules.
+"""Alert rules for Prometheus, generated from the lists of causes and detectors; those about holter itself are written below.
 
 causes.yml     an alert a cause, one for each open incident however many ranks it has
 detectors.yml  a detector's finding that stands and that no incident explains
 watcher.yml    holter itself: absent, blind, dropping, failing
 
-The detectors are the only judges: rules of causes and detectors fire on their verdicts and hold no threshold of the training.
+The detectors are the only judges: rules of causes and detectors fire on their verdicts and hold no threshold of the training. The numbers
+in the rules about holter itself are about the watching.
 """
 
 import json
-import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal
 
 from holter import faults
-from holter.diagnosis import pages
-from holter.diagnosis.pages import indented
-from holter.exporters import watcher_rules
-from holter.exporters.alert_text import alert_name, panel_annotations, panel_of
-from holter.exporters.watcher_rules import WatcherRule
-from holter.faults.cause import CauseEntry
+from holter.exporters.alert_text import RUNBOOKS, alert_name, panel_annotations, panel_of
+from holter.faults.family import CauseEntry
 
 LIVES = "holter_job_ranks"
 """Every coordinator that is scraped has this series."""
 KEPT = "15m"
 """How long an alert stays after its coordinator fell silent: a coordinator that ends has not mended the run."""
-RUNBOOKS = "https://holter.example/runbooks"
-"""Where `grafana/runbooks` is served; `holter alerts --runbooks URL` writes another address into the rules."""
 SAYS_WHERE = "".join(
     f"{{{{ if $labels.{label} }}}} {word} {{{{ $labels.{label} }}}}.{{{{ end }}}}"
-    for label, word in (
-        ("ranks", "Rank"),
-        ("tensors", "Tensor"),
-        ("collective", "Collective"),
-        ("step", "Since step"),
-    )
+    for label, word in (("ranks", "Rank"), ("tensors", "Tensor"), ("collective", "Collective"), ("step", "Since step"))
 )
 OFF = dict.fromkeys(("ranks", "tensors", "collective", "step", "url", "instance", "job"), "")
 """Labels that the description tells but that do not identify the alert: a better diagnosis of the same incident must not page again."""
-INDENT = "    "
-EXPRESSION = "## Fires on"
-_SETTING = re.compile(r"    \w+\.\w+ = ")
 
 Layer = Literal["incident", "finding", "watcher"]
 """What an alert is about: a diagnosed fault of the job, a finding that no incident explains, or holter itself."""
@@ -68,12 +53,29 @@ class AlertRule:
     """More labels; an empty one takes a label of the series off the alert."""
 
 
+@dataclass(frozen=True)
+class WatcherRule:
+    """A rule about holter itself, and its page."""
+
+    name: str
+    expr: str
+    severity: str
+    happened: str
+    says: str
+    """The description, a template."""
+    why: str
+    quiet: str
+    """When it is not meant to fire."""
+    do: str
+    wait: str = ""
+
+
 def groups() -> dict[str, list[AlertRule]]:
     """All rules, by group."""
     return {
         "holter-causes": [_cause_rule(entry) for entry in faults.CAUSES.values()],
         "holter-detectors": [_detector_rule(detector) for detector in faults.ALL],
-        "holter-watcher": [_watcher_rule(watch) for watch in watcher_rules.ALL],
+        "holter-watcher": [_watcher_rule(watch) for watch in WATCHER_RULES],
     }
 
 
@@ -85,28 +87,6 @@ def rule_file(base: str = RUNBOOKS) -> str:
 def rule_files(base: str = RUNBOOKS) -> dict[str, str]:
     """File name -> content, a group each."""
     return {f"{name.removeprefix('holter-')}.yml": _to_yaml({name: rules}, base) for name, rules in groups().items()}
-
-
-def runbook_files() -> dict[str, str]:
-    """File name -> content: a page for everything that an alert can speak of."""
-    return {f"{name}.md": page_markdown(name) or "" for name in page_names()}
-
-
-def page(name: str) -> str | None:
-    """What `holter explain NAME` prints; None if there is no such page."""
-    watch = next((one for one in watcher_rules.ALL if one.name == name), None)
-    return pages.page(name) if watch is None else _watcher_page(watch)
-
-
-def page_markdown(name: str) -> str | None:
-    """The page of NAME as Markdown: `grafana/runbooks` and the pages of the documentation are made with this, and with nothing else."""
-    text = page(name)
-    return None if text is None else _to_markdown(text)
-
-
-def page_names() -> tuple[str, ...]:
-    """Everything that has a page: detectors, causes, then alerts about holter itself."""
-    return tuple(dict.fromkeys((*pages.names(), *(watch.name for watch in watcher_rules.ALL))))
 
 
 def page_of_alert(alert: str) -> str | None:
@@ -210,35 +190,112 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _watcher_page(watch: WatcherRule) -> str:
-    """The page of an alert about holter itself, in the form of a cause's page."""
-    sections = (
-        ("What happened", watch.happened),
-        ("Why it matters", watch.why),
-        ("When it stays quiet", watch.quiet),
-        ("Do", watch.do),
-        ("Fires on", watch.expr),
-    )
-    return "\n".join(
-        [f"{watch.name} (alert)", "", *("\n".join([title, indented(text), ""]) for title, text in sections)]
-    )
+_LATEST = '{__name__=~"holter_(job_)?last_progress_timestamp_seconds"}'
+_EXPLAINED = f'max by (run_id) (holter_incident_opened_timestamp_seconds{{severity="critical"}}) > on (run_id) (max by (run_id) ({_LATEST}) - 300)'
+"""A critical incident explains the stop if it was opened when the ranks stopped or later; five minutes are allowed for ranks that took longer
+to stop. An older incident explains nothing."""
+_BAD_HALTS = 'holter_halts_total{outcome=~"failed|incomplete"}'
+_LOST_RANKS = 'printf "topk(5, holter_sidecar_up{run_id=%q} == 0)" $labels.run_id | query | sortByLabel "rank"'
 
 
-def _to_markdown(page: str) -> str:
-    """A title is a line before an indented one; settings are a list; an alert's expression, its last section, stays indented, as code."""
-    lines = page.rstrip().splitlines()
-    out: list[str] = []
-    for line, following in pairwise([*lines, ""]):
-        is_title = not line.startswith(INDENT) and following.startswith(INDENT)
-        if line.endswith((" (detector)", " (cause)", " (alert)")) and not line.startswith(INDENT):
-            out.append(f"# {line}")
-        elif is_title:
-            out += [f"## {line}", ""]
-        else:
-            out.append(line if EXPRESSION in out else _body(line))
-    return "\n".join(out) + "\n"
+def _sent(outcome: str) -> str:
+    return f'sum by (run_id) (increase(holter_webhook_messages_total{{outcome="{outcome}"}}[10m]))'
 
 
-def _body(line: str) -> str:
-    text = line.removeprefix(INDENT)
-    return f"- `{text}`" if _SETTING.match(line) else text
+WATCHER_RULES: tuple[WatcherRule, ...] = (
+    WatcherRule(
+        name="coordinator_absent",
+        expr="(max by (run_id) (holter_coordinator_up) == 0) or (count by (run_id) (holter_coordinator_up) unless on (run_id) holter_detector_failures_total)",
+        severity="critical",
+        wait="2m",
+        happened="Ranks are training and their coordinator is not there, or cannot be scraped.",
+        says="no coordinator judges this run, or Prometheus does not reach it; training goes on unobserved and no incident can reach you.",
+        why="The coordinator compares the ranks, explains and decides. Without it no fault of this run becomes an incident.",
+        quiet="A run that has ended: its sidecars are gone with it.",
+        do="`holter status RUN` on rank 0's host. Its log is logs/coordinator.log in the run directory. Rank 0's sidecar starts it again three times at most; `holter coordinator --run-dir RUN --port PORT` starts it by hand on the same address. If it runs, Prometheus does not reach it: look at its target's error.",
+    ),
+    WatcherRule(
+        name="sidecar_absent",
+        expr="count by (run_id) (holter_sidecar_up == 0)",
+        severity="warning",
+        wait="2m",
+        happened="Ranks are training without a sidecar.",
+        says=f"{{{{ $value }}}} ranks have no sidecar on the line{{{{ with {_LOST_RANKS} }}}}, among them rank{{{{ range . }}}} {{{{ .Labels.rank }}}}{{{{ end }}}}{{{{ end }}}}.",
+        why="Nobody sees these ranks hang or die, and what they compute is not compared.",
+        quiet="A rank that ended: its sidecar said goodbye and has no series any more. One that has not come two minutes after the first.",
+        do="`holter status RUN` names ranks and hosts. A rank that never came was not attached: is holter installed on its host, does its log say why, does it reach the coordinator? On the host: is the sidecar's process there (`pgrep -af 'holter.cli sidecar'`), and does it reach the coordinator's port? Its log is logs/sidecar-RANK.log in the run directory. The rank itself is not harmed; a sidecar that died comes back with the next start of the rank.",
+    ),
+    WatcherRule(
+        name="detector_failing",
+        expr="sum by (run_id, detector) (increase(holter_detector_failures_total[5m])) > 0",
+        severity="warning",
+        happened="A detector fails to judge.",
+        says="the detector {{ $labels.detector }} fails; what it would find is not found.",
+        why="A fault of its kind would be taken for health.",
+        quiet="A failure that is more than five minutes old.",
+        do="`blind` in /api/v1/status says how it fails, and the traceback is in logs/coordinator.log of the run directory. It is a defect of holter: report it with the journal of the run, on which `holter replay` shows it again.",
+    ),
+    WatcherRule(
+        name="observations_dropped",
+        expr="(sum by (run_id) (max by (run_id, rank) (increase(holter_observations_dropped_total[10m]))) > 0) or (max by (run_id) (increase(holter_job_observations_dropped_total[10m])) > 0)",
+        severity="warning",
+        happened="Observations are lost on their way from the ranks.",
+        says='about {{ $value | printf "%.0f" }} observations were lost in ten minutes.',
+        why="A fault may be in what was lost; verdicts rest on fewer steps.",
+        quiet="Losses that are more than ten minutes old.",
+        do="`holter status RUN` shows which ranks drop. One rank: its host is too busy to let the sidecar run. All: the line to the coordinator is too slow, or the ring is too small for the model (`HOLTER_RING_BYTES`).",
+    ),
+    WatcherRule(
+        name="no_progress",
+        expr=f"(time() - max by (run_id) ({_LATEST}) > 1800) unless on (run_id) ({_EXPLAINED})",
+        severity="critical",
+        wait="1m",
+        happened="No rank has moved for half an hour, and no critical incident says why.",
+        says="no rank has moved for {{ $value | humanizeDuration }}, and holter has found nothing that explains it: it may be blind.",
+        why="A hang that holter does not recognise costs as much as one that it does.",
+        quiet="A critical incident was opened when the ranks stopped, or since: then that is the news. For saves and evaluations that take more than half an hour and report no step, set a silence in Alertmanager.",
+        do="`holter status RUN`: which phase are the ranks in? `py-spy dump --native --pid PID` on a rank shows what it waits for. If the job only works long (evaluation, a first compile), silence this alert for the run; if it hangs, keep the run directory: its journal shows what holter missed.",
+    ),
+    WatcherRule(
+        name="blind_spots",
+        expr="max by (run_id) (holter_blind_spots) > 0",
+        severity="warning",
+        wait="10m",
+        happened="There is something about this run that holter cannot see.",
+        says="{{ $value }} things cannot be seen; `blind` in /api/v1/status names them.",
+        why="What cannot be seen must not be taken for healthy.",
+        quiet="What could not be seen for less than ten minutes.",
+        do="`holter status RUN --json` and read `blind`: lost sidecars, detectors that fail, hooks that a rank switched off to protect itself. Each sentence says what is missing.",
+    ),
+    WatcherRule(
+        name="incidents_not_listed",
+        expr="sum by (run_id) (holter_incident_open) > on (run_id) count by (run_id) (holter_incident_info)",
+        severity="warning",
+        wait="1m",
+        happened="More incidents are open than are described one by one.",
+        says="{{ $value }} incidents are open; those that have no alert of their own are in `holter report`.",
+        why="Alerts are made of the described ones.",
+        quiet="Every open incident has a series of its own.",
+        do="`holter report RUN` prints all of them.",
+    ),
+    WatcherRule(
+        name="webhook_failing",
+        expr=f"({_sent('dropped')} > 0) or ({_sent('failed')} > 0 unless on (run_id) {_sent('delivered')} > 0)",
+        severity="warning",
+        happened="Messages to the webhook are not delivered.",
+        says="messages about incidents could not be delivered to `HOLTER_WEBHOOK`.",
+        why="Where the webhook is the only way to the pager, nobody is woken.",
+        quiet="An attempt that failed, if a later one succeeded.",
+        do="`warnings` in /api/v1/status has the last error. Check address, token file (`HOLTER_WEBHOOK_TOKEN_FILE`), and the way out of the cluster from rank 0's host.",
+    ),
+    WatcherRule(
+        name="halt_failed",
+        expr=f"max by (run_id, outcome) (increase({_BAD_HALTS}[15m]) > 0 or ({_BAD_HALTS} > 0 unless {_BAD_HALTS} offset 15m))",
+        severity="critical",
+        happened="A halt did not end as it should: the checkpoint may be missing or not whole.",
+        says="a halt ended as {{ $labels.outcome }}.",
+        why="The state that was to be preserved may not be there.",
+        quiet="Halts that completed, and those that were called off or refused: the run goes on as it did. What is more than a quarter of an hour old.",
+        do="`holter checkpoint list RUN` shows what there is and what it is worth; `holter report RUN` says why the run was halted. Do not start it again before a good checkpoint is chosen.",
+    ),
+)  # fmt: skip

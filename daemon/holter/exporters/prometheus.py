@@ -1,24 +1,120 @@
 """Snapshots -> Prometheus metric families. A scrape touches no rank, no driver and no lock: it renders the last state.
 
-Names, help and labels are in `catalogue`. A rank that is not in the list has no series: a rank that exited disappears, so that its last
+`METRICS` is every metric there is: name, help, labels, unit. One that is not in this table cannot be made. A name that ends in `_total` is a
+counter, which begins at 0. A unit is the name's last word. Metrics of a rank are exported by its sidecar and, in jobs that are not too large,
+by the coordinator too; those of a device by the sidecar alone; lag, and those of the job and of modules, by the coordinator alone.
+
+A rank that is not in the list has no series: a rank that exited disappears, so that its last
 values do not stay. Of a rank whose sidecar is gone only that fact is shown.
 """
 
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import get_args
+from typing import Literal, get_args
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.core import Metric as MetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from holter.exporters import catalogue
 from holter.exporters.alert_text import clipped
 from holter.exporters.snapshot import STEP_BUCKETS_S, CoordinatorSnapshot, JobFigures, ModuleFigures, RankSnapshot
 from holter.records import Device, Phase, Where
+
+Kind = Literal["gauge", "counter", "histogram"]
+
+HALT_OUTCOMES = ("completed", "called_off", "refused", "incomplete", "failed")
+WEBHOOK_OUTCOMES = ("delivered", "failed", "dropped")
+AGGREGATES = ("mean", "min", "max")
+"""Over the ranks, of one step."""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One line of the table."""
+
+    help: str
+    labels: tuple[str, ...] = ()
+    """After `run_id`, which every metric has."""
+    unit: str = ""
+    kind: Kind = "gauge"
+
+
+_RANK = ("rank",)
+_DEVICE = ("rank", "gpu_uuid")
+_INCIDENT = ("incident", "cause", "severity", "ranks", "tensors", "collective", "step", "url")
+
+METRICS: dict[str, Metric] = {
+    "build_info": Metric("Version of holter.", ("version",)),
+    "rank_info": Metric("Where a rank runs.", (*_RANK, "hostname", "gpu_uuid")),
+    "step": Metric("Optimizer steps completed.", _RANK),
+    "last_progress_timestamp_seconds": Metric("When the rank last moved, since the epoch.", _RANK, "seconds"),
+    "phase": Metric("1 for what the rank is doing.", (*_RANK, "phase")),
+    "loss": Metric("Loss at the last step that read one.", _RANK),
+    "gradient_norm": Metric("L2 norm of the gradient at the last step that read one.", _RANK),
+    "nonfinite_total": Metric("Tensors that held NaN or Inf.", (*_RANK, "where"), kind="counter"),
+    "collective_lag_seconds": Metric(
+        "How late the rank came to collectives, behind the median of the others.", _RANK, "seconds"
+    ),
+    "overhead_ratio": Metric("Share of step time that holter takes.", _RANK, "ratio"),
+    "observations_dropped_total": Metric("Observations lost on the way.", _RANK, kind="counter"),
+    "sidecar_up": Metric("1 while the rank's sidecar is connected.", _RANK),
+    "coordinator_up": Metric("1 while the rank's sidecar hears the coordinator.", _RANK),
+    "device_throttled": Metric("1 while the device's clock is held down for this reason.", (*_DEVICE, "reason")),
+    "device_clock_hertz": Metric("Clock of the device's processors.", _DEVICE, "hertz"),
+    "device_clock_limit_hertz": Metric("The most that clock can be.", _DEVICE, "hertz"),
+    "device_temperature_celsius": Metric("Temperature of the device.", _DEVICE, "celsius"),
+    "device_power_watts": Metric("Power that the device draws.", _DEVICE, "watts"),
+    "finding_active": Metric("1 while a detector's finding stands.", ("detector", "severity")),
+    "incident_open": Metric("Open incidents.", ("cause", "severity")),
+    "incident_info": Metric("1 for an open incident: what, who, where, since when.", _INCIDENT),
+    "incident_opened_timestamp_seconds": Metric(
+        "When the newest open incident was opened, since the epoch.", ("severity",), "seconds"
+    ),
+    "incidents_total": Metric(
+        "Incidents since the start; one that came to be explained otherwise counts for each of its causes.",
+        ("cause",),
+        kind="counter",
+    ),
+    "halts_total": Metric("Halts since the start, by how they ended.", ("outcome",), kind="counter"),
+    "checkpoint_last_good_step": Metric("Completed steps in the newest checkpoint whose numbers are good."),
+    "detector_seconds": Metric("How long a detector took when it last judged.", ("detector",), "seconds"),
+    "detector_failures_total": Metric("How often a detector failed to judge.", ("detector",), kind="counter"),
+    "blind_spots": Metric("Things that holter cannot see, each a sentence in /api/v1/status."),
+    "webhook_messages_total": Metric(
+        "Messages to the webhook: delivered, attempts that failed, messages dropped.", ("outcome",), kind="counter"
+    ),
+    "job_ranks": Metric("Ranks that the job has."),
+    "job_sidecars": Metric("Ranks by the state of their sidecar.", ("state",)),
+    "job_phase_ranks": Metric("Ranks by what they are doing.", ("phase",)),
+    "job_step": Metric("Optimizer steps that every living rank has completed."),
+    "job_last_progress_timestamp_seconds": Metric("When any rank last moved, since the epoch.", (), "seconds"),
+    "job_collective_lag_seconds": Metric("How late the latest rank came to collectives.", (), "seconds"),
+    "job_observations_dropped_total": Metric("Observations lost on the way, of all ranks.", kind="counter"),
+    "job_overhead_ratio": Metric("Share of step time that holter takes, on the rank where it takes most.", (), "ratio"),
+    "job_nonfinite_ranks": Metric("Ranks whose number was NaN or Inf at the newest step that read it.", ("number",)),
+    "job_loss": Metric("Loss over all ranks.", ("aggregate",)),
+    "job_gradient_norm": Metric("L2 norm of the gradient over all ranks.", ("aggregate",)),
+    "job_learning_rate": Metric("Learning rate over all ranks.", ("aggregate",)),
+    "job_loss_scale": Metric("The loss scaler's factor over all ranks.", ("aggregate",)),
+    "job_step_duration_seconds": Metric("Duration of the last step over all ranks.", ("aggregate",), "seconds"),
+    "module_gradient_norm": Metric("L2 norm of a module's gradient, the largest modules.", ("module",)),
+    "module_weight_norm": Metric("L2 norm of a module's weights, the largest modules.", ("module",)),
+    "module_update_ratio": Metric(
+        "Norm of a step over norm of the weights, the largest modules.", ("module",), "ratio"
+    ),
+    "module_gradient_zeros_ratio": Metric("Share of zeros in the gradient, the largest modules.", ("module",), "ratio"),
+    "gradient_exponent_ratio": Metric(
+        "Share of gradient values from 2^exponent to below 2^(exponent+8); NaN and Inf are in the highest, zeros in the lowest.",
+        ("exponent",),
+        "ratio",
+    ),
+    "step_seconds": Metric("Duration of optimizer steps.", _RANK, "seconds", "histogram"),
+}
 
 DETAILED_RANKS = 256
 """Above this many ranks the coordinator exports only step, sidecar_up and the lag of the latest ranks; the sidecars' /metrics have the rest."""
@@ -51,7 +147,7 @@ class _Page:
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
-        self._families = {name: _family(name, metric) for name, metric in catalogue.METRICS.items()}
+        self._families = {name: _family(name, metric) for name, metric in METRICS.items()}
 
     def set(self, name: str, value: float | None, *labels: str) -> None:
         """Add one series; none if the value is not known."""
@@ -68,7 +164,7 @@ class _Page:
         assert isinstance(family, HistogramMetricFamily)
         family.add_metric([self._run_id, str(rank.rank)], buckets, rank.steps.total_s)
 
-    def families(self) -> Iterator[Metric]:
+    def families(self) -> Iterator[MetricFamily]:
         """Those that have a series."""
         return (family for family in self._families.values() if family.samples)
 
@@ -76,7 +172,7 @@ class _Page:
 _Family = GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily
 
 
-def _family(name: str, metric: catalogue.Metric) -> _Family:
+def _family(name: str, metric: Metric) -> _Family:
     kinds = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily, "histogram": HistogramMetricFamily}
     made: _Family = kinds[metric.kind](
         f"holter_{name.removesuffix('_total')}", metric.help, labels=("run_id", *metric.labels), unit=metric.unit
@@ -86,7 +182,7 @@ def _family(name: str, metric: catalogue.Metric) -> _Family:
 
 def families(
     run_id: str, version: str, ranks: Sequence[RankSnapshot], coordinator: CoordinatorSnapshot | None = None
-) -> list[Metric]:
+) -> list[MetricFamily]:
     """Everything one scrape shows, in the table's order; a sidecar gives its own rank and no coordinator."""
     page = _Page(run_id)
     page.set("build_info", 1, version)
@@ -105,7 +201,7 @@ def families(
     return list(page.families())
 
 
-def expose(metrics: Iterable[Metric], accept: str) -> tuple[bytes, str]:
+def expose(metrics: Iterable[MetricFamily], accept: str) -> tuple[bytes, str]:
     """Body and content type in the format that the scraper asked for: OpenMetrics or the classic text."""
     encoder, content_type = choose_encoder(accepted_format(accept))
     registry = CollectorRegistry(auto_describe=False)
@@ -116,10 +212,10 @@ def expose(metrics: Iterable[Metric], accept: str) -> tuple[bytes, str]:
 class _Rendered(Collector):
     """Finished families in the form that the encoders take."""
 
-    def __init__(self, metrics: list[Metric]) -> None:
+    def __init__(self, metrics: list[MetricFamily]) -> None:
         self._metrics = metrics
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterable[MetricFamily]:
         return self._metrics
 
 
@@ -167,11 +263,11 @@ def _show_coordinator(page: _Page, state: CoordinatorSnapshot) -> None:
         page.set("incident_opened_timestamp_seconds", opened_s, severity)
     for cause, number in sorted(state.incidents.items()):
         page.set("incidents_total", number, cause)
-    for outcome in catalogue.HALT_OUTCOMES:
+    for outcome in HALT_OUTCOMES:
         page.set("halts_total", state.halts.get(outcome, 0), outcome)
     page.set("checkpoint_last_good_step", state.last_good_step)
     page.set("blind_spots", state.num_blind_spots)
-    for outcome in catalogue.WEBHOOK_OUTCOMES:
+    for outcome in WEBHOOK_OUTCOMES:
         page.set("webhook_messages_total", state.webhook.get(outcome, 0), outcome)
 
 
@@ -187,7 +283,7 @@ def _show_job(page: _Page, job: JobFigures) -> None:
     page.set("job_observations_dropped_total", job.dropped)
     page.set("job_overhead_ratio", job.overhead_ratio)
     for name, spread in job.spreads.items():
-        for aggregate, value in zip(catalogue.AGGREGATES, (spread.mean, spread.low, spread.high), strict=True):
+        for aggregate, value in zip(AGGREGATES, (spread.mean, spread.low, spread.high), strict=True):
             page.set(_SPREADS[name], value, aggregate)
         if name in _MAY_BE_NONFINITE:
             page.set("job_nonfinite_ranks", spread.num_nonfinite, name)

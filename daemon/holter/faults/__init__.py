@@ -8,9 +8,8 @@
 `ALL` is the one list of detectors, `CAUSES` that of causes.
 """
 
-from holter.faults.cause import CauseEntry
 from holter.faults.data.causes import FAMILY as DATA
-from holter.faults.family import Consequence, Detector, DetectorEntry
+from holter.faults.family import CauseEntry, Consequence, Detector, DetectorEntry
 from holter.faults.frozen.causes import FAMILY as FROZEN
 from holter.faults.hangs.causes import FAMILY as HANGS
 from holter.faults.learning.causes import FAMILY as LEARNING

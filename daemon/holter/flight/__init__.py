@@ -9,7 +9,7 @@ from holter.errors import FlightError
 from holter.flight.analysis import Analysis, Deviation, Kind, Wait
 from holter.flight.digests import BLOCK_CALLS, blocks, signature
 from holter.flight.matching import analyse
-from holter.flight.reading import from_bytes, from_json, from_pickle, trimmed, with_members
+from holter.flight.reading import from_bytes, from_json, from_pickle, is_over, trimmed, with_members
 
 __all__ = [
     "BLOCK_CALLS",
@@ -23,6 +23,7 @@ __all__ = [
     "from_bytes",
     "from_json",
     "from_pickle",
+    "is_over",
     "signature",
     "trimmed",
     "with_members",

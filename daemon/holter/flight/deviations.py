@@ -1,21 +1,154 @@
-"""Ranks of a group that made different calls at one sequence number: who deviated, and how.
+"""Ranks that left their program: who did not call what was to be called, and how.
 
-Who: the few deviated from the many. If both sides are equally many, the history decides: the group's calls repeat from step to step, and the
-side that goes on as before is right. Without a history nobody can tell.
-How: what a deviating rank called from there on is compared with what the others called, continued by the pattern of their history. A rank
-whose first different call is its last has either left one out or swapped two: left out, if that call begins a step, since then nothing of the
-step before is left.
+In a group, at one sequence number: the few deviated from the many. If both sides are equally many, the history decides: the group's calls
+repeat from step to step, and the side that goes on as before is right. Without a history nobody can tell. What a deviating rank called from
+there on is compared with what the others called, continued by the pattern of their history. A rank whose first different call is its last
+has either left one out or swapped two: left out, if that call begins a step, since then nothing of the step before is left.
+
+In a cycle of waits no sequence number shows it: rank 1 is in group B where it waits for rank 0, rank 0 in group A where it waits for
+rank 1. The ranks' own histories show it: a rank that, over all its groups, did not call what it always called next has left its program.
+Without a history, where several ranks belong to both groups, the few deviated from the many.
+
+A rank's next call is the one that followed when it last had just made the same calls:
+
+    called so far   A B C  A B C  A B      the longest tail that was there before: A B C A B, and then came C
+    seen            ... A B   A B C A      C is missing: from there on it is the program, one further
+    seen            ... A B X C A B C      X is extra
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
+from typing import Literal, TypeVar
 
 from holter.flight.analysis import Deviation, Kind
 from holter.flight.board import Board, CallTable
-from holter.flight.patterns import MAX_SHIFT, Pattern, align, is_within_step, pattern
+from holter.flight.reading import is_over
+from holter.flight.waits import BlockedRanks, WaitCycle
+from holter.records import Call
 
+MIN_CONTEXT = 3
+"""A tail shorter than this is no history."""
+MAX_SHIFT = 64
+"""Calls that may be missing, or too many, in one place."""
+
+MAX_ROUNDS = 8
+"""Repetitions over which the pauses between calls are looked at."""
+
+T = TypeVar("T", bound=Hashable)
+
+Shift = Literal["missing", "swapped", "extra", "other"]
 MAX_IN_GROUP = 8
 """Ranks of one group whose deviations are reported."""
+MAX_ASKED = 64
+"""Ranks of one cycle whose history is looked at: the lowest."""
+MAX_BACK = 64
+"""Calls that a rank may have made after it left its program."""
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """How a sequence goes on if it goes on as before."""
+
+    period: int
+    context: int
+    """Length of the tail that was there before, one period earlier."""
+
+    def extended(self, history: Sequence[T], num: int) -> list[T]:
+        """The history's continuation."""
+        items = list(history)
+        for _ in range(num):
+            items.append(items[-self.period])
+        return items[len(history) :]
+
+
+def pattern(history: Sequence[Hashable]) -> Pattern | None:
+    """The longest tail of a history that occurs in it before, a whole period at least.
+
+    None where a tail as long, or a longer one that is no whole period, was followed by something else: an evaluation now and then.
+    """
+    backwards = history[::-1]
+    repeats = _repeats(backwards)
+    whole = [(length, -shift) for shift, length in enumerate(repeats, 1) if length >= max(MIN_CONTEXT, shift)]
+    if not whole:
+        return None
+    context, period = max(whole)[0], -max(whole)[1]
+    followed = {backwards[shift - 1] for shift, length in enumerate(repeats, 1) if length >= context}
+    return Pattern(period, context) if len(followed) == 1 else None
+
+
+def _repeats(items: Sequence[Hashable]) -> list[int]:
+    """For every shift from 1 on: how many items from the first on equal those that many further (the Z function)."""
+    num = len(items)
+    lengths = [0] * num
+    left = right = 0
+    for shift in range(1, num):
+        length = min(right - shift, lengths[shift - left]) if shift < right else 0
+        while shift + length < num and items[length] == items[shift + length]:
+            length += 1
+        if shift + length > right:
+            left, right = shift, shift + length
+        lengths[shift] = length
+    return lengths[1:]
+
+
+def is_within_step(times_ns: Sequence[int], period: int, ahead: int) -> bool:
+    """Whether the call that comes so many after the next one is surely not the first of its step.
+
+    The longest pause is before a step's first call: data, the forward pass, and the first part of the backward pass. `times_ns`: when the
+    calls up to the next one were made.
+    """
+    pauses: list[list[int]] = [[] for _ in range(period)]
+    for index in range(max(1, len(times_ns) - MAX_ROUNDS * period), len(times_ns)):
+        pauses[index % period].append(times_ns[index] - times_ns[index - 1])
+    if not all(pauses):
+        return False
+    usual = [median(one) for one in pauses]
+    return 2 * usual[(len(times_ns) + ahead) % period] < max(usual)
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How a rank's calls from its first deviation on compare with what was to be called."""
+
+    shift: Shift
+    by: int
+    """Calls that are missing, extra or changed."""
+    evidence: int
+    """Calls that agree under this explanation."""
+
+
+def align(seen: Sequence[int], expected: Sequence[int], *, is_similar: bool = False) -> Alignment:
+    """The explanation with the fewest changes, and of those the one that most calls agree with. `seen[0]` differs from `expected[0]`.
+
+    `is_similar`: the two are the same operation with other sizes or dtypes, so that one is likely to stand for the other.
+    """
+    agreeing = _agreeing(seen[1:], expected[1:])
+    other = Alignment("other", 1, agreeing or 0)
+    # One call alone that the program knows well, only later: the rank has gone ahead.
+    if agreeing is None or (agreeing == 0 and seen[0] in expected):
+        other = Alignment("other", MAX_SHIFT, 0)
+    found = [other] if is_similar else []
+    found += _shifted("missing", seen, expected, 1)
+    if list(seen[:2]) == [*expected[1:2], expected[0]]:
+        agreeing = _agreeing(seen[2:], expected[2:])
+        found += [] if agreeing is None else [Alignment("swapped", 1, agreeing + 2)]
+    found += _shifted("extra", expected, seen, 1)
+    for by in range(2, MAX_SHIFT):
+        found += _shifted("missing", seen, expected, by)
+        found += _shifted("extra", expected, seen, by)
+    return min([*found, other], key=lambda alignment: (alignment.by, -alignment.evidence))
+
+
+def _shifted(shift: Shift, short: Sequence[int], long: Sequence[int], by: int) -> list[Alignment]:
+    agreeing = _agreeing(short, long[by:])
+    return [Alignment(shift, by, agreeing)] if agreeing else []
+
+
+def _agreeing(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """How many calls two sequences have in common from their beginnings; None if they differ before the shorter one ends."""
+    num = min(len(one), len(other))
+    return num if list(one[:num]) == list(other[:num]) else None
 
 
 @dataclass(frozen=True)
@@ -91,7 +224,7 @@ def _unclear(board: Board, table: CallTable, parting: _Parting, why: str) -> Dev
     ranks = tuple(sorted(rank for side in parting.sides.values() for rank in side))
     expected, seen = board.texts[one], board.texts[other]
     return Deviation(
-        kind=kind_of_other(expected, seen),
+        kind=_kind_of_other(expected, seen),
         ranks=ranks,
         others=(),
         group=table.name,
@@ -113,7 +246,10 @@ def _explained(board: Board, table: CallTable, parting: _Parting, sides: tuple[i
     if parting.pattern is not None:
         expected = expected + _continued(parting, expected)
     times_ns = _times_ns(board, table, wrong[1][0], parting.sequence)
-    kind, instead = kinds_of(board.texts, seen, expected, lambda by: _is_within(parting, times_ns, by))
+    period = parting.pattern.period if parting.pattern else 0
+    kind, instead = _kinds_of(
+        board.texts, seen, expected, lambda by: period > 0 and is_within_step(times_ns, period, by)
+    )
     texts = board.texts[right[0]], board.texts[wrong[0]]
     return Deviation(
         kind=kind,
@@ -141,10 +277,6 @@ def _times_ns(board: Board, table: CallTable, rank: int, sequence: int) -> list[
     return [at_ns for _, at_ns in sorted(times.items())]
 
 
-def _is_within(parting: _Parting, times_ns: list[int], by: int) -> bool:
-    return parting.pattern is not None and is_within_step(times_ns, parting.pattern.period, by)
-
-
 def _from(board: Board, table: CallTable, rank: int, sequence: int) -> list[int]:
     return [called for number, called in sorted(board.sequence(rank, table).items()) if number >= sequence]
 
@@ -157,14 +289,14 @@ def _continued(parting: _Parting, called: list[int]) -> list[int]:
     return parting.pattern.extended(parting.history + called, 2 * parting.pattern.period + MAX_SHIFT)
 
 
-def kinds_of(
+def _kinds_of(
     texts: Sequence[str], seen: Sequence[int], expected: Sequence[int], is_within: Callable[[int], bool]
 ) -> tuple[Kind, Kind | None]:
     """How a rank's calls lie against what was to be called, and what it may be as well if its next call cannot be seen.
 
     `is_within`: whether the call so many after the expected one is surely not the first of its step.
     """
-    instead = kind_of_other(texts[expected[0]], texts[seen[0]])
+    instead = _kind_of_other(texts[expected[0]], texts[seen[0]])
     alignment = align(seen, expected, is_similar=instead != "order")
     if alignment.shift == "missing":
         if len(seen) > 1 or instead != "order":
@@ -175,10 +307,142 @@ def kinds_of(
     return ("order" if alignment.shift == "swapped" else instead), None
 
 
-def kind_of_other(expected: str, seen: str) -> Kind:
+def _kind_of_other(expected: str, seen: str) -> Kind:
     """One call in the place of another: the same operation with other dtypes or sizes, or another operation."""
     operation, _, rest = expected.partition(" ")
     other, _, other_rest = seen.partition(" ")
     if operation != other:
         return "order"
     return "dtype" if rest.partition(" [")[0] != other_rest.partition(" [")[0] else "shape"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One call of a rank, as its program has it."""
+
+    group: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Departure:
+    """Where a rank left its own program."""
+
+    expected: _Step
+    seen: Call
+    kind_from: tuple[list[_Step], list[_Step]]
+    times_ns: list[int]
+    """When it made its calls up to there."""
+    rounds: int
+    period: int
+
+
+def explain_cycle(board: Board, cycle: WaitCycle) -> Deviation | None:
+    """Which ranks of a cycle deviated, and how; all of them if that is not known; None if each did what it always does."""
+    asked = {rank: _departure(board, rank) for rank in cycle.ranks[:MAX_ASKED] if rank in board.flights}
+    left = {rank: departure for rank, departure in asked.items() if isinstance(departure, _Departure)}
+    if any(departure is None for departure in asked.values()) or len(left) == len(cycle.ranks):
+        by_number = _by_number(board, cycle)
+        if not by_number.is_clear or not left.keys() >= set(by_number.ranks):
+            return by_number
+        left = {rank: left[rank] for rank in by_number.ranks}
+    return _by_history(board, cycle.ranks, left) if left else None
+
+
+def _departure(board: Board, rank: int) -> _Departure | bool | None:
+    """Where a rank left its program; False if it did not; None if there is no program to compare with.
+
+    The calls that are not over are looked at first. If no history leads up to them, the rank left its program before: then it is the last
+    place before them where it did not go on as it always had.
+    """
+    calls = [call for call in board.flights[rank].calls if not call.is_p2p]
+    steps = [_Step(call.group, board.texts[board.number(call)]) for call in calls]
+    begin = next((index for index, call in enumerate(calls) if not is_over(call)), len(calls))
+    is_known = False
+    for index in range(begin, len(calls)):
+        found = pattern(steps[:index])
+        is_known = is_known or found is not None
+        if found is not None and found.extended(steps[:index], 1)[0] != steps[index]:
+            return _left_at(calls, steps, index, found)
+    if is_known:
+        return False
+    for index in range(begin - 1, max(begin - MAX_BACK, 0), -1):
+        found = pattern(steps[:index])
+        if found is not None:
+            return _left_at(calls, steps, index, found) if found.extended(steps[:index], 1)[0] != steps[index] else None
+    return None
+
+
+def _left_at(calls: list[Call], steps: list[_Step], index: int, found: Pattern) -> _Departure:
+    expected = found.extended(steps[:index], 2 * found.period + MAX_SHIFT)
+    rounds = found.context // found.period + 1
+    times_ns = [call.created_ns for call in calls[:index]]
+    return _Departure(expected[0], calls[index], (steps[index:], expected), times_ns, rounds, found.period)
+
+
+def _by_history(board: Board, cycle: tuple[int, ...], left: dict[int, _Departure]) -> Deviation:
+    rank, departure = min(left.items())
+    ranks = tuple(other for other, one in left.items() if one.expected == departure.expected)
+    numbers: dict[_Step, int] = {}
+    seen, expected = ([numbers.setdefault(step, len(numbers)) for step in steps] for steps in departure.kind_from)
+    texts = [step.text if step.group == departure.expected.group else f"{step.group}:{step.text}" for step in numbers]
+    kind, instead = _kinds_of(
+        texts, seen, expected, lambda by: is_within_step(departure.times_ns, departure.period, by)
+    )
+    call = departure.seen
+    is_about_seen = kind == "extra"
+    group = call.group if is_about_seen else departure.expected.group
+    table = board.tables[group]
+    return Deviation(
+        kind=kind,
+        ranks=ranks,
+        others=tuple(other for other in cycle if other not in left),
+        group=group,
+        description=table.description,
+        sequence=call.sequence if is_about_seen else table.last(rank) + 1,
+        operation=call.operation if is_about_seen else departure.expected.text.partition(" ")[0],
+        expected=departure.expected.text,
+        seen=board.texts[board.number(call)],
+        is_clear=True,
+        why=f"its own calls before that, {departure.rounds} times the same {departure.period}, go on otherwise; the others' do not",
+        alternative=instead,
+    )
+
+
+def _by_number(board: Board, cycle: WaitCycle) -> Deviation:
+    """The few deviated from the many, among ranks that belong to both of two groups; else nobody can tell."""
+    inside = (block for block in cycle.blocked if block.wait)
+    places = [(block, set(block.waiting) & set(cycle.ranks)) for block in inside]
+    for block, ranks in sorted(places, key=lambda place: len(place[1])):
+        assert block.wait is not None
+        for other, many in places:
+            assert other.wait is not None
+            shared = set(board.tables[block.wait.group].members) & set(board.tables[other.wait.group].members)
+            if other is not block and not ranks & many and len(ranks) < len(many & shared) and ranks <= shared:
+                why = f"{len(many & shared)} ranks that belong to both groups went the other way"
+                return _order(tuple(sorted(ranks)), tuple(sorted(many)), (other, block), why)
+    first, second = places[0][0], places[-1][0]
+    return _order(
+        cycle.ranks, (), (first, second), "each waits for another in a cycle, and no history tells who left it"
+    )
+
+
+def _order(
+    ranks: tuple[int, ...], others: tuple[int, ...], places: tuple[BlockedRanks, BlockedRanks], why: str
+) -> Deviation:
+    right, wrong = (place.wait for place in places)
+    assert right is not None
+    assert wrong is not None
+    return Deviation(
+        kind="order",
+        ranks=ranks,
+        others=others,
+        group=right.group,
+        description=right.description,
+        sequence=right.sequence,
+        operation=right.operation,
+        expected=right.signature,
+        seen=wrong.signature,
+        is_clear=bool(others),
+        why=why,
+    )

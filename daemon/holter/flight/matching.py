@@ -1,10 +1,8 @@
 """All ranks' flights, laid side by side: who waits for whom, who called something else, and who is to blame.
 
 board       flights -> a table for each group
-deviations  tables -> ranks that called something else than their group
+deviations  tables -> ranks that called something else than their group; a cycle of waits -> who left the program
 waits       tables -> ranks that are in a call which others have not come to; where such waits end, and cycles without an end
-messages    the same for sends and receives
-deadlocks   a cycle -> who left the program
 """
 
 from collections import defaultdict
@@ -14,8 +12,8 @@ from itertools import combinations
 
 import msgspec
 
-from holter.flight import deadlocks, deviations, messages, waits
-from holter.flight.analysis import Analysis, Deviation, Kind, Wait
+from holter.flight import deviations, waits
+from holter.flight.analysis import Analysis, Deviation, Wait
 from holter.flight.board import Board, CallTable
 from holter.flight.reading import is_over
 from holter.flight.waits import BlockedRanks, chain_ends, waits_for
@@ -23,8 +21,6 @@ from holter.records import Call, Flight
 
 MAX_CHAIN_ENDS = 64
 """Ends of chains that are examined: those with the lowest ranks."""
-
-__all__ = ["Analysis", "Deviation", "Kind", "Wait", "analyse"]
 
 
 def analyse(flights: Mapping[int, Flight], world_size: int = 0) -> Analysis:
@@ -37,16 +33,16 @@ def _analyse(flights: Mapping[int, Flight], world_size: int) -> Analysis:
     board = Board(flights, world_size)
     tables = list(board.tables.values())
     deviated = [deviation for table in tables for deviation in deviations.deviations(board, table)]
-    deviated += messages.deviations(board)
+    deviated += waits.deviating_messages(board)
     blocked = [one for table in tables for one in waits.blocked_in_collectives(board, table)]
-    blocked += messages.blocked_in_messages(board)
+    blocked += waits.blocked_in_messages(board)
     blocked += [stuck for deviation in deviated for stuck in _stuck(board, deviation)]
     blocked += _blocked_in_queues(board, blocked)
     departed = {rank for deviation in deviated for rank in deviation.ranks}
     circular: set[int] = set()
     for cycle in waits.wait_cycles(blocked):
         if not departed & set(cycle.ranks) and all(one.is_lasting for one in cycle.blocked):
-            explained = deadlocks.explain(board, cycle)
+            explained = deviations.explain_cycle(board, cycle)
             deviated += [explained] if explained else []
             circular |= set(explained.ranks if explained else cycle.ranks)
     excused = circular | {rank for deviation in deviated for rank in _excused(board, deviation)}
@@ -117,7 +113,7 @@ def _blocked_in_queues(board: Board, known: Sequence[BlockedRanks]) -> list[Bloc
         for rank, record in block.records.items():
             stuck[rank] = min(record, stuck.get(rank, record))
     talk: dict[int, list[tuple[Call, int, Call]]] = defaultdict(list)
-    for rank, call, peer, its in messages.messages_under_way(board):
+    for rank, call, peer, its in waits.messages_under_way(board):
         talk[rank].append((call, peer, its))
     asked = sorted(chain_ends(known, ()) & board.inside)[:MAX_CHAIN_ENDS]
     while asked:
@@ -174,7 +170,11 @@ def _with_unique_names(flights: Mapping[int, Flight]) -> tuple[Mapping[int, Flig
         for group in flight.groups:
             if group.ranks:
                 said.setdefault(group.name, set()).add(group.ranks)
-    shared = {name: groups for name, groups in said.items() if len(groups) > 1 and _are_disjoint(groups)}
+    shared = {
+        name: groups
+        for name, groups in said.items()
+        if len(groups) > 1 and all(set(one).isdisjoint(other) for one, other in combinations(groups, 2))
+    }
     if not shared:
         return flights, {}
     names: dict[str, str] = {}
@@ -206,10 +206,6 @@ def _with_recorded_names(analysis: Analysis, names: dict[str, str]) -> Analysis:
         blocking=analysis.blocking
         and replace(analysis.blocking, group=names.get(analysis.blocking.group, analysis.blocking.group)),
     )
-
-
-def _are_disjoint(groups: set[tuple[int, ...]]) -> bool:
-    return all(set(one).isdisjoint(other) for one, other in combinations(groups, 2))
 
 
 def _renamed(flight: Flight, names: dict[str, str]) -> Flight:

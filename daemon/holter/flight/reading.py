@@ -7,21 +7,35 @@
 Operations are named as `torch.distributed` names them, without the backend: `gloo:all_reduce` and `nccl:all_reduce` are `all_reduce`,
 `nccl:_all_gather_base` is `all_gather`, `nccl:ALLTOALL_coalesced` is `alltoall_coalesced`. Messages keep whom they go to, by rank in
 their group: `send 0->1`, `recv 1<-0`. Dtypes are torch's: `Float` is `float32`.
+
+A pickle is a program. Torch's dumps need only the instructions that make strings, numbers, lists, tuples and dicts, so the reader knows no
+others, and `find_class` refuses too: it never imports, never calls, never builds an object. It is Python's own slow reader: its memo is a
+dict, while the fast one would reserve whatever memory a forged index asks for.
 """
 
 import functools
-from collections.abc import Mapping
-from typing import Any, Literal, cast
+import io
+import pickle
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, Never, cast
 
 import msgspec
 
 from holter.errors import FlightError
-from holter.flight import pickles
 from holter.records import Call, Flight, Group
 
+MAX_BYTES = 256 * 1024 * 1024
+MAX_ITEMS = 20_000_000
+"""Sizes and dtypes of all entries, counted as often as they are referred to."""
+
+_ALLOWED = (
+    "PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1",
+    "BININT2", "LONG", "LONG1", "FLOAT", "BINFLOAT", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+    "EMPTY_LIST", "APPEND", "APPENDS", "LIST", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_DICT", "DICT",
+    "SETITEM", "SETITEMS", "GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE",
+)  # fmt: skip
 DEFAULT_GROUP = "0"
 DEFAULT_DESCRIPTION = "default_pg"
-
 _DTYPES = {
     "Float": "float32",
     "Double": "float64",
@@ -42,9 +56,47 @@ _DTYPES = {
     "Float8_e4m3fn": "float8_e4m3fn",
     "Float8_e5m2": "float8_e5m2",
 }
-
 _State = Literal["scheduled", "started", "completed"]
 _Sizes = tuple[tuple[int, ...], ...]
+_RANKS = msgspec.json.Decoder(tuple[int, ...])
+
+
+class _Reader(pickle._Unpickler):  # noqa: SLF001  # the C one's table of instructions cannot be cut
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        code: pickle._Unpickler.dispatch[code]  # noqa: SLF001
+        for code in (getattr(pickle, name)[0] for name in _ALLOWED)
+    }
+
+    def find_class(self, module: str, name: str) -> Never:
+        raise FlightError(f"this pickle wants {module}.{name}; a Flight Recorder dump holds plain data only")
+
+
+def _unpickled(data: bytes) -> Any:
+    """The data, checked to be small enough to be gone through."""
+    if len(data) > MAX_BYTES:
+        raise FlightError(f"this pickle has {len(data)} bytes; more than {MAX_BYTES} are not read")
+    try:
+        value = _Reader(io.BytesIO(data)).load()
+    except FlightError:
+        raise
+    except KeyError as error:
+        raise FlightError(f"this pickle does more than hold plain data (instruction {error}); it is not read") from None
+    except Exception as error:  # noqa: BLE001  # a broken pickle can raise anything
+        raise FlightError(f"this pickle is broken: {type(error).__name__}: {error}") from None
+    _refuse_bombs(value)
+    return value
+
+
+def _refuse_bombs(value: Any) -> None:
+    """A few bytes can refer to one list a million times from a million places."""
+    entries = value.get("entries") if isinstance(value, dict) else None
+    num = 0
+    for entry in entries if isinstance(entries, list) else []:
+        for item in entry.values() if isinstance(entry, dict) else ():
+            if isinstance(item, list | tuple):
+                num += len(item) + sum(len(part) for part in item if isinstance(part, list | tuple))
+        if num > MAX_ITEMS:
+            raise FlightError(f"this pickle unfolds to more than {MAX_ITEMS} items; it is not read")
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -84,7 +136,6 @@ class _Dump(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(_Dump, strict=False)
-_RANKS = msgspec.json.Decoder(tuple[int, ...])
 
 
 def from_json(data: bytes, taken_ns: int) -> Flight:
@@ -98,9 +149,9 @@ def from_json(data: bytes, taken_ns: int) -> Flight:
 
 def from_pickle(data: bytes, taken_ns: int) -> Flight:
     """What torch writes for NCCL after a timeout. Read with a reader that knows containers and scalars only."""
-    read = pickles.read(data)
+    unpickled = _unpickled(data)
     try:
-        dump = msgspec.convert(read, _Dump, strict=False)
+        dump = msgspec.convert(unpickled, _Dump, strict=False)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise FlightError(f"this is no Flight Recorder dump in pickle's format: {error}") from None
     return _flight(dump, taken_ns)
@@ -108,7 +159,7 @@ def from_pickle(data: bytes, taken_ns: int) -> Flight:
 
 def from_bytes(data: bytes, taken_ns: int) -> Flight:
     """Either format, told by its first byte."""
-    if data[:1] == pickles.FIRST_BYTE:
+    if data[:1] == pickle.PROTO:
         return from_pickle(data, taken_ns)
     if data[:64].lstrip()[:1] == b"{":
         return from_json(data, taken_ns)
@@ -142,7 +193,7 @@ def with_members(flight: Flight, told: Mapping[str, Group]) -> Flight:
 
 
 def is_over(call: Call) -> bool:
-    """Whether the call is over: gloo retires it then, NCCL also changes its state."""
+    """Retired is all that gloo tells; NCCL's recorder says `completed` a little earlier."""
     return call.is_retired or call.state == "completed"
 
 

@@ -1,10 +1,14 @@
 """Verdicts on a run: findings, and the diagnosis that people and pagers read."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from holter.records.vocabulary import Action, Basis, ExamDepth, Severity
+from holter.records.observation import ExamDepth
+
+Severity = Literal["critical", "warning", "info"]
+Basis = Literal["observation", "documented", "inference"]
+Action = Literal["observe", "notify", "halt"]
 
 
 class TableRequest(msgspec.Struct, frozen=True):

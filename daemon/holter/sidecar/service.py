@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from holter import clock
-from holter.exporters import expose, families
+from holter.exporters.prometheus import expose, families
 from holter.page import CONTROL_NOTHING, CONTROL_THIN, PageReader
 from holter.records import Body, Census, Exited, Farewell, LastCalls, Observation, PackedTable, Phase, StepDone, Table
 from holter.sidecar.coordinator_link import CoordinatorLink

@@ -19,8 +19,7 @@ from dataclasses import replace
 
 from aiohttp import web
 
-from holter.exporters import RankSnapshot
-from holter.exporters.snapshot import add_nonfinite
+from holter.exporters.snapshot import RankSnapshot, add_nonfinite
 from holter.page import PageHeartbeat
 from holter.records import Device, Observation, OnDevice, Phase, StepDone
 

@@ -21,12 +21,24 @@ Those that change something of the job give an `Injection`: `undo()` it, or use 
 process that calls it (or on the pid given), at once, for real. Importing it does nothing, and imports no torch.
 """
 
-from holter.testing.collectives import skip_collective
-from holter.testing.injection import Injection
-from holter.testing.processes import abort, kill, leave, resume, suspend
-from holter.testing.slowness import slow_backward, slow_data, slow_forward
-from holter.testing.storage import stall_loader, stall_save
-from holter.testing.stuck import hold_interpreter_lock, sleep_for_ever, spin, wait_for_lock
+from holter.testing.faults import (
+    Injection,
+    abort,
+    hold_interpreter_lock,
+    kill,
+    leave,
+    resume,
+    skip_collective,
+    sleep_for_ever,
+    slow_backward,
+    slow_data,
+    slow_forward,
+    spin,
+    stall_loader,
+    stall_save,
+    suspend,
+    wait_for_lock,
+)
 
 __all__ = [
     "Injection",

@@ -9,7 +9,8 @@ from holter.coordinator.roster import Member, Roster
 from holter.coordinator.run import Run
 from holter.coordinator.window.assembly import Assembly
 from holter.diagnosis.explain import WORST_FIRST
-from holter.exporters import CoordinatorSnapshot, IncidentInfo, JobFigures, ModuleFigures, incident_info
+from holter.exporters.alert_text import incident_info
+from holter.exporters.snapshot import CoordinatorSnapshot, IncidentInfo, JobFigures, ModuleFigures
 from holter.faults.window import Spread, StepArrivals, StepNumbers
 from holter.records import ModuleVitals, Vitals
 

@@ -25,8 +25,8 @@ from holter.coordinator.http.status import beginning, rank_details, status
 from holter.coordinator.http.targets import sidecar_targets
 from holter.coordinator.run import Run
 from holter.diagnosis import report
-from holter.diagnosis.blocks import printable
-from holter.exporters import expose, families
+from holter.diagnosis.report import printable
+from holter.exporters.prometheus import expose, families
 from holter.status_page import assets
 from holter.status_page.assets import HEADERS
 from holter.status_page.event_stream import EventStream

@@ -17,7 +17,7 @@ import aiohttp
 from holter import clock
 from holter.coordinator.http.targets import TargetsFile
 from holter.coordinator.run import Run
-from holter.exporters.alerts import RUNBOOKS
+from holter.exporters.alert_text import RUNBOOKS
 from holter.exporters.webhook import Deliveries, Message, Pager
 from holter.transport.backoff import Backoff
 

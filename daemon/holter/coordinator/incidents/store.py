@@ -21,7 +21,7 @@ from holter import clock
 from holter.coordinator.disk import Disk
 from holter.coordinator.incidents.tracker import cause_of, confidence_of
 from holter.diagnosis import report
-from holter.diagnosis.ranking import SURE
+from holter.diagnosis.explain import SURE
 from holter.faults import CAUSES
 from holter.files import write_whole
 from holter.records import Diagnosis, Severity

@@ -11,9 +11,8 @@ import msgspec
 
 from holter.clock import compact, rfc3339
 from holter.diagnosis.correlate import Incident, can_pass, correlate, has_passed, stands
-from holter.diagnosis.explain import explain
+from holter.diagnosis.explain import explain, rank_causes
 from holter.diagnosis.plots import plots
-from holter.diagnosis.ranking import rank_causes
 from holter.faults import DETECTORS, Window
 from holter.faults.family import engine_facts
 from holter.halting.decide import decide

@@ -32,10 +32,12 @@ def build() -> Dashboard:
 
 def _now() -> list[Panel]:
     severe = {"critical": CRITICAL, "warning": WARNING}
+    standing = {name: each("cause", series("incident_open", f'severity="{name}"')) for name in severe}
+    halted = each("outcome", series("halts_total", 'outcome="completed"'))
     counted = [
         number(
             Card(index, f"Open, {severity}", f"Incidents of severity {severity} that stand now.", "none", 5, 5, ((1, colour),), FINE),
-            Query(or_none(f"sum({_open(severity)})")),
+            Query(or_none(f"sum({standing[severity]})")),
         )
         for index, (severity, colour) in enumerate(severe.items(), start=1)
     ]  # fmt: skip
@@ -47,16 +49,13 @@ def _now() -> list[Panel]:
         ),
         number(
             Card(4, "Halts", "Halts that left a whole checkpoint, since the run began.", "none", 5, 5),
-            Query(f"sum({each('outcome', series('halts_total', _COMPLETED))})"),
+            Query(f"sum({halted})"),
         ),
         number(
             Card(5, "Last good checkpoint", "Completed steps in the newest checkpoint whose numbers are good: where to go back to.", "none", 4, 5),
             Query(each("run_id", series("checkpoint_last_good_step"))),
         ),
     ]  # fmt: skip
-
-
-_COMPLETED = 'outcome="completed"'
 
 
 def _past() -> list[Panel]:
@@ -76,10 +75,6 @@ def _past() -> list[Panel]:
             Query(each("outcome", increase("halts_total", of=RUN)), "{{outcome}}"),
         ),
     ]  # fmt: skip
-
-
-def _open(severity: str) -> str:
-    return each("cause", series("incident_open", f'severity="{severity}"'))
 
 
 def findings(number: int, width: int) -> statetimeline.Panel:

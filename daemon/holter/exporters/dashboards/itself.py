@@ -15,19 +15,9 @@ from holter.exporters.dashboards.panels import (
     lines,
     number,
     rows,
-    states,
 )
-from holter.exporters.dashboards.promql import (
-    END,
-    RUN,
-    each,
-    highest,
-    highest_by_rank,
-    increase,
-    rate,
-    series,
-    sidecars,
-)
+from holter.exporters.dashboards.promql import END, RUN, each, highest, highest_by_rank, increase, rate, series
+from holter.exporters.dashboards.ranks import sidecar_states
 
 BUDGET = 0.01
 """HOLTER_OVERHEAD_BUDGET, unless it was set otherwise."""
@@ -76,11 +66,7 @@ def _cost() -> list[Panel]:
             Card(6, "Observations lost by rank", "In a second.", "cps", 12),
             Query(highest(lost, at_the_end), "rank {{rank}}"),
         ),
-        states(
-            Card(7, "Sidecars", "Whether the coordinator hears the rank's sidecar; of many ranks those first that it does not.", "none", 12),
-            Query(sidecars(), "rank {{rank}}"),
-            {"0": ("lost", CRITICAL), "1": ("connected", FINE)},
-        ),
+        sidecar_states(7),
         lines(
             Card(8, "Time of one judgement", "All detectors together, as long as each took when it last judged.", "s", 12),
             Query(f"sum({each('detector', series('detector_seconds'))})", "all detectors"),

@@ -1,5 +1,6 @@
 """Rank against rank: who comes late, who is slow, who does what, who has stopped; and their devices."""
 
+from grafana_foundation_sdk.builders import statetimeline
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from holter.exporters.dashboards.board import DashboardFrame, board
@@ -79,7 +80,8 @@ def _times() -> list[Panel]:
 
 
 def _doings() -> list[Panel]:
-    now = " or ".join(f"{series('phase', _is(phase), of=RANK)} * {int(phase)}" for phase in Phase)
+    phases = {phase: series("phase", f'phase="{_name(phase)}"', of=RANK) for phase in Phase}
+    now = " or ".join(f"{selected} * {int(phase)}" for phase, selected in phases.items())
     seen = each("phase", f"avg_over_time({series('job_phase_ranks')}{INTERVAL})")
     least_moved = by_rank("last_progress_timestamp_seconds", at=END)
     names = {str(int(phase)): (_name(phase), colour) for phase, colour in PHASES.items()}
@@ -99,12 +101,15 @@ def _doings() -> list[Panel]:
             Card(7, "Since the last progress", "Time since a rank completed a step or changed phase.", "s", 12),
             Query(lowest(ago(by_rank("last_progress_timestamp_seconds")), least_moved), "rank {{rank}}"),
         ),
-        states(
-            Card(8, "Sidecars", "Whether the coordinator hears the rank's sidecar; of many ranks those first that it does not.", "none", 12),
-            Query(sidecars(), "rank {{rank}}"),
-            {"0": ("lost", CRITICAL), "1": ("connected", FINE)},
-        ),
+        sidecar_states(8),
     ]  # fmt: skip
+
+
+def sidecar_states(number: int) -> statetimeline.Panel:
+    """Which sidecars are heard; the dashboard of holter itself shows them too."""
+    text = "Whether the coordinator hears the rank's sidecar; of many ranks those first that it does not."
+    heard = {"0": ("lost", CRITICAL), "1": ("connected", FINE)}
+    return states(Card(number, "Sidecars", text, "none", 12), Query(sidecars(), "rank {{rank}}"), heard)
 
 
 def _table() -> Panel:
@@ -127,10 +132,6 @@ def _table() -> Panel:
         queries,
         columns,
     )
-
-
-def _is(phase: Phase) -> str:
-    return f'phase="{_name(phase)}"'
 
 
 def _name(phase: Phase) -> str:
@@ -183,14 +184,8 @@ def _clock(at: str = "") -> str:
 
 def _held_down() -> str:
     """0, or the number of the gravest reason."""
-    told = (
-        f"{series('device_throttled', _because(reason), of=RANK)} * {level}" for level, reason in enumerate(REASONS, 1)
-    )
-    return each("rank", " or ".join(told))
-
-
-def _because(reason: str) -> str:
-    return f'reason="{reason}"'
+    told = [series("device_throttled", f'reason="{reason}"', of=RANK) for reason in REASONS]
+    return each("rank", " or ".join(f"{selected} * {level}" for level, selected in enumerate(told, 1)))
 
 
 def _dcgm(field: str, at: str = "") -> str:

@@ -34,6 +34,8 @@ from holter.records import Evidence, Finding
 OddKind = Literal["constant", "odd_constant", "range", "scale", "odd_scale"]
 Check = tuple[int, dict[str, Spread]]
 """Step, and what was measured of one tensor of the batch there."""
+Spreads = Sequence[tuple[int, Spread]]
+"""One number of it over the steps."""
 
 EXEMPT = re.compile(
     r"mask|pos|segment|token_type|len|index|idx|weight|pad|time|step|sigma|scale|task|domain|size|shape|num|bias|^id$"
@@ -152,9 +154,7 @@ class BatchValues:
         yield self._jump(leaf, points, "absmax", self.factor, "scale")
         yield self._drop(leaf, points)
 
-    def _jump(
-        self, leaf: str, points: Sequence[tuple[int, Spread]], stat: str, factor: float, kind: OddKind
-    ) -> OddTensor | None:
+    def _jump(self, leaf: str, points: Spreads, stat: str, factor: float, kind: OddKind) -> OddTensor | None:
         """Beyond `factor` times the largest of all earlier checks, since some step."""
         run, before = _jumped(points, lambda top: factor * max(top, 0.0))
         if not before or not run:
@@ -166,7 +166,7 @@ class BatchValues:
         text = f"largest {'value' if stat == 'max' else 'magnitude'} of {leaf}: at most {top:.3g} at {len(before)} checks, {run[-1][1].high:.3g} since step {run[0][0]}"
         return OddTensor(kind, leaf, run[0][0], ranks, text, f"batch.{leaf}.{stat}")
 
-    def _drop(self, leaf: str, points: Sequence[tuple[int, Spread]]) -> OddTensor | None:
+    def _drop(self, leaf: str, points: Spreads) -> OddTensor | None:
         """Under a fiftieth of the smallest of all earlier checks, since some step."""
         turned = [(step, _turned(point)) for step, point in points]
         run, before = _jumped(turned, lambda top: top / self.factor)
@@ -191,9 +191,7 @@ class BatchValues:
         """By counting alone: of n + r values without any trend, the last r are the largest with this chance."""
         return len(run) >= self.min_run and math.comb(len(run) + len(before), len(run)) >= 1 / self.chance
 
-    def _is_proof_beside_peers(
-        self, run: Sequence[tuple[int, Spread]], before: Sequence[tuple[int, Spread]], limit: float
-    ) -> bool:
+    def _is_proof_beside_peers(self, run: Spreads, before: Spreads, limit: float) -> bool:
         """The same, where one rank alone passed the limit each time: all that it and its peers had else is counted against it."""
         if not all(_is_alone_above(point, limit) and point.high_rank == run[0][1].high_rank for _, point in run):
             return False
@@ -247,9 +245,7 @@ def _is_alone(point: Spread) -> bool:
     return point.high == 1 and point.low == 0 and round(point.mean * point.num) == 1
 
 
-def _usual_constancy(
-    run: Sequence[tuple[int, Spread]], before: Sequence[tuple[int, Spread]], *, is_alone: bool
-) -> float:
+def _usual_constancy(run: Spreads, before: Spreads, *, is_alone: bool) -> float:
     """How often a batch is constant by chance; where one rank is alone, its peers' batches count as well."""
     if not is_alone:
         return (sum(point.high == 1 for _, point in before) + 1) / (len(before) + 2)
@@ -262,7 +258,7 @@ def _is_alone_above(point: Spread, limit: float) -> bool:
     return point.num > 1 and point.mean * point.num - point.high < limit and point.low >= 0
 
 
-def _run(points: Sequence[tuple[int, Spread]], holds: Callable[[Spread, Spread], bool]) -> Sequence[tuple[int, Spread]]:
+def _run(points: Spreads, holds: Callable[[Spread, Spread], bool]) -> Spreads:
     """The newest points for all of which it holds."""
     for length, (_, point) in enumerate(reversed(points)):
         if not holds(point, points[-1][1]):
@@ -270,9 +266,7 @@ def _run(points: Sequence[tuple[int, Spread]], holds: Callable[[Spread, Spread],
     return points
 
 
-def _jumped(
-    points: Sequence[tuple[int, Spread]], limit: Callable[[float], float]
-) -> tuple[Sequence[tuple[int, Spread]], Sequence[tuple[int, Spread]]]:
+def _jumped(points: Spreads, limit: Callable[[float], float]) -> tuple[Spreads, Spreads]:
     """The newest points, all above a limit made from the largest of all points before them; empty if there is no such cut."""
     highs = [point.high for _, point in points]
     tops = list(accumulate(highs, max))
@@ -303,9 +297,7 @@ def _odd_rank(point: Spread, factor: float) -> tuple[int, ...]:
     return (point.low_rank,) if (total - point.low) / (point.num - 1) > point.high / 5 else ()
 
 
-def _ranks(
-    run: Sequence[tuple[int, Spread]], end: Literal["low_rank", "high_rank"], *, is_all: bool
-) -> tuple[int, ...]:
+def _ranks(run: Spreads, end: Literal["low_rank", "high_rank"], *, is_all: bool) -> tuple[int, ...]:
     """Whom it is laid to; -1 stands for all ranks."""
     return (-1,) if is_all else tuple(sorted({getattr(point, end) for _, point in run}))
 

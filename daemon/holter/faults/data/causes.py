@@ -1,12 +1,20 @@
 """What the ranks are fed."""
 
-from holter.faults.cause import CauseEntry, Row
 from holter.faults.data.batch_lengths import BatchLengths
 from holter.faults.data.batch_values import BatchValues
 from holter.faults.data.data_coverage import DataCoverage
 from holter.faults.data.duplicate_batches import DuplicateBatches
 from holter.faults.data.epoch_order import EpochOrder
-from holter.faults.family import NOT_BY_A_NUMBER, NOT_BY_A_SCRIPT, Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import (
+    NOT_BY_A_NUMBER,
+    NOT_BY_A_SCRIPT,
+    CauseEntry,
+    Consequence,
+    DetectorEntry,
+    Family,
+    Row,
+    Stage,
+)
 from holter.records import Fix
 
 _NO_COUNT = "the samples of a whole pass, counted on all ranks"
@@ -176,14 +184,6 @@ CORRUPT_LABELS_OR_RANGE = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (
-    DUPLICATE_DATA_ACROSS_RANKS,
-    DOUBLE_SHARDED_DATA,
-    REPEATED_EPOCH_ORDER,
-    UNEVEN_BATCHES,
-    CORRUPT_LABELS_OR_RANGE,
-)
-
 FAMILY = Family(
     detectors=(
         DetectorEntry(BatchLengths(), Stage.FED),
@@ -192,7 +192,9 @@ FAMILY = Family(
         DetectorEntry(DuplicateBatches(), Stage.FED),
         DetectorEntry(BatchValues(), Stage.FED),
     ),
-    causes=CAUSES,
+    causes=(
+        DUPLICATE_DATA_ACROSS_RANKS, DOUBLE_SHARDED_DATA, REPEATED_EPOCH_ORDER, UNEVEN_BATCHES, CORRUPT_LABELS_OR_RANGE,
+    ),
     brings_about=(
         # Ranks that run out of data are waited for until somebody gives up.
         Consequence("batch_lengths", ("collective_mismatch",)),

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.loader_passes import LoaderPass, passes, trained
+from holter.faults.data.loader_passes import LoaderPass, passes, trained
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Feed, Finding

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar
 
-from holter.faults.shared.loader_passes import is_replicated_everywhere, passes, trained
+from holter.faults.data.loader_passes import is_replicated_everywhere, passes, trained
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import listed, ranks_text
+from holter.faults.shared.wording import cap, listed, ranks_text
 from holter.faults.window import StepView, Window
 from holter.records import Evidence, Finding
 
@@ -134,7 +134,7 @@ def _groups_text(groups: Sequence[tuple[int, ...]]) -> str:
     shown = [ranks_text(group) for group in groups[:MAX_GROUPS_SHOWN]]
     more = [f"{len(groups) - MAX_GROUPS_SHOWN} more groups"] if len(groups) > MAX_GROUPS_SHOWN else []
     text = listed([*shown, *more])
-    return (text[0].upper() + text[1:]) + (", each group alike," if len(groups) > 1 else "")
+    return cap(text) + (", each group alike," if len(groups) > 1 else "")
 
 
 def _run_evidence(groups: Sequence[tuple[int, ...]], run: Sequence[StepView]) -> Evidence:

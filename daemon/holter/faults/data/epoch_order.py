@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.loader_passes import LoaderPass, passes
+from holter.faults.data.loader_passes import LoaderPass, passes
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import Window

@@ -1,7 +1,6 @@
 """Components that should not move, and do, or were never right."""
 
-from holter.faults.cause import CauseEntry, Damage, Row
-from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import CauseEntry, Consequence, Damage, DetectorEntry, Family, Row, Stage
 from holter.faults.frozen.declared_frozen import DeclaredFrozen
 from holter.faults.frozen.frozen_divergence import FrozenDivergence
 from holter.faults.frozen.frozen_movement import FrozenMovement
@@ -151,21 +150,16 @@ UNFROZEN_BY_MISTAKE = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (
-    FROZEN_SET_MISMATCH,
-    FROZEN_COMPONENT_UNINITIALISED,
-    FROZEN_COMPONENT_MISMATCH,
-    FROZEN_COMPONENT_CHANGED,
-    UNFROZEN_BY_MISTAKE,
-)
-
 FAMILY = Family(
     detectors=(
         DetectorEntry(DeclaredFrozen(), Stage.INITIALISED),
         DetectorEntry(FrozenDivergence(), Stage.LOADED),
         DetectorEntry(FrozenMovement(), Stage.WEIGHTS_AFTER),
     ),
-    causes=CAUSES,
+    causes=(
+        FROZEN_SET_MISMATCH, FROZEN_COMPONENT_UNINITIALISED, FROZEN_COMPONENT_MISMATCH, FROZEN_COMPONENT_CHANGED,
+        UNFROZEN_BY_MISTAKE,
+    ),
     brings_about=(
         Consequence("declared_frozen", ("frozen_movement",), ("curves",), whenever=True),
         Consequence("frozen_divergence", ("batch_values", "missing_gradients"), ("curves",), whenever=True),

@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
-from holter.faults.shared.replica_evidence import named
 from holter.faults.shared.structure import distinct_censuses
-from holter.faults.shared.wording import modules_of, ranks_text
+from holter.faults.shared.wording import modules_of, named, ranks_text
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding
 

@@ -32,14 +32,15 @@ from holter.faults.shared.parting import (
     column,
     find_difference,
     find_parting,
+    majority_evidence,
     parting_at,
     request,
     tables_at,
+    tensor_evidence,
 )
-from holter.faults.shared.replica_evidence import majority_evidence, named, tensor_evidence
 from holter.faults.shared.structure import common_module, compare_structures, distinct_censuses
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import ranks_text
+from holter.faults.shared.wording import named, ranks_text
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, Mark, Severity, TableRequest
 
@@ -111,7 +112,8 @@ class FrozenDivergence:
         before = _agreed_before(window, parting)
         alone = changed_alone(window, parting, before, difference.tensors) if before is not None else ()
         is_plausible = not doubt.ranks and not difference.rounded_ranks
-        if is_plausible and (_follows(window, parting) or not _is_fully_replicated(window)):
+        is_replica = all(_is_replica(census, window.world_size) for census in distinct_censuses(window))
+        if is_plausible and (_follows(window, parting) or not is_replica):
             return
         yield _finding(window, parting, difference, doubt, alone)
 
@@ -151,10 +153,6 @@ def _follows(window: Window, parting: Parting) -> bool:
     """Whether the trained weights parted no later: then frozen ones are averages of them, or were never synchronised either."""
     onsets = (history.first_unequal_step for name in TRAINED if (history := window.tensors.classes.get(name)))
     return any(onset is not None and onset <= parting.step for onset in onsets)
-
-
-def _is_fully_replicated(window: Window) -> bool:
-    return all(_is_replica(census, window.world_size) for census in distinct_censuses(window))
 
 
 def _is_replica(census: Census, world_size: int) -> bool:
@@ -311,15 +309,9 @@ def _doubts(window: Window, parting: Parting, names: Iterable[str], ratio: float
         of_norms = {rank: of[name] for rank, of in norms.items() if name in of}
         odd = _odd(of_marks, of_norms, math.prod(shape), ratio)
         votes[len(shape) >= MATRIX].update(odd)
-        shown += (
-            [
-                Evidence(
-                    kind="implausible", summary=f"{name}: {_side_by_side(of_marks, of_norms)}", values={"name": name}
-                )
-            ]
-            if odd
-            else []
-        )
+        if odd:
+            summary = f"{name}: {_side_by_side(of_marks, of_norms)}"
+            shown.append(Evidence(kind="implausible", summary=summary, values={"name": name}))
     tally = votes[True] or votes[False]
     worst = max(tally.values(), default=0)
     ranks = parting.group_of(rank for rank, count in tally.items() if count == worst)

@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.replica_evidence import named
 from holter.faults.shared.structure import common_module
 from holter.faults.shared.thresholds import check_thresholds, threshold
+from holter.faults.shared.wording import named
 from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Vitals
 

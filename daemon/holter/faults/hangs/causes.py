@@ -1,7 +1,15 @@
 """Hangs and dead ranks."""
 
-from holter.faults.cause import CauseEntry, Row
-from holter.faults.family import NOT_BY_A_NUMBER, NOT_BY_A_SCRIPT, Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import (
+    NOT_BY_A_NUMBER,
+    NOT_BY_A_SCRIPT,
+    CauseEntry,
+    Consequence,
+    DetectorEntry,
+    Family,
+    Row,
+    Stage,
+)
 from holter.faults.hangs.collective_mismatch import CollectiveMismatch
 from holter.faults.hangs.dead_rank import DeadRank
 from holter.faults.hangs.stalled_rank import StalledRank
@@ -411,27 +419,16 @@ COLLECTIVE_DTYPE_MISMATCH = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (
-    RANK_SUSPENDED,
-    HOST_UNREACHABLE,
-    INTERPRETER_LOCKED,
-    STALLED_DATA_LOADER,
-    STALLED_CHECKPOINT,
-    RANK_STUCK_IN_PYTHON,
-    RANK_MISSING_FROM_COLLECTIVE,
-    RANK_DEAD,
-    COLLECTIVE_ORDER_MISMATCH,
-    COLLECTIVE_SHAPE_MISMATCH,
-    COLLECTIVE_DTYPE_MISMATCH,
-)
-
 FAMILY = Family(
     detectors=(
         DetectorEntry(CollectiveMismatch(), Stage.REDUCTION),
         DetectorEntry(StalledRank(), Stage.STANDSTILL, incident_per="event"),
         DetectorEntry(DeadRank(), Stage.STANDSTILL, incident_per="run", sees_ends=True),
     ),
-    causes=CAUSES,
+    causes=(
+        RANK_SUSPENDED, HOST_UNREACHABLE, INTERPRETER_LOCKED, STALLED_DATA_LOADER, STALLED_CHECKPOINT, RANK_STUCK_IN_PYTHON,
+        RANK_MISSING_FROM_COLLECTIVE, RANK_DEAD, COLLECTIVE_ORDER_MISMATCH, COLLECTIVE_SHAPE_MISMATCH, COLLECTIVE_DTYPE_MISMATCH,
+    ),
     brings_about=(
         # Calls that do not match: what they returned is garbage, on all ranks or on some; or ranks wait for each other until somebody gives up.
         Consequence("collective_mismatch", ("replica_divergence", "buffer_divergence"), ("curves",)),

@@ -25,8 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from holter.faults.shared.call_counts import step_of
-from holter.faults.shared.collectives import analysed, group_name, is_over, last_calls
+from holter.faults.shared.collectives import analysed, group_name, last_calls
 from holter.faults.shared.mismatched_calls import (
     KINDS,
     Mismatch,
@@ -35,13 +34,14 @@ from holter.faults.shared.mismatched_calls import (
     earliest,
     of_counts,
     one_sided,
+    step_of,
     uncounted,
 )
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import listed, ranks_text
+from holter.faults.shared.wording import cap, listed, ranks_text
 from holter.faults.window import PartedBlock, Window
-from holter.flight import BLOCK_CALLS, Analysis
-from holter.records import Call, Collective, Evidence, ExamRequest, Finding, Flight
+from holter.flight import BLOCK_CALLS, Analysis, is_over
+from holter.records import Call, Collective, Evidence, ExamRequest, Finding, Flight, Severity
 
 CRASH_S = 3.0
 """How long after a rank crashed its peers may still be there to be examined."""
@@ -93,7 +93,10 @@ class CollectiveMismatch:
                 continue
             asked = self._to_examine(window, parted)
             if any(not _is_answered(window, rank, parted.at_ns) for rank in asked):
-                yield _question(window, parted, asked)
+                told = tuple(sorted(rank for ranks in parted.digests.values() for rank in ranks))
+                step = window.steps[-1].step if window.steps else 0
+                summary = f"{_block_text(parted)}; their recorders are being read."
+                yield _question(ExamRequest(parted.at_ns, "quick", asked), summary, told, (step, step))
             elif found is None and _is_lost(parted, read := _read_for(window, parted)):
                 yield _lost(window, parted, read)
                 return
@@ -126,10 +129,14 @@ class CollectiveMismatch:
         counted = uncounted(window)
         if counted is None:
             return
-        asked_ns = _first_seen_ns(window, counted[-1].step)
+        step = counted[-1].step
+        view = window.step(step)
+        asked_ns = view.first_seen_ns if view is not None else 0
         asked = self._alive(window)[: self.max_examined]
         if any(not _is_answered(window, rank, asked_ns) for rank in asked):
-            yield _question_of_counts(window, counted[-1].step, asked_ns, asked)
+            summary = f"Ranks have not made as many calls by the end of step {step}; their recorders are being read."
+            newest = max(step, *(view.step for view in window.steps[-1:]))
+            yield _question(ExamRequest(asked_ns, "quick", asked), summary, asked, (step, newest))
         else:
             yield _finding(window, of_counts(*counted, flights), flights)
 
@@ -144,7 +151,9 @@ class CollectiveMismatch:
         asked_ns = max(heard.values(), default=0)
         peers = tuple(rank for rank in self._alive(window) if rank not in heard)[: self.max_examined]
         if heard and any(not _is_answered(window, rank, asked_ns) for rank in peers):
-            yield _question_of_peers(window, asked_ns, peers)
+            step = max((exams[-1].step for exams in window.processes.exams.values()), default=0)
+            summary = "A rank crashes; the recorders of its peers are being read."
+            yield _question(ExamRequest(asked_ns, "quick", peers), summary, peers, (step, step), "info")
 
     @staticmethod
     def _alive(window: Window) -> tuple[int, ...]:
@@ -177,46 +186,18 @@ def _is_answered(window: Window, rank: int, asked_ns: int) -> bool:
     return newest >= asked_ns or window.processes.unexamined.get(rank, 0) >= asked_ns
 
 
-def _question(window: Window, parted: PartedBlock, asked: tuple[int, ...]) -> Finding:
-    step = window.steps[-1].step if window.steps else 0
+def _question(
+    request: ExamRequest, summary: str, ranks: tuple[int, ...], steps: tuple[int, int], severity: Severity = "critical"
+) -> Finding:
+    """`steps`: since when, and at which it was noticed."""
     return Finding(
         detector=CollectiveMismatch.name,
-        severity="critical",
-        first_step=step,
-        detected_step=step,
-        ranks=tuple(sorted(rank for ranks in parted.digests.values() for rank in ranks)),
-        summary=f"{_block_text(parted)}; their recorders are being read.",
-        needs=(ExamRequest(parted.at_ns, "quick", asked),),
-    )
-
-
-def _question_of_peers(window: Window, asked_ns: int, peers: tuple[int, ...]) -> Finding:
-    step = max((exams[-1].step for exams in window.processes.exams.values()), default=0)
-    return Finding(
-        detector=CollectiveMismatch.name,
-        severity="info",
-        first_step=step,
-        detected_step=step,
-        ranks=peers,
-        summary="A rank crashes; the recorders of its peers are being read.",
-        needs=(ExamRequest(asked_ns, "quick", peers),),
-    )
-
-
-def _first_seen_ns(window: Window, step: int) -> int:
-    view = window.step(step)
-    return view.first_seen_ns if view is not None else 0
-
-
-def _question_of_counts(window: Window, step: int, asked_ns: int, asked: tuple[int, ...]) -> Finding:
-    return Finding(
-        detector=CollectiveMismatch.name,
-        severity="critical",
-        first_step=step,
-        detected_step=max(step, *(view.step for view in window.steps[-1:])),
-        ranks=asked,
-        summary=f"Ranks have not made as many calls by the end of step {step}; their recorders are being read.",
-        needs=(ExamRequest(asked_ns, "quick", asked),),
+        severity=severity,
+        first_step=steps[0],
+        detected_step=steps[1],
+        ranks=ranks,
+        summary=summary,
+        needs=(request,),
     )
 
 
@@ -333,7 +314,7 @@ def _summary(seen: Mismatch, *, is_running: bool) -> str:
     else:
         called = listed(f"{ranks_text(ranks)} called {text}" for text, ranks in seen.sides.items())
         text = f"{called}, as {seen.place}; nothing tells which of them is right"
-    text = text[:1].upper() + text[1:]
+    text = cap(text)
     return f"{text}. Nothing failed: the job goes on, with wrong numbers." if is_running else f"{text}."
 
 
@@ -410,8 +391,9 @@ def _block_text(parted: PartedBlock, group: str = "") -> str:
     """`Ranks 0 and 1 did not all call the same among the calls 448 to 511 of group 0`."""
     first = parted.block * BLOCK_CALLS
     told = sorted(rank for ranks in parted.digests.values() for rank in ranks)
-    text = f"{ranks_text(told)} did not all call the same among the calls {first} to {first + BLOCK_CALLS - 1} of group {group or parted.group}"
-    return text[:1].upper() + text[1:]
+    return cap(
+        f"{ranks_text(told)} did not all call the same among the calls {first} to {first + BLOCK_CALLS - 1} of group {group or parted.group}"
+    )
 
 
 def _block_evidence(parted: PartedBlock, group: str = "") -> Evidence:

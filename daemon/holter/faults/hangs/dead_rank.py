@@ -40,7 +40,7 @@ from holter.faults.shared import collectives
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import RankExit, Window
-from holter.flight import Analysis
+from holter.flight import Analysis, is_over
 from holter.records import Collective, Evidence, Finding, Flight
 
 MAX_SHOWN = 4
@@ -298,4 +298,4 @@ def _flights(window: Window) -> dict[int, Flight]:
 
 
 def _is_waiting(flight: Flight) -> bool:
-    return any(not collectives.is_over(call) for call in flight.calls)
+    return any(not is_over(call) for call in flight.calls)

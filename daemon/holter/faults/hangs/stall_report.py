@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from holter.faults.hangs import stacks
-from holter.faults.hangs.confirming import Due
-from holter.faults.hangs.culprits import Blame, flights
+from holter.faults.hangs.culprits import Blame, Due, flights
 from holter.faults.hangs.stacks import main_stack
 from holter.faults.hangs.standstill import Look, Standstill
 from holter.faults.shared import collectives
-from holter.faults.shared.wording import ranks_text
+from holter.faults.shared.wording import cap, ranks_text
 from holter.flight import Deviation, Wait
 from holter.records import Evidence, Frame, Phase, ProcessState, ThreadStack
 
@@ -147,8 +146,7 @@ def stall_summary(scene: Standstill, blamed: Blame, at_ns: int) -> str:
 
 
 def _standing(scene: Standstill, blamed: Blame, at_ns: int) -> str:
-    who = ranks_text(blamed.culprits)
-    who = who[0].upper() + who[1:]
+    who = cap(ranks_text(blamed.culprits))
     is_one = len(blamed.culprits) == 1
     wait, since = blamed.wait, waited(scene, blamed.victims, at_ns)
     if not blamed.victims:
@@ -199,10 +197,8 @@ def _held(culprit: Culprit) -> str:
 
 def _elsewhere(culprit: Culprit) -> str:
     deviation = culprit.blamed.deviation
-    return _deviated(deviation) if culprit.is_elsewhere and deviation is not None else ""
-
-
-def _deviated(deviation: Deviation) -> str:
+    if deviation is None or not culprit.is_elsewhere:
+        return ""
     if deviation.kind == "missing":
         return f"it left out {deviation.expected}"
     if deviation.kind == "extra":

@@ -25,8 +25,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from holter.faults.hangs.confirming import SECOND, Due, due, has_stayed, is_answered, proven
-from holter.faults.hangs.culprits import Blame, blame
+from holter.faults.hangs.culprits import SECOND, Blame, Due, blame, due, has_stayed, is_answered, proven
 from holter.faults.hangs.endings import is_meant, kind_of
 from holter.faults.hangs.stall_report import Culprit, stall_evidence, stall_summary
 from holter.faults.hangs.standstill import Standstill, standstill

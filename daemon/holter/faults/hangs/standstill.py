@@ -13,8 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from holter.faults.hangs.activities import activity, is_own_code, operation
-from holter.faults.hangs.stacks import main_stack
+from holter.faults.hangs.stacks import activity, is_own_code, main_stack, operation
 from holter.faults.window import Delay, Examined, RankExit, Window
 from holter.patience import FIRST_STEPS
 from holter.records import Exam, Flight, Frame, Phase, ThreadStack

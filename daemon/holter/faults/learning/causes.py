@@ -1,7 +1,6 @@
 """Nothing, or the wrong thing, is learning."""
 
-from holter.faults.cause import CauseEntry, Row
-from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import CauseEntry, Consequence, DetectorEntry, Family, Row, Stage
 from holter.faults.learning.accumulation_scale import AccumulationScale
 from holter.faults.learning.average_tracking import AverageTracking
 from holter.faults.learning.missing_gradients import MissingGradients
@@ -314,19 +313,6 @@ AVERAGE_NOT_TRACKING = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (
-    STALE_OPTIMIZER_PARAMETERS,
-    NOTHING_TRAINABLE,
-    GRAPH_DETACHED,
-    DEAD_ACTIVATIONS,
-    GRADIENTS_NEVER_CLEARED,
-    LOST_UPDATE,
-    ROUNDED_AWAY_UPDATES,
-    EVERY_STEP_SKIPPED,
-    ACCUMULATION_NOT_NORMALISED,
-    AVERAGE_NOT_TRACKING,
-)
-
 FAMILY = Family(
     detectors=(
         DetectorEntry(OptimizerIdentity(), Stage.OPTIMIZER_BUILT, incident_per="run"),
@@ -337,7 +323,10 @@ FAMILY = Family(
         DetectorEntry(StillWeights(), Stage.WEIGHTS_AFTER, "weights"),
         DetectorEntry(AverageTracking(), Stage.WEIGHTS_AFTER, "weights", tried_on="made-up windows"),
     ),
-    causes=CAUSES,
+    causes=(
+        STALE_OPTIMIZER_PARAMETERS, NOTHING_TRAINABLE, GRAPH_DETACHED, DEAD_ACTIVATIONS, GRADIENTS_NEVER_CLEARED, LOST_UPDATE,
+        ROUNDED_AWAY_UPDATES, EVERY_STEP_SKIPPED, ACCUMULATION_NOT_NORMALISED, AVERAGE_NOT_TRACKING,
+    ),
     brings_about=(
         Consequence("optimizer_identity", ("uncleared_gradients", "replica_divergence"), ("weights", "curves"), whenever=True),
         Consequence("uncleared_gradients", ("accumulation_scale", "learning_rate"), ("curves",), whenever=True),

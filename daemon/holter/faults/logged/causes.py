@@ -1,7 +1,6 @@
 """What only the script knows: reinforcement learning and generative models."""
 
-from holter.faults.cause import CauseEntry, Row
-from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import CauseEntry, Consequence, DetectorEntry, Family, Row, Stage
 from holter.faults.logged.adapter_norm import AdapterNorm
 from holter.faults.logged.codebook_usage import CodebookUsage
 from holter.faults.logged.importance_ratio import ImportanceRatio
@@ -293,19 +292,6 @@ DEGENERATE_OUTPUTS = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (
-    ZERO_ADVANTAGES,
-    CODEBOOK_COLLAPSE,
-    ENTROPY_COLLAPSE,
-    ENTROPY_EXPLOSION,
-    KL_INACTIVE,
-    KL_SIGN_FLIPPED,
-    REWARD_COLLAPSE,
-    TRAIN_INFERENCE_MISMATCH,
-    CLAMPED_ADAPTER_NORM,
-    DEGENERATE_OUTPUTS,
-)
-
 FAMILY = Family(
     detectors=(
         DetectorEntry(ImportanceRatio(), Stage.LOGGED, "logged", tried_on="made-up windows"),
@@ -317,7 +303,10 @@ FAMILY = Family(
         DetectorEntry(OutputVariety(), Stage.LOGGED, "logged", tried_on="made-up windows"),
         DetectorEntry(RewardTrend(), Stage.LOGGED, "logged", tried_on="made-up windows"),
     ),
-    causes=CAUSES,
+    causes=(
+        ZERO_ADVANTAGES, CODEBOOK_COLLAPSE, ENTROPY_COLLAPSE, ENTROPY_EXPLOSION, KL_INACTIVE, KL_SIGN_FLIPPED, REWARD_COLLAPSE,
+        TRAIN_INFERENCE_MISMATCH, CLAMPED_ADAPTER_NORM, DEGENERATE_OUTPUTS,
+    ),
     brings_about=(
         Consequence("reward_spread", ("policy_entropy", "output_variety", "reward_trend"), ("curves",)),
         Consequence("policy_entropy", ("reward_spread", "output_variety", "reward_trend"), ("curves",)),

@@ -25,6 +25,7 @@ from typing import ClassVar
 
 from holter.faults.shared.logged_series import LoggedPoint, halves, logged, trailing
 from holter.faults.shared.thresholds import check_thresholds, threshold
+from holter.faults.shared.wording import cap
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Swapped
 
@@ -90,7 +91,7 @@ def _finding(
         first_step=since,
         detected_step=run[-1][0],
         ranks=tuple(sorted(window.attached)),
-        summary=f"{what[0].upper()}{what[1:]}, at every log since step {since}.",
+        summary=f"{cap(what)}, at every log since step {since}.",
         facts={
             "is_flipped": is_flipped,
             "is_zero": not is_flipped,

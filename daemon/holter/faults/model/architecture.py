@@ -24,6 +24,7 @@ from typing import ClassVar
 
 from holter.faults.shared.structure import distinct_censuses
 from holter.faults.shared.thresholds import check_thresholds, threshold
+from holter.faults.shared.wording import cap
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, TensorEntry
 
@@ -77,7 +78,7 @@ def _finding(window: Window, held: list[TensorEntry], total: int, *, is_embeddin
         ranks=tuple(sorted(window.attached)),
         tensors=names,
         modules=tuple(dict.fromkeys(name.rpartition(".")[0] for name in names)),
-        summary=f"{whom[0].upper()}{whom[1:]} {part / total:.0%} of the model's {total:,} parameters.",
+        summary=f"{cap(whom)} {part / total:.0%} of the model's {total:,} parameters.",
         facts={"is_most_in_embeddings": is_embedding, "is_most_in_one_place": True, "is_spread_out": False},
         evidence=tuple(
             Evidence(

@@ -1,7 +1,6 @@
 """The model itself."""
 
-from holter.faults.cause import CauseEntry, Row
-from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import CauseEntry, Consequence, DetectorEntry, Family, Row, Stage
 from holter.faults.model.architecture import Architecture
 from holter.faults.model.initialisation import Initialisation
 from holter.faults.model.variance_of_nothing import VarianceOfNothing
@@ -100,15 +99,15 @@ VARIANCE_WITHOUT_SAMPLES = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (LOPSIDED_ARCHITECTURE, IMPLAUSIBLE_INITIALISATION, VARIANCE_WITHOUT_SAMPLES)
-
 FAMILY = Family(
     detectors=(
         DetectorEntry(Initialisation(), Stage.INITIALISED),
         DetectorEntry(Architecture(), Stage.INITIALISED),
         DetectorEntry(VarianceOfNothing(), Stage.FORWARD),
     ),
-    causes=CAUSES,
+    causes=(
+        LOPSIDED_ARCHITECTURE, IMPLAUSIBLE_INITIALISATION, VARIANCE_WITHOUT_SAMPLES,
+    ),
     brings_about=(
         Consequence("initialisation", groups=("weights", "curves"), whenever=True),
         Consequence("variance_of_nothing", ("nonfinite_values", "nonfinite_loss"), whenever=True),

@@ -1,7 +1,6 @@
 """Numbers that are not numbers, and losses that go wrong."""
 
-from holter.faults.cause import CauseEntry, Damage, Row
-from holter.faults.family import NOT_BY_A_NUMBER, Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import NOT_BY_A_NUMBER, CauseEntry, Consequence, Damage, DetectorEntry, Family, Row, Stage
 from holter.faults.numerics.gradient_balance import GradientBalance
 from holter.faults.numerics.gradient_explosion import GradientExplosion
 from holter.faults.numerics.gradient_vanishing import GradientVanishing
@@ -442,22 +441,6 @@ DOMINATING_LOSS_TERM = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (
-    NONFINITE_INPUT,
-    NONFINITE_FORWARD,
-    NONFINITE_BACKWARD,
-    ACTIVATION_OVERFLOW,
-    HIDDEN_NONFINITE_LOSS,
-    LEARNING_RATE_TOO_HIGH,
-    EXPLODING_GRADIENTS,
-    VANISHING_GRADIENTS,
-    IMBALANCED_GRADIENTS,
-    LOSS_DIVERGENCE,
-    LOSS_PLATEAU,
-    OVERFITTING,
-    DOMINATING_LOSS_TERM,
-)
-
 FAMILY = Family(
     detectors=(
         DetectorEntry(LearningRate(), Stage.RATE_SET),
@@ -470,7 +453,11 @@ FAMILY = Family(
         DetectorEntry(Overfitting(), Stage.CURVE, "curves"),
         DetectorEntry(LossTrend(), Stage.CURVE, "curves"),
     ),
-    causes=CAUSES,
+    causes=(
+        NONFINITE_INPUT, NONFINITE_FORWARD, NONFINITE_BACKWARD, ACTIVATION_OVERFLOW, HIDDEN_NONFINITE_LOSS,
+        LEARNING_RATE_TOO_HIGH, EXPLODING_GRADIENTS, VANISHING_GRADIENTS, IMBALANCED_GRADIENTS, LOSS_DIVERGENCE, LOSS_PLATEAU,
+        OVERFITTING, DOMINATING_LOSS_TERM,
+    ),
     brings_about=(
         # NaN in the weights: everything computed from them is NaN, its bit patterns may differ, and a script may stop over it.
         Consequence("nonfinite_values", ("nonfinite_values", "replica_divergence", "buffer_divergence", "batch_values", "gradient_range", "skipped_steps", "learning_rate"), ("logged", "weights", "curves")),

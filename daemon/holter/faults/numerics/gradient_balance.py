@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar, NamedTuple
 
-from holter.faults.numerics.module_norms import Norms, gradient_norms
+from holter.faults.numerics.gradient_vanishing import Norms, gradient_norms
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed
 from holter.faults.window import Window

@@ -15,19 +15,21 @@ What to do
     Look at what lies between the named modules and the loss: saturated activations, missing residual paths or normalisation.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
-from holter.faults.numerics.module_norms import Norms, gradient_norms
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed
 from holter.faults.window import Window
-from holter.records import Evidence, Finding
+from holter.records import Evidence, Finding, Vitals
 
 MAX_SHOWN = 5
 
+Norms = Mapping[str, float]
+"""Module -> gradient norm."""
 Checks = Mapping[int, Norms]
 """Step -> norms."""
 
@@ -122,3 +124,16 @@ def _finding(window: Window, checks: Checks, steps: Sequence[int], since: Mappin
             ),
         ),
     )
+
+
+def gradient_norms(window: Window) -> dict[int, Norms]:
+    """Step -> norms, ascending, from the first rank that spoke at each; only modules that are trained with a learning rate above zero."""
+    found: dict[int, Norms] = {}
+    for note, vitals in window.notes_of(Vitals):
+        norms = {
+            module.module: module.gradient_norm
+            for module in vitals.modules
+            if module.learning_rate > 0 and math.isfinite(module.gradient_norm)
+        }
+        found.setdefault(note.step, norms)
+    return dict(sorted(found.items()))

@@ -20,16 +20,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from holter.faults.shared.robust import Points, Rise, deviation, find_rise, finite, slope, values
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
-from holter.records import Evidence, Finding, Severity
+from holter.records import Evidence, Finding
 
 BEYOND_RETURN = 1000.0
 BLOCK = 20
 """Steps whose median is one point of the trend."""
+SERIES = ["loss", "learning_rate", "gradient_norm"]
 
 
 @dataclass(frozen=True)
@@ -83,63 +84,47 @@ def _is_changed_on_purpose(window: Window, rise: Rise) -> bool:
 
 def _of_rise(window: Window, rise: Rise) -> Finding:
     is_lost = rise.now > BEYOND_RETURN * max(abs(rise.best), abs(rise.start))
-    return _finding(
-        window,
+    return Finding(
+        detector=LossTrend.name,
         severity="critical" if is_lost else "warning",
         first_step=rise.first_step,
         detected_step=rise.last_step,
+        ranks=tuple(sorted(window.attached)),
         summary=f"The loss rises since step {rise.first_step} and does not come back: {rise.now:.3g}, after {rise.best:.3g} at its best.",
-        facts={"is_rising": True, "is_still": False, "is_beyond_return": is_lost, "came_back": False},
-        evidence=Evidence(
-            kind="trend",
-            summary=f"loss: {rise.start:.3g} at first, {rise.best:.3g} +- {rise.noise:.2g} in its best stretch, {rise.now:.3g} in the last steps, "
-            f"above its history for {rise.num_steps} steps",
-            values={
-                "start": rise.start,
-                "best": rise.best,
-                "noise": rise.noise,
-                "now": rise.now,
-                "factor": rise.factor if math.isfinite(rise.factor) else None,
-                "num_steps": rise.num_steps,
-            },
+        facts={"is_rising": True, "is_still": False, "is_beyond_return": is_lost, "came_back": False, "series": SERIES},
+        evidence=(
+            Evidence(
+                kind="trend",
+                summary=f"loss: {rise.start:.3g} at first, {rise.best:.3g} +- {rise.noise:.2g} in its best stretch, {rise.now:.3g} in the last steps, "
+                f"above its history for {rise.num_steps} steps",
+                values={
+                    "start": rise.start,
+                    "best": rise.best,
+                    "noise": rise.noise,
+                    "now": rise.now,
+                    "factor": rise.factor if math.isfinite(rise.factor) else None,
+                    "num_steps": rise.num_steps,
+                },
+            ),
         ),
     )
 
 
 def _of_plateau(window: Window, losses: Points, level: float, noise: float, movement: float) -> Finding:
     first, last = losses[0][0], losses[-1][0]
-    return _finding(
-        window,
+    return Finding(
+        detector=LossTrend.name,
         severity="info",
         first_step=first,
         detected_step=last,
-        summary=f"The loss has not moved since step {first}: {level:.4g} for {len(losses)} steps.",
-        facts={"is_rising": False, "is_still": True, "is_beyond_return": False, "came_back": None},
-        evidence=Evidence(
-            kind="trend",
-            summary=f"loss: {level:.4g} +- {noise:.2g}; its trend moved by {movement:.2g} over {len(losses)} steps",
-            values={"level": level, "noise": noise, "movement": movement, "num_steps": len(losses)},
-        ),
-    )
-
-
-def _finding(  # noqa: PLR0913 - a record's fields
-    window: Window,
-    *,
-    severity: Severity,
-    first_step: int,
-    detected_step: int,
-    summary: str,
-    facts: dict[str, Any],
-    evidence: Evidence,
-) -> Finding:
-    return Finding(
-        detector=LossTrend.name,
-        severity=severity,
-        first_step=first_step,
-        detected_step=detected_step,
         ranks=tuple(sorted(window.attached)),
-        summary=summary,
-        facts=facts | {"series": ["loss", "learning_rate", "gradient_norm"]},
-        evidence=(evidence,),
+        summary=f"The loss has not moved since step {first}: {level:.4g} for {len(losses)} steps.",
+        facts={"is_rising": False, "is_still": True, "is_beyond_return": False, "came_back": None, "series": SERIES},
+        evidence=(
+            Evidence(
+                kind="trend",
+                summary=f"loss: {level:.4g} +- {noise:.2g}; its trend moved by {movement:.2g} over {len(losses)} steps",
+                values={"level": level, "noise": noise, "movement": movement, "num_steps": len(losses)},
+            ),
+        ),
     )

@@ -45,16 +45,8 @@ SUBJECTS: dict[Where, str] = {
     "reduced_gradient": "reduced gradient of",
 }
 SUMS = (
-    "Linear",
-    "Conv1d",
-    "Conv2d",
-    "Conv3d",
-    "ConvTranspose1d",
-    "ConvTranspose2d",
-    "ConvTranspose3d",
-    "Bilinear",
-    "Conv1D",
-)
+    "Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Bilinear", "Conv1D",
+)  # fmt: skip
 """Modules that only multiply and add: out of finite numbers they can make Inf by overflow alone."""
 WEIGHTS_ARE_BAD = "its own weights are not finite"
 """How the replay says so: the largest weight is that of the finite ones."""

@@ -1,7 +1,6 @@
 """What the dtypes did."""
 
-from holter.faults.cause import CauseEntry, Row
-from holter.faults.family import Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import CauseEntry, Consequence, DetectorEntry, Family, Row, Stage
 from holter.faults.precision.buffer_values import BufferValues
 from holter.faults.precision.compute_dtype import ComputeDtype
 from holter.faults.precision.dtype_drift import DtypeDrift
@@ -215,16 +214,6 @@ AUTOCAST_NOT_APPLIED = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (
-    PRECISION_ROUND_TRIP,
-    DTYPE_CHANGED,
-    GRADIENT_UNDERFLOW,
-    BUFFER_PRECISION_LOSS,
-    LOST_BUFFER,
-    STALE_AUTOCAST_CACHE,
-    AUTOCAST_NOT_APPLIED,
-)
-
 FAMILY = Family(
     detectors=(
         DetectorEntry(BufferValues(), Stage.CONVERTED),
@@ -233,7 +222,10 @@ FAMILY = Family(
         DetectorEntry(StaleCasts(), Stage.CAST),
         DetectorEntry(GradientRange(), Stage.GIVEN),
     ),
-    causes=CAUSES,
+    causes=(
+        PRECISION_ROUND_TRIP, DTYPE_CHANGED, GRADIENT_UNDERFLOW, BUFFER_PRECISION_LOSS, LOST_BUFFER, STALE_AUTOCAST_CACHE,
+        AUTOCAST_NOT_APPLIED,
+    ),
     brings_about=(
         Consequence("buffer_values", ("buffer_divergence",), ("curves",), whenever=True),
         Consequence("dtype_drift", ("structure_mismatch", "gradient_range", "replica_divergence", "compute_dtype", "buffer_values"), ("weights", "curves")),

@@ -88,11 +88,7 @@ def _finding(streak: Streak[Vitals], modules: list[ModuleVitals], *, has_scaler:
         ranks=streak.ranks,
         modules=names,
         summary=f"The gradients of {names_text(names)} fall below the range of their dtype and become zero.",
-        facts={
-            "has_subnormals": is_narrow,
-            "has_normal_gradients": False,
-            "has_loss_scaler": has_scaler,
-        },
+        facts={"has_subnormals": is_narrow, "has_normal_gradients": False, "has_loss_scaler": has_scaler},
         evidence=tuple(_evidence(streak, modules)),
     )
 

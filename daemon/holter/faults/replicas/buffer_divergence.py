@@ -20,10 +20,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.parting import Difference, Parting, agreed_since, find_difference, find_parting, request
-from holter.faults.shared.replica_evidence import majority_evidence, named
+from holter.faults.shared.parting import (
+    Difference,
+    Parting,
+    agreed_since,
+    find_difference,
+    find_parting,
+    majority_evidence,
+    request,
+)
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import modules_of, ranks_text
+from holter.faults.shared.wording import cap, modules_of, named, ranks_text
 from holter.faults.window import ClassHistory, Window
 from holter.records import Evidence, Finding
 
@@ -95,7 +102,7 @@ def _finding(window: Window, parting: Parting, history: ClassHistory, difference
         ranks=ranks,
         tensors=tensors,
         modules=modules_of(tensors),
-        summary=f"{count[0].upper()}{count[1:]} differ between {ranks_text(parting.ranks)} since step {parting.step}, while the parameters "
+        summary=f"{cap(count)} differ between {ranks_text(parting.ranks)} since step {parting.step}, while the parameters "
         f"{'agree' if compared else 'were not compared'}.",
         facts={
             "first_class": "buffers",

@@ -1,7 +1,16 @@
 """Ranks that should be equal and are not."""
 
-from holter.faults.cause import CauseEntry, Damage, Row
-from holter.faults.family import NOT_BY_A_NUMBER, NOT_BY_A_SCRIPT, Consequence, DetectorEntry, Family, Stage
+from holter.faults.family import (
+    NOT_BY_A_NUMBER,
+    NOT_BY_A_SCRIPT,
+    CauseEntry,
+    Consequence,
+    Damage,
+    DetectorEntry,
+    Family,
+    Row,
+    Stage,
+)
 from holter.faults.replicas.buffer_divergence import BufferDivergence
 from holter.faults.replicas.replica_divergence import ReplicaDivergence
 from holter.faults.replicas.shard_clipping import ShardClipping
@@ -411,21 +420,6 @@ DTYPE_MISMATCH_ACROSS_RANKS = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (
-    UNSYNCED_INITIALISATION,
-    GRADIENT_SYNC_BYPASSED,
-    UNREDUCED_PARAMETERS,
-    UNEVEN_CLIPPING,
-    CLIP_ON_LOCAL_SHARD,
-    OPTIMIZER_STATE_MISMATCH,
-    CORRUPTED_COLLECTIVE,
-    NONDETERMINISTIC_DRIFT,
-    SILENT_DATA_CORRUPTION,
-    BUFFER_DIVERGENCE,
-    MODEL_STRUCTURE_MISMATCH,
-    DTYPE_MISMATCH_ACROSS_RANKS,
-)
-
 FAMILY = Family(
     detectors=(
         DetectorEntry(StructureMismatch(), Stage.MODEL_BUILT, incident_per="run"),
@@ -433,7 +427,11 @@ FAMILY = Family(
         DetectorEntry(ShardClipping(), Stage.REDUCED, tried_on="made-up windows"),
         DetectorEntry(ReplicaDivergence(), Stage.UNKNOWN, incident_per="run"),
     ),
-    causes=CAUSES,
+    causes=(
+        UNSYNCED_INITIALISATION, GRADIENT_SYNC_BYPASSED, UNREDUCED_PARAMETERS, UNEVEN_CLIPPING, CLIP_ON_LOCAL_SHARD,
+        OPTIMIZER_STATE_MISMATCH, CORRUPTED_COLLECTIVE, NONDETERMINISTIC_DRIFT, SILENT_DATA_CORRUPTION, BUFFER_DIVERGENCE,
+        MODEL_STRUCTURE_MISMATCH, DTYPE_MISMATCH_ACROSS_RANKS,
+    ),
     brings_about=(
         # Another model on some rank: everything downstream is its doing, and ranks that do not call the same wait for each other until somebody gives up.
         Consequence("structure_mismatch", ("replica_divergence", "frozen_divergence", "frozen_movement", "buffer_divergence", "compute_dtype", "dtype_drift", "collective_mismatch"), ("weights", "curves"), whenever=True),

@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from holter.faults.shared.parting import Difference, Parting, find_difference, request, tables_at
-from holter.faults.shared.replica_evidence import WORDS
+from holter.faults.shared.parting import WORDS, Difference, Parting, find_difference, request, tables_at
 from holter.faults.shared.structure import distinct_censuses
 from holter.faults.window import ClassHistory, Window
 from holter.records import TableRequest, Vitals

@@ -23,9 +23,9 @@ What to do
     implausible norm breaks the tie, both are named.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from holter.faults.replicas.replica_case import (
     SETTINGS,
@@ -37,21 +37,21 @@ from holter.faults.replicas.replica_case import (
     unused_names,
 )
 from holter.faults.replicas.witnesses import culprit_evidence, parting_evidence, who_left
-from holter.faults.shared.call_counts import MIN_STEPS, are_counted
-from holter.faults.shared.mismatched_calls import uncounted
-from holter.faults.shared.parting import Difference, Parting, agreed_since, find_parting
-from holter.faults.shared.replica_evidence import (
+from holter.faults.shared.mismatched_calls import MIN_STEPS, are_counted, uncounted
+from holter.faults.shared.parting import (
     WORDS,
-    cap,
+    Difference,
+    Parting,
+    agreed_since,
+    find_parting,
     history_evidence,
-    named,
     tensor_evidence,
 )
 from holter.faults.shared.structure import compare_structures
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import modules_of, ranks_text
+from holter.faults.shared.wording import cap, modules_of, named, ranks_text
 from holter.faults.window import Window
-from holter.records import Evidence, Finding, TableRequest
+from holter.records import Evidence, Finding
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,14 @@ class ReplicaDivergence:
         )
         needs = tuple(case.requests())
         if needs:
-            yield _finding(
-                first,
+            yield Finding(
+                detector=self.name,
+                severity="critical",
+                first_step=first.step,
+                detected_step=first.step,
+                ranks=first.ranks,
                 summary=f"{cap(WORDS[first.tensor_class])} differ between ranks at step {first.step}.",
+                facts={"first_class": first.tensor_class, "compared_ranks": list(first.ranks)},
                 needs=needs,
             )
             return
@@ -165,15 +170,18 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
         *_unused_evidence(case, in_reduced),
         *culprit_evidence(case),
     )
-    return _finding(
-        first,
-        step=step,
+    return Finding(
+        detector=ReplicaDivergence.name,
+        severity="critical",
+        first_step=step,
+        detected_step=first.step,
         ranks=ranks,
         tensors=leading.tensors,
+        modules=modules_of(leading.tensors),
         summary=_summary(first, step, leading if leading.num_tensors else Difference(), ranks),
         facts=facts,
         evidence=evidence,
-        agreed=agreed_steps(window, first),
+        agreed_steps=agreed_steps(window, first),
     )
 
 
@@ -253,44 +261,13 @@ def _settings(case: Case) -> dict[str, bool | None]:
     classes = case.window.tensors.classes
     scales = [spread for _, spread in case.window.values("loss_scale") if spread.num > 1]
     state, parted = case.partings.get("optimizer_state"), bool(case.weights)
+    is_of_state = case.settings is not None and case.settings.tensor_class == "optimizer_state"
     return {
         "state_parted_with_weights": (bool(state) if parted else None) if "optimizer_state" in classes else None,
         "hyperparameters_differ": "hyperparameters" in case.partings if "hyperparameters" in classes else None,
-        "optimizer_state_differs": _is_of(case.settings, "optimizer_state") if "optimizer_state" in classes else None,
+        "optimizer_state_differs": is_of_state if "optimizer_state" in classes else None,
         "loss_scales_differ": any(spread.low != spread.high for spread in scales) if scales else None,
     }
-
-
-def _is_of(parting: Parting | None, tensor_class: str) -> bool:
-    return parting is not None and parting.tensor_class == tensor_class
-
-
-def _finding(  # noqa: PLR0913 - a record's fields
-    first: Parting,
-    *,
-    summary: str,
-    step: int | None = None,
-    ranks: tuple[int, ...] = (),
-    tensors: tuple[str, ...] = (),
-    facts: Mapping[str, Any] | None = None,
-    evidence: tuple[Evidence, ...] = (),
-    agreed: int | None = None,
-    needs: tuple[TableRequest, ...] = (),
-) -> Finding:
-    return Finding(
-        detector=ReplicaDivergence.name,
-        severity="critical",
-        first_step=first.step if step is None else step,
-        detected_step=first.step,
-        ranks=ranks or first.ranks,
-        tensors=tensors,
-        modules=modules_of(tensors),
-        summary=summary,
-        facts=dict(facts or {"first_class": first.tensor_class, "compared_ranks": list(first.ranks)}),
-        evidence=evidence,
-        agreed_steps=agreed,
-        needs=needs,
-    )
 
 
 def _summary(first: Parting, step: int, difference: Difference, ranks: tuple[int, ...]) -> str:

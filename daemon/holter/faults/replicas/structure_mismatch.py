@@ -22,10 +22,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.shared.replica_evidence import named
 from holter.faults.shared.structure import StructureDifference, compare_structures
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import modules_of, ranks_text
+from holter.faults.shared.wording import modules_of, named, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 

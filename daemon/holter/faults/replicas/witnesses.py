@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from holter.faults.replicas.replica_case import Case
-from holter.faults.shared.parting import Parting, changed_alone, column, tables_at
-from holter.faults.shared.replica_evidence import majority_evidence, tensor_evidence
+from holter.faults.shared.parting import Parting, changed_alone, column, majority_evidence, tables_at, tensor_evidence
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Table
@@ -85,31 +84,11 @@ def factors(case: Case) -> dict[int, Factors]:
     return found
 
 
-def _scales_unevenly(case: Case) -> tuple[int, ...]:
-    return _some_of(case, lambda own: own.is_uneven)
-
-
-def _minority_after_reduction(case: Case) -> tuple[int, ...]:
-    return case.given.minority if case.given else ()
-
-
-def _scales_by_no_clip(case: Case) -> tuple[int, ...]:
-    return _some_of(case, lambda own: own.is_odd)
-
-
-def _leaves_untouched(case: Case) -> tuple[int, ...]:
-    return _some_of(case, lambda own: own.is_untouched)
-
-
 def _some_of(case: Case, is_suspect: Callable[[Factors], bool]) -> tuple[int, ...]:
     """Ranks whose factors between the reduction and the optimizer are suspect, and who agrees with them, if others' are not."""
     of_rank = factors(case)
     suspects = [rank for rank, own in of_rank.items() if is_suspect(own)]
     return case.given.group_of(suspects) if case.given and 0 < len(suspects) < len(of_rank) else ()
-
-
-def _minority_of_settings(case: Case) -> tuple[int, ...]:
-    return case.settings.minority if case.settings else ()
 
 
 def _left_schedule(case: Case) -> tuple[int, ...]:
@@ -140,10 +119,6 @@ def _settings_changed_alone(case: Case) -> tuple[int, ...]:
     return () if strayed and alone != strayed else alone
 
 
-def _jumped(case: Case) -> tuple[int, ...]:
-    return _jump(case)[0]
-
-
 def _jump(case: Case) -> tuple[tuple[int, ...], str]:
     """Ranks on which a tensor went much farther since an earlier step than on the others, and the sentence that says so."""
     parting, past = case.weights, case.past_of_weights
@@ -164,14 +139,20 @@ def _jump(case: Case) -> tuple[tuple[int, ...], str]:
 
 
 WITNESSES: tuple[tuple[AskWitness, str], ...] = (
-    (_scales_unevenly, "it scales some of its reduced gradients otherwise than the rest"),
-    (_minority_after_reduction, "most ranks give their optimizers the same gradients"),
-    (_scales_by_no_clip, "it scales its gradients by a factor that no clip arrives at"),
-    (_leaves_untouched, "it leaves out the scaling that its peers do"),
-    (_minority_of_settings, "most ranks' optimizers have the same settings"),
+    (
+        lambda case: _some_of(case, lambda own: own.is_uneven),
+        "it scales some of its reduced gradients otherwise than the rest",
+    ),
+    (lambda case: case.given.minority if case.given else (), "most ranks give their optimizers the same gradients"),
+    (
+        lambda case: _some_of(case, lambda own: own.is_odd),
+        "it scales its gradients by a factor that no clip arrives at",
+    ),
+    (lambda case: _some_of(case, lambda own: own.is_untouched), "it leaves out the scaling that its peers do"),
+    (lambda case: case.settings.minority if case.settings else (), "most ranks' optimizers have the same settings"),
     (_left_schedule, "its setting left the schedule that all followed"),
     (_settings_changed_alone, "its settings changed, its peers' did not"),
-    (_jumped, "its weights went where no training leads"),
+    (lambda case: _jump(case)[0], "its weights went where no training leads"),
     (lambda case: case.broke.ranks, "its weights changed between two steps"),
     (lambda case: case.first.minority, "most ranks agree"),
     (lambda case: case.in_weights.rounded_ranks, "its weights have lost their low bits"),

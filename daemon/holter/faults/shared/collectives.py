@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from holter.faults.shared.wording import ranks_text
-from holter.flight import Analysis, Deviation, Wait, analyse, signature
+from holter.flight import Analysis, Deviation, Wait, analyse, is_over, signature
 from holter.records import Call, Evidence, Flight
 
 MAX_WAITS = 3
@@ -72,9 +72,7 @@ def last_calls(rank: int, flight: Flight, limit: int = MAX_CALLS, until: Call | 
         lines = list(_counts(flight, limit))
         last = "its recorder holds none, but counts how far it came in each group" if lines else "it has called none"
     return Evidence(
-        kind="last_collectives",
-        summary=what if is_cut else f"{what}: {last}",
-        values={"rank": rank, "calls": lines},
+        kind="last_collectives", summary=what if is_cut else f"{what}: {last}", values={"rank": rank, "calls": lines}
     )
 
 
@@ -101,11 +99,6 @@ def place(call: Call, names: Mapping[str, str]) -> str:
     """`all_reduce float32 [100], number 40 of group default_pg`."""
     name = group_name(call.group, names.get(call.group, ""))
     return f"{signature(call)}, number {call.sequence} of group {name}"
-
-
-def is_over(call: Call) -> bool:
-    """Retired is all that gloo tells; NCCL's recorder says `completed` a little earlier."""
-    return call.is_retired or call.state == "completed"
 
 
 def _waiting(wait: Wait) -> Evidence:

@@ -1,11 +1,12 @@
-"""When replicas parted, and in which tensors: roots compared first, tables of fingerprints where roots differ."""
+"""When replicas parted, in which tensors, and what is said of it: roots compared first, tables of fingerprints where roots differ."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from holter.faults.window import StepView, Window
-from holter.records import Mark, Table, TableRequest
+from holter.faults.shared.wording import named, ranks_text
+from holter.faults.window import ClassHistory, StepView, Window
+from holter.records import Evidence, Mark, Table, TableRequest
 
 RankGroups = tuple[tuple[int, ...], ...]
 """Ranks with equal roots, the largest group first."""
@@ -13,6 +14,17 @@ MATRIX = 2
 """Dimensions from which on two tensors are not equal by chance."""
 RANKS_PER_GROUP = 2
 """How many ranks with equal roots are asked for their tables."""
+WORDS = {
+    "parameters_before": "parameters before the optimizer's step",
+    "gradients_reduced": "reduced gradients",
+    "gradients": "gradients as the optimizer is given them",
+    "hyperparameters": "the optimizers' settings",
+    "parameters_after": "parameters after the optimizer's step",
+    "optimizer_state": "the optimizers' state",
+}
+"""Classes of tensors in the order in which a step reads them."""
+ALWAYS_TOLD = ("parameters_before", "gradients", "parameters_after")
+"""Classes whose absence is worth a line."""
 
 
 @dataclass(frozen=True)
@@ -229,3 +241,76 @@ def _rounded(names: Iterable[str], tables: Mapping[int, Table], parting: Parting
     }
     rounded = [rank for rank, part in share.items() if part >= nearly_all]
     return parting.group_of(rounded) if min(share.values()) <= 1 - nearly_all else ()
+
+
+def history_evidence(classes: Mapping[str, ClassHistory]) -> Iterator[Evidence]:
+    """A line a class: since when its comparisons differ, and how many."""
+    for name, words in WORDS.items():
+        history = classes.get(name)
+        if history is None:
+            if name in ALWAYS_TOLD:
+                yield Evidence(
+                    kind="missing", summary=f"{words} were never compared between ranks", values={"class": name}
+                )
+            continue
+        yield Evidence(
+            kind="fingerprint",
+            summary=f"{words} {_when(history)}",
+            values={
+                "class": name,
+                "last_equal_step": history.last_equal_step,
+                "first_unequal_step": history.first_unequal_step,
+                "num_equal": history.num_equal,
+                "num_unequal": history.num_unequal,
+            },
+        )
+
+
+def _when(history: ClassHistory) -> str:
+    compared = history.num_equal + history.num_unequal
+    if history.first_unequal_step is None:
+        return f"agreed at all {compared} steps compared, {history.first_step} to {history.last_equal_step}"
+    if history.last_equal_step is None:
+        return (
+            f"differed at the first comparison, step {history.first_unequal_step}, and at {history.num_unequal} of "
+            f"{compared} compared steps in all"
+        )
+    return (
+        f"agreed from step {history.first_step} to step {history.last_equal_step}, first differed at step "
+        f"{history.first_unequal_step}, and at {history.num_unequal} of {compared} compared steps in all"
+    )
+
+
+def tensor_evidence(parting: Parting | None, difference: Difference) -> Iterator[Evidence]:
+    """Which tensors of a class differ, and how far apart they are."""
+    if parting is None:
+        return
+    what = f"{WORDS.get(parting.tensor_class, parting.tensor_class)}, step {parting.step}"
+    values = {"class": parting.tensor_class, "step": parting.step, "groups": [list(group) for group in parting.groups]}
+    if not difference.num_tensors:
+        summary = f"{what}: the ranks' tables could not be had, so the tensors that differ are not known"
+        yield Evidence(kind="missing", summary=summary, values=values)
+        return
+    summary = (
+        f"{what}: {len(difference.tensors)} of {difference.num_tensors} tensors differ ({named(difference.tensors)})"
+    )
+    if difference.distance is not None:
+        summary += f", by about {difference.distance:.2g} of their norm at most"
+        values["distance"] = difference.distance
+    counts = {"num_differing": len(difference.tensors), "num_tensors": difference.num_tensors}
+    yield Evidence(kind="fingerprint", summary=summary, values=values | counts)
+
+
+def majority_evidence(first: Parting) -> Evidence:
+    """Whether more than half of the ranks agree."""
+    if not first.minority:
+        return Evidence(
+            kind="majority",
+            summary=f"there is no majority among {ranks_text(first.ranks)}",
+            values={"groups": [list(group) for group in first.groups]},
+        )
+    return Evidence(
+        kind="majority",
+        summary=f"{len(first.groups[0])} of {len(first.ranks)} ranks agree; {ranks_text(first.minority)} differ from them",
+        values={"minority": list(first.minority), "num_ranks": len(first.ranks)},
+    )

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 MAX_LISTED = 8
 """More ranks than this are counted, not listed."""
+MAX_TENSORS_NAMED = 5
 
 
 def listed(parts: Iterable[str]) -> str:
@@ -24,6 +25,11 @@ def ranks_text(ranks: Iterable[int]) -> str:
     return f"ranks {listed(map(str, known))}"
 
 
+def cap(text: str) -> str:
+    """With a capital letter, as a sentence begins."""
+    return text[0].upper() + text[1:]
+
+
 def was(ranks: Iterable[int]) -> str:
     """The verb that fits so many ranks."""
     return "was" if len(list(ranks)) == 1 else "were"
@@ -34,6 +40,12 @@ def names_text(names: Iterable[str], count: int = 0) -> str:
     known = list(names)
     num_more = max(count, len(known)) - len(known[:MAX_LISTED])
     return ", ".join(known[:MAX_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")
+
+
+def named(names: Iterable[str]) -> str:
+    """The same, of tensors, whose names are long."""
+    known = list(names)
+    return names_text(known[:MAX_TENSORS_NAMED], len(known))
 
 
 def modules_of(tensors: Iterable[str]) -> tuple[str, ...]:

@@ -1,7 +1,6 @@
 """Ranks that the others wait for."""
 
-from holter.faults.cause import CauseEntry, Row
-from holter.faults.family import DetectorEntry, Family, Stage
+from holter.faults.family import CauseEntry, DetectorEntry, Family, Row, Stage
 from holter.faults.slowness.slow_rank import SlowRank
 from holter.records import Fix
 
@@ -107,9 +106,9 @@ SLOW_DEVICE = CauseEntry(
     ),
 )  # fmt: skip
 
-CAUSES: tuple[CauseEntry, ...] = (SLOW_COMPUTE, SLOW_INPUT, SLOW_DEVICE)
-
 FAMILY = Family(
     detectors=(DetectorEntry(SlowRank(), Stage.LATE),),
-    causes=CAUSES,
+    causes=(
+        SLOW_COMPUTE, SLOW_INPUT, SLOW_DEVICE,
+    ),
 )  # fmt: skip

@@ -202,10 +202,7 @@ def evidence(late: Late) -> Evidence:
 def causes(window: Window, group: Sequence[tuple[Late, Work]]) -> Iterator[Evidence]:
     """What explains or excuses the first of them: data, device, work."""
     late, found = group[0]
-    own, others = (
-        median(a.data_s for a in late.arrivals),
-        median(a.others_data_s for a in late.arrivals),
-    )
+    own, others = median(a.data_s for a in late.arrivals), median(a.others_data_s for a in late.arrivals)
     share = f"{late.data_excess_s / late.lag_s:.0%} of its lag" if late.is_in_data else "that does not explain its lag"
     yield Evidence(
         kind="data_wait",

@@ -1,26 +1,46 @@
-"""Flight Recorder dumps of a job that hung or died, a file a rank, as if each rank had been examined at the moment of the dump.
+"""What a job without holter left behind, turned into the observations that holter would have made, so that the same detectors judge it.
+
+Flight Recorder dumps of a job that hung or died, a file a rank, as if each rank had been examined at the moment of the dump:
 
     rank_03.json   nccl_trace_rank_3   trace_3.pkl        ->   Attached, Overdue, Exam of rank 3
 
 A dump holds calls and groups; no stack, no step, no state of the process, and not how long the job has hung. That it hung follows from
 the dumps: a backend writes them when a call times out. Pickle is read by a reader that builds containers, numbers and text
-and nothing else.
+and nothing else. A diagnosis made from dumps is without the evidence, and without the actions, that need a live job.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from holter.errors import UsageError
+from holter.faults.shared.wording import ranks_text
 from holter.flight import FlightError, from_bytes
-from holter.records import Attached, Exam, ExamDepth, Flight, Observation, Overdue, Phase, Unexamined
+from holter.records import (
+    Attached,
+    Cause,
+    Diagnosis,
+    Directive,
+    Evidence,
+    Exam,
+    ExamDepth,
+    Flight,
+    Observation,
+    Overdue,
+    Phase,
+    Unexamined,
+)
 
 MAX_BYTES = 512 * 2**20
 """A recorder of 20,000 calls makes 10 MB."""
 NO_STACK = "a dump of the Flight Recorder holds no stacks"
+LIVE = frozenset({"deadline", "process_state"})
+"""Kinds of evidence that only a sidecar gathers: a dump says nothing for or against them."""
+NOTHING = Directive(directive="observe", reason="judged from dumps after the event: holter was not there to act")
+NO_STACKS = "stacks and process states: a dump has none. If the job still hangs, `py-spy dump --native --pid PID` on the named ranks shows what they do"
 
 _IN_NAME = re.compile(r"rank[_\-.]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _AT_END = re.compile(r"(?:^|[_\-.])(\d{1,6})$")
@@ -72,13 +92,7 @@ class Dumps:
         """The answer to whoever wants this rank examined: the dump, and nothing new."""
         body: Exam | Unexamined = Unexamined(asked_ns=asked_ns)
         if rank in self.flights:
-            body = Exam(
-                reason="asked",
-                asked_ns=asked_ns,
-                depth=depth,
-                stack_error=NO_STACK,
-                flight=self.flights[rank],
-            )
+            body = Exam(reason="asked", asked_ns=asked_ns, depth=depth, stack_error=NO_STACK, flight=self.flights[rank])
         return Observation(rank=rank, step=-1, at_ns=self.taken_ns, body=body)
 
 
@@ -177,3 +191,23 @@ def _nothing(paths: Sequence[Path], failures: Sequence[str]) -> str:
 
 def _reason(error: Exception) -> str:
     return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def afterwards(diagnosis: Diagnosis, dumped: Collection[int]) -> Diagnosis:
+    """The same verdict, with the evidence that there is; `dumped` are the ranks of which there is a dump."""
+    causes = tuple(
+        msgspec.structs.replace(cause, evidence=tuple(_of_dumps(cause, dumped))) for cause in diagnosis.causes
+    )
+    return msgspec.structs.replace(diagnosis, causes=causes, action=NOTHING, detected_after_s=0.0)
+
+
+def _of_dumps(cause: Cause, dumped: Collection[int]) -> Iterator[Evidence]:
+    absent = [rank for rank in cause.ranks if rank not in dumped]
+    if absent:
+        text = f"a dump of {ranks_text(absent)}: what it did is inferred from its peers' waiting; it may have died, or never been asked"
+        yield Evidence(kind="missing", summary=text, values={"ranks": absent})
+    for one in cause.evidence:
+        if one.kind == "missing" and "stack" in one.summary:
+            yield Evidence(kind="missing", summary=NO_STACKS)
+        elif one.kind not in LIVE:
+            yield one

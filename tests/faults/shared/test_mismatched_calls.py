@@ -2,7 +2,7 @@
 
 import pytest
 
-from holter.faults.shared.call_counts import Behind, behind, left_out, step_of
+from holter.faults.shared.mismatched_calls import Behind, behind, left_out, step_of
 from holter.faults.window import CallCounts
 
 

@@ -1,9 +1,10 @@
-"""Every detector and every cause has a page; nothing else has."""
+"""Every detector, every cause and every alert about holter itself has a page; nothing else has."""
 
 import pytest
 
 from holter import faults
-from holter.diagnosis import names, page
+from holter.exporters.alerts import WATCHER_RULES
+from holter.exporters.pages import names, page
 
 
 @pytest.mark.parametrize("name", names())
@@ -15,7 +16,8 @@ def test_a_page_begins_with_its_name_and_fits_a_terminal(name: str) -> None:
 
 
 def test_everything_that_can_be_named_has_a_page() -> None:
-    assert set(faults.DETECTORS) | set(faults.CAUSES) == set(names())
+    watches = {watch.name for watch in WATCHER_RULES}
+    assert set(faults.DETECTORS) | set(faults.CAUSES) | watches == set(names())
 
 
 def test_a_detectors_page_shows_its_settings() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from holter.flight.patterns import align, is_within_step, pattern
+from holter.flight.deviations import align, is_within_step, pattern
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from holter.faults.shared.loader_passes import is_replicated_everywhere, passes, trained
+from holter.faults.data.loader_passes import is_replicated_everywhere, passes, trained
 from holter.faults.window import Note, Window
 from holter.records import Census, Component, Feed, TensorEntry
 from made_up import made_window

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from holter import faults
 from holter.diagnosis import rank_causes, top_cause
-from holter.diagnosis.ranking import CAPS, SURE
+from holter.diagnosis.explain import CAPS, SURE
 from holter.faults import CAUSES, DETECTORS
-from holter.faults.cause import Row
+from holter.faults.family import Row
 from holter.records import Finding
 
 ROWS = [row for entry in CAUSES.values() for row in entry.rows]

@@ -1,1 +1,0 @@
-"""What a job without holter left behind, turned into the observations that holter would have made, so that the same detectors judge it."""
