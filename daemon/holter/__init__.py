@@ -8,9 +8,9 @@ __all__ = ["HolterCallback", "__version__", "restore", "watch"]
 
 def watch(*args: Any, **kwargs: Any) -> Any:
     """Attach to this process: `watch(accelerator)` gives it back, `watch(model, optimizer)` gives a Watch. A second call attaches nothing more."""
-    from holter.frameworks import watch  # noqa: PLC0415  imports torch
+    from holter.frameworks import attach  # noqa: PLC0415  imports torch
 
-    return watch.watch(*args, **kwargs)
+    return attach.watch(*args, **kwargs)
 
 
 def restore(directory: Any, model: Any = None) -> int:

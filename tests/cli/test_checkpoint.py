@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from holter.cli import main
-from holter.frameworks.saving.proof import prove
+from holter.frameworks.halts import prove
 from holter.halting.vault import manifest as manifests
 from holter.halting.vault import store
 from holter.halting.vault.manifest import Circumstances

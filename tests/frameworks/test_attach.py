@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from holter.config import Settings
-from holter.frameworks import attach, watch
+from holter.frameworks import attach
 from holter.frameworks.place import RankPlace
 from holter.halting import halt_record
 from made_up import HALT
@@ -79,7 +79,7 @@ def test_what_could_not_be_put_on_is_not_tried_again_in_mid_training(
     monkeypatch.setenv("HOLTER_RUN_DIR", str(tmp_path))
     assert attach.attach() is None
     halt_record.write(tmp_path, HALT)
-    watch.log({"kl": 0.1})
+    attach.log({"kl": 0.1})
     assert 1 == capsys.readouterr().err.count("trains unobserved")
 
 

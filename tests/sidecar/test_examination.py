@@ -24,7 +24,7 @@ from holter.records import (
     StepDone,
     ThreadStack,
 )
-from holter.sidecar import examination, stacks
+from holter.sidecar import examination
 from holter.sidecar.examination import Examiner, bounded
 from holter.sidecar.process import Process, started_ticks
 from holter.sidecar.progress import Deadlines, ProgressWatch
@@ -208,7 +208,7 @@ def slow_spy(tmp_path, monkeypatch) -> Path:
     slow = f'case "$*" in *--native*) echo native >> {asked}; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done;; esac'
     program.write_text(f'#!/bin/sh\n{slow}\nexec {real} "$@"\n')
     program.chmod(0o755)
-    monkeypatch.setattr(stacks.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(examination.sys, "executable", str(tmp_path / "python"))
     return asked
 
 

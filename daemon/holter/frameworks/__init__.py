@@ -1,7 +1,7 @@
 """Where holter meets training frameworks, inside the rank: one folder each, behind the protocol of `holter.rank.framework`.
 
-    attach.py  watch.py  autoload.py    ways to begin; each ends in `attach.attach`
-    halts.py                            what saves when a halt is decided
+    attach.py  autoload.py              ways to begin; each ends in `attach.attach`
+    halts.py                            what saves when a halt is decided, and reads it back
     loggers.py  place.py                trackers that scripts log to; which rank this process is
     saving/                             what keepers share: random states, averages, reading a checkpoint back
     all.py                              ALL, the one list of frameworks

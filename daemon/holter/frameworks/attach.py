@@ -2,7 +2,8 @@
 
     standing halt obeyed -> page made -> sidecar started -> hooks installed -> coordinator's address through the job's store
 
-Any step that fails leaves training as it was and says one sentence.
+Any step that fails leaves training as it was and says one sentence. `holter.watch` is the explicit way on: attaching twice is once, and
+what is passed is watched in addition.
 """
 
 import contextlib
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -161,7 +163,9 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         frameworks=ALL,
     )
     try:
-        agent = halts.open_agent(settings, here, monitor, ours, _own_run_dir(settings, bootstrap))
+        # Empty: not known yet, or that of a coordinator which was there before the job.
+        run_dir = "" if bootstrap is None or settings.coordinator else bootstrap.run_dir
+        agent = halts.open_agent(settings, here, monitor, ours, run_dir)
         monitor.install()
         Loggers(monitor).install()
         for each in ALL:
@@ -191,15 +195,11 @@ def _detach(monitor: Monitor, orders: socket.socket) -> None:
 def _bootstrap(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, socket.socket | None]:
     """What rank 0 knows from the start, and every rank does when a coordinator was named; the others look for it."""
     run_id = settings.run_id or f"{clock.compact(clock.wall_ns())}-{secrets.token_hex(2)}"
-    run_dir = str(Path(settings.run_dir or Path("holter-runs") / run_id).absolute())
+    run_dir = str(Path(settings.run_dir or RUNS / run_id).absolute())
     if settings.coordinator:
         address = settings.coordinator.removeprefix("http://").rstrip("/")
         return Bootstrap(
-            address=address,
-            token=settings.token,
-            run_id=settings.run_id,
-            run_dir=run_dir,
-            action=settings.action,
+            address=address, token=settings.token, run_id=settings.run_id, run_dir=run_dir, action=settings.action
         ), None
     if here.rank != 0:
         return None, None
@@ -294,11 +294,6 @@ class Pipe:
             os.close(descriptor)
 
 
-def _own_run_dir(settings: Settings, bootstrap: Bootstrap | None) -> str:
-    """Empty: not known yet, or another's, who was there before the job."""
-    return bootstrap.run_dir if bootstrap is not None and not settings.coordinator else ""
-
-
 def _meet(monitor: Monitor, here: RankPlace, bootstrap: Bootstrap | None, send: Pipe, agent: HaltAgent) -> None:
     if here.world_size == 1 or (bootstrap is not None and not bootstrap.starts_coordinator):
         return
@@ -343,3 +338,34 @@ def _short(path: str) -> str:
     except (ValueError, OSError):
         # Elsewhere, or from a directory that has been deleted.
         return path
+
+
+class Watch:
+    """What `holter.watch(model, optimizer)` gives back."""
+
+    def log(self, **values: Any) -> None:
+        """Tell what only the script knows, each a number or a tensor, or a module for ema.
+
+        kl, entropy, vocabulary, rewards and advantages ([groups, samples]), ratio, ema, loss_terms={...}, codebook_usage ([codes] counts);
+        other names are kept as plain series.
+        """
+        log(values)
+
+
+def watch(first: Any, optimizer: Any = None) -> Any:
+    """`watch(accelerator)` gives the accelerator back; `watch(model, optimizer)` gives a Watch."""
+    is_accelerator = hasattr(first, "prepare") and hasattr(first, "backward")
+    attachment = attach("accelerate" if is_accelerator else "loop")
+    models = list(getattr(first, "_models", ())) if is_accelerator else [first]
+    if attachment is not None:
+        for model in models:
+            attachment.monitor.add_model(model)
+    del optimizer  # Known by itself when it first steps.
+    return first if is_accelerator else Watch()
+
+
+def log(values: Mapping[str, Any]) -> None:
+    """Tell these numbers, tensors or modules, beside the step they belong to; never raises."""
+    attachment = attach()
+    if attachment is not None:
+        attachment.monitor.logs.log(values)

@@ -52,10 +52,8 @@ def listen(host: str, port: int) -> tuple[socket.socket, str | None]:
         if not port:
             raise
         free = _bind(host, 0)
-        return (
-            free,
-            f"port {port} on {host} cannot be used ({error.strerror}); the coordinator is on {free.getsockname()[1]}",
-        )
+        where = f"the coordinator is on {free.getsockname()[1]}"
+        return free, f"port {port} on {host} cannot be used ({error.strerror}); {where}"
 
 
 def _bind(host: str, port: int) -> socket.socket:

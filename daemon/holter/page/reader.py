@@ -14,12 +14,13 @@ from zlib import crc32
 import msgspec
 
 from holter.errors import PageError
-from holter.page.latch import ATTEMPTS, WORD_BYTES
 from holter.page.layout import (
+    ATTEMPTS,
     DROPPED,
     NOTICE_BYTES,
     REWIND_STEP,
     RING_OFFSET,
+    WORD_BYTES,
     WRITE_POSITION,
     Page,
     PageIdentity,

@@ -20,11 +20,11 @@ from typing import Self
 from zlib import crc32
 
 from holter.errors import PageError
-from holter.page.latch import WORD_BYTES
 from holter.page.layout import (
     DROPPED,
     REWIND_STEP,
     RING_OFFSET,
+    WORD_BYTES,
     WRITE_POSITION,
     Page,
     PageIdentity,
@@ -191,9 +191,6 @@ class PageWriter:
         # next() is atomic where += is not; no lock, because a signal handler may stand on top of its holder.
         self._dropped = page.words[DROPPED] = next(self._drop_numbers)
 
-    def _disarm(self) -> None:
-        self._page = None
-
 
 def _disarm(writer: weakref.ref[PageWriter]) -> None:
     """In a forked child: a data-loader worker is not a rank and must not write as one.
@@ -201,7 +198,7 @@ def _disarm(writer: weakref.ref[PageWriter]) -> None:
     The descriptor stays open, because the child may be on its way to become the sidecar.
     """
     if (found := writer()) is not None:
-        found._disarm()  # noqa: SLF001 - the same file
+        found._page = None  # noqa: SLF001 - the same file
 
 
 def _map_new_file(num_bytes: int) -> tuple[int, mmap.mmap]:

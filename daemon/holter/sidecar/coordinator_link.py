@@ -38,12 +38,7 @@ logger = logging.getLogger(__name__)
 class CoordinatorLink:
     """Sends what one rank's sidecar has to say; `on_message` gets what the coordinator says."""
 
-    def __init__(
-        self,
-        identity: PageIdentity,
-        on_message: OnMessage,
-        log_to: Callable[[Path], None],
-    ) -> None:
+    def __init__(self, identity: PageIdentity, on_message: OnMessage, log_to: Callable[[Path], None]) -> None:
         self.run_id = ""
         self.run_dir = ""
         """Of the run, as the job itself was told; empty until then."""

@@ -9,19 +9,34 @@ Native frames cost a second of one core, and on a busy host that may last. An ex
 they alone can tell what the rank does: when its interpreter does not answer. py-spy goes on meanwhile, as long as the rank stands still
 anyway, and the next exam brings what it found; all who ask while it works share its answer.
 
+Stacks are py-spy's, a program that reads another process's memory, and so works on one that hangs:
+
+    quick     without pausing the rank: some ten milliseconds; the only way with a stopped process
+    native    through native code too: takes about a second of one core for a rank with torch, which is paused for most of it; so on
+              suspicion only
+
+What native cannot have (no permission, a stopped process, a library without unwinding tables) quick often can: then the stacks are the
+quick ones, and the error says why.
+
 Of a rank that has died nothing can be asked any more: there is the last copy of its recorder, and what was last seen and said.
 """
 
 import asyncio
+import contextlib
+import re
+import shutil
+import sys
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, TypeVar
+
+import msgspec
 
 from holter import clock
 from holter.flight import trimmed, with_members
 from holter.page import PageHeartbeat
-from holter.records import Exam, ExamDepth, Flight, Group, Phase, ProcessState, ThreadStack
-from holter.sidecar import stacks
+from holter.records import Exam, ExamDepth, Flight, Frame, Group, Phase, ProcessState, ThreadStack
 from holter.sidecar.process import Process
 from holter.sidecar.progress import ENDED, HALTED, ProgressWatch
 from holter.sidecar.recorder import Copies, Recorder
@@ -49,6 +64,13 @@ CRASH_S = 1.0
 Reason = Literal["asked", "last_breath"]
 """`last_breath`: the rank crashes, and waits for us. Journals hold the word."""
 Part = TypeVar("Part")
+MAX_THREADS = 64
+MAX_STACK_FRAMES = 128
+MAX_ERROR_CHARS = 300
+QUICK_ATTEMPTS = 3
+"""A rank that runs while it is read may be caught in the middle of a change."""
+REAP_S = 2.0
+_NATIVE_ENDINGS = (".c", ".cc", ".cpp", ".h", ".hpp", ".pyx", ".so")
 
 
 class Examiner:
@@ -90,7 +112,7 @@ class Examiner:
 
     async def exam(self, asked_ns: int, depth: ExamDepth, reason: Reason) -> Exam:
         """Examine the rank: every part that can be had; never raises."""
-        process = self._look()
+        process = self.look(clock.monotonic_s()) or self._last_process
         is_hurried = reason == "last_breath"
         (flight, flight_error), (is_lock_free, (taken, stack_error)) = await asyncio.gather(
             self._flight(process, CRASH_S if is_hurried else FLIGHT_S),
@@ -149,9 +171,6 @@ class Examiner:
             statistics=self._state.statistics(),
             **parts,  # type: ignore[arg-type]
         )
-
-    def _look(self) -> ProcessState | None:
-        return self.look(clock.monotonic_s()) or self._last_process
 
     async def _flight(self, process: ProcessState | None, deadline_s: float) -> tuple[Flight | None, str]:
         if self._copies is None:
@@ -237,7 +256,7 @@ class Examiner:
     async def _stacks(self, depth: ExamDepth, deadline_s: float) -> tuple[list[ThreadStack], str]:
         self._num_spies += 1
         try:
-            taken, error = await stacks.take(self._process.pid, depth, deadline_s)
+            taken, error = await take_stacks(self._process.pid, depth, deadline_s)
         finally:
             self._num_spies -= 1
         taken = bounded(taken, self._max_frames)
@@ -273,13 +292,9 @@ def bounded(stacks: list[ThreadStack], max_frames: int) -> list[ThreadStack]:
     for stack in stacks:
         if max_frames <= 0:
             break
-        kept.append(stack if len(stack.frames) <= max_frames else _shortened(stack, max_frames))
+        kept.append(msgspec.structs.replace(stack, frames=stack.frames[:max_frames]))
         max_frames -= len(stack.frames)
     return kept
-
-
-def _shortened(stack: ThreadStack, num_frames: int) -> ThreadStack:
-    return ThreadStack(stack.name, stack.is_main, stack.owns_lock, stack.is_active, stack.frames[:num_frames])
 
 
 async def _in_time(part: Awaitable[Part], deadline_s: float, what: str) -> Part | str:
@@ -291,3 +306,125 @@ async def _in_time(part: Awaitable[Part], deadline_s: float, what: str) -> Part 
         return f"{what} did not answer in {deadline_s:g} s"
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the part's own and the others go on
         return f"{what} failed: {type(error).__name__}: {error}"
+
+
+class _SpiedFrame(msgspec.Struct):
+    """As py-spy writes it; `module` is there in native frames only, and names the library."""
+
+    name: str
+    filename: str
+    line: int = 0
+    module: str | None = None
+
+
+class _SpiedThread(msgspec.Struct):
+    """As py-spy writes it."""
+
+    pid: int
+    os_thread_id: int | None = None
+    thread_name: str | None = None
+    active: bool = False
+    owns_gil: bool = False
+    frames: list[_SpiedFrame] = []
+
+
+_DECODER = msgspec.json.Decoder(list[_SpiedThread])
+
+
+class _SpyError(Exception):
+    """Why there are no stacks, as one sentence."""
+
+
+async def take_stacks(pid: int, depth: ExamDepth, deadline_s: float = 5.0) -> tuple[list[ThreadStack], str]:
+    """(stacks, error); both where something better was wanted than could be had. Never raises, and leaves no child behind."""
+    # Beside the interpreter first: the one that was installed with us.
+    beside = Path(sys.executable).parent / "py-spy"
+    program = str(beside) if beside.is_file() else shutil.which("py-spy")
+    if program is None:
+        return [], "py-spy is not installed beside this interpreter nor on the PATH"
+    ends_s = clock.monotonic_s() + deadline_s
+    failures: list[str] = []
+    # Time is left for the quick ones.
+    attempts = [(["--native"], 0.8 * deadline_s)] if depth == "native" else []
+    attempts += [(["--nonblocking"], deadline_s)] * QUICK_ATTEMPTS + [([], deadline_s)]
+    for options, most_s in attempts:
+        remaining_s = min(most_s, ends_s - clock.monotonic_s())
+        if remaining_s <= 0:
+            break
+        try:
+            stacks = await _dump(program, pid, options, remaining_s)
+        except _SpyError as error:
+            failures.append(f"no native frames: {error}" if options == ["--native"] else f"no stacks: {error}")
+        else:
+            return stacks, failures[0] if depth == "native" and failures else ""
+    return [], "; ".join(dict.fromkeys([failures[0], failures[-1]]))
+
+
+def parse_stacks(output: bytes) -> list[ThreadStack]:
+    """From py-spy's JSON; raises msgspec.MsgspecError on anything else. The main thread comes first."""
+    stacks = [_stack(thread) for thread in _DECODER.decode(output)]
+    return sorted(stacks, key=lambda stack: not stack.is_main)[:MAX_THREADS]
+
+
+def _stack(thread: _SpiedThread) -> ThreadStack:
+    return ThreadStack(
+        name=thread.thread_name or "",
+        is_main=thread.os_thread_id == thread.pid
+        or (thread.os_thread_id is None and thread.thread_name == "MainThread"),
+        owns_lock=thread.owns_gil,
+        is_active=thread.active,
+        frames=[
+            Frame(frame.name, frame.filename, frame.line, is_native=_is_native(frame))
+            for frame in thread.frames[:MAX_STACK_FRAMES]
+        ],
+    )
+
+
+def _is_native(frame: _SpiedFrame) -> bool:
+    return frame.module is not None or frame.filename.endswith(_NATIVE_ENDINGS) or ".so." in frame.filename
+
+
+async def _dump(program: str, pid: int, options: list[str], deadline_s: float) -> list[ThreadStack]:
+    try:
+        child = await asyncio.create_subprocess_exec(
+            program,
+            *("dump", "--json", *options, "--pid", str(pid)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as error:
+        raise _SpyError(f"py-spy cannot be started: {error.strerror}") from None
+    try:
+        async with asyncio.timeout(deadline_s):
+            output, complaint = await child.communicate()
+    except TimeoutError:
+        raise _SpyError(f"py-spy did not answer in {deadline_s:.1f} s") from None
+    finally:
+        # The kernel lets go of a rank whose tracer is killed: it runs on.
+        await _end(child)
+    if child.returncode != 0:
+        raise _SpyError(explain_complaint(complaint.decode("utf-8", "replace")))
+    try:
+        return parse_stacks(output)
+    except msgspec.MsgspecError as error:
+        raise _SpyError(f"py-spy's answer cannot be read: {error}") from None
+
+
+async def _end(child: asyncio.subprocess.Process) -> None:
+    """Kill it if it lives, and reap it."""
+    if child.returncode is not None:
+        return
+    with contextlib.suppress(ProcessLookupError):
+        child.kill()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(REAP_S):
+            await child.wait()
+
+
+def explain_complaint(complaint: str) -> str:
+    """py-spy's complaint as one line: the error and its causes, without the trace of its own stack."""
+    text = complaint.partition("Stack backtrace:")[0]
+    lines = [re.sub(r"^(Error:|\d+:)\s*", "", line.strip()) for line in text.splitlines()]
+    said = [line for line in dict.fromkeys(lines) if line and line != "Caused by:"]
+    return ": ".join(said)[:MAX_ERROR_CHARS] or "py-spy failed without a word"

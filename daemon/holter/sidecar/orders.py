@@ -144,7 +144,12 @@ class Orders:
         loop, written = asyncio.get_running_loop(), asyncio.Event()
 
         def write() -> None:
-            failure = _write(path, content)
+            failure = ""
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, content)
+            except OSError as error:
+                failure = error.strerror or str(error)
             # The loop may have ended: a disk can hang for longer than anybody waits.
             with contextlib.suppress(RuntimeError):
                 loop.call_soon_threadsafe(self._on_written, order, failure)
@@ -167,13 +172,3 @@ class Orders:
         with contextlib.suppress(OSError):
             if self._process.pidfd >= 0:
                 signal.pidfd_send_signal(self._process.pidfd, signal.SIGKILL)
-
-
-def _write(path: Path, content: bytes) -> str:
-    """Write one file; returns why that failed, empty if it did not."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""

@@ -146,7 +146,7 @@ def _hold(pid: int, started_ticks: int) -> int:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
         return -1
-    if started_ticks and _started_ticks(pid) not in (started_ticks, None):
+    if started_ticks and (fields := _stat(pid)) and int(fields[_STAT_STARTED]) != started_ticks:
         # The number is another process's by now.
         os.close(descriptor)
         return -1
@@ -155,12 +155,8 @@ def _hold(pid: int, started_ticks: int) -> int:
 
 def started_ticks(pid: int) -> int:
     """When a process started, in clock ticks since boot; 0 where /proc does not say."""
-    return _started_ticks(pid) or 0
-
-
-def _started_ticks(pid: int) -> int | None:
     fields = _stat(pid)
-    return int(fields[_STAT_STARTED]) if fields else None
+    return int(fields[_STAT_STARTED]) if fields else 0
 
 
 def _stat(pid: int) -> list[str] | None:

@@ -4,11 +4,18 @@ every turn      heartbeat ─▶ watch ─▶ Overdue, at once
 twice a second  /proc ─▶ process state, for the watch; the device's readings
 now and then    recorder ─▶ copy ─▶ Traffic
 when asked      Examine ─▶ Exam; a crash and the end of the rank ask by themselves
+
+A rank that crashes says so on a socket (the other half is `rank/csrc/crash_notice.c`), and waits a second and a half for our answer
+before it dies: it is looked at while all its other threads still run, and then acknowledged, so that it waits no longer than it must.
 """
 
 import asyncio
+import contextlib
 import logging
+import os
+import struct
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -30,7 +37,6 @@ from holter.records import (
     ProcessState,
     StepDone,
 )
-from holter.sidecar.crash_notice import CrashingRank, CrashListener
 from holter.sidecar.devices import Devices
 from holter.sidecar.examination import Examiner, Reason
 from holter.sidecar.process import Process
@@ -47,6 +53,7 @@ EXAM_PATIENCE_S = 2.0
 """For exams that are under way when the rank ends."""
 
 logger = logging.getLogger(__name__)
+_WORD = struct.Struct("=ii")
 
 
 class RankWatcher:
@@ -182,7 +189,7 @@ class RankWatcher:
             pressure = self._seen.pressure.get("cpu", 0.0) if self._seen is not None else 0.0
             self._tell(msgspec.structs.replace(traffic, pressure=pressure), False)
 
-    def _on_crash(self, dying: CrashingRank) -> None:
+    def _on_crash(self, dying: "CrashingRank") -> None:
         logger.warning("a thread of the rank (%d) dies of signal %d", dying.thread, dying.signal)
         self._spawn(self._examine_crash(), "exam of a crash", self._exams)
 
@@ -208,3 +215,58 @@ class RankWatcher:
         task = asyncio.create_task(work, name=name)
         among.add(task)
         task.add_done_callback(done)
+
+
+@dataclass(frozen=True)
+class CrashingRank:
+    """What a crashing thread reports."""
+
+    signal: int
+    thread: int
+    """Its number in the kernel."""
+
+
+class CrashListener:
+    """The sidecar's end of the socket on which a rank says that it crashes."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._received = bytearray()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def listen(self, loop: asyncio.AbstractEventLoop, on_crash: Callable[[CrashingRank], None]) -> None:
+        """Call back for each crash, until the rank is gone."""
+        os.set_blocking(self._descriptor, False)
+        self._loop = loop
+        loop.add_reader(self._descriptor, self._readable, on_crash)
+
+    def acknowledge(self) -> None:
+        """The rank may go."""
+        # A rank that is gone, or has waited long enough, needs no answer.
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, b"!")
+
+    def close(self) -> None:
+        """Hang up: a crash from now on waits for nobody."""
+        if self._descriptor < 0:
+            return
+        if self._loop is not None:
+            self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _readable(self, on_crash: Callable[[CrashingRank], None]) -> None:
+        try:
+            chunk = os.read(self._descriptor, 4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self.close()
+            return
+        self._received += chunk
+        while len(self._received) >= _WORD.size:
+            number, thread = _WORD.unpack_from(self._received)
+            del self._received[: _WORD.size]
+            on_crash(CrashingRank(number, thread))

@@ -10,24 +10,24 @@ import contextlib
 import logging
 import os
 import socket
+import struct
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from holter import clock
 from holter.exporters.prometheus import expose, families
 from holter.page import CONTROL_NOTHING, CONTROL_THIN, PageReader
-from holter.records import Body, Census, Exited, Farewell, LastCalls, Observation, PackedTable, Phase, StepDone
-from holter.sidecar import job_log
+from holter.records import Body, Census, Exited, Farewell, LastCalls, Observation, PackedTable, Phase, StepDone, Table
 from holter.sidecar.coordinator_link import CoordinatorLink
-from holter.sidecar.history import TableHistory
 from holter.sidecar.orders import Orders
 from holter.sidecar.process import Process, ProcessEnding
 from holter.sidecar.rank_watcher import RankWatcher
-from holter.sidecar.state import MetricsServer, RankState
-from holter.sidecar.terminal import StatusLine
+from holter.sidecar.state import MetricsServer, RankState, StatusLine, say_in_job_log
 from holter.transport import wire
 
 POLL_S = 0.05
@@ -37,8 +37,12 @@ ENDING_PATIENCE_S = 1.0
 BOOTSTRAP_PATIENCE_S = 0.5
 GOODBYE_DEADLINE_S = 10.0
 RELAX_S = 60.0
+MAX_TABLE_BYTES = 4 << 20
 
 logger = logging.getLogger(__name__)
+Names = dict[str, list[str]]
+"""Of parameters and of buffers, in the order of the tables."""
+NamedTable = tuple[Observation, Names]
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,9 @@ class Sidecar:
         self._thinning, self._dropped_seen, self._thinned_at = 0, 0, 0.0
         self._status = StatusLine(settings.terminal) if settings.terminal else None
         self._link = CoordinatorLink(identity, self._answer, log_to)
-        self._orders = Orders(self._page, self._process, self._pass_on, lambda: self._link.is_connected)
+        self._orders = Orders(
+            self._page, self._process, lambda said: self._link.send(said, urgent=True), lambda: self._link.is_connected
+        )
         self._watcher = RankWatcher(identity, self._process, self._state, self._tell, lambda: self._link.clock)
 
     async def run(self) -> None:
@@ -166,9 +172,6 @@ class Sidecar:
         """Something that we saw ourselves."""
         self._link.send(self._observed(body), urgent=urgent)
 
-    def _pass_on(self, observation: Observation) -> None:
-        self._link.send(observation, urgent=True)
-
     def _observed(self, body: Body) -> Observation:
         heartbeat = self._page.heartbeat()
         return Observation(rank=self.rank, step=heartbeat.step if heartbeat else 0, at_ns=clock.wall_ns(), body=body)
@@ -207,7 +210,7 @@ class Sidecar:
     def _give_notice(self, text: str) -> None:
         """In the job's own log: the rank says it at its next step, and for a rank that stands still we do."""
         is_standing = self._watcher.is_standing or self._orders.is_standing
-        if is_standing and job_log.say(self._process.pid, text):
+        if is_standing and say_in_job_log(self._process.pid, text):
             return
         self._page.post_notice(text)
         if self._status is not None and self._has_ended:
@@ -263,3 +266,89 @@ class Sidecar:
 
     def _health(self) -> dict[str, object]:
         return {"ok": True, "rank": self.rank, "coordinator": self._link.is_connected}
+
+
+class TableHistory:
+    """The last steps' fingerprints by (class, step), kept here so that the coordinator need not ask at once; bounded in bytes."""
+
+    def __init__(self, max_bytes: int = MAX_TABLE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._tables: OrderedDict[tuple[str, int], NamedTable] = OrderedDict()
+        self._names: Names = {"parameters": [], "buffers": []}
+        self._parts: dict[int, Census] = {}
+
+    def learn_census(self, census: Census) -> None:
+        """Names in the order of the tables."""
+        if census.part == 0:
+            self._parts = {}
+        self._parts[census.part] = census
+        if len(self._parts) == census.parts:
+            entries = [entry for part in sorted(self._parts) for entry in self._parts[part].entries]
+            self._names = {
+                "parameters": [entry.name for entry in entries if not entry.is_buffer],
+                "buffers": [entry.name for entry in entries if entry.is_buffer],
+            }
+
+    def keep(self, observation: Observation) -> None:
+        """Remember a table, and the names as they are now: the next census may have others."""
+        table = observation.body
+        assert isinstance(table, PackedTable)
+        key = (table.tensor_class, observation.step)
+        self._forget(key)
+        self._num_bytes += _size(table)
+        self._tables[key] = (observation, self._names)
+        while self._num_bytes > self._max_bytes and len(self._tables) > 1:
+            self._forget(next(iter(self._tables)))
+
+    def table(self, tensor_class: str, step: int) -> Observation | None:
+        """The table with its names; None if it is forgotten, or the names are not known."""
+        kept = self._tables.get((tensor_class, step)) or self._unchanged(tensor_class, step)
+        if kept is None:
+            return None
+        observation, names_then = kept
+        packed = observation.body
+        assert isinstance(packed, PackedTable)
+        fingerprints = _unpack(packed.fingerprints, "Q")
+        # Buffers are read before the census of their step is told.
+        fitting = (_names(packed, names) for names in (names_then, self._names))
+        names = next((found for found in fitting if len(found) == len(fingerprints)), None)
+        if names is None:
+            return None
+        body = Table(
+            tensor_class=tensor_class,
+            root=packed.root,
+            names=names,
+            fingerprints=fingerprints,
+            norms=_unpack(packed.norms, "f"),
+            sums=_unpack(packed.sums, "d"),
+            marks=list(packed.marks),
+        )
+        return Observation(rank=observation.rank, step=step, at_ns=observation.at_ns, body=body)
+
+    def _unchanged(self, tensor_class: str, step: int) -> NamedTable | None:
+        """Hyper-parameters are told when they change: the last ones before this step still held."""
+        steps = [at for kept, at in self._tables if kept == tensor_class and at < step]
+        found = self._tables[tensor_class, max(steps)] if steps else None
+        table = found[0].body if found is not None else None
+        return found if isinstance(table, PackedTable) and table.names else None
+
+    def _forget(self, key: tuple[str, int]) -> None:
+        kept = self._tables.pop(key, None)
+        if kept is not None and isinstance(kept[0].body, PackedTable):
+            self._num_bytes -= _size(kept[0].body)
+
+
+def _names(packed: PackedTable, names: Names) -> list[str]:
+    if packed.names:
+        return packed.names
+    own = names[packed.over]
+    return [f"{name}.{key}" for key in packed.keys for name in own] if packed.keys else own
+
+
+def _unpack(packed: bytes, form: str) -> list[Any]:
+    return list(struct.unpack(f"<{len(packed) // struct.calcsize(form)}{form}", packed))
+
+
+def _size(table: PackedTable) -> int:
+    return len(table.fingerprints) + len(table.norms) + len(table.sums) + len(table.marks) + sum(map(len, table.names))

@@ -1,77 +1,79 @@
-"""What the sidecar knows of its rank right now, for the terminal's line and for its own /metrics and /healthz."""
+"""What the sidecar knows of its rank right now, and where it shows it.
 
+RankState       the last of everything, for the terminal's line, an exam and a scrape
+MetricsServer   /metrics and /healthz
+StatusLine      one live line at the bottom of the launching terminal, below the script's own output and never in it
+say_in_job_log  a sentence in the job's own log while the rank itself cannot speak: its main thread waits, and that is the news
+"""
+
+import ctypes
+import fcntl
 import logging
 import math
+import os
+import stat
+import struct
+import termios
 from collections.abc import Callable
+from dataclasses import replace
 
 from aiohttp import web
 
-from holter.exporters.snapshot import RankSnapshot, StepHistogram, add_nonfinite
+from holter.exporters.snapshot import RankSnapshot, add_nonfinite
 from holter.page import PageHeartbeat
-from holter.records import Device, Observation, OnDevice, Phase, StepDone, Where
+from holter.records import Device, Observation, OnDevice, Phase, StepDone
 
 logger = logging.getLogger(__name__)
+_PIDFD_GETFD = 438
+_STDERR = 2
 
 
 class RankState:
     """The last of everything; counters since the start."""
 
     def __init__(self, rank: int, hostname: str) -> None:
-        self.step = 0
-        self.loss: float | None = None
         self.seconds = 0.0
-        self._rank, self._hostname = rank, hostname
-        self._gpu_uuid = ""
-        self._phase: Phase | None = None
-        self._last_progress_s: float | None = None
-        self._norm: float | None = None
         self._learning_rate: float | None = None
-        self._overhead: float | None = None
-        self._nonfinite: dict[Where, int] = {}
-        self._steps = StepHistogram()
+        self._last = RankSnapshot(rank=rank, hostname=hostname, step=0)
+
+    @property
+    def step(self) -> int:
+        """Completed steps."""
+        return self._last.step or 0
+
+    @property
+    def loss(self) -> float | None:
+        """The last that was told."""
+        return self._last.loss
 
     def learn(self, observation: Observation) -> None:
         """Take in one step, or which device it computes on."""
-        done = observation.body
+        done, last = observation.body, self._last
         if isinstance(done, OnDevice):
-            self._gpu_uuid = done.uuid
+            self._last = replace(last, gpu_uuid=done.uuid)
         if not isinstance(done, StepDone):
             return
-        self.step = observation.step + 1
         self.seconds = done.seconds
-        self.loss = done.loss if done.loss is not None else self.loss
-        self._norm = done.gradient_norm if done.gradient_norm is not None else self._norm
         self._learning_rate = done.learning_rate if done.learning_rate is not None else self._learning_rate
-        self._overhead = done.overhead_ratio
-        self._steps = self._steps.add(done.seconds)
-        self._nonfinite = dict(add_nonfinite(self._nonfinite, done))
+        self._last = replace(
+            last,
+            step=observation.step + 1,
+            loss=done.loss if done.loss is not None else last.loss,
+            gradient_norm=done.gradient_norm if done.gradient_norm is not None else last.gradient_norm,
+            overhead_ratio=done.overhead_ratio,
+            steps=last.steps.add(done.seconds),
+            nonfinite=dict(add_nonfinite(last.nonfinite, done)),
+        )
 
     def learn_heartbeat(self, heartbeat: PageHeartbeat) -> None:
         """Take in where the main thread is."""
-        self._phase = Phase(heartbeat.phase)
-        self._last_progress_s = heartbeat.at_ns / 1e9
+        self._last = replace(self._last, phase=Phase(heartbeat.phase), last_progress_s=heartbeat.at_ns / 1e9)
 
     def snapshot(
         self, dropped: int, device: Device | None = None, *, is_coordinator_there: bool | None = None
     ) -> RankSnapshot:
         """For a scrape."""
-        return RankSnapshot(
-            rank=self._rank,
-            hostname=self._hostname,
-            gpu_uuid=self._gpu_uuid,
-            step=self.step,
-            phase=self._phase,
-            last_progress_s=self._last_progress_s,
-            loss=self.loss,
-            gradient_norm=self._norm,
-            overhead_ratio=self._overhead,
-            dropped=dropped,
-            nonfinite=self._nonfinite,
-            steps=self._steps,
-            is_sidecar_up=True,
-            device=device,
-            is_coordinator_there=is_coordinator_there,
-        )
+        return replace(self._last, dropped=dropped, device=device, is_coordinator_there=is_coordinator_there)
 
     def statistics(self) -> dict[str, float]:
         """The rank's last report of a whole step; empty before the first."""
@@ -80,7 +82,7 @@ class RankState:
         said = {
             "step": self.step - 1,
             "loss": self.loss,
-            "gradient_norm": self._norm,
+            "gradient_norm": self._last.gradient_norm,
             "seconds": self.seconds,
             "learning_rate": self._learning_rate,
         }
@@ -89,14 +91,14 @@ class RankState:
     def line(self) -> str:
         """For the terminal."""
         parts = [f" holter  step {self.step}"]
-        if self._phase is not None:
-            parts.append(self._phase.name.lower())
+        if self._last.phase is not None:
+            parts.append(self._last.phase.name.lower())
         if self.loss is not None:
             parts.append(f"loss {self.loss:.4g}" if math.isfinite(self.loss) else "loss is not finite")
         if self.seconds:
             parts.append(f"{self.seconds * 1e3:.0f} ms a step" if self.seconds < 1 else f"{self.seconds:.1f} s a step")
-        if self._overhead is not None:
-            parts.append(f"overhead {self._overhead:.1%}")
+        if self._last.overhead_ratio is not None:
+            parts.append(f"overhead {self._last.overhead_ratio:.1%}")
         return " · ".join(parts)
 
 
@@ -137,3 +139,106 @@ class MetricsServer:
 
     async def _healthz(self, _: web.Request) -> web.Response:
         return web.json_response(self._health())
+
+
+class StatusLine:
+    """Writes to a terminal device; every failure turns it off for good.
+
+    The last row is taken out of the scrolling region while the job runs, as apt does for its progress bar, and given back at the end.
+    The terminal is opened by its name, not inherited, and is never waited for.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._fd = -1
+        self._size = (0, 0)
+        try:
+            self._fd = os.open(device, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+        except OSError:
+            return
+        if not os.isatty(self._fd):
+            os.close(self._fd)
+            self._fd = -1
+
+    def show(self, text: str) -> None:
+        """Replace the line."""
+        size = self._terminal_size()
+        if size is None:
+            return
+        rows, columns = size
+        reserve = ""
+        if size != self._size:
+            # A line feed first: if the cursor stands on the last row, its text moves up instead of being covered.
+            reserve = f"\n\x1b7\x1b[1;{rows - 1}r\x1b8\x1b[1A"
+            self._size = size
+        self._write(f"{reserve}\x1b7\x1b[{rows};1H\x1b[7m{text[: columns - 1].ljust(columns - 1)}\x1b[0m\x1b8")
+
+    def say(self, text: str) -> None:
+        """Lines above the status line that stay."""
+        self._write("\r\x1b[K" + text.replace("\n", "\r\n") + "\r\n")
+
+    def close(self) -> None:
+        """Give the row back."""
+        if self._fd >= 0 and self._size[0]:
+            rows, _ = self._size
+            self._write(f"\x1b7\x1b[{rows};1H\x1b[2K\x1b[r\x1b8")
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _terminal_size(self) -> tuple[int, int] | None:
+        if self._fd < 0:
+            return None
+        try:
+            rows, columns, _, _ = struct.unpack("HHHH", fcntl.ioctl(self._fd, termios.TIOCGWINSZ, bytes(8)))
+        except OSError:
+            return None
+        return (rows, columns) if rows > 2 and columns > 20 else None  # noqa: PLR2004
+
+    def _write(self, text: str) -> None:
+        if self._fd < 0:
+            return
+        try:
+            os.write(self._fd, text.encode("utf-8", "replace"))
+        except BlockingIOError:
+            # Somebody pressed Ctrl-S: the line can wait.
+            return
+        except OSError:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def say_in_job_log(pid: int, text: str) -> bool:
+    """Write one line to the standard error of a process; False: it could not be done.
+
+    It is opened for one write and closed: no pipe of the launcher's is kept open, and nobody is waited for. A plain file is written
+    through the rank's own descriptor: what the rank writes later then comes after it, and not over it.
+    """
+    try:
+        descriptor = _open_stderr(pid)
+    except OSError:
+        return False
+    try:
+        return os.write(descriptor, f"holter: {text}\n".encode("utf-8", "replace")) > 0
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _open_stderr(pid: int) -> int:
+    path = f"/proc/{pid}/fd/{_STDERR}"
+    if stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116 - follows the link as an open would
+        shared = _shared_stderr(pid)
+        if shared >= 0:
+            return shared
+    # Anything else may be full: its own description, so that we need not wait and the rank still does.
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NONBLOCK | os.O_NOCTTY)
+
+
+def _shared_stderr(pid: int) -> int:
+    """The process's own open file description, with its position in the file; -1: we may not have it."""
+    process = os.pidfd_open(pid)
+    try:
+        return int(ctypes.CDLL(None).syscall(_PIDFD_GETFD, process, _STDERR, 0))
+    finally:
+        os.close(process)

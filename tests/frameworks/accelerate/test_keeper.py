@@ -17,8 +17,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from holter.errors import PartlySavedError
+from holter.frameworks import halts
 from holter.frameworks.accelerate.framework import Accelerate
-from holter.frameworks.saving import proof
 from holter.rank.framework import Task
 from holter.rank.models import Models
 from holter.rank.undo.rewind import Generators, Rewound
@@ -218,5 +218,5 @@ def proven(job: Job, directory: Path) -> list[str]:
     """Save, read back; the names of what was not found."""
     keeper, order = job.keeper(0), task(directory, is_rescue=False, rewinds={0: rewound(7)})
     keeper.save(order)
-    proof.prove(order, keeper)
+    halts.prove(order, keeper)
     return [tensor["name"] for tensor in json.loads((directory / "parts" / "0.json").read_text())["missing"]]

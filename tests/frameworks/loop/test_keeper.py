@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import ConstantLR, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from holter.errors import PartlySavedError
+from holter.frameworks import halts
 from holter.frameworks.loop import keeper as distributed
-from holter.frameworks.saving import proof
 from holter.frameworks.saving.averages import MANY_CHANGES
 from holter.rank.framework import Task
 
@@ -55,7 +55,7 @@ def keep(worn: Worn, directory: Path, **how: Any) -> dict[str, Any]:
         try:
             keeper.save(task)
         finally:
-            proof.prove(task, keeper)
+            halts.prove(task, keeper)
     assert not json.loads((directory / "parts" / "0.json").read_text())["missing"]
     return json.loads((directory / "state" / "names.json").read_text())
 

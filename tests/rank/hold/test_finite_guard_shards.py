@@ -8,7 +8,7 @@ import pytest
 import torch
 from tests.e2e.resuming import HALT
 
-from holter.frameworks.deepspeed.zero import ZeroProbe
+from holter.frameworks.deepspeed.framework import ZeroProbe
 from holter.rank.models import is_split
 from holter.records import SightLost
 

@@ -1,5 +1,6 @@
 """What only accelerate knows."""
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from holter.rank.framework import Framework, Keeper, LogFunction, SaveFunction, 
 
 if TYPE_CHECKING:
     from holter.rank.context import Context
-    from holter.rank.undo.state_parts import Source
+    from holter.rank.undo.state_parts import Copies, Source, StatePart
 
 _ACCELERATOR = ("accelerate.accelerator", "Accelerator")
 
@@ -48,9 +49,9 @@ class Accelerate(Framework):
     def counters(self, optimizers: Sequence[Any]) -> "Iterator[Source]":
         """Micro-steps of `accumulate`, and registered objects."""
         for accelerator in self.owners(optimizers):
-            from holter.frameworks.accelerate import counters  # noqa: PLC0415  not for those who want no snapshots
+            from holter.rank.undo.state_parts import source_of  # noqa: PLC0415  imports torch
 
-            yield counters.source(accelerator)
+            yield source_of(_counted, accelerator)
 
     def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper | None:
         """By `save_state`."""
@@ -59,3 +60,26 @@ class Accelerate(Framework):
 
             return AccelerateKeeper(accelerator, optimizers, context)
         return None
+
+
+def _counted(accelerator: Any) -> "StatePart":
+    """Taken at the beginning of a step's first forward pass: `accumulate` has counted this micro-step by then."""
+    from holter.rank.undo.state_parts import StatePart, put_image  # noqa: PLC0415  imports torch
+
+    def put(accelerator: Any, image: Any, copies: "Copies") -> None:
+        accelerator.step = image["step"]
+        for each, kept in zip(_registered(accelerator), image["registered"], strict=True):
+            each.load_state_dict(put_image(None, kept, copies))
+
+    begun = accelerator.step % accelerator.gradient_accumulation_steps
+    registered = _registered(accelerator)
+    state = {"step": accelerator.step - begun, "registered": [each.state_dict() for each in registered]}
+    return StatePart(weakref.ref(accelerator), state, put, is_moving=True, apart=(accelerator, *registered))
+
+
+def _registered(accelerator: Any) -> list[Any]:
+    """The script's own objects, and schedulers that are none of torch's: those are found without us."""
+    kind = sys.modules["torch.optim.lr_scheduler"].LRScheduler
+    schedulers = accelerator._schedulers  # noqa: SLF001
+    foreign = [each for each in schedulers if not isinstance(getattr(each, "scheduler", each), kind)]
+    return [*accelerator._custom_objects, *foreign]  # noqa: SLF001

@@ -37,12 +37,7 @@ REPLICATED = frozenset(
 )
 """Every rank has all of the model: one of them can save for all."""
 
-_ALONE = {
-    "distributed_type": DistributedType.NO,
-    "num_processes": 1,
-    "process_index": 0,
-    "local_process_index": 0,
-}
+_ALONE = {"distributed_type": DistributedType.NO, "num_processes": 1, "process_index": 0, "local_process_index": 0}
 
 
 @contextmanager
@@ -121,12 +116,12 @@ class AccelerateKeeper:
         if task.is_rescue:
             own.unlink()
         for rank in filter(task.rewinds.__contains__, ranks):
-            states = random_states.at_beginning(task.rewinds[rank])
-            kept = {"random_state": states.python, **random_states.as_loaded(states.torch, num_seeds)}
+            states = task.rewinds[rank]
+            kept = {"random_state": states.python_state, **random_states.as_loaded(states.torch_state, num_seeds)}
             if states.numpy is not None:
-                kept["numpy_random_seed"] = states.numpy
+                kept["numpy_random_seed"] = states.numpy_state
             if "torch_cuda_manual_seed" in written and states.cuda:
-                kept["torch_cuda_manual_seed"] = states.cuda
+                kept["torch_cuda_manual_seed"] = states.cuda_states
             torch.save(written | kept, _path(task, rank))
         random_states.check_all_known(task, ranks)
 

@@ -20,7 +20,7 @@ class Fsdp(Framework):
     def attach(self, monitor: "Monitor") -> None:
         """A snapshot asks for shards in the middle of a forward pass, which must not wait for a second of imports."""
         if monitor.context.undo.snapshots is not None:
-            from holter.frameworks.fsdp import shards  # noqa: F401, PLC0415  imports torch
+            import torch.distributed.fsdp  # noqa: F401, PLC0415
 
     def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper | None:
         """Saves flat shards (FSDP1); DTensors are left to the loop's keeper."""
@@ -30,7 +30,18 @@ class Fsdp(Framework):
         return keeper if keeper.is_flat() else None
 
     def sharded(self, root: Any) -> Mapping[tuple[int, str], Any]:
-        """The shards behind FSDP2's modules."""
-        from holter.frameworks.fsdp import shards  # noqa: PLC0415  imports torch
+        """FSDP2's own parameters, by the modules that show them or the gathered ones, wherever those are in their forward or backward pass."""
+        from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415  takes a second
 
-        return shards.sharded(root)
+        found = {}
+        for module in root.modules():
+            if not isinstance(module, FSDPModule):
+                continue
+            state: Any = module._get_fsdp_state()  # noqa: SLF001
+            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # noqa: SLF001
+            for held in (held for group in groups if group is not None for held in group.fsdp_params):
+                info = held._module_info  # noqa: SLF001
+                shared = zip(info.shared_modules, info.shared_param_names, strict=True)
+                for owner, name in ((info.module, info.param_name), *shared):
+                    found[id(owner), name] = held.sharded_param
+        return found

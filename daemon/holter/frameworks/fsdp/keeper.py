@@ -14,12 +14,8 @@ class FlatKeeper(DistributedKeeper):
 
     def is_flat(self) -> bool:
         """Whether FSDP1 holds one of the trained models."""
-        return any(
-            isinstance(each, FullyShardedDataParallel)
-            for model in self._models
-            if model.root
-            for each in model.root.modules()
-        )
+        roots = [model.root for model in self._models if model.root]
+        return any(isinstance(each, FullyShardedDataParallel) for root in roots for each in root.modules())
 
     def _loses_averages(self, task: Task) -> bool:  # noqa: ARG002
         return True

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from holter.frameworks import attach, watch
+from holter.frameworks import attach
 
 
 class HolterCallback(TrainerCallback):  # type: ignore[misc]
@@ -19,4 +19,4 @@ class HolterCallback(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002
         """What the Trainer shows, which may hide a NaN."""
         if logs:
-            watch.log(logs)
+            attach.log(logs)

@@ -1,6 +1,8 @@
 """What only the Hugging Face Trainer knows."""
 
 import os
+import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +11,7 @@ from holter.records import Phase
 
 if TYPE_CHECKING:
     from holter.rank.context import Context
-    from holter.rank.undo.state_parts import Source
+    from holter.rank.undo.state_parts import Copies, Source, StatePart
 
 _TRAINER = ("transformers.trainer", "Trainer")
 
@@ -48,9 +50,9 @@ class HfTrainer(Framework):
     def counters(self, optimizers: Sequence[Any]) -> "Iterator[Source]":
         """Its TrainerState, its flow control, callbacks that export a state, operations counted since the last log."""
         for trainer in self.owners(optimizers):
-            from holter.frameworks.hf_trainer import counters  # noqa: PLC0415  not for those who want no snapshots
+            from holter.rank.undo.state_parts import source_of  # noqa: PLC0415  imports torch
 
-            yield counters.source(trainer)
+            yield source_of(_counted, trainer)
 
     def keeper(self, context: "Context", optimizers: Sequence[Any]) -> Keeper | None:
         """By the pieces of `_save_checkpoint`."""
@@ -59,3 +61,31 @@ class HfTrainer(Framework):
 
             return TrainerKeeper(trainer, context)
         return None
+
+
+def _counted(trainer: Any) -> "StatePart":
+    """Taken at the beginning of a step's first forward pass: the Trainer counts this micro-step afterwards."""
+    from holter.rank.undo.state_parts import StatePart, put_image  # noqa: PLC0415  imports torch
+
+    def put(trainer: Any, image: Any, copies: "Copies") -> None:
+        vars(trainer.state).update(put_image(None, image["state"], copies))
+        del trainer.state.log_history[image["num_logged"] :]
+        for each, kept in zip(exporting(trainer), image["exported"], strict=True):
+            exported = put_image(None, kept, copies)
+            vars(each).update(exported["args"] | exported["attributes"])
+        trainer.current_flos = image["flos"]
+
+    state = {
+        "state": {name: value for name, value in vars(trainer.state).items() if name != "log_history"},
+        # Entries are only ever added.
+        "num_logged": len(trainer.state.log_history),
+        "exported": [each.state() for each in exporting(trainer)],
+        "flos": trainer.current_flos,
+    }
+    return StatePart(weakref.ref(trainer), state, put, is_moving=True, apart=(trainer,))
+
+
+def exporting(trainer: Any) -> list[Any]:
+    """Callbacks that have a state of their own, and the flow control."""
+    kind = sys.modules["transformers.trainer_callback"].ExportableState
+    return [each for each in (*trainer.callback_handler.callbacks, trainer.control) if isinstance(each, kind)]

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import ExportableState
 
 from holter.errors import SaveError
 from holter.frameworks.accelerate.keeper import REPLICATED, alone, tensors_of
+from holter.frameworks.hf_trainer.framework import exporting
 from holter.frameworks.saving import averages, random_states
 from holter.rank.framework import Task
 from holter.rank.search import innermost
@@ -109,13 +109,13 @@ class TrainerKeeper:
         random_states.check_all_known(task, ranks)
 
     def _random_states(self, rewound: "Rewound", own: Mapping[str, Any]) -> dict[str, Any]:
-        states = random_states.at_beginning(rewound) if self._is_at_epoch() else random_states.at_forward(rewound)
-        kept = {"python": states.python, "cpu": states.torch}
+        states = rewound if self._is_at_epoch() else rewound.at_forward
+        kept: dict[str, Any] = {"python": states.python_state, "cpu": states.torch_state}
         if states.numpy is not None:
-            kept["numpy"] = states.numpy
+            kept["numpy"] = states.numpy_state
         if "cuda" in own and states.cuda:
             is_all = isinstance(own["cuda"], list)
-            kept["cuda"] = states.cuda if is_all else states.cuda[torch.cuda.current_device()]
+            kept["cuda"] = states.cuda_states if is_all else states.cuda_states[torch.cuda.current_device()]
         return kept
 
     def _is_at_epoch(self) -> bool:
@@ -137,10 +137,9 @@ def _batches(trainer: Any) -> Sequence[Any]:
 def _export(trainer: Any) -> None:
     """Callbacks that have a state put it into the Trainer's."""
     stored = trainer.state.stateful_callbacks
-    for part in (*trainer.callback_handler.callbacks, trainer.control):
-        if isinstance(part, ExportableState):
-            name = type(part).__name__
-            if isinstance(stored.get(name), list):
-                stored[name].append(part.state())
-            else:
-                stored[name] = part.state()
+    for part in exporting(trainer):
+        name = type(part).__name__
+        if isinstance(stored.get(name), list):
+            stored[name].append(part.state())
+        else:
+            stored[name] = part.state()

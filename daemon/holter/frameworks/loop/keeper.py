@@ -2,8 +2,14 @@
 
     dcp.load({"model": …, "optim": …}, checkpoint_id=run/"checkpoints/30/state")      no holter needed
 
-The same planner and the same writer as `dcp.save`, but what savers must tell each other goes through files (`exchange.py`): one way for
-a held step and for a thread beside a blocked main thread. Replicated state is written by the first saver alone.
+The same planner and the same writer as `dcp.save`, but what savers must tell each other goes through files beside the checkpoint, without a collective:
+one way for a held step and for a thread beside a blocked main thread. Replicated state is written by the first saver alone.
+
+    parts/exchange/plan-2       what rank 2 could write
+    parts/exchange/orders-0     who writes what, from the first saver
+    parts/exchange/written-2    where rank 2 wrote it
+    parts/exchange/failure-2    or why it did not
+    parts/exchange/end-0        what is missing of the whole, once its metadata is written
 
 Scripts load with the keys that they are used to, so the metadata has other names for the same bytes:
 
@@ -19,6 +25,7 @@ without a word and leave what it does not find as it was initialised.
 import contextlib
 import json
 import pickle
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -37,7 +44,6 @@ from torch.distributed.tensor import DTensor
 from holter import clock
 from holter.errors import PartlySavedError, SaveError
 from holter.frameworks.loop import named_state
-from holter.frameworks.loop.exchange import Exchange
 from holter.frameworks.saving import averages, random_states
 from holter.rank.context import Context
 from holter.rank.framework import Task
@@ -55,6 +61,9 @@ ALIASES = {
 
 StatePath = tuple[Any, ...]
 """Where a value stands in the nested state: keys, and numbers for the elements of a list."""
+FOLDER = "parts/exchange"
+"""Below a folder that is gone once the checkpoint is sealed."""
+POLL_S = 0.01
 
 
 class DistributedKeeper:
@@ -125,7 +134,7 @@ class DistributedKeeper:
         if missing:
             raise PartlySavedError(missing)
 
-    def _write(self, task: Task, state: dict[str, Any], exchange: Exchange, savers: tuple[int, ...]) -> str:
+    def _write(self, task: Task, state: dict[str, Any], exchange: "Exchange", savers: tuple[int, ...]) -> str:
         """Returns what is missing of the whole, if this rank is the one who knows."""
         is_first = task.rank == savers[0]
         planner, writer = DefaultSavePlanner(), dcp.FileSystemWriter(task.state)
@@ -248,3 +257,52 @@ def _flattened(path: StatePath, groups: Sequence[Mapping[str, Any]]) -> Iterator
     if path[:2] == ("optim", "param_groups") and path[-1] != "params":
         for name in groups[path[2]]["params"]:
             yield "optim", ".".join(("param_groups", name, *map(str, path[3:])))
+
+
+class Exchange:
+    """One saver's end. Pickles, as torch.distributed.checkpoint itself sends its plans, read from this directory alone, which is made for one save."""
+
+    def __init__(self, directory: Path, rank: int, until_s: float) -> None:
+        self.folder = directory / FOLDER
+        self._rank = rank
+        self._until_s = until_s
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def put(self, kind: str, content: Any) -> None:
+        """Tell the others; they see all of it or nothing."""
+        part = self.folder / f".{kind}-{self._rank}"
+        part.write_bytes(pickle.dumps(content))
+        part.rename(self.folder / f"{kind}-{self._rank}")
+
+    def fail(self, error: Exception) -> None:
+        """Tell the others not to wait for this rank, if the disk still takes a file."""
+        with contextlib.suppress(OSError):
+            self.put("failure", f"{type(error).__name__}: {error}")
+
+    def get(self, kind: str, rank: int, patience_s: float) -> Any:
+        """What this rank says; SaveError if it says nothing in time, or that it failed."""
+        found, whys = self.gather(kind, [rank], patience_s)
+        if rank not in found:
+            raise SaveError(f"rank {rank} {whys[rank]}")
+        return found[rank]
+
+    def gather(self, kind: str, ranks: Iterable[int], patience_s: float) -> tuple[dict[int, Any], dict[int, str]]:
+        """What these ranks say, and why some do not."""
+        found: dict[int, Any] = {}
+        whys: dict[int, str] = {}
+        began_s = clock.monotonic_s()
+        until_s = min(began_s + patience_s, self._until_s)
+        awaited = set(ranks)
+        while awaited:
+            for rank in sorted(awaited):
+                if (path := self.folder / f"{kind}-{rank}").exists():
+                    found[rank] = pickle.loads(path.read_bytes())  # noqa: S301  written by a saver of this very halt
+                elif (path := self.folder / f"failure-{rank}").exists():
+                    whys[rank] = f"failed: {pickle.loads(path.read_bytes())}"  # noqa: S301  as above
+            awaited -= {*found, *whys}
+            if awaited and clock.monotonic_s() > until_s:
+                whys |= dict.fromkeys(awaited, f"gave no {kind} within {clock.monotonic_s() - began_s:.0f} s")
+                break
+            if awaited:
+                threading.Event().wait(POLL_S)
+        return found, whys

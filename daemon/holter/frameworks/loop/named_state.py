@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from holter.errors import SaveError
-from holter.frameworks.fsdp import shards
+from holter.frameworks.fsdp.framework import Fsdp
 from holter.frameworks.saving.averages import Average
 from holter.rank import search
 from holter.rank.models import Model
@@ -97,7 +97,7 @@ def _entries(models: Sequence[Model], wanted: Sequence[Model] | None = None) -> 
 
 def _held(module: torch.nn.Module) -> dict[str, Any]:
     """What its state_dict has, a sharded parameter as the optimizer knows it."""
-    sharded = shards.sharded(module)
+    sharded = Fsdp().sharded(module)
     if not sharded:
         return dict(module.state_dict(keep_vars=True))
     held: dict[str, Any] = {}

@@ -11,68 +11,56 @@ An iterator of a DataLoader draws a seed. Where a run is resumed within a pass, 
     resumed       load_state   iter(loader) draws a seed            step 30 …      S only if what was loaded lies a seed before S
 
 So a framework that resumes in this order is given the state from before that seed, for every loader that has no generator of its own. At the
-beginning of a pass the run has drawn its seed after S, and S is what is loaded.
+beginning of a pass the run has drawn its seed after S, and S is what is loaded. torch's CPU generator, a Mersenne twister, is drawn from
+backwards for that:
+
+    words   0 … … … … … … 623     a block, twisted from the one before when all its words are used
+                  ^ place         a seed is two words; before the block's first word lies the last one of the block before
+
+What a state holds besides words and place (a normal sample that is kept for later) is not touched. A result is tried before it is given:
+seeds are drawn from it by torch itself, and what that leaves must be the given state.
 """
 
 import random
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from holter.errors import PartlySavedError, SaveError, VaultError
 from holter.frameworks import place
 from holter.frameworks.loop import named_state
-from holter.frameworks.saving import twister
 from holter.halting.vault import manifest
 from holter.rank.framework import STATE, Task
 from holter.rank.models import Model
 
 if TYPE_CHECKING:
     from holter.rank.context import Context
-    from holter.rank.undo.rewind import RandomStates, Rewound
+    from holter.rank.undo.rewind import Rewound
 
 AT_STEP = "torch_at_step"
 """Under this name a file of random states has S as well, for those who set it when the loader has drawn."""
-
-
-class States(NamedTuple):
-    """What `random.setstate`, `numpy.random.set_state`, `torch.set_rng_state` and `torch.cuda.set_rng_state_all` take."""
-
-    python: Any
-    numpy: Any
-    """None: the script put a generator in its place that is not numpy's own."""
-    torch: torch.Tensor
-    cuda: list[torch.Tensor]
-
-
-def at_beginning(rewound: "Rewound") -> States:
-    """As they were when the step before was over."""
-    return _states(rewound)
-
-
-def at_forward(rewound: "Rewound") -> States:
-    """As the step's first forward pass found them, its batch fetched."""
-    return _states(rewound.at_forward)
-
-
-def _states(kept: "RandomStates") -> States:
-    return States(kept.python_state, kept.numpy_state, kept.torch_state, kept.cuda_states)
+WORDS = 624
+SHIFT = 397
+WORDS_OF_A_SEED = 2
+_UPPER, _LOWER, _MATRIX = np.uint32(0x80000000), np.uint32(0x7FFFFFFF), np.uint32(0x9908B0DF)
+_LAYOUT = np.dtype([("seed", "<u8"), ("left", "<i4"), ("is_seeded", "<i4"), ("next", "<u8"), ("words", "<u8", WORDS)])
+"""How `torch.get_rng_state` begins."""
 
 
 def num_seeds_ahead(context: "Context", rewound: "Rewound") -> int:
     """How many seeds a resumed loop draws from torch's generator before the step, that the halted run did not draw after it began."""
     feeding = context.data.under_way(context.undo.rewind.fed_by)
     drawn = [seeds for loader, seeds in feeding if loader.generator is None]
-    own = set(twister.seeds(rewound.torch_state, len(drawn)))
+    own = set(next_seeds(rewound.torch_state, len(drawn)))
     return sum(own.isdisjoint(seeds) for seeds in drawn)
 
 
 def as_loaded(state: torch.Tensor, num_seeds: int) -> dict[str, torch.Tensor]:
     """What torch has in a file in accelerate's shape: what is loaded, and S where that is another."""
-    before = twister.before_seeds(state, num_seeds) if num_seeds else None
+    before = before_seeds(state, num_seeds) if num_seeds else None
     return {"torch_manual_seed": state} if before is None else {"torch_manual_seed": before, AT_STEP: state}
 
 
@@ -90,17 +78,19 @@ def write(task: Task, buffers: Mapping[str, torch.Tensor]) -> list[int]:
     if task.savers and task.rank == task.savers[0]:
         ranks |= set(range(task.world_size)) - set(task.savers)
     for rank in sorted(ranks & set(task.rewinds)):
-        content = {"step": task.completed, **_as_saved(task.rewinds[rank])}
+        states = task.rewinds[rank]
+        content = {
+            "step": task.completed,
+            "random_state": states.python_state,
+            "numpy_random_seed": states.numpy_state,
+            "torch_manual_seed": states.torch_state,
+        }
+        if states.cuda:
+            content["torch_cuda_manual_seed"] = states.cuda_states
         if buffers and rank == task.rank:
             content["buffers"] = dict(buffers)
         torch.save(content, _path(task.state, rank))
     return sorted(ranks)
-
-
-def _as_saved(rewound: "Rewound") -> dict[str, Any]:
-    states = at_beginning(rewound)
-    kept = {"random_state": states.python, "numpy_random_seed": states.numpy, "torch_manual_seed": states.torch}
-    return kept | ({"torch_cuda_manual_seed": states.cuda} if states.cuda else {})
 
 
 def restore(directory: str | Path, model: torch.nn.Module | None = None) -> int:
@@ -116,8 +106,6 @@ def restore(directory: str | Path, model: torch.nn.Module | None = None) -> int:
         _set_buffers(model, kept["buffers"])
     random.setstate(kept["random_state"])
     if kept.get("numpy_random_seed") is not None:
-        import numpy as np  # noqa: PLC0415  kept where the run had it
-
         np.random.set_state(kept["numpy_random_seed"])  # noqa: NPY002  the global generator is what was kept
     torch.set_rng_state(kept.get(AT_STEP, kept["torch_manual_seed"]))
     if kept.get("torch_cuda_manual_seed"):
@@ -144,9 +132,73 @@ def _set_buffers(model: torch.nn.Module, kept: Mapping[str, torch.Tensor]) -> No
 
 def _numpy_parts() -> list[Any]:
     """What a pickled state of numpy's generator is made of."""
-    if "numpy" not in sys.modules:
-        return []
-    import numpy as np  # noqa: PLC0415
-    from numpy._core import multiarray  # noqa: PLC0415
+    from numpy._core import multiarray  # noqa: PLC0415  not in numpy before 1.26
 
     return [multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]  # noqa: SLF001
+
+
+def next_seeds(state: torch.Tensor, number: int) -> list[int]:
+    """What as many iterators of a DataLoader would draw from here, one after the other."""
+    return _drawn(state, number)[0]
+
+
+def before_seeds(state: torch.Tensor, number: int) -> torch.Tensor | None:
+    """The state from which so many seeds lead to this one; None: this is not the generator that we know."""
+    found = state.clone()
+    head = _head(found)
+    words = head["words"][0].astype(np.uint32)
+    # Of words that are all used none is left but the twist that comes next.
+    place = WORDS + 1 - int(head["left"][0]) - WORDS_OF_A_SEED * number
+    if place <= -WORDS:
+        return None
+    if place <= 0:
+        words, place = _untwisted(words), place + WORDS
+    head["words"][0], head["left"][0], head["next"][0] = words, WORDS + 1 - place, place
+    try:
+        is_found = torch.equal(_plain(_drawn(found, number)[1]), _plain(state))
+    except RuntimeError:
+        return None
+    return found if is_found else None
+
+
+def _drawn(state: torch.Tensor, number: int) -> tuple[list[int], torch.Tensor]:
+    generator = torch.Generator()
+    generator.set_state(state)
+    # As `_BaseDataLoaderIter` draws it.
+    found = [int(torch.empty((), dtype=torch.int64).random_(generator=generator).item()) for _ in range(number)]
+    return found, generator.get_state()
+
+
+def _head(state: torch.Tensor) -> np.ndarray:
+    """The part that we know, to be read and written in place."""
+    head: np.ndarray = state.numpy()[: _LAYOUT.itemsize].view(_LAYOUT)
+    return head
+
+
+def _plain(state: torch.Tensor) -> torch.Tensor:
+    """A freshly seeded generator stands at the beginning of words that are never used: the same as at their end."""
+    found = state.clone()
+    head = _head(found)
+    if head["left"][0] == 1:
+        head["next"][0] = WORDS
+    return found
+
+
+def _untwisted(new: np.ndarray) -> np.ndarray:
+    """The block before this one. Of its first word one bit is known; no other is ever used again."""
+    mixed = np.empty_like(new)
+    rest = WORDS - SHIFT
+    mixed[rest:] = _unmixed(new[rest:] ^ new[:SHIFT])
+    old = np.empty_like(new)
+    old[SHIFT:] = (mixed[SHIFT:] & _UPPER) | (mixed[SHIFT - 1 : -1] & _LOWER)
+    mixed[:rest] = _unmixed(new[:rest] ^ old[SHIFT:])
+    old[1:] = (mixed[1:] & _UPPER) | (mixed[:-1] & _LOWER)
+    old[0] = mixed[0] & _UPPER
+    return old
+
+
+def _unmixed(twisted: np.ndarray) -> np.ndarray:
+    """The bits that were shifted: a word's highest, and the lower ones of the word after it."""
+    is_odd = twisted >> np.uint32(31)
+    found: np.ndarray = ((twisted ^ (is_odd * _MATRIX)) << np.uint32(1)) | is_odd
+    return found

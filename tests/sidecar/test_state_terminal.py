@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holter.sidecar.terminal import StatusLine
+from holter.sidecar.state import StatusLine
 
 
 class Terminal:

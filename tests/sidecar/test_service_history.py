@@ -3,7 +3,7 @@
 import struct
 
 from holter.records import Census, Observation, PackedTable, Table, TensorEntry
-from holter.sidecar.history import TableHistory
+from holter.sidecar.service import TableHistory
 
 
 def packed(step: int, *fingerprints: int, tensor_class: str = "parameters_before") -> Observation:

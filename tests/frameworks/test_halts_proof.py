@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 
 from holter.errors import VaultError
-from holter.frameworks.saving.proof import prove
+from holter.frameworks.halts import prove
 from holter.frameworks.saving.reading import tensors_in
 from holter.halting.vault import manifest as manifests
 from holter.rank.framework import Task

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holter.sidecar import stacks
+from holter.sidecar import examination
 
 SPIN = "def spin():\n    while True:\n        pass\nspin()\n"
 SLEEP = "import time\ndef rest():\n    time.sleep(100)\nrest()\n"
@@ -62,7 +62,7 @@ def status(pid: int) -> dict[str, str]:
 
 
 async def main_thread(pid: int, depth: str = "quick"):
-    found, error = await stacks.take(pid, depth, 20.0)
+    found, error = await examination.take_stacks(pid, depth, 20.0)
     assert found, error
     assert [True] == [thread.is_main for thread in found if thread.is_main]
     assert found[0].is_main
@@ -126,16 +126,16 @@ async def test_a_process_that_is_gone_or_has_no_python_gives_a_reason(start, sle
     process = start(SLEEP)
     process.kill()
     process.wait()
-    found, error = await stacks.take(process.pid, "native")
+    found, error = await examination.take_stacks(process.pid, "native")
     assert ([], True) == (found, error.startswith("no native frames: "))
-    found, error = await stacks.take(sleep.pid, "quick")
+    found, error = await examination.take_stacks(sleep.pid, "quick")
     assert ([], "no stacks: Failed to find python version from target process") == (found, error)
 
 
 async def test_threads_and_frames_are_bounded_and_the_main_thread_is_among_them(start):
     main, _ = await main_thread(start(THREADS).pid)
-    found, _ = await stacks.take(start(THREADS).pid, "quick", 20.0)
-    assert (stacks.MAX_THREADS, stacks.MAX_FRAMES) == (len(found), len(main.frames))
+    found, _ = await examination.take_stacks(start(THREADS).pid, "quick", 20.0)
+    assert (examination.MAX_THREADS, examination.MAX_STACK_FRAMES) == (len(found), len(main.frames))
     assert "deep" == main.frames[0].function
 
 
@@ -143,18 +143,20 @@ async def test_a_program_that_does_not_answer_is_killed_and_reaped(tmp_path, mon
     slow = tmp_path / "py-spy"
     slow.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 60\n")
     slow.chmod(0o755)
-    monkeypatch.setattr(stacks.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(examination.sys, "executable", str(tmp_path / "python"))
     began = time.monotonic()
-    found, error = await stacks.take(1, "quick", 1.0)
+    found, error = await examination.take_stacks(1, "quick", 1.0)
     assert ([], True) == (found, "did not answer in" in error)
     assert time.monotonic() - began < 10
     assert not status(int((tmp_path / "pid").read_text()))
 
 
 async def test_a_missing_program_is_a_reason(tmp_path, monkeypatch):
-    monkeypatch.setattr(stacks.sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(examination.sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert ([], "py-spy is not installed beside this interpreter nor on the PATH") == await stacks.take(1, "quick")
+    assert ([], "py-spy is not installed beside this interpreter nor on the PATH") == await examination.take_stacks(
+        1, "quick"
+    )
 
 
 def test_a_complaint_becomes_one_line():
@@ -162,13 +164,14 @@ def test_a_complaint_becomes_one_line():
         "Error: Failed to get stack traces\n\nCaused by:\n    0: Failed to suspend process\n    1: EPERM: Operation not"
         " permitted\n\nStack backtrace:\n   0: anyhow::error\n"
     )
-    assert "Failed to get stack traces: Failed to suspend process: EPERM: Operation not permitted" == stacks.explain(
-        complaint
+    assert (
+        "Failed to get stack traces: Failed to suspend process: EPERM: Operation not permitted"
+        == examination.explain_complaint(complaint)
     )
-    assert "py-spy failed without a word" == stacks.explain("\n")
+    assert "py-spy failed without a word" == examination.explain_complaint("\n")
 
 
 @pytest.mark.parametrize("output", [b"", b"{}", b"[1]", b'[{"pid": "x"}]'])
 def test_what_is_not_py_spys_is_refused(output):
     with pytest.raises(msgspec.MsgspecError):
-        stacks.parse(output)
+        examination.parse_stacks(output)

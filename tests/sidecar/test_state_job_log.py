@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from holter.sidecar import job_log
+from holter.sidecar.state import say_in_job_log
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(60)"]
 
@@ -24,7 +24,7 @@ def test_a_stopped_process_has_it_in_its_log(tmp_path, is_file):
     os.close(write_end)
     try:
         process.send_signal(signal.SIGSTOP)
-        assert job_log.say(process.pid, "rank 1 stands still")
+        assert say_in_job_log(process.pid, "rank 1 stands still")
     finally:
         process.kill()
         process.wait()
@@ -44,10 +44,10 @@ def test_a_full_pipe_and_a_dead_process_are_not_waited_for():
     with contextlib.suppress(BlockingIOError):
         while os.write(write_end, b"x" * 4096):
             pass
-    assert not job_log.say(process.pid, "nobody reads")
+    assert not say_in_job_log(process.pid, "nobody reads")
     process.kill()
     process.wait()
-    assert not job_log.say(process.pid, "nobody is there")
+    assert not say_in_job_log(process.pid, "nobody is there")
     os.close(read_end)
     os.close(write_end)
 
@@ -66,7 +66,7 @@ def test_what_a_process_writes_afterwards_does_not_overwrite_it(tmp_path):
             if log.read_text():
                 break
             time.sleep(0.01)
-        assert job_log.say(process.pid, "rank 1 stands still")
+        assert say_in_job_log(process.pid, "rank 1 stands still")
         process.communicate(b"\n", timeout=30)
     finally:
         process.kill()

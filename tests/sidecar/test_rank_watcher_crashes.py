@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from holter.sidecar.crash_notice import CrashingRank, CrashListener
+from holter.sidecar.rank_watcher import CrashingRank, CrashListener
 
 pytest.importorskip("holter.rank._crash_notice")
 
