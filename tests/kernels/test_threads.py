@@ -82,12 +82,14 @@ def test_the_interpreter_lock_is_released() -> None:
 
     ticker = threading.Thread(target=count)
     ticker.start()
-    before = ticks
-    fused.launch()  # tens of milliseconds; a switch of threads takes 5
-    during = ticks - before
+    during = []
+    for _ in range(20):  # on a busy machine the ticker may not get a core while one pass takes its tens of milliseconds
+        before = ticks
+        fused.launch()
+        during.append(ticks - before)
     stop.set()
     ticker.join()
-    assert 1000 < during
+    assert 1000 < max(during)
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
