@@ -71,7 +71,8 @@ def test_callers_on_many_threads_do_not_disturb_each_other() -> None:
 
 
 def test_the_interpreter_lock_is_released() -> None:
-    fused = Pass([torch.randn(30_000_000)])
+    x = torch.randn(30_000_000)
+    fused = Pass([x])
     assert 10 < max(
         _ticks_of_another_thread(fused.launch) for _ in range(20)
     )  # a busy machine may leave it no core once
