@@ -28,7 +28,7 @@ def worker_server():
     while len(os.listdir("/proc/self/task")) < 3:
         time.sleep(0.01)
 def flight_thread():
-    from holter.rank.flight_server import FlightThread
+    from holter.rank.flight_thread import FlightThread
     FlightThread(os.path.join(tempfile.mkdtemp(), "python"), lambda: None)
 def shard_peers():
     from holter.rank.hold.agreement import Tree

@@ -129,6 +129,7 @@ def test_judges_are_pure(where):
 
 @pytest.mark.parametrize("where", TORCH_FREE)
 def test_the_daemons_import_no_torch(where):
+    assert files(where)
     for path in files(where):
         assert "torch" not in {module.split(".")[0] for module in imports(path)}, path
 

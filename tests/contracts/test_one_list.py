@@ -23,10 +23,10 @@ def literals(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_engine_names_a_fault(engine: str) -> None:
     names = {*DETECTORS, *CAUSES} - SERIES
+    files = sorted((HOLTER / engine).rglob("*.py"))
+    assert files
     assert [] == [
-        f"{path.relative_to(HOLTER)}: {name}"
-        for path in sorted((HOLTER / engine).rglob("*.py"))
-        for name in sorted(names.intersection(literals(path)))
+        f"{path.relative_to(HOLTER)}: {name}" for path in files for name in sorted(names.intersection(literals(path)))
     ]
 
 

@@ -154,7 +154,7 @@ class Simulation:
         beat = wire.Heartbeat(step + isinstance(body, StepDone), phase, 0, now_ns)
         report = wire.Report(heartbeat=beat, observations=said, dropped=0)
         if self.coordinator.watched.intake.hear(rank, report, now_ns):
-            self.coordinator._hurry()
+            self.coordinator._wake.set()
 
 
 def _attached(rank: int, world_size: int, host: str) -> Attached:

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from holter.rank import flight_server
-from holter.rank.flight_server import FlightServer, FlightThread, dump
+from holter.rank.flight_server import FlightServer, dump
+from holter.rank.flight_thread import FlightThread
 
 
 class Connection(http.client.HTTPConnection):

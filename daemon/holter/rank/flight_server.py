@@ -4,7 +4,7 @@
             --POST /handler/dump_traceback->                                         --> stacks, if the interpreter lock can be had
 
 The worker server is private API of torch. Where it is missing or fails, a thread of Python answers the same two questions
-(`FlightThread`): then a rank that holds the interpreter lock cannot answer, and everything else is the same.
+(`flight_thread`): then a rank that holds the interpreter lock cannot answer, and everything else is the same.
 
 The socket lies in a directory that only the user can enter. The rank removes it at its end, the sidecar if the rank could not.
 """
@@ -12,15 +12,11 @@ The socket lies in a directory that only the user can enter. The rank removes it
 import atexit
 import contextlib
 import ctypes
-import faulthandler
 import os
 import shutil
-import socketserver
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +35,6 @@ POLL_S = 0.005
 LOG_LEVEL_ERROR = 2
 _STATE, _CONNECTED = 5, ("02", "03")
 """Field of /proc/net/unix, and what it says of a connection that waits or is open."""
-REQUEST_DEADLINE_S = 2.0
-SERVE_POLL_S = 0.2
 
 
 class FlightServer:
@@ -108,6 +102,9 @@ def _serve(directory: Path) -> tuple[Any, str]:
         with _quiet(), without_signals():
             return _WorkerServer(str(directory / NATIVE)), NATIVE
     except Exception:  # noqa: BLE001  whatever is wrong with it, the other way is tried
+        # An HTTP server is not loaded into every rank for the few whose torch has none.
+        from holter.rank.flight_thread import FlightThread  # noqa: PLC0415
+
         return FlightThread(str(directory / PYTHON), dump), PYTHON
 
 
@@ -134,61 +131,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         level.value = before
-
-
-class FlightThread:
-    """The same answers from a thread of Python, which needs the interpreter lock; serves from the moment it is made until `shutdown`."""
-
-    def __init__(self, path: str, dump: Callable[[], bytes | None]) -> None:
-        answers: dict[str, Callable[[], bytes | None]] = {
-            "/handler/fr_trace_json": dump,
-            "/handler/dump_traceback": _traceback,
-            "/handler/ping": lambda: b"pong",
-        }
-        self._server = _Server(path, answers)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(SERVE_POLL_S,), name="holter-flight", daemon=True
-        )
-        with without_signals():
-            self._thread.start()
-
-    def shutdown(self) -> None:
-        """Answer what is being asked, then end."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join(REQUEST_DEADLINE_S)
-
-
-class _Server(socketserver.UnixStreamServer):
-    """One request at a time; whoever is slow to ask is cut off."""
-
-    def __init__(self, path: str, answers: dict[str, Callable[[], bytes | None]]) -> None:
-        self.answers = answers
-        super().__init__(path, _Handler)
-
-    def handle_error(self, *_: Any) -> None:
-        """A sidecar that went away is no news for the job's log."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    timeout = REQUEST_DEADLINE_S
-    server: _Server
-
-    def do_POST(self) -> None:
-        answer = self.server.answers.get(self.path)
-        body = answer() if answer is not None else None
-        self.send_response(HTTPStatus.NOT_FOUND if body is None else HTTPStatus.OK)
-        self.send_header("Content-Length", str(len(body or b"")))
-        self.end_headers()
-        with contextlib.suppress(OSError):
-            self.wfile.write(body or b"")
-
-    def log_message(self, *_: Any) -> None:
-        """Nothing: standard error is the job's."""
-
-
-def _traceback() -> bytes:
-    with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file.fileno(), all_threads=True)
-        file.seek(0)
-        return file.read()

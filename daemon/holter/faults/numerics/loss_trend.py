@@ -30,7 +30,7 @@ from holter.records import Evidence, Finding
 BEYOND_RETURN = 1000.0
 BLOCK = 20
 """Steps whose median is one point of the trend."""
-SERIES = ["loss", "learning_rate", "gradient_norm"]
+SERIES = ("loss", "learning_rate", "gradient_norm")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,13 @@ def _of_rise(window: Window, rise: Rise) -> Finding:
         detected_step=rise.last_step,
         ranks=tuple(sorted(window.attached)),
         summary=f"The loss rises since step {rise.first_step} and does not come back: {rise.now:.3g}, after {rise.best:.3g} at its best.",
-        facts={"is_rising": True, "is_still": False, "is_beyond_return": is_lost, "came_back": False, "series": SERIES},
+        facts={
+            "is_rising": True,
+            "is_still": False,
+            "is_beyond_return": is_lost,
+            "came_back": False,
+            "series": list(SERIES),
+        },
         evidence=(
             Evidence(
                 kind="trend",
@@ -119,7 +125,13 @@ def _of_plateau(window: Window, losses: Points, level: float, noise: float, move
         detected_step=last,
         ranks=tuple(sorted(window.attached)),
         summary=f"The loss has not moved since step {first}: {level:.4g} for {len(losses)} steps.",
-        facts={"is_rising": False, "is_still": True, "is_beyond_return": False, "came_back": None, "series": SERIES},
+        facts={
+            "is_rising": False,
+            "is_still": True,
+            "is_beyond_return": False,
+            "came_back": None,
+            "series": list(SERIES),
+        },
         evidence=(
             Evidence(
                 kind="trend",
