@@ -8,7 +8,17 @@ import fake_cuda
 import pytest
 import torch
 
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+
 pytestmark = pytest.mark.device
+
+
+@triton.jit
+def read(addresses, out, BLOCK: tl.constexpr):  # noqa: N803
+    at = tl.arange(0, BLOCK)
+    x = tl.load(addresses).to(tl.pointer_type(tl.float32))
+    tl.store(out + at, tl.load(x + at, mask=at < 1000), mask=at < 1000)
 
 
 def test_the_host_cannot_read_the_device() -> None:
@@ -40,23 +50,31 @@ def test_memory_that_nobody_wrote_holds_nan() -> None:
     assert torch.empty(100, device="cuda", dtype=torch.bfloat16).isnan().all().item()
 
 
-def test_who_reads_freed_memory_sees_nan_and_only_from_then_on() -> None:
+@pytest.mark.parametrize("is_reused", [True, False])
+def test_who_reads_freed_memory_sees_nan(is_reused: bool) -> None:  # noqa: FBT001
     side = torch.cuda.Stream()
-    for is_too_late in (False, True):
-        x = torch.ones(1000, device="cuda")
-        ready = torch.cuda.current_stream().record_event()
-        side.wait_event(ready)
-        with fake_cuda.closed(side if is_too_late else None):
-            with torch.cuda.stream(side):
-                total = torch.zeros((), device="cuda")
-                total += x.sum()
-            if not is_too_late:
-                torch.cuda.current_stream().wait_stream(side)
-            del x
-            if is_too_late:
-                torch.cuda.current_stream().synchronize()
+    x = torch.ones(1000, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    with fake_cuda.closed(side):
         with torch.cuda.stream(side):
-            assert is_too_late == total.isnan().item()
+            total = x.sum()  # on another stream, without record_stream
+        del x
+        if is_reused:
+            torch.empty(1000, device="cuda")
+        torch.cuda.current_stream().synchronize()
+    with torch.cuda.stream(side):
+        assert is_reused == total.isnan().item()
+
+
+def test_memory_that_is_free_holds_nan_after_a_synchronisation() -> None:
+    x = torch.ones(1000, device="cuda")
+    y = torch.empty(0, device="cuda").set_(x.untyped_storage())
+    inside = torch.empty(1000, device="cuda")
+    addresses = torch.tensor([x.data_ptr()], device="cuda")
+    del x, y
+    torch.cuda.synchronize()
+    read[(1,)](addresses, inside, 1024)
+    assert inside.isnan().all().item()
 
 
 def test_record_stream_keeps_a_block_until_the_other_stream_is_through() -> None:

@@ -49,6 +49,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     forbid_in_capture("torch.cuda.synchronize");
     note_sync("torch.cuda.synchronize");
     for (auto* stream : streams_of(device)) stream->wait();
+    fill_free_blocks(device);
     raise_error_of_device();
   }
 
@@ -188,6 +189,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("drain", [] {  // as a synchronisation that nobody counts
     for (DeviceIndex device = 0; device < NUM_DEVICES; device++)
       for (auto* stream : streams_of(device)) stream->wait();
+    for (DeviceIndex device = 0; device < NUM_DEVICES; device++) fill_free_blocks(device);
     raise_error_of_device();
   }, Unlocked());
   m.def("stop", &stop, Unlocked());

@@ -5,7 +5,9 @@
 //     shadow address         ── readable ───┘
 //
 // Blocks are cached as torch's allocator does it: a freed block is reused at once by its stream; one that other streams were recorded on
-// waits for their events. Freed blocks are filled with 0xFF in stream order, so whoever still reads them sees NaN.
+// waits for their events. Blocks are filled with 0xFF, in stream order when they are taken again, and at a synchronisation of the device: whoever
+// still reads them sees NaN. Not when they are freed: FSDP frees gradients of one stream while the optimizer on another has yet to read them,
+// and makes the first wait before it takes memory again, which is all that CUDA asks for.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -49,6 +51,7 @@ struct Memory {
   Arena arenas[NUM_DEVICES];
   std::map<void*, Block> live;
   std::map<std::tuple<DeviceIndex, StreamId, uint64_t, size_t>, std::vector<size_t>> free;
+  std::map<size_t, size_t> unfilled[NUM_DEVICES];  // free blocks with what was in them
   std::vector<std::pair<Block, std::vector<EventPtr>>> pending;
   int64_t live_bytes[NUM_DEVICES] = {}, peak_bytes[NUM_DEVICES] = {}, reserved_bytes[NUM_DEVICES] = {};
   int64_t num_allocations[NUM_DEVICES] = {}, num_reused = 0;
@@ -91,17 +94,28 @@ inline void fill_with_nan(char* begin, size_t bytes) {
 }
 
 inline void give_back(const Block& block) {  // with the lock
-  char* begin = memory().arenas[block.device].shadow + block.at;
-  auto& stream = stream_of(block.device, block.stream);
-  auto fill = [begin, bytes = block.bytes] { fill_with_nan(begin, bytes); };
-  // A graph fills what belongs to it; a replay must not fill what others have by then.
-  if (block.pool) {
+  memory().unfilled[block.device][block.at] = block.bytes;
+  memory().free[{block.device, block.stream, block.pool, block.bytes}].push_back(block.at);
+}
+
+// A block that is taken again is filled in the order of its stream, and in a graph by the graph.
+inline void fill_again(Stream& stream, size_t at, size_t bytes, uint64_t pool) {  // with the lock
+  if (!memory().unfilled[stream.device].erase(at)) return;
+  auto fill = [begin = memory().arenas[stream.device].shadow + at, bytes] { fill_with_nan(begin, bytes); };
+  if (pool) {
     push(stream, "fill", fill);
     controls().num_launches--;
   } else {
     stream.queue({"fill", fill});
   }
-  memory().free[{block.device, block.stream, block.pool, block.bytes}].push_back(block.at);
+}
+
+// While nothing runs: all that is free.
+inline void fill_free_blocks(DeviceIndex device) {
+  std::lock_guard lock(memory().mutex);
+  for (auto* stream : streams_of(device))
+    if (!stream->is_idle()) return;
+  for (auto& [at, bytes] : std::exchange(memory().unfilled[device], {})) fill_with_nan(memory().arenas[device].shadow + at, bytes);
 }
 
 inline void release(void* address) {
@@ -149,6 +163,7 @@ inline at::DataPtr allocate_on(DeviceIndex device, size_t requested) {
     at = free.back();
     free.pop_back();
     m.num_reused++;
+    fill_again(stream, at, bytes, pool);
   } else {
     TORCH_CHECK_WITH(OutOfMemoryError, home.top + bytes <= m.limit_bytes, "CUDA out of memory. Tried to allocate ", bytes, " bytes.");
     at = home.top;

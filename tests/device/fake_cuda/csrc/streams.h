@@ -84,6 +84,8 @@ inline void stop() {
     std::lock_guard lock(c.mutex);
     c.is_stopping = true;
   }
+  // Also autograd's threads, which let go of Python objects after the host was told that backward is done: too late, they abort the process.
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
   for (int i = 0; i < 200 && c.num_running > 0; i++) std::this_thread::sleep_for(std::chrono::milliseconds(10));
 }
 
