@@ -107,7 +107,19 @@ def test_work_that_does_not_come_back_is_an_error() -> None:
         lambda x, _: x.nonzero(),
         lambda *_: torch.cuda.current_stream().record_event().query(),
     ],
-    ids=["item", "to host", "to device", "pin", "sync", "stream sync", "query", "event sync", "uncaptured", "nonzero", "captured"],
+    ids=[
+        "item",
+        "to host",
+        "to device",
+        "pin",
+        "sync",
+        "stream sync",
+        "query",
+        "event sync",
+        "uncaptured",
+        "nonzero",
+        "captured",
+    ],
 )
 def test_what_cuda_refuses_in_a_capture_spoils_it(refused) -> None:
     x = torch.zeros(4, device="cuda")

@@ -112,6 +112,7 @@ def test_seven_billion_elements_need_no_memory_until_they_are_written() -> None:
 
 
 def test_pinned_memory_is_rounded_cached_and_counted() -> None:
+    torch.cuda.init()
     before = fake_cuda.count()
     x = torch.empty(1000, dtype=torch.uint8, pin_memory=True)
     address = x.data_ptr()
@@ -121,6 +122,7 @@ def test_pinned_memory_is_rounded_cached_and_counted() -> None:
     del x
     assert address == torch.empty(600, dtype=torch.uint8).pin_memory().data_ptr()
     grown = {name: value - before[name] for name, value in fake_cuda.count().items()}
+    assert 1024 == torch.cuda.host_memory_stats()["allocated_bytes.current"]
     assert {"pinned_requests": 2, "pinned_allocations": 1, "pinned_bytes": 1024}.items() <= grown.items()
 
 

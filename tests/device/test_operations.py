@@ -147,7 +147,9 @@ def test_each_device_has_its_generator() -> None:
     assert torch.equal(torch.rand(3, device="cuda", generator=generator), torch.rand(3, device="cuda"))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.complex64, torch.bool])
+@pytest.mark.parametrize(
+    "dtype", [torch.float16, torch.bfloat16, torch.float64, torch.int32, torch.complex64, torch.bool]
+)
 def test_dtypes_and_views_are_the_cpus(dtype: torch.dtype) -> None:
     host = torch.arange(24).reshape(4, 6).to(dtype)
     device = host.cuda()

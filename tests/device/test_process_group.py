@@ -163,6 +163,8 @@ def test_two_ranks_learn_what_one_learns_from_both_batches(work) -> None:
 def test_a_job_on_the_device_runs_under_holter_and_ends_with_the_same_bits(jobs, device_environment, kind: str) -> None:
     ended = [jobs.run(SCRIPT, kind, env=device_environment, attached=attached) for attached in (True, False)]
     assert [0, 0] == [end.code for end in ended], ended[0].stderr
-    watched, alone = ([json.loads(line) for line in sorted(end.stdout.splitlines()) if line.startswith("{")] for end in ended)
+    watched, alone = (
+        [json.loads(line) for line in sorted(end.stdout.splitlines()) if line.startswith("{")] for end in ended
+    )
     assert watched == alone
     assert ["cuda:0", "cuda:1"] == [line["device"] for line in watched]

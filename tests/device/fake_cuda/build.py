@@ -7,6 +7,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +18,7 @@ SOURCES = Path(__file__).resolve().parent / "csrc"
 NAME = "fake_cuda_device"
 
 
-class Unavailable(RuntimeError):
+class Unavailable(RuntimeError):  # noqa: N818 - a state of this machine, seldom an error
     """The device cannot be had here; says why."""
 
 
@@ -34,7 +35,7 @@ def compile_into(directory: Path) -> Path:
     """The compiled library; built under a name of its own, so that a build that was killed leaves nothing to load."""
     from torch.utils import cpp_extension  # noqa: PLC0415
 
-    include = [f"-isystem{path}" for path in (*cpp_extension.include_paths(), _python_include())]
+    include = [f"-isystem{path}" for path in (*cpp_extension.include_paths(), sysconfig.get_path("include"))]
     library, unfinished = directory / f"{NAME}.so", directory / f"{NAME}.{os.getpid()}.so"
     command = [os.environ.get("CXX", "c++"), "-std=c++20", "-O1", "-fPIC", "-shared", "-w", *include]
     command += [f"-DTORCH_EXTENSION_NAME={NAME}", str(SOURCES / "device.cpp"), "-o", str(unfinished)]
@@ -48,12 +49,6 @@ def compile_into(directory: Path) -> Path:
         errors = [line for line in run.stderr.splitlines() if "error" in line] or [run.stderr[-500:]]
         raise Unavailable(f"torch {torch.__version__} or the compiler refuses the device: {errors[0]}")
     return unfinished.rename(library)
-
-
-def _python_include() -> str:
-    import sysconfig  # noqa: PLC0415
-
-    return sysconfig.get_path("include")
 
 
 def library() -> Path:

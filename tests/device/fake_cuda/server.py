@@ -5,6 +5,7 @@ Nothing here starts a thread or touches the device's memory, so that children ha
 
 import ast
 import base64
+import contextlib
 import faulthandler
 import importlib.util
 import os
@@ -105,10 +106,8 @@ def in_a_child(order: dict[str, Any]) -> str:
 
 
 def _kill_group(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def answer(to: TextIO, text: str) -> None:
@@ -125,9 +124,10 @@ def main() -> None:
 
     try:
         fake_cuda.install()
-        import holter_kernels.triton_kernels  # noqa: F401, PLC0415 - Triton and its interpreter, once for all children
         import numpy as np  # noqa: F401, PLC0415
         import torch  # noqa: PLC0415
+
+        import holter_kernels.triton_kernels  # noqa: F401, PLC0415 - Triton and its interpreter, once for all children
 
         # Shapes of results come from meta kernels, some of which torch has in Python and imports late.
         torch.ones(3, device="meta").add(1)

@@ -17,7 +17,7 @@ def stream_base(device: ModuleType) -> type:
     """What `torch.cuda.Stream` derives from."""
 
     class CudaStreamBase(torch.Stream):
-        def __new__(cls, priority=0, stream_id=None, device_index=None, device_type=CUDA, stream_ptr=0):  # noqa: ANN204
+        def __new__(cls, priority=0, stream_id=None, device_index=None, device_type=CUDA, stream_ptr=0):  # noqa: ARG004
             index = device.get_device() if device_index is None else device_index
             if stream_ptr:
                 stream_id = stream_ptr
@@ -39,7 +39,7 @@ def event_base(device: ModuleType) -> type:
     """What `torch.cuda.Event` derives from."""
 
     class CudaEventBase(torch.Event):
-        def __new__(cls, enable_timing=False, blocking=False, interprocess=False, external=False):  # noqa: ANN204, ARG004, FBT002
+        def __new__(cls, enable_timing=False, blocking=False, interprocess=False, external=False):  # noqa: ARG004, FBT002
             event = super().__new__(cls, device="cuda", enable_timing=enable_timing)
             event._has_time = enable_timing
             return event
@@ -101,6 +101,23 @@ def memory_stats(device: ModuleType, index: int) -> dict[str, Any]:
         "allocation": levels(found["allocations"], found["allocations"]),
         "num_ooms": 0,
         "num_alloc_retries": 0,
+    }
+
+
+def host_memory_stats(device: ModuleType) -> dict[str, Any]:
+    """Of pinned memory, as `_cuda_hostMemoryStats` has it: allocated is what torch keeps, active what somebody uses."""
+    found = device.counts()
+
+    def level(current: int, total: int) -> dict[str, int]:
+        return {"current": current, "peak": total, "allocated": total, "freed": total - current}
+
+    return {
+        "allocated_bytes": level(found["pinned_bytes"], found["pinned_bytes"]),
+        "active_bytes": level(found["pinned_live_bytes"], found["pinned_bytes"]),
+        "allocations": level(found["pinned_allocations"], found["pinned_allocations"]),
+        "active_requests": level(found["pinned_requests"], found["pinned_requests"]),
+        "num_host_alloc": found["pinned_allocations"],
+        "num_host_free": 0,
     }
 
 
@@ -169,6 +186,9 @@ def functions(device: ModuleType) -> dict[str, Any]:
         "_host_emptyCache": lambda: None,
         "_cuda_clearCublasWorkspaces": lambda: None,
         "_cuda_memoryStats": lambda index: memory_stats(device, index),
+        "_cuda_hostMemoryStats": lambda: host_memory_stats(device),
+        "_cuda_resetPeakHostMemoryStats": lambda: None,
+        "_cuda_resetAccumulatedHostMemoryStats": lambda: None,
         "_cuda_resetPeakMemoryStats": device.reset_peak,
         "_cuda_resetAccumulatedMemoryStats": lambda _: None,
         "_cuda_getAllocatorBackend": lambda: "native",
