@@ -20,7 +20,7 @@ from holter_kernels.keys import NUM_ROW_KEYS, PLACES, ROWS, dtype_key
 from holter_kernels.layout import BFLOAT16, BLOCK, FLOAT16, FLOAT32, FORMATS, ROW, Format
 from holter_kernels.pinned import PINNED, Piece
 from holter_kernels.slots import Ring, Slot, Ticket
-from holter_kernels.sources import Sources, look
+from holter_kernels.watch import Watch
 
 JOB_WORDS = 16 * BLOCK
 NUM_THREADS = 256
@@ -34,7 +34,7 @@ SEGMENT = 1024
 """Partial rows that one program of `combine_rows` adds up; a tensor of more has several, and the last of them adds those up."""
 COMBINE_TILE = 64
 COMBINE_THREADS = 128
-_ALIGNMENT = 16
+_ALIGNMENT = np.uint64(16)
 """Bytes of the loads of `float_pass`."""
 
 _BY_CODE = sorted(FORMATS.values(), key=lambda fmt: fmt.code)
@@ -59,7 +59,7 @@ class Tables:
         code, grain = runs["code"], GRAINS[runs["code"]]
         pieces = (runs["offset"] + runs["count"] - 1) // grain - runs["offset"] // grain + 1
         is_fast = np.isin(code, list(_KINDS)) & (runs["offset"] % (BLOCK * _IN_WORD[code]) == 0)
-        is_fast &= (bases[runs["row"]] + runs["start"]) % _ALIGNMENT == 0
+        is_fast &= (bases[runs["row"]] + runs["start"]) % int(_ALIGNMENT) == 0
         self.must_align = np.zeros(num_rows, bool)
         self.must_align[runs["row"][is_fast]] = True
         launch = code * 2 + is_fast
@@ -228,9 +228,9 @@ class DevicePass:
         self._has_bins = statistics and histogram != "off"
         self._ring: Ring | None = None
         self._num_rows = -1
-        self._signature: list[object] | None = None
+        self._generation = -1
         self._tables: DeviceTables | None = None
-        self._bases: tuple[list[int], torch.Tensor] | None = None
+        self._bases: tuple[np.ndarray, torch.Tensor] | None = None
         self._stream: Any = None
         self._ended: Any = None
         self._is_narrow = False
@@ -240,21 +240,21 @@ class DevicePass:
         else:
             devices.prepare_triton_cache()
 
-    def start(self, tensors: Sequence[torch.Tensor]) -> Ticket | str:
+    def start(self, tensors: Sequence[torch.Tensor], watch: Watch) -> Ticket | str:
         """Read these on the current stream; or why not."""
         if devices.is_capturing(self._device):
             return "capturing"
         with devices.on(self._device):
             try:
-                return self._start(tensors)
+                return self._start(tensors, watch)
             except (MemoryError, torch.OutOfMemoryError):
                 return "out of memory"
 
-    def _start(self, tensors: Sequence[torch.Tensor]) -> Ticket | str:
+    def _start(self, tensors: Sequence[torch.Tensor], watch: Watch) -> Ticket | str:
         if self._ring is None or len(tensors) != self._num_rows:
             self._num_rows = len(tensors)
             self._ring = Ring(self._device, self._num_rows, has_bins=self._has_bins)
-            self._signature = self._bases = None
+            self._bases = None
         slot = self._ring.next()
         if slot is None:
             return "under way"
@@ -262,22 +262,22 @@ class DevicePass:
         if self._ended is not None and stream != self._stream:
             stream.wait_event(self._ended)  # the device waits, not this thread: tables and partial rows are shared
         self._stream = stream
-        sources = look(tensors)
+        sources = watch.look(tensors)
         devices.record(slot.began, stream)
-        left_out = set(sources.left_out) | set(self._read(tensors, sources, slot))
+        left_out = set(sources.left_out) | set(self._read(tensors, watch, slot))
         self.left_out = len(left_out)
         devices.record(slot.ended, stream)
         self._ended = slot.ended
         self._copy_out(slot)
         return slot.claim(statistics=self._statistics, bits_only=sources.bits_only, is_narrow=self._is_narrow)
 
-    def _read(self, tensors: Sequence[torch.Tensor], sources: Sources, slot: Slot) -> list[int]:
+    def _read(self, tensors: Sequence[torch.Tensor], watch: Watch, slot: Slot) -> list[int]:
         """By Triton's kernels, or by torch operations where those cannot be had; returns which tensors were left out."""
         memory = {"rows": slot.rows, "bins": slot.bins if self._has_bins else None, "flag": slot.flag}
         mode = {"statistics": self._statistics, "histogram": self._histogram}
         if devices.implementation(self._device) == "triton":
             try:
-                run_kernels(self._prepare(sources), self._aim(sources.bases, slot), **memory, **mode)
+                run_kernels(self._prepare(watch), self._aim(watch, slot), **memory, **mode)
             except (MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # noqa: BLE001 - no compiler, no driver, a version that refuses: whatever it is, it is said
@@ -289,23 +289,22 @@ class DevicePass:
         self._is_narrow = float_dtype(self._device) is torch.float32
         return run_operations(tensors, self._device, **memory, **mode)
 
-    def _prepare(self, sources: Sources) -> DeviceTables:
+    def _prepare(self, watch: Watch) -> DeviceTables:
         """The tables, made anew if the tensors have other sizes, or one lies where it cannot be read 16 bytes at a time any more."""
-        bases = np.array(sources.bases, np.int64)
         tables = self._tables
-        if tables is None or sources.signature != self._signature or (bases[tables.must_align] % _ALIGNMENT).any():
-            tables = self._tables = DeviceTables(
-                Tables(sources.table(), bases, self._num_rows), self._device, self._num_rows
-            )
-            self._signature = sources.signature
+        if tables is None or self._generation != watch.generation or (watch.bases[tables.must_align] % _ALIGNMENT).any():
+            made = Tables(watch.sources.table(), watch.bases.view(np.int64), self._num_rows)
+            tables = self._tables = DeviceTables(made, self._device, self._num_rows)
+            self._generation = watch.generation
         return tables
 
-    def _aim(self, bases: list[int], slot: Slot) -> torch.Tensor:
+    def _aim(self, watch: Watch, slot: Slot) -> torch.Tensor:
         """The addresses on the device: those of the last time if they are the same."""
-        if self._bases is None or self._bases[0] != bases:
+        bases = watch.bases.view(np.int64)
+        if self._bases is None or not np.array_equal(self._bases[0], bases):
             slot.bases_array[:] = bases
             slot.bases.copy_(slot.host_bases, non_blocking=True)
-            self._bases = bases, slot.bases
+            self._bases = bases.copy(), slot.bases
         return self._bases[1]
 
     def _copy_out(self, slot: Slot) -> None:
