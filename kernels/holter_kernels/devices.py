@@ -24,6 +24,8 @@ _lock = threading.Lock()
 _side_streams: dict[tuple[torch.device, str], Any] = {}
 _said: set[str] = set()
 _triton_failed: list[str] = []
+warming: set[torch.device] = set()
+"""Devices whose kernels are being compiled, by `warm_up`."""
 
 
 def say_once(sentence: str) -> None:

@@ -9,7 +9,6 @@ have the same sizes: what travels at each start is the address of each tensor's 
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,10 +39,10 @@ _ALIGNMENT = np.uint64(16)
 _BY_CODE = sorted(FORMATS.values(), key=lambda fmt: fmt.code)
 _IN_WORD = np.array([max(1, 32 // fmt.bits) for fmt in _BY_CODE], np.int64)
 _DTYPE_KEYS = np.array([dtype_key(fmt) for fmt in _BY_CODE], np.uint64).view(np.int64)
-_KINDS = {FLOAT32.code: 0, BFLOAT16.code: 1, FLOAT16.code: 2}
-_HISTOGRAMS = {"off": 0, "sampled": 1, "exact": 2}
+KINDS = {FLOAT32.code: 0, BFLOAT16.code: 1, FLOAT16.code: 2}
+HISTOGRAMS = {"off": 0, "sampled": 1, "exact": 2}
 # element_pass counts elements, so its jobs are no longer in elements than float_pass's in words.
-GRAINS = np.array([JOB_WORDS * (32 // fmt.bits if fmt.code in _KINDS else 1) for fmt in _BY_CODE], np.int64)
+GRAINS = np.array([JOB_WORDS * (32 // fmt.bits if fmt.code in KINDS else 1) for fmt in _BY_CODE], np.int64)
 
 
 class Tables:
@@ -58,7 +57,7 @@ class Tables:
         runs = _split_heads(runs)
         code, grain = runs["code"], GRAINS[runs["code"]]
         pieces = (runs["offset"] + runs["count"] - 1) // grain - runs["offset"] // grain + 1
-        is_fast = np.isin(code, list(_KINDS)) & (runs["offset"] % (BLOCK * _IN_WORD[code]) == 0)
+        is_fast = np.isin(code, list(KINDS)) & (runs["offset"] % (BLOCK * _IN_WORD[code]) == 0)
         is_fast &= (bases[runs["row"]] + runs["start"]) % int(_ALIGNMENT) == 0
         self.must_align = np.zeros(num_rows, bool)
         self.must_align[runs["row"][is_fast]] = True
@@ -66,17 +65,20 @@ class Tables:
         order = np.argsort(launch, kind="stable")
         first_partial = np.cumsum(pieces) - pieces
         first_job = np.empty_like(pieces)
-        first_job[order] = np.cumsum(pieces[order]) - pieces[order]
-        of = np.repeat(np.arange(len(runs)), pieces[order])
-        self.jobs = of.astype(np.int32)
-        edges = [0, *(np.flatnonzero(np.diff(launch[order][of])) + 1).tolist(), len(of)]
-        self.launches = [
-            (_BY_CODE[launch[order[of[a]]] // 2], bool(launch[order[of[a]]] % 2), a, b)
-            for a, b in pairwise(edges)
-            if b > a
-        ]
-        starts = np.array([a for _, _, a, _ in self.launches], np.int64)
-        first_job -= starts[np.searchsorted(starts, first_job, "right") - 1] if len(starts) else 0
+        kinds, first_run = np.unique(launch[order], return_index=True)
+        ends = [*first_run[1:].tolist(), len(runs)]
+        jobs: list[np.ndarray] = []
+        self.launches: list[tuple[Format, bool, int, int]] = []
+        start = 0
+        for kind, a, b in zip(kinds.tolist(), first_run.tolist(), ends, strict=True):
+            num_jobs = pieces[order[a:b]]
+            first_job[order[a:b]] = np.cumsum(num_jobs) - num_jobs
+            mine = np.repeat(np.arange(a, b, dtype=np.int32), num_jobs)
+            # Triton compiles a kernel again for a pointer that is no multiple of 16: each launch's jobs begin at one.
+            jobs += [mine, np.zeros(-len(mine) % 4, np.int32)]
+            self.launches.append((_BY_CODE[kind // 2], bool(kind % 2), start, start + len(mine)))
+            start += len(mine) + -len(mine) % 4
+        self.jobs = np.concatenate([np.zeros(0, np.int32), *jobs])
         fields = (runs["start"], runs["offset"], runs["count"], runs["row"], first_job, first_partial - first_job)
         self.runs = np.stack([*fields, _DTYPE_KEYS[code], np.zeros_like(code)], axis=1)[order]
         self.num_partials = int(pieces.sum())
@@ -89,7 +91,7 @@ def _split_heads(runs: np.ndarray) -> np.ndarray:
     code, end = runs["code"], runs["offset"] + runs["count"]
     grain = GRAINS[code]
     edge = (runs["offset"] // grain + 1) * grain
-    splits = np.isin(code, list(_KINDS)) & (runs["offset"] % (BLOCK * _IN_WORD[code]) != 0) & (edge < end)
+    splits = np.isin(code, list(KINDS)) & (runs["offset"] % (BLOCK * _IN_WORD[code]) != 0) & (edge < end)
     if not splits.any():
         return runs
     heads, tails = runs.copy(), runs[splits].copy()
@@ -174,7 +176,7 @@ def run_kernels(  # noqa: PLR0913 - the memory is the caller's
 
     keys = key_tables(bases.device)
     options = launch_options(is_amd=torch.version.hip is not None)
-    which = _HISTOGRAMS[histogram] if bins is not None else 0
+    which = HISTOGRAMS[histogram] if bins is not None else 0
     if bins is not None:
         bins.zero_()
     if not tables.launches:
@@ -182,7 +184,7 @@ def run_kernels(  # noqa: PLR0913 - the memory is the caller's
     for (fmt, is_fast, start, end), jobs in zip(tables.launches, tables.slices, strict=True):
         memory = (jobs, tables.runs, bases, tables.partials, tables.partials if bins is None else bins, flag, *keys)
         if is_fast:
-            triton_kernels.float_pass[(end - start,)](*memory, _KINDS[fmt.code], statistics, which, UNROLL, **options)
+            triton_kernels.float_pass[(end - start,)](*memory, KINDS[fmt.code], statistics, which, UNROLL, **options)
         else:
             bins_too = which if fmt.is_float else 0
             triton_kernels.element_pass[(end - start,)](
@@ -191,7 +193,7 @@ def run_kernels(  # noqa: PLR0913 - the memory is the caller's
     if len(rows):
         triton_kernels.combine_rows[(len(tables.segments),)](
             tables.partials, tables.segments, tables.seconds, tables.tickets, rows, flag, COMBINE_TILE,
-            num_warps=max(1, COMBINE_THREADS * options["num_warps"] // NUM_THREADS),
+            num_warps=combine_warps(options["num_warps"]),
         )  # fmt: skip
 
 
@@ -200,6 +202,11 @@ def launch_options(*, is_amd: bool) -> dict[str, int]:
     if is_amd:
         return {"num_warps": NUM_THREADS // 64, "waves_per_eu": WAVES_PER_UNIT}
     return {"num_warps": NUM_THREADS // 32, "maxnreg": MAX_REGISTERS}
+
+
+def combine_warps(num_warps: int) -> int:
+    """Of `combine_rows`, where `float_pass` has so many."""
+    return max(1, COMBINE_THREADS * num_warps // NUM_THREADS)
 
 
 def element_constants(fmt: Format) -> tuple[int | bool, ...]:
@@ -244,6 +251,8 @@ class DevicePass:
         """Read these on the current stream; or why not."""
         if devices.is_capturing(self._device):
             return "capturing"
+        if self._device in devices.warming:
+            return "warming up"
         with devices.on(self._device):
             try:
                 return self._start(tensors, watch)

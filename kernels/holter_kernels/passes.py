@@ -106,7 +106,7 @@ class Pass:
             raise ValueError(f"histogram must be one of {', '.join(HISTOGRAMS)}, got {histogram!r}")
         self._mode = {"histogram": histogram, "statistics": statistics}
         self.declined: Counter[str] = Counter()
-        """Why `start` gave no reading, how many times: "capturing", "under way", "unreadable"."""
+        """Why `start` gave no reading, how many times: "capturing", "under way", "warming up", "out of memory"."""
         self._parts: list[tuple[list[int] | None, Part, Watch]] = []
         self._devices: list[torch.device] | torch.device | None = None
         self._divide(tensors)

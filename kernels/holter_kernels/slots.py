@@ -138,12 +138,14 @@ class Ring:
         if piece is None:
             raise MemoryError("holter's pinned memory is full")
         host = piece.memory[: 8 * sum(sizes) * count].view(torch.int64)
-        there = [torch.zeros((count, *shape), dtype=torch.int64, device=device) for shape in shapes]
-        flags = torch.zeros((count, 1), dtype=torch.float32, device=device)
+        # Rows of 16 bytes and multiples of it: Triton compiles a kernel again for a pointer that is no multiple of 16.
+        padded = [*shapes[:2], (num_rows + num_rows % 2,)]
+        there = [torch.zeros((count, *shape), dtype=torch.int64, device=device) for shape in padded]
+        flags = torch.zeros((count, 4), dtype=torch.float32, device=device)
         self._slots = deque[Slot]()
         for k, mine in enumerate(host.split(sum(sizes)) if sum(sizes) else [host] * count):
             parts = [part.view(shape) for part, shape in zip(mine.split(sizes), shapes, strict=True)]
-            self._slots.append(Slot(device, [*(one[k] for one in there), flags[k]], parts, piece))
+            self._slots.append(Slot(device, [*(one[k, : shape[0]] for one, shape in zip(there, shapes, strict=True)), flags[k, :1]], parts, piece))
 
     def next(self) -> Slot | None:
         """The slot that was used longest ago; None while it is under way, and with it all others."""
