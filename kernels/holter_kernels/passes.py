@@ -55,7 +55,7 @@ class Reading:
         self._claims, self._num_rows, self._left_out = claims, num_rows, left_out
         self._table: Table | None = None
         self.flag = claims[0][1].flag if len(claims) == 1 else None
-        """On a device: float32, one element, 1.0 if anything read was not finite, written in stream order. It is the slot's: a start eight starts later writes it again."""
+        """On a device: float32, of shape (), as fused optimizers want found_inf: 1.0 if anything read was not finite, written in stream order. It is the slot's: a start eight starts later writes it again."""
 
     def poll(self) -> Table | None:
         """The table, the same at every call; None while the device has not answered. Never waits."""
