@@ -111,6 +111,11 @@ def new_event(device: torch.device, *, is_timing: bool = False) -> Any:
     return there(enable_timing=is_timing)
 
 
+def is_past(event: Any, device: torch.device) -> bool:
+    """Whether an event has passed, as far as may be asked: a query while a graph is captured would spoil the capture."""
+    return not is_capturing(device) and bool(event.query())
+
+
 def record(event: Any, stream: Any) -> None:
     """Record an event on a stream, or wherever the device's work goes if it has no streams."""
     if stream is None:

@@ -126,13 +126,13 @@ class DeviceTables:
         self.tickets = torch.zeros(num_rows, dtype=torch.int32, device=device)
 
 
-_uploading: list[tuple[Any, Piece]] = []
+_uploading: list[tuple[Any, torch.device, Piece]] = []
 _keys: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
     """Arrays on a device, copied on the current stream from pinned memory that goes back once the copies are done."""
-    _uploading[:] = [(event, piece) for event, piece in _uploading if not event.query()]
+    _uploading[:] = [one for one in _uploading if not devices.is_past(one[0], one[1])]
     found = []
     for array in arrays:
         piece = PINNED.take(array.nbytes)
@@ -144,7 +144,7 @@ def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
         found[-1].copy_(staged, non_blocking=True)
         event = devices.new_event(device)
         devices.record(event, devices.current_stream(device))
-        _uploading.append((event, piece))
+        _uploading.append((event, device, piece))
     return found
 
 

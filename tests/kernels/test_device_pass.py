@@ -184,19 +184,22 @@ def test_inside_a_capture_nothing_is_started_and_the_replay_is_the_users() -> No
     fused = Pass([x], "off")
     earlier = fused.start([x])
     answered(earlier)
+    unanswered = fused.start([x])
+    fake_cuda.drain()
     graph = torch.cuda.CUDAGraph()
     before = fake_cuda.count()["pinned_requests"]
     with torch.cuda.graph(graph), fake_cuda.launches() as launched:
         x.add_(1)
         assert fused.start([x]) is None
         assert Pass([x]).start([x]) is None
+        assert unanswered.poll() is None  # to query an event would spoil the capture
     assert {"capturing": 1} == dict(fused.declined)
     assert before == fake_cuda.count()["pinned_requests"]
     assert not [name for name in launched if name.startswith("triton")]
     for _ in range(3):
         graph.replay()
     assert 3.0 == answered(fused.start([x])).max[0]
-    assert 0.0 == earlier.poll().max[0]
+    assert 0.0 == earlier.poll().max[0] == answered(unanswered).max[0]
 
 
 def test_passes_on_two_streams_do_not_mix() -> None:
