@@ -1,7 +1,8 @@
 """What the hooks of one rank share: the writer of observations, the step under way, what decides whether it is applied, and ways back."""
 
 import functools
-from collections.abc import Callable, Iterable
+import string
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,11 @@ import msgspec
 from holter import clock
 from holter.page import PageWriter
 from holter.rank.framework import Frameworks
-from holter.rank.guard import Guard, Patches
+from holter.rank.guard import Guard, Patches, is_from_signal_handler
 from holter.rank.hold.peers import ShardPeers
 from holter.rank.models import Models
 from holter.rank.publish.budget import Schedule
-from holter.rank.publish.step_log import PhaseClock, StepLog
+from holter.rank.publish.step_log import OpenStep, PhaseClock, StepLog
 from holter.rank.readings.batches import Inputs
 from holter.rank.readings.fused_pass import Readings
 from holter.records import Body, Observation, Phase
@@ -131,6 +132,43 @@ class Context:
     hold: Hold = field(default_factory=Hold)
     undo: Undo = field(default_factory=Undo)
     frameworks: Frameworks = field(default_factory=Frameworks)
+
+    def read(
+        self,
+        name: str,
+        tensors: Sequence[Any],
+        then: Callable[[Any], None],
+        *,
+        step: OpenStep | None = None,
+        histogram: str = "off",
+    ) -> bool:
+        """Read these tensors; `then` gets the table, now or later, and `step` waits for it. False: they cannot be read.
+
+        Nothing is raised, neither here nor where the answer comes: what cannot be read is counted and said once, and the step is told without it.
+        """
+        owing = [step] if step is not None else []
+
+        def settle() -> None:
+            if owing:
+                owing.pop().num_owed -= 1
+
+        def answered(table: Any) -> None:
+            settle()
+            self.guard.attempt(then, table)
+
+        if step is not None:
+            step.num_owed += 1
+        try:
+            is_answered = self.readings.read(name, tensors, answered, histogram=histogram)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            settle()
+            self.guard.count(f"reading {name.rstrip(string.digits)}", error)
+            return False
+        if is_answered is False:
+            settle()
+        return is_answered is not False
 
     def enter(self, phase: Phase) -> Phase:
         """Begin a phase and let the sidecar see it; returns the phase to go back to."""

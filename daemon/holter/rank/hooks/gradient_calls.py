@@ -98,7 +98,7 @@ class ClipProbe:
             odd = math.nan if table.nans[0] + table.pos_infs[0] else 0.0
             _note(step, float(table.sum[0]) + odd, float(limit), is_sharded=is_sharded)
 
-        self._context.readings.read(f"clip{id(held[0]) if held else 0}", [here], step.owe(learn))
+        self._context.read(f"clip{id(held[0]) if held else 0}", [here], learn, step=step)
 
 
 def _note(step: OpenStep, norm: float, limit: float, *, is_sharded: bool) -> None:

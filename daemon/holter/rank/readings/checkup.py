@@ -170,7 +170,7 @@ class Checkup:
             self._answers.num_owed -= 1
             self._conclude()
 
-        self._context.readings.read(f"vitals.{what}", tensors, learn, histogram=histogram)
+        self._context.read(f"vitals.{what}", tensors, learn, histogram=histogram)
 
     def _conclude(self) -> None:
         answers = self._answers

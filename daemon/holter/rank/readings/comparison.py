@@ -219,9 +219,7 @@ class ComparisonProbe:
             places = places[[tensor is not None and not tensor.is_sparse for tensor in tensors]]
             traits = DtypeTraits.of([tensor.dtype for tensor in kept])
         if kept:
-            self._context.readings.read(
-                name, kept, step.owe(lambda table: then(FingerprintRows.of(table, places, traits)))
-            )
+            self._context.read(name, kept, lambda table: then(FingerprintRows.of(table, places, traits)), step=step)
         step.cost.check_s += clock.monotonic_s() - started
 
     def _tell(self, step: OpenStep, tensor_class: str, chosen: Selection, rows: FingerprintRows) -> None:

@@ -75,8 +75,10 @@ class GradientProbe:
         step.gradients.is_local_whole = stride == 1
         for model in context.models.active():
             if model.shows_local_gradients():
-                self._read(model, step, _with_gradients(model)[share.number :: stride], "gradient", share)
-                step.gradients.is_local_read = True
+                found = _with_gradients(model)[share.number :: stride]
+                is_read = self._read(model, step, found, "gradient", share)
+                step.gradients.is_local_read |= is_read
+                step.gradients.is_local_whole &= is_read
             else:
                 step.gradients.is_local_whole = False
         step.cost.gradients_s += clock.monotonic_s() - started
@@ -101,9 +103,10 @@ class GradientProbe:
             step.acquit()
             self._context.inputs.suspect = None
 
-    def _read(self, model: Model, step: OpenStep, found: list[NamedGradient], where: Where, share: TensorShare) -> None:
+    def _read(self, model: Model, step: OpenStep, found: list[NamedGradient], where: Where, share: TensorShare) -> bool:
+        """False: they cannot be read."""
         if not found:
-            return
+            return True
         named, gradients = zip(*found, strict=True)
         counts = where == "gradient" or not step.gradients.is_local_read
         if counts and where == "reduced_gradient":
@@ -136,8 +139,9 @@ class GradientProbe:
 
         is_at_once = True
         # A table of addresses for each share: its tensors are the same when its turn comes again.
-        self._context.readings.read(f"{where}{model.prefix}{share.number}", gradients, step.owe(learn))
+        is_read = self._context.read(f"{where}{model.prefix}{share.number}", gradients, learn, step=step)
         is_at_once = False
+        return is_read
 
     def _count(self, model: Model, step: OpenStep, share: TensorShare, square_sum: float) -> None:
         """Add to the step's norm; where tensors are read in turns, with what the others had when they were last read."""
