@@ -185,6 +185,7 @@ class Monitor:
         attempt(self.steps.end_open_step)
         attempt(self.context.undo.rewind.backward_begins)
         self.context.hold.known_finite.clear()
+        self.context.gradient_answers.clear()
         attempt(self._batches.begin_backward, attempt(self._data.trained) or [])
         for call in self.before_backward:
             call()

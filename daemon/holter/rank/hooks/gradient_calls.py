@@ -91,7 +91,7 @@ class ClipProbe:
             _note(step, found, float(limit), is_sharded=is_sharded)
             # The norm of order 0 counts elements, NaN among them.
             if math.isfinite(found) and float(kind) > 0:
-                self._context.hold.known_finite.note(held)
+                self._context.hold.known_finite.note([g for p in held if (g := p.grad) is not None and not g.is_sparse])
             return
 
         def learn(table: Any) -> None:

@@ -171,6 +171,9 @@ class StepProbe:
             not context.log.micro_step and not self._stepped and optimizer not in self._last and bool(self._last)
         )
         self._attempt(self._take_census)
+        if context.world_size > 1:
+            # What was reduced is one value, what is applied another: a script may have written to `.data`, which torch does not count.
+            context.gradient_answers.clear()
         self._attempt(self._read_applied, optimizer)
         if context.hold.agent is not None:
             self._attempt(self._hold_if_need_be, optimizer, has_closure=has_closure)
@@ -379,6 +382,7 @@ class StepProbe:
         self._was_batch_asked = self._is_straggler = False
         context.inputs.clear()
         context.hold.known_finite.clear()
+        context.gradient_answers.clear()
         self._attempt(context.undo.rewind.step_closed, log.step, is_late=is_late)
         self._attempt(context.readings.poll)
         self._attempt(self._reporter.tell_ready)

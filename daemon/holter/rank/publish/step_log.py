@@ -12,7 +12,7 @@ import math
 import os
 import select
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ import torch
 
 from holter import clock
 from holter.page import CONTROL_THIN, PageWriter
-from holter.rank.guard import say
+from holter.rank.guard import Guard, say
 from holter.rank.models import held_by
 from holter.rank.readings.census import CensusTaker
 from holter.records import FirstStep, Nonfinite, Phase, SightLost, StepDone, View
@@ -152,6 +152,28 @@ class OpenStep:
         self.suspects.tensors.clear()
         if is_skipped or was_dropped:
             losses.values = [loss for loss in losses.values if math.isfinite(loss)]
+
+
+class OwedAnswer:
+    """Who gets a reading's table; a step that is given waits for it. What the answer leads to raises into nobody."""
+
+    __slots__ = ("_guard", "_step", "_then")
+
+    def __init__(self, guard: Guard, step: OpenStep | None, then: Callable[[Any], None]) -> None:
+        self._guard, self._step, self._then = guard, step, then
+        if step is not None:
+            step.num_owed += 1
+
+    def __call__(self, table: Any) -> None:
+        """It was answered."""
+        self.settle()
+        self._guard.attempt(self._then, table)
+
+    def settle(self) -> None:
+        """Nobody waits any longer: it was answered, or never will be."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.num_owed -= 1
 
 
 class StepLog:

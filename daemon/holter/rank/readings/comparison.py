@@ -219,7 +219,14 @@ class ComparisonProbe:
             places = places[[tensor is not None and not tensor.is_sparse for tensor in tensors]]
             traits = DtypeTraits.of([tensor.dtype for tensor in kept])
         if kept:
-            self._context.read(name, kept, lambda table: then(FingerprintRows.of(table, places, traits)), step=step)
+
+            def learn(table: Any) -> None:
+                then(FingerprintRows.of(table, places, traits))
+
+            if name.startswith("gradients"):
+                self._context.gradient_answers.read(self._context, name, kept, learn, step=step)
+            else:
+                self._context.read(name, kept, learn, step=step)
         step.cost.check_s += clock.monotonic_s() - started
 
     def _tell(self, step: OpenStep, tensor_class: str, chosen: Selection, rows: FingerprintRows) -> None:

@@ -32,7 +32,7 @@ class Readings:
 
     def read(
         self, name: str, tensors: Sequence[torch.Tensor], then: Callable[[Any], None], *, histogram: str = "off"
-    ) -> None:
+    ) -> Pass | None:
         """Read these tensors, at least one; `then` gets the table, now or from a later `poll`."""
         assert tensors, "a reading of nothing would be owed for ever"
         started = clock.monotonic_s()
@@ -47,6 +47,7 @@ class Readings:
                 self.kept[name] = [id(tensor) for tensor in tensors], table
             then(table)
         self.spent_s += clock.monotonic_s() - started
+        return reading
 
     def poll(self) -> None:
         """Hand out what has become ready."""

@@ -108,6 +108,7 @@ class GradientProbe:
         if not found:
             return True
         named, gradients = zip(*found, strict=True)
+        is_alone = self._context.world_size == 1
         counts = where == "gradient" or not step.gradients.is_local_read
         if counts and where == "reduced_gradient":
             step.gradients.view = gradient_view([model])
@@ -117,8 +118,8 @@ class GradientProbe:
                 self._on_read(named, table)
             bad = table.nans + table.pos_infs + table.neg_infs
             rows = np.flatnonzero(bad)
-            if not rows.size and is_at_once and (where == "reduced_gradient" or self._context.world_size == 1):
-                self._context.hold.known_finite.note([parameter for _, parameter in named], gradients)
+            if not rows.size and share.stride > 1 and is_alone and step is self._context.log.now:
+                self._context.hold.known_finite.note(gradients)
             if counts:
                 # The table sums what is finite.
                 self._count(model, step, share, math.nan if rows.size else float(table.square_sum.sum()))
@@ -137,11 +138,12 @@ class GradientProbe:
                     )
                 )
 
-        is_at_once = True
-        # A table of addresses for each share: its tensors are the same when its turn comes again.
-        is_read = self._context.read(f"{where}{model.prefix}{share.number}", gradients, learn, step=step)
-        is_at_once = False
-        return is_read
+        name = f"{where}{model.prefix}{share.number}"
+        if where == "gradient" and not is_alone:
+            # Others add theirs to them: nobody else asks for these.
+            return self._context.read(name, gradients, learn, step=step) is not None
+        answers = self._context.gradient_answers
+        return answers.read(self._context, name, gradients, learn, step=step) is not None
 
     def _count(self, model: Model, step: OpenStep, share: TensorShare, square_sum: float) -> None:
         """Add to the step's norm; where tensors are read in turns, with what the others had when they were last read."""
