@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from holter.rank.context import Context
-from holter.rank.models import Model, gradient_view
+from holter.rank.models import Model, gradient_view, held_by
 from holter.rank.readings import histories
 from holter.rank.readings.gradient_answers import TableRows
 from holter.rank.readings.histories import (
@@ -286,18 +286,21 @@ def readable(parameter: Any) -> bool:
     return is_readable(local(parameter))
 
 
-def trained_by(
-    models: Iterable[Model], optimizers: Sequence[torch.optim.Optimizer]
-) -> tuple[list[tuple[str, Any]], dict[int, float]]:
-    """Parameters that require gradients and that these optimizers hold, and the learning rate of each."""
-    rates = {
+def trained_by(models: Iterable[Model], optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[str, Any]]:
+    """Parameters that require gradients and that these optimizers hold."""
+    held = held_by(optimizers)
+    return [(name, p) for m in models for name, p in m.parameters if p.requires_grad and id(p) in held]
+
+
+def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, float]:
+    """The learning rate of each parameter, by its id."""
+    return {
         id(p): rate
         for optimizer in optimizers
         for group in optimizer.param_groups
         for rate in (_rate(group),)
         for p in group["params"]
     }
-    return [(name, p) for m in models for name, p in m.parameters if p.requires_grad and id(p) in rates], rates
 
 
 def _rate(group: dict[str, Any]) -> float:

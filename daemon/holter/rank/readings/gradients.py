@@ -17,8 +17,8 @@ from holter.rank.models import Model, gradient_view, held_by
 from holter.rank.publish.step_log import OpenStep
 from holter.records import Nonfinite, Where
 
-NamedGradient = tuple[tuple[str, Any], torch.Tensor]
-"""A parameter by its name, and its gradient."""
+NamedGradients = tuple[Sequence[tuple[str, Any]], Sequence[torch.Tensor]]
+"""Parameters by their names, and the gradient of each."""
 
 
 class TensorShare(NamedTuple):
@@ -75,7 +75,7 @@ class GradientProbe:
         step.gradients.is_local_whole = stride == 1
         for model in context.models.active():
             if model.shows_local_gradients():
-                found = _with_gradients(model)[share.number :: stride]
+                found = _with_gradients(model.parameters[share.number :: stride] if stride > 1 else model.parameters)
                 is_read = self._read(model, step, found, "gradient", share)
                 step.gradients.is_local_read |= is_read
                 step.gradients.is_local_whole &= is_read
@@ -96,18 +96,20 @@ class GradientProbe:
         lent = self._context.frameworks.lent.get(optimizer)
         held = held_by([optimizer])
         for model in self._context.models.active()[: None if lent is None else 1]:
-            own = (entry for entry in _with_gradients(model) if id(entry[0][1]) in held)
-            found = list(own) if lent is None else lent
+            if lent is None:
+                found = _with_gradients([named for named in model.parameters if id(named[1]) in held])
+            else:
+                found = [named for named, _ in lent], [gradient for _, gradient in lent]
             self._read(model, step, found, "reduced_gradient", ALL)
         if step.suspects.tensors and not step.suspects.is_applied and not step.num_owed:
             step.acquit()
             self._context.inputs.suspect = None
 
-    def _read(self, model: Model, step: OpenStep, found: list[NamedGradient], where: Where, share: TensorShare) -> bool:
+    def _read(self, model: Model, step: OpenStep, found: NamedGradients, where: Where, share: TensorShare) -> bool:
         """False: they cannot be read."""
-        if not found:
+        named, gradients = found
+        if not gradients:
             return True
-        named, gradients = zip(*found, strict=True)
         is_alone = self._context.world_size == 1
         counts = where == "gradient" or not step.gradients.is_local_read
         if counts and where == "reduced_gradient":
@@ -117,12 +119,12 @@ class GradientProbe:
             if self._on_read is not None and step is self._context.log.now:
                 self._on_read(named, table)
             bad = table.nans + table.pos_infs + table.neg_infs
-            rows = np.flatnonzero(bad)
-            if not rows.size and share.stride > 1 and is_alone and step is self._context.log.now:
+            rows: Sequence[int] = np.flatnonzero(bad).tolist() if bad.any() else ()
+            if not rows and share.stride > 1 and is_alone and step is self._context.log.now:
                 self._context.hold.known_finite.note(gradients)
             if counts:
                 # The table sums what is finite.
-                self._count(model, step, share, math.nan if rows.size else float(table.square_sum.sum()))
+                self._count(model, step, share, math.nan if rows else float(table.square_sum.sum()))
             for row in rows:
                 name, parameter = named[row]
                 step.suspects.is_applied |= where == "reduced_gradient"
@@ -155,6 +157,10 @@ class GradientProbe:
             step.gradients.square_sum = (step.gradients.square_sum or 0.0) + sum(sums.values())
 
 
-def _with_gradients(model: Model) -> list[NamedGradient]:
+def _with_gradients(named: Sequence[tuple[str, Any]]) -> NamedGradients:
     # `.grad` is asked for once: a gradient that nobody holds gets a new Python object each time.
-    return [(named, g) for named in model.parameters if (g := named[1].grad) is not None and not g.is_sparse]
+    gradients = [p.grad for _, p in named]
+    if not all(type(g) is torch.Tensor and not g.is_sparse for g in gradients):
+        found = [(each, g) for each, g in zip(named, gradients, strict=True) if g is not None and not g.is_sparse]
+        return [each for each, _ in found], [g for _, g in found]
+    return named, gradients
