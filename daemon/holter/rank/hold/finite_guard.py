@@ -18,6 +18,7 @@ An optimizer that is given a closure computes its gradients inside its step: it 
 """
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -71,7 +72,11 @@ class FiniteGuard:
         """Whether something that is not finite is about to be applied, as far as is known without waiting."""
         if self.is_scaled(optimizer):
             return False
-        gradients = self._unshown(optimizer)
+        held = self._held(optimizer)
+        known = self._context.gradient_answers.find(held) if held else None
+        if known is not None and known.table is not None and not has_nonfinite(known.table):
+            return False
+        gradients = self._unshown(held)
         if not gradients:
             return False
         tables: list[Any] = []
@@ -91,17 +96,22 @@ class FiniteGuard:
         self._owed = [(step, answer) for step, answer, table in answers if table is None]
         return next((step for step, _, table in answers if table is not None and has_nonfinite(table)), None)
 
-    def _unshown(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    def _held(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         lent = self._context.frameworks.lent.get(optimizer)
         if lent is not None:
-            held = [gradient for _, gradient in lent]
-        else:
-            # Asked for once: a gradient that nobody holds gets a new Python object each time.
-            held = [g for group in optimizer.param_groups for p in group["params"] if (g := p.grad) is not None]
+            return [gradient for _, gradient in lent]
+        # Asked for once: a gradient that nobody holds gets a new Python object each time.
+        return [g for group in optimizer.param_groups for p in group["params"] if (g := p.grad) is not None]
+
+    def _unshown(self, held: list[torch.Tensor]) -> list[torch.Tensor]:
         unshown = self._context.hold.known_finite.unshown(held)
-        if set(map(type, unshown)) <= PLAIN and all(map(_is_dense_float, unshown)):
+        is_plain = set(map(type, unshown)) <= PLAIN and set(map(_layout, unshown)) <= {torch.strided}
+        if is_plain and all(dtype.is_floating_point for dtype in set(map(_dtype, unshown))):
             return unshown
         return [part for part in map(_part, unshown) if _is_dense_float(part) or part.is_complex()]
+
+
+_layout, _dtype = operator.attrgetter("layout"), operator.attrgetter("dtype")
 
 
 def _is_dense_float(part: torch.Tensor) -> bool:

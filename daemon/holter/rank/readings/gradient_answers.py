@@ -113,6 +113,12 @@ class GradientAnswers:
         """A backward pass begins, or the step is over: nothing that was read of the gradients holds any longer."""
         self._answers.clear()
 
+    def find(self, gradients: Sequence[Any]) -> GradientAnswer | None:
+        """What was read of all of these as they are now, with or without others; None: not all were."""
+        mark = Mark.of(gradients) if self._answers else None
+        found = self._find(mark, needs_histogram=False) if mark is not None else None
+        return found[0] if found is not None else None
+
     def read(  # noqa: PLR0913 - a reading, named
         self,
         context: "Context",
