@@ -28,6 +28,7 @@ from holter.rank.context import Context
 from holter.rank.hold.finite_guard import FiniteGuard, Shards
 from holter.rank.hold.halts import HoldReason
 from holter.rank.models import held_by
+from holter.rank.publish.budget import SMALL_ELEMENTS
 from holter.rank.publish.step_log import StepReporter, StepTimes, tell_completed_before
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
@@ -82,6 +83,8 @@ class StepProbe:
         self._began = clock.monotonic_s()
         self._own_began = 0.0
         self._read_began = 0.0
+        self._device_began = 0.0
+        self._generation = -1
         self._interrupted = Phase.OTHER
         self._handles: list[Any] = []
         readers.finite.before_scaled = context.guard.wrap(self._hold_if_due, "claims")
@@ -189,6 +192,10 @@ class StepProbe:
         is_thorough = step % THAW_EVERY == 0
         if step % REFRESH_EVERY == 0 or (is_thorough and models.has_thawed()):
             models.refresh()
+        if models.generation != self._generation:
+            self._generation = models.generation
+            num_elements = sum(p.numel() for model in models for _, p in model.parameters)
+            self._context.schedule.is_small = num_elements < SMALL_ELEMENTS
         self._reporter.tell_census(self.optimizers, self._gradients.ready_order, is_thorough=is_thorough)
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
@@ -289,7 +296,9 @@ class StepProbe:
         """This rank's gradients are not finite, or another's shards are not."""
         context = self._context
         step, late = context.log.step, self._attempt(self._finite.late)
+        spent_s = context.readings.spent_s
         own = step if late is None and not has_closure and self._attempt(self._is_nonfinite, optimizer) else late
+        context.log.now.cost.guard_s += context.readings.spent_s - spent_s
         first = own if self._finite.is_scaled(optimizer) else self._shards.agree(optimizer, own)
         if first is None:
             return
@@ -362,10 +371,12 @@ class StepProbe:
         context.schedule.observe(
             step_s=step_s,
             own_s=context.guard.own_s - self._own_began,
-            reading_s=context.readings.spent_s - self._read_began,
+            reading_s=context.readings.spent_s - self._read_began - context.log.now.cost.guard_s,
             gradients_s=context.log.now.cost.gradients_s,
             check_s=context.log.now.cost.check_s if context.schedule.plan.is_check(context.log.step) else 0.0,
+            device_s=context.readings.device_s - self._device_began,
         )
+        self._device_began = context.readings.device_s
 
     def _close(self, *, is_late: bool = False) -> None:
         """The step is over, whatever could be read of it."""

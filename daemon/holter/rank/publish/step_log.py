@@ -108,6 +108,8 @@ class ReadingCost:
 
     gradients_s: float = 0.0
     check_s: float = 0.0
+    guard_s: float = 0.0
+    """Of the guard, which reads at every step: a cost of any step, whatever is planned."""
 
 
 @dataclass

@@ -24,6 +24,8 @@ class Readings:
         self._make_pass = make_pass
         self.spent_s = 0.0
         """Seconds of the training thread that went into reading."""
+        self.device_s = 0.0
+        """Seconds of devices that went into readings that were answered."""
         self._passes: dict[str, Pass] = {}
         self._open: list[tuple[Pass, Callable[[Table], None]]] = []
         """Passes that a device has not answered, and who gets their tables."""
