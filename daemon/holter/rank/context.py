@@ -131,6 +131,8 @@ class Context:
     phases: PhaseClock = field(default_factory=PhaseClock)
     models: Models = field(default_factory=Models)
     readings: Readings = field(default_factory=Readings)
+    reading_s: float = 0.0
+    """What the training thread has computed to read."""
     gradient_answers: GradientAnswers = field(default_factory=GradientAnswers)
     """What was read of the gradients of the step under way."""
     log: StepLog = field(default_factory=StepLog)
@@ -154,7 +156,7 @@ class Context:
 
         Nothing is raised, neither here nor where the answer comes: what cannot be read is counted and said once, and the step is told without it.
         """
-        owed = OwedAnswer(self.guard, step, then)
+        owed, started = OwedAnswer(self.guard, step, then), clock.thread_s()
         try:
             reading = self.readings.read(name, tensors, owed, histogram=histogram)
         except Exception as error:
@@ -164,6 +166,7 @@ class Context:
             self.guard.count(f"reading {name.rstrip(string.digits)}", error)
         if reading is None:
             owed.settle()
+        self.reading_s += clock.thread_s() - started
         return reading
 
     def enter(self, phase: Phase) -> Phase:

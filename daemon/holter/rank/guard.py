@@ -31,6 +31,8 @@ class Guard:
     def __init__(self) -> None:
         self.own_s = 0.0
         """Seconds spent in hooks since the start."""
+        self.computed_s = 0.0
+        """Of these, what the hooks themselves computed: on a busy machine the rest is the neighbours'."""
         self.failures: Counter[str] = Counter()
         self.is_on = True
         """False in a forked child and after detaching: every hook is then a no-op."""
@@ -45,6 +47,7 @@ class Guard:
             if not self.is_on or not self._may_run_in(thread):
                 return
             started = clock.monotonic_s()
+            computed = clock.thread_s() if self._depth == 0 else 0.0
             self._depth += 1
             try:
                 hook(*args, **kwargs)
@@ -56,6 +59,7 @@ class Guard:
                 self._depth -= 1
                 if self._depth == 0:
                     self.own_s += clock.monotonic_s() - started
+                    self.computed_s += clock.thread_s() - computed
 
         return harmless
 

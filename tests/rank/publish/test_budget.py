@@ -65,6 +65,7 @@ def test_a_neighbours_load_does_not_thin_the_checks():
             schedule.observe(
                 step_s=0.1,
                 own_s=(3e-4 + 3e-4 + 3e-4 * is_check) * slow,
+                computed_s=(3e-4 + 3e-4 + 3e-4 * is_check) * slow,
                 reading_s=(3e-4 + 3e-4 * is_check) * slow,
                 gradients_s=3e-4 * slow,
                 check_s=3e-4 * slow * is_check,
@@ -82,6 +83,7 @@ def test_what_a_device_spends_counts_as_much_as_what_the_host_does():
             schedule.observe(
                 step_s=0.5,
                 own_s=1e-3,
+                computed_s=1e-3,
                 reading_s=8e-4,
                 gradients_s=4e-4 / schedule.plan.gradient_stride,
                 check_s=4e-4 * schedule.plan.is_check(step),
@@ -122,7 +124,9 @@ def test_one_bad_measurement_does_not_blind():
     schedule = Schedule(budget=0.01, floor_s=0.0)
     for step in range(30):
         noise = 50.0 if step == 10 else 1.0
-        schedule.observe(step_s=0.5, own_s=2e-3, reading_s=1.8e-3, gradients_s=1e-3 * noise, check_s=0.8e-3 * noise)
+        schedule.observe(
+            step_s=0.5, own_s=2e-3, computed_s=2e-3, reading_s=1.8e-3, gradients_s=1e-3 * noise, check_s=0.8e-3 * noise
+        )
     assert schedule.plan == StepPlan(1, 1)
 
 
@@ -130,7 +134,7 @@ def test_a_bad_measurement_right_after_the_first_steps_does_not_blind():
     schedule = Schedule(budget=0.01, floor_s=5e-4)
     for step in range(12):
         check_s = (1.0 if step >= 4 else 1e-3) if schedule.plan.is_check(step) else 0.0
-        schedule.observe(step_s=5e-3, own_s=2e-3, reading_s=1e-3, gradients_s=1e-4, check_s=check_s)
+        schedule.observe(step_s=5e-3, own_s=2e-3, computed_s=2e-3, reading_s=1e-3, gradients_s=1e-4, check_s=check_s)
     assert schedule.plan.check_interval <= 8
 
 
@@ -142,6 +146,7 @@ def test_the_dials_do_not_flutter():
         schedule.observe(
             step_s=0.5,
             own_s=6e-3,
+            computed_s=6e-3,
             reading_s=5e-3,
             gradients_s=2e-3,
             check_s=(2.8e-3 if step % 2 else 3.1e-3) * is_check,
@@ -154,12 +159,12 @@ def test_a_sidecar_that_cannot_keep_up_thins_the_comparisons():
     schedule = Schedule(budget=0.5, floor_s=0.0)
     schedule.thin(3)
     for _ in range(20):
-        schedule.observe(step_s=0.5, own_s=2e-3, reading_s=1.8e-3, gradients_s=1e-3, check_s=1e-3)
+        schedule.observe(step_s=0.5, own_s=2e-3, computed_s=2e-3, reading_s=1.8e-3, gradients_s=1e-3, check_s=1e-3)
     assert schedule.plan.check_interval == 8
 
 
 def test_the_ratio_is_what_we_took_of_the_rest():
     schedule = Schedule(budget=0.01, floor_s=0.0)
     for _ in range(20):
-        schedule.observe(step_s=1.1, own_s=0.1, reading_s=0.1, gradients_s=0.05, check_s=0.05)
+        schedule.observe(step_s=1.1, own_s=0.1, computed_s=0.1, reading_s=0.1, gradients_s=0.05, check_s=0.05)
     assert math.isclose(schedule.overhead_ratio, 0.1)

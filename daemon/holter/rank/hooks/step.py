@@ -82,6 +82,7 @@ class StepProbe:
         self._reporter = StepReporter(context)
         self._began = clock.monotonic_s()
         self._own_began = 0.0
+        self._computed_began = 0.0
         self._read_began = 0.0
         self._device_began = 0.0
         self._generation = -1
@@ -296,9 +297,9 @@ class StepProbe:
         """This rank's gradients are not finite, or another's shards are not."""
         context = self._context
         step, late = context.log.step, self._attempt(self._finite.late)
-        spent_s = context.readings.spent_s
+        reading_s = context.reading_s
         own = step if late is None and not has_closure and self._attempt(self._is_nonfinite, optimizer) else late
-        context.log.now.cost.guard_s += context.readings.spent_s - spent_s
+        context.log.now.cost.guard_s += context.reading_s - reading_s
         first = own if self._finite.is_scaled(optimizer) else self._shards.agree(optimizer, own)
         if first is None:
             return
@@ -371,7 +372,8 @@ class StepProbe:
         context.schedule.observe(
             step_s=step_s,
             own_s=context.guard.own_s - self._own_began,
-            reading_s=context.readings.spent_s - self._read_began - context.log.now.cost.guard_s,
+            computed_s=context.guard.computed_s - self._computed_began,
+            reading_s=context.reading_s - self._read_began - context.log.now.cost.guard_s,
             gradients_s=context.log.now.cost.gradients_s,
             check_s=context.log.now.cost.check_s if context.schedule.plan.is_check(context.log.step) else 0.0,
             device_s=context.readings.device_s - self._device_began,
@@ -388,7 +390,8 @@ class StepProbe:
         now = clock.monotonic_s()
         self._attempt(self._learn_costs, now - self._began)
         log.close(StepTimes(now - self._began, context.phases.take()))
-        self._began, self._own_began, self._read_began = now, context.guard.own_s, context.readings.spent_s
+        self._began, self._own_began, self._read_began = now, context.guard.own_s, context.reading_s
+        self._computed_began = context.guard.computed_s
         self._last, self._stepped = self._stepped, Optimizers()
         self._was_batch_asked = self._is_straggler = False
         context.inputs.clear()

@@ -5,8 +5,8 @@ Two settings, both powers of two, so that ranks whose settings differ still read
     gradient_stride   1, 2, 4 ...   every step reads the gradients of every stride-th tensor, another share each step
     check_interval    1, 2, 4 ...   every interval-th step fingerprints parameters and reduced gradients, for comparison between ranks
 
-The rank measures the costs itself; `plan` is a pure function of them. A cost is the least of the last few measurements: what a neighbour's load adds to
-a measurement is not ours, and a busy machine is no reason to look away. A model of less than two million parameters is compared at every step, for
+The rank measures the costs itself; `plan` is a pure function of them. A cost is what a thread computed, not how long that took, and the least of the last few measurements: what a
+neighbour's load adds is not ours, and a busy machine is no reason to look away. A model of less than two million parameters is compared at every step, for
 at most 1 ms, or 2 % of a step of 50 ms and more. A device's seconds count as the host's do.
 """
 
@@ -135,12 +135,13 @@ class Schedule:
         *,
         step_s: float,
         own_s: float,
+        computed_s: float,
         reading_s: float,
         gradients_s: float,
         check_s: float,
         device_s: float = 0.0,
     ) -> None:
-        """Learn what a step took, what we took of it, what of that went into reading, and into which; 0: it was not read.
+        """Learn what a step took, what we took of it and computed in that time, what of that went into reading, and into which; 0: it was not read.
 
         `device_s` is what devices have answered since the step before that they took.
         """
@@ -150,12 +151,12 @@ class Schedule:
         if gradients_s:
             self._gradients_s.append(gradients_s * self.plan.gradient_stride)
         if check_s:
-            self._check_s.append(max(check_s, own_s - self._usual_s()) if self._fixed_s else check_s)
+            self._check_s.append(max(check_s, computed_s - self._usual_s()) if self._fixed_s else check_s)
         if self._num_steps <= SETTLED_STEPS:
             return
         self._step_s.append(step_s)
         self._own_s.append(own_s + device_s)
-        self._fixed_s.append(max(own_s - reading_s, 0.0))
+        self._fixed_s.append(max(computed_s - reading_s, 0.0))
         if self._num_steps < WINDOW or self._num_steps % TURN_EVERY == 0:
             self._turn()
 

@@ -67,7 +67,7 @@ class GradientProbe:
         """The rank's own gradients, where the framework still shows them."""
         context = self._context
         step = context.log.now
-        started = clock.monotonic_s()
+        started = clock.thread_s()
         # Micro-steps add up in .grad: the last reading of a step has them all.
         step.gradients.square_sum = None
         stride = context.schedule.plan.gradient_stride
@@ -81,7 +81,7 @@ class GradientProbe:
                 step.gradients.is_local_whole &= is_read
             else:
                 step.gradients.is_local_whole = False
-        step.cost.gradients_s += clock.monotonic_s() - started
+        step.cost.gradients_s += clock.thread_s() - started
 
     def read_applied(self, optimizer: torch.optim.Optimizer, *, is_known_bad: bool = False) -> None:
         """What the optimizer applies: read if something is suspected, or if nothing was seen before the reduction."""

@@ -136,14 +136,14 @@ class VitalsProbe:
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
         """Vitals have a schedule of their own: for the other one this time counts as reading, not as a cost of every step."""
-        readings = self._context.readings
-        started, read_s = clock.monotonic_s(), readings.spent_s
+        context = self._context
+        started, reading_s = clock.thread_s(), context.reading_s
         try:
             yield
         finally:
-            elapsed = clock.monotonic_s() - started
+            elapsed = clock.thread_s() - started
             self._spent_s += elapsed
-            readings.spent_s = max(readings.spent_s, read_s + elapsed)
+            context.reading_s = max(context.reading_s, reading_s + elapsed)
 
     def _has_news(self, step: int) -> bool:
         """Whether something is to be told that was not the last time."""
