@@ -19,7 +19,7 @@ from holter.rank.publish.step_log import OpenStep, OwedAnswer, PhaseClock, StepL
 from holter.rank.readings.batches import Inputs
 from holter.rank.readings.fused_pass import Readings
 from holter.rank.readings.gradient_answers import GradientAnswers, Mark, num_collectives
-from holter.rank.readings.samples import local
+from holter.rank.readings.samples import is_capturing, local
 from holter.records import Body, Observation, Phase
 
 if TYPE_CHECKING:
@@ -156,6 +156,8 @@ class Context:
 
         Nothing is raised, neither here nor where the answer comes: what cannot be read is counted and said once, and the step is told without it.
         """
+        if is_capturing():
+            return None
         owed, started = OwedAnswer(self.guard, step, then), clock.thread_s()
         try:
             reading = self.readings.read(name, tensors, owed, histogram=histogram)

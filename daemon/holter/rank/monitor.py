@@ -13,6 +13,7 @@ from holter.rank.hooks.backward import LossProbe
 from holter.rank.hooks.data import DataProbe
 from holter.rank.hooks.endings import EndingProbe, ExitProbe
 from holter.rank.hooks.gradient_calls import ClipProbe, ReplicationProbe
+from holter.rank.hooks.graphs import GraphProbe
 from holter.rank.hooks.logs import LogProbe, WarningProbe
 from holter.rank.hooks.model_calls import CallProbe, ComponentProbe
 from holter.rank.hooks.rank_facts import DeviceProbe, GroupProbe
@@ -78,6 +79,7 @@ class Monitor:
         self._clips = ClipProbe(self.context)
         self._components = ComponentProbe(self.context, self._calls)
         self._replication = ReplicationProbe(self.context, self._comparison.reduced_by_hand)
+        self._graphs = GraphProbe(self.context, lambda num_steps: self.steps.replayed(num_steps))  # noqa: PLW0108  they are made later
         self._batches = BatchBlameProbe(self.context)
         self._finite = FiniteGuard(self.context)
         readers = StepReaders(self._gradients, self._comparison, self._batches, self._vitals, self._finite)
@@ -112,6 +114,7 @@ class Monitor:
             self._exits,
             self._saves,
             self._groups,
+            self._graphs,
         ):
             each.install()
         os.register_at_fork(after_in_child=self._forget)

@@ -138,6 +138,13 @@ class StepProbe:
         finally:
             self._num_around -= 1
 
+    def replayed(self, num_steps: int) -> None:
+        """A graph was replayed that contains so many steps: none of their hooks has run."""
+        for _ in range(0 if self._depth or self._stepped else num_steps):
+            last = self._last
+            self._close()
+            self._last = last
+
     def end_open_step(self) -> None:
         """A backward pass begins: what stepped before it is a step of its own."""
         if self._drop_raised():

@@ -27,7 +27,7 @@ from holter.rank.readings.histories import (
     MovedTensors,
     prints,
 )
-from holter.rank.readings.samples import Samples, is_readable, local, strided
+from holter.rank.readings.samples import Samples, is_capturing, is_readable, local, strided
 from holter.records import ModuleVitals, Named, Vitals
 
 ROUNDED_SHARE = 0.999
@@ -133,7 +133,7 @@ class Checkup:
 
     def end(self) -> None:
         """After the optimizer stepped."""
-        if self._samples is None or not all(readable(p) for _, p in (*self._trained, *self._frozen)):
+        if self._samples is None or is_capturing() or not all(readable(p) for _, p in (*self._trained, *self._frozen)):
             return
         self._read_weights("after")
         self._read("samples", self._samples.differences())

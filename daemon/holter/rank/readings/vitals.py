@@ -23,6 +23,7 @@ from holter.rank.context import Context
 from holter.rank.models import held_by
 from holter.rank.readings.checkup import Checkup, CheckupMemory, rates_of, readable, trained_by
 from holter.rank.readings.histories import TOLD_CHECKS, FingerprintHistory, IdleParameters, LeftoverGradients, prints
+from holter.rank.readings.samples import is_plain_moment
 
 LEAST_FROZEN_BYTES = 16 << 20
 """Frozen tensors that are read at a vital step, if the trained ones are fewer bytes than that."""
@@ -109,7 +110,7 @@ class VitalsProbe:
             self._begin(optimizers)
 
     def _begin(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        trained = trained_by(self._context.models, optimizers)
+        trained = trained_by(self._context.models, optimizers) if is_plain_moment() else []
         if trained:
             with self._timed():
                 frozen = self._frozen(trained, optimizers)
