@@ -1,7 +1,9 @@
 """CUDA graphs: a replay runs what was captured and calls no hook, so that a healthy job would look stalled.
 
-capture    hooks run once, and nothing is computed      nothing is read: a reading would become a part of the script's graph
-replay     no hook runs                                 the heart beats; optimizer steps that the graph contains are counted
+    capture    hooks run once, and nothing is computed      nothing is read: a reading would become a part of the script's graph
+    replay     no hook runs                                 the heart beats; optimizer steps that the graph contains are counted
+
+A graph's steps are those whose hooks ran while it was captured.
 """
 
 import functools

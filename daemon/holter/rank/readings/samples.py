@@ -48,11 +48,8 @@ def is_capturing() -> bool:
 
 def is_plain_moment() -> bool:
     """Whether operations of ours reach the tensors: no mode that records or batches operations is on, and no graph is being captured."""
-    return (
-        not is_capturing()
-        and torch._C._len_torch_dispatch_stack() == 0
-        and torch._C._functorch.peek_interpreter_stack() is None
-    )  # noqa: SLF001
+    is_direct = torch._C._len_torch_dispatch_stack() == 0 and torch._C._functorch.peek_interpreter_stack() is None  # noqa: SLF001
+    return is_direct and not is_capturing()
 
 
 def strided(tensor: torch.Tensor, most: int) -> torch.Tensor:
