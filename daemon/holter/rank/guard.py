@@ -14,12 +14,15 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from holter import clock
 
 HookThread = Literal["claims", "training", "any"]
 """Whether a hook makes its thread the one that trains, runs in that one only, or (inside autograd's engine) anywhere."""
+
+
+Result = TypeVar("Result")
 
 
 class Guard:
@@ -28,6 +31,8 @@ class Guard:
     def __init__(self) -> None:
         self.own_s = 0.0
         """Seconds spent in hooks since the start."""
+        self.computed_s = 0.0
+        """Of these, what the hooks themselves computed: on a busy machine the rest is the neighbours'."""
         self.failures: Counter[str] = Counter()
         self.is_on = True
         """False in a forked child and after detaching: every hook is then a no-op."""
@@ -42,6 +47,7 @@ class Guard:
             if not self.is_on or not self._may_run_in(thread):
                 return
             started = clock.monotonic_s()
+            computed = clock.thread_s() if self._depth == 0 else 0.0
             self._depth += 1
             try:
                 hook(*args, **kwargs)
@@ -53,8 +59,19 @@ class Guard:
                 self._depth -= 1
                 if self._depth == 0:
                     self.own_s += clock.monotonic_s() - started
+                    self.computed_s += clock.thread_s() - computed
 
         return harmless
+
+    def attempt(self, call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result | None:
+        """One part of a hook by itself: what it raises is counted and said once, and the rest of the hook goes on; None then."""
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            self.count(getattr(call, "__qualname__", type(call).__name__), error)
+            return None
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

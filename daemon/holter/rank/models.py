@@ -60,6 +60,11 @@ class Model:
         """Parameters whose gradients the script itself reduces."""
         self._local_buffers = tuple(local_buffers)
         self._signature: list[Any] = []
+        self._tables: list[dict[str, Any]] = []
+        """Where its modules keep their submodules, parameters and buffers."""
+        self._parts: list[Any] = []
+        self._kinds: list[tuple[bool, torch.dtype]] = []
+        self._buffer_dtypes: list[torch.dtype] = []
         self._is_placed = False
         """Some parameters are DTensors."""
         self._called = (-1, 0)
@@ -68,6 +73,7 @@ class Model:
     def _forget(self, _: Any) -> None:
         # The script let go of its model, perhaps to make room for another: its memory is not ours to hold.
         self.parameters, self.buffers, self._signature, self.replicas = [], [], [], set()
+        self._tables, self._parts, self._kinds, self._buffer_dtypes = [], [], [], []
         for call in self._on_forget:
             call()
 
@@ -96,10 +102,21 @@ class Model:
         inner, ddp = self.inner, self.ddp
         if inner is None:
             return False
+        parts = _parts(self._tables, ddp, self.reduced_by_hand)
+        if parts == self._parts and not self.has_thawed():
+            return False
+        self._tables = [
+            held
+            for module in inner.modules()
+            for held in (module._modules, module._parameters, module._buffers)  # noqa: SLF001
+        ]
+        self._parts = _parts(self._tables, ddp, self.reduced_by_hand)
         parameters = [(self.prefix + name, p) for name, p in inner.named_parameters()]
         buffers = [(self.prefix + name, b) for name, b in inner.named_buffers()]
         signature: list[Any] = [(name, id(p), p.requires_grad, p.dtype) for name, p in parameters]
         signature += [(name, b.dtype) for name, b in buffers]
+        self._kinds = [(p.requires_grad, p.dtype) for _, p in parameters]
+        self._buffer_dtypes = [b.dtype for _, b in buffers]
         changed = signature != self._signature
         self._signature, self.parameters, self.buffers = signature, parameters, buffers
         self._is_placed = any(hasattr(p, "placements") for _, p in parameters)
@@ -108,10 +125,8 @@ class Model:
 
     def has_thawed(self) -> bool:
         """Whether a parameter froze, thawed or was cast since the last refresh: cheap to ask."""
-        return any(
-            p.requires_grad is not known[2] or p.dtype is not known[3]
-            for (_, p), known in zip(self.parameters, self._signature, strict=False)
-        )
+        kinds = [(p.requires_grad, p.dtype) for _, p in self.parameters]
+        return kinds != self._kinds or [b.dtype for _, b in self.buffers] != self._buffer_dtypes
 
     def learn_reduced(self, name: str, parameter: torch.Tensor) -> None:
         """The script reduces this parameter's gradient over all ranks."""
@@ -313,6 +328,19 @@ def _ddp(root: Any) -> Any:
         return root
     below = _part(root, "_orig_mod")
     return below if isinstance(below, DistributedDataParallel) else None
+
+
+def _parts(tables: Sequence[dict[str, Any]], ddp: Any, reduced_by_hand: AbstractSet[str]) -> list[Any]:
+    """What is another list as soon as a part of a model came, went, was renamed or replaced: a tenth of the cost of asking for all names."""
+    parts: list[Any] = [id(ddp), id(getattr(ddp, "process_group", None)), len(reduced_by_hand)]
+    for held in tables:
+        if type(held) is not dict:
+            # TorchScript's: nothing is known of it, and so nothing is ever equal to it.
+            parts.append(object())
+        elif held:
+            parts += held
+            parts += map(id, held.values())
+    return parts
 
 
 def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:

@@ -130,6 +130,18 @@ def _skips_overflows(zero: Any) -> bool:
     return getattr(zero, "dtype", None) is half or bool(getattr(zero, "torch_autocast_gradscaler", None))
 
 
+def _is_copied(zero: Any, gradient: "torch.Tensor") -> bool:
+    """Whether nothing can still be on its way from a device into this gradient: else it would be read in the middle of a copy, and is not.
+
+    ZeRO-Offload copies on streams of its own and waits for them in its step. Nobody waits here: a stream is asked whether it has work left.
+    """
+    cuda = sys.modules["torch"].cuda
+    if not gradient.is_cpu or not cuda.is_initialized():
+        return True
+    own = [stream for stream in vars(zero).values() if isinstance(stream, cuda.Stream)]
+    return all(stream.query() for stream in (*own, cuda.current_stream()))
+
+
 def _gradients(zero: Any, names: dict[int, str]) -> "Iterator[tuple[tuple[str, Any], torch.Tensor]]":
     """This rank's part of every reduced gradient, by the names of the parameters."""
     flats: Any = getattr(zero, "fp32_partitioned_groups_flat", ()) or getattr(
@@ -141,7 +153,7 @@ def _gradients(zero: Any, names: dict[int, str]) -> "Iterator[tuple[tuple[str, A
         parts = averaged.get(number)
         if parts is None:
             # Offloaded: it lies where the inner optimizer will find it.
-            if flat.grad is not None:
+            if flat.grad is not None and _is_copied(zero, flat.grad):
                 yield (f"partition {number}", flat), flat.grad
             continue
         owners = iter(groups[number] if number < len(groups) else ())

@@ -1,8 +1,8 @@
 """The guard: is everything that an optimizer is about to apply finite? Asked on every rank at every step, before it is applied.
 
 What a rank read of its own gradients says nothing about what its peers added in the reduction, and of a large model they are read in
-turns. So the gradients that this optimizer applies are read once more, all of them, unless somebody has shown them to be
-finite (`KnownFinite`), or a loss scaler calls the optimizer: it calls it only then, or lets a fused one skip the step by itself.
+turns. So the gradients that this optimizer applies are read, all of them, unless they were since they were last written (`GradientAnswers`),
+somebody has shown them to be finite (`KnownFinite`), or a loss scaler calls the optimizer: it calls it only then, or lets a fused one skip the step by itself.
 
 Host memory is read at once, at the speed of memory. On a device the pass is started and never waited for: the step is held if the
 answer is there by the time the hook is left, which it is where the loop itself has synchronised; else the step is applied and the
@@ -18,21 +18,20 @@ An optimizer that is given a closure computes its gradients inside its step: it 
 """
 
 import functools
+import operator
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.models import is_split
-from holter.rank.readings.fused_pass import has_nonfinite, launch
+from holter.rank.readings.fused_pass import has_nonfinite
+from holter.rank.readings.gradient_answers import PLAIN, GradientAnswer
 from holter.rank.readings.samples import local
 from holter.records import SightLost
-
-if TYPE_CHECKING:
-    from holter_kernels import Pass
 
 
 class FiniteGuard:
@@ -40,9 +39,9 @@ class FiniteGuard:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._passes: weakref.WeakKeyDictionary[torch.optim.Optimizer, Pass] = weakref.WeakKeyDictionary()
-        self._owed: list[tuple[int, Pass]] = []
-        """Passes that a device has not answered, with their steps."""
+        self._numbers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._owed: list[tuple[int, GradientAnswer]] = []
+        """Readings that a device has not answered, with their steps."""
         self._num_scaling = 0
         self.before_scaled: Callable[[], None] = lambda: None
         """Called before a loss scaler decides whether to call an optimizer."""
@@ -73,41 +72,56 @@ class FiniteGuard:
         """Whether something that is not finite is about to be applied, as far as is known without waiting."""
         if self.is_scaled(optimizer):
             return False
-        gradients = self._unshown(optimizer)
+        held = self._held(optimizer)
+        known = self._context.gradient_answers.find(held) if held else None
+        if known is not None and known.table is not None and not has_nonfinite(known.table):
+            return False
+        gradients = self._unshown(held)
         if not gradients:
             return False
-        reading = launch(self._passes, optimizer, gradients, [owed for _, owed in self._owed])
-        table = reading.poll()
-        if table is None:
-            self._owed.append((self._context.log.step, reading))
-            return False
-        return has_nonfinite(table)
+        tables: list[Any] = []
+        number = self._numbers.setdefault(optimizer, len(self._numbers))
+        context = self._context
+        answer = context.gradient_answers.read(context, f"applied{number}", gradients, tables.append)
+        if answer is not None and not tables:
+            self._owed.append((context.log.step, answer))
+        return bool(tables) and has_nonfinite(tables[0])
 
     def late(self) -> int | None:
         """The first step of which a device has answered since that it was not finite; it is in the weights."""
         if not self._owed:
             return None
-        answers = [(step, reading, reading.poll()) for step, reading in self._owed]
-        self._owed = [(step, reading) for step, reading, table in answers if table is None]
+        self._context.readings.poll()
+        answers = [(step, answer, answer.table) for step, answer in self._owed]
+        self._owed = [(step, answer) for step, answer, table in answers if table is None]
         return next((step for step, _, table in answers if table is not None and has_nonfinite(table)), None)
 
-    def _unshown(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        covers, lent = self._context.hold.known_finite.covers, self._context.frameworks.lent.get(optimizer)
+    def _held(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+        lent = self._context.frameworks.lent.get(optimizer)
         if lent is not None:
-            return [gradient for _, gradient in lent if not covers(gradient, gradient)]
-        found = []
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                # Asked for once: a gradient that nobody holds gets a new Python object each time.
-                gradient = parameter.grad
-                if gradient is None or covers(parameter, gradient):
-                    continue
-                part = local(gradient) if hasattr(gradient, "placements") else gradient
-                if part.is_sparse:
-                    part = part._values()  # noqa: SLF001
-                if part.layout is torch.strided and (part.is_floating_point() or part.is_complex()):
-                    found.append(part)
-        return found
+            return [gradient for _, gradient in lent]
+        # Asked for once: a gradient that nobody holds gets a new Python object each time.
+        return [g for group in optimizer.param_groups for p in group["params"] if (g := p.grad) is not None]
+
+    def _unshown(self, held: list[torch.Tensor]) -> list[torch.Tensor]:
+        unshown = self._context.hold.known_finite.unshown(held)
+        is_plain = set(map(type, unshown)) <= PLAIN and set(map(_layout, unshown)) <= {torch.strided}
+        if is_plain and all(dtype.is_floating_point for dtype in set(map(_dtype, unshown))):
+            return unshown
+        return [part for part in map(_part, unshown) if _is_dense_float(part) or part.is_complex()]
+
+
+_layout, _dtype = operator.attrgetter("layout"), operator.attrgetter("dtype")
+
+
+def _is_dense_float(part: torch.Tensor) -> bool:
+    return part.layout is torch.strided and part.is_floating_point()
+
+
+def _part(gradient: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it, dense."""
+    part = local(gradient) if hasattr(gradient, "placements") else gradient
+    return part._values() if part.is_sparse else part  # noqa: SLF001
 
 
 class Shards:

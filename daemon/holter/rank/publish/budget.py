@@ -5,7 +5,9 @@ Two settings, both powers of two, so that ranks whose settings differ still read
     gradient_stride   1, 2, 4 ...   every step reads the gradients of every stride-th tensor, another share each step
     check_interval    1, 2, 4 ...   every interval-th step fingerprints parameters and reduced gradients, for comparison between ranks
 
-The rank measures the costs itself; `plan` is a pure function of them.
+The rank measures the costs itself; `plan` is a pure function of them. A cost is what a thread computed, not how long that took, and the least of the last few measurements: what a
+neighbour's load adds is not ours, and a busy machine is no reason to look away. A model of less than two million parameters is compared at every step, for
+at most 1 ms, or 2 % of a step of 50 ms and more. A device's seconds count as the host's do.
 """
 
 import statistics
@@ -24,7 +26,12 @@ CHECK_SHARE, CHECK_FLOORS = 0.1, 2
 SETTLED_STEPS = 4
 """The first steps compile, allocate and warm up; what they cost says nothing about the rest."""
 NUM_SAMPLES = 9
-"""A cost is the median of this many measurements: one that another process spoiled does not count."""
+"""A cost is the least of this many measurements."""
+SMALL_ELEMENTS = 2_000_000
+SMALL_S, SMALL_SHARE = 1e-3, 0.02
+"""What all of holter may take of a step of a small model: the more of the two."""
+SMALL_CHECKS = 0.6
+"""What of that is for comparisons in any case."""
 WINDOW = 64
 TURN_EVERY = 4
 """Steps between two adjustments of the plan, once so many steps were measured that one more says little."""
@@ -43,6 +50,8 @@ class Costs:
     """One reading of all gradients."""
     check_s: float
     """One comparison: parameters before, reduced gradients, parameters after."""
+    is_small: bool = False
+    """The model has few parameters: it is compared at every step."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +80,13 @@ def plan(costs: Costs, *, budget: float, floor_s: float, current: StepPlan) -> S
     room_s = budget_s - costs.fixed_s - CHECK_SHARE * budget_s
     most_s = max(room_s, GRADIENT_SHARE * budget_s, GRADIENT_FLOORS * floor_s)
     stride = _fit(costs.gradients_s, most_s, current.gradient_stride, MAX_STRIDE)
-    left_s = max(budget_s - costs.fixed_s - costs.gradients_s / stride, CHECK_SHARE * budget_s, floor_s)
-    # A check has a fourth reading, at the start of the next step.
-    check_s = costs.check_s * 4 / 3
+    taken_s = costs.fixed_s + costs.gradients_s / stride
+    left_s = max(budget_s - taken_s, CHECK_SHARE * budget_s, floor_s)
+    if costs.is_small:
+        small_s = max(SMALL_S, SMALL_SHARE * costs.step_s)
+        left_s = max(left_s, small_s - taken_s, SMALL_CHECKS * small_s)
+    # Where not every step is compared, a check has a fourth reading, at the start of the next one.
+    check_s = costs.check_s if current.check_interval == 1 else costs.check_s * 4 / 3
     interval = _fit(check_s, left_s, current.check_interval, MAX_INTERVAL)
     if interval > USUAL_INTERVAL and check_s / USUAL_INTERVAL <= CHECK_FLOORS * floor_s:
         interval = USUAL_INTERVAL
@@ -100,6 +113,10 @@ class Schedule:
         self._fixed_s: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._gradients_s: deque[float] = deque(maxlen=NUM_SAMPLES)
         self._check_s: deque[float] = deque(maxlen=NUM_SAMPLES)
+        self._device_s: dict[bool, deque[float]] = {is_check: deque(maxlen=NUM_SAMPLES) for is_check in (False, True)}
+        """Of steps without and with a comparison."""
+        self.is_small = False
+        """The models have few parameters."""
         self._thinning = 0
         self._num_steps = 0
 
@@ -113,19 +130,33 @@ class Schedule:
         """The sidecar cannot keep up: compare this many doublings less often than the budget would allow."""
         self._thinning = min(max(doublings, 0), 6)
 
-    def observe(self, *, step_s: float, own_s: float, reading_s: float, gradients_s: float, check_s: float) -> None:
-        """Learn what a step took, what we took of it, what of that went into reading, and into which; 0: it was not read."""
+    def observe(  # noqa: PLR0913 - what was measured, all named
+        self,
+        *,
+        step_s: float,
+        own_s: float,
+        computed_s: float,
+        reading_s: float,
+        gradients_s: float,
+        check_s: float,
+        device_s: float = 0.0,
+    ) -> None:
+        """Learn what a step took, what we took of it and computed in that time, what of that went into reading, and into which; 0: it was not read.
+
+        `device_s` is what devices have answered since the step before that they took.
+        """
         self._num_steps += 1
+        self._device_s[bool(check_s)].append(device_s)
         # The first steps count here: a setting that follows one bad measurement gets no second one for long.
         if gradients_s:
             self._gradients_s.append(gradients_s * self.plan.gradient_stride)
         if check_s:
-            self._check_s.append(max(check_s, own_s - self._usual_s()) if self._fixed_s else check_s)
+            self._check_s.append(max(check_s, computed_s - self._usual_s()) if self._fixed_s else check_s)
         if self._num_steps <= SETTLED_STEPS:
             return
         self._step_s.append(step_s)
-        self._own_s.append(own_s)
-        self._fixed_s.append(max(own_s - reading_s, 0.0))
+        self._own_s.append(own_s + device_s)
+        self._fixed_s.append(max(computed_s - reading_s, 0.0))
         if self._num_steps < WINDOW or self._num_steps % TURN_EVERY == 0:
             self._turn()
 
@@ -133,12 +164,23 @@ class Schedule:
         """What a step takes that compares nothing: all else of a step of comparison is the comparison's doing."""
         return _usual(self._fixed_s) + _usual(self._gradients_s) / self.plan.gradient_stride
 
+    def _device_costs(self) -> tuple[float, float]:
+        """Seconds of a device for the gradients of a step, and for a comparison. It answers late: of single steps nothing is known."""
+        with_check_s = statistics.median(self._device_s[True] or [0.0])
+        if not self._device_s[False]:
+            # Every step is compared: the gradients are one reading of four.
+            return with_check_s / 4, with_check_s * 3 / 4
+        without_s = statistics.median(self._device_s[False])
+        return without_s, max(with_check_s - without_s, 0.0)
+
     def _turn(self) -> None:
+        device_gradients_s, device_check_s = self._device_costs()
         costs = Costs(
             step_s=statistics.median(self._step_s),
             fixed_s=_usual(self._fixed_s),
-            gradients_s=_usual(self._gradients_s),
-            check_s=_usual(self._check_s),
+            gradients_s=_usual(self._gradients_s) + device_gradients_s * self.plan.gradient_stride,
+            check_s=_usual(self._check_s) + device_check_s,
+            is_small=self.is_small,
         )
         chosen = plan(costs, budget=self._budget, floor_s=self._floor_s, current=self.plan)
         self.plan = StepPlan(
@@ -148,7 +190,7 @@ class Schedule:
 
 
 def _usual(samples: Collection[float]) -> float:
-    return statistics.median(samples) if samples else 0.0
+    return min(samples, default=0.0)
 
 
 def _notch(current: int, wanted: int) -> int:

@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from holter.rank.context import Context
-from holter.rank.models import Model, gradient_view
+from holter.rank.models import Model, gradient_view, held_by
 from holter.rank.readings import histories
+from holter.rank.readings.gradient_answers import TableRows
 from holter.rank.readings.histories import (
     MAX_NAMES,
     FingerprintHistory,
@@ -26,7 +27,7 @@ from holter.rank.readings.histories import (
     MovedTensors,
     prints,
 )
-from holter.rank.readings.samples import Samples, is_readable, local, strided
+from holter.rank.readings.samples import Samples, is_capturing, is_readable, local, strided
 from holter.records import ModuleVitals, Named, Vitals
 
 ROUNDED_SHARE = 0.999
@@ -102,16 +103,6 @@ class _Answers:
     num_owed: int = 0
 
 
-class _TableRows:
-    """Some rows of a table of statistics, by the names of its columns."""
-
-    def __init__(self, table: Any, places: list[int]) -> None:
-        self._table, self._places = table, places
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._table, name)[self._places]
-
-
 class Checkup:
     """Reads before and after one step; says `Vitals` when a device, too, has answered."""
 
@@ -142,7 +133,7 @@ class Checkup:
 
     def end(self) -> None:
         """After the optimizer stepped."""
-        if self._samples is None or not all(readable(p) for _, p in (*self._trained, *self._frozen)):
+        if self._samples is None or is_capturing() or not all(readable(p) for _, p in (*self._trained, *self._frozen)):
             return
         self._read_weights("after")
         self._read("samples", self._samples.differences())
@@ -155,7 +146,7 @@ class Checkup:
         rows = dict(zip(ids, range(len(ids)), strict=True))
         places = [rows.get(id(p), -1) for _, p in self._trained]
         if table is not None and min(places, default=-1) >= 0:
-            setattr(self._answers, moment, _TableRows(table, places))
+            setattr(self._answers, moment, TableRows(table, places))
         else:
             self._read(moment, [p for _, p in self._trained])
         self._read(f"frozen_{moment}", [p for _, p in self._frozen])
@@ -170,7 +161,7 @@ class Checkup:
             self._answers.num_owed -= 1
             self._conclude()
 
-        self._context.readings.read(f"vitals.{what}", tensors, learn, histogram=histogram)
+        self._context.read(f"vitals.{what}", tensors, learn, histogram=histogram)
 
     def _conclude(self) -> None:
         answers = self._answers
@@ -295,18 +286,21 @@ def readable(parameter: Any) -> bool:
     return is_readable(local(parameter))
 
 
-def trained_by(
-    models: Iterable[Model], optimizers: Sequence[torch.optim.Optimizer]
-) -> tuple[list[tuple[str, Any]], dict[int, float]]:
-    """Parameters that require gradients and that these optimizers hold, and the learning rate of each."""
-    rates = {
+def trained_by(models: Iterable[Model], optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[str, Any]]:
+    """Parameters that require gradients and that these optimizers hold."""
+    held = held_by(optimizers)
+    return [(name, p) for m in models for name, p in m.parameters if p.requires_grad and id(p) in held]
+
+
+def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, float]:
+    """The learning rate of each parameter, by its id."""
+    return {
         id(p): rate
         for optimizer in optimizers
         for group in optimizer.param_groups
         for rate in (_rate(group),)
         for p in group["params"]
     }
-    return [(name, p) for m in models for name, p in m.parameters if p.requires_grad and id(p) in rates], rates
 
 
 def _rate(group: dict[str, Any]) -> float:

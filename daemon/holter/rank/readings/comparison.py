@@ -212,17 +212,22 @@ class ComparisonProbe:
         self._launch(tensor_class, chosen, tensors, lambda rows: self._tell(step, tensor_class, chosen, rows))
 
     def _launch(self, name: str, chosen: Selection, tensors: Sequence[Entry], then: OnRows) -> None:
-        step, started = self._context.log.now, clock.monotonic_s()
+        step, started = self._context.log.now, clock.thread_s()
         kept = [tensor for tensor in tensors if tensor is not None and not tensor.is_sparse]
         places, traits = chosen.places, chosen.traits
         if len(kept) < len(tensors):
             places = places[[tensor is not None and not tensor.is_sparse for tensor in tensors]]
             traits = DtypeTraits.of([tensor.dtype for tensor in kept])
         if kept:
-            self._context.readings.read(
-                name, kept, step.owe(lambda table: then(FingerprintRows.of(table, places, traits)))
-            )
-        step.cost.check_s += clock.monotonic_s() - started
+
+            def learn(table: Any) -> None:
+                then(FingerprintRows.of(table, places, traits))
+
+            if name.startswith("gradients"):
+                self._context.gradient_answers.read(self._context, name, kept, learn, step=step)
+            else:
+                self._context.read(name, kept, learn, step=step)
+        step.cost.check_s += clock.thread_s() - started
 
     def _tell(self, step: OpenStep, tensor_class: str, chosen: Selection, rows: FingerprintRows) -> None:
         packed = rows.packed(tensor_class, chosen)

@@ -17,8 +17,8 @@ from holter.rank.models import Model, gradient_view, held_by
 from holter.rank.publish.step_log import OpenStep
 from holter.records import Nonfinite, Where
 
-NamedGradient = tuple[tuple[str, Any], torch.Tensor]
-"""A parameter by its name, and its gradient."""
+NamedGradients = tuple[Sequence[tuple[str, Any]], Sequence[torch.Tensor]]
+"""Parameters by their names, and the gradient of each."""
 
 
 class TensorShare(NamedTuple):
@@ -67,7 +67,7 @@ class GradientProbe:
         """The rank's own gradients, where the framework still shows them."""
         context = self._context
         step = context.log.now
-        started = clock.monotonic_s()
+        started = clock.thread_s()
         # Micro-steps add up in .grad: the last reading of a step has them all.
         step.gradients.square_sum = None
         stride = context.schedule.plan.gradient_stride
@@ -75,11 +75,13 @@ class GradientProbe:
         step.gradients.is_local_whole = stride == 1
         for model in context.models.active():
             if model.shows_local_gradients():
-                self._read(model, step, _with_gradients(model)[share.number :: stride], "gradient", share)
-                step.gradients.is_local_read = True
+                found = _with_gradients(model.parameters[share.number :: stride] if stride > 1 else model.parameters)
+                is_read = self._read(model, step, found, "gradient", share)
+                step.gradients.is_local_read |= is_read
+                step.gradients.is_local_whole &= is_read
             else:
                 step.gradients.is_local_whole = False
-        step.cost.gradients_s += clock.monotonic_s() - started
+        step.cost.gradients_s += clock.thread_s() - started
 
     def read_applied(self, optimizer: torch.optim.Optimizer, *, is_known_bad: bool = False) -> None:
         """What the optimizer applies: read if something is suspected, or if nothing was seen before the reduction."""
@@ -94,17 +96,21 @@ class GradientProbe:
         lent = self._context.frameworks.lent.get(optimizer)
         held = held_by([optimizer])
         for model in self._context.models.active()[: None if lent is None else 1]:
-            own = (entry for entry in _with_gradients(model) if id(entry[0][1]) in held)
-            found = list(own) if lent is None else lent
+            if lent is None:
+                found = _with_gradients([named for named in model.parameters if id(named[1]) in held])
+            else:
+                found = [named for named, _ in lent], [gradient for _, gradient in lent]
             self._read(model, step, found, "reduced_gradient", ALL)
         if step.suspects.tensors and not step.suspects.is_applied and not step.num_owed:
             step.acquit()
             self._context.inputs.suspect = None
 
-    def _read(self, model: Model, step: OpenStep, found: list[NamedGradient], where: Where, share: TensorShare) -> None:
-        if not found:
-            return
-        named, gradients = zip(*found, strict=True)
+    def _read(self, model: Model, step: OpenStep, found: NamedGradients, where: Where, share: TensorShare) -> bool:
+        """False: they cannot be read."""
+        named, gradients = found
+        if not gradients:
+            return True
+        is_alone = self._context.world_size == 1
         counts = where == "gradient" or not step.gradients.is_local_read
         if counts and where == "reduced_gradient":
             step.gradients.view = gradient_view([model])
@@ -113,12 +119,12 @@ class GradientProbe:
             if self._on_read is not None and step is self._context.log.now:
                 self._on_read(named, table)
             bad = table.nans + table.pos_infs + table.neg_infs
-            rows = np.flatnonzero(bad)
-            if not rows.size and is_at_once and (where == "reduced_gradient" or self._context.world_size == 1):
-                self._context.hold.known_finite.note([parameter for _, parameter in named], gradients)
+            rows: Sequence[int] = np.flatnonzero(bad).tolist() if bad.any() else ()
+            if not rows and share.stride > 1 and is_alone and step is self._context.log.now:
+                self._context.hold.known_finite.note(gradients)
             if counts:
                 # The table sums what is finite.
-                self._count(model, step, share, math.nan if rows.size else float(table.square_sum.sum()))
+                self._count(model, step, share, math.nan if rows else float(table.square_sum.sum()))
             for row in rows:
                 name, parameter = named[row]
                 step.suspects.is_applied |= where == "reduced_gradient"
@@ -134,10 +140,12 @@ class GradientProbe:
                     )
                 )
 
-        is_at_once = True
-        # A table of addresses for each share: its tensors are the same when its turn comes again.
-        self._context.readings.read(f"{where}{model.prefix}{share.number}", gradients, step.owe(learn))
-        is_at_once = False
+        name = f"{where}{model.prefix}{share.number}"
+        if where == "gradient" and not is_alone:
+            # Others add theirs to them: nobody else asks for these.
+            return self._context.read(name, gradients, learn, step=step) is not None
+        answers = self._context.gradient_answers
+        return answers.read(self._context, name, gradients, learn, step=step) is not None
 
     def _count(self, model: Model, step: OpenStep, share: TensorShare, square_sum: float) -> None:
         """Add to the step's norm; where tensors are read in turns, with what the others had when they were last read."""
@@ -149,6 +157,10 @@ class GradientProbe:
             step.gradients.square_sum = (step.gradients.square_sum or 0.0) + sum(sums.values())
 
 
-def _with_gradients(model: Model) -> list[NamedGradient]:
+def _with_gradients(named: Sequence[tuple[str, Any]]) -> NamedGradients:
     # `.grad` is asked for once: a gradient that nobody holds gets a new Python object each time.
-    return [(named, g) for named in model.parameters if (g := named[1].grad) is not None and not g.is_sparse]
+    gradients = [p.grad for _, p in named]
+    if not all(type(g) is torch.Tensor and not g.is_sparse for g in gradients):
+        found = [(each, g) for each, g in zip(named, gradients, strict=True) if g is not None and not g.is_sparse]
+        return [each for each, _ in found], [g for _, g in found]
+    return named, gradients

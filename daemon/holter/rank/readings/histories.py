@@ -155,11 +155,14 @@ class IdleParameters:
         if not self._zero and not is_zero.any():
             return
         is_zero &= table.numel > 0
+        rows = np.flatnonzero(is_zero).tolist()
         if self._zero:
-            for row in np.flatnonzero(~is_zero):
-                self._zero.pop(id(named[int(row)][1]), None)
-        for row in np.flatnonzero(is_zero):
-            name, parameter = named[int(row)]
+            zero = {id(named[row][1]) for row in rows}
+            read = {id(p) for _, p in named} if self._zero.keys() - zero else set()
+            for key in (self._zero.keys() - zero) & read:
+                del self._zero[key]
+        for row in rows:
+            name, parameter = named[row]
             idle = self._zero.get(id(parameter))
             if idle is None or idle.parameter() is not parameter:
                 self._zero[id(parameter)] = _IdleSince(weakref.ref(parameter), name, step)
@@ -224,7 +227,7 @@ class LeftoverGradients:
                 self._left[optimizer] = step, 0.0
                 continue
             name = f"leftovers{id(optimizer)}"
-            self._context.readings.read(name, gradients, self._learn(weakref.ref(optimizer), step))
+            self._context.read(name, gradients, self._learn(weakref.ref(optimizer), step))
 
     def _learn(self, reference: "weakref.ref[torch.optim.Optimizer]", step: int) -> Any:
         def learn(table: Any) -> None:
@@ -246,7 +249,9 @@ class LeftoverGradients:
             else:
                 self.num_checks, self.growth = 0, 0.0
         for optimizer in optimizers:
-            self._watch(optimizer)
+            watched = [reference() for reference in self._watched.get(optimizer, ())]
+            if not watched or any(p is None or p.grad is None for p in watched):
+                self._watch(optimizer)
 
     def _watch(self, optimizer: torch.optim.Optimizer) -> None:
         held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]

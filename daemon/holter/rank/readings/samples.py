@@ -41,9 +41,15 @@ def is_readable(tensor: torch.Tensor) -> bool:
     )
 
 
+def is_capturing() -> bool:
+    """Whether a graph is being captured on this thread's stream: what is started now would become a part of it."""
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
 def is_plain_moment() -> bool:
-    """Whether operations of ours reach the tensors: no mode that records or batches operations is on."""
-    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._functorch.peek_interpreter_stack() is None  # noqa: SLF001
+    """Whether operations of ours reach the tensors: no mode that records or batches operations is on, and no graph is being captured."""
+    is_direct = torch._C._len_torch_dispatch_stack() == 0 and torch._C._functorch.peek_interpreter_stack() is None  # noqa: SLF001
+    return is_direct and not is_capturing()
 
 
 def strided(tensor: torch.Tensor, most: int) -> torch.Tensor:

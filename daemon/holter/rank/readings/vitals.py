@@ -21,8 +21,9 @@ import torch
 from holter import clock
 from holter.rank.context import Context
 from holter.rank.models import held_by
-from holter.rank.readings.checkup import Checkup, CheckupMemory, readable, trained_by
+from holter.rank.readings.checkup import Checkup, CheckupMemory, rates_of, readable, trained_by
 from holter.rank.readings.histories import TOLD_CHECKS, FingerprintHistory, IdleParameters, LeftoverGradients, prints
+from holter.rank.readings.samples import is_plain_moment
 
 LEAST_FROZEN_BYTES = 16 << 20
 """Frozen tensors that are read at a vital step, if the trained ones are fewer bytes than that."""
@@ -65,6 +66,9 @@ class VitalsProbe:
         self._ever_held: set[int] = set()
         self._told_news: set[str] = set()
         self._spent_s = 0.0
+        self._trained_state: tuple[Any, ...] = ()
+        self._trained_list: list[tuple[str, Any]] = []
+        context.models.on_forget.append(self._forget)
 
     def see_gradients(self, named: Sequence[tuple[str, Any]], table: Any) -> None:
         """Some probe has read these gradients."""
@@ -99,18 +103,18 @@ class VitalsProbe:
         # Without a backward pass before it the step makes its gradients itself, in a closure.
         if not context.log.micro_step or _is_skipping(optimizers):
             return
-        self._idle.look(step, trained_by(context.models, optimizers)[0])
+        self._idle.look(step, self._trained(optimizers))
         self._leftovers.judge(optimizers)
         is_vital = self._schedule.is_vital(step, context.schedule.plan.check_interval)
         if self._has_news(step) or is_vital:
             self._begin(optimizers)
 
     def _begin(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        trained, rates = trained_by(self._context.models, optimizers)
+        trained = trained_by(self._context.models, optimizers) if is_plain_moment() else []
         if trained:
             with self._timed():
                 frozen = self._frozen(trained, optimizers)
-                self._checkup = Checkup(self._context, self._memory, trained, frozen, rates)
+                self._checkup = Checkup(self._context, self._memory, trained, frozen, rates_of(optimizers))
                 self._checkup.begin()
 
     def after_step(self) -> None:
@@ -133,12 +137,14 @@ class VitalsProbe:
     @contextlib.contextmanager
     def _timed(self) -> Iterator[None]:
         """Vitals have a schedule of their own: for the other one this time counts as reading, not as a cost of every step."""
-        readings = self._context.readings
-        started, read_s = clock.monotonic_s(), readings.spent_s
-        yield
-        elapsed = clock.monotonic_s() - started
-        self._spent_s += elapsed
-        readings.spent_s = max(readings.spent_s, read_s + elapsed)
+        context = self._context
+        started, reading_s = clock.thread_s(), context.reading_s
+        try:
+            yield
+        finally:
+            elapsed = clock.thread_s() - started
+            self._spent_s += elapsed
+            context.reading_s = max(context.reading_s, reading_s + elapsed)
 
     def _has_news(self, step: int) -> bool:
         """Whether something is to be told that was not the last time."""
@@ -154,7 +160,7 @@ class VitalsProbe:
 
     def _look_between(self, step: int, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """The step before was vital: see whether what it left is still there."""
-        trained, _ = trained_by(self._context.models, optimizers)
+        trained = trained_by(self._context.models, optimizers)
         chosen = [(name, p) for name, p in trained if readable(p)]
         if not chosen:
             return
@@ -163,7 +169,21 @@ class VitalsProbe:
             moved = self._memory.trained.moved_since(step, [p for _, p in chosen], prints(table))
             self._memory.moved_names += [chosen[place][0] for place in moved]
 
-        self._context.readings.read("vitals.between", [p for _, p in chosen], learn)
+        self._context.read("vitals.between", [p for _, p in chosen], learn)
+
+    def _trained(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[str, Any]]:
+        """What these train; looked for again when models or optimizers have changed."""
+        models = self._context.models
+        # Going through them is what notices one that is gone.
+        iter(models)
+        state = models.generation, *((id(o), *(len(group["params"]) for group in o.param_groups)) for o in optimizers)
+        if state != self._trained_state:
+            self._trained_state, self._trained_list = state, trained_by(models, optimizers)
+        return self._trained_list
+
+    def _forget(self) -> None:
+        """The script let go of a model: its memory is not ours to hold."""
+        self._trained_state, self._trained_list = (), []
 
     def _frozen(
         self, trained: Sequence[tuple[str, Any]], optimizers: Sequence[torch.optim.Optimizer]

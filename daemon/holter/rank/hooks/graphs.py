@@ -1,0 +1,62 @@
+"""CUDA graphs: a replay runs what was captured and calls no hook, so that a healthy job would look stalled.
+
+    capture    hooks run once, and nothing is computed      nothing is read: a reading would become a part of the script's graph
+    replay     no hook runs                                 the heart beats; optimizer steps that the graph contains are counted
+
+A graph's steps are those whose hooks ran while it was captured.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from holter.rank.context import Context
+
+
+class GraphProbe:
+    """Follows `torch.cuda.CUDAGraph`."""
+
+    def __init__(self, context: Context, on_steps: Callable[[int], None]) -> None:
+        self._context = context
+        self._on_steps = on_steps
+        self._num_steps: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """By graph: the optimizer steps in it."""
+        self._step_at_begin = 0
+
+    def install(self) -> None:
+        """Call through ours when a capture begins and ends, and at a replay."""
+        graph, replace = getattr(torch.cuda, "CUDAGraph", None), self._context.patches.replace
+        if graph is not None:
+            replace("capture_begin", self._after(self._begin), graph)
+            replace("capture_end", self._after(self._end), graph)
+            replace("replay", self._after(self._replayed), graph)
+
+    def _after(self, hook: Callable[[Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        learn = self._context.guard.wrap(hook)
+
+        def around(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def call(graph: Any, *args: Any, **kwargs: Any) -> Any:
+                result = original(graph, *args, **kwargs)
+                learn(graph)
+                return result
+
+            return call
+
+        return around
+
+    def _begin(self, _: Any) -> None:
+        self._step_at_begin = self._context.log.step
+
+    def _end(self, graph: Any) -> None:
+        self._num_steps[graph] = self._context.log.step - self._step_at_begin
+
+    def _replayed(self, graph: Any) -> None:
+        num_steps = self._num_steps.get(graph, 0)
+        if num_steps:
+            self._on_steps(num_steps)
+        context = self._context
+        context.writer.beat(context.log.step, context.phases.phase, context.log.micro_step)
