@@ -108,7 +108,10 @@ class RankSaver:
     def position(self) -> Position:
         """Where the main thread is, as far as the hooks tell."""
         context = self._monitor.context
-        return Position(context.log.step, self._monitor.is_torn(), context.hold.poisoned_step)
+        hold = context.hold
+        if hold.left_out is not None:
+            return Position(hold.left_out.step, hold.left_out.is_torn, hold.poisoned_step)
+        return Position(context.log.step, self._monitor.is_torn(), hold.poisoned_step)
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
         """Save this rank's part of a checkpoint, as the order says; raises what is not saved."""
@@ -124,7 +127,7 @@ class RankSaver:
 
     def _save(self, order: Order, *, is_main_thread: bool) -> None:
         monitor = self._monitor
-        if monitor.is_torn() and order.snapshot < 0:
+        if self.position().is_torn and order.snapshot < 0:
             where = "between two optimizers of one step" if is_main_thread else "inside an optimizer's step"
             raise SaveError(f"the rank is {where}: its weights are partly new")
         if is_main_thread:
@@ -156,7 +159,7 @@ class RankSaver:
             is_rescue=not is_main_thread,
             writes_shared=here.rank == order.savers[0],
             rewinds=_rewinds(order, here, own, patience_s=0.0 if is_main_thread else BLOBS_S),
-            is_snapshot=order.snapshot >= 0,
+            is_snapshot=order.snapshot >= 0 or own.step < monitor.context.undo.rewind.step,
             base_step=order.base_step,
             deadline_s=order.deadline_s,
         )
