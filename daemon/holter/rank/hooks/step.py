@@ -314,7 +314,6 @@ class StepProbe:
         """A device has left out a step, and all since: the weights are those from before it, and so is everything else once it is decided to save it."""
         context = self._context
         hold, step = context.hold, context.log.step
-        context.readings.poll()
         self._reporter.tell_until(left_out.step)
         hold.left_out = left_out
         try:
