@@ -11,6 +11,7 @@ after every step         what the sidecar orders, what it wants said, and whethe
 import math
 import os
 import select
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_UNTOLD = 8
 """A step whose readings a device has not answered after this many further steps is told without them."""
+ANSWERS_S = 2.0
+"""So long a step that is held for one that a device left out waits for what was read of that."""
 MAX_SUSPECTS = 16
 """Of each kind: a NaN is soon in every tensor, and the first of them tell its story."""
 PHASE_NAMES = [phase.name.lower() for phase in Phase]
@@ -222,6 +225,13 @@ class StepLog:
         self._untold.clear()
         return out
 
+    def until(self, step: int) -> list[OpenStep]:
+        """Steps up to this one that were not handed out, complete or not."""
+        out = []
+        while self._untold and self._untold[0].step <= step:
+            out.append(self._untold.popleft())
+        return out
+
 
 class PhaseClock:
     """Which phase the main thread is in; adds up the seconds of each phase between two `take`s."""
@@ -259,6 +269,15 @@ class StepReporter:
     def tell_ready(self) -> None:
         """Steps that are over and whose readings have been answered."""
         for step in self._context.log.ready():
+            self._tell_once(step)
+
+    def tell_until(self, number: int) -> None:
+        """Steps up to this one, in order: a device has come past them, and what it owes of them is a matter of moments."""
+        steps, until_s = self._context.log.until(number), clock.monotonic_s() + ANSWERS_S
+        while any(step.num_owed > 0 for step in steps) and clock.monotonic_s() < until_s:
+            self._context.readings.poll()
+            threading.Event().wait(0.001)
+        for step in steps:
             self._tell_once(step)
 
     def tell_held(self, step: OpenStep) -> None:
