@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 import fake_cuda
 import pytest
@@ -173,6 +174,13 @@ def test_storages_are_resized_as_fsdp_does_it() -> None:
     assert 30.0 == x.sum().item()
     x.resize_(20)
     assert 30.0 == x[:10].sum().item()
+
+
+def test_tensors_are_saved_and_loaded_where_they_were_or_elsewhere(tmp_path: Path) -> None:
+    torch.save({"x": torch.arange(10.0, device="cuda")}, tmp_path / "x.pt")
+    for where, expected in ((None, "cuda:0"), ("cuda:1", "cuda:1"), ("cpu", "cpu")):
+        x = torch.load(tmp_path / "x.pt", map_location=where)["x"]
+        assert (expected, 45.0) == (str(x.device), x.sum().item())
 
 
 def test_two_devices_have_their_own_memory_and_streams() -> None:

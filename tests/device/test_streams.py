@@ -59,13 +59,14 @@ def test_a_stream_that_does_not_wait_reads_too_early() -> None:
 
 def test_a_lagging_device_is_slow_and_the_host_is_not() -> None:
     x = torch.zeros(10, device="cuda")
-    with fake_cuda.delayed(0.01):
+    fake_cuda.drain()
+    with fake_cuda.delayed(0.05):
         begin = time.monotonic()
-        for _ in range(50):
+        for _ in range(20):
             x += 1
-        assert time.monotonic() - begin < 0.4
+        assert fake_cuda.num_waiting() > 5
         torch.cuda.synchronize()
-        assert time.monotonic() - begin > 0.5
+        assert time.monotonic() - begin > 1.0
 
 
 def test_timing_events_measure_the_stream() -> None:
@@ -76,7 +77,7 @@ def test_timing_events_measure_the_stream() -> None:
     with pytest.raises(RuntimeError, match="not ready"):
         start.elapsed_time(end)
     fake_cuda.drain()
-    assert 29 < start.elapsed_time(end) < 1000
+    assert 29 < start.elapsed_time(end) < 10_000
 
 
 def test_events_without_time_have_none() -> None:

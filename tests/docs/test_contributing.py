@@ -39,7 +39,7 @@ class Tree:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        for part in ("daemon/holter", "grafana"):
+        for part in ("daemon/holter", "grafana", "tests/device/fake_cuda"):
             shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
         for name in (
             "pyproject.toml",

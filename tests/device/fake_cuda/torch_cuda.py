@@ -225,11 +225,11 @@ def fill(device: ModuleType) -> None:
     torch.cuda._is_in_bad_fork = lambda: False
     torch.cuda._get_device_properties = properties
     torch.cuda._device_count_nvml = lambda: -1
-    _resize_storages(device)
+    _complete_storages(device)
 
 
-def _resize_storages(device: ModuleType) -> None:
-    """The CPU's build refuses to resize the storage of a device, which FSDP does all the time."""
+def _complete_storages(device: ModuleType) -> None:
+    """The CPU's build makes no storage on a device, which `torch.load` does, and resizes none, which FSDP does all the time."""
     resize = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
@@ -239,4 +239,10 @@ def _resize_storages(device: ModuleType) -> None:
         device.resize_storage(handle, size)
         return storage
 
+    def make(cls: type, *args: Any, device: Any = None, **more: Any) -> torch.UntypedStorage:
+        if device is None or torch.device(device).type != "cuda":
+            return torch._C.StorageBase.__new__(cls, *args, **({} if device is None else {"device": device}), **more)
+        return torch.empty(args[0] if args else 0, dtype=torch.uint8, device=device).untyped_storage()
+
     torch.UntypedStorage.resize_ = resize_
+    torch.UntypedStorage.__new__ = make
