@@ -301,7 +301,11 @@ class DevicePass:
     def _prepare(self, watch: Watch) -> DeviceTables:
         """The tables, made anew if the tensors have other sizes, or one lies where it cannot be read 16 bytes at a time any more."""
         tables = self._tables
-        if tables is None or self._generation != watch.generation or (watch.bases[tables.must_align] % _ALIGNMENT).any():
+        if (
+            tables is None
+            or self._generation != watch.generation
+            or (watch.bases[tables.must_align] % _ALIGNMENT).any()
+        ):
             made = Tables(watch.sources.table(), watch.bases.view(np.int64), self._num_rows)
             tables = self._tables = DeviceTables(made, self._device, self._num_rows)
             self._generation = watch.generation

@@ -38,4 +38,14 @@ def read(plan: Plan, num_threads: int) -> None:
     """Read all the memory of a plan and do nothing with it: the bound that benchmarks compare with."""
     rows = len(plan.first_chunk) - 1
     partials = np.empty(len(plan.chunks), ROW)
-    _native.run(plan.chunks, partials, plan.first_chunk, plan.jobs, np.empty(rows, ROW), plan.bases, None, _READ_ONLY, num_threads)
+    _native.run(
+        plan.chunks,
+        partials,
+        plan.first_chunk,
+        plan.jobs,
+        np.empty(rows, ROW),
+        plan.bases,
+        None,
+        _READ_ONLY,
+        num_threads,
+    )

@@ -149,7 +149,14 @@ class Ring:
         self._slots = deque[Slot]()
         for k, mine in enumerate(host.split(sum(sizes)) if sum(sizes) else [host] * count):
             parts = [part.view(shape) for part, shape in zip(mine.split(sizes), shapes, strict=True)]
-            self._slots.append(Slot(device, [*(one[k, : shape[0]] for one, shape in zip(there, shapes, strict=True)), flags[k, 0]], parts, piece))
+            self._slots.append(
+                Slot(
+                    device,
+                    [*(one[k, : shape[0]] for one, shape in zip(there, shapes, strict=True)), flags[k, 0]],
+                    parts,
+                    piece,
+                )
+            )
 
     def next(self) -> Slot | None:
         """The slot that was used longest ago; None while it is under way, and with it all others."""

@@ -41,7 +41,7 @@ def float_dtype(device: torch.device) -> torch.dtype:
 
 
 @torch.no_grad()
-def run_operations(
+def run_operations(  # noqa: PLR0913 - the memory is the caller's
     tensors: Sequence[torch.Tensor],
     device: torch.device,
     *,
@@ -58,7 +58,9 @@ def run_operations(
     failed = []
     for position, tensor in enumerate(tensors):
         try:
-            integers, floats = _read(tensor, device, None if bins is None else bins[position], statistics, histogram)
+            integers, floats = _read(
+                tensor, device, None if bins is None else bins[position], histogram if statistics else None
+            )
         except Exception:  # noqa: BLE001 - an operation that this device has not, a tensor without values: that one is left out
             failed.append(position)
             integers, floats = _nothing(device)
@@ -75,13 +77,16 @@ def _nothing(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     floats = torch.zeros(NUM_FLOATS, dtype=float_dtype(device), device=device)
     for k, value in enumerate(start):
         if value:
-            floats[k].fill_(value)  # a fill travels as a number; a tensor made of a list would be copied, and waited for
+            floats[k].fill_(
+                value
+            )  # a fill travels as a number; a tensor made of a list would be copied, and waited for
     return torch.zeros(NUM_INTEGERS, dtype=torch.int64, device=device), floats
 
 
 def _read(
-    tensor: torch.Tensor, device: torch.device, bins: torch.Tensor | None, statistics: bool, histogram: str
+    tensor: torch.Tensor, device: torch.device, bins: torch.Tensor | None, histogram: str | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    """One tensor's row; without statistics if there is no histogram to ask for, not even "off"."""
     part = readable(tensor)
     if part.dtype not in FORMATS:
         part = part.view(BITS_DTYPE[part.element_size() * 8])
@@ -97,11 +102,11 @@ def _read(
             bits = bits & ((1 << fmt.bits) - 1)
         integers[0] += piece.numel()
         integers[7] += _fingerprint(fmt, bits, index, device)
-        if statistics:
+        if histogram is not None:
             _observe(fmt, piece, bits, integers, floats)
             if bins is not None and fmt.is_float:
                 _count_exponents(fmt, bits, index, bins, histogram)
-    if statistics:
+    if histogram is not None:
         floats[2] = torch.maximum(floats[1], -floats[0])
     return integers, floats
 
@@ -172,9 +177,7 @@ def _observe(
     floats[6] += (size * size).sum()
 
 
-def _count_exponents(
-    fmt: Format, bits: torch.Tensor, index: torch.Tensor, bins: torch.Tensor, histogram: str
-) -> None:
+def _count_exponents(fmt: Format, bits: torch.Tensor, index: torch.Tensor, bins: torch.Tensor, histogram: str) -> None:
     magnitude = bits & ((1 << (fmt.bits - 1)) - 1)
     field = magnitude >> fmt.mantissa_bits
     bin_ = (field - fmt.bias + _FLOAT32_BIAS).clamp(1, NUM_BINS - 2)

@@ -82,7 +82,16 @@ def _kernels(dtypes: list[torch.dtype], passes: list[tuple[str, bool]]) -> Itera
     from holter_kernels import gpu, triton_kernels  # noqa: PLC0415 - needs triton
 
     options = gpu.launch_options(is_amd=torch.version.hip is not None)
-    pointers = (torch.int32, torch.int64, torch.int64, torch.int64, torch.int64, torch.float32, torch.int32, torch.int32)
+    pointers = (
+        torch.int32,
+        torch.int64,
+        torch.int64,
+        torch.int64,
+        torch.int64,
+        torch.float32,
+        torch.int32,
+        torch.int32,
+    )
     for fmt in _formats(dtypes):
         for histogram, statistics in passes:
             which = gpu.HISTOGRAMS[histogram] if statistics else 0

@@ -145,7 +145,7 @@ def test_a_tensor_that_changed_since_the_table_is_read_as_it_is_now(change) -> N
 @pytest.mark.parametrize("left", [0, 40])
 @pytest.mark.parametrize("step", [1, 2])
 @pytest.mark.parametrize("was_read", [False, True])
-def test_a_tensor_whose_storage_was_taken_away_is_empty(left: int, step: int, was_read: bool) -> None:
+def test_a_tensor_whose_storage_was_taken_away_is_empty(left: int, step: int, *, was_read: bool) -> None:
     storage_owner = torch.randn(1000)
     view, y = storage_owner[100:900:step], torch.randn(10)
     fused = Pass([view, y])
@@ -304,6 +304,33 @@ for rank in range(4):
 assert fingerprint(whole) == merge(prints["rows and columns"])
 assert fingerprint(whole) == merge(prints["rows twice"])
 assert prints["columns"][0] == prints["columns"][1] and fingerprint(whole) == merge(prints["columns"][::2])
+"""
+    run_python(program)
+
+
+@pytest.mark.slow
+def test_a_pass_follows_dtensors_that_are_placed_otherwise() -> None:
+    program = """
+import torch, torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, Shard, init_device_mesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from holter_kernels import Pass, fingerprint
+dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+mesh = init_device_mesh("cpu", (4,))
+x, fused = torch.randn(8, 32), Pass([])
+def wrap(local, placement): return DTensor.from_local(local, mesh, [placement], run_check=False)
+for make in (
+    lambda: [wrap(torch.randn(8, 32), Shard(0)), torch.randn(5)],
+    lambda: [wrap(x, Shard(1)), torch.randn(5)],
+    lambda: [wrap(x, Shard(0)), torch.randn(5)],
+    lambda: [x, torch.randn(5)],
+    lambda: [wrap(x.t(), Replicate()), torch.randn(5)],
+    lambda: [x, wrap(torch.randn(8, 32), Shard(0))],
+):
+    for _ in range(3):
+        tensors = make()
+        table = fused.start(tensors).poll()
+        assert [fingerprint(tensor) for tensor in tensors] == table.fingerprint.tolist()
 """
     run_python(program)
 

@@ -73,7 +73,7 @@ class StandIn:
     def make(self, *_: object, **__: object) -> SimpleNamespace:
         return SimpleNamespace(start=self._start, declined=Counter())
 
-    def _start(self, tensors: list[torch.Tensor]) -> SimpleNamespace:
+    def _start(self, _: list[torch.Tensor]) -> SimpleNamespace:
         number = len(self.answers)
         self.answers.append(None)
         return SimpleNamespace(poll=lambda: self.answers[number], device_s=lambda: 0.5)

@@ -107,7 +107,7 @@ class Readings:
         then(table)
 
 
-def launch(
+def launch(  # noqa: PLR0913 - a pass, and where it is kept
     passes: MutableMapping[Key, Pass],
     key: Key,
     tensors: Sequence[torch.Tensor],
@@ -115,8 +115,8 @@ def launch(
     *,
     make_pass: Callable[..., Pass] = Pass,
     histogram: str = "off",
-) -> Reading | None:
-    """Start the pass of this key over these tensors; None if it was declined."""
+) -> Any:
+    """Start the pass of this key over these tensors: its Reading, or None if it was declined."""
     kept = passes.get(key)
     if kept is None:
         kept = passes[key] = make_pass(tensors, histogram=histogram)
