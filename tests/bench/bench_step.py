@@ -1,19 +1,26 @@
 """What holter costs a training step: the same GPT with and without it, interleaved, median of repeats.
 
     python tests/bench/bench_step.py [--size 10] [--repeats 5] [--steps 4]
+    python tests/bench/bench_step.py --from-outside [--tensors 148] [--ranks 1] [--repeats 3]
 
 Two real ranks under torchrun and gloo, a GPT of about 10 (or 17) million parameters. Within one job holter and its peers are put on and
 taken off in turn, block by block, so that all sides see the same machine. What slows the whole step is told by blocks: the ratio to the
 bare block of the same round, which on a machine with other tenants is uncertain by several per cent. What is a call of its own is timed
 by itself, beside the step that it lies in, and holter measures its hooks in the same way: these are certain to a tenth of a per cent.
+
+From outside: whole jobs of a small model with and without holter by turns, and what a step of each took: no clock inside the rank sees what holter
+does to its caches, or its sidecar to the other core. Milliseconds of the clock and, which says more on a shared machine, of the rank's own thread;
+where `perf` can count them, instructions of the rank.
 """
 
 import argparse
 import contextlib
+import math
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -169,15 +176,115 @@ def report(seconds: dict[str, list[float]], bench: Bench) -> None:
     print(f"  dials of holter at the end: {bench.context.schedule.plan}")
 
 
+OUTSIDE = "HOLTER_BENCH_TENSORS"
+WARM_UP = 100
+NUM_STEPS = 400
+
+
+def train_small(num_tensors: int) -> None:
+    """An ordinary script: a residual network of about half a million parameters in so many tensors."""
+    import torch  # noqa: PLC0415
+    from torch import nn  # noqa: PLC0415
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    width = int((1e6 / num_tensors) ** 0.5)
+    layers = nn.ModuleList(nn.Linear(width, width) for _ in range(num_tensors // 2))
+    model: Any = Residual(layers)
+    if int(os.environ["WORLD_SIZE"]) > 1:
+        torch.distributed.init_process_group("gloo")
+        model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    inputs = torch.randn(16, width)
+    began = 0.0, 0.0
+    for step in range(WARM_UP + NUM_STEPS):
+        if step == WARM_UP:
+            began = time.perf_counter(), time.thread_time()
+        optimizer.zero_grad()
+        model(inputs).pow(2).mean().backward()
+        optimizer.step()
+    if os.environ["RANK"] == "0":
+        took = time.perf_counter() - began[0], time.thread_time() - began[1]
+        print("OUTSIDE", *(seconds / NUM_STEPS * 1e3 for seconds in took), flush=True)
+
+
+def Residual(layers: Any) -> Any:  # noqa: N802 - a class, made once torch is there
+    """Layers of x + 0.1 relu(W x): no gradient vanishes."""
+    import torch  # noqa: PLC0415
+
+    class Stack(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = x + 0.1 * torch.relu(layer(x))
+            return x
+
+    return Stack()
+
+
+def can_count_instructions() -> bool:
+    """Whether `perf` is there and the machine lets it count."""
+    with contextlib.suppress(OSError):
+        tried = subprocess.run(
+            ["perf", "stat", "-x,", "-e", "instructions:u", "true"], capture_output=True, text=True, check=False
+        )
+        return tried.returncode == 0 and "not" not in tried.stderr
+    return False
+
+
+def run_outside(num_tensors: int, num_ranks: int, *, is_worn: bool) -> tuple[float, float, float]:
+    """One whole job: milliseconds a step by the clock and of the rank's thread, and million instructions a step of all its processes; NaN: not counted."""
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
+    command = [sys.executable, *launch, *(["-m", "holter"] if is_worn else []), __file__]
+    counting = ["perf", "stat", "-x,", "-e", "instructions:u"] if can_count_instructions() else []
+    with tempfile.TemporaryDirectory() as directory:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", OUTSIDE: str(num_tensors)}
+        environment["HOLTER_RUN_DIR"] = f"{directory}/run"
+        done = subprocess.run([*counting, *command], capture_output=True, text=True, check=True, env=environment)
+    line = next(line for line in done.stdout.splitlines() if line.startswith("OUTSIDE"))
+    wall_ms, thread_ms = map(float, line.split()[1:])
+    counted = [line.split(",")[0] for line in done.stderr.splitlines() if "instructions" in line] if counting else []
+    return wall_ms, thread_ms, float(counted[-1]) / (WARM_UP + NUM_STEPS) / 1e6 if counted else math.nan
+
+
+def report_outside(num_tensors: int, num_ranks: int, repeats: int) -> None:
+    """With and without by turns."""
+    bare, worn = [], []
+    for _ in range(repeats):
+        bare.append(run_outside(num_tensors, num_ranks, is_worn=False))
+        worn.append(run_outside(num_tensors, num_ranks, is_worn=True))
+    print(f"{num_tensors} tensors, 0.5 M parameters, {num_ranks} rank(s), {repeats} pairs of whole jobs by turns")
+    for place, what in enumerate(("ms by the clock", "ms of the rank's thread", "million instructions")):
+        ours, theirs = (statistics.median(run[place] for run in runs) for runs in (worn, bare))
+        if math.isfinite(ours):
+            print(
+                f"  {what:25s} {ours:8.2f} against {theirs:8.2f} a step: {ours - theirs:+.2f}, {ours / theirs:.3f} times"
+            )
+        else:
+            print(f"  {what:25s} not counted: this machine does not let `perf` do it")
+
+
 def main() -> None:
     """Launch the two ranks, or be one."""
+    if OUTSIDE in os.environ:
+        train_small(int(os.environ[OUTSIDE]))
+        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, choices=list(SIZES), default=10)
     parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--kinds", nargs="*", choices=list(PHRASES), default=["holter", "clip"])
+    parser.add_argument("--from-outside", action="store_true")
+    parser.add_argument("--tensors", type=int, default=148)
+    parser.add_argument("--ranks", type=int, default=1)
     options = parser.parse_args()
+    if options.from_outside:
+        report_outside(options.tensors, options.ranks, options.repeats)
+        return
     if "RANK" in os.environ:
         bench = Bench(options)
         seconds = bench.run(options.kinds, options.repeats)

@@ -177,3 +177,48 @@ def test_a_census_whose_values_cannot_be_read_is_told_without_them(wear, monkeyp
     train(model)
     assert_told(worn)
     assert worn.said(Census)
+
+
+class Agent:
+    """A halt agent that is asked and releases at once."""
+
+    def __init__(self) -> None:
+        self.held: list[int] = []
+        self.num_due = 0
+
+    def is_wanted(self) -> bool:
+        return True
+
+    def is_due(self, _round: int) -> bool:
+        self.num_due += 1
+        return False
+
+    def hold(self, step: int, _why: str, *, num_skipped: int) -> None:
+        assert num_skipped == 0
+        self.held.append(step)
+
+
+@pytest.mark.parametrize("place", ["_finite.finds", "_finite.late", "_finite.is_scaled"])
+def test_a_guard_that_raises_holds_nothing_and_a_halt_is_still_asked_for(wear, monkeypatch, place):
+    worn = wear()
+    agent = worn.monitor.context.hold.agent = Agent()
+    owner, name = worn.monitor._finite, place.split(".")[1]
+    monkeypatch.setattr(owner, name, broken(getattr(owner, name), WHEN["always"]))
+    model = nn.Linear(4, 4)
+    worn.monitor.add_model(model)
+    train(model)
+    assert_told(worn)
+    assert ([], NUM_STEPS) == (agent.held, agent.num_due)
+
+
+def test_a_held_step_is_told_after_all_that_came_before_it(wear):
+    worn = wear()
+    worn.monitor.context.hold.agent = Agent()
+    model = nn.Linear(4, 4)
+    worn.monitor.add_model(model)
+    # Of the first step a device owes an answer for ever.
+    worn.monitor.context.log.now.num_owed += 1
+    train(model, 3)
+    assert not worn.said(StepDone)
+    worn.monitor.steps._hold("nonfinite")
+    assert [0, 1, 2, 3] == [observation.step for observation in worn.said(StepDone)]

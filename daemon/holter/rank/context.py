@@ -18,7 +18,7 @@ from holter.rank.publish.budget import Schedule
 from holter.rank.publish.step_log import OpenStep, OwedAnswer, PhaseClock, StepLog
 from holter.rank.readings.batches import Inputs
 from holter.rank.readings.fused_pass import Readings
-from holter.rank.readings.gradient_answers import GradientAnswers, Mark, num_collectives
+from holter.rank.readings.gradient_answers import GradientAnswers, GradientMark, num_collectives
 from holter.rank.readings.samples import is_capturing, local
 from holter.records import Body, Observation, Phase
 
@@ -86,7 +86,7 @@ class KnownFinite:
         """Those of these that are not known to be finite."""
         if not self._versions or self._num_collectives != num_collectives():
             return list(gradients)
-        known, mark = self._versions, Mark.of(gradients)
+        known, mark = self._versions, GradientMark.of(gradients)
         if mark is not None and list(map(known.get, mark.addresses)) == mark.versions:
             return []
         return [g for g in gradients if known.get(local(g).data_ptr(), -1) != g._version]  # noqa: SLF001

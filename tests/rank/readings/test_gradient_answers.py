@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from holter.rank.readings.gradient_answers import GradientAnswers, Mark
+from holter.rank.readings.gradient_answers import GradientAnswers, GradientMark
 from holter.records import PackedTable, StepDone, Vitals
 
 
@@ -154,4 +154,4 @@ def test_parts_of_dtensors_are_not_told_apart_by_their_versions():
     class Wrapped(torch.Tensor):
         pass
 
-    assert Mark.of([torch.ones(2).as_subclass(Wrapped)]) is None
+    assert GradientMark.of([torch.ones(2).as_subclass(Wrapped)]) is None

@@ -1,6 +1,8 @@
 """The gradients of a step, as they are."""
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -88,3 +90,16 @@ def test_where_tensors_are_read_in_turns_the_norm_is_of_all_as_last_read(worn):
     first, *others = (o.body.gradient_norm for o in worn.said(StepDone))
     assert first is None
     assert all(math.isclose(expected, norm, rel_tol=1e-6) for norm in others)
+
+
+def test_an_answer_that_is_still_owed_holds_no_gradient(wear):
+    worn = wear()
+    worn.answer_late()
+    model = nn.Linear(4, 1)
+    worn.monitor.add_model(model)
+    model(torch.ones(1, 4)).sum().backward()
+    assert worn.monitor.context.log.now.num_owed
+    held = weakref.ref(model.weight.grad)
+    model.zero_grad()
+    gc.collect()
+    assert held() is None

@@ -35,6 +35,7 @@ from holter.rank.publish.step_log import StepReporter, StepTimes, tell_completed
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.nan_origin import BatchBlameProbe
+from holter.rank.readings.samples import is_capturing
 from holter.rank.readings.vitals import VitalsProbe
 from holter.records import Phase
 
@@ -435,7 +436,9 @@ class StepProbe:
         context.hold.known_finite.clear()
         context.gradient_answers.clear()
         self._attempt(context.undo.rewind.step_closed, log.step, is_late=is_late)
-        self._attempt(context.readings.poll)
+        if not is_capturing():
+            # Even to ask a device whether it is done would spoil a graph that is being captured.
+            self._attempt(context.readings.poll)
         self._attempt(self._reporter.tell_ready)
         self._attempt(self._reporter.heed_sidecar)
         context.writer.beat(log.step, context.phases.phase, 0)

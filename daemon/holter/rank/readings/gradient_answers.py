@@ -28,7 +28,7 @@ MAX_KEPT = 8
 """Lists of gradients that are remembered at a time: several models and optimizers."""
 
 
-class Mark(NamedTuple):
+class GradientMark(NamedTuple):
     """Some gradients in host memory or on a device, as they are at one moment."""
 
     addresses: list[int]
@@ -36,11 +36,11 @@ class Mark(NamedTuple):
     num_collectives: int
 
     @staticmethod
-    def of(gradients: Sequence[Any]) -> "Mark | None":
+    def of(gradients: Sequence[Any]) -> "GradientMark | None":
         """As they are now; None where that cannot be told: a write to a part of a DTensor is not counted."""
         if not set(map(type, gradients)) <= PLAIN:
             return None
-        return Mark(list(map(_address, gradients)), list(map(_version, gradients)), num_collectives())
+        return GradientMark(list(map(_address, gradients)), list(map(_version, gradients)), num_collectives())
 
 
 def num_collectives() -> int:
@@ -67,7 +67,7 @@ class TableRows:
 class GradientAnswer:
     """One reading of gradients, and who waits for it."""
 
-    def __init__(self, mark: Mark | None, *, has_histogram: bool) -> None:
+    def __init__(self, mark: GradientMark | None, *, has_histogram: bool) -> None:
         self.mark = mark
         self.has_histogram = has_histogram
         self.reading: Any = None
@@ -77,7 +77,7 @@ class GradientAnswer:
         self._waiting: list[tuple[OnTable, list[int] | None]] = []
         self._rows: dict[int, int] = {}
 
-    def places(self, mark: Mark) -> list[int] | None:
+    def places(self, mark: GradientMark) -> list[int] | None:
         """Where these gradients, as they are now, stand among those that were read; None: not all of them do."""
         if self.mark is None or mark.num_collectives != self.mark.num_collectives or 0 in mark.addresses:
             return None
@@ -115,7 +115,7 @@ class GradientAnswers:
 
     def find(self, gradients: Sequence[Any]) -> GradientAnswer | None:
         """What was read of all of these as they are now, with or without others; None: not all were."""
-        mark = Mark.of(gradients) if self._answers else None
+        mark = GradientMark.of(gradients) if self._answers else None
         found = self._find(mark, needs_histogram=False) if mark is not None else None
         return found[0] if found is not None else None
 
@@ -130,7 +130,7 @@ class GradientAnswers:
         histogram: str = "off",
     ) -> GradientAnswer | None:
         """Answer for these gradients as they are now, from a reading that was made already or by a new one; None: they cannot be read."""
-        mark = context.guard.attempt(Mark.of, gradients)
+        mark = context.guard.attempt(GradientMark.of, gradients)
         found = self._find(mark, needs_histogram=histogram != "off") if mark is not None else None
         if found is not None:
             answer, places = found
@@ -145,7 +145,7 @@ class GradientAnswers:
             self._answers = [*self._answers[1 - MAX_KEPT :], answer]
         return answer
 
-    def _find(self, mark: Mark, *, needs_histogram: bool) -> tuple[GradientAnswer, list[int] | None] | None:
+    def _find(self, mark: GradientMark, *, needs_histogram: bool) -> tuple[GradientAnswer, list[int] | None] | None:
         for answer in reversed(self._answers):
             if needs_histogram and not answer.has_histogram:
                 continue

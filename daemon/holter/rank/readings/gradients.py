@@ -120,8 +120,8 @@ class GradientProbe:
                 self._on_read(named, table)
             bad = table.nans + table.pos_infs + table.neg_infs
             rows: Sequence[int] = np.flatnonzero(bad).tolist() if bad.any() else ()
-            if not rows and share.stride > 1 and is_alone and step is self._context.log.now:
-                self._context.hold.known_finite.note(gradients)
+            if not rows and share.stride > 1 and is_alone and held:
+                self._context.hold.known_finite.note(held)
             if counts:
                 # The table sums what is finite.
                 self._count(model, step, share, math.nan if rows else float(table.square_sum.sum()))
@@ -134,18 +134,25 @@ class GradientProbe:
                         name=name,
                         nans=int(table.nans[row]),
                         infs=int(bad[row] - table.nans[row]),
-                        numel=gradients[row].numel(),
+                        numel=held[row].numel() if held else numels[row],
                         order=self.ready_order.get(id(parameter), 0),
                         is_from_clip=where == "reduced_gradient" and bool(step.gradients.was_clipped_finite),
                     )
                 )
 
+        # What a device answers later holds no gradient: the script may let go of it.
+        held, numels = list(gradients), list[int]()
         name = f"{where}{model.prefix}{share.number}"
         if where == "gradient" and not is_alone:
             # Others add theirs to them: nobody else asks for these.
-            return self._context.read(name, gradients, learn, step=step) is not None
-        answers = self._context.gradient_answers
-        return answers.read(self._context, name, gradients, learn, step=step) is not None
+            is_read = self._context.read(name, gradients, learn, step=step) is not None
+        else:
+            answers = self._context.gradient_answers
+            is_read = answers.read(self._context, name, gradients, learn, step=step) is not None
+        if step.num_owed:
+            numels += [gradient.numel() for gradient in held]
+        held.clear()
+        return is_read
 
     def _count(self, model: Model, step: OpenStep, share: TensorShare, square_sum: float) -> None:
         """Add to the step's norm; where tensors are read in turns, with what the others had when they were last read."""

@@ -43,7 +43,13 @@ def is_readable(tensor: torch.Tensor) -> bool:
 
 def is_capturing() -> bool:
     """Whether a graph is being captured on this thread's stream: what is started now would become a part of it."""
-    return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+    if not torch.cuda.is_initialized():
+        return False
+    try:
+        return bool(torch.cuda.is_current_stream_capturing())
+    except RuntimeError:
+        # A build without graphs.
+        return False
 
 
 def is_plain_moment() -> bool:
