@@ -154,7 +154,7 @@ while micro < arguments.steps * EVERY:
         is_bare = arguments.kind == "fsdp" or is_last
         with contextlib.nullcontext() if is_bare else model.no_sync():
             noise = random.random() + float(np.random.rand())  # noqa: NPY002, S311  as above
-            loss = nn.functional.mse_loss(model(x), y) * (1 + 0.01 * noise)
+            loss = (model(x) - y).square().mean() * (1 + 0.01 * noise)
             loss.backward()
         if is_faulty and arguments.fault == "nan" and arguments.kind == "fsdp":
             print(f"fault at {time.time()}", flush=True)

@@ -74,7 +74,7 @@ def device_of(gradients: Sequence[torch.Tensor]) -> torch.device | None:
 def flag_of(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
     """1 if one of them is not finite, else 0, by torch's own operations: for when no kernel of ours has written it."""
     parts = [torch.view_as_real(g) if g.is_complex() else g for g in gradients if g.numel()]
-    norms = torch._foreach_norm(parts, torch.inf)
+    norms = torch._foreach_norm(parts, torch.inf)  # noqa: SLF001
     bad = torch.stack([~torch.isfinite(norm.float()) for norm in norms])
     return bad.any().to(torch.float32)
 
@@ -94,7 +94,7 @@ class DeviceFlags:
         self._num_given = 0
         self._left_out: LeftOut | None = None
 
-    def give(
+    def give(  # noqa: PLR0913 - a step, named
         self,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
