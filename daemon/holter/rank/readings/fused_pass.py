@@ -5,9 +5,9 @@ The training thread never waits: a device's answer is polled at the next hook, a
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -20,7 +20,6 @@ KEPT = frozenset({"parameters_before", "parameters_after"})
 """Readings that another may use."""
 MOST_HELD_BACK = 64
 """Answers that wait for an older one; beyond that the older one is given up: a device that was lost must not silence the others."""
-Key = TypeVar("Key")
 
 
 @dataclass(slots=True)
@@ -83,10 +82,10 @@ class Readings:
             self._hand_out(owed.reading, table, owed.then)
 
     def _start(self, name: str, tensors: Sequence[torch.Tensor], histogram: str) -> Reading | None:
-        kept = self._passes.get(name)
-        if kept is None:
-            kept = self._passes[name] = self._make_pass(tensors, histogram=histogram)
         try:
+            kept = self._passes.get(name)
+            if kept is None:
+                kept = self._passes[name] = self._make_pass(tensors, histogram=histogram)
             reading = kept.start(tensors)
         except Exception as error:  # noqa: BLE001 - no reading may stop the step from being told
             self._give_up(name, error)
@@ -105,22 +104,6 @@ class Readings:
         self.device_s += reading.device_s() or 0.0
         self.left_out += table.left_out
         then(table)
-
-
-def launch(  # noqa: PLR0913 - a pass, and where it is kept
-    passes: MutableMapping[Key, Pass],
-    key: Key,
-    tensors: Sequence[torch.Tensor],
-    in_use: Iterable[object] = (),  # noqa: ARG001 - each reading keeps its own answer; goes with its last caller
-    *,
-    make_pass: Callable[..., Pass] = Pass,
-    histogram: str = "off",
-) -> Any:
-    """Start the pass of this key over these tensors: its Reading, or None if it was declined."""
-    kept = passes.get(key)
-    if kept is None:
-        kept = passes[key] = make_pass(tensors, histogram=histogram)
-    return kept.start(tensors)
 
 
 def has_nonfinite(table: Any) -> bool:

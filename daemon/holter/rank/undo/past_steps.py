@@ -6,7 +6,7 @@
     random states, buffers            likewise (`rewind`, `buffers`); buffers in stream order, on their device
 
 One set of copies a step, `KEPT` of them, in turns. Only of jobs whose optimizers take the device's flag (`hold.device_flags`): others are held before the step
-itself. About 0.1 ms a step with one scheduler.
+itself.
 """
 
 import weakref
