@@ -26,6 +26,8 @@ import pytest
 from holter import cli
 from processes import end_children, kill, kill_family, processes_of
 
+pytest_plugins = ["fake_cuda.pytest_plugin"]
+
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
 ACCELERATE = [

@@ -1,0 +1,97 @@
+"""Tests marked `device` run in a process that has the device; the rest of the session never sees it.
+
+A server that has torch and the device loaded forks a child for each test, so a test begins on a fresh device and costs no import. The test's
+arguments (parameters, `tmp_path`: what can be pickled) go to the child, its failure comes back as text. `tests/conftest.py` takes this in.
+"""
+
+import base64
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fake_cuda.environment import environment
+
+DEADLINE_S = 240
+
+
+class Server:
+    """The process that forks."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "fake_cuda.server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environ(),
+        )
+        self.refusal = self._read() or None
+        """Why there is no device."""
+
+    def run(self, path: Path, name: str, arguments: dict[str, object]) -> str:
+        """What went wrong, as text; nothing if nothing did."""
+        assert self._process.stdin is not None
+        order = pickle.dumps({"path": str(path), "name": name, "arguments": arguments, "deadline_s": DEADLINE_S})
+        self._process.stdin.write(base64.b64encode(order).decode() + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def stop(self) -> None:
+        """Ends with its input."""
+        self._process.communicate()
+
+    def _read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        return pickle.loads(base64.b64decode(line)) if line else "the device's server died"  # noqa: S301
+
+
+def _environ() -> dict[str, str]:
+    import os  # noqa: PLC0415
+
+    return {**os.environ, **environment(), "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+
+
+@pytest.fixture(scope="session")
+def device_server() -> Iterator[Server]:
+    """One a session, or a worker; skips, with the reason, where the device cannot be built."""
+    server = Server()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def device_environment(device_server: Server) -> dict[str, str]:
+    """Variables for jobs on the device: `jobs.run(script, env=device_environment)`."""
+    if device_server.refusal:
+        pytest.skip(f"no device: {device_server.refusal}")
+    return environment()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marked tests get the server."""
+    for item in items:
+        if item.get_closest_marker("device") and isinstance(item, pytest.Function):
+            item.fixturenames.insert(0, "device_server")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A marked test is run by the server's child."""
+    if not pyfuncitem.get_closest_marker("device"):
+        return None
+    server: Server = pyfuncitem.funcargs["device_server"]
+    if server.refusal:
+        pytest.skip(f"no device: {server.refusal}")
+    names = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in names}
+    failure = server.run(pyfuncitem.path, pyfuncitem.function.__qualname__, arguments)
+    if failure.startswith("skipped: "):
+        pytest.skip(failure.removeprefix("skipped: "))
+    if failure:
+        pytest.fail(failure, pytrace=False)
+    return True
