@@ -11,8 +11,21 @@
 
 from holter_kernels.api import backend, fingerprint, merge, summarize
 from holter_kernels.cpu import set_num_threads
-from holter_kernels.passes import Pass
+from holter_kernels.devices import side_stream
+from holter_kernels.passes import Pass, Reading
 from holter_kernels.table import Table
 from holter_kernels.tree import root, tree
 
-__all__ = ["Pass", "Table", "backend", "fingerprint", "merge", "root", "set_num_threads", "summarize", "tree"]
+__all__ = [
+    "Pass",
+    "Reading",
+    "Table",
+    "backend",
+    "fingerprint",
+    "merge",
+    "root",
+    "set_num_threads",
+    "side_stream",
+    "summarize",
+    "tree",
+]

@@ -1,14 +1,13 @@
 """The calls for one use: no table kept, the result waited for."""
 
-import importlib.util
 import time
 from collections.abc import Iterable, Sequence
 
 import torch
 
-from holter_kernels import cpu
+from holter_kernels import cpu, devices
 from holter_kernels.keys import MASK64
-from holter_kernels.layout import FORMATS
+from holter_kernels.layout import BITS_DTYPE, FORMATS
 from holter_kernels.passes import Pass
 from holter_kernels.sources import check, holds_its_elements, readable, runs
 from holter_kernels.table import Table
@@ -18,9 +17,9 @@ _POLL_S = 0.0002
 
 def summarize(tensors: Sequence[torch.Tensor], histogram: str = "sampled") -> Table:
     """Statistics and fingerprint of each tensor; `histogram` is "off", "sampled" or "exact"."""
-    fused = Pass(tensors, histogram)
-    fused.launch()
-    while (table := fused.poll()) is None:
+    while (reading := Pass(tensors, histogram).start(tensors)) is None:
+        time.sleep(_POLL_S)
+    while (table := reading.poll()) is None:
         time.sleep(_POLL_S)
     return table
 
@@ -36,6 +35,8 @@ def fingerprint(tensor: torch.Tensor, offset: int = 0) -> int:
     if not holds_its_elements(tensor):
         return 0
     part = readable(tensor)
+    if part.dtype not in FORMATS:
+        part = part.view(BITS_DTYPE[part.element_size() * 8])
     fmt = FORMATS[part.dtype]
     host = part if part.device.type == "cpu" else part.cpu()
     places = [(s, n, o + offset) for s, n, o in runs(tensor)]
@@ -48,7 +49,5 @@ def merge(fingerprints: Iterable[int]) -> int:
 
 
 def backend(device_type: str = "cpu") -> str:
-    """Which implementation reads this kind of device: an instruction set, "reference", "triton", or "none"."""
-    if device_type == "cpu":
-        return cpu.backend()
-    return "triton" if device_type == "cuda" and importlib.util.find_spec("triton") else "none"
+    """Which implementation reads this kind of device: an instruction set, "reference", "triton", "torch" (its operations), or "none"."""
+    return cpu.backend() if device_type == "cpu" else devices.implementation(torch.device(device_type))

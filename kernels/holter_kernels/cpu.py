@@ -1,7 +1,6 @@
 """The pass over CPU tensors: the native code where it was built, the reference where it was not.
 
-`launch` computes at once. The pointer table is kept between launches and made anew when a tensor has moved, so that a list whose
-memory stays where it is costs three attribute reads a tensor.
+`start` computes at once. The pointer table is kept between starts; tensors that moved are looked up in it, others than before make a new one.
 """
 
 import ctypes
@@ -13,8 +12,9 @@ import torch
 
 from holter_kernels import reference
 from holter_kernels.keys import fingerprint_bits
-from holter_kernels.layout import FORMATS, NUM_BINS, ROW, Format
+from holter_kernels.layout import FORMATS, NUM_BINS, ROW, Format, blank
 from holter_kernels.plan import Plan
+from holter_kernels.sources import look
 
 try:
     from holter_kernels import native
@@ -49,65 +49,77 @@ def warn_if_slow() -> None:
         )
 
 
-class CpuPass:
-    """The rows of some CPU tensors."""
+class Done:
+    """An answer that was there at once."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], *, histogram: str, statistics: bool) -> None:
+    __slots__ = ("_answer", "flag")
+
+    def __init__(self, rows: np.ndarray, bins: np.ndarray | None) -> None:
+        self._answer = rows, bins
+        self.flag: torch.Tensor | None = None
+
+    def fetch(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Rows and histograms."""
+        return self._answer
+
+    def device_s(self) -> float | None:
+        """No device took part."""
+        return None
+
+
+class CpuPass:
+    """The rows of some CPU tensors, computed at once."""
+
+    def __init__(self, *, histogram: str, statistics: bool) -> None:
         warn_if_slow()
         self._mode = histogram
         self._statistics = statistics
-        self._places: list[int] = []
-        self._plan: Plan | None = None
+        self._wants_bins = statistics and histogram != "off"
+        self._signature: list[object] | None = None
+        self._plan = Plan()
         self._partials = np.empty(0, ROW)
-        self._rows = np.zeros(len(tensors), ROW)
-        wants_bins = statistics and histogram != "off"
-        self._bins = np.zeros((len(tensors), NUM_BINS), np.uint64) if wants_bins else None
+        self.left_out = 0
 
-    def launch(self, tensors: Sequence[torch.Tensor], where: list[int]) -> None:
-        """Compute now; `where` is `places(tensors)`."""
-        if self._plan is None or where != self._places:
-            if self._plan is None or not self._has_moved(tensors, where):
-                self._plan = Plan(tensors)
-                self._partials = np.empty(len(self._plan.chunks), ROW)
-            self._places = where
-        plan = self._plan
+    def start(self, tensors: Sequence[torch.Tensor]) -> "Done":
+        """Compute now."""
+        sources = look(tensors)
+        self.left_out = len(sources.left_out)
+        if sources.signature == self._signature:
+            self._plan.place(np.array(sources.bases, np.uint64))
+        else:
+            self._plan = Plan(sources=sources)
+            self._partials = np.empty(len(self._plan.chunks), ROW)
+            self._signature = sources.signature
+        return self._run(self._plan, len(tensors), sources.bits_only)
+
+    def _run(self, plan: Plan, num_rows: int, bits_only: list[int]) -> "Done":
+        rows = np.empty(num_rows, ROW)
+        bins = np.empty((num_rows, NUM_BINS), np.uint64) if self._wants_bins else None
         if native is None:
-            self._run_reference(plan)
+            self._run_reference(plan, rows, bins)
         else:
             native.run(
                 plan,
-                self._rows,
-                self._bins,
+                rows,
+                bins,
                 self._partials,
                 statistics=self._statistics,
                 sampled=self._mode == "sampled",
                 num_threads=_settings["num_threads"],
             )
-        if plan.kept:  # copies: of no use for the next launch
-            self._plan = None
+        return Done(blank(rows, bits_only), bins)
 
-    def _has_moved(self, tensors: Sequence[torch.Tensor], where: list[int]) -> bool:
-        """Whether only the addresses are others, and the plan now has them."""
-        count = len(tensors)
-        return (
-            where[count:] == self._places[count:] and self._plan is not None and self._plan.move(tensors, where[:count])
-        )
-
-    def result(self) -> tuple[np.ndarray, np.ndarray | None]:
-        """Rows and histograms, the caller's to keep."""
-        return self._rows.copy(), None if self._bins is None else self._bins.copy()
-
-    def _run_reference(self, plan: Plan) -> None:
+    def _run_reference(self, plan: Plan, rows: np.ndarray, all_bins: np.ndarray | None) -> None:
         chunks, first = plan.chunks, plan.first_chunk
-        for row in range(len(self._rows)):
+        for row in range(len(rows)):
             mine = chunks[int(first[row]) : int(first[row + 1])]
             parts = [(_BY_CODE[int(c["code"])], _memory(c), int(c["offset"])) for c in mine]
-            self._rows[row], bins = reference.combine(parts, self._mode)
-            if self._bins is not None:
-                self._bins[row] = bins
+            rows[row], bins = reference.combine(parts, self._mode)
+            if all_bins is not None:
+                all_bins[row] = bins
         if not self._statistics:
             for name in set(ROW.names or ()) - {"numel", "fingerprint"}:
-                self._rows[name] = 0
+                rows[name] = 0
 
 
 def _memory(chunk: np.void) -> np.ndarray:

@@ -1,24 +1,26 @@
-"""The pass over GPU tensors: one launch a dtype, results copied to pinned memory on a side stream, polled, never waited for.
+"""The pass over device tensors: one launch a dtype, results copied to pinned memory on a side stream, polled, never waited for.
 
-    training stream   … backward │ float_pass │ combine_rows │ optimizer …        reads are ordered with the training's own writes
-    side stream                                 └▶ copy rows to pinned memory ─▶ event
-    training thread   launch() returns at once …………………………………………… poll(): event.query()
+    training stream   … backward │ bases │ float_pass │ combine_rows │ optimizer …        reads are ordered with the training's own writes
+    side stream                                         └▶ copy rows to the slot's pinned memory ─▶ event
+    training thread   start() returns at once …………………………………………… poll(): event.query()
 
-The kernels run on the current stream, so that no tensor is changed while it is read; only the copy leaves it. While a CUDA graph is being
-captured `launch` does nothing, since a capture must not leave work on another stream.
+The kernels run on the current stream, so that no tensor is changed while it is read; only the copy leaves it. The tables stay on the device as long as the tensors
+have the same sizes: what travels at each start is the address of each tensor's first element. While a graph is being captured nothing is started.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 
-from holter_kernels import triton_kernels
-from holter_kernels.keys import GROUP_SHIFT, NUM_ROW_KEYS, PLACES, ROWS, dtype_key, group_key
-from holter_kernels.layout import BFLOAT16, BLOCK, FLOAT16, FLOAT32, FORMATS, NUM_BINS, ROW, Format
-from holter_kernels.plan import Plan
+from holter_kernels import devices
+from holter_kernels.keys import NUM_ROW_KEYS, PLACES, ROWS, dtype_key
+from holter_kernels.layout import BFLOAT16, BLOCK, FLOAT16, FLOAT32, FORMATS, ROW, Format
+from holter_kernels.pinned import PINNED, Piece
+from holter_kernels.slots import Ring, Slot, Ticket
+from holter_kernels.sources import Sources, look
 
 JOB_WORDS = 16 * BLOCK
 NUM_THREADS = 256
@@ -28,82 +30,169 @@ MAX_REGISTERS = 80
 WAVES_PER_UNIT = 5
 """AMD: the same wish, as the number of waves to make room for; 512 registers for 5 waves leave 96 each."""
 UNROLL = 4
+SEGMENT = 1024
+"""Partial rows that one program of `combine_rows` adds up; a tensor of more has several, and the last of them adds those up."""
+COMBINE_TILE = 64
+COMBINE_THREADS = 128
+_ALIGNMENT = 16
+"""Bytes of the loads of `float_pass`."""
 
 _BY_CODE = sorted(FORMATS.values(), key=lambda fmt: fmt.code)
-_IN_WORD = np.array([max(1, 32 // fmt.bits) for fmt in _BY_CODE], np.uint64)
-_DTYPE_KEYS = np.array([dtype_key(fmt) for fmt in _BY_CODE], np.uint64)
+_IN_WORD = np.array([max(1, 32 // fmt.bits) for fmt in _BY_CODE], np.int64)
+_DTYPE_KEYS = np.array([dtype_key(fmt) for fmt in _BY_CODE], np.uint64).view(np.int64)
 _KINDS = {FLOAT32.code: 0, BFLOAT16.code: 1, FLOAT16.code: 2}
 _HISTOGRAMS = {"off": 0, "sampled": 1, "exact": 2}
 # element_pass counts elements, so its jobs are no longer in elements than float_pass's in words.
-_GRAINS = np.array([JOB_WORDS * (32 // fmt.bits if fmt.code in _KINDS else 1) for fmt in _BY_CODE], np.uint64)
+GRAINS = np.array([JOB_WORDS * (32 // fmt.bits if fmt.code in _KINDS else 1) for fmt in _BY_CODE], np.int64)
 
 
-class Jobs:
-    """The table of jobs of some tensors, and which rows of it each launch takes."""
+class Tables:
+    """Which program reads what, as numbers; nothing in them is an address.
 
-    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
-        self.plan = Plan(tensors, _GRAINS)
-        chunks = self.plan.chunks
-        code, count, offset = chunks["code"], chunks["count"], chunks["offset"]
-        table = np.empty((len(chunks), 7), np.uint64)
-        table[:, 0] = chunks["address"]
-        table[:, 1] = count
-        table[:, 2] = offset
-        table[:, 3] = chunks["row"]
-        table[:, 4] = group_key((offset // _IN_WORD[code]) >> np.uint64(GROUP_SHIFT))
-        table[:, 5] = count * _DTYPE_KEYS[code]
-        table[:, 6] = np.arange(len(chunks))
-        begins_a_block = offset % (np.uint64(BLOCK) * _IN_WORD[code]) == 0
-        is_fast = np.isin(code, list(_KINDS)) & begins_a_block & (chunks["address"] % np.uint64(16) == 0)
-        launch = code.astype(np.int64) * 2 + is_fast
+    jobs       for each program of a launch, its run
+    runs       start in bytes from the base of its row, offset, elements, row, its first program, its first partial row less that, D of its dtype
+    segments   for each program of combine_rows: row, first and last partial row, the row's first segment and their number
+    """
+
+    def __init__(self, runs: np.ndarray, bases: np.ndarray, num_rows: int) -> None:
+        runs = _split_heads(runs)
+        code, grain = runs["code"], GRAINS[runs["code"]]
+        pieces = (runs["offset"] + runs["count"] - 1) // grain - runs["offset"] // grain + 1
+        is_fast = np.isin(code, list(_KINDS)) & (runs["offset"] % (BLOCK * _IN_WORD[code]) == 0)
+        is_fast &= (bases[runs["row"]] + runs["start"]) % _ALIGNMENT == 0
+        self.must_align = np.zeros(num_rows, bool)
+        self.must_align[runs["row"][is_fast]] = True
+        launch = code * 2 + is_fast
         order = np.argsort(launch, kind="stable")
-        self.table = table[order].view(np.int64)
-        edges = [0, *(np.flatnonzero(np.diff(launch[order])) + 1).tolist(), len(chunks)]
+        first_partial = np.cumsum(pieces) - pieces
+        first_job = np.empty_like(pieces)
+        first_job[order] = np.cumsum(pieces[order]) - pieces[order]
+        of = np.repeat(np.arange(len(runs)), pieces[order])
+        self.jobs = of.astype(np.int32)
+        edges = [0, *(np.flatnonzero(np.diff(launch[order][of])) + 1).tolist(), len(of)]
         self.launches = [
-            (_BY_CODE[launch[order[a]] // 2], bool(launch[order[a]] % 2), a, b) for a, b in pairwise(edges) if b > a
+            (_BY_CODE[launch[order[of[a]]] // 2], bool(launch[order[of[a]]] % 2), a, b)
+            for a, b in pairwise(edges)
+            if b > a
         ]
-        self.first_chunk = self.plan.first_chunk.astype(np.int64)
+        starts = np.array([a for _, _, a, _ in self.launches], np.int64)
+        first_job -= starts[np.searchsorted(starts, first_job, "right") - 1] if len(starts) else 0
+        fields = (runs["start"], runs["offset"], runs["count"], runs["row"], first_job, first_partial - first_job)
+        self.runs = np.stack([*fields, _DTYPE_KEYS[code], np.zeros_like(code)], axis=1)[order]
+        self.num_partials = int(pieces.sum())
+        first = np.searchsorted(np.repeat(runs["row"], pieces), np.arange(num_rows + 1))
+        self.segments = _segments(first.astype(np.int64))
 
 
-@lru_cache(maxsize=16)
-def _key_tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    longest = np.arange(NUM_ROW_KEYS + JOB_WORDS // BLOCK) % NUM_ROW_KEYS
-    return torch.from_numpy(PLACES.view(np.int32)).to(device), torch.from_numpy(ROWS[longest].view(np.int32)).to(device)
+def _split_heads(runs: np.ndarray) -> np.ndarray:
+    """A run that begins in the middle of a block is read slowly up to the end of its first job, and fast from there."""
+    code, end = runs["code"], runs["offset"] + runs["count"]
+    grain = GRAINS[code]
+    edge = (runs["offset"] // grain + 1) * grain
+    splits = np.isin(code, list(_KINDS)) & (runs["offset"] % (BLOCK * _IN_WORD[code]) != 0) & (edge < end)
+    if not splits.any():
+        return runs
+    heads, tails = runs.copy(), runs[splits].copy()
+    heads["count"][splits] = (edge - runs["offset"])[splits]
+    width = np.array([fmt.bits // 8 for fmt in _BY_CODE])[tails["code"]]
+    tails["start"] += heads["count"][splits] * width
+    tails["offset"], tails["count"] = edge[splits], (end - edge)[splits]
+    return np.insert(heads, np.flatnonzero(splits) + 1, tails)
+
+
+def _segments(first: np.ndarray) -> np.ndarray:
+    """Rows of (row, first partial row, last, the row's first segment, how many segments it has); an empty row has one."""
+    length = np.diff(first)
+    num = np.maximum(1, -(-length // SEGMENT))
+    row = np.repeat(np.arange(len(num)), num)
+    first_segment = np.cumsum(num) - num
+    begin = first[row] + (np.arange(len(row)) - first_segment[row]) * SEGMENT
+    end = np.minimum(begin + SEGMENT, first[row + 1])
+    return np.stack([row, begin, end, first_segment[row], num[row]], axis=1).astype(np.int64)
+
+
+class DeviceTables:
+    """The same on a device, with the memory that the kernels work in."""
+
+    def __init__(self, tables: Tables, device: torch.device, num_rows: int) -> None:
+        self.must_align, self.launches = tables.must_align, tables.launches
+        self.jobs, self.runs, self.segments = upload(device, tables.jobs, tables.runs, tables.segments)
+        self.slices = [self.jobs[start:end] for _, _, start, end in self.launches]
+        row = ROW.itemsize // 8
+        self.partials = torch.empty((max(1, tables.num_partials), row), dtype=torch.int64, device=device)
+        self.seconds = torch.empty((len(tables.segments), row), dtype=torch.int64, device=device)
+        self.tickets = torch.zeros(num_rows, dtype=torch.int32, device=device)
+
+
+_uploading: list[tuple[Any, Piece]] = []
+_keys: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
+
+
+def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
+    """Arrays on a device, copied on the current stream from pinned memory that goes back once the copies are done."""
+    _uploading[:] = [(event, piece) for event, piece in _uploading if not event.query()]
+    found = []
+    for array in arrays:
+        piece = PINNED.take(array.nbytes)
+        if piece is None:
+            raise MemoryError("holter's pinned memory is full")
+        staged = piece.memory[: array.nbytes].view(torch.from_numpy(array[:0]).dtype).view(array.shape)
+        staged.numpy()[:] = array
+        found.append(torch.empty(array.shape, dtype=staged.dtype, device=device))
+        found[-1].copy_(staged, non_blocking=True)
+        event = devices.new_event(device)
+        event.record(devices.current_stream(device))
+        _uploading.append((event, piece))
+    return found
+
+
+def key_tables(device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """T, and R going on past its end, on a device, once."""
+    if device not in _keys:
+        longest = np.arange(NUM_ROW_KEYS + JOB_WORDS // BLOCK) % NUM_ROW_KEYS
+        arrays = PLACES.view(np.int32), ROWS[longest].view(np.int32)
+        if device.type == "cpu":
+            _keys[device] = torch.from_numpy(arrays[0]), torch.from_numpy(arrays[1])
+        else:
+            places, rows = upload(device, *arrays)
+            _keys[device] = places, rows
+    return _keys[device]
 
 
 def run_kernels(  # noqa: PLR0913 - the memory is the caller's
-    jobs: Jobs,
-    table: torch.Tensor,
-    first_chunk: torch.Tensor,
+    tables: DeviceTables,
+    bases: torch.Tensor,
     *,
-    partials: torch.Tensor,
     rows: torch.Tensor,
     bins: torch.Tensor | None,
+    flag: torch.Tensor,
     statistics: bool,
     histogram: str,
 ) -> None:
-    """Fill rows and bins on the device of the tables; nothing here waits."""
-    places, row_keys = _key_tables(table.device)
+    """Fill rows, bins and flag on the device of the tables; nothing here waits."""
+    from holter_kernels import triton_kernels  # noqa: PLC0415 - needs triton
+
+    keys = key_tables(bases.device)
     options = launch_options(is_amd=torch.version.hip is not None)
     which = _HISTOGRAMS[histogram] if bins is not None else 0
     if bins is not None:
         bins.zero_()
-    for fmt, is_fast, start, end in jobs.launches:
-        arguments = (table[start:end], partials, partials if bins is None else bins, places, row_keys)
+    if not tables.launches:
+        flag.zero_()
+    for (fmt, is_fast, start, end), jobs in zip(tables.launches, tables.slices, strict=True):
+        memory = (jobs, tables.runs, bases, tables.partials, tables.partials if bins is None else bins, flag, *keys)
         if is_fast:
-            triton_kernels.float_pass[(end - start,)](
-                *arguments, _KINDS[fmt.code], statistics, which, UNROLL, **options
-            )
+            triton_kernels.float_pass[(end - start,)](*memory, _KINDS[fmt.code], statistics, which, UNROLL, **options)
         else:
+            bins_too = which if fmt.is_float else 0
             triton_kernels.element_pass[(end - start,)](
-                *arguments,
-                *element_constants(fmt),
-                statistics,
-                which if fmt.is_float else 0,
-                num_warps=options["num_warps"],
+                *memory, *element_constants(fmt), statistics, bins_too, num_warps=options["num_warps"]
             )
     if len(rows):
-        triton_kernels.combine_rows[(len(rows),)](partials, first_chunk, rows, 32, num_warps=1)
+        triton_kernels.combine_rows[(len(tables.segments),)](
+            tables.partials, tables.segments, tables.seconds, tables.tickets, rows, flag, COMBINE_TILE,
+            num_warps=max(1, COMBINE_THREADS * options["num_warps"] // NUM_THREADS),
+        )  # fmt: skip
 
 
 def launch_options(*, is_amd: bool) -> dict[str, int]:
@@ -118,6 +207,7 @@ def element_constants(fmt: Format) -> tuple[int | bool, ...]:
     largest = fmt.largest_finite if fmt.is_float else 0
     is_signed = fmt.name.startswith("int")
     return (
+        int(GRAINS[fmt.code]),
         fmt.bits,
         fmt.is_float,
         is_signed,
@@ -129,77 +219,96 @@ def element_constants(fmt: Format) -> tuple[int | bool, ...]:
     )
 
 
-def finish(raw: np.ndarray, *, statistics: bool) -> np.ndarray:
-    """Rows as the kernels leave them, with what was not seen made NaN."""
-    rows = raw.view(ROW).reshape(-1).copy()
-    if not statistics:
-        for name in ("min", "max", "absmax", "absmin_nonzero"):
-            rows[name] = 0
-        return rows
-    nothing = rows["min"] > rows["max"]
-    for name in ("min", "max", "absmax"):
-        rows[name] = np.where(nothing, np.nan, rows[name] + 0.0)
-    rows["absmin_nonzero"][np.isinf(rows["absmin_nonzero"])] = np.nan
-    return rows
-
-
-class GpuPass:
+class DevicePass:
     """The rows of some tensors of one device."""
 
-    def __init__(
-        self, tensors: Sequence[torch.Tensor], device: torch.device, *, histogram: str, statistics: bool
-    ) -> None:
+    def __init__(self, device: torch.device, *, histogram: str, statistics: bool) -> None:
         self._device = device
-        self._mode = {"histogram": histogram, "statistics": statistics}
-        self._places: list[int] | None = None
-        self._side = torch.cuda.Stream(device)
-        self._copied: torch.cuda.Event | None = None
-        shape = (len(tensors), ROW.itemsize // 8)
-        self._rows = torch.zeros(shape, dtype=torch.int64, device=device)
-        self._host_rows = torch.zeros(shape, dtype=torch.int64, pin_memory=True)
-        self._bins = self._host_bins = None
-        if statistics and histogram != "off":
-            self._bins = torch.zeros((len(tensors), NUM_BINS), dtype=torch.int64, device=device)
-            self._host_bins = torch.zeros((len(tensors), NUM_BINS), dtype=torch.int64, pin_memory=True)
+        self._histogram, self._statistics = histogram, statistics
+        self._has_bins = statistics and histogram != "off"
+        self._ring: Ring | None = None
+        self._num_rows = -1
+        self._signature: list[object] | None = None
+        self._tables: DeviceTables | None = None
+        self._bases: tuple[list[int], torch.Tensor] | None = None
+        self._stream: Any = None
+        self._ended: Any = None
+        self.left_out = 0
 
-    def launch(self, tensors: list[torch.Tensor], where: list[int]) -> None:
-        """Start on the current stream; `where` is `places(tensors)`."""
-        if torch.cuda.is_current_stream_capturing():
-            return
-        with torch.cuda.device(self._device):
-            stream = torch.cuda.current_stream()
-            if where != self._places or self._jobs.plan.kept:
-                self._prepare(tensors)
-                self._places = where
-            if self._copied is not None:
-                stream.wait_event(self._copied)  # the device waits, not this thread: the last rows may still be leaving
-            run_kernels(
-                self._jobs,
-                self._table,
-                self._first_chunk,
-                partials=self._partials,
-                rows=self._rows,
-                bins=self._bins,
-                **self._mode,
+    def start(self, tensors: Sequence[torch.Tensor]) -> Ticket | str:
+        """Read these on the current stream; or why not."""
+        if devices.is_capturing(self._device):
+            return "capturing"
+        with devices.on(self._device):
+            try:
+                return self._start(tensors)
+            except (MemoryError, torch.OutOfMemoryError):
+                return "out of memory"
+
+    def _start(self, tensors: Sequence[torch.Tensor]) -> Ticket | str:
+        if self._ring is None or len(tensors) != self._num_rows:
+            self._num_rows = len(tensors)
+            self._ring = Ring(self._device, self._num_rows, has_bins=self._has_bins)
+            self._signature = self._bases = None
+        slot = self._ring.next()
+        if slot is None:
+            return "under way"
+        stream = devices.current_stream(self._device)
+        if self._ended is not None and stream != self._stream:
+            stream.wait_event(self._ended)  # the device waits, not this thread: tables and partial rows are shared
+        self._stream = stream
+        sources = look(tensors)
+        self.left_out = len(sources.left_out)
+        slot.began.record(stream)
+        self._read(sources, slot)
+        slot.ended.record(stream)
+        self._ended = slot.ended
+        self._copy_out(slot)
+        return slot.claim(statistics=self._statistics, bits_only=sources.bits_only)
+
+    def _read(self, sources: Sources, slot: Slot) -> None:
+        tables = self._prepare(sources)
+        run_kernels(
+            tables,
+            self._aim(sources.bases, slot),
+            rows=slot.rows,
+            bins=slot.bins if self._has_bins else None,
+            flag=slot.flag,
+            statistics=self._statistics,
+            histogram=self._histogram,
+        )
+
+    def _prepare(self, sources: Sources) -> DeviceTables:
+        """The tables, made anew if the tensors have other sizes, or one lies where it cannot be read 16 bytes at a time any more."""
+        bases = np.array(sources.bases, np.int64)
+        tables = self._tables
+        if tables is None or sources.signature != self._signature or (bases[tables.must_align] % _ALIGNMENT).any():
+            tables = self._tables = DeviceTables(
+                Tables(sources.table(), bases, self._num_rows), self._device, self._num_rows
             )
-            self._side.wait_event(stream.record_event())
-            with torch.cuda.stream(self._side):
-                self._host_rows.copy_(self._rows, non_blocking=True)
-                self._rows.record_stream(self._side)
-                if self._bins is not None and self._host_bins is not None:
-                    self._host_bins.copy_(self._bins, non_blocking=True)
-                    self._bins.record_stream(self._side)
-                self._copied = self._side.record_event()
+            self._signature = sources.signature
+        return tables
 
-    def result(self) -> tuple[np.ndarray, np.ndarray | None] | None:
-        """Rows and histograms, the caller's to keep; None while they are under way."""
-        if self._copied is None or not self._copied.query():
-            return None
-        bins = None if self._host_bins is None else self._host_bins.numpy().view(np.uint64).copy()
-        return finish(self._host_rows.numpy(), statistics=bool(self._mode["statistics"])), bins
+    def _aim(self, bases: list[int], slot: Slot) -> torch.Tensor:
+        """The addresses on the device: those of the last time if they are the same."""
+        if self._bases is None or self._bases[0] != bases:
+            slot.bases_array[:] = bases
+            slot.bases.copy_(slot.host_bases, non_blocking=True)
+            self._bases = bases, slot.bases
+        return self._bases[1]
 
-    def _prepare(self, tensors: list[torch.Tensor]) -> None:
-        self._jobs = Jobs(tensors)
-        pinned = [torch.from_numpy(array).pin_memory() for array in (self._jobs.table, self._jobs.first_chunk)]
-        self._table, self._first_chunk = (array.to(self._device, non_blocking=True) for array in pinned)
-        self._partials = torch.empty((len(self._jobs.table), ROW.itemsize // 8), dtype=torch.int64, device=self._device)
+    def _copy_out(self, slot: Slot) -> None:
+        side = devices.side_stream(self._device)
+        if side is None:
+            self._copy(slot)
+            slot.copied.record()
+            return
+        side.wait_event(slot.ended)
+        with devices.module(self._device).stream(side):
+            self._copy(slot)
+            slot.copied.record(side)
+
+    def _copy(self, slot: Slot) -> None:
+        slot.host_rows.copy_(slot.rows, non_blocking=True)
+        if self._has_bins:
+            slot.host_bins.copy_(slot.bins, non_blocking=True)

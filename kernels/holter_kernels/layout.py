@@ -113,3 +113,11 @@ def bits_of(tensor: torch.Tensor) -> np.ndarray:
     fmt = FORMATS[tensor.dtype]
     flat = tensor.detach().contiguous().reshape(-1)
     return flat.view(BITS_DTYPE[fmt.bits]).numpy().view(f"u{fmt.bits // 8}")
+
+
+def blank(rows: np.ndarray, bits_only: list[int]) -> np.ndarray:
+    """Statistics of bits that were read as integers mean nothing: only numel and fingerprint stay."""
+    if bits_only:
+        for name in set(ROW.names or ()) - {"numel", "fingerprint"}:
+            rows[name][bits_only] = np.nan if ROW[name].kind == "f" else 0
+    return rows

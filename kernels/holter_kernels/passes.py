@@ -1,141 +1,149 @@
 """One pass over a list of tensors, kept between steps.
 
-p = Pass(tensors)                    # pointer table
+p = Pass(tensors)                    # tables are made once
 …each step:
-if not p.matches(tensors):           # the list changed, or memory moved
-p = Pass(tensors)
-p.launch()                           # CPU: computes now. GPU: starts on a side stream, waits for nothing
-table = p.poll()                     # a Table, or None while the GPU still works
+reading = p.start(tensors)           # CPU: computes now. A device: starts on the current stream, waits for nothing
+table = reading.poll()               # a Table, or None while the device still works; an older reading can be asked as well
 """
 
-import importlib.util
-import operator
-import weakref
+import time
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from holter_kernels.cpu import CpuPass
 from holter_kernels.layout import NUM_BINS, ROW
-from holter_kernels.sources import check, places
 from holter_kernels.table import Table
 
-if TYPE_CHECKING:
-    from holter_kernels.gpu import GpuPass
-
 _CPU = torch.device("cpu")
-_GONE = torch.empty(0)
+_POLL_S = 0.0002
 HISTOGRAMS = ("off", "sampled", "exact")
+Answer = tuple[np.ndarray, np.ndarray | None]
+
+
+class Claim(Protocol):
+    """What one device gives for one start."""
+
+    flag: torch.Tensor | None
+
+    def fetch(self) -> Answer | None:
+        """Rows and histograms; None while they are under way."""
+
+    def device_s(self) -> float | None:
+        """Seconds of the device, once fetched."""
+
+
+class Part(Protocol):
+    """The tensors of one device."""
+
+    left_out: int
+
+    def start(self, tensors: Sequence[torch.Tensor]) -> "Claim | str":
+        """Read these; or the reason why not."""
+
+
+class Reading:
+    """The answer of one `Pass.start`; it stays its own, however many starts come after it."""
+
+    __slots__ = ("__weakref__", "_claims", "_left_out", "_num_rows", "_table", "flag")
+
+    def __init__(self, claims: list[tuple[list[int] | None, Claim]], num_rows: int, left_out: int) -> None:
+        self._claims, self._num_rows, self._left_out = claims, num_rows, left_out
+        self._table: Table | None = None
+        self.flag = claims[0][1].flag if len(claims) == 1 else None
+        """On a device: float32, one element, 1.0 if anything read was not finite, written in stream order. It is the slot's: a start eight starts later writes it again."""
+
+    def poll(self) -> Table | None:
+        """The table, the same at every call; None while the device has not answered. Never waits."""
+        if self._table is None:
+            answers = [(positions, claim.fetch()) for positions, claim in self._claims]
+            if all(answer is not None for _, answer in answers):
+                rows, bins = self._joined(answers)  # type: ignore[arg-type]
+                self._table = Table(rows, bins, left_out=self._left_out)
+        return self._table
+
+    def wait(self, seconds: float) -> Table | None:
+        """The table, waited for at most this long by asking again and again: no call that synchronises."""
+        deadline = time.monotonic() + seconds
+        while (table := self.poll()) is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        return table
+
+    def device_s(self) -> float | None:
+        """Seconds that devices spent on it, once the table is there; None on the CPU."""
+        spent = [claim.device_s() for _, claim in self._claims]
+        known = [seconds for seconds in spent if seconds is not None]
+        return sum(known) if known and self._table is not None else None
+
+    def _joined(self, answers: list[tuple[list[int] | None, Answer]]) -> Answer:
+        if len(answers) == 1 and answers[0][0] is None:
+            return answers[0][1]
+        rows = np.zeros(self._num_rows, ROW)
+        has_bins = any(part_bins is not None for _, (_, part_bins) in answers)
+        bins = np.zeros((self._num_rows, NUM_BINS), np.uint64) if has_bins else None
+        for positions, (part_rows, part_bins) in answers:
+            rows[positions] = part_rows
+            if bins is not None and part_bins is not None:
+                bins[positions] = part_bins
+        return rows, bins
 
 
 class Pass:
-    """A cached pointer table over a list of tensors of any dtypes and devices.
+    """Cached tables over a list of tensors of any dtypes and devices.
 
-    It holds the tensors weakly: a gradient that was dropped is not kept alive, and its row is that of an empty tensor. A tensor that
-    moved or was resized is read where it lies now. Tensors that are not contiguous are copied at each launch.
+    It holds no tensor: a gradient that was dropped is not kept alive. Tensors that are not contiguous are copied at each start, and the copies dropped. A tensor that
+    cannot be read (meta, sparse, a wrapper without memory) has the row of an empty one and is counted in `Table.left_out`.
 
-    `statistics=False` computes fingerprints alone. ValueError at construction, never later: a tensor on the meta device, a
-    sparse one, an unknown dtype, a device that no implementation reads.
+    `statistics=False` computes fingerprints alone. ValueError at construction for an unknown histogram; `start` raises nothing for what a tensor is.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], histogram: str = "sampled", *, statistics: bool = True) -> None:
         if histogram not in HISTOGRAMS:
             raise ValueError(f"histogram must be one of {', '.join(HISTOGRAMS)}, got {histogram!r}")
-        tensors = list(tensors)
-        for position, tensor in enumerate(tensors):
-            check(position, tensor)
-        self._refs = [weakref.ref(tensor) for tensor in tensors]
-        self._kinds = _kinds(tensors)
-        self._places = places(tensors)
-        by_device: dict[torch.device, list[int]] = {}
-        for position, tensor in enumerate(tensors):
-            device = _CPU if tensor.is_cpu else tensor.device
-            by_device.setdefault(device, []).append(position)
-        self._parts = [
-            (positions, _part(device, [tensors[k] for k in positions], histogram=histogram, statistics=statistics))
-            for device, positions in by_device.items()
-        ]
-        self._wants_bins = statistics and histogram != "off"
-        self._launched = False
+        self._mode = {"histogram": histogram, "statistics": statistics}
+        self.declined: Counter[str] = Counter()
+        """Why `start` gave no reading, how many times: "capturing", "under way", "unreadable"."""
+        self._parts: list[tuple[list[int] | None, Part]] = []
+        self._devices: list[torch.device] | torch.device | None = None
+        self._divide(tensors)
 
-    def matches(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Whether these are the same tensor objects with the same memory and sizes."""
-        return (
-            len(tensors) == len(self._refs)
-            and all(ref() is tensor for ref, tensor in zip(self._refs, tensors, strict=True))
-            and places(list(tensors)) == self._places
-        )
-
-    def aim(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Read these tensors from the next launch on; False, and nothing changed, if their number, dtypes or devices are others.
-
-        Gradients that are made anew at every step are other objects, most often in the same memory: the table need not be.
-        """
-        if len(tensors) != len(self._refs) or _kinds(tensors) != self._kinds:
-            return False
-        self._refs = [weakref.ref(tensor) for tensor in tensors]
-        self._places = []
-        return True
-
-    def launch_on(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """`aim` and `launch` for one time: what `launch` reads stays what it was."""
-        if len(tensors) != len(self._refs) or _kinds(tensors) != self._kinds:
-            return False
-        self._launch(tensors)
-        return True
-
-    def launch(self) -> None:
-        """Start reading; on CPU this is the whole computation, on a GPU it returns at once."""
-        alive = [ref() for ref in self._refs]
-        where = self._launch([_GONE if tensor is None else tensor for tensor in alive])
-        if len(self._parts) == 1:
-            self._places = where
-
-    def _launch(self, tensors: Sequence[torch.Tensor]) -> list[int]:
-        where: list[int] = []
+    def start(self, tensors: Sequence[torch.Tensor]) -> Reading | None:
+        """Read these tensors; on the CPU this is the whole computation, on a device it returns at once. None: declined, see `declined`."""
+        self._divide(tensors)
+        claims: list[tuple[list[int] | None, Claim]] = []
         for positions, part in self._parts:
-            mine = tensors if len(self._parts) == 1 else [tensors[k] for k in positions]
-            where = places(mine)
-            part.launch(mine, where)
-        self._launched = True
-        return where
+            mine = tensors if positions is None else [tensors[k] for k in positions]
+            claim = part.start(mine)
+            if isinstance(claim, str):
+                self.declined[claim] += 1
+                return None
+            claims.append((positions, claim))
+        return Reading(claims, len(tensors), sum(part.left_out for _, part in self._parts))
 
-    def poll(self) -> Table | None:
-        """The result of the last launch, the caller's to keep; None while it is under way or nothing was launched."""
-        if not self._launched:
-            return None
-        results = [(positions, part.result()) for positions, part in self._parts]
-        if any(result is None for _, result in results):
-            return None
-        if len(results) == 1:
-            rows, bins = results[0][1]
-            return Table(rows, bins)
-        rows = np.zeros(len(self._refs), ROW)
-        bins = np.zeros((len(self._refs), NUM_BINS), np.uint64) if self._wants_bins else None
-        for positions, (part_rows, part_bins) in results:
-            rows[positions] = part_rows
-            if bins is not None:
-                bins[positions] = part_bins
-        return Table(rows, bins)
-
-
-_dtype, _device = operator.attrgetter("dtype"), operator.attrgetter("device")
+    def _divide(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Make parts for the devices of these tensors, unless they are those of the last time."""
+        first = tensors[0].device if tensors else _CPU
+        found: list[torch.device] | torch.device = first
+        if not all(tensor.device == first for tensor in tensors):
+            found = [tensor.device for tensor in tensors]
+        if found == self._devices and self._parts:
+            return
+        self._devices = found
+        if isinstance(found, torch.device):
+            self._parts = [(None, _part(found, **self._mode))]
+            return
+        places: dict[torch.device, list[int]] = {}
+        for position, device in enumerate(found):
+            places.setdefault(device, []).append(position)
+        self._parts = [(positions, _part(device, **self._mode)) for device, positions in places.items()]
 
 
-def _kinds(tensors: Sequence[torch.Tensor]) -> list[object]:
-    return [*map(type, tensors), *map(_dtype, tensors), *map(_device, tensors)]
+def _part(device: torch.device, *, histogram: str, statistics: bool) -> Part:
+    if device.type in {"cpu", "meta"}:
+        return CpuPass(histogram=histogram, statistics=statistics)
+    from holter_kernels.gpu import DevicePass  # noqa: PLC0415 - for devices only
 
-
-def _part(
-    device: torch.device, tensors: list[torch.Tensor], *, histogram: str, statistics: bool
-) -> "CpuPass | GpuPass":
-    if device.type == "cpu":
-        return CpuPass(tensors, histogram=histogram, statistics=statistics)
-    if device.type == "cuda" and importlib.util.find_spec("triton"):
-        from holter_kernels.gpu import GpuPass  # noqa: PLC0415 - triton is needed for GPU tensors only
-
-        return GpuPass(tensors, device, histogram=histogram, statistics=statistics)
-    reason = "triton is not installed" if device.type == "cuda" else "only CPU, CUDA and ROCm are"
-    raise ValueError(f"tensors on {device} cannot be read: {reason}")
+    return DevicePass(device, histogram=histogram, statistics=statistics)

@@ -9,37 +9,121 @@ shard along the first dimension is one run; along a later one, one run a row:
         . . e f                                        (4, 2, 10)
 
 so that the fingerprints of all shards add up to that of the whole.
+
+Runs say where elements lie from the tensor's own first byte on; where that byte is, `bases` says. Gradients that are made anew at every step have other
+bases and the same runs, so that whatever was derived from the runs stays.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 import torch
 
-from holter_kernels.layout import FORMATS
+from holter_kernels.layout import BITS_DTYPE, FORMATS
 
-_PLAIN_TYPES = {torch.Tensor, torch.nn.Parameter}
+PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_PLAIN_TYPES = frozenset(PLAIN_TYPES)
+_CODES = {dtype: fmt.code for dtype, fmt in FORMATS.items()}
+WIDTHS = np.array([fmt.bits // 8 for fmt in sorted(FORMATS.values(), key=lambda fmt: fmt.code)], np.int64)
+"""Bytes of an element, by code of the dtype."""
+_COMPLEX = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
 
 Run = tuple[int, int, int]
 """Start in the local part, number of elements, offset in the whole; all in elements."""
 
+RUN = np.dtype([("row", np.int64), ("start", np.int64), ("count", np.int64), ("offset", np.int64), ("code", np.int64)])
+"""A run of elements of one row of the result; `start` in bytes from the row's base."""
+
+
+@dataclass(slots=True)
+class Sources:
+    """Where the elements of a list of tensors lie."""
+
+    signature: list[object] = field(default_factory=list)
+    """Equal signatures have equal runs."""
+    bases: list[int] = field(default_factory=list)
+    """The address of each tensor's first element; 0 for one that has none."""
+    runs: list[tuple[Run, ...]] = field(default_factory=list)
+    codes: list[int] = field(default_factory=list)
+    kept: list[torch.Tensor] = field(default_factory=list)
+    """Copies of what could not be read in place, to be dropped once the reading of them is queued."""
+    left_out: list[int] = field(default_factory=list)
+    """Positions of tensors that cannot be read at all."""
+    bits_only: list[int] = field(default_factory=list)
+    """Positions of tensors read as integers of their width, since nothing here knows their dtype."""
+
+    def table(self) -> np.ndarray:
+        """The runs as an array of `RUN`; a tensor without memory has none."""
+        flat = [
+            (row, start, count, offset, code)
+            for row, (runs, code, base) in enumerate(zip(self.runs, self.codes, self.bases, strict=True))
+            if base
+            for start, count, offset in runs
+            if count
+        ]
+        table = np.array(flat, RUN)
+        table["start"] *= WIDTHS[table["code"]]
+        return table
+
+
+def look(tensors: Sequence[torch.Tensor]) -> Sources:
+    """Find the elements of each tensor; what cannot be read is left out, and said to be."""
+    found = Sources()
+    for position, tensor in enumerate(tensors):
+        try:
+            _look_at(found, tensor, position)
+        except Exception:  # noqa: BLE001 - a tensor of a library that nobody here has heard of
+            del found.signature[position:], found.bases[position:], found.runs[position:], found.codes[position:]
+            _add(found, ("left out",), 0, (), 0)
+            found.left_out.append(position)
+    return found
+
+
+def _add(found: Sources, signature: object, base: int, runs: tuple[Run, ...], code: int) -> None:
+    found.signature.append(signature)
+    found.bases.append(base)
+    found.runs.append(runs)
+    found.codes.append(code)
+
+
+def _look_at(found: Sources, tensor: torch.Tensor, position: int) -> None:
+    code = _CODES.get(tensor.dtype)
+    if code is not None and type(tensor) in _PLAIN_TYPES and tensor.is_contiguous() and not tensor.is_neg():
+        numel = tensor.numel()
+        has = tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + numel) * tensor.element_size()
+        base = tensor.data_ptr() if numel and has and not tensor.is_meta else 0
+        if tensor.is_meta and numel:
+            found.left_out.append(position)
+        _add(found, (code, numel, base != 0), base, ((0, numel, 0),), code)
+        return
+    check(position, tensor)
+    spec = tensor._spec if is_sharded(tensor) and hasattr(tensor, "_spec") else None  # noqa: SLF001 - its placements and mesh in one
+    if not holds_its_elements(tensor):
+        _add(found, ("lost", spec), 0, (), 0)
+        return
+    part = readable(tensor)
+    if part.dtype not in FORMATS:
+        part = part.view(BITS_DTYPE[part.element_size() * 8])
+        found.bits_only.append(position)
+    lies_elsewhere = part.data_ptr() != _local(tensor).data_ptr()
+    if lies_elsewhere:
+        found.kept.append(part)
+    code, numel, base = _CODES[part.dtype], part.numel(), part.data_ptr()
+    signature = (code, numel, base != 0, spec, tensor.is_complex())
+    _add(found, signature, base, ((0, numel, 0),) if spec is None else tuple(runs(tensor)), code)
+
 
 def check(position: int, tensor: torch.Tensor) -> None:
     """Raise ValueError with one clear sentence for what has no elements to read."""
-    if (
-        type(tensor) in _PLAIN_TYPES
-        and tensor.dtype in FORMATS
-        and tensor.layout is torch.strided
-        and not tensor.is_meta
-    ):
-        return
     what = f"tensor {position} (shape {tuple(tensor.shape)}, {tensor.dtype})"
     if tensor.is_meta:
         raise ValueError(f"{what} is on the meta device: it has a shape but no values to summarize")
     if tensor.layout is not torch.strided:
         raise ValueError(f"{what} has layout {tensor.layout}: pass its values, for example tensor.coalesce().values()")
-    if tensor.dtype not in FORMATS and tensor.dtype not in (torch.complex64, torch.complex128):
-        raise ValueError(f"{what} has a dtype holter_kernels cannot read; view it as uint8, int16, int32 or int64")
+    if tensor.is_quantized:
+        raise ValueError(f"{what} is quantized: pass its int_repr()")
     is_wrapper = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
     if is_wrapper and not is_sharded(tensor) and tensor.numel() and not tensor.data_ptr():
         raise ValueError(f"{what} is a {type(tensor).__name__} without memory of its own: pass the tensors inside it")
@@ -50,57 +134,53 @@ def is_sharded(tensor: torch.Tensor) -> bool:
     return type(tensor) not in _PLAIN_TYPES and hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a DTensor that lies here, without the autograd of `to_local`; any other tensor itself."""
+    if not is_sharded(tensor):
+        return tensor
+    local = getattr(tensor, "_local_tensor", None)
+    return local if type(local) in _PLAIN_TYPES else tensor.to_local()
+
+
 def holds_its_elements(tensor: torch.Tensor) -> bool:
     """False for a tensor whose storage was freed or shrunk behind it, as FSDP does to unsharded parameters."""
-    if is_sharded(tensor):
-        tensor = tensor.to_local()
+    tensor = _local(tensor)
     if not tensor.numel():
         return True
     last = tensor.storage_offset() + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.untyped_storage().nbytes() >= (last + 1) * tensor.element_size()
 
 
-def places(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """What must stay the same for a pointer table to stay right: all addresses, then all sizes, then whether contiguous.
-
-    One flat list of integers: a tuple for each of thousands of tensors would set off the garbage collector.
-    """
-    if not _PLAIN_TYPES.issuperset(map(type, tensors)):
-        tensors = [tensor.to_local() if is_sharded(tensor) else tensor for tensor in tensors]
-    base = torch.Tensor
-    return [*map(base.data_ptr, tensors), *map(base.numel, tensors), *map(base.is_contiguous, tensors)]
-
-
-def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether every tensor's own memory, read from front to back, is its elements in logical order."""
-    return (
-        _PLAIN_TYPES.issuperset(map(type, tensors))
-        and FORMATS.keys() >= {tensor.dtype for tensor in tensors}
-        and all(map(torch.Tensor.is_contiguous, tensors))
-        and not any(map(torch.Tensor.is_neg, tensors))
-    )
-
-
 def readable(tensor: torch.Tensor) -> torch.Tensor:
-    """The local elements, detached, contiguous, as a dtype of `FORMATS`; the tensor's own memory where that is already so."""
-    tensor = tensor.detach()
-    if is_sharded(tensor):
-        tensor = tensor.to_local()
+    """The local elements, detached, contiguous, real; the tensor's own memory where that is already so."""
+    tensor = _local(tensor).detach()
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor.resolve_conj())
+        tensor = tensor.resolve_conj().contiguous().view(_COMPLEX[tensor.dtype])
     return tensor.resolve_neg().contiguous()
 
 
 def runs(tensor: torch.Tensor) -> list[Run]:
     """Where the elements of `readable(tensor)` lie in the whole tensor."""
+    parts = 2 if tensor.is_complex() else 1
     if not is_sharded(tensor):
-        numel = tensor.numel() * (2 if tensor.is_complex() else 1)
-        return [(0, numel, 0)]
+        return [(0, tensor.numel() * parts, 0)]
+    mesh = tensor.device_mesh
+    here = tuple(mesh.get_coordinate() or ())
+    return list(_shard_runs(tuple(tensor.shape), mesh, tuple(tensor.placements), parts, here))
+
+
+@lru_cache(maxsize=4096)
+def _shard_runs(
+    shape: tuple[int, ...],
+    mesh: object,
+    placements: tuple[object, ...],
+    parts: int,
+    here: tuple[int, ...],  # noqa: ARG001 - meshes that are equal may be seen from different places
+) -> tuple[Run, ...]:
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset  # noqa: PLC0415
 
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    parts = 2 if tensor.is_complex() else 1
-    return [(s * parts, n * parts, o * parts) for s, n, o in box_runs(tuple(tensor.shape), tuple(shape), tuple(offset))]
+    box, corner = compute_local_shape_and_global_offset(shape, mesh, placements)
+    return tuple((s * parts, n * parts, o * parts) for s, n, o in box_runs(shape, tuple(box), tuple(corner)))
 
 
 def box_runs(whole: Sequence[int], box: Sequence[int], corner: Sequence[int]) -> list[Run]:

@@ -18,14 +18,17 @@ class Table:
 
     An empty tensor, and one that has lost its memory since the pass was made, has numel 0 and fingerprint 0. Where there is no
     finite value, min, max and absmax are NaN and the sums 0; where there is no finite value but zero, absmin_nonzero is
-    NaN. After a pass without statistics only numel and fingerprint mean anything; the other columns are 0.
+    NaN. After a pass without statistics only numel and fingerprint mean anything; the other columns are 0. The same holds for a tensor of a dtype
+    that nothing here knows (float8 fnuz, e8m0, unsigned integers): its bits are read, its other counts are 0, min to square_sum NaN.
     """
 
-    __slots__ = ("_rows", "histogram", *_COLUMNS)
+    __slots__ = ("_rows", "histogram", "left_out", *_COLUMNS)
 
-    def __init__(self, rows: np.ndarray, histogram: np.ndarray | None) -> None:
+    def __init__(self, rows: np.ndarray, histogram: np.ndarray | None, left_out: int = 0) -> None:
         self._rows = rows
         self.histogram = histogram
+        self.left_out = left_out
+        """How many tensors could not be read; each has the row of an empty one."""
 
     def __getattr__(self, name: str) -> np.ndarray:
         """A column, made when it is first asked for: most readings need three or four."""

@@ -1,9 +1,8 @@
 """The pass for GPUs: the same definition as `reference.py` and `keys.py`, in Triton.
 
 Each program reads one job, at most 16,384 words (64 KB), and writes one partial row in the layout of `ROW`; a second kernel adds the partial
-rows of each tensor in order. Jobs come from a table (see `gpu.py`):
-
-    address, number of elements, index of the first, row, W of its group, D times the number of elements, which partial row
+rows of each tensor in order. Which job is a program's comes from tables that stay on the device (see `Tables` in `gpu.py`): its run of elements, and which
+piece of it; where the run's tensor lies now is in `bases`, one address a tensor, the only thing that changes from step to step.
 
 `float_pass` reads float32, bfloat16 and float16 whose jobs begin at a block: one tile of 1024 words a turn, the block of the
 fingerprint, so that sum over blocks b and places j of R_b * T_j * y_bj is sum over j of T_j * (sum over b of R_b * y_bj): one
@@ -19,10 +18,59 @@ import triton
 import triton.language as tl
 
 TILE = tl.constexpr(1024)
-JOB_FIELDS = tl.constexpr(7)
+JOB_WORDS = tl.constexpr(16 * 1024)
+RUN_FIELDS = tl.constexpr(8)
+SEGMENT_FIELDS = tl.constexpr(5)
 ROW_FIELDS = tl.constexpr(16)
 SMALL = tl.constexpr(2.0**-40)
 LARGE = tl.constexpr(2.0**50)
+
+
+@triton.jit
+def _mix64(x):
+    """The finalizer of splitmix64, as in `keys.py`."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def _job(jobs, runs, bases, GRAIN: tl.constexpr, BYTES: tl.constexpr):
+    """This program's job: address, number of elements, index of the first."""
+    program = tl.program_id(0).to(tl.int64)
+    run = runs + tl.load(jobs + program).to(tl.int64) * RUN_FIELDS
+    offset = tl.load(run + 1)
+    group = offset // GRAIN + program - tl.load(run + 4)
+    begin = tl.maximum(offset, group * GRAIN)
+    end = tl.minimum(offset + tl.load(run + 2), (group + 1) * GRAIN)
+    address = tl.load(bases + tl.load(run + 3)) + tl.load(run) + (begin - offset) * BYTES
+    return address, (end - begin).to(tl.int32), begin
+
+
+@triton.jit
+def _run_again(jobs, runs):
+    """The entry of this program's run; volatile, or the compiler would keep it in registers all through the loop."""
+    return runs + tl.load(jobs + tl.program_id(0), volatile=True).to(tl.int64) * RUN_FIELDS
+
+
+@triton.jit
+def _seal(sum_, run, group, count):
+    """W of the job's group and D for each element make the sum of R * T * y a fingerprint."""
+    key = _mix64(group.to(tl.uint64) + 0x9E3779B97F4A7C15) | 1
+    return sum_ * key + (count * tl.load(run + 6)).to(tl.uint64, bitcast=True)
+
+
+@triton.jit
+def _slot(run):
+    """The partial row of this program."""
+    return tl.load(run + 5) + tl.program_id(0)
+
+
+@triton.jit
+def _clear(flag):
+    """Before anything is found; `combine_rows`, which comes after, sets it."""
+    if tl.program_id(0) == 0:
+        tl.store(flag, 0.0)
 
 
 @triton.jit
@@ -144,8 +192,11 @@ def _store_row(
 @triton.jit
 def float_pass(
     jobs,
+    runs,
+    bases,
     partials,
     bins,
+    flag,
     places,
     rows,
     KIND: tl.constexpr,
@@ -158,11 +209,9 @@ def float_pass(
     INFINITY: tl.constexpr = 0x7F800000 if KIND == 0 else (0x7F80 if KIND == 1 else 0x7C00)
     NORMAL: tl.constexpr = 0x00800000 if KIND == 0 else (0x0080 if KIND == 1 else 0x0400)
     SMALLEST_NORMAL: tl.constexpr = 2.0**-14 if KIND == 2 else 2.0**-126
-    program = tl.program_id(0).to(tl.int64)
-    job = jobs + program * JOB_FIELDS
-    words = tl.multiple_of(tl.load(job).to(tl.pointer_type(tl.int32)), 16)
-    count = tl.load(job + 1).to(tl.int32)
-    index = tl.load(job + 2)
+    _clear(flag)
+    address, count, index = _job(jobs, runs, bases, JOB_WORDS * NUM_PARTS, 4 // NUM_PARTS)
+    words = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
     num_words = count // NUM_PARTS
     num_full = num_words // TILE
     num_tiles = (count + NUM_PARTS * TILE - 1) // (NUM_PARTS * TILE)
@@ -227,8 +276,8 @@ def float_pass(
                 square_sums += x * x
 
     keys = tl.load(places + place).to(tl.uint32, bitcast=True).to(tl.uint64)
-    group = tl.load(job + 4).to(tl.uint64, bitcast=True)
-    fingerprint = tl.sum(hashes * keys, 0) * group + tl.load(job + 5).to(tl.uint64, bitcast=True)
+    run = _run_again(jobs, runs)
+    fingerprint = _seal(tl.sum(hashes * keys, 0), run, block >> 6, count)
 
     zeros = tl.zeros((), tl.int32)
     subnormals = tl.zeros((), tl.int32)
@@ -299,13 +348,13 @@ def float_pass(
             abs_total = tl.sum(wide_abs_sums, 0)
             square_total = tl.sum(wide_square_sums, 0)
     _store_row(
-        partials, tl.load(job + 6), count.to(tl.int64), zeros, subnormals, nans, pos_infs, neg_infs, low_zero, fingerprint,
+        partials, _slot(run), count.to(tl.int64), zeros, subnormals, nans, pos_infs, neg_infs, low_zero, fingerprint,
         lowest, highest, smallest, total, abs_total, square_total,
     )  # fmt: skip
 
     if HISTOGRAM != 0:
         counts = tl.zeros((256,), tl.int32)
-        first = (index // 1024).to(tl.int32)  # blocks of 1024 elements, of which a tile holds NUM_PARTS
+        first = block * NUM_PARTS  # blocks of 1024 elements, of which a tile holds NUM_PARTS
         for k in tl.range(0, num_tiles):
             tile_first = first + k * NUM_PARTS
             if (HISTOGRAM == 2) | (tile_first % 16 == 0):
@@ -323,17 +372,21 @@ def float_pass(
                         field = magnitude >> 10
                         bin_ = tl.where(field == 0, 0, tl.where(field == 31, 255, field + 112))
                     counts += tl.histogram(bin_, 256, mask=ours)
-        out = bins + tl.load(job + 3) * 256 + tl.arange(0, 256)
+        out = bins + tl.load(run + 3) * 256 + tl.arange(0, 256)
         tl.atomic_add(out, counts.to(tl.int64), mask=counts > 0)
 
 
 @triton.jit
 def element_pass(
     jobs,
+    runs,
+    bases,
     partials,
     bins,
+    flag,
     places,
     rows,
+    GRAIN: tl.constexpr,
     BITS: tl.constexpr,
     IS_FLOAT: tl.constexpr,
     IS_SIGNED: tl.constexpr,
@@ -348,18 +401,16 @@ def element_pass(
     """One job of any dtype, beginning at any element, classified element by element, summed in float64."""
     BIAS: tl.constexpr = (1 << (EXPONENT_BITS - 1)) - 1 if IS_FLOAT else 0
     IN_WORD: tl.constexpr = 32 // BITS if BITS < 32 else 1
-    program = tl.program_id(0).to(tl.int64)
-    job = jobs + program * JOB_FIELDS
+    _clear(flag)
+    address, count, index = _job(jobs, runs, bases, GRAIN, BITS // 8)
     if BITS == 8:
-        elements = tl.load(job).to(tl.pointer_type(tl.uint8))
+        elements = address.to(tl.pointer_type(tl.uint8))
     elif BITS == 16:
-        elements = tl.load(job).to(tl.pointer_type(tl.uint16))
+        elements = address.to(tl.pointer_type(tl.uint16))
     elif BITS == 32:
-        elements = tl.load(job).to(tl.pointer_type(tl.uint32))
+        elements = address.to(tl.pointer_type(tl.uint32))
     else:
-        elements = tl.load(job).to(tl.pointer_type(tl.uint64))
-    count = tl.load(job + 1).to(tl.int32)
-    index = tl.load(job + 2)
+        elements = address.to(tl.pointer_type(tl.uint64))
     infinity = float("inf")
 
     hashes = tl.zeros((TILE,), tl.uint64)
@@ -435,50 +486,75 @@ def element_pass(
             sums += x
             abs_sums += size
             square_sums += size * size
-    group = tl.load(job + 4).to(tl.uint64, bitcast=True)
-    fingerprint = tl.sum(hashes, 0) * group + tl.load(job + 5).to(tl.uint64, bitcast=True)
+    run = _run_again(jobs, runs)
+    fingerprint = _seal(tl.sum(hashes, 0), run, (index // IN_WORD) >> 16, count)
     _store_row(
-        partials, tl.load(job + 6), count.to(tl.int64), tl.sum(zero_counts, 0), tl.sum(subnormal_counts, 0), tl.sum(nan_counts, 0),
+        partials, _slot(run), count.to(tl.int64), tl.sum(zero_counts, 0), tl.sum(subnormal_counts, 0), tl.sum(nan_counts, 0),
         tl.sum(pos_counts, 0), tl.sum(neg_counts, 0), tl.sum(low_zeros, 0), fingerprint, tl.min(low, 0), tl.max(high, 0),
         tl.min(least, 0), tl.sum(sums, 0), tl.sum(abs_sums, 0), tl.sum(square_sums, 0),
     )  # fmt: skip
     if HISTOGRAM != 0:
-        out = bins + tl.load(job + 3) * 256 + tl.arange(0, 256)
+        out = bins + tl.load(run + 3) * 256 + tl.arange(0, 256)
         tl.atomic_add(out, counts.to(tl.int64), mask=counts > 0)
 
 
 @triton.jit
-def combine_rows(partials, first, out, CHUNK: tl.constexpr):
-    """The row of one tensor from its partial rows, always added in the same order."""
-    row = tl.program_id(0).to(tl.int64)
-    start = tl.load(first + row)
-    end = tl.load(first + row + 1)
-    lane = tl.arange(0, CHUNK)
-    target = out + row * ROW_FIELDS
-    for field in tl.static_range(8):
-        total = tl.zeros((), tl.int64)
-        for k in tl.range(start, end, CHUNK):
-            total += tl.sum(tl.load(partials + (k + lane) * ROW_FIELDS + field, mask=k + lane < end, other=0), 0)
-        tl.store(target + field, total)
-    floats = partials.to(tl.pointer_type(tl.float64))
-    float_target = target.to(tl.pointer_type(tl.float64))
+def _add_rows(rows, start, end, CHUNK: tl.constexpr):
+    """Fields 0 to 7 and fields 8 to 14 of partial rows together: CHUNK rows a turn, then a tree; the same order at every launch."""
+    lane = tl.arange(0, CHUNK)[:, None]
+    column = tl.arange(0, ROW_FIELDS)[None, :]
     infinity = float("inf")
-    low = tl.full((), infinity, tl.float64)
-    high = tl.full((), -infinity, tl.float64)
-    least = tl.full((), infinity, tl.float64)
+    is_least = (column == 8) | (column == 11)
+    is_most = column == 9
+    is_sum = (column >= 12) & (column < 15)
+    nothing = tl.where(is_least, infinity, tl.where(is_most, -infinity, 0.0)).to(tl.float64)
+    counts = tl.zeros((CHUNK, ROW_FIELDS), tl.int64)
+    floats = tl.zeros((CHUNK, ROW_FIELDS), tl.float64) + nothing
     for k in tl.range(start, end, CHUNK):
-        at = floats + (k + lane) * ROW_FIELDS
-        mask = k + lane < end
-        low = tl.minimum(low, tl.min(tl.load(at + 8, mask=mask, other=infinity), 0))
-        high = tl.maximum(high, tl.max(tl.load(at + 9, mask=mask, other=-infinity), 0))
-        least = tl.minimum(least, tl.min(tl.load(at + 11, mask=mask, other=infinity), 0))
-    tl.store(float_target + 8, low)
-    tl.store(float_target + 9, high)
-    tl.store(float_target + 10, tl.maximum(high, -low))
-    tl.store(float_target + 11, least)
-    for field in tl.static_range(12, 15):
-        total = tl.zeros((), tl.float64)
-        for k in tl.range(start, end, CHUNK):
-            total += tl.sum(tl.load(floats + (k + lane) * ROW_FIELDS + field, mask=k + lane < end, other=0.0), 0)
-        tl.store(float_target + field, total)
-    tl.store(target + 15, tl.zeros((), tl.int64))
+        ours = k + lane < end
+        # .cg: what other programs have just written is in L2, not in this one's L1.
+        raw = tl.load(rows + (k + lane) * ROW_FIELDS + column, mask=ours, other=0, cache_modifier=".cg")
+        counts += tl.where(column < 8, raw, 0)
+        x = tl.where(ours & (column >= 8), raw.to(tl.float64, bitcast=True), nothing)
+        floats = tl.where(is_sum, floats + x, tl.where(is_least, tl.minimum(floats, x), tl.maximum(floats, x)))
+    total = tl.sum(counts, 0)
+    sums = tl.sum(tl.where(is_sum, floats, 0.0), 0)
+    least = tl.min(tl.where(is_least, floats, infinity), 0)
+    most = tl.max(tl.where(is_most, floats, -infinity), 0)
+    field = tl.arange(0, ROW_FIELDS)
+    values = tl.where((field == 8) | (field == 11), least, tl.where(field == 9, most, sums))
+    return total, values
+
+
+@triton.jit
+def _store_total(out, total, values):
+    field = tl.arange(0, ROW_FIELDS)
+    tl.store(out + field, tl.where(field < 8, total, values.to(tl.int64, bitcast=True)))
+
+
+@triton.jit
+def combine_rows(partials, segments, seconds, tickets, out, flag, CHUNK: tl.constexpr):
+    """The row of a tensor from its partial rows, always added in the same order.
+
+    A program adds one segment. A tensor of several segments is finished by whichever of its programs comes last, from what all of them wrote.
+    """
+    segment = segments + tl.program_id(0).to(tl.int64) * SEGMENT_FIELDS
+    row = tl.load(segment)
+    first = tl.load(segment + 3)
+    num_segments = tl.load(segment + 4)
+    total, values = _add_rows(partials, tl.load(segment + 1), tl.load(segment + 2), CHUNK)
+    is_last = num_segments == 1
+    if num_segments > 1:
+        _store_total(seconds + tl.program_id(0).to(tl.int64) * ROW_FIELDS, total, values)
+        tl.debug_barrier()  # every thread's share is written before the ticket is taken
+        is_last = tl.atomic_add(tickets + row, 1, sem="acq_rel").to(tl.int64) == num_segments - 1
+        if is_last:
+            tl.store(tickets + row, 0)  # as the next launch wants it
+            total, values = _add_rows(seconds, first, first + num_segments, CHUNK)
+    if is_last:
+        field = tl.arange(0, ROW_FIELDS)
+        low = tl.sum(tl.where(field == 8, values, 0.0), 0)
+        high = tl.sum(tl.where(field == 9, values, 0.0), 0)
+        _store_total(out + row * ROW_FIELDS, total, tl.where(field == 10, tl.maximum(high, -low), values))
+        if tl.sum(tl.where((field >= 3) & (field <= 5), total, 0), 0) > 0:
+            tl.store(flag, 1.0)

@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -94,7 +95,7 @@ def peers(
     passes = {f"holter, histogram {kind}": Pass(tensors, kind) for kind in ("off", "sampled", "exact")}
     passes["holter, fingerprint alone"] = Pass(tensors, statistics=False)
     works: dict[str, Work] = {"pure read": lambda: native.read(plan, num_threads)}
-    works |= {name: fused.launch for name, fused in passes.items()}
+    works |= {name: partial(fused.start, tensors) for name, fused in passes.items()}
     works["torch get_total_norm"] = lambda: torch.nn.utils.get_total_norm(tensors)
     slow: dict[str, Work] = {
         "torch isnan, isinf, norm, absmax": lambda: four_statistics(tensors),

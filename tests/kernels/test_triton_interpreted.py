@@ -15,7 +15,7 @@ pytest.importorskip("triton")
     "name",
     [
         *(pytest.param(name, marks=pytest.mark.release) for name in ("random_bits", "magnitudes")),
-        *("shards", "fingerprints_alone", "mixed_list", "launched", "wrong_is_noticed"),
+        *("shards", "fingerprints_alone", "mixed_list", "many_segments", "wrong_is_noticed"),
     ],
 )
 def test_interpreted(name: str) -> None:

@@ -22,7 +22,9 @@ KINDS = {"float32": 0, "bfloat16": 1, "float16": 2}
 NVIDIA = {"sm_80": GPUTarget("cuda", 80, 32), "sm_90": GPUTarget("cuda", 90, 32), "sm_100": GPUTarget("cuda", 100, 32)}
 AMD = GPUTarget("hip", "gfx942", 64)
 MAX_PER_WORD = {"float32": 14, "bfloat16": 22}
-POINTERS = {"jobs": "*i64", "partials": "*i64", "bins": "*i64", "places": "*i32", "rows": "*i32"}
+POINTERS = {
+    "jobs": "*i32", "runs": "*i64", "bases": "*i64", "partials": "*i64", "bins": "*i64", "flag": "*fp32", "places": "*i32", "rows": "*i32",
+}  # fmt: skip
 WORDS_PER_LOAD = 4
 
 
@@ -103,11 +105,47 @@ def test_amd_healthy_path(kind: str) -> None:
 def test_the_other_kernels_compile(target: GPUTarget) -> None:
     names = triton_kernels.element_pass.arg_names
     for fmt in FORMATS.values():
-        constants = dict(zip(names[5:], [*gpu.element_constants(fmt), True, int(fmt.is_float)], strict=True))
+        constants = dict(
+            zip(names[len(POINTERS) :], [*gpu.element_constants(fmt), True, int(fmt.is_float)], strict=True)
+        )
         source = ASTSource(
             triton_kernels.element_pass, POINTERS | dict.fromkeys(constants, "constexpr"), constexprs=constants
         )
         assert triton.compile(source, target=target, options={"num_warps": gpu.NUM_THREADS // target.warp_size}).asm
-    signature = {"partials": "*i64", "first": "*i64", "out": "*i64", "CHUNK": "constexpr"}
-    source = ASTSource(triton_kernels.combine_rows, signature, constexprs={"CHUNK": 32})
-    assert triton.compile(source, target=target, options={"num_warps": 1}).asm
+
+
+def compile_combine_rows(target: GPUTarget) -> Any:
+    pointers = {
+        "partials": "*i64",
+        "segments": "*i64",
+        "seconds": "*i64",
+        "tickets": "*i32",
+        "out": "*i64",
+        "flag": "*fp32",
+    }
+    source = ASTSource(
+        triton_kernels.combine_rows, pointers | {"CHUNK": "constexpr"}, constexprs={"CHUNK": gpu.COMBINE_TILE}
+    )
+    return triton.compile(source, target=target, options={"num_warps": gpu.COMBINE_THREADS // target.warp_size})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "arch", ["sm_90", *(pytest.param(arch, marks=pytest.mark.release) for arch in ("sm_80", "sm_100"))]
+)
+def test_partial_rows_are_added_without_spills(arch: str, tmp_path: Path) -> None:
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(compile_combine_rows(NVIDIA[arch]).asm["cubin"])
+    usage = run_tool("cuobjdump", "-res-usage", str(cubin))
+    sass = run_tool("nvdisasm", "-c", str(cubin))
+    registers = int(re.search(r"REG:(\d+)", usage)[1])
+    print(f"{arch} combine_rows: {registers} registers, {len(re.findall(r'LDG', sass))} loads")
+    assert not re.search(r"\b(STL|LDL)\b", sass), "registers spill"
+    assert 128 >= registers
+
+
+@pytest.mark.slow
+@pytest.mark.release
+def test_partial_rows_are_added_without_spills_on_amd() -> None:
+    assembly = compile_combine_rows(AMD).asm["amdgcn"]
+    assert "0" == re.search(r"\.vgpr_spill_count:\s+(\d+)", assembly)[1]

@@ -7,8 +7,10 @@ import numpy as np
 import torch
 
 from holter_kernels import fingerprint, gpu
-from holter_kernels.layout import FORMATS
+from holter_kernels.layout import FORMATS, ROW
 from holter_kernels.reference import summarize_one
+from holter_kernels.slots import finish
+from holter_kernels.sources import look
 from holter_kernels.testing import check, from_bytes
 
 FAST = [torch.float32, torch.bfloat16, torch.float16]
@@ -17,20 +19,29 @@ FAST = [torch.float32, torch.bfloat16, torch.float16]
 def run(
     tensors: list[torch.Tensor], histogram: str = "sampled", *, statistics: bool = True
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    jobs = gpu.Jobs(tensors)
+    sources = look(tensors)
+    tables = gpu.Tables(sources.table(), np.array(sources.bases, np.int64), len(tensors))
+    with mock.patch.object(gpu, "upload", lambda _, *arrays: [torch.from_numpy(array) for array in arrays]):
+        on_device = gpu.DeviceTables(tables, torch.device("cpu"), len(tensors))
+    on_device.partials.fill_(-1)
+    on_device.seconds.fill_(-1)
     bins = torch.full((len(tensors), 256), -1, dtype=torch.int64) if histogram != "off" and statistics else None
     rows = torch.full((len(tensors), 16), -1, dtype=torch.int64)
+    flag = torch.full((1,), torch.nan)
     gpu.run_kernels(
-        jobs,
-        torch.from_numpy(jobs.table),
-        torch.from_numpy(jobs.first_chunk),
-        partials=torch.full((len(jobs.table), 16), -1),
+        on_device,
+        torch.tensor(sources.bases),
         rows=rows,
         bins=bins,
+        flag=flag,
         statistics=statistics,
         histogram=histogram,
     )
-    return gpu.finish(rows.numpy(), statistics=statistics), None if bins is None else bins.numpy().view(np.uint64)
+    found = finish(rows.numpy().view(ROW).reshape(-1), statistics=statistics, bits_only=[])
+    if statistics:
+        assert float((found["nans"] + found["pos_infs"] + found["neg_infs"]).any()) == float(flag)
+    assert not on_device.tickets.any()
+    return found, None if bins is None else bins.numpy().view(np.uint64)
 
 
 def agree(tensors: list[torch.Tensor], histogram: str = "sampled") -> None:
@@ -84,37 +95,12 @@ def mixed_list() -> None:
     agree(tensors)
 
 
-def launched() -> None:
-    """The whole of `GpuPass`, with streams and pinned memory that are none."""
-    zeros = torch.zeros
-
-    def unpinned(*args: object, **kwargs: object) -> torch.Tensor:
-        return zeros(*args, **{**kwargs, "pin_memory": False})
-
-    tensors = [torch.randn(3000), torch.randn(700).to(torch.bfloat16)]
-    with (
-        mock.patch.multiple(
-            torch.cuda,
-            Stream=mock.MagicMock(),
-            device=mock.MagicMock(),
-            stream=mock.MagicMock(),
-            current_stream=mock.MagicMock(),
-            is_current_stream_capturing=lambda: False,
-        ),
-        mock.patch.object(torch, "zeros", unpinned),
-        mock.patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor),
-        mock.patch.object(torch.Tensor, "record_stream"),
-    ):
-        for histogram, statistics in (("sampled", True), ("off", True), ("off", False)):
-            gpu_pass = gpu.GpuPass(tensors, torch.device("cpu"), histogram=histogram, statistics=statistics)
-            for _ in range(2):
-                gpu_pass.launch(tensors, [tensor.data_ptr() for tensor in tensors])
-            result = gpu_pass.result()
-            assert result is not None
-            rows, bins = result
-            assert [fingerprint(tensor) for tensor in tensors] == rows["fingerprint"].tolist()
-            for k, tensor in enumerate(tensors if statistics else []):
-                check(tensor, rows[k], None if bins is None else bins[k], histogram=histogram)
+def many_segments() -> None:
+    """A tensor of more partial rows than one program adds, between small ones: whoever comes last finishes it, and the tickets are as before."""
+    with mock.patch.object(gpu, "SEGMENT", 3), mock.patch.object(gpu, "COMBINE_TILE", 2):
+        agree(
+            [torch.randn(10), torch.randn(16_384 * 10 + 1), torch.randn(16_384 * 3), torch.full((70_000,), torch.inf)]
+        )
 
 
 def wrong_is_noticed() -> None:

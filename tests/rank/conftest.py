@@ -13,25 +13,26 @@ from holter.rank.context import ObservationWriter
 from holter.rank.monitor import Monitor
 from holter.rank.readings.fused_pass import Readings
 from holter.records import Observation
-from holter_kernels import Pass
+from holter_kernels import Pass, Reading
+
+
+class LateReading:
+    """Answers at the fifth question, as a device that still computes."""
+
+    def __init__(self, reading: Reading) -> None:
+        self._reading, self._num_asked = reading, 0
+        self.flag, self.device_s = None, reading.device_s
+
+    def poll(self):
+        self._num_asked += 1
+        return self._reading.poll() if self._num_asked >= 5 else None
 
 
 class LatePass(Pass):
-    """Answers at the fifth question, as a device that still computes."""
+    """A pass over a device that still computes."""
 
-    num_asked = 0
-
-    def launch(self) -> None:
-        self.num_asked = 0
-        super().launch()
-
-    def launch_on(self, tensors) -> bool:
-        self.num_asked = 0
-        return super().launch_on(tensors)
-
-    def poll(self):
-        self.num_asked += 1
-        return super().poll() if self.num_asked >= 5 else None
+    def start(self, tensors):
+        return LateReading(super().start(tensors))
 
 
 class Worn:

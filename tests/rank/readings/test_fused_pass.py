@@ -1,5 +1,8 @@
 """A device answers late: nothing is waited for, and a step is told when its readings are in."""
 
+from collections import Counter
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
@@ -50,10 +53,89 @@ def test_a_late_nan_is_told_with_its_step(worn):
 
 def test_a_reading_that_is_never_answered_does_not_hold_the_steps_back(worn):
     class Mute(Pass):
-        def poll(self):
-            return None
+        def start(self, tensors):
+            super().start(tensors)
+            return SimpleNamespace(poll=lambda: None)
 
     worn.monitor.context.readings = Readings(Mute)
     train(worn, 30)
     steps = [observation.step for observation in worn.said(StepDone)]
     assert steps == list(range(30 - 8))
+
+
+class StandIn:
+    """Passes that answer when they are told to."""
+
+    def __init__(self) -> None:
+        self.readings: list[SimpleNamespace] = []
+        self.answers: list[object] = []
+
+    def make(self, *_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(start=self._start, declined=Counter())
+
+    def _start(self, tensors: list[torch.Tensor]) -> SimpleNamespace:
+        number = len(self.answers)
+        self.answers.append(None)
+        return SimpleNamespace(poll=lambda: self.answers[number], device_s=lambda: 0.5)
+
+    def answer(self, number: int) -> None:
+        self.answers[number] = SimpleNamespace(number=number, left_out=1)
+
+
+def test_answers_are_handed_out_in_the_order_of_the_readings():
+    device, heard = StandIn(), []
+    readings = Readings(device.make)
+    for name in ("a", "b", "a"):
+        readings.read(name, [torch.ones(1)], lambda table: heard.append(table.number))
+    for number, expected in ((2, []), (1, []), (0, [0, 1, 2])):
+        device.answer(number)
+        readings.poll()
+        assert expected == heard
+    assert (1.5, 3) == (readings.device_s, readings.left_out)
+
+
+def test_an_answer_that_never_comes_is_given_up_when_many_others_have_come():
+    device, heard = StandIn(), []
+    readings = Readings(device.make)
+    for number in range(70):
+        readings.read("a", [torch.ones(1)], lambda table: heard.append(table.number))
+        if number:
+            device.answer(number)
+    readings.poll()
+    assert list(range(1, 70)) == heard
+    assert 1 == readings.declined["unanswered"]
+
+
+def test_whoever_gets_an_answer_may_read_again():
+    device, heard = StandIn(), []
+    readings = Readings(device.make)
+
+    def again(table):
+        heard.append(table.number)
+        if table.number < 2:
+            readings.read("a", [torch.ones(1)], again)
+
+    for _ in range(2):
+        readings.read("a", [torch.ones(1)], again)
+    device.answer(0)
+    device.answer(1)
+    readings.poll()
+    device.answer(2)
+    readings.poll()
+    assert [0, 1, 2] == heard
+
+
+def test_a_reading_that_raises_or_is_declined_is_counted_and_never_answered(caplog):
+    def refuse(_: object) -> None:
+        raise RuntimeError("no compiler")
+
+    heard = []
+    readings = Readings(lambda *_, **__: SimpleNamespace(start=refuse))
+    for _ in range(3):
+        assert readings.read("a", [torch.ones(1)], heard.append) is None
+    assert {"raised": 3} == dict(readings.declined)
+    assert 1 == len([record for record in caplog.records if "no compiler" in record.getMessage()])
+    readings = Readings(lambda *_, **__: SimpleNamespace(start=lambda _: None, declined=Counter(capturing=1)))
+    assert readings.read("a", [torch.ones(1)], heard.append) is None
+    assert {"capturing": 1} == dict(readings.declined)
+    assert [] == heard

@@ -1,81 +1,126 @@
 """The fused pass over a list of tensors: started now, answered when it is ready, at once on the CPU, some steps later on a device.
 
-The training thread never waits: a device's answer is polled at the next hook. For checkpoints, one tensor at a time is read and waited for.
+The training thread never waits: a device's answer is polled at the next hook, and answers are handed out in the order in which the readings were made. For checkpoints, one tensor at a time is read and waited for.
 """
 
+import logging
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 
 from holter import clock
-from holter_kernels import Pass, Table, fingerprint, summarize
+from holter_kernels import Pass, Reading, Table, fingerprint, summarize
 from holter_kernels.layout import FORMATS
 
+logger = logging.getLogger("holter")
 KEPT = frozenset({"parameters_before", "parameters_after"})
 """Readings that another may use."""
+MOST_HELD_BACK = 64
+"""Answers that wait for an older one; beyond that the older one is given up: a device that was lost must not silence the others."""
 Key = TypeVar("Key")
 
 
+@dataclass(slots=True)
+class _Owed:
+    reading: Reading
+    then: Callable[[Table], None]
+
+
 class Readings:
-    """Passes under way, and their cached pointer tables."""
+    """Passes that are kept between steps, and the readings of them that a device has not answered."""
 
     def __init__(self, make_pass: Callable[..., Pass] = Pass) -> None:
         self._make_pass = make_pass
         self.spent_s = 0.0
         """Seconds of the training thread that went into reading."""
+        self.device_s = 0.0
+        """Seconds of devices that went into readings that were answered since."""
+        self.declined: Counter[str] = Counter()
+        """Readings that were not made, by why: a graph was being captured, a device that lags eight readings behind, one that raised."""
+        self.left_out = 0
+        """Tensors that could not be read, in all readings together."""
         self._passes: dict[str, Pass] = {}
-        self._open: list[tuple[Pass, Callable[[Table], None]]] = []
-        """Passes that a device has not answered, and who gets their tables."""
+        self._open: deque[_Owed] = deque()
+        """Readings that a device has not answered, oldest first, and who gets their tables."""
         self.kept: dict[str, tuple[list[int], Table]] = {}
         """Last readings that were answered at once and may be of use to another, while the tensors are as they were: ids and table."""
 
     def read(
         self, name: str, tensors: Sequence[torch.Tensor], then: Callable[[Any], None], *, histogram: str = "off"
-    ) -> None:
-        """Read these tensors, at least one; `then` gets the table, now or from a later `poll`."""
+    ) -> Reading | None:
+        """Read these tensors, at least one; `then` gets the table, now or from a later `poll`, in the order of the readings.
+
+        None, and `then` is never called, if nothing could be started: that is counted in `declined`.
+        """
         assert tensors, "a reading of nothing would be owed for ever"
         started = clock.monotonic_s()
-        in_use = [reading for reading, _ in self._open]
-        reading = launch(self._passes, name, tensors, in_use, make_pass=self._make_pass, histogram=histogram)
         self.poll()
-        table = reading.poll()
-        if table is None:
-            self._open.append((reading, then))
-        else:
-            if name in KEPT:
-                self.kept[name] = [id(tensor) for tensor in tensors], table
-            then(table)
+        reading = self._start(name, tensors, histogram)
+        if reading is not None:
+            if not self._open and (table := reading.poll()) is not None:
+                if name in KEPT:
+                    self.kept[name] = [id(tensor) for tensor in tensors], table
+                self._hand_out(reading, table, then)
+            else:
+                self._open.append(_Owed(reading, then))
         self.spent_s += clock.monotonic_s() - started
+        return reading
 
     def poll(self) -> None:
-        """Hand out what has become ready."""
+        """Hand out what has become ready, oldest first: what is ready behind something that is not waits for it."""
         if not self._open:
             return
-        answers = [(reading, then, reading.poll()) for reading, then in self._open]
-        self._open = [(reading, then) for reading, then, table in answers if table is None]
-        for _, then, table in answers:
-            if table is not None:
-                then(table)
+        num_answered = sum(owed.reading.poll() is not None for owed in self._open)
+        if num_answered > MOST_HELD_BACK and self._open[0].reading.poll() is None:
+            self._open.popleft()
+            self.declined["unanswered"] += 1
+        # Whoever gets a table may read again, and so come by here.
+        while self._open and (table := self._open[0].reading.poll()) is not None:
+            owed = self._open.popleft()
+            self._hand_out(owed.reading, table, owed.then)
+
+    def _start(self, name: str, tensors: Sequence[torch.Tensor], histogram: str) -> Reading | None:
+        kept = self._passes.get(name)
+        if kept is None:
+            kept = self._passes[name] = self._make_pass(tensors, histogram=histogram)
+        try:
+            reading = kept.start(tensors)
+        except Exception as error:  # noqa: BLE001 - no reading may stop the step from being told
+            self._give_up(name, error)
+            return None
+        if reading is None:
+            self.declined.update(kept.declined)
+            kept.declined.clear()
+        return reading
+
+    def _give_up(self, name: str, error: Exception) -> None:
+        if not self.declined["raised"]:
+            logger.warning("holter cannot read %s: %s: %s", name, type(error).__name__, error)
+        self.declined["raised"] += 1
+
+    def _hand_out(self, reading: Reading, table: Table, then: Callable[[Table], None]) -> None:
+        self.device_s += reading.device_s() or 0.0
+        self.left_out += table.left_out
+        then(table)
 
 
-def launch(  # noqa: PLR0913 - a pass, and where it is kept
+def launch(
     passes: MutableMapping[Key, Pass],
     key: Key,
     tensors: Sequence[torch.Tensor],
-    in_use: Iterable[Pass],
+    in_use: Iterable[object] = (),  # noqa: ARG001 - each reading keeps its own answer; goes with its last caller
     *,
     make_pass: Callable[..., Pass] = Pass,
     histogram: str = "off",
-) -> Pass:
-    """Start the pass of this key over these tensors; a new one if it was made for others, or if a device has not answered it yet."""
-    reading = passes.get(key)
-    # While a device has not answered, it still writes to the buffers of the pass.
-    is_free = reading is not None and not any(reading is other for other in in_use)
-    if reading is None or not is_free or not reading.launch_on(tensors):
-        reading = passes[key] = make_pass(tensors, histogram=histogram)
-        reading.launch()
-    return reading
+) -> Reading | None:
+    """Start the pass of this key over these tensors; None if it was declined."""
+    kept = passes.get(key)
+    if kept is None:
+        kept = passes[key] = make_pass(tensors, histogram=histogram)
+    return kept.start(tensors)
 
 
 def has_nonfinite(table: Any) -> bool:

@@ -1,0 +1,154 @@
+"""The one place that knows device types: which implementation reads a device, its streams and its events.
+
+cpu                       native code, or the reference
+cuda (NVIDIA, and AMD under ROCm, which torch calls cuda too)     Triton; torch operations where Triton cannot be had
+xpu, hpu, npu, mps, …     torch operations; streams and events of `torch.<type>` where there are any
+meta                      nothing
+"""
+
+import contextlib
+import ctypes
+import importlib.util
+import os
+import shutil
+import tempfile
+import threading
+import warnings
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+NON_BLOCKING = 1
+"""cudaStreamNonBlocking and hipStreamNonBlocking: such a stream does not wait for the default one, nor that for it."""
+_lock = threading.Lock()
+_side_streams: dict[tuple[torch.device, str], Any] = {}
+_said: set[str] = set()
+_triton_failed: list[str] = []
+
+
+def say_once(sentence: str) -> None:
+    """Warn, the first time only: what cannot be done is said, and not at every step."""
+    if sentence not in _said:
+        _said.add(sentence)
+        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+
+
+def module(device: torch.device) -> Any:
+    """`torch.cuda` and its likes: where a device type keeps its streams and events."""
+    return getattr(torch, device.type, None)
+
+
+def implementation(device: torch.device) -> str:
+    """Which implementation reads this device: "native", "triton", "torch" or "none"."""
+    if device.type == "cpu":
+        return "native"
+    if device.type == "meta":
+        return "none"
+    return "triton" if device.type == "cuda" and has_triton() else "torch"
+
+
+@lru_cache(maxsize=1)
+def _finds_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+def has_triton() -> bool:
+    """Whether Triton is installed and has not failed yet."""
+    return _finds_triton() and not _triton_failed
+
+
+def give_up_triton(error: BaseException) -> None:
+    """No kernel could be compiled or launched: torch operations from now on, in this process."""
+    _triton_failed.append(repr(error))
+    reason = str(error).strip().splitlines()
+    say_once(
+        f"Triton could not run holter's kernels ({type(error).__name__}: {reason[0] if reason else ''}): "
+        "statistics of GPU tensors are taken by torch operations, many times slower"
+    )
+
+
+def prepare_triton_cache() -> None:
+    """A cache directory that cannot be written makes Triton fail: it gets a temporary one."""
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # noqa: PTH111 - as Triton finds it
+    wanted = os.environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache")  # noqa: PTH118
+    try:
+        os.makedirs(wanted, exist_ok=True)  # noqa: PTH103
+        with tempfile.TemporaryFile(dir=wanted):
+            return
+    except OSError:
+        os.environ["TRITON_CACHE_DIR"] = directory = tempfile.mkdtemp(prefix="holter-triton-")
+        say_once(f"Triton's cache {wanted} cannot be written: kernels are compiled to {directory} for this process")
+
+
+def has_compiler() -> bool:
+    """Whether Triton finds the C compiler that it builds its launchers with."""
+    return any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang"))))
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether the current stream records a graph: nothing may be launched, allocated or waited for then."""
+    if not hasattr(module(device), "is_current_stream_capturing"):
+        return False
+    return bool(module(device).is_current_stream_capturing())
+
+
+def on(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Make a device the current one."""
+    there = getattr(module(device), "device", None)
+    return contextlib.nullcontext() if there is None or device.index is None else there(device)
+
+
+def current_stream(device: torch.device) -> Any:
+    """The stream that the training uses now; None for devices without streams."""
+    there = getattr(module(device), "current_stream", None)
+    return None if there is None else there(device)
+
+
+def new_event(device: torch.device, *, is_timing: bool = False) -> Any:
+    """An event of a device, for `record` and `query`."""
+    there = getattr(module(device), "Event", None) or getattr(getattr(module(device), "event", None), "Event", None)
+    if there is None:
+        return torch.Event(device, enable_timing=is_timing)
+    return there(enable_timing=is_timing)
+
+
+def side_stream(device: torch.device, purpose: str = "results") -> Any:
+    """A stream of our own on a device, the same at every call; None for devices without streams.
+
+    torch hands out streams from a pool of 32 in turn, and NCCL takes its own from it: a stream of the pool may be one on which a collective
+    hangs. So ours is made by the runtime itself where that can be reached, and does not wait for the default stream either.
+    """
+    if getattr(module(device), "Stream", None) is None:
+        return None
+    key = torch.device(device.type, module(device).current_device() if device.index is None else device.index), purpose
+    with _lock:
+        if key not in _side_streams:
+            with on(key[0]):
+                _side_streams[key] = _own_stream(key[0]) or module(device).Stream(device=key[0])
+    return _side_streams[key]
+
+
+def _own_stream(device: torch.device) -> Any:
+    if device.type != "cuda" or not (torch.version.cuda or torch.version.hip):
+        return None
+    with contextlib.suppress(Exception):  # another name, another version: torch's pool will do
+        create = _stream_function()
+        pointer = ctypes.c_void_p()
+        if create is not None and create(ctypes.byref(pointer), NON_BLOCKING) == 0 and pointer.value:
+            return torch.cuda.ExternalStream(pointer.value, device=device)
+    return None
+
+
+def _stream_function() -> Any:
+    """`cudaStreamCreateWithFlags` of the runtime that torch has loaded; None if it cannot be found."""
+    if torch.version.hip:
+        names = [("libamdhip64.so", "hipStreamCreateWithFlags")]
+    else:
+        major = str(torch.version.cuda).split(".", maxsplit=1)[0]
+        names = [(f"libcudart.so.{major}", "cudaStreamCreateWithFlags")]
+    for library, function in names:
+        with contextlib.suppress(OSError, AttributeError):
+            # RTLD_NOLOAD: only the copy that torch itself uses; another one would have a state of its own.
+            return getattr(ctypes.CDLL(library, mode=ctypes.RTLD_LOCAL | os.RTLD_NOLOAD), function)
+    return None
