@@ -5,7 +5,7 @@ import functools
 import os
 import sys
 
-from fake_cuda import build, torch_cuda, triton_kernels
+from fake_cuda import build, process_group, torch_cuda, triton_kernels
 
 
 @functools.cache
@@ -16,6 +16,7 @@ def install() -> None:
     os.environ["TRITON_INTERPRET"] = "1"
     device = build.load()
     torch_cuda.fill(device)
+    process_group.install(device)
     triton_kernels.install_when_imported(device)
     atexit.register(device.stop)
 
