@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import importlib.util
 import os
-import shutil
 import tempfile
 import threading
 import warnings
@@ -31,7 +30,8 @@ def say_once(sentence: str) -> None:
     """Warn, the first time only: what cannot be done is said, and not at every step."""
     if sentence not in _said:
         _said.add(sentence)
-        warnings.warn(sentence, RuntimeWarning, stacklevel=3)
+        with contextlib.suppress(Warning):  # made an error by whoever runs this: said all the same
+            warnings.warn(sentence, RuntimeWarning, stacklevel=3)
 
 
 def module(device: torch.device) -> Any:
@@ -68,6 +68,7 @@ def give_up_triton(error: BaseException) -> None:
     )
 
 
+@lru_cache(maxsize=1)
 def prepare_triton_cache() -> None:
     """A cache directory that cannot be written makes Triton fail: it gets a temporary one."""
     home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")  # noqa: PTH111 - as Triton finds it
@@ -79,11 +80,6 @@ def prepare_triton_cache() -> None:
     except OSError:
         os.environ["TRITON_CACHE_DIR"] = directory = tempfile.mkdtemp(prefix="holter-triton-")
         say_once(f"Triton's cache {wanted} cannot be written: kernels are compiled to {directory} for this process")
-
-
-def has_compiler() -> bool:
-    """Whether Triton finds the C compiler that it builds its launchers with."""
-    return any(map(shutil.which, filter(None, (os.environ.get("CC"), "cc", "gcc", "clang"))))
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -111,6 +107,22 @@ def new_event(device: torch.device, *, is_timing: bool = False) -> Any:
     if there is None:
         return torch.Event(device, enable_timing=is_timing)
     return there(enable_timing=is_timing)
+
+
+def record(event: Any, stream: Any) -> None:
+    """Record an event on a stream, or wherever the device's work goes if it has no streams."""
+    if stream is None:
+        event.record()
+    else:
+        event.record(stream)
+
+
+def say_slow(device: torch.device) -> None:
+    """Say once that a device is read by torch operations."""
+    if _triton_failed:
+        return  # said when it failed
+    why = "Triton is not installed" if device.type == "cuda" else f"holter has no kernels for {device.type}"
+    say_once(f"{why}: statistics of tensors on {device.type} are taken by torch operations, many times slower")
 
 
 def side_stream(device: torch.device, purpose: str = "results") -> Any:

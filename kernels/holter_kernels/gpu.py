@@ -141,7 +141,7 @@ def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
         found.append(torch.empty(array.shape, dtype=staged.dtype, device=device))
         found[-1].copy_(staged, non_blocking=True)
         event = devices.new_event(device)
-        event.record(devices.current_stream(device))
+        devices.record(event, devices.current_stream(device))
         _uploading.append((event, piece))
     return found
 
@@ -233,7 +233,12 @@ class DevicePass:
         self._bases: tuple[list[int], torch.Tensor] | None = None
         self._stream: Any = None
         self._ended: Any = None
+        self._is_narrow = False
         self.left_out = 0
+        if devices.implementation(device) == "torch":
+            devices.say_slow(device)
+        else:
+            devices.prepare_triton_cache()
 
     def start(self, tensors: Sequence[torch.Tensor]) -> Ticket | str:
         """Read these on the current stream; or why not."""
@@ -258,25 +263,31 @@ class DevicePass:
             stream.wait_event(self._ended)  # the device waits, not this thread: tables and partial rows are shared
         self._stream = stream
         sources = look(tensors)
-        self.left_out = len(sources.left_out)
-        slot.began.record(stream)
-        self._read(sources, slot)
-        slot.ended.record(stream)
+        devices.record(slot.began, stream)
+        left_out = set(sources.left_out) | set(self._read(tensors, sources, slot))
+        self.left_out = len(left_out)
+        devices.record(slot.ended, stream)
         self._ended = slot.ended
         self._copy_out(slot)
-        return slot.claim(statistics=self._statistics, bits_only=sources.bits_only)
+        return slot.claim(statistics=self._statistics, bits_only=sources.bits_only, is_narrow=self._is_narrow)
 
-    def _read(self, sources: Sources, slot: Slot) -> None:
-        tables = self._prepare(sources)
-        run_kernels(
-            tables,
-            self._aim(sources.bases, slot),
-            rows=slot.rows,
-            bins=slot.bins if self._has_bins else None,
-            flag=slot.flag,
-            statistics=self._statistics,
-            histogram=self._histogram,
-        )
+    def _read(self, tensors: Sequence[torch.Tensor], sources: Sources, slot: Slot) -> list[int]:
+        """By Triton's kernels, or by torch operations where those cannot be had; returns which tensors were left out."""
+        memory = {"rows": slot.rows, "bins": slot.bins if self._has_bins else None, "flag": slot.flag}
+        mode = {"statistics": self._statistics, "histogram": self._histogram}
+        if devices.implementation(self._device) == "triton":
+            try:
+                run_kernels(self._prepare(sources), self._aim(sources.bases, slot), **memory, **mode)
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
+            except Exception as error:  # noqa: BLE001 - no compiler, no driver, a version that refuses: whatever it is, it is said
+                devices.give_up_triton(error)
+            else:
+                return []
+        from holter_kernels.torch_pass import float_dtype, run_operations  # noqa: PLC0415 - it imports this file
+
+        self._is_narrow = float_dtype(self._device) is torch.float32
+        return run_operations(tensors, self._device, **memory, **mode)
 
     def _prepare(self, sources: Sources) -> DeviceTables:
         """The tables, made anew if the tensors have other sizes, or one lies where it cannot be read 16 bytes at a time any more."""
@@ -301,7 +312,7 @@ class DevicePass:
         side = devices.side_stream(self._device)
         if side is None:
             self._copy(slot)
-            slot.copied.record()
+            devices.record(slot.copied, None)
             return
         side.wait_event(slot.ended)
         with devices.module(self._device).stream(side):

@@ -17,7 +17,7 @@ _ALIGNMENT = 64
 
 class _Slab:
     def __init__(self, num_bytes: int, *, is_pinned: bool) -> None:
-        self.memory = torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=is_pinned)
+        self.memory = torch.zeros(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=is_pinned)
         self.free = [(0, num_bytes)]
 
     def take(self, num_bytes: int) -> int | None:

@@ -74,11 +74,11 @@ class Slot:
 class Ticket:
     """The answer of one launch, fetched from its slot when it is there."""
 
-    __slots__ = ("__weakref__", "_answer", "_bits_only", "_device_s", "_slot", "_statistics", "flag")
+    __slots__ = ("__weakref__", "_answer", "_bits_only", "_device_s", "_is_narrow", "_slot", "_statistics", "flag")
 
-    def __init__(self, slot: Slot, *, statistics: bool, bits_only: list[int]) -> None:
+    def __init__(self, slot: Slot, *, statistics: bool, bits_only: list[int], is_narrow: bool = False) -> None:
         self._slot: Slot | None = slot
-        self._statistics, self._bits_only = statistics, bits_only
+        self._statistics, self._bits_only, self._is_narrow = statistics, bits_only, is_narrow
         self._answer: tuple[np.ndarray, np.ndarray | None] | None = None
         self._device_s: float | None = None
         self.flag: torch.Tensor | None = slot.flag if statistics else None
@@ -87,15 +87,31 @@ class Ticket:
         """Rows and histograms; None while they are under way. Never waits."""
         slot = self._slot
         if slot is not None and slot.copied.query():
-            rows = finish(slot.rows_array.copy(), statistics=self._statistics, bits_only=self._bits_only)
+            rows = widen(slot.rows_array.copy()) if self._is_narrow else slot.rows_array.copy()
+            rows = finish(rows, statistics=self._statistics, bits_only=self._bits_only)
             self._answer = rows, slot.bins_array.copy() if len(slot.bins_array) else None
-            self._device_s = slot.began.elapsed_time(slot.ended) / 1e3
+            self._device_s = _elapsed_s(slot)
             self._slot = None
         return self._answer
 
     def device_s(self) -> float | None:
         """Seconds that the device spent on it; None until it is fetched."""
         return self._device_s
+
+
+def _elapsed_s(slot: Slot) -> float | None:
+    try:
+        return float(slot.began.elapsed_time(slot.ended)) / 1e3
+    except Exception:  # noqa: BLE001 - a device whose events keep no time
+        return None
+
+
+def widen(rows: np.ndarray) -> np.ndarray:
+    """Rows of a device without float64: its float32 numbers lie in the low half of each field."""
+    for name in ROW.names or ():
+        if ROW[name].kind == "f":
+            rows[name] = rows[name].copy().view(np.uint64).astype(np.uint32).view(np.float32)
+    return rows
 
 
 def finish(rows: np.ndarray, *, statistics: bool, bits_only: list[int]) -> np.ndarray:
