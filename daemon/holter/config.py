@@ -71,6 +71,8 @@ class Settings:
     """Steps between two copies of the training state in memory; a halt goes back to one where the live weights are poisoned or partly updated. 0: none."""
     snapshot_bytes: int = 0
     """How much of a host's memory such copies may take for each rank; 0: two copies, whatever their size."""
+    guard_wait_s: float = 30.0
+    """How long a step waits at most for a device to say whether its gradients are finite, where the optimizer cannot leave a step out by itself (torch's fused ones can) or ranks apply shards. 0: it never waits."""
     resume: int = 0
     """1: start although this run was halted."""
     nats: str = ""
@@ -89,6 +91,7 @@ class Settings:
         _require(self.linger_s >= 0, "linger_s", "zero or more seconds", self.linger_s)
         _require(self.snapshot_every >= 0, "snapshot_every", "zero or more steps", self.snapshot_every)
         _require(self.snapshot_bytes >= 0, "snapshot_bytes", "zero or more bytes", self.snapshot_bytes)
+        _require(0 <= self.guard_wait_s <= 3600, "guard_wait_s", "seconds between 0 and 3600", self.guard_wait_s)  # noqa: PLR2004
         for name in ("webhook", "runbooks"):
             value = getattr(self, name)
             is_address = not value or value.startswith(("http://", "https://"))

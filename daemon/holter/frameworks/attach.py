@@ -160,6 +160,7 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         frozen=settings.frozen,
         snapshot_every=settings.snapshot_every,
         snapshot_bytes=settings.snapshot_bytes,
+        guard_wait_s=settings.guard_wait_s,
         frameworks=ALL,
     )
     try:

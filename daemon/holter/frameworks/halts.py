@@ -41,6 +41,7 @@ from holter.rank.hold.peers import PeerAddress, ShardPeers
 from holter.rank.hooks.signals import Termination
 from holter.rank.monitor import Monitor
 from holter.rank.readings.fused_pass import count_nan, count_nonfinite, fingerprint_of
+from holter.rank.undo.side_stream import beside_training, devices_of
 from holter.records import Farewell, Order
 
 if TYPE_CHECKING:
@@ -107,7 +108,10 @@ class RankSaver:
     def position(self) -> Position:
         """Where the main thread is, as far as the hooks tell."""
         context = self._monitor.context
-        return Position(context.log.step, self._monitor.is_torn(), context.hold.poisoned_step)
+        hold = context.hold
+        if hold.left_out is not None:
+            return Position(hold.left_out.step, hold.left_out.is_torn, hold.poisoned_step)
+        return Position(context.log.step, self._monitor.is_torn(), hold.poisoned_step)
 
     def save(self, order: Order, *, is_main_thread: bool) -> None:
         """Save this rank's part of a checkpoint, as the order says; raises what is not saved."""
@@ -122,15 +126,29 @@ class RankSaver:
             raise SaveError(f"{left} ({error})") from error
 
     def _save(self, order: Order, *, is_main_thread: bool) -> None:
-        monitor, here = self._monitor, self._here
-        if monitor.is_torn() and order.snapshot < 0:
+        monitor = self._monitor
+        if self.position().is_torn and order.snapshot < 0:
             where = "between two optimizers of one step" if is_main_thread else "inside an optimizer's step"
             raise SaveError(f"the rank is {where}: its weights are partly new")
         if is_main_thread:
             # What we call now is not the script's doing, and the process ends afterwards.
             monitor.context.guard.is_on = False
         before = self._place()
-        own = self._restore(order)
+        with beside_training(self._devices(), is_hung=not is_main_thread):
+            partly = self._keep(order, is_main_thread=is_main_thread)
+        if not is_main_thread and self._place() != before:
+            raise SaveError("the rank went on by itself while it was saved")
+        if partly is not None:
+            raise partly
+
+    def _devices(self) -> list[torch.device]:
+        models = self._monitor.context.models.all()
+        return devices_of(p for model in models if model.root is not None for p in model.root.parameters())
+
+    def _keep(self, order: Order, *, is_main_thread: bool) -> PartlySavedError | None:
+        """Restore, save, prove; what is missing of the whole is returned."""
+        monitor, here = self._monitor, self._here
+        own = self._restore(order, is_hung=not is_main_thread)
         task = Task(
             directory=Path(order.directory),
             step=own.step,
@@ -141,7 +159,7 @@ class RankSaver:
             is_rescue=not is_main_thread,
             writes_shared=here.rank == order.savers[0],
             rewinds=_rewinds(order, here, own, patience_s=0.0 if is_main_thread else BLOBS_S),
-            is_snapshot=order.snapshot >= 0,
+            is_snapshot=order.snapshot >= 0 or own.step < monitor.context.undo.rewind.step,
             base_step=order.base_step,
             deadline_s=order.deadline_s,
         )
@@ -153,10 +171,7 @@ class RankSaver:
         except PartlySavedError as error:
             partly = error
         prove(task, keeper, notes)
-        if not is_main_thread and self._place() != before:
-            raise SaveError("the rank went on by itself while it was saved")
-        if partly is not None:
-            raise partly
+        return partly
 
     def _place(self) -> tuple[int, int, int]:
         """Where the main thread is; one that is blocked stays there."""
@@ -180,13 +195,13 @@ class RankSaver:
             f"buffers (running statistics) are as rank {task.rank} has them: rank 0's, which DDP gives to all, are not known"
         ]
 
-    def _restore(self, order: Order) -> "Rewound":
+    def _restore(self, order: Order, *, is_hung: bool) -> "Rewound":
         context = self._monitor.context
         if order.snapshot < 0:
             return context.undo.rewind.restore(order.step)
         if context.undo.snapshots is None:
             raise RewindError(f"there is no snapshot of step {order.snapshot}: none are kept (HOLTER_SNAPSHOT_EVERY)")
-        own = context.undo.snapshots.restore(order.snapshot)
+        own = context.undo.snapshots.restore(order.snapshot, is_hung=is_hung)
         _write(Path(order.directory), self._here.rank, own)
         return own
 

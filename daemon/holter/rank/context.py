@@ -20,6 +20,7 @@ from holter.rank.readings.fused_pass import Readings
 from holter.records import Body, Observation, Phase
 
 if TYPE_CHECKING:
+    from holter.rank.hold.device_flags import LeftOut
     from holter.rank.hold.halt_agent import HaltAgent
     from holter.rank.hooks.data import DataProbe
     from holter.rank.undo.rewind import Rewind
@@ -98,6 +99,8 @@ class Hold:
     """The ranks with which to agree that all shards are finite; None: there are none."""
     known_finite: KnownFinite = field(default_factory=KnownFinite)
     """Gradients of this step that are known to be finite and need not be read again."""
+    left_out: "LeftOut | None" = None
+    """The first step that a device left out, while the rank stands for it; the weights are those from before it."""
     poisoned_step: int | None = None
     """The first step whose gradients were applied although they were not finite; None: none that is known of."""
 

@@ -25,6 +25,7 @@ from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.inspection import InspectionProbe
 from holter.rank.readings.nan_origin import BatchBlameProbe
 from holter.rank.readings.vitals import VitalsProbe
+from holter.rank.undo.past_steps import PastSteps
 from holter.rank.undo.rewind import Rewind
 from holter.records import Phase
 from holter_kernels import set_num_threads
@@ -45,6 +46,7 @@ class Monitor:
         frozen: Sequence[str] = (),
         snapshot_every: int = 0,
         snapshot_bytes: int = 0,
+        guard_wait_s: float = 0.0,
         frameworks: Sequence[Framework] = (),
     ) -> None:
         set_num_threads(threads)
@@ -56,6 +58,7 @@ class Monitor:
             frameworks=Frameworks(frameworks),
         )
         self.context.undo.rewind = Rewind(self.context)
+        self._past = self.context.undo.rewind.past = PastSteps(self.context, lambda: self.optimizers)
         self._inspection = InspectionProbe(self.context)
         self._regions = RegionProbe(self.context)
         self._vitals = VitalsProbe(self.context, budget=budget, floor_s=floor_s, on_idle=self._inspection.ask)
@@ -79,7 +82,7 @@ class Monitor:
         self._components = ComponentProbe(self.context, self._calls)
         self._replication = ReplicationProbe(self.context, self._comparison.reduced_by_hand)
         self._batches = BatchBlameProbe(self.context)
-        self._finite = FiniteGuard(self.context)
+        self._finite = FiniteGuard(self.context, guard_wait_s)
         readers = StepReaders(self._gradients, self._comparison, self._batches, self._vitals, self._finite)
         self.steps = StepProbe(self.context, readers, self._find_models)
         if snapshot_every:
@@ -159,7 +162,10 @@ class Monitor:
     def _on_forward(self) -> None:
         """A forward pass of training begins, or a call in it; the first call of a step fixes how the step began."""
         step, snapshots = self.steps.next_step, self.context.undo.snapshots
-        if self.context.undo.rewind.forward_begins(step) and snapshots is not None:
+        if not self.context.undo.rewind.forward_begins(step):
+            return
+        self._past.begin(step)
+        if snapshots is not None:
             snapshots.begin(step)
 
     def _on_call(self, module: torch.nn.Module) -> None:

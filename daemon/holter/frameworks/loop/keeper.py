@@ -91,7 +91,7 @@ class DistributedKeeper:
         if not self._models:
             raise SaveError("no model was seen that the optimizer trains")
         task.state.mkdir(parents=True, exist_ok=True)
-        with torch.no_grad(), _beside_training(is_rescue=task.is_rescue):
+        with torch.no_grad():
             ranks = random_states.write(task, named_state.own_buffers(self._models) if task.world_size > 1 else {})
             trained = [inner for model in self._models if (inner := model.inner) is not None]
             self._averages = averages.find(self._context, trained)
@@ -210,19 +210,6 @@ def _is_shard(tensor: torch.Tensor) -> bool:
         not placement.is_replicate() and size > 1
         for placement, size in zip(tensor.placements, tensor.device_mesh.shape, strict=True)
     )
-
-
-@contextlib.contextmanager
-def _beside_training(*, is_rescue: bool) -> Iterator[None]:
-    """On a device: not behind the call that hangs on its stream; in a held step, after all that was queued."""
-    if not torch.cuda.is_initialized():
-        yield
-    elif is_rescue:
-        with torch.cuda.stream(torch.cuda.Stream()):
-            yield
-    else:
-        torch.cuda.synchronize()
-        yield
 
 
 def add_aliases(

@@ -4,15 +4,19 @@ What a rank read of its own gradients says nothing about what its peers added in
 turns. So the gradients that this optimizer applies are read once more, all of them, unless somebody has shown them to be
 finite (`KnownFinite`), or a loss scaler calls the optimizer: it calls it only then, or lets a fused one skip the step by itself.
 
-Host memory is read at once, at the speed of memory. On a device the pass is started and never waited for: the step is held if the
-answer is there by the time the hook is left, which it is where the loop itself has synchronised; else the step is applied and the
-answer comes at a later step. The weights are poisoned by then, and the last snapshot is the state to keep.
+Host memory is read at once, at the speed of memory. On a device the pass is started, and its answer comes when the device gets there:
+
+    torch's fused optimizers             nothing is waited for: the device itself leaves the step out (`device_flags`), and the rank is held when it learns of it
+    all others, and shards               the answer is waited for, `wait_s` at most; if it is not there by then, the step is applied, and if it was not
+                                         finite, the weights are poisoned and the last snapshot is the state to keep
 
 A rank that applies a shard sees its own alone: `Shards` asks the other ranks before the step is applied. That concerns DTensors that are split
 over some axis of their mesh, FSDP's flat parameters and ZeRO's partitions. All ranks of the job agree, which is simplest: replicas of a shard
 say the same twice. Replicated models are not asked and pay nothing; neither is a step that a loss scaler answers for. Whether a rank is asked
 depends on the script's code and on how its model lies on the ranks, not on what the rank has seen: all are asked before the same steps. What
-it costs is said in `peers`.
+it costs is said in `peers`. On a device too they agree by sockets, before the step, and no flag is shared by a collective: one of ours that a single rank does
+not join, because a hook of ours failed there, would hang the job for good, where a socket gives up after two seconds; and a communicator of our own
+beside the job's may deadlock with them.
 
 An optimizer that is given a closure computes its gradients inside its step: it cannot be held before.
 """
@@ -24,25 +28,34 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from holter import clock
 from holter.rank.context import Context
 from holter.rank.guard import say
+from holter.rank.hold.device_flags import RUN_AHEAD, DeviceFlags, LeftOut, device_of, flag_of, takes_flag
 from holter.rank.models import is_split
 from holter.rank.readings.fused_pass import has_nonfinite, launch
 from holter.rank.readings.samples import local
+from holter.rank.undo.side_stream import wait_until
 from holter.records import SightLost
 
 if TYPE_CHECKING:
     from holter_kernels import Pass
 
+END_S = 1.0
+"""So long the end of the script waits for what the device has left out."""
+
 
 class FiniteGuard:
     """Reads what is applied; one for a rank."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, wait_s: float = 0.0) -> None:
         self._context = context
+        self._wait_s = wait_s
         self._passes: weakref.WeakKeyDictionary[torch.optim.Optimizer, Pass] = weakref.WeakKeyDictionary()
         self._owed: list[tuple[int, Pass]] = []
         """Passes that a device has not answered, with their steps."""
+        self.flags = DeviceFlags()
+        self._has_said = False
         self._num_scaling = 0
         self.before_scaled: Callable[[], None] = lambda: None
         """Called before a loss scaler decides whether to call an optimizer."""
@@ -69,19 +82,83 @@ class FiniteGuard:
         """Whether a loss scaler answers for this step."""
         return self._num_scaling > 0 or getattr(optimizer, "found_inf", None) is not None
 
-    def finds(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether something that is not finite is about to be applied, as far as is known without waiting."""
-        if self.is_scaled(optimizer):
+    def finds(self, optimizer: torch.optim.Optimizer, *, is_torn: bool = False, is_shard: bool = False) -> bool:
+        """Whether something that is not finite is about to be applied, as far as is known before it is."""
+        is_flagged = self.is_flagged(optimizer) and not is_shard
+        if self.is_scaled(optimizer) and not (is_flagged and getattr(optimizer, "grad_scale", None) is None):
             return False
         gradients = self._unshown(optimizer)
         if not gradients:
+            if is_flagged:
+                self._give(optimizer, None, [], is_torn=is_torn)
             return False
         reading = launch(self._passes, optimizer, gradients, [owed for _, owed in self._owed])
-        table = reading.poll()
-        if table is None:
-            self._owed.append((self._context.log.step, reading))
+        table = reading.poll() if reading is not None else None
+        if table is not None and not is_flagged:
+            return has_nonfinite(table)
+        if is_flagged and device_of(gradients) is not None:
+            self._give(optimizer, reading, gradients, is_torn=is_torn)
             return False
-        return has_nonfinite(table)
+        return self._waits_for(reading) if reading is not None else False
+
+    def is_flagged(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether a device leaves this optimizer's steps out by itself."""
+        if not takes_flag(optimizer):
+            return False
+        first = next((p for group in optimizer.param_groups for p in group["params"]), None)
+        return first is not None and first.device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+
+    def _give(
+        self, optimizer: torch.optim.Optimizer, reading: Any, gradients: list[torch.Tensor], *, is_torn: bool
+    ) -> None:
+        device = device_of(gradients) or next(p.device for group in optimizer.param_groups for p in group["params"])
+        flag = getattr(reading, "flag", None)
+        if flag is None and gradients:
+            flag = flag_of(gradients)
+        step = self._context.log.now
+        step.num_owed += 1
+
+        def known() -> None:
+            step.num_owed -= 1
+
+        self.flags.give(optimizer, device, flag, step=step.step, is_torn=is_torn, then=known)
+
+    def _waits_for(self, reading: Any) -> bool:
+        """A device's answer before the step is applied; where it does not come in time, it is owed."""
+        began_s = clock.monotonic_s()
+        is_there = self._wait_s > 0 and wait_until(lambda: reading.poll() is not None, self._wait_s)
+        # The device works meanwhile, and the step would wait for it at last.
+        self._context.guard.own_s -= clock.monotonic_s() - began_s
+        if is_there:
+            return has_nonfinite(reading.poll())
+        self._owed.append((self._context.log.step, reading))
+        if self._wait_s > 0 and not self._has_said:
+            self._has_said = True
+            say(
+                f"rank {self._context.writer.rank}: the device did not answer within guard_wait_s ({self._wait_s:g} s) whether step "
+                f"{self._context.log.step} is finite: it is applied, and if it is not, the weights are poisoned"
+            )
+        return False
+
+    def left_out(self, step: int) -> LeftOut | None:
+        """The first step that the device left out, if this is the step before which to act on it."""
+        began_s = clock.monotonic_s()
+        if self._wait_s > 0:
+            self.flags.wait(step - RUN_AHEAD, self._wait_s)
+        self._context.guard.own_s -= clock.monotonic_s() - began_s
+        found = self.flags.left_out()
+        if found is None or (self._context.world_size > 1 and step < found.step + RUN_AHEAD):
+            return None
+        return found
+
+    def end(self) -> None:
+        """Nothing is held any more: say what was left out and nobody was told of."""
+        self.flags.take_back_all()
+        if self.flags.wait(self._context.log.step, END_S) and (found := self.flags.left_out()) is not None:
+            say(
+                f"rank {self._context.writer.rank}: gradients of step {found.step} were not finite: it and the steps after it "
+                f"were left out, the weights are those of {found.step} completed steps"
+            )
 
     def late(self) -> int | None:
         """The first step of which a device has answered since that it was not finite; it is in the weights."""
@@ -135,6 +212,10 @@ class Shards:
         """Steps are not held any more: nobody is to wait for our word."""
         if self._context.hold.peers is not None:
             self._context.hold.peers.leave()
+
+    def concern(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether ranks of this job apply different parts of a step."""
+        return self._context.world_size > 1 and self._is_split(optimizer)
 
     def _is_split(self, optimizer: torch.optim.Optimizer) -> bool:
         if optimizer in self._context.frameworks.partitioned:

@@ -25,6 +25,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from holter import clock
 from holter.rank.context import Context
+from holter.rank.guard import say
+from holter.rank.hold.device_flags import LeftOut
 from holter.rank.hold.finite_guard import FiniteGuard, Shards
 from holter.rank.hold.halts import HoldReason
 from holter.rank.models import held_by
@@ -98,6 +100,7 @@ class StepProbe:
 
         def post(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             if not torch.compiler.is_compiling():
+                self._finite.flags.take_back(optimizer)
                 after(optimizer)
 
         self._handles = [register_optimizer_step_pre_hook(pre), register_optimizer_step_post_hook(post)]
@@ -106,6 +109,7 @@ class StepProbe:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
+        self._finite.end()
         self._shards.leave()
 
     @property
@@ -215,6 +219,7 @@ class StepProbe:
             frame = frame.f_back
         if num_running >= self._depth:
             return False
+        self._finite.flags.take_back_all()
         self._depth = num_running
         return num_running == 0
 
@@ -276,7 +281,11 @@ class StepProbe:
     def _hold_if_bad(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
         """This rank's gradients are not finite, or another's shards are not."""
         context = self._context
-        step, late = context.log.step, self._finite.late()
+        step = context.log.step
+        if (left_out := self._finite.left_out(step)) is not None:
+            self._hold_left_out(left_out)
+            return
+        late = self._finite.late()
         own = step if late is None and not has_closure and self._is_nonfinite(optimizer) else late
         first = own if self._finite.is_scaled(optimizer) else self._shards.agree(optimizer, own)
         if first is None:
@@ -289,14 +298,35 @@ class StepProbe:
         if context.hold.agent is not None and not context.hold.agent.is_wanted():
             self._shards.leave()
 
+    def _hold_left_out(self, left_out: LeftOut) -> None:
+        """A device has left out a step, and all since: the weights are those from before it, and so is everything else once it is decided to save it."""
+        context = self._context
+        hold, step = context.hold, context.log.step
+        context.readings.poll()
+        self._reporter.tell_until(left_out.step)
+        hold.left_out = left_out
+        try:
+            self._hold("nonfinite", step=left_out.step)
+        finally:
+            hold.left_out = None
+        self._finite.flags.forget()
+        say(
+            f"rank {context.writer.rank} goes on: gradients of step {left_out.step} were not finite, and the device has left out "
+            f"steps {left_out.step} to {step - 1}; the weights have none of them"
+        )
+
     def _note_poisoned(self, step: int) -> None:
         hold = self._context.hold
         hold.poisoned_step = step if hold.poisoned_step is None else min(step, hold.poisoned_step)
 
     def _is_nonfinite(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether what is about to be applied is not finite; if so, the step's suspects are completed."""
-        step = self._context.log.now
-        if not step.suspects.is_applied and not self._finite.finds(optimizer):
+        step, is_shard = self._context.log.now, self._shards.concern(optimizer)
+        is_flagged = self._finite.is_flagged(optimizer) and not is_shard
+        if is_flagged and self._context.undo.rewind.past is not None:
+            self._context.undo.rewind.past.need(step.step)
+        is_known = step.suspects.is_applied and not is_flagged
+        if not is_known and not self._finite.finds(optimizer, is_torn=self.is_torn(), is_shard=is_shard):
             return False
         if not step.suspects.is_applied and not step.gradients.is_local_whole:
             # Nobody has seen all of this rank's own gradients: it cannot be said that another one made the NaN.
@@ -304,15 +334,16 @@ class StepProbe:
             self._ask_about_batch()
         return True
 
-    def _hold(self, why: HoldReason) -> None:
+    def _hold(self, why: HoldReason, step: int | None = None) -> None:
         """Stand still until it is decided what to do. The time is neither the step's nor holter's."""
         context = self._context
         log, halts, began = context.log, context.hold.agent, clock.monotonic_s()
-        if why != "agreed" and not log.now.is_told:
+        if why != "agreed" and step is None and not log.now.is_told:
             log.now.times = StepTimes(began - self._began, context.phases.take())
             self._reporter.tell(log.now)
         assert halts is not None
-        context.guard.wrap(halts.hold)(log.step, why, num_skipped=log.now.passes.num_skipped_rounds)
+        num_skipped = log.now.passes.num_skipped_rounds if step is None else 0
+        context.guard.wrap(halts.hold)(log.step if step is None else step, why, num_skipped=num_skipped)
         held_s = clock.monotonic_s() - began
         self._began += held_s
         context.guard.own_s -= held_s

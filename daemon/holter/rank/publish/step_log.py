@@ -203,6 +203,14 @@ class StepLog:
         return out
 
 
+    def until(self, step: int) -> list[OpenStep]:
+        """Steps up to this one that were not handed out, complete or not."""
+        out = []
+        while self._untold and self._untold[0].step <= step:
+            out.append(self._untold.popleft())
+        return out
+
+
 class PhaseClock:
     """Which phase the main thread is in; adds up the seconds of each phase between two `take`s."""
 
@@ -239,6 +247,12 @@ class StepReporter:
     def tell_ready(self) -> None:
         """Steps that are over and whose readings have been answered."""
         for step in self._context.log.ready():
+            if not step.is_told:
+                self.tell(step)
+
+    def tell_until(self, number: int) -> None:
+        """Steps up to this one, in order, with what is known of them."""
+        for step in self._context.log.until(number):
             if not step.is_told:
                 self.tell(step)
 

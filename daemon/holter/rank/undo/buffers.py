@@ -113,6 +113,16 @@ class _BufferCopy:
         return None if found is None or found.is_meta or found.layout is not torch.strided else found
 
 
+@dataclass(frozen=True)
+class PastBuffer:
+    """One buffer as an earlier step found it."""
+
+    entry: _BufferCopy
+    copy: torch.Tensor | None
+    """None: it rested, or is too large to copy."""
+    version: int
+
+
 class MovingBuffers:
     """Copies of the buffers, as one step's first forward pass found them."""
 
@@ -233,6 +243,43 @@ class MovingBuffers:
                     found.copy_(entry.copy)
                 elif (module := entry.module()) is not None:
                     module._buffers[entry.name] = entry.copy.clone()  # noqa: SLF001
+
+    def past(self, spare: "list[PastBuffer]") -> "list[PastBuffer]":
+        """What the step's first forward pass finds, copied once more: the next step's copies take the place of this one's. `spare`: memory to use again."""
+        room = {each.entry.key: each.copy for each in spare if each.copy is not None}
+        kept, targets, sources = [], [], []
+        for entry in self._entries if self._has_copied else ():
+            if entry.copy is None or not entry.is_fresh:
+                kept.append(PastBuffer(entry, None, entry.version))
+                continue
+            copy = room.get(entry.key)
+            if copy is None or not _fits(copy, entry.copy):
+                copy = torch.empty_like(entry.copy)
+            targets.append(copy)
+            sources.append(entry.copy)
+            kept.append(PastBuffer(entry, copy, entry.version))
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        return kept
+
+    def put_past(self, past: "list[PastBuffer]") -> None:
+        """Put back what an earlier step's first forward pass found. Raises RewindError, with nothing put back, if one that was not copied then has changed."""
+        looked_at = {each.entry.key for each in past}
+        for entry in self._find():
+            if entry.key not in looked_at:
+                raise RewindError(f"it is not known what the buffer {entry.path} was when the step began")
+        for each in past:
+            standing = each.entry.now()
+            if each.copy is None and standing is not None and standing._version != each.version:  # noqa: SLF001
+                raise RewindError(f"the buffer {each.entry.path} has changed since the step began and was not copied")
+        for each in past:
+            found = each.entry.now()
+            if each.copy is None or found is None:
+                continue
+            if _fits(each.copy, found):
+                found.copy_(each.copy)
+            elif (module := each.entry.module()) is not None:
+                module._buffers[each.entry.name] = each.copy.clone()  # noqa: SLF001
 
     def check_whole(self) -> None:
         """Raises RewindError if there is a buffer that was not looked at."""

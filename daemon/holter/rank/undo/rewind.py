@@ -27,7 +27,7 @@ import ctypes
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 import numpy as np
@@ -37,6 +37,9 @@ from holter.errors import RewindError
 from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.undo.buffers import MovingBuffers
+
+if TYPE_CHECKING:
+    from holter.rank.undo.past_steps import PastSteps
 
 MAX_ENTRIES = 64
 """Of a container that is kept."""
@@ -219,6 +222,8 @@ class Rewind:
         self._generators = Generators()
         self.buffers = MovingBuffers(context)
         self.registered = RegisteredObjects()
+        self.past: "PastSteps | None" = None
+        """How earlier steps began, where a device may be behind."""
         self._step = 0
         self._beginning: RandomStates | None = None
         self._forward: RandomStates | None = None
@@ -342,9 +347,21 @@ class Rewind:
             {},
         )
 
+    @property
+    def step(self) -> int:
+        """The step that is under way."""
+        return self._step
+
+    @property
+    def attributes(self) -> PlainAttributes:
+        """Of registered objects, as the step began."""
+        return self._attributes if self._forward is not None else self._chosen_attributes()
+
     def restore(self, step: int) -> Rewound:
         """Set random states and buffers of this process back to the beginning of `step`; after a halt is decided only."""
         known = self.known()
+        if step < self._step and self.past is not None and self.past.has(step):
+            return self.past.restore(step)
         if known is None or known.step != step:
             heard = "nothing was seen of its beginning" if known is None else f"this rank is in step {known.step}"
             raise RewindError(f"it is not known how step {step} began: {heard}")
@@ -352,7 +369,7 @@ class Rewind:
             self.buffers.check_whole()
         if self._forward is not None or self._is_blind:
             self.buffers.restore()
-        self.registered.put(self._attributes if self._forward is not None else self._chosen_attributes())
+        self.registered.put(self.attributes)
         known.restore()
         return known
 

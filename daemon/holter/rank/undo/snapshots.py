@@ -11,11 +11,11 @@ The user asked for the copies: they count neither as overhead nor to its budget.
 100 MB (AdamW, 8 M parameters) take 1 ms before the forward pass and 20 ms beside it (5 GB/s); 10 MB 0.5 and 5 ms; the step finds
 them done, but a pass that keeps all cores busy takes longer by about as much. Once, 80 ms to look for schedulers.
 
-Copies are made beside the training, by a thread, or on a stream of their own. The way of a device has never been run.
+Copies are made beside the training, by a thread, or on a stream of their own.
 
     copy begins   forward … backward   settle      weights change
     thread        copies ──────────▶   joined                        the interpreter's lock is free meanwhile
-    device        copies on a side stream into pinned memory ──▶     the training's stream waits for it, the host does not
+    device        copies on a side stream into slabs of pinned memory ──▶     the training's stream waits for it, the host does not
 """
 
 import contextlib
@@ -32,18 +32,52 @@ from holter.rank.context import Context
 from holter.rank.guard import is_from_signal_handler, say
 from holter.rank.readings.samples import is_plain_moment, local
 from holter.rank.undo.rewind import Rewound
+from holter.rank.undo.side_stream import beside_training, devices_of, side_stream, wait_until
 from holter.rank.undo.state_parts import RestingParameter, StateGatherer, StatePart, parameters_of, take_image
 from holter.records import Snapped
 from holter.threads import without_signals
 
 NUM_COPIES = 2
+SLAB_BYTES = 1 << 20
+ALIGNMENT = 64
+COPIED_S = 10.0
+"""So long a halt waits for a copy that is under way on a device."""
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
-def room_for(source: torch.Tensor) -> torch.Tensor:
-    """Host memory for a copy of this tensor, laid out like it."""
-    return torch.empty_like(source, device="cpu", pin_memory=source.device.type == "cuda")
+def room_for(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Host memory for a copy of each, laid out like it: for what lies on a device, cut from a few pinned slabs.
+
+    torch rounds each pinned allocation up to a power of two, which may double it. Slabs are powers of two themselves, as large as the largest tensor needs:
+    they are filled from the largest tensor to the smallest, and the last one is cut short.
+    """
+    large = [index for index, source in enumerate(sources) if source.device.type == "cuda" and source.nbytes]
+    large.sort(key=lambda index: -sources[index].nbytes)
+    slab_bytes = max([SLAB_BYTES, *(_power_of_two(sources[index].nbytes) for index in large[:1])])
+    filled: list[int] = []
+    places: dict[int, tuple[int, int]] = {}
+    for index in large:
+        num_bytes = -(-sources[index].nbytes // ALIGNMENT) * ALIGNMENT
+        slab = next((k for k, used in enumerate(filled) if used + num_bytes <= slab_bytes), len(filled))
+        filled += [0] * (slab == len(filled))
+        places[index] = slab, filled[slab]
+        filled[slab] += num_bytes
+    slabs = [torch.empty(_power_of_two(used), dtype=torch.uint8, pin_memory=True) for used in filled]
+    rooms = []
+    for index, source in enumerate(sources):
+        like = torch.empty_like(source, device="meta")
+        if index in places:
+            slab, start = places[index]
+            flat = slabs[slab][start : start + source.nbytes].view(source.dtype)
+            rooms.append(flat.as_strided(like.shape, like.stride()))
+        else:
+            rooms.append(torch.empty_like(source, device="cpu"))
+    return rooms
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << max(0, number - 1).bit_length()
 
 
 def fits(room: torch.Tensor, source: torch.Tensor) -> bool:
@@ -77,7 +111,7 @@ class BackgroundCopy:
         """Copy what moves at once and begin with the rest, which may not change before `settle`."""
         _copy(self._moving)
         for device in {source.device for _, source in (*self._moving, *self._there)} - {torch.device("cpu")}:
-            side, training = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+            side, training = side_stream(device, "snapshots"), torch.cuda.current_stream(device)
             side.wait_stream(training)
             with torch.cuda.stream(side):
                 _copy([pair for pair in self._there if pair[1].device == device])
@@ -197,24 +231,23 @@ class Snapshots:
             if not snapshot.is_told and snapshot.under_way.is_done():
                 self._tell(snapshot)
 
-    def restore(self, step: int) -> Rewound:
-        """Put the state of `step` completed steps back into the living objects; after a halt is decided only."""
+    def restore(self, step: int, *, is_hung: bool = False) -> Rewound:
+        """Put the state of `step` completed steps back into the living objects; after a halt is decided only.
+
+        On a device: after all that is queued there, which would move it again; if the training's stream hangs, beside it.
+        """
         opened = self._open
         if opened is not None and opened.step == step:
             self._finish(opened)
-        found = next((each for each in self._whole if each.step == step and each.under_way.is_done()), None)
-        if found is None:
-            steps = " and ".join(str(each.step) for each in self._whole)
+        found = next((each for each in self._whole if each.step == step), None)
+        if found is None or not wait_until(found.under_way.is_done, COPIED_S):
+            steps = " and ".join(str(each.step) for each in self._whole if each is not found)
             raise RewindError(f"there is no snapshot of step {step}" + f", only of {steps}" * bool(steps))
         parameters = list(parameters_of(self._context.models.all(), self._context.frameworks))
         self._check(found, parameters)
-        # On a device: not behind the call that hangs on its stream.
-        side = next((torch.cuda.Stream(each.device) for each in parameters if each.is_cuda), None)
-        with torch.no_grad(), torch.cuda.stream(side) if side is not None else contextlib.nullcontext():
+        with torch.no_grad(), beside_training(devices_of(parameters), is_hung=is_hung):
             for part, image in found.images:
                 part.put(part.owner(), image, found.copies)
-        if side is not None:
-            side.synchronize()
         found.rewound.restore()
         return found.rewound
 
@@ -289,7 +322,7 @@ class Snapshots:
         if len(spare) == len(sources) and all(map(fits, spare, sources)):
             return spare
         del spare
-        return [room_for(source) for source in sources]
+        return room_for(sources)
 
     def _finish(self, snapshot: Snapshot) -> None:
         snapshot.under_way.settle()

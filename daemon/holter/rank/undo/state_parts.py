@@ -152,6 +152,19 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> StatePart:
     return StatePart(weakref.ref(optimizer), state, put)
 
 
+def of_groups(optimizer: torch.optim.Optimizer) -> StatePart:
+    """The hyper-parameters of an optimizer's groups alone."""
+    state = [{key: group[key] for key in group if key != "params"} for group in optimizer.param_groups]
+
+    def put(live: Any, image: Any, copies: Copies) -> None:
+        if len(live.param_groups) != len(image):
+            raise RewindError(f"{type(live).__name__} was given other groups since")
+        for group, kept in zip(live.param_groups, image, strict=True):
+            group.update(put_image({key: group[key] for key in kept if key in group}, kept, copies))
+
+    return StatePart(weakref.ref(optimizer), state, put)
+
+
 def of_scheduler(scheduler: Any) -> StatePart:
     """A scheduler by its own state_dict; its optimizer is a part of its own."""
 

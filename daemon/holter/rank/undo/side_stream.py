@@ -1,0 +1,81 @@
+"""Work of ours on a device, beside the training's: restoring, saving and reading back a state, and the copies of snapshots.
+
+    held      training   … backward of the step ──▶│                    │◀── whatever comes, if the run goes on
+              side                                 └▶ restore save read ─┘
+    rescue    training   … a collective that hangs                            nothing of ours is queued behind it
+              side       restore save read                                    nor waits for it
+
+A copy to the host waits for all that its stream was given before: on the stream that hangs, as long as the hang. And what is written beside a stream
+that still has work is overwritten by that work. So a whole save is done inside `beside_training`, by every keeper: the current stream of the thread is
+ours meanwhile, which `.cpu()`, torch.save and the frameworks' own functions use.
+
+A held step waits for what is queued for `PATIENCE_S` at most: a device that has not come to the end by then hangs, whatever its host thinks.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from holter import clock
+from holter.errors import SaveError
+
+PATIENCE_S = 60.0
+POLL_S = 0.002
+_lock = threading.Lock()
+_streams: dict[tuple[torch.device, str], Any] = {}
+
+
+def side_stream(device: torch.device, purpose: str) -> Any:
+    """The one stream of ours on this device for this purpose."""
+    with _lock:
+        if (device, purpose) not in _streams:
+            _streams[device, purpose] = torch.cuda.Stream(device)
+        return _streams[device, purpose]
+
+
+def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
+    """The devices with streams on which these lie."""
+    return sorted({each.device for each in tensors if each.device.type == "cuda"}, key=str)
+
+
+@contextlib.contextmanager
+def beside_training(devices: Iterable[torch.device], *, is_hung: bool) -> Iterator[None]:
+    """Have this thread use streams of our own; a second one inside changes nothing.
+
+    `is_hung`: the training's streams may never come to an end, and are neither waited for nor given anything to wait for. Raises SaveError if one that
+    should come to an end does not. On leaving, all that was done here is done.
+    """
+    pairs = []
+    with contextlib.ExitStack() as inside:
+        for device in devices:
+            training, side = torch.cuda.current_stream(device), side_stream(device, "rescue")
+            if training == side:
+                continue
+            if not is_hung:
+                queued = training.record_event()
+                if not wait_until(queued.query, PATIENCE_S):
+                    raise SaveError(f"{device} has not finished what was queued within {PATIENCE_S:.0f} s: it hangs")
+                side.wait_event(queued)
+            inside.enter_context(torch.cuda.stream(side))
+            pairs.append((training, side))
+        try:
+            yield
+        finally:
+            for training, side in pairs:
+                done = side.record_event()
+                if not is_hung:
+                    training.wait_event(done)
+                wait_until(done.query, PATIENCE_S)
+
+
+def wait_until(is_true: Callable[[], bool], seconds: float) -> bool:
+    """Whether it became so in time. Nothing of the device's is called but what the caller asks, so that other threads go on."""
+    until_s = clock.monotonic_s() + seconds
+    while not is_true():
+        if clock.monotonic_s() > until_s:
+            return False
+        threading.Event().wait(POLL_S)
+    return True
