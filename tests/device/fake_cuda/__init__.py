@@ -25,6 +25,7 @@ from fake_cuda.control import (
     syncs,
 )
 from fake_cuda.environment import environment
+from fake_cuda.ranks import run_ranks
 from fake_cuda.setup import install, is_installed
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "launches",
     "make_external_stream",
     "num_waiting",
+    "run_ranks",
     "set_delay",
     "set_gate",
     "syncs",

@@ -5,11 +5,11 @@ arguments (parameters, `tmp_path`: what can be pickled) go to the child, its fai
 """
 
 import base64
+import os
 import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -32,11 +32,10 @@ class Server:
         self.refusal = self._read() or None
         """Why there is no device."""
 
-    def run(self, path: Path, name: str, arguments: dict[str, object]) -> str:
+    def run(self, order: dict[str, object]) -> str:
         """What went wrong, as text; nothing if nothing did."""
         assert self._process.stdin is not None
-        order = pickle.dumps({"path": str(path), "name": name, "arguments": arguments, "deadline_s": DEADLINE_S})
-        self._process.stdin.write(base64.b64encode(order).decode() + "\n")
+        self._process.stdin.write(base64.b64encode(pickle.dumps(order)).decode() + "\n")
         self._process.stdin.flush()
         return self._read()
 
@@ -51,9 +50,10 @@ class Server:
 
 
 def _environ() -> dict[str, str]:
-    import os  # noqa: PLC0415
-
-    return {**os.environ, **environment(), "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    """What tests import here they import there."""
+    path = os.pathsep.join(filter(None, sys.path))
+    more = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    return {**os.environ, **environment(), **more}
 
 
 @pytest.fixture(scope="session")
@@ -87,9 +87,12 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     server: Server = pyfuncitem.funcargs["device_server"]
     if server.refusal:
         pytest.skip(f"no device: {server.refusal}")
+    # A parameter may be what cannot be pickled, a function say: the child finds it where the parent did.
+    indices = dict(pyfuncitem.callspec.indices) if hasattr(pyfuncitem, "callspec") else {}
     names = pyfuncitem._fixtureinfo.argnames
-    arguments = {name: pyfuncitem.funcargs[name] for name in names}
-    failure = server.run(pyfuncitem.path, pyfuncitem.function.__qualname__, arguments)
+    arguments = {name: pyfuncitem.funcargs[name] for name in names if name not in indices}
+    order = {"path": str(pyfuncitem.path), "name": pyfuncitem.function.__qualname__}
+    failure = server.run({**order, "arguments": arguments, "indices": indices, "deadline_s": DEADLINE_S})
     if failure.startswith("skipped: "):
         pytest.skip(failure.removeprefix("skipped: "))
     if failure:

@@ -190,10 +190,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       for (auto* stream : streams_of(device)) stream->wait();
     raise_error_of_device();
   }, Unlocked());
-  m.def("stop", [] {
-    std::lock_guard lock(controls().mutex);
-    controls().is_stopping = true;
-  });
+  m.def("stop", &stop, Unlocked());
   m.def("limit_memory", [](size_t bytes) { memory().limit_bytes = bytes; });
 
   m.def("get_device", [] { return current_device; });

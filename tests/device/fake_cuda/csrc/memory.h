@@ -81,27 +81,26 @@ inline void* shadow(void* address) {
   return found.shadow + (static_cast<char*>(address) - found.base);
 }
 
-inline void fill_with_nan(Stream& stream, DeviceIndex device, size_t at, size_t bytes, uint64_t pool) {
-  char* begin = memory().arenas[device].shadow + at;
-  auto fill = [begin, bytes] {
-    if (bytes <= WHOLE_FILL_BYTES) {
-      memset(begin, 0xFF, bytes);
-    } else {
-      memset(begin, 0xFF, EDGE_BYTES);
-      memset(begin + bytes - EDGE_BYTES, 0xFF, EDGE_BYTES);
-    }
-  };
+inline void fill_with_nan(char* begin, size_t bytes) {
+  if (bytes <= WHOLE_FILL_BYTES) {
+    memset(begin, 0xFF, bytes);
+  } else {
+    memset(begin, 0xFF, EDGE_BYTES);
+    memset(begin + bytes - EDGE_BYTES, 0xFF, EDGE_BYTES);
+  }
+}
+
+inline void give_back(const Block& block) {  // with the lock
+  char* begin = memory().arenas[block.device].shadow + block.at;
+  auto& stream = stream_of(block.device, block.stream);
+  auto fill = [begin, bytes = block.bytes] { fill_with_nan(begin, bytes); };
   // A graph fills what belongs to it; a replay must not fill what others have by then.
-  if (pool) {
+  if (block.pool) {
     push(stream, "fill", fill);
     controls().num_launches--;
   } else {
     stream.queue({"fill", fill});
   }
-}
-
-inline void give_back(const Block& block) {  // with the lock
-  fill_with_nan(stream_of(block.device, block.stream), block.device, block.at, block.bytes, block.pool);
   memory().free[{block.device, block.stream, block.pool, block.bytes}].push_back(block.at);
 }
 
@@ -155,7 +154,7 @@ inline at::DataPtr allocate_on(DeviceIndex device, size_t requested) {
     at = home.top;
     home.top += bytes;
     m.reserved_bytes[device] += bytes;
-    if (bytes <= WHOLE_FILL_BYTES) fill_with_nan(stream, device, at, bytes, 0);
+    if (bytes <= WHOLE_FILL_BYTES) fill_with_nan(home.shadow + at, bytes);  // now: nobody has used it yet
   }
   m.live_bytes[device] += bytes;
   m.peak_bytes[device] = std::max(m.peak_bytes[device], m.live_bytes[device]);

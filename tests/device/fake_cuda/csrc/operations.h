@@ -271,7 +271,8 @@ struct Call {
       }
       std::vector<Place> targets;
       results.push_back(room_for(value.toTensor(), targets));
-      if (targets[0].address) seen_by_streams(targets[0]).copy_(value.toTensor());
+      // In stream order too: the memory may still have to be filled.
+      if (targets[0].address) stream.queue({"result", [target = targets[0], result = value.toTensor()] { seen_by_streams(target).copy_(result); }});
     }
     return results;
   }
@@ -417,5 +418,7 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("set_.source_Storage", fake_cuda::set_storage);
   m.impl("set_.source_Tensor", at::native::set_tensor_);
   m.impl("native_dropout", fake_cuda::native_dropout);
+  // As one operation: its parts have no meta kernels, and the host would wait where it does not on a GPU.
+  for (auto* name : {"convolution", "convolution_backward"}) m.impl(name, torch::CppFunction::makeFromBoxedFunction<&fake_cuda::fallback>());
   m.impl("_fused_sdp_choice", fake_cuda::choose_attention);
 }

@@ -54,6 +54,7 @@ struct Controls {
   bool is_stopping = false;   // the process ends
   std::atomic<int64_t> delay_us{0};
   std::atomic<int64_t> num_launches{0};
+  std::atomic<int> num_running{0};
   std::atomic<int> sync_debug_mode{0};
   std::atomic<int64_t> num_to_device{0}, bytes_to_device{0}, num_to_host{0}, bytes_to_host{0};
   std::vector<std::string> syncs;
@@ -74,6 +75,16 @@ inline void note_sync(const std::string& what) {
   }
   TORCH_CHECK(c.sync_debug_mode != 2, "called a synchronizing CUDA operation (", what, ")");
   if (c.sync_debug_mode == 1) TORCH_WARN("called a synchronizing CUDA operation (", what, ")");
+}
+
+// The process ends: what runs may finish, for a while; what is queued never begins.
+inline void stop() {
+  auto& c = controls();
+  {
+    std::lock_guard lock(c.mutex);
+    c.is_stopping = true;
+  }
+  for (int i = 0; i < 200 && c.num_running > 0; i++) std::this_thread::sleep_for(std::chrono::milliseconds(10));
 }
 
 inline void raise_error_of_device() {
@@ -142,6 +153,7 @@ struct Stream {
       pass_gate();
       run(work);
       work.run = nullptr;  // what it kept is let go of before anybody is told that it is done
+      controls().num_running--;
       {
         std::lock_guard lock(mutex_);
         num_done_++;
@@ -154,6 +166,7 @@ struct Stream {
     {
       std::unique_lock lock(c.mutex);
       c.gates_changed.wait(lock, [&] { return c.is_open && !c.closed.count(this) && !c.is_stopping; });
+      c.num_running++;
     }
     if (auto delay = c.delay_us.load()) std::this_thread::sleep_for(std::chrono::microseconds(delay));
   }
