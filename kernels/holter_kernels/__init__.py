@@ -15,11 +15,13 @@ from holter_kernels.devices import side_stream
 from holter_kernels.passes import Pass, Reading
 from holter_kernels.table import Table
 from holter_kernels.tree import root, tree
+from holter_kernels.warm import Variant, warm_up
 
 __all__ = [
     "Pass",
     "Reading",
     "Table",
+    "Variant",
     "backend",
     "fingerprint",
     "merge",
@@ -28,4 +30,5 @@ __all__ = [
     "side_stream",
     "summarize",
     "tree",
+    "warm_up",
 ]

@@ -14,7 +14,7 @@ from holter_kernels import reference
 from holter_kernels.keys import fingerprint_bits
 from holter_kernels.layout import FORMATS, NUM_BINS, ROW, Format, blank
 from holter_kernels.plan import Plan
-from holter_kernels.sources import look
+from holter_kernels.watch import Watch
 
 try:
     from holter_kernels import native
@@ -75,21 +75,20 @@ class CpuPass:
         self._mode = histogram
         self._statistics = statistics
         self._wants_bins = statistics and histogram != "off"
-        self._signature: list[object] | None = None
+        self._generation = -1
         self._plan = Plan()
         self._partials = np.empty(0, ROW)
         self.left_out = 0
 
-    def start(self, tensors: Sequence[torch.Tensor]) -> "Done":
+    def start(self, tensors: Sequence[torch.Tensor], watch: Watch) -> "Done":
         """Compute now."""
-        sources = look(tensors)
+        sources = watch.look(tensors)
         self.left_out = len(sources.left_out)
-        if sources.signature == self._signature:
-            self._plan.place(np.array(sources.bases, np.uint64))
-        else:
+        if self._generation != watch.generation:
             self._plan = Plan(sources=sources)
             self._partials = np.empty(len(self._plan.chunks), ROW)
-            self._signature = sources.signature
+            self._generation = watch.generation
+        self._plan.bases = watch.bases
         return self._run(self._plan, len(tensors), sources.bits_only)
 
     def _run(self, plan: Plan, num_rows: int, bits_only: list[int]) -> "Done":
@@ -113,7 +112,7 @@ class CpuPass:
         chunks, first = plan.chunks, plan.first_chunk
         for row in range(len(rows)):
             mine = chunks[int(first[row]) : int(first[row + 1])]
-            parts = [(_BY_CODE[int(c["code"])], _memory(c), int(c["offset"])) for c in mine]
+            parts = [(_BY_CODE[int(c["code"])], _memory(c, int(plan.bases[row])), int(c["offset"])) for c in mine]
             rows[row], bins = reference.combine(parts, self._mode)
             if all_bins is not None:
                 all_bins[row] = bins
@@ -122,10 +121,10 @@ class CpuPass:
                 rows[name] = 0
 
 
-def _memory(chunk: np.void) -> np.ndarray:
+def _memory(chunk: np.void, base: int) -> np.ndarray:
     fmt = _BY_CODE[int(chunk["code"])]
     size = int(chunk["count"]) * fmt.bits // 8
-    raw = (ctypes.c_char * size).from_address(int(chunk["address"]))
+    raw = (ctypes.c_char * size).from_address(base + int(chunk["address"]))
     return np.frombuffer(raw, f"u{fmt.bits // 8}")
 
 

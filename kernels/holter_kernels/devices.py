@@ -24,6 +24,8 @@ _lock = threading.Lock()
 _side_streams: dict[tuple[torch.device, str], Any] = {}
 _said: set[str] = set()
 _triton_failed: list[str] = []
+warming: set[torch.device] = set()
+"""Devices whose kernels are being compiled, by `warm_up`."""
 
 
 def say_once(sentence: str) -> None:
@@ -107,6 +109,11 @@ def new_event(device: torch.device, *, is_timing: bool = False) -> Any:
     if there is None:
         return torch.Event(device, enable_timing=is_timing)
     return there(enable_timing=is_timing)
+
+
+def is_past(event: Any, device: torch.device) -> bool:
+    """Whether an event has passed, as far as may be asked: a query while a graph is captured would spoil the capture."""
+    return not is_capturing(device) and bool(event.query())
 
 
 def record(event: Any, stream: Any) -> None:

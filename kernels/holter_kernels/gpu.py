@@ -9,7 +9,6 @@ have the same sizes: what travels at each start is the address of each tensor's 
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from holter_kernels.keys import NUM_ROW_KEYS, PLACES, ROWS, dtype_key
 from holter_kernels.layout import BFLOAT16, BLOCK, FLOAT16, FLOAT32, FORMATS, ROW, Format
 from holter_kernels.pinned import PINNED, Piece
 from holter_kernels.slots import Ring, Slot, Ticket
-from holter_kernels.sources import Sources, look
+from holter_kernels.watch import Watch
 
 JOB_WORDS = 16 * BLOCK
 NUM_THREADS = 256
@@ -34,16 +33,16 @@ SEGMENT = 1024
 """Partial rows that one program of `combine_rows` adds up; a tensor of more has several, and the last of them adds those up."""
 COMBINE_TILE = 64
 COMBINE_THREADS = 128
-_ALIGNMENT = 16
+_ALIGNMENT = np.uint64(16)
 """Bytes of the loads of `float_pass`."""
 
 _BY_CODE = sorted(FORMATS.values(), key=lambda fmt: fmt.code)
 _IN_WORD = np.array([max(1, 32 // fmt.bits) for fmt in _BY_CODE], np.int64)
 _DTYPE_KEYS = np.array([dtype_key(fmt) for fmt in _BY_CODE], np.uint64).view(np.int64)
-_KINDS = {FLOAT32.code: 0, BFLOAT16.code: 1, FLOAT16.code: 2}
-_HISTOGRAMS = {"off": 0, "sampled": 1, "exact": 2}
+KINDS = {FLOAT32.code: 0, BFLOAT16.code: 1, FLOAT16.code: 2}
+HISTOGRAMS = {"off": 0, "sampled": 1, "exact": 2}
 # element_pass counts elements, so its jobs are no longer in elements than float_pass's in words.
-GRAINS = np.array([JOB_WORDS * (32 // fmt.bits if fmt.code in _KINDS else 1) for fmt in _BY_CODE], np.int64)
+GRAINS = np.array([JOB_WORDS * (32 // fmt.bits if fmt.code in KINDS else 1) for fmt in _BY_CODE], np.int64)
 
 
 class Tables:
@@ -58,25 +57,28 @@ class Tables:
         runs = _split_heads(runs)
         code, grain = runs["code"], GRAINS[runs["code"]]
         pieces = (runs["offset"] + runs["count"] - 1) // grain - runs["offset"] // grain + 1
-        is_fast = np.isin(code, list(_KINDS)) & (runs["offset"] % (BLOCK * _IN_WORD[code]) == 0)
-        is_fast &= (bases[runs["row"]] + runs["start"]) % _ALIGNMENT == 0
+        is_fast = np.isin(code, list(KINDS)) & (runs["offset"] % (BLOCK * _IN_WORD[code]) == 0)
+        is_fast &= (bases[runs["row"]] + runs["start"]) % int(_ALIGNMENT) == 0
         self.must_align = np.zeros(num_rows, bool)
         self.must_align[runs["row"][is_fast]] = True
         launch = code * 2 + is_fast
         order = np.argsort(launch, kind="stable")
         first_partial = np.cumsum(pieces) - pieces
         first_job = np.empty_like(pieces)
-        first_job[order] = np.cumsum(pieces[order]) - pieces[order]
-        of = np.repeat(np.arange(len(runs)), pieces[order])
-        self.jobs = of.astype(np.int32)
-        edges = [0, *(np.flatnonzero(np.diff(launch[order][of])) + 1).tolist(), len(of)]
-        self.launches = [
-            (_BY_CODE[launch[order[of[a]]] // 2], bool(launch[order[of[a]]] % 2), a, b)
-            for a, b in pairwise(edges)
-            if b > a
-        ]
-        starts = np.array([a for _, _, a, _ in self.launches], np.int64)
-        first_job -= starts[np.searchsorted(starts, first_job, "right") - 1] if len(starts) else 0
+        kinds, first_run = np.unique(launch[order], return_index=True)
+        ends = [*first_run[1:].tolist(), len(runs)]
+        jobs: list[np.ndarray] = []
+        self.launches: list[tuple[Format, bool, int, int]] = []
+        start = 0
+        for kind, a, b in zip(kinds.tolist(), first_run.tolist(), ends, strict=True):
+            num_jobs = pieces[order[a:b]]
+            first_job[order[a:b]] = np.cumsum(num_jobs) - num_jobs
+            mine = np.repeat(np.arange(a, b, dtype=np.int32), num_jobs)
+            # Triton compiles a kernel again for a pointer that is no multiple of 16: each launch's jobs begin at one.
+            jobs += [mine, np.zeros(-len(mine) % 4, np.int32)]
+            self.launches.append((_BY_CODE[kind // 2], bool(kind % 2), start, start + len(mine)))
+            start += len(mine) + -len(mine) % 4
+        self.jobs = np.concatenate([np.zeros(0, np.int32), *jobs])
         fields = (runs["start"], runs["offset"], runs["count"], runs["row"], first_job, first_partial - first_job)
         self.runs = np.stack([*fields, _DTYPE_KEYS[code], np.zeros_like(code)], axis=1)[order]
         self.num_partials = int(pieces.sum())
@@ -89,7 +91,7 @@ def _split_heads(runs: np.ndarray) -> np.ndarray:
     code, end = runs["code"], runs["offset"] + runs["count"]
     grain = GRAINS[code]
     edge = (runs["offset"] // grain + 1) * grain
-    splits = np.isin(code, list(_KINDS)) & (runs["offset"] % (BLOCK * _IN_WORD[code]) != 0) & (edge < end)
+    splits = np.isin(code, list(KINDS)) & (runs["offset"] % (BLOCK * _IN_WORD[code]) != 0) & (edge < end)
     if not splits.any():
         return runs
     heads, tails = runs.copy(), runs[splits].copy()
@@ -124,13 +126,13 @@ class DeviceTables:
         self.tickets = torch.zeros(num_rows, dtype=torch.int32, device=device)
 
 
-_uploading: list[tuple[Any, Piece]] = []
+_uploading: list[tuple[Any, torch.device, Piece]] = []
 _keys: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
     """Arrays on a device, copied on the current stream from pinned memory that goes back once the copies are done."""
-    _uploading[:] = [(event, piece) for event, piece in _uploading if not event.query()]
+    _uploading[:] = [one for one in _uploading if not devices.is_past(one[0], one[1])]
     found = []
     for array in arrays:
         piece = PINNED.take(array.nbytes)
@@ -142,7 +144,7 @@ def upload(device: torch.device, *arrays: np.ndarray) -> list[torch.Tensor]:
         found[-1].copy_(staged, non_blocking=True)
         event = devices.new_event(device)
         devices.record(event, devices.current_stream(device))
-        _uploading.append((event, piece))
+        _uploading.append((event, device, piece))
     return found
 
 
@@ -174,7 +176,7 @@ def run_kernels(  # noqa: PLR0913 - the memory is the caller's
 
     keys = key_tables(bases.device)
     options = launch_options(is_amd=torch.version.hip is not None)
-    which = _HISTOGRAMS[histogram] if bins is not None else 0
+    which = HISTOGRAMS[histogram] if bins is not None else 0
     if bins is not None:
         bins.zero_()
     if not tables.launches:
@@ -182,7 +184,7 @@ def run_kernels(  # noqa: PLR0913 - the memory is the caller's
     for (fmt, is_fast, start, end), jobs in zip(tables.launches, tables.slices, strict=True):
         memory = (jobs, tables.runs, bases, tables.partials, tables.partials if bins is None else bins, flag, *keys)
         if is_fast:
-            triton_kernels.float_pass[(end - start,)](*memory, _KINDS[fmt.code], statistics, which, UNROLL, **options)
+            triton_kernels.float_pass[(end - start,)](*memory, KINDS[fmt.code], statistics, which, UNROLL, **options)
         else:
             bins_too = which if fmt.is_float else 0
             triton_kernels.element_pass[(end - start,)](
@@ -191,7 +193,7 @@ def run_kernels(  # noqa: PLR0913 - the memory is the caller's
     if len(rows):
         triton_kernels.combine_rows[(len(tables.segments),)](
             tables.partials, tables.segments, tables.seconds, tables.tickets, rows, flag, COMBINE_TILE,
-            num_warps=max(1, COMBINE_THREADS * options["num_warps"] // NUM_THREADS),
+            num_warps=combine_warps(options["num_warps"]),
         )  # fmt: skip
 
 
@@ -200,6 +202,11 @@ def launch_options(*, is_amd: bool) -> dict[str, int]:
     if is_amd:
         return {"num_warps": NUM_THREADS // 64, "waves_per_eu": WAVES_PER_UNIT}
     return {"num_warps": NUM_THREADS // 32, "maxnreg": MAX_REGISTERS}
+
+
+def combine_warps(num_warps: int) -> int:
+    """Of `combine_rows`, where `float_pass` has so many."""
+    return max(1, COMBINE_THREADS * num_warps // NUM_THREADS)
 
 
 def element_constants(fmt: Format) -> tuple[int | bool, ...]:
@@ -228,9 +235,9 @@ class DevicePass:
         self._has_bins = statistics and histogram != "off"
         self._ring: Ring | None = None
         self._num_rows = -1
-        self._signature: list[object] | None = None
+        self._generation = -1
         self._tables: DeviceTables | None = None
-        self._bases: tuple[list[int], torch.Tensor] | None = None
+        self._bases: tuple[np.ndarray, torch.Tensor] | None = None
         self._stream: Any = None
         self._ended: Any = None
         self._is_narrow = False
@@ -240,21 +247,23 @@ class DevicePass:
         else:
             devices.prepare_triton_cache()
 
-    def start(self, tensors: Sequence[torch.Tensor]) -> Ticket | str:
+    def start(self, tensors: Sequence[torch.Tensor], watch: Watch) -> Ticket | str:
         """Read these on the current stream; or why not."""
         if devices.is_capturing(self._device):
             return "capturing"
+        if self._device in devices.warming:
+            return "warming up"
         with devices.on(self._device):
             try:
-                return self._start(tensors)
+                return self._start(tensors, watch)
             except (MemoryError, torch.OutOfMemoryError):
                 return "out of memory"
 
-    def _start(self, tensors: Sequence[torch.Tensor]) -> Ticket | str:
+    def _start(self, tensors: Sequence[torch.Tensor], watch: Watch) -> Ticket | str:
         if self._ring is None or len(tensors) != self._num_rows:
             self._num_rows = len(tensors)
             self._ring = Ring(self._device, self._num_rows, has_bins=self._has_bins)
-            self._signature = self._bases = None
+            self._bases = None
         slot = self._ring.next()
         if slot is None:
             return "under way"
@@ -262,22 +271,22 @@ class DevicePass:
         if self._ended is not None and stream != self._stream:
             stream.wait_event(self._ended)  # the device waits, not this thread: tables and partial rows are shared
         self._stream = stream
-        sources = look(tensors)
+        sources = watch.look(tensors)
         devices.record(slot.began, stream)
-        left_out = set(sources.left_out) | set(self._read(tensors, sources, slot))
+        left_out = set(sources.left_out) | set(self._read(tensors, watch, slot))
         self.left_out = len(left_out)
         devices.record(slot.ended, stream)
         self._ended = slot.ended
         self._copy_out(slot)
         return slot.claim(statistics=self._statistics, bits_only=sources.bits_only, is_narrow=self._is_narrow)
 
-    def _read(self, tensors: Sequence[torch.Tensor], sources: Sources, slot: Slot) -> list[int]:
+    def _read(self, tensors: Sequence[torch.Tensor], watch: Watch, slot: Slot) -> list[int]:
         """By Triton's kernels, or by torch operations where those cannot be had; returns which tensors were left out."""
         memory = {"rows": slot.rows, "bins": slot.bins if self._has_bins else None, "flag": slot.flag}
         mode = {"statistics": self._statistics, "histogram": self._histogram}
         if devices.implementation(self._device) == "triton":
             try:
-                run_kernels(self._prepare(sources), self._aim(sources.bases, slot), **memory, **mode)
+                run_kernels(self._prepare(watch), self._aim(watch, slot), **memory, **mode)
             except (MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # noqa: BLE001 - no compiler, no driver, a version that refuses: whatever it is, it is said
@@ -289,23 +298,22 @@ class DevicePass:
         self._is_narrow = float_dtype(self._device) is torch.float32
         return run_operations(tensors, self._device, **memory, **mode)
 
-    def _prepare(self, sources: Sources) -> DeviceTables:
+    def _prepare(self, watch: Watch) -> DeviceTables:
         """The tables, made anew if the tensors have other sizes, or one lies where it cannot be read 16 bytes at a time any more."""
-        bases = np.array(sources.bases, np.int64)
         tables = self._tables
-        if tables is None or sources.signature != self._signature or (bases[tables.must_align] % _ALIGNMENT).any():
-            tables = self._tables = DeviceTables(
-                Tables(sources.table(), bases, self._num_rows), self._device, self._num_rows
-            )
-            self._signature = sources.signature
+        if tables is None or self._generation != watch.generation or (watch.bases[tables.must_align] % _ALIGNMENT).any():
+            made = Tables(watch.sources.table(), watch.bases.view(np.int64), self._num_rows)
+            tables = self._tables = DeviceTables(made, self._device, self._num_rows)
+            self._generation = watch.generation
         return tables
 
-    def _aim(self, bases: list[int], slot: Slot) -> torch.Tensor:
+    def _aim(self, watch: Watch, slot: Slot) -> torch.Tensor:
         """The addresses on the device: those of the last time if they are the same."""
-        if self._bases is None or self._bases[0] != bases:
+        bases = watch.bases.view(np.int64)
+        if self._bases is None or not np.array_equal(self._bases[0], bases):
             slot.bases_array[:] = bases
             slot.bases.copy_(slot.host_bases, non_blocking=True)
-            self._bases = bases, slot.bases
+            self._bases = bases.copy(), slot.bases
         return self._bases[1]
 
     def _copy_out(self, slot: Slot) -> None:

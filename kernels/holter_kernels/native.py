@@ -31,11 +31,11 @@ def run(  # noqa: PLR0913 - the memory is the caller's
 ) -> None:
     """Fill rows and bins from a plan, without the interpreter lock; `partials` is memory for a row of each chunk."""
     mode = _STATISTICS * statistics | _SAMPLED * sampled
-    _native.run(plan.chunks, partials, plan.first_chunk, plan.jobs, rows, bins, mode, num_threads)
+    _native.run(plan.chunks, partials, plan.first_chunk, plan.jobs, rows, plan.bases, bins, mode, num_threads)
 
 
 def read(plan: Plan, num_threads: int) -> None:
     """Read all the memory of a plan and do nothing with it: the bound that benchmarks compare with."""
     rows = len(plan.first_chunk) - 1
     partials = np.empty(len(plan.chunks), ROW)
-    _native.run(plan.chunks, partials, plan.first_chunk, plan.jobs, np.empty(rows, ROW), None, _READ_ONLY, num_threads)
+    _native.run(plan.chunks, partials, plan.first_chunk, plan.jobs, np.empty(rows, ROW), plan.bases, None, _READ_ONLY, num_threads)

@@ -17,6 +17,7 @@ import torch
 from holter_kernels.cpu import CpuPass
 from holter_kernels.layout import NUM_BINS, ROW
 from holter_kernels.table import Table
+from holter_kernels.watch import Watch
 
 _CPU = torch.device("cpu")
 _POLL_S = 0.0002
@@ -41,8 +42,8 @@ class Part(Protocol):
 
     left_out: int
 
-    def start(self, tensors: Sequence[torch.Tensor]) -> "Claim | str":
-        """Read these; or the reason why not."""
+    def start(self, tensors: Sequence[torch.Tensor], watch: Watch) -> "Claim | str":
+        """Read these; or the reason why not. `watch` is this part's own, and knows how they lie."""
 
 
 class Reading:
@@ -54,7 +55,7 @@ class Reading:
         self._claims, self._num_rows, self._left_out = claims, num_rows, left_out
         self._table: Table | None = None
         self.flag = claims[0][1].flag if len(claims) == 1 else None
-        """On a device: float32, one element, 1.0 if anything read was not finite, written in stream order. It is the slot's: a start eight starts later writes it again."""
+        """On a device: float32, of shape (), as fused optimizers want found_inf: 1.0 if anything read was not finite, written in stream order. It is the slot's: a start eight starts later writes it again."""
 
     def poll(self) -> Table | None:
         """The table, the same at every call; None while the device has not answered. Never waits."""
@@ -105,23 +106,29 @@ class Pass:
             raise ValueError(f"histogram must be one of {', '.join(HISTOGRAMS)}, got {histogram!r}")
         self._mode = {"histogram": histogram, "statistics": statistics}
         self.declined: Counter[str] = Counter()
-        """Why `start` gave no reading, how many times: "capturing", "under way", "unreadable"."""
-        self._parts: list[tuple[list[int] | None, Part]] = []
+        """Why `start` gave no reading, how many times: "capturing", "under way", "warming up", "out of memory"."""
+        self._parts: list[tuple[list[int] | None, Part, Watch]] = []
         self._devices: list[torch.device] | torch.device | None = None
         self._divide(tensors)
 
     def start(self, tensors: Sequence[torch.Tensor]) -> Reading | None:
         """Read these tensors; on the CPU this is the whole computation, on a device it returns at once. None: declined, see `declined`."""
-        self._divide(tensors)
+        if not (len(self._parts) == 1 and self._parts[0][2].is_as_before(tensors)):
+            self._divide(tensors)
         claims: list[tuple[list[int] | None, Claim]] = []
-        for positions, part in self._parts:
-            mine = tensors if positions is None else [tensors[k] for k in positions]
-            claim = part.start(mine)
+        num_left_out = 0
+        for positions, part, watch in self._parts:
+            mine = tensors
+            if positions is not None:
+                mine = [tensors[k] for k in positions]
+                watch.is_as_before(mine)
+            claim = part.start(mine, watch)
             if isinstance(claim, str):
                 self.declined[claim] += 1
                 return None
             claims.append((positions, claim))
-        return Reading(claims, len(tensors), sum(part.left_out for _, part in self._parts))
+            num_left_out += part.left_out
+        return Reading(claims, len(tensors), num_left_out)
 
     def _divide(self, tensors: Sequence[torch.Tensor]) -> None:
         """Make parts for the devices of these tensors, unless they are those of the last time."""
@@ -133,12 +140,12 @@ class Pass:
             return
         self._devices = found
         if isinstance(found, torch.device):
-            self._parts = [(None, _part(found, **self._mode))]
+            self._parts = [(None, _part(found, **self._mode), Watch())]
             return
         places: dict[torch.device, list[int]] = {}
         for position, device in enumerate(found):
             places.setdefault(device, []).append(position)
-        self._parts = [(positions, _part(device, **self._mode)) for device, positions in places.items()]
+        self._parts = [(positions, _part(device, **self._mode), Watch()) for device, positions in places.items()]
 
 
 def _part(device: torch.device, *, histogram: str, statistics: bool) -> Part:

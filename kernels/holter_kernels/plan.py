@@ -30,20 +30,14 @@ class Plan:
 
     def __init__(self, tensors: Sequence[torch.Tensor] = (), sources: Sources | None = None) -> None:
         sources = look(tensors) if sources is None else sources
-        self.kept = sources.kept
-        """Copies of what could not be read in place; whoever runs the plan drops them then."""
         self.chunks = cut(sources.table())
-        self._rows = self.chunks["row"].astype(np.int64)
-        self._within = self.chunks["address"].copy()
-        self.place(np.array(sources.bases, np.uint64))
+        """Their addresses are counted from the base of their row."""
+        self.bases = np.array(sources.bases, np.uint64)
+        """Where the first element of each row lies now; tensors made anew have other bases, and the rest stays."""
         self.first_chunk = np.searchsorted(self.chunks["row"], np.arange(len(sources.bases) + 1)).astype(np.uint64)
         cost = np.cumsum(self.chunks["count"] * WIDTHS.astype(np.uint64)[self.chunks["code"]] + CHUNK_COST) // JOB_BYTES
         starts = np.flatnonzero(np.diff(cost, prepend=np.uint64(2**63)))
         self.jobs = np.append(starts, len(self.chunks)).astype(np.uint64)
-
-    def place(self, bases: np.ndarray) -> None:
-        """Read tensors with the same runs whose first elements lie at these addresses (uint64)."""
-        self.chunks["address"] = bases[self._rows] + self._within
 
 
 def cut(runs: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ MAX_SLOT_BYTES = 8 << 20
 """Of all slots of a pass together, beyond one; histograms of thousands of tensors get fewer."""
 ROW_BYTES = ROW.itemsize
 
-_retired: list[tuple[Any, Any]] = []
+_retired: list[tuple[Any, torch.device, Any]] = []
 """Memory of slots that were dropped under way, and the events after which nothing writes to it."""
 
 
@@ -41,7 +41,7 @@ class Slot:
         self.rows_array = self.host_rows.numpy().view(ROW).reshape(-1)
         self.bins_array = self.host_bins.numpy().view(np.uint64)
         self.bases_array = self.host_bases.numpy()
-        self._piece = piece
+        self._device, self._piece = device, piece
         self.began, self.ended = (devices.new_event(device, is_timing=True) for _ in range(2))
         self.copied = devices.new_event(device)
         self._is_under_way = False
@@ -50,13 +50,17 @@ class Slot:
     def __del__(self) -> None:
         """The device may still write to it: then its memory is kept until it has."""
         if getattr(self, "_is_under_way", False) and _retired is not None:
-            _retired.append((self.copied, (self._piece, self.rows, self.bins)))
+            _retired.append((self.copied, self._device, (self._piece, self.rows, self.bins)))
+
+    def is_answered(self) -> bool:
+        """Whether the copy to the host is done, as far as is known without waiting."""
+        return devices.is_past(self.copied, self._device)
 
     def is_free(self) -> bool:
         """Whether the device has finished with it; an answer that nobody has fetched moves into its ticket."""
         if not self._is_under_way:
             return True
-        if not self.copied.query():
+        if not self.is_answered():
             return False
         ticket = None if self._ticket is None else self._ticket()
         if ticket is not None:
@@ -86,7 +90,7 @@ class Ticket:
     def fetch(self) -> tuple[np.ndarray, np.ndarray | None] | None:
         """Rows and histograms; None while they are under way. Never waits."""
         slot = self._slot
-        if slot is not None and slot.copied.query():
+        if slot is not None and slot.is_answered():
             rows = widen(slot.rows_array.copy()) if self._is_narrow else slot.rows_array.copy()
             rows = finish(rows, statistics=self._statistics, bits_only=self._bits_only)
             self._answer = rows, slot.bins_array.copy() if len(slot.bins_array) else None
@@ -138,17 +142,19 @@ class Ring:
         if piece is None:
             raise MemoryError("holter's pinned memory is full")
         host = piece.memory[: 8 * sum(sizes) * count].view(torch.int64)
-        there = [torch.zeros((count, *shape), dtype=torch.int64, device=device) for shape in shapes]
-        flags = torch.zeros((count, 1), dtype=torch.float32, device=device)
+        # Rows of 16 bytes and multiples of it: Triton compiles a kernel again for a pointer that is no multiple of 16.
+        padded = [*shapes[:2], (num_rows + num_rows % 2,)]
+        there = [torch.zeros((count, *shape), dtype=torch.int64, device=device) for shape in padded]
+        flags = torch.zeros((count, 4), dtype=torch.float32, device=device)
         self._slots = deque[Slot]()
         for k, mine in enumerate(host.split(sum(sizes)) if sum(sizes) else [host] * count):
             parts = [part.view(shape) for part, shape in zip(mine.split(sizes), shapes, strict=True)]
-            self._slots.append(Slot(device, [*(one[k] for one in there), flags[k]], parts, piece))
+            self._slots.append(Slot(device, [*(one[k, : shape[0]] for one, shape in zip(there, shapes, strict=True)), flags[k, 0]], parts, piece))
 
     def next(self) -> Slot | None:
         """The slot that was used longest ago; None while it is under way, and with it all others."""
         if _retired:
-            _retired[:] = [(copied, memory) for copied, memory in _retired if not copied.query()]
+            _retired[:] = [one for one in _retired if not devices.is_past(one[0], one[1])]
         if not self._slots[0].is_free():
             return None
         self._slots.rotate(-1)

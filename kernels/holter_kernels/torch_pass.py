@@ -65,7 +65,7 @@ def run_operations(
         rows[position, :NUM_INTEGERS] = integers
         wide = floats if floats.dtype is torch.float64 else floats.view(torch.int32).to(torch.int64)
         rows[position, NUM_INTEGERS : NUM_INTEGERS + NUM_FLOATS] = wide.view(torch.int64)
-    flag.copy_((rows[:, 3:6].sum() > 0).to(torch.float32).view(1))
+    flag.copy_((rows[:, 3:6].sum() > 0).to(torch.float32))
     return failed
 
 

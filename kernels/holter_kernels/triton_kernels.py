@@ -67,13 +67,6 @@ def _slot(run):
 
 
 @triton.jit
-def _clear(flag):
-    """Before anything is found; `combine_rows`, which comes after, sets it."""
-    if tl.program_id(0) == 0:
-        tl.store(flag, 0.0)
-
-
-@triton.jit
 def _part(w, part: tl.constexpr, KIND: tl.constexpr):
     """Element `part` of each word, as float32. KIND: 0 float32, 1 bfloat16, 2 float16."""
     if KIND == 0:
@@ -166,7 +159,7 @@ def _observe(w, low, high, least, sums, abs_sums, square_sums, KIND: tl.constexp
 
 @triton.jit
 def _store_row(
-    partials, slot, count, zeros, subnormals, nans, pos_infs, neg_infs, low_zero, fingerprint, low, high, least,
+    flag, partials, slot, count, zeros, subnormals, nans, pos_infs, neg_infs, low_zero, fingerprint, low, high, least,
     sum_, abs_sum, square_sum,
 ):  # fmt: skip
     out = partials + slot * ROW_FIELDS
@@ -187,6 +180,8 @@ def _store_row(
     tl.store(floats + 13, abs_sum)
     tl.store(floats + 14, square_sum)
     tl.store(out + 15, tl.zeros((), tl.int64))
+    if tl.program_id(0) == 0:
+        tl.store(flag, 0.0)  # combine_rows, which comes after, sets it
 
 
 @triton.jit
@@ -209,7 +204,6 @@ def float_pass(
     INFINITY: tl.constexpr = 0x7F800000 if KIND == 0 else (0x7F80 if KIND == 1 else 0x7C00)
     NORMAL: tl.constexpr = 0x00800000 if KIND == 0 else (0x0080 if KIND == 1 else 0x0400)
     SMALLEST_NORMAL: tl.constexpr = 2.0**-14 if KIND == 2 else 2.0**-126
-    _clear(flag)
     address, count, index = _job(jobs, runs, bases, JOB_WORDS * NUM_PARTS, 4 // NUM_PARTS)
     words = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)
     num_words = count // NUM_PARTS
@@ -348,7 +342,7 @@ def float_pass(
             abs_total = tl.sum(wide_abs_sums, 0)
             square_total = tl.sum(wide_square_sums, 0)
     _store_row(
-        partials, _slot(run), count.to(tl.int64), zeros, subnormals, nans, pos_infs, neg_infs, low_zero, fingerprint,
+        flag, partials, _slot(run), count.to(tl.int64), zeros, subnormals, nans, pos_infs, neg_infs, low_zero, fingerprint,
         lowest, highest, smallest, total, abs_total, square_total,
     )  # fmt: skip
 
@@ -401,7 +395,6 @@ def element_pass(
     """One job of any dtype, beginning at any element, classified element by element, summed in float64."""
     BIAS: tl.constexpr = (1 << (EXPONENT_BITS - 1)) - 1 if IS_FLOAT else 0
     IN_WORD: tl.constexpr = 32 // BITS if BITS < 32 else 1
-    _clear(flag)
     address, count, index = _job(jobs, runs, bases, GRAIN, BITS // 8)
     if BITS == 8:
         elements = address.to(tl.pointer_type(tl.uint8))
@@ -489,7 +482,7 @@ def element_pass(
     run = _run_again(jobs, runs)
     fingerprint = _seal(tl.sum(hashes, 0), run, (index // IN_WORD) >> 16, count)
     _store_row(
-        partials, _slot(run), count.to(tl.int64), tl.sum(zero_counts, 0), tl.sum(subnormal_counts, 0), tl.sum(nan_counts, 0),
+        flag, partials, _slot(run), count.to(tl.int64), tl.sum(zero_counts, 0), tl.sum(subnormal_counts, 0), tl.sum(nan_counts, 0),
         tl.sum(pos_counts, 0), tl.sum(neg_counts, 0), tl.sum(low_zeros, 0), fingerprint, tl.min(low, 0), tl.max(high, 0),
         tl.min(least, 0), tl.sum(sums, 0), tl.sum(abs_sums, 0), tl.sum(square_sums, 0),
     )  # fmt: skip

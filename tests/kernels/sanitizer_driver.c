@@ -41,7 +41,8 @@ static uint64_t check(unsigned code, const uint8_t *memory, size_t n, size_t off
     }
     first[1] = jobs[k] = k;
     memset(&row, 0xFF, sizeof row);
-    struct plan plan = {chunks, partials, first, jobs, &row, mode & HISTOGRAM ? bins : NULL, k, 1, k, mode, threads};
+    static const uint64_t base = 0;
+    struct plan plan = {chunks, partials, first, jobs, &row, &base, mode & HISTOGRAM ? bins : NULL, k, 1, k, mode, threads};
     run(&plan);
     uint64_t alone = 0;
     for (size_t c = 0; c < k; c++)

@@ -37,7 +37,7 @@ def poisoned(tensors: list[torch.Tensor], histogram: str) -> tuple[np.ndarray, n
 def run_chunks(chunks: np.ndarray, rows: np.ndarray, *, num_threads: int, partials: np.ndarray | None = None) -> None:
     """The native pass over a table of one row made by hand, each chunk a job."""
     edges = np.arange(len(chunks) + 1, dtype=np.uint64)
-    plan = SimpleNamespace(chunks=chunks, first_chunk=edges[[0, -1]], jobs=edges)
+    plan = SimpleNamespace(chunks=chunks, first_chunk=edges[[0, -1]], jobs=edges, bases=np.zeros(1, np.uint64))
     memory = np.empty(len(chunks), ROW) if partials is None else partials
     native.run(plan, rows, None, memory, statistics=True, sampled=False, num_threads=num_threads)
 

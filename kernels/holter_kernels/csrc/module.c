@@ -6,6 +6,7 @@
 #define Py_LIMITED_API 0x030B0000
 #include <Python.h>
 
+#include "look.h"
 #include "pass.h"
 
 static const struct isa *const all_isas[] = {
@@ -30,35 +31,37 @@ static int get_buffer(PyObject *object, Py_buffer *view, size_t item, int flags)
 
 static PyObject *py_run(PyObject *self, PyObject *args)
 {
-    PyObject *objects[6];
-    Py_buffer views[6] = {{0}};
-    static const size_t items[6] = {
-        sizeof(struct chunk), sizeof(struct row), sizeof(uint64_t), sizeof(uint64_t), sizeof(struct row), sizeof(uint64_t)};
+    PyObject *objects[7];
+    Py_buffer views[7] = {{0}};
+    static const size_t items[7] = {sizeof(struct chunk), sizeof(struct row), sizeof(uint64_t), sizeof(uint64_t),
+                                    sizeof(struct row),   sizeof(uint64_t),   sizeof(uint64_t)};
     struct plan plan;
     int got = 0, mode = 0;
     (void)self;
     memset(&plan, 0, sizeof plan);
-    if (!PyArg_ParseTuple(args, "OOOOOOii", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4], &objects[5], &mode,
-                          &plan.num_threads))
+    if (!PyArg_ParseTuple(args, "OOOOOOOii", &objects[0], &objects[1], &objects[2], &objects[3], &objects[4], &objects[5],
+                          &objects[6], &mode, &plan.num_threads))
         return NULL;
-    int num_buffers = objects[5] == Py_None ? 5 : 6;
+    int num_buffers = objects[6] == Py_None ? 6 : 7;
     for (; got < num_buffers; got++)
-        if (get_buffer(objects[got], &views[got], items[got], got == 1 || got >= 4 ? PyBUF_WRITABLE : 0))
+        if (get_buffer(objects[got], &views[got], items[got], got == 1 || got == 4 || got == 6 ? PyBUF_WRITABLE : 0))
             goto release;
-    plan.mode = (unsigned)mode | (num_buffers == 6 ? HISTOGRAM : 0);
+    plan.mode = (unsigned)mode | (num_buffers == 7 ? HISTOGRAM : 0);
     plan.chunks = views[0].buf;
     plan.partials = views[1].buf;
     plan.first_chunk = views[2].buf;
     plan.jobs = views[3].buf;
     plan.rows = views[4].buf;
-    plan.bins = num_buffers == 6 ? views[5].buf : NULL;
+    plan.bases = views[5].buf;
+    plan.bins = num_buffers == 7 ? views[6].buf : NULL;
     plan.num_chunks = (size_t)views[0].len / items[0];
     plan.num_rows = (size_t)views[4].len / items[4];
     plan.num_jobs = (size_t)views[3].len / items[3];
     if (plan.num_jobs == 0 || (size_t)views[1].len / items[1] != plan.num_chunks ||
         (size_t)views[2].len / items[2] != plan.num_rows + 1 || plan.jobs[--plan.num_jobs] != plan.num_chunks ||
         plan.first_chunk[plan.num_rows] != plan.num_chunks ||
-        (plan.bins && (size_t)views[5].len / items[5] != plan.num_rows * NUM_BINS)) {
+        (size_t)views[5].len / items[5] != plan.num_rows ||
+        (plan.bins && (size_t)views[6].len / items[6] != plan.num_rows * NUM_BINS)) {
         PyErr_SetString(PyExc_ValueError, "the buffers of the plan do not belong together");
         goto release;
     }
@@ -151,7 +154,8 @@ static PyObject *py_selected(PyObject *self, PyObject *unused)
 }
 
 static PyMethodDef methods[] = {
-    {"run", py_run, METH_VARARGS, "run(chunks, partials, first_chunk, jobs, rows, bins or None, mode, num_threads)"},
+    {"run", py_run, METH_VARARGS, "run(chunks, partials, first_chunk, jobs, rows, bases, bins or None, mode, num_threads)"},
+    {"look", py_look, METH_VARARGS, "look(dlpack functions, tensors, types, layouts, addresses)"},
     {"fingerprint", py_fingerprint, METH_VARARGS, "fingerprint(address, count, offset, code, width)"},
     {"set_keys", py_set_keys, METH_VARARGS, "set_keys(places, rows, dtypes)"},
     {"available", py_available, METH_NOARGS, "Instruction sets this processor has, best first."},

@@ -4,6 +4,7 @@
  *   isa_*.c      float32.inc and float16.inc, compiled once for each instruction set over a vector_*.h
  *   scalar.c     the other dtypes, and the elements that do not fill a vector
  *   threads.c    who takes which job
+ *   look.c       where the tensors of a list lie
  *   module.c     Python's view
  *
  * Statistics are defined in reference.py, the fingerprint in keys.py. All integers here are bit-equal to them.
@@ -147,6 +148,7 @@ struct plan {
     const uint64_t *first_chunk; /* of each row, and one more */
     const uint64_t *jobs;        /* first chunk of each job, and one more */
     struct row *rows;
+    const uint64_t *bases; /* of each row: addresses of its chunks are counted from it */
     uint64_t *bins; /* NUM_BINS a row, or NULL */
     size_t num_chunks, num_rows, num_jobs;
     unsigned mode;

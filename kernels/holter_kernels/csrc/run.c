@@ -87,8 +87,11 @@ uint64_t fingerprint(const struct chunk *chunk)
     return seal(chunk, sum);
 }
 
-static void run_chunk(const struct plan *plan, const struct chunk *chunk, struct row *partial)
+static void run_chunk(const struct plan *plan, const struct chunk *entry, struct row *partial)
 {
+    struct chunk here = *entry;
+    const struct chunk *chunk = &here;
+    here.address += plan->bases[here.row];
     uint32_t bins[NUM_BINS];
     memset(partial, 0, sizeof *partial);
     partial->numel = chunk->count;

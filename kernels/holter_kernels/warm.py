@@ -1,0 +1,111 @@
+"""Compile the kernels before they are needed: a second or two each, better in a thread at the start than in a hook.
+
+While it goes on, a pass over that device declines ("warming up") instead of compiling the same in the training thread.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holter_kernels import devices
+from holter_kernels.layout import FORMATS, Format
+
+PASSES = (("off", True), ("sampled", True))
+"""Histogram and statistics of the passes that a rank makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kernel, compiled."""
+
+    name: str
+    device: str
+    seconds: float
+    registers: int | None = None
+    spills: int | None = None
+    """Known once it is loaded; on NVIDIA."""
+    error: str | None = None
+
+
+def warm_up(
+    on: Iterable[torch.device],
+    dtypes: Iterable[torch.dtype],
+    progress: Callable[[int, int, str], None] | None = None,
+    *,
+    passes: Iterable[tuple[str, bool]] = PASSES,
+    loads: bool = False,
+) -> list[Variant]:
+    """Compile what passes over these devices and dtypes need; `progress` hears how many are done, of how many, and which is next.
+
+    Nothing is launched. `loads=True` puts the kernels on the device as well, which must not happen while another thread captures a graph. Never raises for a kernel that does not compile:
+    that is in its variant, and Triton is given up for this process.
+    """
+    wanted = [device for device in on if devices.implementation(device) == "triton"]
+    if not wanted:
+        return []
+    devices.prepare_triton_cache()
+    work = [(device, *one) for device in wanted for one in _kernels(list(dtypes), list(passes))]
+    found: list[Variant] = []
+    devices.warming.update(wanted)
+    try:
+        for number, (device, name, compile_it) in enumerate(work):
+            if progress is not None:
+                progress(number, len(work), name)
+            found.append(_compiled(device, name, compile_it, loads=loads))
+            if found[-1].error is not None:
+                break
+    finally:
+        devices.warming.difference_update(wanted)
+    if progress is not None:
+        progress(len(work), len(work), "")
+    return found
+
+
+def _compiled(device: torch.device, name: str, compile_it: Callable[[], Any], *, loads: bool) -> Variant:
+    began = time.monotonic()
+    try:
+        with devices.on(device):
+            kernel = compile_it()
+            if loads and hasattr(kernel, "_init_handles"):
+                kernel._init_handles()  # noqa: SLF001 - as Triton itself does at the first launch
+    except Exception as error:  # noqa: BLE001 - no compiler, no driver, an architecture that Triton has not: said, and torch operations then
+        devices.give_up_triton(error)
+        return Variant(name, str(device), time.monotonic() - began, error=f"{type(error).__name__}: {error}")
+    registers, spills = (getattr(kernel, field, None) for field in ("n_regs", "n_spills"))
+    return Variant(name, str(device), time.monotonic() - began, registers, spills)
+
+
+def _kernels(dtypes: list[torch.dtype], passes: list[tuple[str, bool]]) -> Iterator[tuple[str, Callable[[], Any]]]:
+    from holter_kernels import gpu, triton_kernels  # noqa: PLC0415 - needs triton
+
+    options = gpu.launch_options(is_amd=torch.version.hip is not None)
+    pointers = (torch.int32, torch.int64, torch.int64, torch.int64, torch.int64, torch.float32, torch.int32, torch.int32)
+    for fmt in _formats(dtypes):
+        for histogram, statistics in passes:
+            which = gpu.HISTOGRAMS[histogram] if statistics else 0
+            name = f"{fmt.name}, histogram {histogram}" if statistics else f"{fmt.name}, fingerprint alone"
+            if fmt.code in gpu.KINDS:
+                constants = (gpu.KINDS[fmt.code], statistics, which, gpu.UNROLL)
+                yield name, lambda c=constants: triton_kernels.float_pass.warmup(*pointers, *c, grid=(1,), **options)
+            elements = (*gpu.element_constants(fmt), statistics, which if fmt.is_float else 0)
+            yield (
+                f"{name}, any alignment",
+                lambda c=elements: triton_kernels.element_pass.warmup(
+                    *pointers, *c, grid=(1,), num_warps=options["num_warps"]
+                ),
+            )
+    rows = (torch.int64, torch.int64, torch.int64, torch.int32, torch.int64, torch.float32)
+    yield (
+        "rows",
+        lambda: triton_kernels.combine_rows.warmup(
+            *rows, gpu.COMBINE_TILE, grid=(1,), num_warps=gpu.combine_warps(options["num_warps"])
+        ),
+    )
+
+
+def _formats(dtypes: list[torch.dtype]) -> list[Format]:
+    found = {FORMATS[dtype].code: FORMATS[dtype] for dtype in dtypes if dtype in FORMATS}
+    return [found[code] for code in sorted(found)]

@@ -1,0 +1,84 @@
+"""Whether the tensors of a list are laid out as those of the last time, in one native call.
+
+Gradients are new objects at every step, most often somewhere else, always of the same sizes: all that a pass needs then are their addresses.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from holter_kernels.sources import PLAIN_TYPES, Sources, look
+
+try:
+    from holter_kernels._native import look as _native_look
+except ImportError:
+    _native_look = None
+
+_FUNCTIONS = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+_SAME, _MOVED, _NOT_PLAIN = 0, 1, 3
+# DLPack does not tell a lazily negated view from its memory, nor a view of a storage that was freed from one at a low address.
+_is_neg, _offset = torch.Tensor.is_neg, torch.Tensor.storage_offset
+
+
+class Watch:
+    """The last list that was looked at."""
+
+    def __init__(self) -> None:
+        self._layouts = np.zeros((0, 2), np.uint64)
+        self._is_valid = self._is_plain = self._is_as_before = False
+        self.sources = Sources()
+        """What was found when somebody last looked tensor by tensor; its runs still hold."""
+        self.bases = np.zeros(0, np.uint64)
+        """The address of each tensor's first element."""
+        self.generation = 0
+        """Another number when the runs may be others."""
+
+    def is_as_before(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these have the sizes, dtypes and devices of the last ones, one by one; their addresses are `bases` then."""
+        found = self._compare(tensors)
+        self._is_plain = found is not None
+        self._is_as_before = self._is_valid and found in (_SAME, _MOVED)
+        return self._is_as_before
+
+    def look(self, tensors: Sequence[torch.Tensor]) -> Sources:
+        """How these are laid out: as before, if `is_as_before` has just said so; else tensor by tensor, with copies of what cannot be read in place."""
+        if self._is_as_before:
+            return self.sources
+        sources = look(tensors)
+        if sources.signature != self.sources.signature or not self.generation:
+            self.generation += 1
+        self.bases = np.array(sources.bases, np.uint64)
+        # A list with a tensor that lost its memory, or that could not be read, is looked at again each time.
+        self._is_valid = self._is_plain and not sources.kept and not sources.left_out
+        kept, sources.kept = sources.kept, []
+        self.sources = sources
+        return sources if not kept else _with(sources, kept)
+
+    def _compare(self, tensors: Sequence[torch.Tensor]) -> int | None:
+        """What the native code says: as before, moved, others; None if it cannot say."""
+        if _native_look is None or _FUNCTIONS is None:
+            return None
+        as_list = tensors if type(tensors) is list else list(tensors)
+        if len(as_list) != len(self._layouts):
+            self._layouts, self.bases = np.zeros((len(as_list), 2), np.uint64), np.zeros(len(as_list), np.uint64)
+            self._is_valid = False
+        found: int = _native_look(_FUNCTIONS, as_list, PLAIN_TYPES, self._layouts, self.bases)
+        return None if found == _NOT_PLAIN or any(map(_is_neg, as_list)) or _has_lost_memory(as_list) else found
+
+
+def _with(sources: Sources, kept: list[torch.Tensor]) -> Sources:
+    """The same, and the copies, which only the caller holds."""
+    return Sources(
+        sources.signature, sources.bases, sources.runs, sources.codes, kept, sources.left_out, sources.bits_only
+    )
+
+
+def _has_lost_memory(tensors: list[torch.Tensor]) -> bool:
+    """Whether a view reaches beyond its storage, as those of FSDP's flat parameters do while they are sharded."""
+    offsets = list(map(_offset, tensors))
+    return any(offsets) and any(
+        (offset + tensor.numel()) * tensor.element_size() > tensor.untyped_storage().nbytes()
+        for offset, tensor in zip(offsets, tensors, strict=True)
+        if offset
+    )
