@@ -1,7 +1,8 @@
 """What the hooks of one rank share: the writer of observations, the step under way, what decides whether it is applied, and ways back."""
 
 import functools
-from collections.abc import Callable, Iterable
+import string
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,15 @@ import msgspec
 from holter import clock
 from holter.page import PageWriter
 from holter.rank.framework import Frameworks
-from holter.rank.guard import Guard, Patches
+from holter.rank.guard import Guard, Patches, is_from_signal_handler
 from holter.rank.hold.peers import ShardPeers
 from holter.rank.models import Models
 from holter.rank.publish.budget import Schedule
-from holter.rank.publish.step_log import PhaseClock, StepLog
+from holter.rank.publish.step_log import OpenStep, OwedAnswer, PhaseClock, StepLog
 from holter.rank.readings.batches import Inputs
 from holter.rank.readings.fused_pass import Readings
+from holter.rank.readings.gradient_answers import GradientAnswers, num_collectives
+from holter.rank.readings.samples import local
 from holter.records import Body, Observation, Phase
 
 if TYPE_CHECKING:
@@ -64,25 +67,27 @@ class StepInputs:
 
 
 class KnownFinite:
-    """Gradients that somebody has read already and found finite: the guard need not read them again.
+    """Gradients that somebody has shown to be finite without a reading of ours: clip_grad_norm_ returned a finite norm of all that it was given.
 
-        clip_grad_norm_ returned a finite norm      of all that it was given, as they are after it
-        a fused pass of ours over the same memory   of what it read
-
-    It holds until the next backward pass, as long as the gradient is not written to: torch counts that, in place and by a new backward pass alike.
+    It holds until the next backward pass, as long as the gradient is not written to: torch counts that, but for what a collective writes.
     """
 
     def __init__(self) -> None:
         self._versions: dict[int, int] = {}
+        self._num_collectives = -1
 
-    def note(self, parameters: Iterable[Any], gradients: Iterable[Any] = ()) -> None:
-        """The gradients of these, as they are now, are finite; and these, wherever they lie."""
-        self._versions.update((id(p), g._version) for p in parameters if (g := p.grad) is not None)  # noqa: SLF001
-        self._versions.update((id(g), g._version) for g in gradients)  # noqa: SLF001
+    def note(self, gradients: Iterable[Any]) -> None:
+        """These, as they are now, are finite."""
+        if self._num_collectives != (now := num_collectives()):
+            self._versions, self._num_collectives = {}, now
+        self._versions.update((local(g).data_ptr(), g._version) for g in gradients)  # noqa: SLF001
 
-    def covers(self, parameter: Any, gradient: Any) -> bool:
-        """Whether this gradient is known to be finite."""
-        return bool(self._versions.get(id(parameter)) == gradient._version)  # noqa: SLF001
+    def unshown(self, gradients: Sequence[Any]) -> list[Any]:
+        """Those of these that are not known to be finite."""
+        if not self._versions or self._num_collectives != num_collectives():
+            return list(gradients)
+        known = self._versions
+        return [g for g in gradients if known.get(local(g).data_ptr(), -1) != g._version]  # noqa: SLF001
 
     def clear(self) -> None:
         """A backward pass begins, or the step is over."""
@@ -127,6 +132,8 @@ class Context:
     phases: PhaseClock = field(default_factory=PhaseClock)
     models: Models = field(default_factory=Models)
     readings: Readings = field(default_factory=Readings)
+    gradient_answers: GradientAnswers = field(default_factory=GradientAnswers)
+    """What was read of the gradients of the step under way."""
     log: StepLog = field(default_factory=StepLog)
     data: "DataProbe" = field(init=False)
     """The loaders of this process."""
@@ -134,6 +141,31 @@ class Context:
     hold: Hold = field(default_factory=Hold)
     undo: Undo = field(default_factory=Undo)
     frameworks: Frameworks = field(default_factory=Frameworks)
+
+    def read(
+        self,
+        name: str,
+        tensors: Sequence[Any],
+        then: Callable[[Any], None],
+        *,
+        step: OpenStep | None = None,
+        histogram: str = "off",
+    ) -> Any:
+        """Read these tensors; `then` gets the table, now or later, and `step` waits for it. None: they cannot be read, else the reading.
+
+        Nothing is raised, neither here nor where the answer comes: what cannot be read is counted and said once, and the step is told without it.
+        """
+        owed = OwedAnswer(self.guard, step, then)
+        try:
+            reading = self.readings.read(name, tensors, owed, histogram=histogram)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            reading = None
+            self.guard.count(f"reading {name.rstrip(string.digits)}", error)
+        if reading is None:
+            owed.settle()
+        return reading
 
     def enter(self, phase: Phase) -> Phase:
         """Begin a phase and let the sidecar see it; returns the phase to go back to."""

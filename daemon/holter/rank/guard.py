@@ -14,12 +14,15 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from holter import clock
 
 HookThread = Literal["claims", "training", "any"]
 """Whether a hook makes its thread the one that trains, runs in that one only, or (inside autograd's engine) anywhere."""
+
+
+Result = TypeVar("Result")
 
 
 class Guard:
@@ -55,6 +58,16 @@ class Guard:
                     self.own_s += clock.monotonic_s() - started
 
         return harmless
+
+    def attempt(self, call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result | None:
+        """One part of a hook by itself: what it raises is counted and said once, and the rest of the hook goes on; None then."""
+        try:
+            return call(*args, **kwargs)
+        except Exception as error:
+            if is_from_signal_handler(error):
+                raise
+            self.count(getattr(call, "__qualname__", type(call).__name__), error)
+            return None
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:

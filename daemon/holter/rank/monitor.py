@@ -161,53 +161,57 @@ class Monitor:
 
     def _on_forward(self) -> None:
         """A forward pass of training begins, or a call in it; the first call of a step fixes how the step began."""
-        step, snapshots = self.steps.next_step, self.context.undo.snapshots
-        if not self.context.undo.rewind.forward_begins(step):
+        step, snapshots, attempt = self.steps.next_step, self.context.undo.snapshots, self.context.guard.attempt
+        if not attempt(self.context.undo.rewind.forward_begins, step):
             return
-        self._past.begin(step)
+        attempt(self._past.begin, step)
         if snapshots is not None:
-            snapshots.begin(step)
+            attempt(snapshots.begin, step)
 
     def _on_call(self, module: torch.nn.Module) -> None:
         """A model is called in training; its buffers are compared in the first of several micro-steps."""
+        attempt = self.context.guard.attempt
         self._on_forward()
-        self._batches.see_call()
+        attempt(self._batches.see_call)
         model = self.context.models.of(module)
         if model is None:
             return
         model.is_active = True
-        if self.context.log.micro_step == 0 and self._comparison.is_due():
-            self._comparison.buffers(model)
-        self._inspection.begin(module)
+        if self.context.log.micro_step == 0 and attempt(self._comparison.is_due):
+            attempt(self._comparison.buffers, model)
+        attempt(self._inspection.begin, module)
 
     def _on_return(self, module: torch.nn.Module, output: object) -> None:
-        self._regions.end(module, output)
+        self.context.guard.attempt(self._regions.end, module, output)
         self._inspection.failed()
 
     def _on_backward(self) -> None:
         """A backward pass begins: by now the models exist."""
-        self.steps.end_open_step()
-        self.context.undo.rewind.backward_begins()
+        attempt = self.context.guard.attempt
+        attempt(self.steps.end_open_step)
+        attempt(self.context.undo.rewind.backward_begins)
         self.context.hold.known_finite.clear()
-        self._batches.begin_backward(self._data.trained())
+        self.context.gradient_answers.clear()
+        attempt(self._batches.begin_backward, attempt(self._data.trained) or [])
         for call in self.before_backward:
             call()
-        self._calls.find_wrapped()
+        attempt(self._calls.find_wrapped)
         if not self._is_searched and not list(self.context.models):
-            self._find_models()
-        self._gradients.follow_order()
+            attempt(self._find_models)
+        attempt(self._gradients.follow_order)
         if self.context.log.micro_step == 0:
-            self._components.look()
-            self._vitals.begin_backward()
+            attempt(self._components.look)
+            attempt(self._vitals.begin_backward)
 
     def _on_backward_end(self) -> None:
-        self._gradients.unfollow_order()
-        self._inspection.end()
-        if self._comparison.is_due():
-            self._comparison.reduced_gradients()
+        attempt = self.context.guard.attempt
+        attempt(self._gradients.unfollow_order)
+        attempt(self._inspection.end)
+        if attempt(self._comparison.is_due):
+            attempt(self._comparison.reduced_gradients)
 
     def _on_gradients(self) -> None:
-        self._gradients.read_local()
+        self.context.guard.attempt(self._gradients.read_local)
         if self.context.log.now.suspects.tensors:
             self.context.inputs.suspect_last()
 

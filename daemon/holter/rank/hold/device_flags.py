@@ -116,7 +116,7 @@ class DeviceFlags:
             place.copy_(sticky, non_blocking=True)
         self._num_given += 1
         self._given[optimizer] = given, scalers
-        optimizer.found_inf = given  # type: ignore[attr-defined]
+        optimizer.found_inf = given
         while len(self._answers) >= NUM_SLOTS:
             # Its place is written again: whether it was the first bad one is not known any more, the next ones tell.
             self._answers.popleft().then()
@@ -146,9 +146,9 @@ class DeviceFlags:
         if given is None or getattr(optimizer, "found_inf", None) is not given:
             return
         if before is None:
-            del optimizer.found_inf  # type: ignore[attr-defined]
+            del optimizer.found_inf
         else:
-            optimizer.found_inf = before  # type: ignore[attr-defined]
+            optimizer.found_inf = before
 
     def take_back_all(self) -> None:
         """A step raised, or nothing is watched any more."""

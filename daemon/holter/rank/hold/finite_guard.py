@@ -1,8 +1,8 @@
 """The guard: is everything that an optimizer is about to apply finite? Asked on every rank at every step, before it is applied.
 
 What a rank read of its own gradients says nothing about what its peers added in the reduction, and of a large model they are read in
-turns. So the gradients that this optimizer applies are read once more, all of them, unless somebody has shown them to be
-finite (`KnownFinite`), or a loss scaler calls the optimizer: it calls it only then, or lets a fused one skip the step by itself.
+turns. So the gradients that this optimizer applies are read, all of them, unless they were since they were last written (`GradientAnswers`),
+somebody has shown them to be finite (`KnownFinite`), or a loss scaler calls the optimizer: it calls it only then, or lets a fused one skip the step by itself.
 
 Host memory is read at once, at the speed of memory. On a device the pass is started, and its answer comes when the device gets there:
 
@@ -24,7 +24,7 @@ An optimizer that is given a closure computes its gradients inside its step: it 
 import functools
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -33,13 +33,11 @@ from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.hold.device_flags import RUN_AHEAD, DeviceFlags, LeftOut, device_of, flag_of, takes_flag
 from holter.rank.models import is_split
-from holter.rank.readings.fused_pass import has_nonfinite, launch
+from holter.rank.readings.fused_pass import has_nonfinite
+from holter.rank.readings.gradient_answers import PLAIN, GradientAnswer
 from holter.rank.readings.samples import local
 from holter.rank.undo.side_stream import wait_until
 from holter.records import SightLost
-
-if TYPE_CHECKING:
-    from holter_kernels import Pass
 
 END_S = 1.0
 """So long the end of the script waits for what the device has left out."""
@@ -51,9 +49,9 @@ class FiniteGuard:
     def __init__(self, context: Context, wait_s: float = 0.0) -> None:
         self._context = context
         self._wait_s = wait_s
-        self._passes: weakref.WeakKeyDictionary[torch.optim.Optimizer, Pass] = weakref.WeakKeyDictionary()
-        self._owed: list[tuple[int, Pass]] = []
-        """Passes that a device has not answered, with their steps."""
+        self._numbers: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = weakref.WeakKeyDictionary()
+        self._owed: list[tuple[int, GradientAnswer]] = []
+        """Readings that a device has not answered, with their steps."""
         self.flags = DeviceFlags()
         self._has_said = False
         self._num_scaling = 0
@@ -92,14 +90,16 @@ class FiniteGuard:
             if is_flagged:
                 self._give(optimizer, None, [], is_torn=is_torn)
             return False
-        reading = launch(self._passes, optimizer, gradients, [owed for _, owed in self._owed])
-        table = reading.poll() if reading is not None else None
-        if table is not None and not is_flagged:
-            return has_nonfinite(table)
+        tables: list[Any] = []
+        number = self._numbers.setdefault(optimizer, len(self._numbers))
+        context = self._context
+        answer = context.gradient_answers.read(context, f"applied{number}", gradients, tables.append)
         if is_flagged and device_of(gradients) is not None:
-            self._give(optimizer, reading, gradients, is_torn=is_torn)
+            self._give(optimizer, answer, gradients, is_torn=is_torn)
             return False
-        return self._waits_for(reading) if reading is not None else False
+        if answer is not None and not tables:
+            self._wait_for(answer, tables)
+        return bool(tables) and has_nonfinite(tables[0])
 
     def is_flagged(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a device leaves this optimizer's steps out by itself."""
@@ -109,10 +109,18 @@ class FiniteGuard:
         return first is not None and first.device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
 
     def _give(
-        self, optimizer: torch.optim.Optimizer, reading: Any, gradients: list[torch.Tensor], *, is_torn: bool
+        self,
+        optimizer: torch.optim.Optimizer,
+        answer: GradientAnswer | None,
+        gradients: list[torch.Tensor],
+        *,
+        is_torn: bool,
     ) -> None:
         device = device_of(gradients) or next(p.device for group in optimizer.param_groups for p in group["params"])
-        flag = getattr(reading, "flag", None)
+        flag = None
+        if answer is not None and answer.mark is not None and len(answer.mark.addresses) == len(gradients):
+            # Of these gradients and no others, which another optimizer may apply, or none.
+            flag = getattr(answer.reading, "flag", None)
         if flag is None and gradients:
             flag = flag_of(gradients)
         step = self._context.log.now
@@ -123,22 +131,27 @@ class FiniteGuard:
 
         self.flags.give(optimizer, device, flag, step=step.step, is_torn=is_torn, then=known)
 
-    def _waits_for(self, reading: Any) -> bool:
+    def _wait_for(self, answer: GradientAnswer, tables: list[Any]) -> None:
         """A device's answer before the step is applied; where it does not come in time, it is owed."""
-        began_s = clock.monotonic_s()
-        is_there = self._wait_s > 0 and wait_until(lambda: reading.poll() is not None, self._wait_s)
+        context, began_s = self._context, clock.monotonic_s()
+
+        def is_there() -> bool:
+            context.readings.poll()
+            return bool(tables)
+
+        if self._wait_s > 0:
+            wait_until(is_there, self._wait_s)
         # The device works meanwhile, and the step would wait for it at last.
-        self._context.guard.own_s -= clock.monotonic_s() - began_s
-        if is_there:
-            return has_nonfinite(reading.poll())
-        self._owed.append((self._context.log.step, reading))
+        context.guard.own_s -= clock.monotonic_s() - began_s
+        if tables:
+            return
+        self._owed.append((context.log.step, answer))
         if self._wait_s > 0 and not self._has_said:
             self._has_said = True
             say(
-                f"rank {self._context.writer.rank}: the device did not answer within guard_wait_s ({self._wait_s:g} s) whether step "
-                f"{self._context.log.step} is finite: it is applied, and if it is not, the weights are poisoned"
+                f"rank {context.writer.rank}: the device did not answer within guard_wait_s ({self._wait_s:g} s) whether step "
+                f"{context.log.step} is finite: it is applied, and if it is not, the weights are poisoned"
             )
-        return False
 
     def left_out(self, step: int) -> LeftOut | None:
         """The first step that the device left out, if this is the step before which to act on it."""
@@ -164,27 +177,32 @@ class FiniteGuard:
         """The first step of which a device has answered since that it was not finite; it is in the weights."""
         if not self._owed:
             return None
-        answers = [(step, reading, reading.poll()) for step, reading in self._owed]
-        self._owed = [(step, reading) for step, reading, table in answers if table is None]
+        self._context.readings.poll()
+        answers = [(step, answer, answer.table) for step, answer in self._owed]
+        self._owed = [(step, answer) for step, answer, table in answers if table is None]
         return next((step for step, _, table in answers if table is not None and has_nonfinite(table)), None)
 
     def _unshown(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-        covers, lent = self._context.hold.known_finite.covers, self._context.frameworks.lent.get(optimizer)
+        lent = self._context.frameworks.lent.get(optimizer)
         if lent is not None:
-            return [gradient for _, gradient in lent if not covers(gradient, gradient)]
-        found = []
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                # Asked for once: a gradient that nobody holds gets a new Python object each time.
-                gradient = parameter.grad
-                if gradient is None or covers(parameter, gradient):
-                    continue
-                part = local(gradient) if hasattr(gradient, "placements") else gradient
-                if part.is_sparse:
-                    part = part._values()  # noqa: SLF001
-                if part.layout is torch.strided and (part.is_floating_point() or part.is_complex()):
-                    found.append(part)
-        return found
+            held = [gradient for _, gradient in lent]
+        else:
+            # Asked for once: a gradient that nobody holds gets a new Python object each time.
+            held = [g for group in optimizer.param_groups for p in group["params"] if (g := p.grad) is not None]
+        unshown = self._context.hold.known_finite.unshown(held)
+        if set(map(type, unshown)) <= PLAIN and all(map(_is_dense_float, unshown)):
+            return unshown
+        return [part for part in map(_part, unshown) if _is_dense_float(part) or part.is_complex()]
+
+
+def _is_dense_float(part: torch.Tensor) -> bool:
+    return part.layout is torch.strided and part.is_floating_point()
+
+
+def _part(gradient: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it, dense."""
+    part = local(gradient) if hasattr(gradient, "placements") else gradient
+    return part._values() if part.is_sparse else part  # noqa: SLF001
 
 
 class Shards:

@@ -126,7 +126,7 @@ class LossProbe:
             return
         # A factor may also be set by hand, in the middle of a round.
         self._is_round_over = any(state["found_inf_per_device"] for state in scaler._per_optimizer_states.values())  # noqa: SLF001
-        self._skips.end_round(scaler)
+        self._context.guard.attempt(self._skips.end_round, scaler)
         self._context.log.now.acquit(is_skipped=True)
         self._context.inputs.suspect = None
 
@@ -136,20 +136,20 @@ class LossProbe:
             self._on_round()
 
     def _begin(self, tensors: Any, hooks: list[Any]) -> None:
-        self._on_begin()
+        self._context.guard.attempt(self._on_begin)
         self._interrupted = self._context.enter(Phase.BACKWARD)
         roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         loss = next((t for t in roots if isinstance(t, torch.Tensor) and t.requires_grad), None)
         if loss is None:
             return
         if loss.numel() == 1:
-            self._read(loss)
+            self._context.guard.attempt(self._read, loss)
         hooks.append(loss.register_hook(self._queue))
 
     def _end(self, hooks: list[Any]) -> None:
         for hook in hooks:
             hook.remove()
-        self._on_end()
+        self._context.guard.attempt(self._on_end)
         self._context.log.now.passes.num_done += 1
         self._context.enter(self._interrupted)
 
@@ -172,7 +172,7 @@ class LossProbe:
             self._learn(step, float(table.sum[0]) + odd)
 
         # A list of its own for each micro-step: the device may not have answered the one before.
-        self._context.readings.read(f"loss{step.passes.num_done}", [raw], step.owe(learn))
+        self._context.read(f"loss{step.passes.num_done}", [raw], learn, step=step)
 
     def _learn(self, step: OpenStep, value: float) -> None:
         step.losses.values.append(value)
@@ -248,7 +248,7 @@ class SkipProbe:
                 is_skipped = bool((table.square_sum[:-1] > 0).any())
                 self._learn(alive, ended, scale=float(table.sum[-1]), is_skipped=is_skipped)
 
-        self._context.readings.read(f"scaler{id(scaler)}", [*found, scale], learn)
+        self._context.read(f"scaler{id(scaler)}", [*found, scale], learn)
 
     def _learn(self, scaler: Any, ended: _ScalerRound, *, scale: float, is_skipped: bool) -> None:
         series = self._series.get(scaler)

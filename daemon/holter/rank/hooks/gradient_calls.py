@@ -91,14 +91,14 @@ class ClipProbe:
             _note(step, found, float(limit), is_sharded=is_sharded)
             # The norm of order 0 counts elements, NaN among them.
             if math.isfinite(found) and float(kind) > 0:
-                self._context.hold.known_finite.note(held)
+                self._context.hold.known_finite.note([g for p in held if (g := p.grad) is not None and not g.is_sparse])
             return
 
         def learn(table: Any) -> None:
             odd = math.nan if table.nans[0] + table.pos_infs[0] else 0.0
             _note(step, float(table.sum[0]) + odd, float(limit), is_sharded=is_sharded)
 
-        self._context.readings.read(f"clip{id(held[0]) if held else 0}", [here], step.owe(learn))
+        self._context.read(f"clip{id(held[0]) if held else 0}", [here], learn, step=step)
 
 
 def _note(step: OpenStep, norm: float, limit: float, *, is_sharded: bool) -> None:

@@ -163,7 +163,7 @@ class LogProbe:
             mean = math.nan if is_odd else float(table.sum[0]) / numel
             self._say(step, dict.fromkeys(names, mean))
 
-        self._context.readings.read(f"log.{name}", [value], answered)
+        self._context.read(f"log.{name}", [value], answered)
 
 
 def meaning_of(name: str) -> str:

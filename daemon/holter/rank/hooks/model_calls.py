@@ -131,16 +131,18 @@ class CallProbe:
             self.follow_compiled(parent)
 
     def _begin(self, module: torch.nn.Module, args: Any, kwargs: Any) -> None:
-        self.find_wrapped()
-        if self._context.models.note_call(module, self._context.log.step):
+        context, attempt = self._context, self._context.guard.attempt
+        # First: its end takes it back, whatever fails between.
+        self._interrupted.append(context.phases.phase)
+        attempt(self.find_wrapped)
+        if attempt(context.models.note_call, module, context.log.step):
             # A frozen component's call is a part of whatever calls it.
-            self._interrupted.append(self._context.phases.phase)
             return
         is_training = module.training and torch.is_grad_enabled()
-        self._interrupted.append(self._context.enter(Phase.FORWARD if is_training else Phase.EVALUATION))
-        self._on_call(module, (args, kwargs))
+        context.enter(Phase.FORWARD if is_training else Phase.EVALUATION)
+        attempt(self._on_call, module, (args, kwargs))
         if is_training:
-            self._context.inputs.last = batches.capture(weakref.ref(module), args, kwargs)
+            context.inputs.last = attempt(batches.capture, weakref.ref(module), args, kwargs)
             self._on_training_call(module)
 
     def _begin_compiled(self, module: torch.nn.Module, _: Any) -> None:

@@ -60,6 +60,7 @@ class StepProbe:
 
     def __init__(self, context: Context, readers: StepReaders, find_models: Callable[[], None]) -> None:
         self._context = context
+        self._attempt = context.guard.attempt
         self._find_models = find_models
         self._gradients, self._comparison, self._batches, self._vitals, self._finite = readers
         self._shards = Shards(context)
@@ -168,24 +169,31 @@ class StepProbe:
         if optimizer in self._stepped:
             self._close()
         if not any(known is optimizer for known in self.optimizers):
-            self._learn_optimizer(optimizer)
+            self._attempt(self._learn_optimizer, optimizer)
         # Nothing was computed since the last step was closed, and this optimizer had no part in it: it comes late to that step.
         self._is_straggler = (
             not context.log.micro_step and not self._stepped and optimizer not in self._last and bool(self._last)
         )
-        step = context.log.step
-        if step % REFRESH_EVERY == 0 or (step % THAW_EVERY == 0 and context.models.has_thawed()):
-            context.models.refresh()
-        self._reporter.tell_census(self.optimizers, self._gradients.ready_order, is_thorough=step % THAW_EVERY == 0)
-        self._read_applied(optimizer)
+        self._attempt(self._take_census)
+        if context.world_size > 1:
+            # What was reduced is one value, what is applied another: a script may have written to `.data`, which torch does not count.
+            context.gradient_answers.clear()
+        self._attempt(self._read_applied, optimizer)
         if context.hold.agent is not None:
-            self._hold_if_need_be(optimizer, has_closure=has_closure)
+            self._attempt(self._hold_if_need_be, optimizer, has_closure=has_closure)
         if not self._stepped and not self._is_straggler:
-            self._compare_before(optimizer)
+            self._attempt(self._compare_before, optimizer)
         if context.undo.snapshots is not None:
-            context.undo.snapshots.settle()
+            self._attempt(context.undo.snapshots.settle)
         self._is_applying = True
         self._interrupted = context.enter(Phase.OPTIMIZER)
+
+    def _take_census(self) -> None:
+        models, step = self._context.models, self._context.log.step
+        is_thorough = step % THAW_EVERY == 0
+        if step % REFRESH_EVERY == 0 or (is_thorough and models.has_thawed()):
+            models.refresh()
+        self._reporter.tell_census(self.optimizers, self._gradients.ready_order, is_thorough=is_thorough)
 
     def _after(self, optimizer: torch.optim.Optimizer) -> None:
         if self._depth > 1:
@@ -201,13 +209,16 @@ class StepProbe:
             self._is_straggler = False
             return
         # A closure calls backward inside the step.
-        self._read_applied(optimizer)
+        self._attempt(self._read_applied, optimizer)
         self._stepped.add(optimizer)
-        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
-        if context.log.now.learning_rate is None and isinstance(rate, (int, float)):
-            context.log.now.learning_rate = float(rate)
+        self._attempt(self._note_rate, optimizer)
         if all(other in self._stepped for other in self._last):
             self._close()
+
+    def _note_rate(self, optimizer: torch.optim.Optimizer) -> None:
+        rate = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+        if self._context.log.now.learning_rate is None and isinstance(rate, (int, float)):
+            self._context.log.now.learning_rate = float(rate)
 
     def _drop_raised(self, *, is_beginning: bool = False) -> bool:
         """Forget calls of `step` that raised; True if the outermost is among them."""
@@ -224,10 +235,11 @@ class StepProbe:
         return num_running == 0
 
     def _learn_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._known and self._context.log.step == 0:
+        is_first = not self._known and self._context.log.step == 0
+        self._known.append(weakref.ref(optimizer))
+        if is_first:
             self._context.guard.wrap(tell_completed_before)(self._context, optimizer)
             self._context.guard.wrap(self._find_registered)(optimizer)
-        self._known.append(weakref.ref(optimizer))
         held = held_by([optimizer])
         if held - {id(p) for model in self._context.models for _, p in model.parameters}:
             self._find_models()
@@ -259,7 +271,7 @@ class StepProbe:
         halts = context.hold.agent
         assert halts is not None
         if halts.is_wanted():
-            self._hold_if_bad(optimizer, has_closure=has_closure)
+            self._attempt(self._hold_if_bad, optimizer, has_closure=has_closure)
         was_torn = self.is_torn()
         # Set before it is asked: a rescue that begins from now on must not take what is about to change.
         self._is_applying = True
@@ -282,11 +294,11 @@ class StepProbe:
         """This rank's gradients are not finite, or another's shards are not."""
         context = self._context
         step = context.log.step
-        if (left_out := self._finite.left_out(step)) is not None:
+        if (left_out := self._attempt(self._finite.left_out, step)) is not None:
             self._hold_left_out(left_out)
             return
-        late = self._finite.late()
-        own = step if late is None and not has_closure and self._is_nonfinite(optimizer) else late
+        late = self._attempt(self._finite.late)
+        own = step if late is None and not has_closure and self._attempt(self._is_nonfinite, optimizer) else late
         first = own if self._finite.is_scaled(optimizer) else self._shards.agree(optimizer, own)
         if first is None:
             return
@@ -302,7 +314,6 @@ class StepProbe:
         """A device has left out a step, and all since: the weights are those from before it, and so is everything else once it is decided to save it."""
         context = self._context
         hold, step = context.hold, context.log.step
-        context.readings.poll()
         self._reporter.tell_until(left_out.step)
         hold.left_out = left_out
         try:
@@ -330,8 +341,8 @@ class StepProbe:
             return False
         if not step.suspects.is_applied and not step.gradients.is_local_whole:
             # Nobody has seen all of this rank's own gradients: it cannot be said that another one made the NaN.
-            self._gradients.read_applied(optimizer, is_known_bad=True)
-            self._ask_about_batch()
+            self._attempt(self._gradients.read_applied, optimizer, is_known_bad=True)
+            self._attempt(self._ask_about_batch)
         return True
 
     def _hold(self, why: HoldReason, step: int | None = None) -> None:
@@ -340,7 +351,7 @@ class StepProbe:
         log, halts, began = context.log, context.hold.agent, clock.monotonic_s()
         if why != "agreed" and step is None and not log.now.is_told:
             log.now.times = StepTimes(began - self._began, context.phases.take())
-            self._reporter.tell(log.now)
+            self._reporter.tell_held(log.now)
         assert halts is not None
         num_skipped = log.now.passes.num_skipped_rounds if step is None else 0
         context.guard.wrap(halts.hold)(log.step if step is None else step, why, num_skipped=num_skipped)
@@ -353,48 +364,57 @@ class StepProbe:
         context = self._context
         step, plan = context.log.step, context.schedule.plan
         is_check, together = plan.is_check(step), self._taking_part(optimizer)
-        self._batches.observe(is_check=is_check)
-        self._comparison.hyperparameters(together)
-        self._vitals.glance(together)
+        self._attempt(self._batches.observe, is_check=is_check)
+        self._attempt(self._comparison.hyperparameters, together)
+        self._attempt(self._vitals.glance, together)
         if not is_check and not plan.is_after_check(step):
             return
-        if self._comparison.is_possible():
-            self._comparison.parameters("before", together)
+        if self._attempt(self._comparison.is_possible):
+            self._attempt(self._comparison.parameters, "before", together)
             if is_check:
-                self._comparison.gradients(optimizer)
+                self._attempt(self._comparison.gradients, optimizer)
         if is_check:
-            self._comparison.frozen()
-            self._vitals.before_step(together)
+            self._attempt(self._comparison.frozen)
+            self._attempt(self._vitals.before_step, together)
 
     def _taking_part(self, optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
         """Optimizers whose models are compared: all of the last step if this one was in it, else this one alone."""
         return [other for other in self.optimizers if other in self._last] if optimizer in self._last else [optimizer]
 
-    def _close(self, *, is_late: bool = False) -> None:
-        context = self._context
-        log = context.log
-        if self._comparison.is_due() and self._stepped:
+    def _compare_after(self) -> None:
+        if self._comparison.is_due():
             first = next(optimizer for optimizer in self.optimizers if optimizer in self._stepped)
-            self._comparison.parameters("after", self._taking_part(first))
-            self._comparison.optimizer_state(first)
-        if self._stepped:
-            self._vitals.after_step()
-        now = clock.monotonic_s()
+            self._attempt(self._comparison.parameters, "after", self._taking_part(first))
+            self._attempt(self._comparison.optimizer_state, first)
+
+    def _learn_costs(self, step_s: float) -> None:
+        context = self._context
         context.schedule.observe(
-            step_s=now - self._began,
+            step_s=step_s,
             own_s=context.guard.own_s - self._own_began,
             reading_s=context.readings.spent_s - self._read_began,
-            gradients_s=log.now.cost.gradients_s,
-            check_s=log.now.cost.check_s if context.schedule.plan.is_check(log.step) else 0.0,
+            gradients_s=context.log.now.cost.gradients_s,
+            check_s=context.log.now.cost.check_s if context.schedule.plan.is_check(context.log.step) else 0.0,
         )
+
+    def _close(self, *, is_late: bool = False) -> None:
+        """The step is over, whatever could be read of it."""
+        context = self._context
+        log = context.log
+        if self._stepped:
+            self._attempt(self._compare_after)
+            self._attempt(self._vitals.after_step)
+        now = clock.monotonic_s()
+        self._attempt(self._learn_costs, now - self._began)
         log.close(StepTimes(now - self._began, context.phases.take()))
         self._began, self._own_began, self._read_began = now, context.guard.own_s, context.readings.spent_s
         self._last, self._stepped = self._stepped, Optimizers()
         self._was_batch_asked = self._is_straggler = False
         context.inputs.clear()
         context.hold.known_finite.clear()
-        context.undo.rewind.step_closed(log.step, is_late=is_late)
-        context.readings.poll()
-        self._reporter.tell_ready()
-        self._reporter.heed_sidecar()
+        context.gradient_answers.clear()
+        self._attempt(context.undo.rewind.step_closed, log.step, is_late=is_late)
+        self._attempt(context.readings.poll)
+        self._attempt(self._reporter.tell_ready)
+        self._attempt(self._reporter.heed_sidecar)
         context.writer.beat(log.step, context.phases.phase, 0)

@@ -11,6 +11,7 @@ after every step         what the sidecar orders, what it wants said, and whethe
 import math
 import os
 import select
+import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ import torch
 
 from holter import clock
 from holter.page import CONTROL_THIN, PageWriter
-from holter.rank.guard import say
+from holter.rank.guard import Guard, say
 from holter.rank.models import held_by
 from holter.rank.readings.census import CensusTaker
 from holter.records import FirstStep, Nonfinite, Phase, SightLost, StepDone, View
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 MAX_UNTOLD = 8
 """A step whose readings a device has not answered after this many further steps is told without them."""
+ANSWERS_S = 2.0
+"""So long a step that is held for one that a device left out waits for what was read of that."""
 MAX_SUSPECTS = 16
 """Of each kind: a NaN is soon in every tensor, and the first of them tell its story."""
 PHASE_NAMES = [phase.name.lower() for phase in Phase]
@@ -153,15 +156,27 @@ class OpenStep:
         if is_skipped or was_dropped:
             losses.values = [loss for loss in losses.values if math.isfinite(loss)]
 
-    def owe(self, then: Callable[[Any], None]) -> Callable[[Any], None]:
-        """Count a reading as owed until it is answered."""
-        self.num_owed += 1
 
-        def answered(table: Any) -> None:
-            self.num_owed -= 1
-            then(table)
+class OwedAnswer:
+    """Who gets a reading's table; a step that is given waits for it. What the answer leads to raises into nobody."""
 
-        return answered
+    __slots__ = ("_guard", "_step", "_then")
+
+    def __init__(self, guard: Guard, step: OpenStep | None, then: Callable[[Any], None]) -> None:
+        self._guard, self._step, self._then = guard, step, then
+        if step is not None:
+            step.num_owed += 1
+
+    def __call__(self, table: Any) -> None:
+        """It was answered."""
+        self.settle()
+        self._guard.attempt(self._then, table)
+
+    def settle(self) -> None:
+        """Nobody waits any longer: it was answered, or never will be."""
+        step, self._step = self._step, None
+        if step is not None:
+            step.num_owed -= 1
 
 
 class StepLog:
@@ -202,6 +217,11 @@ class StepLog:
             out.append(self._untold.popleft())
         return out
 
+    def rest(self) -> list[OpenStep]:
+        """Steps that are over and not told, with what is known of them by now: nothing of a later one is told before them."""
+        out = list(self._untold)
+        self._untold.clear()
+        return out
 
     def until(self, step: int) -> list[OpenStep]:
         """Steps up to this one that were not handed out, complete or not."""
@@ -240,31 +260,47 @@ class StepReporter:
     def __init__(self, context: "Context") -> None:
         self._context = context
         self._sidecar = SidecarLink(context.writer.page)
-        self._census = CensusTaker(context.models.declared_frozen)
+        self._census = CensusTaker(context.guard, context.models.declared_frozen)
         self._told_census: Any = None
         self._outline: Any = None
 
     def tell_ready(self) -> None:
         """Steps that are over and whose readings have been answered."""
         for step in self._context.log.ready():
-            if not step.is_told:
-                self.tell(step)
+            self._tell_once(step)
 
     def tell_until(self, number: int) -> None:
-        """Steps up to this one, in order, with what is known of them."""
-        for step in self._context.log.until(number):
-            if not step.is_told:
-                self.tell(step)
+        """Steps up to this one, in order: a device has come past them, and what it owes of them is a matter of moments."""
+        steps, until_s = self._context.log.until(number), clock.monotonic_s() + ANSWERS_S
+        while any(step.num_owed > 0 for step in steps) and clock.monotonic_s() < until_s:
+            self._context.readings.poll()
+            threading.Event().wait(0.001)
+        for step in steps:
+            self._tell_once(step)
 
-    def tell(self, step: OpenStep) -> None:
-        """One step, with what is known of it by now."""
+    def tell_held(self, step: OpenStep) -> None:
+        """The step under way, which is not applied; after all that came before it."""
+        for before in self._context.log.rest():
+            self._tell_once(before)
+        self._tell_once(step)
+
+    def _tell_once(self, step: OpenStep) -> None:
+        """One step, with what is known of it by now; if that cannot be said, that it is done."""
         assert step.times is not None, "it is over, or held"
-        context, step.is_told = self._context, True
+        if step.is_told:
+            return
+        step.is_told = True
+        if not self._context.guard.attempt(self._tell, step, step.times):
+            times = StepTimes(float(step.times.seconds), {})
+            self._context.guard.attempt(self._tell, OpenStep(step.step, passes=step.passes), times)
+
+    def _tell(self, step: OpenStep, times: StepTimes) -> bool:
+        context = self._context
         context.writer.say(
             step.step,
             StepDone(
-                seconds=step.times.seconds,
-                phase_seconds=step.times.phase_seconds,
+                seconds=times.seconds,
+                phase_seconds=times.phase_seconds,
                 micro_steps=step.passes.num_done,
                 loss=step.losses.mean(),
                 gradient_norm=step.gradients.norm(step.losses.scale),
@@ -278,6 +314,7 @@ class StepReporter:
                 numbers=step.numbers,
             ),
         )
+        return True
 
     def tell_census(
         self, optimizers: Sequence[torch.optim.Optimizer], ready_order: Collection[int], *, is_thorough: bool
@@ -292,9 +329,9 @@ class StepReporter:
         held = {frozenset(held_by([optimizer])) for optimizer in optimizers}
         if (known, held) == self._told_census or not known[0]:
             return
-        self._told_census = known, held
-        for part in self._census.take(models, optimizers, list(ready_order)):
+        for part in list(self._census.take(models, optimizers, list(ready_order))):
             self._context.writer.say(self._context.log.step, part)
+        self._told_census = known, held
 
     def heed_sidecar(self) -> None:
         """Do what it orders, print what it wants printed, and say so once if nobody watches any more."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import torch
 
+from holter.rank.guard import Guard
 from holter.rank.models import Model, Models, held_by, is_sharded
 from holter.records import Census, Component, Mark, TensorEntry
 from holter_kernels import summarize
@@ -115,7 +116,8 @@ def _is_short(buffer: torch.Tensor) -> bool:
 class CensusTaker:
     """Takes the census of all watched models, in parts; values are read when a tensor is first seen."""
 
-    def __init__(self, declared_frozen: Sequence[str] = ()) -> None:
+    def __init__(self, guard: Guard, declared_frozen: Sequence[str] = ()) -> None:
+        self._guard = guard
         self._declared_frozen = list(declared_frozen)
         self._values: dict[tuple[str, torch.dtype], ValueTraits] = {}
 
@@ -126,7 +128,8 @@ class CensusTaker:
         watched = models.all()
         tensors = [(name, p) for model in watched for name, p in model.parameters]
         place = {id(p): index for index, (_, p) in enumerate(tensors)}
-        self._read_new([*tensors, *((name, b) for model in watched for name, b in model.buffers)])
+        every = [*tensors, *((name, b) for model in watched for name, b in model.buffers)]
+        self._guard.attempt(self._read_new, every)
         entries = self._entries(watched, optimizers)
         held = [[p for group in optimizer.param_groups for p in group["params"]] for optimizer in optimizers]
         foreign = [[p for p in parameters if id(p) not in place] for parameters in held]

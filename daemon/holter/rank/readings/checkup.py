@@ -18,6 +18,7 @@ import torch
 from holter.rank.context import Context
 from holter.rank.models import Model, gradient_view
 from holter.rank.readings import histories
+from holter.rank.readings.gradient_answers import TableRows
 from holter.rank.readings.histories import (
     MAX_NAMES,
     FingerprintHistory,
@@ -102,16 +103,6 @@ class _Answers:
     num_owed: int = 0
 
 
-class _TableRows:
-    """Some rows of a table of statistics, by the names of its columns."""
-
-    def __init__(self, table: Any, places: list[int]) -> None:
-        self._table, self._places = table, places
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._table, name)[self._places]
-
-
 class Checkup:
     """Reads before and after one step; says `Vitals` when a device, too, has answered."""
 
@@ -155,7 +146,7 @@ class Checkup:
         rows = dict(zip(ids, range(len(ids)), strict=True))
         places = [rows.get(id(p), -1) for _, p in self._trained]
         if table is not None and min(places, default=-1) >= 0:
-            setattr(self._answers, moment, _TableRows(table, places))
+            setattr(self._answers, moment, TableRows(table, places))
         else:
             self._read(moment, [p for _, p in self._trained])
         self._read(f"frozen_{moment}", [p for _, p in self._frozen])
@@ -170,7 +161,7 @@ class Checkup:
             self._answers.num_owed -= 1
             self._conclude()
 
-        self._context.readings.read(f"vitals.{what}", tensors, learn, histogram=histogram)
+        self._context.read(f"vitals.{what}", tensors, learn, histogram=histogram)
 
     def _conclude(self) -> None:
         answers = self._answers

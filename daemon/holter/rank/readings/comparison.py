@@ -219,9 +219,14 @@ class ComparisonProbe:
             places = places[[tensor is not None and not tensor.is_sparse for tensor in tensors]]
             traits = DtypeTraits.of([tensor.dtype for tensor in kept])
         if kept:
-            self._context.readings.read(
-                name, kept, step.owe(lambda table: then(FingerprintRows.of(table, places, traits)))
-            )
+
+            def learn(table: Any) -> None:
+                then(FingerprintRows.of(table, places, traits))
+
+            if name.startswith("gradients"):
+                self._context.gradient_answers.read(self._context, name, kept, learn, step=step)
+            else:
+                self._context.read(name, kept, learn, step=step)
         step.cost.check_s += clock.monotonic_s() - started
 
     def _tell(self, step: OpenStep, tensor_class: str, chosen: Selection, rows: FingerprintRows) -> None:

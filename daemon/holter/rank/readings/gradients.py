@@ -75,8 +75,10 @@ class GradientProbe:
         step.gradients.is_local_whole = stride == 1
         for model in context.models.active():
             if model.shows_local_gradients():
-                self._read(model, step, _with_gradients(model)[share.number :: stride], "gradient", share)
-                step.gradients.is_local_read = True
+                found = _with_gradients(model)[share.number :: stride]
+                is_read = self._read(model, step, found, "gradient", share)
+                step.gradients.is_local_read |= is_read
+                step.gradients.is_local_whole &= is_read
             else:
                 step.gradients.is_local_whole = False
         step.cost.gradients_s += clock.monotonic_s() - started
@@ -101,10 +103,12 @@ class GradientProbe:
             step.acquit()
             self._context.inputs.suspect = None
 
-    def _read(self, model: Model, step: OpenStep, found: list[NamedGradient], where: Where, share: TensorShare) -> None:
+    def _read(self, model: Model, step: OpenStep, found: list[NamedGradient], where: Where, share: TensorShare) -> bool:
+        """False: they cannot be read."""
         if not found:
-            return
+            return True
         named, gradients = zip(*found, strict=True)
+        is_alone = self._context.world_size == 1
         counts = where == "gradient" or not step.gradients.is_local_read
         if counts and where == "reduced_gradient":
             step.gradients.view = gradient_view([model])
@@ -114,8 +118,8 @@ class GradientProbe:
                 self._on_read(named, table)
             bad = table.nans + table.pos_infs + table.neg_infs
             rows = np.flatnonzero(bad)
-            if not rows.size and is_at_once and (where == "reduced_gradient" or self._context.world_size == 1):
-                self._context.hold.known_finite.note([parameter for _, parameter in named], gradients)
+            if not rows.size and share.stride > 1 and is_alone and step is self._context.log.now:
+                self._context.hold.known_finite.note(gradients)
             if counts:
                 # The table sums what is finite.
                 self._count(model, step, share, math.nan if rows.size else float(table.square_sum.sum()))
@@ -134,10 +138,12 @@ class GradientProbe:
                     )
                 )
 
-        is_at_once = True
-        # A table of addresses for each share: its tensors are the same when its turn comes again.
-        self._context.readings.read(f"{where}{model.prefix}{share.number}", gradients, step.owe(learn))
-        is_at_once = False
+        name = f"{where}{model.prefix}{share.number}"
+        if where == "gradient" and not is_alone:
+            # Others add theirs to them: nobody else asks for these.
+            return self._context.read(name, gradients, learn, step=step) is not None
+        answers = self._context.gradient_answers
+        return answers.read(self._context, name, gradients, learn, step=step) is not None
 
     def _count(self, model: Model, step: OpenStep, share: TensorShare, square_sum: float) -> None:
         """Add to the step's norm; where tensors are read in turns, with what the others had when they were last read."""

@@ -224,7 +224,7 @@ class LeftoverGradients:
                 self._left[optimizer] = step, 0.0
                 continue
             name = f"leftovers{id(optimizer)}"
-            self._context.readings.read(name, gradients, self._learn(weakref.ref(optimizer), step))
+            self._context.read(name, gradients, self._learn(weakref.ref(optimizer), step))
 
     def _learn(self, reference: "weakref.ref[torch.optim.Optimizer]", step: int) -> Any:
         def learn(table: Any) -> None:

@@ -135,10 +135,12 @@ class VitalsProbe:
         """Vitals have a schedule of their own: for the other one this time counts as reading, not as a cost of every step."""
         readings = self._context.readings
         started, read_s = clock.monotonic_s(), readings.spent_s
-        yield
-        elapsed = clock.monotonic_s() - started
-        self._spent_s += elapsed
-        readings.spent_s = max(readings.spent_s, read_s + elapsed)
+        try:
+            yield
+        finally:
+            elapsed = clock.monotonic_s() - started
+            self._spent_s += elapsed
+            readings.spent_s = max(readings.spent_s, read_s + elapsed)
 
     def _has_news(self, step: int) -> bool:
         """Whether something is to be told that was not the last time."""
@@ -163,7 +165,7 @@ class VitalsProbe:
             moved = self._memory.trained.moved_since(step, [p for _, p in chosen], prints(table))
             self._memory.moved_names += [chosen[place][0] for place in moved]
 
-        self._context.readings.read("vitals.between", [p for _, p in chosen], learn)
+        self._context.read("vitals.between", [p for _, p in chosen], learn)
 
     def _frozen(
         self, trained: Sequence[tuple[str, Any]], optimizers: Sequence[torch.optim.Optimizer]

@@ -94,7 +94,9 @@ class PastSteps:
         if rewound is None or rewound.step != step:
             return
         tensors: list[torch.Tensor] = []
-        parts = [(replace(part, state=None, apart=()), take_image(part.state, tensors, part.apart)) for part in self._parts()]
+        parts = [
+            (replace(part, state=None, apart=()), take_image(part.state, tensors, part.apart)) for part in self._parts()
+        ]
         known = [(weakref.ref(each), len(each.state)) for each in self._optimizers()]
         with torch.no_grad():
             copies = [tensor.detach().clone() for tensor in tensors]

@@ -222,7 +222,7 @@ class Rewind:
         self._generators = Generators()
         self.buffers = MovingBuffers(context)
         self.registered = RegisteredObjects()
-        self.past: "PastSteps | None" = None
+        self.past: PastSteps | None = None
         """How earlier steps began, where a device may be behind."""
         self._step = 0
         self._beginning: RandomStates | None = None

@@ -1,0 +1,150 @@
+"""What has been read of the gradients of the step under way: each value is read once, and whoever asks again is given the same answer.
+
+    a rank's own    end of backward        norm, names of what is not finite; on a rank that is alone nothing changes them afterwards
+    reduced         end of DDP's backward  fingerprints, before anything clips them
+    as applied      before the optimizer   the guard; fingerprints of what the optimizer is given
+
+Two moments have the same value if the memory is the same, torch counted no write to it, and no collective was called in between: torch does not count
+what a collective writes. Nor does it count what is written to `.data`: where ranks are compared, a value as applied is never taken from an earlier moment. An answer that a device still owes is shared too: all who asked get it when it is there.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from holter.rank.publish.step_log import OwedAnswer
+
+if TYPE_CHECKING:
+    from holter.rank.context import Context
+    from holter.rank.publish.step_log import OpenStep
+
+OnTable = Callable[[Any], None]
+_address, _version = torch.Tensor.data_ptr, operator.attrgetter("_version")
+PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+MAX_KEPT = 8
+"""Lists of gradients that are remembered at a time: several models and optimizers."""
+
+
+class Mark(NamedTuple):
+    """Some gradients in host memory or on a device, as they are at one moment."""
+
+    addresses: list[int]
+    versions: list[int]
+    num_collectives: int
+
+    @staticmethod
+    def of(gradients: Sequence[Any]) -> "Mark | None":
+        """As they are now; None where that cannot be told: a write to a part of a DTensor is not counted."""
+        if not set(map(type, gradients)) <= PLAIN:
+            return None
+        return Mark(list(map(_address, gradients)), list(map(_version, gradients)), num_collectives())
+
+
+def num_collectives() -> int:
+    """Collectives that this rank has called in all its groups; it never goes back while the groups are the same."""
+    if not dist.is_available() or not dist.is_initialized():
+        return 0
+    world = dist.distributed_c10d._world  # noqa: SLF001  nothing public lists the groups; what raises is counted, and nothing is shared
+    return sum(group._get_sequence_number_for_group() for group in list(world.pg_map))  # noqa: SLF001
+
+
+class TableRows:
+    """Some rows of a table of statistics, by the names of its columns."""
+
+    def __init__(self, table: Any, places: list[int]) -> None:
+        self._table, self._places = table, places
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._table, name)[self._places]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+class GradientAnswer:
+    """One reading of gradients, and who waits for it."""
+
+    def __init__(self, mark: Mark | None, *, has_histogram: bool) -> None:
+        self.mark = mark
+        self.has_histogram = has_histogram
+        self.reading: Any = None
+        """Of the pass itself; None until it has begun."""
+        self.table: Any = None
+        """None while a device owes it."""
+        self._waiting: list[tuple[OnTable, list[int] | None]] = []
+        self._rows: dict[int, int] = {}
+
+    def places(self, mark: Mark) -> list[int] | None:
+        """Where these gradients, as they are now, stand among those that were read; None: not all of them do."""
+        if self.mark is None or mark.num_collectives != self.mark.num_collectives or 0 in mark.addresses:
+            return None
+        if not self._rows:
+            self._rows = {address: row for row, address in enumerate(self.mark.addresses)}
+        found = [self._rows.get(address, -1) for address in mark.addresses]
+        versions = self.mark.versions
+        is_whole = all(row >= 0 and versions[row] == now for row, now in zip(found, mark.versions, strict=True))
+        return found if is_whole else None
+
+    def ask(self, then: OnTable, places: list[int] | None) -> None:
+        """Give the rows at these places, all of them if None, now or when they are there."""
+        if self.table is None:
+            self._waiting.append((then, places))
+        else:
+            then(self.table if places is None else TableRows(self.table, places))
+
+    def learn(self, table: Any) -> None:
+        """It was answered."""
+        self.table = table
+        waiting, self._waiting = self._waiting, []
+        for then, places in waiting:
+            self.ask(then, places)
+
+
+class GradientAnswers:
+    """Readings of the gradients of one step, until the next backward pass begins or the step is over."""
+
+    def __init__(self) -> None:
+        self._answers: list[GradientAnswer] = []
+
+    def clear(self) -> None:
+        """A backward pass begins, or the step is over: nothing that was read of the gradients holds any longer."""
+        self._answers.clear()
+
+    def read(  # noqa: PLR0913 - a reading, named
+        self,
+        context: "Context",
+        name: str,
+        gradients: Sequence[Any],
+        then: OnTable,
+        *,
+        step: "OpenStep | None" = None,
+        histogram: str = "off",
+    ) -> GradientAnswer | None:
+        """Answer for these gradients as they are now, from a reading that was made already or by a new one; None: they cannot be read."""
+        mark = context.guard.attempt(Mark.of, gradients)
+        found = self._find(mark, needs_histogram=histogram != "off") if mark is not None else None
+        if found is not None:
+            answer, places = found
+            answer.ask(OwedAnswer(context.guard, step, then), places)
+            return answer
+        answer = GradientAnswer(mark, has_histogram=histogram != "off")
+        answer.ask(OwedAnswer(context.guard, None, then), None)
+        answer.reading = context.read(name, gradients, answer.learn, step=step, histogram=histogram)
+        if answer.reading is None:
+            return None
+        if mark is not None:
+            self._answers = [*self._answers[1 - MAX_KEPT :], answer]
+        return answer
+
+    def _find(self, mark: Mark, *, needs_histogram: bool) -> tuple[GradientAnswer, list[int] | None] | None:
+        for answer in reversed(self._answers):
+            if needs_histogram and not answer.has_histogram:
+                continue
+            if answer.mark == mark and 0 not in mark.addresses:
+                return answer, None
+            if (places := answer.places(mark)) is not None:
+                return answer, places
+        return None
