@@ -11,15 +11,15 @@ from holter import clock
 from holter.rank.doctor.outcome import Number, Outcome, Say, duration, judged, skipped
 from holter.rank.doctor.subjects import BusyStream, TrainingLoop, failures, small_loop, worn
 
-WARM_STEPS = 6
+WARM_STEPS = 4
 """Until tables are made and every kernel of the readings is loaded."""
-WATCHED_STEPS = 4
+WATCHED_STEPS = 3
 BUSY_S = 1.0
 NUM_TRIALS = 3
-GROWTH_STEPS = 12
+GROWTH_STEPS = 5
 MAX_SHARE = 0.03
 """Of the gradients' bytes: the tables of the kernels take under one per cent."""
-WIDTHS = (96, 192)
+WIDTHS = (64, 128)
 NUM_LAYERS = 4
 SYNCHRONIZES = "synchronizing"
 
