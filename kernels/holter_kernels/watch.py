@@ -27,6 +27,7 @@ class Watch:
     def __init__(self) -> None:
         self._layouts = np.zeros((0, 2), np.uint64)
         self._is_valid = self._is_plain = self._is_as_before = False
+        self._specs: list[object] = []
         self.sources = Sources()
         """What was found when somebody last looked tensor by tensor; its runs still hold."""
         self.bases = np.zeros(0, np.uint64)
@@ -64,7 +65,29 @@ class Watch:
             self._layouts, self.bases = np.zeros((len(as_list), 2), np.uint64), np.zeros(len(as_list), np.uint64)
             self._is_valid = False
         found: int = _native_look(_FUNCTIONS, as_list, PLAIN_TYPES, self._layouts, self.bases)
+        if found == _NOT_PLAIN:
+            opened = _local_parts(as_list)
+            if opened is None:
+                return None
+            as_list, specs = opened
+            found = _native_look(_FUNCTIONS, as_list, PLAIN_TYPES, self._layouts, self.bases)
+            self._is_valid &= specs == self._specs  # the same objects most often, which is quick
+            self._specs = specs
+        elif self._specs:
+            self._is_valid, self._specs = False, []
         return None if found == _NOT_PLAIN or any(map(_is_neg, as_list)) or _has_lost_memory(as_list) else found
+
+
+def _local_parts(tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[object]] | None:
+    """What lies here of DTensors among these, and how each is placed; None if one is something else, or its part still on its way."""
+    parts, specs = [], []
+    for tensor in tensors:
+        part = tensor if type(tensor) in PLAIN_TYPES else getattr(tensor, "_local_tensor", None)
+        if type(part) not in PLAIN_TYPES:
+            return None
+        parts.append(part)
+        specs.append(None if part is tensor else tensor._spec)  # noqa: SLF001 - its placements and mesh in one
+    return parts, specs
 
 
 def _with(sources: Sources, kept: list[torch.Tensor]) -> Sources:
