@@ -10,6 +10,7 @@ import json
 import random
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,9 @@ parser.add_argument("--fault", choices=["", "nan", "torn", *FAULTS], default="")
 parser.add_argument("--rank", type=int, default=1, help="that has the fault")
 parser.add_argument("--at", type=int, default=8, help="completed steps when it happens")
 parser.add_argument("--pause", type=float, default=0.0, help="seconds that a step takes at least")
+parser.add_argument("--device", default="cpu")
+parser.add_argument("--fused", action="store_true", help="an optimizer that can leave a step out by itself")
+parser.add_argument("--is-ahead", action="store_true", help="the host reads no loss before the end")
 parser.add_argument("--hang-in-save", action="store_true", help="whoever saves waits for ever")
 parser.add_argument("--resume", type=Path, default=None)
 arguments = parser.parse_args()
@@ -92,20 +96,20 @@ def spoil(model: nn.Module) -> None:
     (gradient.to_local() if isinstance(gradient, DTensor) else gradient).view(-1)[0] = float("nan")
 
 
-dist.init_process_group("gloo")
+dist.init_process_group("gloo" if arguments.device == "cpu" else "cpu:gloo,cuda:nccl")
 rank = dist.get_rank()
 torch.manual_seed(7)
 width = arguments.width
 model = nn.Sequential(
     nn.Linear(8, width), Statistics(width), nn.Dropout(0.2), nn.ReLU(), nn.Linear(width, width), nn.Linear(width, 1)
-)
+).to(arguments.device)
 if arguments.kind == "fsdp":
     for layer in (model[0], model[4]):
         fully_shard(layer)
     fully_shard(model)
 else:
     model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
-optimizer = Adam(model.parameters(), lr=0.01)
+optimizer = Adam(model.parameters(), lr=0.01, fused=arguments.fused or None)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, arguments.steps)
 data = torch.randn(4 * MICRO_BATCHES * dist.get_world_size(), 8, generator=torch.Generator().manual_seed(3))
 dataset = TensorDataset(data, data[:, :1].sin())
@@ -124,7 +128,7 @@ if arguments.resume:
     scheduler.load_state_dict(state["scheduler"])
     micro = state["step"] * EVERY
 
-losses: dict[int, str] = {}
+losses: dict[int, Any] = {}
 while micro < arguments.steps * EVERY:
     epoch, skipped = divmod(micro, MICRO_BATCHES)
     sampler.set_epoch(epoch)
@@ -143,6 +147,7 @@ while micro < arguments.steps * EVERY:
         if is_faulty and arguments.fault in FAULTS:
             print(f"fault at {time.time()}", flush=True)
             FAULTS[arguments.fault]()
+        x, y = x.to(arguments.device), y.to(arguments.device)  # noqa: PLW2901
         if is_faulty and arguments.fault == "nan" and arguments.kind == "ddp":
             print(f"fault at {time.time()}", flush=True)
             x = x * float("nan")  # noqa: PLW2901
@@ -160,7 +165,7 @@ while micro < arguments.steps * EVERY:
             scheduler.step()
             optimizer.zero_grad()
             print(f"rank {rank}: step {micro // EVERY}", flush=True)
-        losses[micro] = loss.item().hex()
+        losses[micro] = loss.detach() if arguments.is_ahead else loss.item().hex()
         micro += 1
         if micro >= arguments.steps * EVERY:
             break
@@ -170,7 +175,9 @@ held = {
     for name, value in (*model.named_parameters(), *model.named_buffers())
 }
 out = {
-    "losses": losses,
+    "losses": {
+        number: loss.item().hex() if isinstance(loss, torch.Tensor) else loss for number, loss in losses.items()
+    },
     "state": {name: value.tolist() for name, value in held.items()},
     "rate": scheduler.get_last_lr(),
 }
