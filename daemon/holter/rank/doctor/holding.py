@@ -14,6 +14,8 @@ NUM_STEPS = 5
 BUSY_S = 0.5
 NAN_STEP = 5
 JOB_S = 200.0
+MANY_STEPS = 100_000
+"""However long it takes until the host knows what the device has seen, the job is not over before."""
 EXIT_CODE = 93
 OPTIMIZERS = ("fused", "foreach")
 """The device leaves the step out by itself; the step waits for the device."""
@@ -67,7 +69,7 @@ def holds_nan(say: Say) -> Outcome:
 
 
 def _nan_job(at: Path, optimizer: str) -> jobs.EndedJob:
-    arguments = ["--fault", "nan", "--at", str(NAN_STEP), "--optimizer", optimizer, "--steps", str(NAN_STEP + 8)]
+    arguments = ["--fault", "nan", "--at", str(NAN_STEP), "--optimizer", optimizer, "--steps", str(MANY_STEPS)]
     return jobs.run(at, arguments, num_ranks=1, deadline_s=JOB_S, action="halt")
 
 

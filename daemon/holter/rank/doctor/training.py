@@ -15,12 +15,12 @@ WARM_STEPS = 4
 """Until tables are made and every kernel of the readings is loaded."""
 WATCHED_STEPS = 3
 BUSY_S = 1.0
-NUM_TRIALS = 3
-GROWTH_STEPS = 5
+NUM_TRIALS = 2
+GROWTH_STEPS = 3
 MAX_SHARE = 0.03
 """Of the gradients' bytes: the tables of the kernels take under one per cent."""
-WIDTHS = (64, 128)
-NUM_LAYERS = 4
+WIDTHS = (32, 64)
+NUM_LAYERS = 2
 SYNCHRONIZES = "synchronizing"
 
 

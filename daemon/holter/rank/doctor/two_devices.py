@@ -14,12 +14,12 @@ JOB_S = 150.0
 
 def names_skipped(say: Say) -> Outcome:
     """Rank 1 leaves out one all_reduce: the diagnosis names the cause and the rank."""
-    return _named(say, "skip", {"skipped_collective"}, "an all_reduce that rank 1 left out")
+    return _named(say, "skip", {"rank_missing_from_collective", "collective_order_mismatch"}, "an all_reduce that rank 1 left out")
 
 
 def names_killed(say: Say) -> Outcome:
     """Rank 1 is killed: the same."""
-    return _named(say, "kill", {"rank_killed", "killed_by_signal"}, "the death of rank 1 by SIGKILL")
+    return _named(say, "kill", {"rank_dead"}, "the death of rank 1 by SIGKILL")
 
 
 def _named(say: Say, fault: str, causes: set[str], what: str) -> Outcome:
