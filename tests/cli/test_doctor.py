@@ -39,9 +39,14 @@ def stand_in(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(script))
 
 
-def test_a_hang_a_death_and_a_failure_are_lines_and_the_others_are_still_checked(stand_in, monkeypatch, capsys):
+@pytest.mark.usefixtures("stand_in")
+def test_a_hang_a_death_and_a_failure_are_lines_and_the_others_are_still_checked(monkeypatch, capsys):
     find = plan.find
-    monkeypatch.setattr(plan, "find", lambda name: type("Check", (), {"name": name, "deadline_s": 2.0}) if name == "kernels" else find(name))
+    monkeypatch.setattr(
+        plan,
+        "find",
+        lambda name: type("Check", (), {"name": name, "deadline_s": 2.0}) if name == "kernels" else find(name),
+    )
     assert 1 == cli.main(["doctor", "--gpu", "--json"])
     found = json.loads(capsys.readouterr().out)
     outcomes = {check["check"]: check["outcome"] for check in found["checks"]}
@@ -53,7 +58,8 @@ def test_a_hang_a_death_and_a_failure_are_lines_and_the_others_are_still_checked
     assert (False, ["a GPU"]) == (found["is_healthy"], found["devices"])
 
 
-def test_the_last_line_says_whether_all_is_well(stand_in, capsys):
+@pytest.mark.usefixtures("stand_in")
+def test_the_last_line_says_whether_all_is_well(capsys):
     names = ["environment", "compile", "nan"]
     assert 0 == cli.main(["doctor", "--gpu", *(word for name in names for word in ("--only", name))])
     lines = capsys.readouterr().out.splitlines()
@@ -110,7 +116,8 @@ def test_it_runs_on_the_device_of_the_tests(device_environment, monkeypatch, cap
     assert ["ok", "skipped"] == [check["outcome"] for check in found["checks"]]
 
 
-def test_what_hangs_is_ended(stand_in, monkeypatch):
+@pytest.mark.usefixtures("stand_in")
+def test_what_hangs_is_ended():
     with doctor._Child(["kernels"]) as child:
         assert child.next(10, "") is not None
         assert child.next(1, "") is None

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import holter
 from holter import clock
@@ -172,7 +172,7 @@ class _Child:
         self._told = _Progress()
         threading.Thread(target=self._read, daemon=True).start()
 
-    def __enter__(self) -> "_Child":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -252,7 +252,9 @@ class _Progress:
         if sys.stderr.isatty():
             more = f": {self._text}" if self._text else ""
             sys.stderr.write(
-                printable(f"holter: {self._what}{more} ({clock.monotonic_s() - self._began_s:.0f} s)").join(("\r\x1b[K", ""))
+                printable(f"holter: {self._what}{more} ({clock.monotonic_s() - self._began_s:.0f} s)").join(
+                    ("\r\x1b[K", "")
+                )
             )
             sys.stderr.flush()
 

@@ -78,7 +78,11 @@ def _judge(pairs: list[tuple[StepTime, StepTime]], shape: GptShape, problems: li
         f"device {device:.3f} times; {extra_s * 1e3:+.2f} ms a step (steps without holter differ by {noise - 1:.1%} among themselves)"
     )
     if _is_interpreted():
-        return skipped(f"kernels are interpreted here, so this says nothing of a GPU: {says}", numbers) if not problems else judged(problems, says, numbers)
+        return (
+            skipped(f"kernels are interpreted here, so this says nothing of a GPU: {says}", numbers)
+            if not problems
+            else judged(problems, says, numbers)
+        )
     if wall > MAX_RATIO * max(1.0, min(noise, MAX_RATIO)) and extra_s > MAX_EXTRA_S:
         problems.append(f"steps take too much longer under holter: {says}")
     return judged(problems, says, numbers)

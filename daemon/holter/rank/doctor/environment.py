@@ -42,7 +42,9 @@ def devices() -> FoundDevices:
         other = _other_accelerator()
         built = f"torch {version} was built for neither CUDA nor ROCm"
         return FoundDevices([], built + (f", and {other} is read by torch's own operations" if other else ""), version)
-    return FoundDevices([], f"torch {version} sees none (is the driver loaded, and CUDA_VISIBLE_DEVICES right?)", version)
+    return FoundDevices(
+        [], f"torch {version} sees none (is the driver loaded, and CUDA_VISIBLE_DEVICES right?)", version
+    )
 
 
 def look(_: Say) -> Outcome:
@@ -123,9 +125,12 @@ def _triton(problems: list[str]) -> dict[str, Number]:
 def _compiler(configured: str | None, problems: list[str]) -> str:
     found = next((path for name in (configured, "cc", "gcc", "clang") if name and (path := shutil.which(name))), None)
     if found is None:
-        problems.append("there is no C compiler, and Triton needs one: install gcc, or set CC; until then torch operations are used, many times slower")
+        problems.append(
+            "there is no C compiler, and Triton needs one: install gcc, or set CC; until then torch operations are used, many times slower"
+        )
         return "none"
-    said = subprocess.run([found, "--version"], capture_output=True, text=True, check=False, timeout=COMPILER_DEADLINE_S)  # noqa: S603
+    command = [found, "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILER_DEADLINE_S)  # noqa: S603
     lines = said.stdout.splitlines()
     return f"{Path(found).name} {lines[0].split()[-1]}" if said.returncode == 0 and lines else Path(found).name
 
@@ -145,7 +150,9 @@ def _nvml(problems: list[str]) -> dict[str, Number]:
         version = nvml.nvmlSystemGetDriverVersion()
         nvml.nvmlShutdown()
     except ImportError:
-        problems.append("nvidia-ml-py is not installed: temperature, power and ECC errors are not seen; `pip install 'holter[gpu]'`")
+        problems.append(
+            "nvidia-ml-py is not installed: temperature, power and ECC errors are not seen; `pip install 'holter[gpu]'`"
+        )
         return {"nvml": "none"}
     except Exception as error:  # noqa: BLE001 - NVMLError, whose class is in the module that may be missing
         problems.append(f"NVML does not answer: {error}: temperature, power and ECC errors are not seen")

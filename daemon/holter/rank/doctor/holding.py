@@ -45,7 +45,10 @@ def restores(say: Say) -> Outcome:
     found = _state(loop)
     num_other = sum(not torch.equal(a, b) for a, b in zip(kept[step], found, strict=True))
     if num_other:
-        problems.insert(0, f"{num_other} of {len(found)} tensors are not those of step {step} after the restore: queued work was applied after it")
+        problems.insert(
+            0,
+            f"{num_other} of {len(found)} tensors are not those of step {step} after the restore: queued work was applied after it",
+        )
     says = f"{len(found)} tensors of step {step} restored bit for bit behind {BUSY_S} s of queued work"
     return judged(problems, says, {"tensors": len(found), "differ": num_other})
 

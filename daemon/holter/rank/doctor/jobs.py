@@ -34,7 +34,10 @@ class EndedJob:
     @property
     def diagnoses(self) -> list[dict[str, Any]]:
         """As written in the run directory."""
-        return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.run_dir.glob("incidents/*/diagnosis.json"))]
+        return [
+            json.loads(path.read_text(encoding="utf-8"))
+            for path in sorted(self.run_dir.glob("incidents/*/diagnosis.json"))
+        ]
 
     @property
     def halt(self) -> dict[str, Any]:
@@ -57,7 +60,7 @@ def directory() -> Iterator[Path]:
         yield Path(made)
 
 
-def run(
+def run(  # noqa: PLR0913 - what a job is, all named
     at: Path,
     arguments: Sequence[str],
     *,
@@ -73,7 +76,9 @@ def run(
     under = ["-m", "holter", "--run-dir", str(run_dir), "--action", action] if action else []
     command = [sys.executable, *launcher, *under, str(SCRIPT), *arguments]
     with (at / "said").open("wb") as said:
-        process = subprocess.Popen(command, cwd=at, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True)  # noqa: S603
+        process = subprocess.Popen(  # noqa: S603
+            command, cwd=at, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+        )
     until_s = clock.monotonic_s() + deadline_s
     while process.poll() is None and clock.monotonic_s() < until_s:
         if is_enough(EndedJob(None, run_dir, [])):

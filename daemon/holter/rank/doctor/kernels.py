@@ -71,7 +71,11 @@ def compile_all(say: Say) -> Outcome:
 
 def _compiled(times: list[tuple[float, Variant]]) -> Outcome:
     spent_s, (slowest_s, slowest) = sum(seconds for seconds, _ in times), max(times)
-    numbers: dict[str, Number] = {"variants": len(times), "seconds": round(spent_s, 3), "slowest_s": round(slowest_s, 3)}
+    numbers: dict[str, Number] = {
+        "variants": len(times),
+        "seconds": round(spent_s, 3),
+        "slowest_s": round(slowest_s, 3),
+    }
     numbers["slowest"] = str(slowest)
     from holter_kernels import triton_kernels  # noqa: PLC0415 - needs triton
 
@@ -151,6 +155,10 @@ def cases() -> Iterator[Case]:
         image = _random(rng, dtype, 2 * 3 * 15 * 17).view(2, 3, 15, 17)
         laid_out = image.cuda().to(memory_format=torch.channels_last)
         yield Case(f"channels_last, {_short(dtype)}", laid_out, image)
+    yield from _sizes(rng)
+
+
+def _sizes(rng: np.random.Generator) -> Iterator[Case]:
     for size in SIZES:
         for dtype in FORMATS:
             yield _case(f"{size} elements, {_short(dtype)}", _random(rng, dtype, size))

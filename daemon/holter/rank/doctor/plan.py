@@ -29,9 +29,7 @@ ALL = (
     PlannedCheck("compile", "torch.compile(mode='reduce-overhead') trains as without holter", "training:compiles", 240),
     PlannedCheck("cost", "a GPT's steps with and without holter, by turns: device and wall", "cost:compare", 240),
     PlannedCheck("snapshot", "a snapshot is restored although work is queued", "holding:restores", 120),
-    PlannedCheck(
-        "nan", "a NaN does not reach the weights: fused, and foreach with the wait", "holding:holds_nan", 240
-    ),
+    PlannedCheck("nan", "a NaN does not reach the weights: fused, and foreach with the wait", "holding:holds_nan", 240),
     PlannedCheck("skipped_call", "two ranks: a skipped all_reduce is named", "two_devices:names_skipped", 240, 2),
     PlannedCheck("rescue", "two ranks: saved while a stream hangs", "two_devices:rescues", 240, 2),
     PlannedCheck("fsdp2", "two ranks: fully_shard trains to the same bits", "two_devices:shards", 240, 2),

@@ -2,12 +2,11 @@
 
 import gc
 import warnings
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 
-from holter import clock
 from holter.rank.doctor.outcome import Number, Outcome, Say, duration, judged, skipped
 from holter.rank.doctor.subjects import BusyStream, TrainingLoop, failures, small_loop, worn
 
@@ -48,7 +47,11 @@ def never_waits(say: Say) -> Outcome:
                     f"a step waited until the stream was done: its hooks took {duration(slowest_s)} behind {duration(BUSY_S)} of work"
                 )
                 break
-    numbers: dict[str, Number] = {"hooks_ms_a_step": round(slowest_s * 1e3, 3), "busy_s": BUSY_S, "problems": len(problems)}
+    numbers: dict[str, Number] = {
+        "hooks_ms_a_step": round(slowest_s * 1e3, 3),
+        "busy_s": BUSY_S,
+        "problems": len(problems),
+    }
     says = f"no synchronisation in {2 * WATCHED_STEPS} steps; behind a busy stream a step's hooks take {duration(slowest_s)}"
     return judged(problems, says, numbers)
 
@@ -70,7 +73,9 @@ def _warned(loop: TrainingLoop) -> list[str]:
         finally:
             torch.cuda.set_sync_debug_mode("default")
         torch.cuda.synchronize()
-    found = {f"{_place(one.filename)}:{one.lineno} waits for the device" for one in seen if SYNCHRONIZES in str(one.message)}
+    found = {
+        f"{_place(one.filename)}:{one.lineno} waits for the device" for one in seen if SYNCHRONIZES in str(one.message)
+    }
     return sorted(found)
 
 
@@ -151,10 +156,10 @@ def _allocated(width: int) -> tuple[int, int, int]:
 
 def _pinned_bytes() -> int:
     """Pinned memory of this process; 0 where this torch does not say."""
-    ask: Callable[[], dict[str, int]] | None = getattr(torch.cuda, "host_memory_stats", None)
+    ask: Any = getattr(torch.cuda, "host_memory_stats", None)
     if ask is None or not hasattr(torch._C, "_cuda_hostMemoryStats"):  # noqa: SLF001 - whether the build has it
         return 0
-    return ask().get("allocated_bytes.current", 0)
+    return int(ask().get("allocated_bytes.current", 0))
 
 
 def captures(say: Say) -> Outcome:
@@ -229,7 +234,9 @@ def _compiled_steps() -> list[torch.Tensor]:
 def _same_bits(problems: list[str], expected: list[torch.Tensor], found: list[torch.Tensor], what: str) -> Outcome:
     num_other = sum(not torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     if num_other:
-        problems.insert(0, f"{what} ends with other weights under holter: {num_other} of {len(expected)} tensors differ")
+        problems.insert(
+            0, f"{what} ends with other weights under holter: {num_other} of {len(expected)} tensors differ"
+        )
     return judged(problems, f"{what}: the same weights, bit for bit", {"tensors": len(expected), "differ": num_other})
 
 

@@ -14,7 +14,9 @@ JOB_S = 150.0
 
 def names_skipped(say: Say) -> Outcome:
     """Rank 1 leaves out one all_reduce: the diagnosis names the cause and the rank."""
-    return _named(say, "skip", {"rank_missing_from_collective", "collective_order_mismatch"}, "an all_reduce that rank 1 left out")
+    return _named(
+        say, "skip", {"rank_missing_from_collective", "collective_order_mismatch"}, "an all_reduce that rank 1 left out"
+    )
 
 
 def names_killed(say: Say) -> Outcome:
