@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from holter.config import Settings
 from holter.rank.doctor import cost, environment, holding, kernels, training, two_devices
 from holter.rank.doctor.cost import StepTime
 from holter.rank.doctor.jobs import EndedJob
@@ -101,7 +102,7 @@ def test_all_numbers_agree() -> None:
 
 @pytest.mark.device
 def test_a_tensor_that_is_left_out_is_found() -> None:
-    case = kernels.Case("meta", torch.empty(3, device="meta"), torch.zeros(3))
+    case = kernels.ReadingCase("meta", torch.empty(3, device="meta"), torch.zeros(3))
     assert kernels._disagreement(case)
 
 
@@ -190,8 +191,9 @@ def test_a_snapshot_is_restored_behind_queued_work_and_one_that_is_overwritten_i
 
     def overtaken(self, step):
         restore(self, step)
-        for model in self._context.models.all():
-            next(iter(model.parameters())).data.add_(1.0)
+        for part, _ in self._whole[-1].images:
+            if isinstance(part.owner(), torch.nn.Parameter):
+                part.owner().data.add_(1.0)
 
     patch(snapshots.Snapshots, "restore", overtaken)
     assert "are not those of step 2" in holding.restores(quiet).says
@@ -211,6 +213,10 @@ def test_steps_that_take_longer_are_found_and_noise_is_not() -> None:
 @pytest.mark.device
 def test_the_largest_shape_is_a_gpt_of_350_million() -> None:
     assert 340e6 < cost.SHAPES[-1].num_parameters < 370e6
+
+
+def test_the_cost_is_that_of_the_default_settings():
+    assert (Settings.overhead_budget, Settings.overhead_floor_s) == (cost.BUDGET, cost.FLOOR_S)
 
 
 def job(tmp_path, *, halt=None, named=(), code=93) -> EndedJob:

@@ -10,6 +10,6 @@
     subjects.py       what they are tried on: a small GPT, a monitor worn in this process, a stream that is busy
     jobs.py, jobs/    real jobs under `-m holter`, judged by their run directories
 
-A check is a function of one argument (`Say`, to tell how far it is) that returns an `Outcome`. It never judges by the kind of machine: on a
+A check is a function of one argument (`Say`, to tell how far it is) that returns an `CheckOutcome`. It never judges by the kind of machine: on a
 device that is slow or small it takes less work, and says how much.
 """

@@ -13,7 +13,7 @@ from typing import IO, Any
 import msgspec
 
 from holter import clock
-from holter.rank.doctor.outcome import Finished, Outcome, failed, skipped
+from holter.rank.doctor.outcome import CheckOutcome, Finished, failed, skipped
 from holter.rank.doctor.plan import PlannedCheck, find
 
 NUM_FRAMES = 12
@@ -59,10 +59,10 @@ def run(check: PlannedCheck, num_devices: int, say: Any) -> Finished:
     )
 
 
-def _call(check: PlannedCheck, say: Any) -> Outcome:
+def _call(check: PlannedCheck, say: Any) -> CheckOutcome:
     module, _, function = check.where.partition(":")
     try:
-        outcome: Outcome = getattr(importlib.import_module(f"holter.rank.doctor.{module}"), function)(say)
+        outcome: CheckOutcome = getattr(importlib.import_module(f"holter.rank.doctor.{module}"), function)(say)
     except Exception as error:  # noqa: BLE001 - the report is made of failures
         lines = traceback.format_exc(limit=-NUM_FRAMES).splitlines()
         first = next(iter(str(error).strip().splitlines()), "")

@@ -6,8 +6,7 @@ from typing import NamedTuple
 import torch
 
 from holter import clock
-from holter.config import Settings
-from holter.rank.doctor.outcome import Number, Outcome, Say, duration, judged, skipped
+from holter.rank.doctor.outcome import CheckOutcome, Number, Say, duration, judged, skipped
 from holter.rank.doctor.subjects import GptShape, TrainingLoop, failures, gpt_loop, worn
 
 SHAPES = (
@@ -21,6 +20,8 @@ BYTES_A_PARAMETER = 30
 """Weights, gradients and moments in float32, a bfloat16 copy, and activations, roughly."""
 LONGEST_STEP_S = 0.05
 """A step that takes longer is large enough: the next larger model has about ten times as much to do."""
+BUDGET, FLOOR_S = 0.01, 0.0005
+"""As a job has them unless told otherwise (`config.py`, which lies above this package; a test holds them equal)."""
 NUM_PAIRS = 4
 ENOUGH_S = 40.0
 """No further pair is begun after that."""
@@ -39,7 +40,7 @@ class StepTime(NamedTuple):
     device: float
 
 
-def compare(say: Say) -> Outcome:
+def compare(say: Say) -> CheckOutcome:
     """Pairs by turns, so that a machine that slows down slows both; the median of the pairs counts."""
     loop, shape = _largest(say)
     num_steps = round(min(max(BLOCK_S / _timed(loop, 2).wall, NUM_STEPS[0]), NUM_STEPS[1]))
@@ -51,14 +52,14 @@ def compare(say: Say) -> Outcome:
             break
         say(f"{shape.num_parameters / 1e6:.3g} M parameters, pair {number + 1} of {NUM_PAIRS}")
         plain = _timed(loop, num_steps)
-        with worn(budget=Settings.overhead_budget, floor_s=Settings.overhead_floor_s) as monitor:
+        with worn(budget=BUDGET, floor_s=FLOOR_S) as monitor:
             _timed(loop, WARM_STEPS)
             pairs.append((plain, _timed(loop, num_steps)))
             problems += failures(monitor)
     return _judge(pairs, shape, problems)
 
 
-def _judge(pairs: list[tuple[StepTime, StepTime]], shape: GptShape, problems: list[str]) -> Outcome:
+def _judge(pairs: list[tuple[StepTime, StepTime]], shape: GptShape, problems: list[str]) -> CheckOutcome:
     wall = statistics.median(watched.wall / plain.wall for plain, watched in pairs)
     device = statistics.median(watched.device / plain.device for plain, watched in pairs)
     plain_s = statistics.median(plain.wall for plain, _ in pairs)

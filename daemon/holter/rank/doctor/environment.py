@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 
-from holter.rank.doctor.outcome import Number, Outcome, Say, judged
+from holter.rank.doctor.outcome import CheckOutcome, Number, Say, judged
 from holter_kernels import backend
 
 GIB = 1 << 30
@@ -47,7 +47,7 @@ def devices() -> FoundDevices:
     )
 
 
-def look(_: Say) -> Outcome:
+def look(_: Say) -> CheckOutcome:
     """What is missing, and what it costs."""
     problems: list[str] = []
     facts: dict[str, Number] = {

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from holter.rank.doctor import jobs
-from holter.rank.doctor.outcome import Number, Outcome, Say, judged
+from holter.rank.doctor.outcome import CheckOutcome, Number, Say, judged
 from holter.rank.doctor.subjects import BusyStream, TrainingLoop, failures, small_loop, worn
 
 EVERY = 2
@@ -21,7 +21,7 @@ OPTIMIZERS = ("fused", "foreach")
 """The device leaves the step out by itself; the step waits for the device."""
 
 
-def restores(say: Say) -> Outcome:
+def restores(say: Say) -> CheckOutcome:
     """Weights and moments go back to a step of before, although the stream is busy and then writes to them."""
     loop = small_loop()
     loop.step()
@@ -53,7 +53,7 @@ def restores(say: Say) -> Outcome:
     return judged(problems, says, {"tensors": len(found), "differ": num_other})
 
 
-def holds_nan(say: Say) -> Outcome:
+def holds_nan(say: Say) -> CheckOutcome:
     """Jobs whose batch has a NaN: each must end with a halt before the step, and with a checkpoint of finite weights."""
     say("two jobs of one rank, side by side")
     with jobs.directory() as at, ThreadPoolExecutor(len(OPTIMIZERS)) as pool:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Shard, init_device_mesh
 
 from holter import clock
-from holter.rank.doctor.outcome import Number, Outcome, Say, duration, failed, judged, skipped
+from holter.rank.doctor.outcome import CheckOutcome, Number, Say, duration, failed, judged, skipped
 from holter_kernels import Pass, devices, fingerprint
 from holter_kernels.layout import FORMATS
 from holter_kernels.testing import check, from_bytes
@@ -51,7 +51,7 @@ def variants() -> Iterator[Variant]:
             yield Variant(dtype, is_aligned, "off", statistics=False)
 
 
-def compile_all(say: Say) -> Outcome:
+def compile_all(say: Say) -> CheckOutcome:
     """Launch every variant once, on tensors of one element's offset where it is the slow kernel's."""
     wanted = list(variants())
     times: list[tuple[float, Variant]] = []
@@ -69,7 +69,7 @@ def compile_all(say: Say) -> Outcome:
     return _compiled(times)
 
 
-def _compiled(times: list[tuple[float, Variant]]) -> Outcome:
+def _compiled(times: list[tuple[float, Variant]]) -> CheckOutcome:
     spent_s, (slowest_s, slowest) = sum(seconds for seconds, _ in times), max(times)
     numbers: dict[str, Number] = {
         "variants": len(times),
@@ -105,7 +105,7 @@ def _in_cache(kernel: Any) -> Iterator[Any]:
         yield from (one for one in cache[0].values() if getattr(one, "n_regs", None) is not None)
 
 
-class Case(NamedTuple):
+class ReadingCase(NamedTuple):
     """Something to read, and the plain CPU tensor that has the same elements in the same order."""
 
     name: str
@@ -114,7 +114,7 @@ class Case(NamedTuple):
     histogram: str = "sampled"
 
 
-def agree(say: Say) -> Outcome:
+def agree(say: Say) -> CheckOutcome:
     """Every case by the device, then by the definition on the host."""
     began_s, problems, num_tried, num_cases, num_elements = clock.monotonic_s(), [], 0, 0, 0
     with _one_rank():
@@ -134,7 +134,7 @@ def agree(say: Say) -> Outcome:
     return judged(problems, says, numbers)
 
 
-def cases() -> Iterator[Case]:
+def cases() -> Iterator[ReadingCase]:
     """The worst first: special values, then layouts, then sizes, each for every dtype."""
     rng = np.random.default_rng(0)
     floats = [dtype for dtype, fmt in FORMATS.items() if fmt.is_float]
@@ -145,20 +145,20 @@ def cases() -> Iterator[Case]:
     for dtype in FORMATS:
         for skip in (1, 3):
             whole = _random(rng, dtype, 4099)
-            yield Case(f"misaligned by {skip}, {_short(dtype)}", whole.cuda()[skip:], whole[skip:])
+            yield ReadingCase(f"misaligned by {skip}, {_short(dtype)}", whole.cuda()[skip:], whole[skip:])
     for dtype in FORMATS:
         grid = _random(rng, dtype, 64 * 33).view(64, 33)
-        yield Case(f"transposed, {_short(dtype)}", grid.cuda().t(), grid.t().contiguous())
+        yield ReadingCase(f"transposed, {_short(dtype)}", grid.cuda().t(), grid.t().contiguous())
     for dtype in FAST:
         grid = _random(rng, dtype, 96 * 33).view(96, 33)
-        yield Case(f"DTensor, {_short(dtype)}", _sharded(grid), grid)
+        yield ReadingCase(f"DTensor, {_short(dtype)}", _sharded(grid), grid)
         image = _random(rng, dtype, 2 * 3 * 15 * 17).view(2, 3, 15, 17)
         laid_out = image.cuda().to(memory_format=torch.channels_last)
-        yield Case(f"channels_last, {_short(dtype)}", laid_out, image)
+        yield ReadingCase(f"channels_last, {_short(dtype)}", laid_out, image)
     yield from _sizes(rng)
 
 
-def _sizes(rng: np.random.Generator) -> Iterator[Case]:
+def _sizes(rng: np.random.Generator) -> Iterator[ReadingCase]:
     for size in SIZES:
         for dtype in FORMATS:
             yield _case(f"{size} elements, {_short(dtype)}", _random(rng, dtype, size))
@@ -169,8 +169,8 @@ def _sizes(rng: np.random.Generator) -> Iterator[Case]:
         yield _case(f"tiny, {_short(dtype)}", healthy * 1e-6)
 
 
-def _case(name: str, tensor: torch.Tensor, histogram: str = "sampled") -> Case:
-    return Case(name, tensor.cuda(), tensor, histogram)
+def _case(name: str, tensor: torch.Tensor, histogram: str = "sampled") -> ReadingCase:
+    return ReadingCase(name, tensor.cuda(), tensor, histogram)
 
 
 def _short(dtype: torch.dtype) -> str:
@@ -206,7 +206,7 @@ def _one_rank() -> Iterator[None]:
             dist.destroy_process_group()
 
 
-def _disagreement(case: Case) -> str | None:
+def _disagreement(case: ReadingCase) -> str | None:
     table = _answered(Pass([case.given], case.histogram), [case.given])
     if table is None:
         return f"no answer within {duration(ANSWER_S)}"

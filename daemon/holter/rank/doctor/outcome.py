@@ -12,7 +12,7 @@ Say: TypeAlias = Callable[[str], None]
 SECONDS_SHOWN = 10.0
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class CheckOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """Of one check."""
 
     outcome: Verdict
@@ -34,22 +34,22 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True):
     details: list[str] = []
 
 
-def ok(says: str, numbers: Mapping[str, Number] | None = None) -> Outcome:
+def ok(says: str, numbers: Mapping[str, Number] | None = None) -> CheckOutcome:
     """All is as it should be."""
-    return Outcome(outcome="ok", says=says, numbers=dict(numbers or {}))
+    return CheckOutcome(outcome="ok", says=says, numbers=dict(numbers or {}))
 
 
-def failed(says: str, numbers: Mapping[str, Number] | None = None, details: list[str] | None = None) -> Outcome:
+def failed(says: str, numbers: Mapping[str, Number] | None = None, details: list[str] | None = None) -> CheckOutcome:
     """Something is not, and what."""
-    return Outcome(outcome="failed", says=says, numbers=dict(numbers or {}), details=details or [])
+    return CheckOutcome(outcome="failed", says=says, numbers=dict(numbers or {}), details=details or [])
 
 
-def skipped(why: str, numbers: Mapping[str, Number] | None = None) -> Outcome:
+def skipped(why: str, numbers: Mapping[str, Number] | None = None) -> CheckOutcome:
     """It cannot be looked at here, and why."""
-    return Outcome(outcome="skipped", says=why, numbers=dict(numbers or {}))
+    return CheckOutcome(outcome="skipped", says=why, numbers=dict(numbers or {}))
 
 
-def judged(problems: list[str], says: str, numbers: Mapping[str, Number] | None = None) -> Outcome:
+def judged(problems: list[str], says: str, numbers: Mapping[str, Number] | None = None) -> CheckOutcome:
     """Ok if there is no problem; else the first of them is the sentence, and the others are details."""
     if not problems:
         return ok(says, numbers)

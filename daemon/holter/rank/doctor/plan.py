@@ -32,7 +32,7 @@ ALL = (
     PlannedCheck("nan", "a NaN does not reach the weights: fused, and foreach with the wait", "holding:holds_nan", 240),
     PlannedCheck("skipped_call", "two ranks: a skipped all_reduce is named", "two_devices:names_skipped", 240, 2),
     PlannedCheck("rescue", "two ranks: saved while a stream hangs", "two_devices:rescues", 240, 2),
-    PlannedCheck("fsdp2", "two ranks: fully_shard trains to the same bits", "two_devices:shards", 240, 2),
+    PlannedCheck("sharded", "two ranks: fully_shard trains to the same bits", "two_devices:shards", 240, 2),
     PlannedCheck("killed", "two ranks: a killed one is named", "two_devices:names_killed", 240, 2),
 )
 NAMES = tuple(check.name for check in ALL)

@@ -37,7 +37,7 @@ class GptShape(NamedTuple):
         return self.width * (self.vocabulary + self.length) + 12 * self.layers * self.width**2
 
 
-class _Block(nn.Module):
+class _Block(nn.Module):  # type: ignore[misc]  # torch is not looked into
     def __init__(self, shape: GptShape) -> None:
         super().__init__()
         self.heads = shape.heads
@@ -54,7 +54,7 @@ class _Block(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm_2(x))))
 
 
-class Gpt(nn.Module):
+class Gpt(nn.Module):  # type: ignore[misc]  # torch is not looked into
     """The model of the checks."""
 
     def __init__(self, shape: GptShape) -> None:
@@ -88,7 +88,7 @@ class TrainingLoop:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-class Perceptron(nn.Module):
+class Perceptron(nn.Module):  # type: ignore[misc]  # torch is not looked into
     """Two layers: few tensors, since a device may be slow."""
 
     def __init__(self, width: int = 32) -> None:

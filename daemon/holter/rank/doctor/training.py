@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from holter.rank.doctor.outcome import Number, Outcome, Say, duration, judged, skipped
+from holter.rank.doctor.outcome import CheckOutcome, Number, Say, duration, judged, skipped
 from holter.rank.doctor.subjects import BusyStream, TrainingLoop, failures, small_loop, worn
 
 WARM_STEPS = 4
@@ -23,7 +23,7 @@ NUM_LAYERS = 2
 SYNCHRONIZES = "synchronizing"
 
 
-def never_waits(say: Say) -> Outcome:
+def never_waits(say: Say) -> CheckOutcome:
     """Synchronising calls by torch's own debug mode; then, since that does not see all of them, hooks behind a busy stream."""
     loop = small_loop()
     _train(loop, WARM_STEPS)
@@ -106,7 +106,7 @@ def _stays_busy(loop: TrainingLoop) -> bool:
     return is_busy
 
 
-def holds_nothing(say: Say) -> Outcome:
+def holds_nothing(say: Say) -> CheckOutcome:
     """Memory after `zero_grad(set_to_none=True)`: it does not grow by the step, and what holter has of its own does not grow with the gradients."""
     problems: list[str] = []
     extra, gradients = [], []
@@ -162,7 +162,7 @@ def _pinned_bytes() -> int:
     return int(ask().get("allocated_bytes.current", 0))
 
 
-def captures(say: Say) -> Outcome:
+def captures(say: Say) -> CheckOutcome:
     """A whole step captured and replayed, with and without a monitor: the same weights, bit for bit."""
     try:
         expected = _replayed()
@@ -201,7 +201,7 @@ def _replayed() -> list[torch.Tensor]:
     return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
-def compiles(say: Say) -> Outcome:
+def compiles(say: Say) -> CheckOutcome:
     """A compiled model whose forward and backward passes are CUDA graphs of inductor's."""
     say("without holter")
     try:
@@ -231,7 +231,7 @@ def _compiled_steps() -> list[torch.Tensor]:
     return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
-def _same_bits(problems: list[str], expected: list[torch.Tensor], found: list[torch.Tensor], what: str) -> Outcome:
+def _same_bits(problems: list[str], expected: list[torch.Tensor], found: list[torch.Tensor], what: str) -> CheckOutcome:
     num_other = sum(not torch.equal(a, b) for a, b in zip(expected, found, strict=True))
     if num_other:
         problems.insert(

@@ -3,7 +3,7 @@
 import torch
 
 from holter.rank.doctor import jobs
-from holter.rank.doctor.outcome import Outcome, Say, judged
+from holter.rank.doctor.outcome import CheckOutcome, Number, Say, judged
 
 NUM_RANKS = 2
 FAULTY_RANK = 1
@@ -12,19 +12,19 @@ MANY_STEPS = 100_000
 JOB_S = 150.0
 
 
-def names_skipped(say: Say) -> Outcome:
+def names_skipped(say: Say) -> CheckOutcome:
     """Rank 1 leaves out one all_reduce: the diagnosis names the cause and the rank."""
     return _named(
         say, "skip", {"rank_missing_from_collective", "collective_order_mismatch"}, "an all_reduce that rank 1 left out"
     )
 
 
-def names_killed(say: Say) -> Outcome:
+def names_killed(say: Say) -> CheckOutcome:
     """Rank 1 is killed: the same."""
     return _named(say, "kill", {"rank_dead"}, "the death of rank 1 by SIGKILL")
 
 
-def _named(say: Say, fault: str, causes: set[str], what: str) -> Outcome:
+def _named(say: Say, fault: str, causes: set[str], what: str) -> CheckOutcome:
     say("a job of two ranks")
     arguments = ["--fault", fault, "--at", str(AT), "--steps", str(MANY_STEPS)]
     with jobs.directory() as at:
@@ -34,18 +34,18 @@ def _named(say: Say, fault: str, causes: set[str], what: str) -> Outcome:
         return judge_named(job, causes, what)
 
 
-def judge_named(job: jobs.EndedJob, causes: set[str], what: str) -> Outcome:
+def judge_named(job: jobs.EndedJob, causes: set[str], what: str) -> CheckOutcome:
     """Whether one of these causes is what a diagnosis puts first, and of the right rank."""
     named = sorted(job.named())
     texts = [f"{cause} on rank {rank}" for cause, rank in named]
-    numbers = {"diagnoses": len(job.diagnoses), "named": ", ".join(texts)}
+    numbers: dict[str, Number] = {"diagnoses": len(job.diagnoses), "named": ", ".join(texts)}
     if any(cause in causes and rank == FAULTY_RANK for cause, rank in named):
         return judged([], f"{what}: named as {', '.join(texts)}", numbers)
     other = f"named as {', '.join(texts)}" if texts else f"nothing was named within {JOB_S:.0f} s"
     return judged([f"{what}: {other}", *job.said], "", numbers)
 
 
-def rescues(say: Say) -> Outcome:
+def rescues(say: Say) -> CheckOutcome:
     """Rank 1 leaves out an all_reduce, so rank 0's stream hangs: the state is saved all the same."""
     say("a job of two ranks, halted")
     with jobs.directory() as at:
@@ -56,10 +56,10 @@ def rescues(say: Say) -> Outcome:
         return judge_rescue(job)
 
 
-def judge_rescue(job: jobs.EndedJob) -> Outcome:
+def judge_rescue(job: jobs.EndedJob) -> CheckOutcome:
     """Whether a healthy checkpoint was kept."""
     halt = job.halt
-    numbers = {"step": halt.get("step"), "verdict": halt.get("verdict")}
+    numbers: dict[str, Number] = {"step": halt.get("step"), "verdict": halt.get("verdict")}
     if not halt:
         return judged([f"nothing was saved within {JOB_S:.0f} s of a hang", *job.said], "", numbers)
     problems = []
@@ -68,7 +68,7 @@ def judge_rescue(job: jobs.EndedJob) -> Outcome:
     return judged(problems, f"a healthy checkpoint of {halt['step']} steps, saved while a stream hung", numbers)
 
 
-def shards(say: Say) -> Outcome:
+def shards(say: Say) -> CheckOutcome:
     """`fully_shard`, with and without holter: the same weights, bit for bit, and no alarm."""
     problems: list[str] = []
     saved = []
