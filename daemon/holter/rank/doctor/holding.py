@@ -63,12 +63,10 @@ def holds_nan(say: Say) -> CheckOutcome:
             for optimizer, job in zip(OPTIMIZERS, ended, strict=True)
             for problem in find_poison(job)
         ]
-    for job in ended if problems else ():
-        problems += job.said
     numbers: dict[str, Number] = {"nan_step": NAN_STEP}
     numbers |= {f"{name}_halted_at": job.halt.get("step") for name, job in zip(OPTIMIZERS, ended, strict=True)}
     says = f"a NaN at step {NAN_STEP}: held before the weights, halted with a healthy checkpoint of {NAN_STEP} steps (fused, foreach)"
-    return judged(problems, says, numbers)
+    return judged(problems, says, numbers, [line for job in ended for line in job.said])
 
 
 def _nan_job(at: Path, optimizer: str) -> jobs.EndedJob:

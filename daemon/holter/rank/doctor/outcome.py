@@ -1,6 +1,6 @@
 """What a check returns: ok, failed or skipped, one sentence, and the numbers that prove it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -49,12 +49,14 @@ def skipped(why: str, numbers: Mapping[str, Number] | None = None) -> CheckOutco
     return CheckOutcome(outcome="skipped", says=why, numbers=dict(numbers or {}))
 
 
-def judged(problems: list[str], says: str, numbers: Mapping[str, Number] | None = None) -> CheckOutcome:
-    """Ok if there is no problem; else the first of them is the sentence, and the others are details."""
+def judged(
+    problems: list[str], says: str, numbers: Mapping[str, Number] | None = None, said: Sequence[str] = ()
+) -> CheckOutcome:
+    """Ok if there is no problem; else the first of them is the sentence, and the others, and what a job said, are details."""
     if not problems:
         return ok(says, numbers)
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return failed(problems[0] + more, numbers, problems[1:])
+    return failed(problems[0] + more, numbers, [*problems[1:], *said])
 
 
 def duration(seconds: float) -> str:

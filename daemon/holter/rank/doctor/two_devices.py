@@ -42,7 +42,7 @@ def judge_named(job: jobs.EndedJob, causes: set[str], what: str) -> CheckOutcome
     if any(cause in causes and rank == FAULTY_RANK for cause, rank in named):
         return judged([], f"{what}: named as {', '.join(texts)}", numbers)
     other = f"named as {', '.join(texts)}" if texts else f"nothing was named within {JOB_S:.0f} s"
-    return judged([f"{what}: {other}", *job.said], "", numbers)
+    return judged([f"{what}: {other}"], "", numbers, job.said)
 
 
 def rescues(say: Say) -> CheckOutcome:
@@ -61,11 +61,13 @@ def judge_rescue(job: jobs.EndedJob) -> CheckOutcome:
     halt = job.halt
     numbers: dict[str, Number] = {"step": halt.get("step"), "verdict": halt.get("verdict")}
     if not halt:
-        return judged([f"nothing was saved within {JOB_S:.0f} s of a hang", *job.said], "", numbers)
+        return judged([f"nothing was saved within {JOB_S:.0f} s of a hang"], "", numbers, job.said)
     problems = []
     if halt["verdict"] != "healthy":
-        problems = [f"what was saved while a stream hung is {halt['verdict']}: {halt.get('why', '')}", *job.said]
-    return judged(problems, f"a healthy checkpoint of {halt['step']} steps, saved while a stream hung", numbers)
+        problems = [f"what was saved while a stream hung is {halt['verdict']}: {halt.get('why', '')}"]
+    return judged(
+        problems, f"a healthy checkpoint of {halt['step']} steps, saved while a stream hung", numbers, job.said
+    )
 
 
 def shards(say: Say) -> CheckOutcome:
@@ -80,7 +82,7 @@ def shards(say: Say) -> CheckOutcome:
             job = jobs.run(at / f"job-{action}", arguments, num_ranks=NUM_RANKS, deadline_s=JOB_S / 2, action=action)
             if job.code != 0 or not path.exists():
                 how = "under holter" if action else "without holter, so that nothing can be told"
-                return judged([f"the job ended with {job.code} {how}", *job.said], "")
+                return judged([f"the job ended with {job.code} {how}"], "", said=job.said)
             saved.append(torch.load(path, weights_only=True))
             problems += [f"a healthy job has an alarm: {cause} on rank {rank}" for cause, rank in sorted(job.named())]
     num_other = sum(not torch.equal(a, b) for a, b in zip(*saved, strict=True))
