@@ -7,6 +7,7 @@ torchrun --nproc-per-node 2 -m holter job_script.py --fault skip --at 5
 import argparse
 import os
 import signal
+import threading
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ def parse() -> argparse.Namespace:
     """What is to happen."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--fault", choices=["none", "nan", "skip", "kill"], default="none")
+    parser.add_argument("--fault", choices=["none", "nan", "skip", "stop", "kill"], default="none")
     parser.add_argument("--at", type=int, default=5)
     parser.add_argument("--optimizer", choices=["fused", "foreach"], default="fused")
     parser.add_argument("--sharded", action="store_true")
@@ -54,6 +55,8 @@ def train(args: argparse.Namespace, model: nn.Module, rank: int, num_ranks: int)
             inputs[0, 0] = torch.nan
         if is_here and args.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if is_here and args.fault == "stop":
+            threading.Event().wait()
         loss = model(inputs).square().mean()
         loss.backward()
         if num_ranks > 1:
@@ -76,6 +79,7 @@ def main() -> None:
     model = build(args, is_distributed=num_ranks > 1)
     train(args, model, rank, num_ranks)
     whole = [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()]
+    torch.cuda.synchronize()
     if args.save and rank == 0:
         torch.save([tensor.cpu() for tensor in whole], args.save)
     if num_ranks > 1:

@@ -87,7 +87,12 @@ def run(  # noqa: PLR0913 - what a job is, all named
     code = process.poll()
     _end(process)
     lines = (at / "said").read_text(encoding="utf-8", errors="replace").splitlines()
-    return EndedJob(code, run_dir, [line for line in lines if line.strip()][-TAIL_LINES:])
+    return EndedJob(code, run_dir, [line for line in lines if is_telling(line)][-TAIL_LINES:])
+
+
+def is_telling(line: str) -> bool:
+    """What holter said, and errors; a launcher's own summary names hosts and hides the cause."""
+    return line.startswith("holter: ") or ("Error" in line and "error_file" not in line and "ChildFailed" not in line)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
