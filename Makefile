@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 TRAIN = $(LAUNCH) deploy/examples/train_gpt.py --steps 60
 
-.PHONY: install system demo test test-all test-quick check format bench pictures docs clean
+.PHONY: install system demo test test-all test-quick test-gpu check format bench pictures docs clean
 
 install: $(STAMP)  ## .venv with holter and everything needed to run and test it
 
@@ -61,6 +61,9 @@ test-all: install system check  ## everything, before a release: also what is ma
 
 test-quick: install  ## without real jobs, under two minutes
 	$(BIN)/python -m pytest -n 2 -m "not job and not slow"
+
+test-gpu: install  ## the device's own checks, on a real GPU: `holter doctor --gpu`, which a user can paste into an issue
+	$(BIN)/holter doctor --gpu
 
 check: install  ## linters and types
 	$(BIN)/ruff check .

@@ -19,6 +19,7 @@ COMMANDS = {
     "resume": "let a run that was halted start again",
     "launch": "run a job's own launcher so that a halt is obeyed",
     "checkpoint": "verify a checkpoint, or list those of a run",
+    "doctor": "check this machine's GPUs for holter: `holter doctor --gpu`",
     "alerts": "print the alert rules for Prometheus",
     "dashboards": "print or write Grafana's dashboards",
     "coordinator": "run a coordinator by itself",
