@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holter.rank.hold.agreement import KEPT_ROUNDS, AgreementRounds, Round, Sending, Tree, Word
@@ -42,6 +42,7 @@ def test_a_tree_of_sixteen_thousand_ranks_is_four_levels_deep_and_everybody_has_
     assert trees[0].parent is None
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(2, 5), st.data())
 def test_everybody_learns_the_first_bad_step_whoever_speaks_first(world_size, fan_out, data):
     job = Job(world_size, fan_out)
