@@ -82,7 +82,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def places_of(test: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, int]:
-    """Where the test's own `parametrize` marks hold these values, by each mark's first name. (pytest's own indices count all combinations.)"""
+    """Where the test's own `parametrize` marks hold these values, by each mark's first name; pytest's own indices count all combinations."""
     found = {}
     for mark in (mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"):
         names = [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
