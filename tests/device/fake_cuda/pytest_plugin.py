@@ -9,9 +9,11 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from fake_cuda.environment import environment
 
@@ -79,6 +81,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.fixturenames.insert(0, "device_server")
 
 
+def places_of(test: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, int]:
+    """Where the test's own `parametrize` marks hold these values, by each mark's first name; pytest's own indices count all combinations."""
+    found = {}
+    for mark in (mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"):
+        names = [name.strip() for name in mark.args[0].split(",")] if isinstance(mark.args[0], str) else mark.args[0]
+        for place, each in enumerate(mark.args[1]):
+            values = each.values if isinstance(each, ParameterSet) else each if len(names) > 1 else [each]
+            if all(given[name] is value for name, value in zip(names, values, strict=True)):
+                found[names[0]] = place
+                break
+    return found
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """A marked test is run by the server's child."""
@@ -88,9 +103,11 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if server.refusal:
         pytest.skip(f"no device: {server.refusal}")
     # A parameter may be what cannot be pickled, a function say: the child finds it where the parent did.
-    indices = dict(pyfuncitem.callspec.indices) if hasattr(pyfuncitem, "callspec") else {}
+    callspec = getattr(pyfuncitem, "callspec", None)
+    given = dict(callspec.params) if callspec is not None else {}
+    indices = places_of(pyfuncitem.function, given)
     names = pyfuncitem._fixtureinfo.argnames
-    arguments = {name: pyfuncitem.funcargs[name] for name in names if name not in indices}
+    arguments = {name: pyfuncitem.funcargs[name] for name in names if name not in given}
     order = {"path": str(pyfuncitem.path), "name": pyfuncitem.function.__qualname__}
     failure = server.run({**order, "arguments": arguments, "indices": indices, "deadline_s": DEADLINE_S})
     if failure.startswith("skipped: "):

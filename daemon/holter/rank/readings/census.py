@@ -249,6 +249,11 @@ class Selection:
         """What their dtypes mean."""
         return DtypeTraits.of([tensor.dtype for tensor in self.tensors])
 
+    @cached_property
+    def outline(self) -> "Selection":
+        """The same without the tensors, for who waits for an answer about them: they are the script's to let go of."""
+        return Selection(self.size, self.places, [], self.over, self.keys)
+
     def part(self, indices: Sequence[int]) -> "Selection":
         """The entries at these indices of the selection."""
         return Selection(self.size, self.places[list(indices)], [self.tensors[i] for i in indices])

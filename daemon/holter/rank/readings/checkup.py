@@ -8,6 +8,7 @@ As many parts of the names as give no more than 32 groups; parameters of another
 """
 
 import math
+import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,6 +119,8 @@ class Checkup:
         self._groups = grouped_by_module(self._trained)
         self._answers = _Answers()
         self._samples: Samples | None = None
+        self._left: list[list[tuple[str, weakref.ref[Any]]]] | None = None
+        """All, trained and frozen ones, while a device owes an answer."""
         self._view = gradient_view(context.models.active())
         self._given = [
             place
@@ -134,11 +137,30 @@ class Checkup:
     def end(self) -> None:
         """After the optimizer stepped."""
         if self._samples is None or is_capturing() or not all(readable(p) for _, p in (*self._trained, *self._frozen)):
+            self._all, self._trained, self._frozen, self._samples = [], [], [], None
             return
         self._read_weights("after")
         self._read("samples", self._samples.differences())
         self._samples = None
         self._conclude()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """A device answers later: what the script lets go of before is not held."""
+        self._left = [
+            [(name, weakref.ref(p)) for name, p in named] for named in (self._all, self._trained, self._frozen)
+        ]
+        self._all, self._trained, self._frozen = [], [], []
+
+    def _take_back(self) -> bool:
+        """False: the script has let go of some of it."""
+        if self._left is not None:
+            lists = [[(name, reference()) for name, reference in named] for named in self._left]
+            self._left = None
+            if any(p is None for named in lists for _, p in named):
+                return False
+            self._all, self._trained, self._frozen = lists
+        return True
 
     def _read_weights(self, moment: str) -> None:
         """Trained ones, unless the comparison of replicas has just read them; frozen ones."""
@@ -166,6 +188,8 @@ class Checkup:
     def _conclude(self) -> None:
         answers = self._answers
         if answers.num_owed or self._samples is not None or answers.samples is None or answers.after is None:
+            return
+        if not self._take_back():
             return
         memory, before, after = self._memory, prints(answers.before), prints(answers.after)
         frozen = [prints(table) for table in (answers.frozen_before, answers.frozen_after) if table is not None]

@@ -130,8 +130,8 @@ class ComparisonProbe:
         step, reduced = self._context.log.now, self._reduced
         self._reduced = _ReducedGradients(OpenStep(-1))
         if reduced.step is step and reduced.num_parts:
-            join = FingerprintRows.joined
-            reduced.ask(lambda parts: self._tell(step, "gradients_reduced", chosen, join(parts, chosen.places)))
+            join, outline = FingerprintRows.joined, chosen.outline
+            reduced.ask(lambda parts: self._tell(step, "gradients_reduced", outline, join(parts, outline.places)))
         self._read("gradients", chosen, [p.grad for p in chosen.tensors])
 
     def reduced_gradients(self) -> None:
@@ -208,8 +208,8 @@ class ComparisonProbe:
 
     def _read(self, tensor_class: str, chosen: Selection, tensors: Sequence[Entry]) -> None:
         """Read these tensors of the chosen entries, and tell root and table."""
-        step = self._context.log.now
-        self._launch(tensor_class, chosen, tensors, lambda rows: self._tell(step, tensor_class, chosen, rows))
+        step, outline = self._context.log.now, chosen.outline
+        self._launch(tensor_class, chosen, tensors, lambda rows: self._tell(step, tensor_class, outline, rows))
 
     def _launch(self, name: str, chosen: Selection, tensors: Sequence[Entry], then: OnRows) -> None:
         step, started = self._context.log.now, clock.thread_s()

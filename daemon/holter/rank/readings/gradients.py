@@ -5,6 +5,7 @@ optimizer is given.
 """
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,36 @@ class TensorShare(NamedTuple):
 
 
 ALL = TensorShare(1, 0)
+
+
+class _AskedGradients:
+    """What a reading is about. A device answers later, perhaps much: until then nothing of the script's memory is held, neither gradients nor parameters."""
+
+    def __init__(self, named: Sequence[tuple[str, Any]], gradients: Sequence[torch.Tensor]) -> None:
+        self._named = named
+        self.gradients = gradients
+        """None are left once they were let go."""
+        self.is_answered = False
+        self._left: list[tuple[str, weakref.ref[Any], int]] = []
+        """What is kept of each: the name, where its parameter is, and the number of its elements."""
+
+    def let_go(self, *, is_owed: bool) -> None:
+        """The reading has begun, or was answered already."""
+        if is_owed:
+            pairs = zip(self._named, self.gradients, strict=True)
+            self._left = [(name, weakref.ref(p), gradient.numel()) for (name, p), gradient in pairs]
+        self._named = self.gradients = ()
+
+    def named(self) -> Sequence[tuple[str, Any]]:
+        """Names and parameters, None for one that the script let go of."""
+        return self._named or [(name, parameter()) for name, parameter, _ in self._left]
+
+    def row(self, row: int) -> tuple[str, Any, int]:
+        """Name, parameter, number of elements."""
+        if self._named:
+            return *self._named[row], self.gradients[row].numel()
+        name, parameter, numel = self._left[row]
+        return name, parameter(), numel
 
 
 class GradientProbe:
@@ -107,26 +138,27 @@ class GradientProbe:
 
     def _read(self, model: Model, step: OpenStep, found: NamedGradients, where: Where, share: TensorShare) -> bool:
         """False: they cannot be read."""
-        named, gradients = found
-        if not gradients:
+        if not found[1]:
             return True
+        asked = _AskedGradients(*found)
         is_alone = self._context.world_size == 1
         counts = where == "gradient" or not step.gradients.is_local_read
         if counts and where == "reduced_gradient":
             step.gradients.view = gradient_view([model])
 
         def learn(table: Any) -> None:
+            asked.is_answered = True
             if self._on_read is not None and step is self._context.log.now:
-                self._on_read(named, table)
+                self._on_read(asked.named(), table)
             bad = table.nans + table.pos_infs + table.neg_infs
             rows: Sequence[int] = np.flatnonzero(bad).tolist() if bad.any() else ()
-            if not rows and share.stride > 1 and is_alone and held:
-                self._context.hold.known_finite.note(held)
+            if not rows and share.stride > 1 and is_alone and asked.gradients:
+                self._context.hold.known_finite.note(asked.gradients)
             if counts:
                 # The table sums what is finite.
                 self._count(model, step, share, math.nan if rows else float(table.square_sum.sum()))
             for row in rows:
-                name, parameter = named[row]
+                name, parameter, numel = asked.row(row)
                 step.suspects.is_applied |= where == "reduced_gradient"
                 step.suspects.add(
                     Nonfinite(
@@ -134,24 +166,20 @@ class GradientProbe:
                         name=name,
                         nans=int(table.nans[row]),
                         infs=int(bad[row] - table.nans[row]),
-                        numel=held[row].numel() if held else numels[row],
+                        numel=numel,
                         order=self.ready_order.get(id(parameter), 0),
                         is_from_clip=where == "reduced_gradient" and bool(step.gradients.was_clipped_finite),
                     )
                 )
 
-        # What a device answers later holds no gradient: the script may let go of it.
-        held, numels = list(gradients), list[int]()
         name = f"{where}{model.prefix}{share.number}"
         if where == "gradient" and not is_alone:
             # Others add theirs to them: nobody else asks for these.
-            is_read = self._context.read(name, gradients, learn, step=step) is not None
+            is_read = self._context.read(name, found[1], learn, step=step) is not None
         else:
             answers = self._context.gradient_answers
-            is_read = answers.read(self._context, name, gradients, learn, step=step) is not None
-        if step.num_owed:
-            numels += [gradient.numel() for gradient in held]
-        held.clear()
+            is_read = answers.read(self._context, name, found[1], learn, step=step) is not None
+        asked.let_go(is_owed=is_read and not asked.is_answered)
         return is_read
 
     def _count(self, model: Model, step: OpenStep, share: TensorShare, square_sum: float) -> None:

@@ -163,6 +163,8 @@ class IdleParameters:
                 del self._zero[key]
         for row in rows:
             name, parameter = named[row]
+            if parameter is None:
+                continue
             idle = self._zero.get(id(parameter))
             if idle is None or idle.parameter() is not parameter:
                 self._zero[id(parameter)] = _IdleSince(weakref.ref(parameter), name, step)

@@ -165,9 +165,12 @@ class VitalsProbe:
         if not chosen:
             return
 
+        # A device answers later: the script may let go of its parameters before.
+        left = [(name, weakref.ref(p)) for name, p in chosen]
+
         def learn(table: Any) -> None:
-            moved = self._memory.trained.moved_since(step, [p for _, p in chosen], prints(table))
-            self._memory.moved_names += [chosen[place][0] for place in moved]
+            moved = self._memory.trained.moved_since(step, [p() for _, p in left], prints(table))
+            self._memory.moved_names += [left[place][0] for place in moved]
 
         self._context.read("vitals.between", [p for _, p in chosen], learn)
 
