@@ -82,10 +82,10 @@ class Readings:
             self._hand_out(owed.reading, table, owed.then)
 
     def _start(self, name: str, tensors: Sequence[torch.Tensor], histogram: str) -> Reading | None:
+        kept = self._passes.get(name)
+        if kept is None:
+            kept = self._passes[name] = self._make_pass(tensors, histogram=histogram)
         try:
-            kept = self._passes.get(name)
-            if kept is None:
-                kept = self._passes[name] = self._make_pass(tensors, histogram=histogram)
             reading = kept.start(tensors)
         except Exception as error:  # noqa: BLE001 - no reading may stop the step from being told
             self._give_up(name, error)
