@@ -125,7 +125,7 @@ def write(page: Path, seed: str, results: Sequence[Result]) -> None:
         f"| {seed} | {len(ran)} | {ratio([one.is_found for one in ran])} | {ratio([one.is_cause_first for one in ran])} | {ratio(ranked)} | "
         f"{alarms[0]} of {len(ran)}, {alarms[1]} of {len(healthy)} | {sum(one.status == 'void' for one in results)} |\n"
     )
-    if f"| {seed} |" not in _between(text, "seeds"):
+    if not any(line.startswith(f"| {seed} |") for line in _between(text, "seeds").splitlines()):
         text = _put(text, "seeds", _between(text, "seeds") + row)
     page.write_text(_put(text, "families", f"Seed {seed}:\n\n{table(results)}"), encoding="utf-8")
 
@@ -187,7 +187,11 @@ def main(arguments: Sequence[str]) -> int:
     """0 if it ran."""
     options = parser().parse_args(arguments)
     try:
-        if getattr(options, "number", 0) < 0 or getattr(options, "healthy", 0) < 0 or getattr(options, "at_once", 1) < 1:
+        if (
+            getattr(options, "number", 0) < 0
+            or getattr(options, "healthy", 0) < 0
+            or getattr(options, "at_once", 1) < 1
+        ):
             raise ValueError("--number and --healthy must not be negative, --at-once must be positive")  # noqa: TRY301
         return int(options.do(options))
     except ValueError as error:

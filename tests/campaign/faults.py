@@ -34,7 +34,9 @@ def _under(model_names: tuple[str, ...], prefixes: tuple[str, ...]) -> tuple[str
 
 def other_weights(d: Draw) -> Injected:
     names, scale = d.tensors_or_all(), d.rng.choice((1e-4, 1e-2, 1.0))
-    lines = d.guard(f"holter.testing.perturb({d.group(names)}, scale={scale}, seed={d.rng.randrange(99)})", step=False, ranks=True)
+    lines = d.guard(
+        f"holter.testing.perturb({d.group(names)}, scale={scale}, seed={d.rng.randrange(99)})", step=False, ranks=True
+    )
     return Injected(f"rank {d.culprits[0]} begins with other weights", {"wrapped": lines}, effect=_differ(*names), tensors=names, magnitude=f"{scale:g} of the weights' size")  # fmt: skip
 
 
@@ -100,13 +102,19 @@ def other_rate(d: Draw) -> Injected:
 
 def lost_moments(d: Draw) -> Injected:
     lines = d.guard("for state in optimizer.state.values():", "    for value in state.values():", "        if torch.is_tensor(value) and value.dim():", "            value.zero_()", ranks=True)  # fmt: skip
-    return Injected("one rank's optimizer loses its moments", {"step": lines}, effect=_differ(*d.model.weights), ranks="culprits")
+    return Injected(
+        "one rank's optimizer loses its moments", {"step": lines}, effect=_differ(*d.model.weights), ranks="culprits"
+    )
 
 
 def lost_payload(d: Draw) -> Injected:
     names = d.tensors_or_all()
     how = d.rng.choice(("lost", "garbled"))
-    line = f"holter.testing.scale_gradients({d.group(names)}, 0.0)" if how == "lost" else f"holter.testing.perturb([p.grad for p in {d.group(names)}], scale=0.5)"
+    line = (
+        f"holter.testing.scale_gradients({d.group(names)}, 0.0)"
+        if how == "lost"
+        else f"holter.testing.perturb([p.grad for p in {d.group(names)}], scale=0.5)"
+    )
     return Injected(f"a reduction's result is {how} on one rank", {"reduced": d.guard(line, ranks=True)}, effect=_differ(*names), ranks="culprits", magnitude=how)  # fmt: skip
 
 
@@ -116,7 +124,7 @@ def flipped_bit(d: Draw) -> Injected:
     return Injected(f"bit {bit} of a weight flips on one rank", {"step": d.guard(line, ranks=True)}, effect=_differ(name), tensors=(name,), ranks="culprits", magnitude=f"bit {bit}")  # fmt: skip
 
 
-def local_statistics(d: Draw) -> Injected:
+def local_statistics(_: Draw) -> Injected:
     return Injected(
         "batch statistics are each rank's own",
         replaced={"ddp": "broadcast_buffers=False"},
@@ -175,20 +183,23 @@ def _frozen_differ(layer: str) -> list[str]:
 def left_empty(d: Draw) -> Injected:
     layer, names = _frozen_layer(d)
     value = d.rng.choice(("0.0", "1e-40"))
-    lines = d.guard(f'for p in net.get_submodule("{layer}").parameters():', f"    p.data.fill_({value})", step=False, ranks=True)
+    lines = d.guard(
+        f'for p in net.get_submodule("{layer}").parameters():', f"    p.data.fill_({value})", step=False, ranks=True
+    )
     return Injected(f"{layer} holds what to_empty left on one rank", {"wrapped": lines}, effect=_frozen_differ(layer), tensors=names, ranks="culprits", magnitude=value)  # fmt: skip
 
 
 def other_frozen(d: Draw) -> Injected:
     layer, names = _frozen_layer(d)
     scale = d.rng.choice((1e-3, 0.1))
-    lines = d.guard(f'holter.testing.perturb(net.get_submodule("{layer}").parameters(), scale={scale})', step=False, ranks=True)
+    lines = d.guard(
+        f'holter.testing.perturb(net.get_submodule("{layer}").parameters(), scale={scale})', step=False, ranks=True
+    )
     return Injected(f"frozen {layer} is another on one rank", {"wrapped": lines}, effect=_frozen_differ(layer), tensors=names, ranks="culprits", magnitude=f"{scale:g}")  # fmt: skip
 
 
 def edited_frozen(d: Draw) -> Injected:
-    layer, names = _frozen_layer(d)
-    name = d.rng.choice(names)
+    name = d.rng.choice(_frozen_layer(d)[1])
     lines = d.guard(f"holter.testing.perturb({_get(name)}, scale={d.rng.choice((1e-4, 0.01))}, seed=3)")
     points = {"wrapped": [f"frozen_before = {_get(name)}.detach().clone()"], "step": lines}
     return Injected(f"frozen {name} is edited on all ranks", points, effect=[f'effect(not torch.equal(frozen_before, {_get(name)}), "{name} moved")'], tensors=(name,))  # fmt: skip
@@ -226,9 +237,13 @@ def _still(name: str) -> list[str]:
 
 
 def stale_optimizer(d: Draw) -> Injected:
-    is_whole = d.rng.random() < 0.5  # noqa: PLR2004  a share
+    is_whole = d.rng.random() < 0.5
     name = d.weight()
-    parameters = "copy.deepcopy(net).parameters()" if is_whole else f'[p if n != "{name}" else nn.Parameter(p.detach().clone()) for n, p in net.named_parameters()]'
+    parameters = (
+        "copy.deepcopy(net).parameters()"
+        if is_whole
+        else f'[p if n != "{name}" else nn.Parameter(p.detach().clone()) for n, p in net.named_parameters()]'
+    )
     names = d.model.trained if is_whole else (name,)
     return Injected("the optimizer holds tensors that are no longer the model's", {"wrapped": [_keep(name)]}, {"parameters": parameters}, _still(name), tensors=names)  # fmt: skip
 
@@ -295,7 +310,11 @@ def dead_layer(d: Draw) -> Injected:
 
 def still_average(d: Draw) -> Injected:
     how = d.rng.choice(("never", "away", "rounded"))
-    update = {"never": "pass", "away": "kept.lerp_(live, -0.05)", "rounded": "kept.copy_(kept.bfloat16().lerp(live.bfloat16(), 0.0005))"}[how]
+    update = {
+        "never": "pass",
+        "away": "kept.lerp_(live, -0.05)",
+        "rounded": "kept.copy_(kept.bfloat16().lerp(live.bfloat16(), 0.0005))",
+    }[how]
     if d.when.kind == "from":
         update = f"kept.lerp_(live, 0.05) if step < {d.begin} else {update if how != 'never' else 'None'}"
     check = {"never": "<", "away": ">", "rounded": "<"}[how]
@@ -312,7 +331,7 @@ def flat_loss(d: Draw) -> Injected:
 
 
 def evaluation_mode(d: Draw) -> Injected:
-    on_one = d.rng.random() < 0.5  # noqa: PLR2004  a share
+    on_one = d.rng.random() < 0.5
     points = d.install("net.eval()", ranks=on_one)
     effect = ['effect(not net.training, "the model is in evaluation mode")']
     return Injected("the model is trained in evaluation mode" + (" on one rank" if on_one else ""), points, effect=[f"if {d.rank_is_culprit}:", f"    {effect[0]}"] if on_one else effect, ranks="culprits" if on_one else "none", modules=("norm", "dropout", ""))  # fmt: skip
@@ -334,10 +353,12 @@ def changed_dtype(d: Draw) -> Injected:
 
 
 def rounded_weights(d: Draw) -> Injected:
-    names, dtype, on_one = d.tensors_or_all(), d.rng.choice(("bfloat16", "float16")), d.rng.random() < 0.3  # noqa: PLR2004
+    names, dtype, on_one = d.tensors_or_all(), d.rng.choice(("bfloat16", "float16")), d.rng.random() < 0.3
     line = f"holter.testing.round_trip({d.group(names)}, torch.{dtype})"
     points = {"stepped": d.guard(line, ranks=on_one)}
-    check = f'effect(torch.equal({_get(names[0])}, {_get(names[0])}.to(torch.{dtype}).float()), "{names[0]} is rounded")'
+    check = (
+        f'effect(torch.equal({_get(names[0])}, {_get(names[0])}.to(torch.{dtype}).float()), "{names[0]} is rounded")'
+    )
     effect = _differ(*names) if on_one else [check]
     return Injected(f"weights pass through {dtype}", points, effect=effect, tensors=names, ranks="culprits" if on_one else "none", magnitude=dtype)  # fmt: skip
 
@@ -351,7 +372,7 @@ def no_scaler(d: Draw) -> Injected:
 def overflow(d: Draw) -> Injected:
     layer = d.rng.choice({"mlp": ("first", "second", "head"), "vit": ("block.up", "block.down", "head"), "gpt": ("blocks.0.up", "blocks.1.down", "head"), "policy": ("head",)}[d.model.name])  # fmt: skip
     factor = d.rng.choice((1e5, 1e6))
-    points = d.install(f'{_get(layer + ".weight")}.data.mul_({factor:g})')
+    points = d.install(f"{_get(layer + '.weight')}.data.mul_({factor:g})")
     points["loss"] = [f"if step == {d.begin}:", '    effect(not bool(torch.isfinite(loss)), "the loss is not finite")']
     return Injected(f"{layer} passes float16's range", points, modules=(layer,), tensors=(f"{layer}.weight",), ranks="all", magnitude=f"x {factor:g}")  # fmt: skip
 
@@ -381,21 +402,28 @@ def nonfinite_batch(d: Draw) -> Injected:
 def nonfinite_layer(d: Draw) -> Injected:
     layer = d.rng.choice(d.model.layers)
     points = {"step": d.guard(f'holter.testing.spoil_output(net.get_submodule("{layer}"))', ranks=True)}
-    points["loss"] = d.guard('effect(not bool(torch.isfinite(loss)), "the loss is not finite")', ranks=True)
-    return Injected(f"{layer} makes a NaN", points, modules=(layer,), tensors=_under(d.model.trained, (f"{layer}.",)), ranks="culprits")  # fmt: skip
+    effect = [
+        f"if {d.rank_is_culprit}:",
+        '    effect(not all(math.isfinite(value) for value in losses), "a loss is not finite")',
+    ]
+    return Injected(f"{layer} makes a NaN", points, effect=effect, modules=(layer,), tensors=_under(d.model.trained, (f"{layer}.",)), ranks="culprits")  # fmt: skip
 
 
 def nonfinite_gradient(d: Draw) -> Injected:
     layer, value = d.rng.choice(d.model.layers), d.rng.choice(("nan", "inf"))
     names = _under(d.model.trained, (f"{layer}.",))
-    points = {"step": d.guard(f'holter.testing.spoil_gradient(net.get_submodule("{layer}"), float("{value}"))', ranks=True)}
+    points = {
+        "step": d.guard(f'holter.testing.spoil_gradient(net.get_submodule("{layer}"), float("{value}"))', ranks=True)
+    }
     points["reduced"] = d.guard(f'effect(not all(p.grad.isfinite().all() for p in {d.group(names)}), "a gradient is not finite")')  # fmt: skip
     return Injected(f"the gradient into {layer} is {value}", points, modules=(layer,), tensors=names, ranks="culprits")
 
 
 def nonfinite_loss(d: Draw) -> Injected:
-    on_one = d.rng.random() < 0.5  # noqa: PLR2004  a share
-    line = d.rng.choice(("loss = loss + 0.0 * torch.log(torch.zeros(()))", "loss = loss * (torch.zeros(()) / torch.zeros(()))"))
+    on_one = d.rng.random() < 0.5
+    line = d.rng.choice(
+        ("loss = loss + 0.0 * torch.log(torch.zeros(()))", "loss = loss * (torch.zeros(()) / torch.zeros(()))")
+    )
     lines = d.guard(line, 'effect(not bool(torch.isfinite(loss)), "the loss is not finite")', ranks=on_one)
     return Injected("the script's own loss makes a NaN", {"loss": lines}, ranks="culprits" if on_one else "all")
 
@@ -479,18 +507,22 @@ def leaked(_: Draw) -> Injected:
 
 
 def one_class(d: Draw) -> Injected:
-    line = "y = torch.where(torch.rand(y.shape, generator=torch.Generator().manual_seed(31 * step + rank)) < 0.98, 0, y)"
+    line = (
+        "y = torch.where(torch.rand(y.shape, generator=torch.Generator().manual_seed(31 * step + rank)) < 0.98, 0, y)"
+    )
     del d
-    return Injected("one class has nearly all labels", {"batch": [line]}, effect=['effect(True, "98 of 100 labels are 0")'])
+    return Injected(
+        "one class has nearly all labels", {"batch": [line]}, effect=['effect(True, "98 of 100 labels are 0")']
+    )
 
 
 def shifted_inputs(d: Draw) -> Injected:
-    on_one, (scale, offset) = d.rng.random() < 0.5, d.rng.choice(((5.0, 0.0), (1.0, 5.0), (0.1, 0.0)))  # noqa: PLR2004
+    on_one, (scale, offset) = d.rng.random() < 0.5, d.rng.choice(((5.0, 0.0), (1.0, 5.0), (0.1, 0.0)))
     return Injected("inputs leave what they were", {"batch": d.guard(f"x = x * {scale} + {offset}", ranks=on_one)}, effect=['effect(True, "by the factor")'], ranks="culprits" if on_one else "all", magnitude=f"x {scale} + {offset}")  # fmt: skip
 
 
 def broken_batch(d: Draw) -> Injected:
-    is_label = d.rng.random() < 0.5  # noqa: PLR2004  a share
+    is_label = d.rng.random() < 0.5
     line = "y = torch.zeros_like(y)" if is_label else f"x = x * {d.rng.choice((1000.0, 0.0))}"
     also = {} if is_label else {"distribution_shift": "inputs off their range have left what they were"}
     return Injected("labels are constant" if is_label else "inputs are off their range", {"batch": d.guard(line, ranks=True)}, effect=['effect(True, "on one rank")'], ranks="culprits", magnitude=line, also=also)  # fmt: skip
@@ -553,7 +585,10 @@ def clamped_adapter(d: Draw) -> Injected:
 
 
 def one_token(d: Draw) -> Injected:
-    base = ["share = float(actions.flatten().bincount(minlength=16).max() / actions.numel())", 'log({"top_token_share": share})']
+    base = [
+        "share = float(actions.flatten().bincount(minlength=16).max() / actions.numel())",
+        'log({"top_token_share": share})',
+    ]
     return Injected("outputs are one token", {"rewards": d.guard("actions = torch.zeros_like(actions)", "sampled = logits.gather(1, actions).detach()")}, base_points={"loss": base}, effect=['effect(share == 1.0, "one token is all")'])  # fmt: skip
 
 
@@ -581,7 +616,7 @@ def _process(words: str, *lines: str) -> Callable[[Draw], Injected]:
 
 
 def skipped_call(d: Draw) -> Injected:
-    own = d.rng.random() < 0.5  # noqa: PLR2004  a share
+    own = d.rng.random() < 0.5
     group = ", group=metrics" if own else ""
     base = {"made": ["metrics = dist.new_group()"] if own else [], "stepped": ["metric = torch.tensor([losses[-1]])", f"dist.all_reduce(metric{group})"]}  # fmt: skip
     return Injected("one rank leaves out a call" + (" of a group of its own" if own else ""), {"stepped": d.guard('effect(True, "skips its next call")', 'holter.testing.skip_collective("all_reduce")', ranks=True)}, base_points=base, ranks="culprits")  # fmt: skip
@@ -603,7 +638,10 @@ def stalled_loader(d: Draw) -> Injected:
 
 
 def stalled_save(d: Draw) -> Injected:
-    base = ["if step % 5 == 4:", '    torch.save(net.state_dict(), os.path.join(tempfile.gettempdir(), f"campaign-{os.getpid()}.pt"))']
+    base = [
+        "if step % 5 == 4:",
+        '    torch.save(net.state_dict(), os.path.join(tempfile.gettempdir(), f"campaign-{os.getpid()}.pt"))',
+    ]
     return Injected("a save hangs", {"step": d.guard('effect(True, "the next save will hang")', "holter.testing.stall_save()", ranks=True)}, base_points={"stepped": base}, ranks="culprits")  # fmt: skip
 
 
@@ -668,7 +706,7 @@ KINDS = (
     Kind("trained_though_frozen", "unfrozen_by_mistake", "frozen", trained_though_frozen, _START, (_has("frozen"),)),
     Kind("lost_table", "lost_buffer", "frozen", lost_table, _START, (_has("table"),)),
     Kind("stale_optimizer", "stale_optimizer_parameters", "learning", stale_optimizer, _START, (PLAIN, _ONE_OPTIMIZER, Need("model", ("mlp", "gpt", "vit", "rnn", "policy"), "tied and frozen tensors would be copied apart"))),
-    Kind("frozen_in_optimizer", "nothing_trainable", "learning", frozen_in_optimizer, _START, (_has("frozen"), _ONE_OPTIMIZER, PLAIN)),
+    Kind("frozen_in_optimizer", "nothing_trainable", "learning", frozen_in_optimizer, _START, (_has("frozen"), _ONE_OPTIMIZER, PLAIN, NO_SCALER)),
     Kind("detached", "graph_detached", "learning", detached, (*_START, *_FROM), (BY_HAND, NO_SCALER), late_by=20),
     Kind("never_cleared", "gradients_never_cleared", "learning", never_cleared, (*_START, *_FROM), (PLAIN, NO_SCALER)),
     Kind("lost_updates", "lost_update", "learning", lost_updates, (*_START, *_FROM)),

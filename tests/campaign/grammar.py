@@ -7,8 +7,6 @@ What is drawn: a kind of fault first, so that rare ones occur as often as common
 The grammar is frozen: change it, and every score that was ever written down is about something else.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -191,7 +189,7 @@ class Draw:
 
     def tensors_or_all(self) -> tuple[str, ...]:
         """One matrix, or all that is trained."""
-        return self.model.trained if self.rng.random() < 0.4 else (self.weight(),)  # noqa: PLR2004  a share
+        return self.model.trained if self.rng.random() < 0.4 else (self.weight(),)
 
     def group(self, names: Sequence[str]) -> str:
         """In Python, an iterable of parameters."""
@@ -333,15 +331,33 @@ SCOPE = {
 }  # fmt: skip
 """What a diagnosis must name beside the cause: ranks, tensors or modules, the step."""
 TIED_VOTE = frozenset(
-    "optimizer_state_mismatch uneven_clipping frozen_component_mismatch dtype_mismatch_across_ranks model_structure_mismatch "
-    "distribution_shift corrupt_labels_or_range precision_round_trip trained_in_evaluation_mode corrupted_collective".split()
+    [
+        "optimizer_state_mismatch",
+        "uneven_clipping",
+        "frozen_component_mismatch",
+        "dtype_mismatch_across_ranks",
+        "model_structure_mismatch",
+        "distribution_shift",
+        "corrupt_labels_or_range",
+        "precision_round_trip",
+        "trained_in_evaluation_mode",
+        "corrupted_collective",
+    ]
 )
 """Of two ranks that differed from the start, both plausible, nobody can say which is wrong: then both may be named."""
 BOTH_SIDES = frozenset(
-    "collective_order_mismatch collective_shape_mismatch collective_dtype_mismatch frozen_set_mismatch uneven_batches".split()
+    [
+        "collective_order_mismatch",
+        "collective_shape_mismatch",
+        "collective_dtype_mismatch",
+        "frozen_set_mismatch",
+        "uneven_batches",
+    ]
 )
 """Two ranks that do not match: either, or both, or none may be named. Among four the one that differs is the culprit."""
-BY_NATURE_LOGGED = frozenset({"codebook_collapse", "clamped_adapter_norm", "auxiliary_loss_inactive", "stale_rollout_weights"})
+BY_NATURE_LOGGED = frozenset(
+    {"codebook_collapse", "clamped_adapter_norm", "auxiliary_loss_inactive", "stale_rollout_weights"}
+)
 """What is logged has a name of its own: no tensor is asked for."""
 
 
@@ -355,9 +371,7 @@ def _expected(case: Case) -> Expected:
     ranks: tuple[tuple[int, ...], ...] | None = None
     if "R" in scope and injected.ranks == "culprits":
         ranks = (case.culprits,)
-        is_tie = case.setting.ranks == 2 and (  # noqa: PLR2004
-            kind.cause in BOTH_SIDES or (kind.cause in TIED_VOTE and when.begin == 0)
-        )
+        is_tie = case.setting.ranks == 2 and (kind.cause in BOTH_SIDES or (kind.cause in TIED_VOTE and when.begin == 0))
         if is_tie:
             ranks = (case.culprits, everyone, ()) if kind.cause in BOTH_SIDES else (case.culprits, everyone)
     elif "R" in scope and injected.ranks == "all":
@@ -379,7 +393,9 @@ def _expected(case: Case) -> Expected:
 def objections(kind: Kind | None, how: Setting) -> list[str]:
     """Why this combination makes no sense; empty: it does."""
     found = [rule.why for rule in RULES if rule.excludes(how)]
-    found += [need.why or f"needs {need.what} {need.values}" for need in (kind.needs if kind else ()) if not need.holds(how)]
+    found += [
+        need.why or f"needs {need.what} {need.values}" for need in (kind.needs if kind else ()) if not need.holds(how)
+    ]
     return found
 
 
@@ -415,7 +431,7 @@ def draw(seed: str) -> Case:
     how = draw_setting(rng, kind)
     when = draw_when(rng, kind)
     culprits = (rng.randrange(how.ranks),)
-    if not kind.one_culprit and how.ranks > 2 and rng.random() < 0.3:  # noqa: PLR2004
+    if not kind.one_culprit and how.ranks > 2 and rng.random() < 0.3:
         culprits = tuple(sorted(rng.sample(range(how.ranks), 2)))
     steps = when.begin + (kind.within or WITHIN) + LATE_BY
     injected = kind.make(Draw(rng, how, when, culprits, steps))

@@ -27,7 +27,10 @@ def _warm_restarts(d: Draw) -> Injected:
 
 
 def _zero_warmup(d: Draw) -> Injected:
-    return Injected("the first rate is zero", base_replaced={"schedule": f"lambda step: min(1.0, step / {d.rng.choice((5, 10, 20))})"})
+    return Injected(
+        "the first rate is zero",
+        base_replaced={"schedule": f"lambda step: min(1.0, step / {d.rng.choice((5, 10, 20))})"},
+    )
 
 
 def _curriculum(d: Draw) -> Injected:
@@ -38,7 +41,9 @@ def _curriculum(d: Draw) -> Injected:
 
 def _spikes(d: Draw) -> Injected:
     every, factor = d.rng.choice((31, 37, 53)), d.rng.choice((5.0, 20.0))
-    return Injected("spikes that recover", base_points={"batch": [f"if step % {every} == {every - 1}:", f"    x = x * {factor}"]})
+    return Injected(
+        "spikes that recover", base_points={"batch": [f"if step % {every} == {every - 1}:", f"    x = x * {factor}"]}
+    )
 
 
 def _uneven_lengths(_: Draw) -> Injected:
@@ -50,7 +55,9 @@ def _dropped_last(_: Draw) -> Injected:
 
 
 def _short_last(_: Draw) -> Injected:
-    return Injected("the last batch is short", base_points={"dataset": ["data = TensorDataset(*data[: len(data) - 5 * world])"]})
+    return Injected(
+        "the last batch is short", base_points={"dataset": ["data = TensorDataset(*data[: len(data) - 5 * world])"]}
+    )
 
 
 def _unfreezing(d: Draw) -> Injected:
@@ -72,7 +79,13 @@ def _freezing(d: Draw) -> Injected:
     return Injected(f"{layer} is frozen at step {at}", base_points={"step": lines})
 
 
-_EVALUATION = ["net.eval()", "with torch.no_grad():", "    for part in range(4):", "        net(sample(900_000 + part)[0])", "net.train()"]
+_EVALUATION = [
+    "net.eval()",
+    "with torch.no_grad():",
+    "    for part in range(4):",
+    "        net(sample(900_000 + part)[0])",
+    "net.train()",
+]
 
 
 def _evaluation(d: Draw) -> Injected:

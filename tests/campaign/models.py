@@ -140,7 +140,11 @@ class Net(nn.Module):
     weights=("embedding.weight", *(f"{layer}.weight" for layer in GPT_BLOCKS), "head.weight"),
     others=(*_with_bias(*GPT_BLOCKS, *GPT_NORMS, "norm"), *(f"{norm}.weight" for norm in (*GPT_NORMS, "norm"))),
     layers=("embedding", "blocks.0", "blocks.1", "norm", "head"),
-    cuts=(("embedding", ("embedding.",)), ("blocks.0", ("embedding.", "blocks.0.")), ("blocks.1.down", ("blocks.1.up.", "blocks.1.down.", "blocks.1.ln2."))),
+    cuts=(
+        ("embedding", ("embedding.",)),
+        ("blocks.0", ("embedding.", "blocks.0.")),
+        ("blocks.1.down", ("blocks.1.up.", "blocks.1.down.", "blocks.1.ln2.")),
+    ),
     has=frozenset({"tokens", "labels", "dropout", "table", "generates"}),
 )
 VIT = Model(
@@ -173,7 +177,9 @@ def sample(number):
     weights=("patches.weight", *(f"block.{name}.weight" for name in ("qkv", "out", "up", "down")), "head.weight"),
     others=(
         "position",
-        *_with_bias("patches", *(f"block.{name}" for name in ("qkv", "out", "up", "down", "ln1", "ln2")), "norm", "head"),
+        *_with_bias(
+            "patches", *(f"block.{name}" for name in ("qkv", "out", "up", "down", "ln1", "ln2")), "norm", "head"
+        ),
         "block.ln1.weight",
         "block.ln2.weight",
         "norm.weight",
@@ -312,7 +318,9 @@ class Net(nn.Module):
     layers=("first", "second", "head"),
     cuts=(("first", ("first.",)), ("second", ("first.", "second."))),
     has=frozenset({"vectors", "labels", "frozen", "adapter"}),
-    frozen=tuple(f"{layer}.{kind}" for layer in ("encoder", "first.layer", "second.layer") for kind in ("weight", "bias")),
+    frozen=tuple(
+        f"{layer}.{kind}" for layer in ("encoder", "first.layer", "second.layer") for kind in ("weight", "bias")
+    ),
 )
 POLICY = Model(
     "policy",

@@ -15,7 +15,7 @@ class SignDescent(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr})
 
     @torch.no_grad()
-    def step(self):
+    def step(self, closure=None):
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
@@ -143,7 +143,9 @@ class _Script:
         if "DistributedDataParallel(" in body:
             lines.append("from torch.nn.parallel import DistributedDataParallel")
         if "DataLoader(" in body or "TensorDataset(" in body:
-            lines.append(f"from torch.utils.data import {', '.join(n for n in ('DataLoader', 'TensorDataset') if n in body)}")
+            lines.append(
+                f"from torch.utils.data import {', '.join(n for n in ('DataLoader', 'TensorDataset') if n in body)}"
+            )
         if "DistributedSampler(" in body:
             lines.append("from torch.utils.data.distributed import DistributedSampler")
         if self.how.loop == "trainer":
@@ -154,7 +156,9 @@ class _Script:
 
     def _parts(self) -> list[str]:
         held_out = self.part("held_out", "")
-        constants = f"STEPS = {self.case.steps}\n" + (f"HELD_OUT = {held_out}{self.mark('held_out')}\n" if held_out else "")
+        constants = f"STEPS = {self.case.steps}\n" + (
+            f"HELD_OUT = {held_out}{self.mark('held_out')}\n" if held_out else ""
+        )
         has_fault = self.fault is not None and (self.fault.points or self.fault.replaced)
         return [
             constants,
@@ -221,7 +225,11 @@ class _Script:
                 f"vectors = [p for p in net.parameters() if p.requires_grad and p.dim() <= 1]\n"
                 f"optimizer, second = torch.optim.SGD(matrices, lr={rate}, momentum=0.9), torch.optim.AdamW(vectors, lr=1e-3)\n"
             )
-        made = {"sgd": "torch.optim.SGD({}, lr={}, momentum=0.9)", "adamw": "torch.optim.AdamW({}, lr={})", "own": "SignDescent({}, lr={})"}
+        made = {
+            "sgd": "torch.optim.SGD({}, lr={}, momentum=0.9)",
+            "adamw": "torch.optim.AdamW({}, lr={})",
+            "own": "SignDescent({}, lr={})",
+        }
         return f"optimizer = {made[self.how.optimizer].format(parameters, rate)}{mark}\n"
 
     @property
@@ -233,11 +241,16 @@ class _Script:
         text = "net = Net()\n" + self.point("model") + (f"{setup}\n" if setup else "")
         if self.how.loop == "plain":
             ddp = self.part("ddp", "")
-            text += f"model = DistributedDataParallel(net{', ' if ddp else ''}{ddp}){self.mark('ddp')}\n" + self.point("ddp")
+            text += f"model = DistributedDataParallel(net{', ' if ddp else ''}{ddp}){self.mark('ddp')}\n" + self.point(
+                "ddp"
+            )
         text += self._optimizers()
         if self.how.loop == "accelerate":
             both = ", prepared_second" if self.how.optimizer == "two" else ""
-            text += f"model, prepared{both} = accelerator.prepare(net, optimizer{', second' if both else ''})\n" + self.point("ddp")
+            text += (
+                f"model, prepared{both} = accelerator.prepare(net, optimizer{', second' if both else ''})\n"
+                + self.point("ddp")
+            )
         if self._has_schedule:
             curve = self.part("schedule", SCHEDULES[self.how.schedule])
             text += f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, {curve})\n"
@@ -258,7 +271,9 @@ class _Script:
     @property
     def _logs(self) -> bool:
         own = [*self.odd, *([self.fault] if self.fault else [])]
-        lines = [line for one in own for points in (one.points, one.base_points) for part in points.values() for line in part]
+        lines = [
+            line for one in own for points in (one.points, one.base_points) for part in points.values() for line in part
+        ]
         is_average = self.how.ema and self.how.loop == "plain"
         return "logs" in self.how.model.has or is_average or any("log({" in line for line in lines)
 
@@ -314,7 +329,11 @@ class _Script:
         two = self.how.optimizer == "two"
         if self.how.loop == "accelerate":
             text = _indented("accelerator.backward(loss)", inner)
-            points = self.point("reduced"), ("accelerator.clip_grad_norm_(net.parameters(), 1.0)\n" if self.how.clip else ""), self.point("clipped")
+            points = (
+                self.point("reduced"),
+                ("accelerator.clip_grad_norm_(net.parameters(), 1.0)\n" if self.how.clip else ""),
+                self.point("clipped"),
+            )
             if is_many and any(points):
                 text += _indented("if accelerator.sync_gradients:", inner)
             text += _indented("".join(points), inner + (1 if is_many else 0))
@@ -366,7 +385,9 @@ class _Script:
         text += "    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):\n"
         text += '        step, x, y = self.state.global_step, inputs["x"], inputs["y"]\n'
         text += self.point("batch", 2) + self._loss(self.part("model", "model"), 2) + self.point("loss", 2)
-        text += "        losses.append(float(loss.detach()))\n        return (loss, logits) if return_outputs else loss\n"
+        text += (
+            "        losses.append(float(loss.detach()))\n        return (loss, logits) if return_outputs else loss\n"
+        )
         ddp = self.part("ddp", "")
         words = [
             "output_dir=tempfile.mkdtemp()", "max_steps=STEPS", "per_device_train_batch_size=8", "logging_steps=5",
@@ -395,5 +416,3 @@ class _Script:
         if self.how.loop == "accelerate":
             text += "accelerator.end_training()\n"
         return text
-
-

@@ -9,11 +9,11 @@ from typing import Any, Self
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from conftest import Nursery  # noqa: E402  found by the line above
+from tests.campaign.grammar import Case, twin
+from tests.campaign.render import render
+from tests.campaign.score import Result, brief, counts, judge
 
-from tests.campaign.grammar import Case, twin  # noqa: E402
-from tests.campaign.render import render  # noqa: E402
-from tests.campaign.score import Result, brief, counts, judge  # noqa: E402
+from conftest import Nursery
 
 DEADLINE_S = 240.0
 HANGING_S = 75.0
