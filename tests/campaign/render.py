@@ -27,13 +27,13 @@ EFFECT = '''
 def effect(is_there, what):
     """Checks the fault without any tool: a fault without effect counts for nothing."""
     print(f"effect {'is there' if is_there else 'is MISSING'}: {what}", flush=True)
-
-
+'''
+COMPARE = """
 def same_on_all_ranks(tensor):
     parts = [torch.empty_like(tensor) for _ in range(world)]
     dist.all_gather(parts, tensor.detach().contiguous())
     return all(torch.equal(parts[0], part) for part in parts)
-'''
+"""
 LOG_BY_HAND = '''
 watch = None
 if os.environ.get("HOLTER") == "1":
@@ -159,11 +159,16 @@ class _Script:
         constants = f"STEPS = {self.case.steps}\n" + (
             f"HELD_OUT = {held_out}{self.mark('held_out')}\n" if held_out else ""
         )
-        has_fault = self.fault is not None and (self.fault.points or self.fault.replaced)
+        own = (
+            [*self.fault.effect, *(line for lines in self.fault.points.values() for line in lines)]
+            if self.fault
+            else []
+        )
         return [
             constants,
             self._start(),
-            EFFECT if has_fault else "",
+            EFFECT if any("effect(" in line for line in own) else "",
+            COMPARE if any("same_on_all_ranks(" in line for line in own) else "",
             self.how.model.source,
             self.how.model.data,
             self._data(),
