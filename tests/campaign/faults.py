@@ -502,8 +502,8 @@ _EVALUATION = ["if step % 10 == 9:", "    net.eval()", "    with torch.no_grad()
 
 
 def leaked(_: Draw) -> Injected:
-    held_out = [line.replace("EVALUATED(part)", "sample(HELD_OUT + part)[0]") for line in _EVALUATION]
-    return Injected("samples of the evaluation are trained on", replaced={"held_out": "0"}, base_points={"stepped": held_out}, base_replaced={"held_out": "900_000"}, effect=['effect(HELD_OUT == 0, "evaluation reads training samples")'])  # fmt: skip
+    held_out = [line.replace("EVALUATED(part)", "sample(HELD_OUT + 1000 * part)[0]") for line in _EVALUATION]
+    return Injected("samples of the evaluation are trained on", replaced={"held_out": "0"}, base_points={"stepped": held_out}, base_replaced={"held_out": "900_000_007"}, effect=['effect(HELD_OUT == 0, "evaluation reads training samples")'])  # fmt: skip
 
 
 def one_class(d: Draw) -> Injected:

@@ -1,7 +1,6 @@
 """A slice of the campaign as real jobs: the machine works from the draw to the score, and what was told rightly once still is."""
 
 import pytest
-
 from tests.campaign.grammar import draw
 from tests.campaign.runner import Runner
 

@@ -19,7 +19,7 @@ from holter import faults as detectors
 
 DRAWN = [draw(f"{seed}-{number}") for seed in (1, 2) for number in range(150)]
 HEALTHY = [draw(f"1-h{number}") for number in range(150)]
-FROZEN = "e5275958a44f5690"
+FROZEN = "361c08ec47036a56"
 """Of the first scripts of a seed. Whoever changes the grammar changes what every earlier score was about: say so in docs/campaign.md."""
 
 
