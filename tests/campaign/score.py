@@ -46,7 +46,7 @@ class Result:
     @property
     def mistakes(self) -> list[str]:
         """What is wrong, a word each."""
-        if self.status != "ran":
+        if self.status != "ran" or self.family == "healthy":
             return []
         found = [] if self.is_found else ["not found"]
         if self.is_found:

@@ -97,6 +97,10 @@ def test_what_has_no_rank_does_not_count():
     assert "none" == ratio([None])
 
 
+def test_a_silent_healthy_run_has_no_mistakes():
+    assert [] == misses([result(seed="1-h0", family="healthy", cause="")])
+
+
 def test_voids_are_counted_apart_and_misses_are_listed():
     results = [
         judge(result(), expected(), [diagnosis()]),
