@@ -434,7 +434,8 @@ def draw(seed: str) -> Case:
     culprits = (rng.randrange(how.ranks),)
     if not kind.one_culprit and how.ranks > 2 and rng.random() < 0.3:
         culprits = tuple(sorted(rng.sample(range(how.ranks), 2)))
-    steps = when.begin + (kind.within or WITHIN) + LATE_BY
+    # What is not found when the run ends was not found in time.
+    steps = when.begin + (kind.within or WITHIN)
     injected = kind.make(Draw(rng, how, when, culprits, steps))
     return Case(seed, how, steps, kind, injected, when, culprits, names=draw_names(rng, how.model))
 

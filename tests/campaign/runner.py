@@ -54,10 +54,7 @@ class Runner:
             is_from_start=case.when is not None and case.when.begin == 0,
         )
         try:
-            ended = self._job(case, folder / "job")
-            self._score(case, ended, result)
-            if case.is_faulty and result.status == "ran" and self._has_twins:
-                self._score_twin(case, self._job(twin(case), folder / "twin"), result)
+            self._score(case, folder, result)
         except (AssertionError, OSError, ValueError) as error:
             result.status, result.why = "void", f"the machine: {type(error).__name__}: {error}"[:300]
         result.seconds = round(time.monotonic() - began, 1)
@@ -84,25 +81,21 @@ class Runner:
             folder, [str(script)], ranks=case.setting.ranks, env=env, is_enough=is_enough, deadline_s=deadline_s
         )
 
-    @staticmethod
-    def _score(case: Case, ended: Any, result: Result) -> None:
+    def _score(self, case: Case, folder: Path, result: Result) -> None:
+        ended = self._job(case, folder / "job")
         why = void(case, ended)
         if why:
             result.status, result.why = "void", why
             return
-        expected = case.expected
+        expected, of_twin = case.expected, []
         if expected is None:
             result.said = [brief(one) for one in ended.diagnoses if counts(one, "warning")]
-        else:
-            judge(result, expected, ended.diagnoses)
-
-    @staticmethod
-    def _score_twin(case: Case, ended: Any, result: Result) -> None:
-        why = void(twin(case), ended)
-        if why:
-            result.twin_failure = why
-        else:
-            result.twin_alarms = [brief(one) for one in ended.diagnoses if counts(one, "warning")]
+            return
+        if self._has_twins:
+            healthy = self._job(twin(case), folder / "twin")
+            result.twin_failure = void(twin(case), healthy)
+            of_twin = [] if result.twin_failure else healthy.diagnoses
+        judge(result, expected, ended.diagnoses, of_twin)
 
 
 def void(case: Case, ended: Any) -> str:

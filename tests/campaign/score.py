@@ -76,10 +76,18 @@ def counts(diagnosis: dict[str, Any], severity: str) -> bool:
     return bool(diagnosis["causes"]) and SEVERITIES.index(diagnosis["severity"]) >= SEVERITIES.index(severity)
 
 
-def judge(result: Result, expected: Expected, diagnoses: Sequence[dict[str, Any]]) -> Result:
-    """Fill in what was right. What is looked at is the first alarm; of several opened in the same second, the better one."""
+def judge(
+    result: Result, expected: Expected, diagnoses: Sequence[dict[str, Any]], of_twin: Sequence[dict[str, Any]] = ()
+) -> Result:
+    """Fill in what was right. What is looked at is the first alarm; of several opened in the same second, the better one.
+
+    A wrong cause that is said of the healthy twin too is a false alarm, and finds nothing.
+    """
+    result.twin_alarms = [brief(one) for one in of_twin if counts(one, "warning")]
+    false = {one["causes"][0]["cause"] for one in of_twin if counts(one, "info")} - set(expected.causes)
     alarms = sorted((one for one in diagnoses if counts(one, expected.severity)), key=lambda one: one["opened_at"])
     result.said = [brief(one) for one in alarms]
+    alarms = [one for one in alarms if one["causes"][0]["cause"] not in false]
     in_time = [one for one in alarms if _is_in_time(expected, one)]
     result.is_found = bool(in_time)
     if not in_time:

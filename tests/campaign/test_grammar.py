@@ -19,7 +19,7 @@ from holter import faults as detectors
 
 DRAWN = [draw(f"{seed}-{number}") for seed in (1, 2) for number in range(150)]
 HEALTHY = [draw(f"1-h{number}") for number in range(150)]
-FROZEN = "361c08ec47036a56"
+FROZEN = "53cddb38378f2f5b"
 """Of the first scripts of a seed. Whoever changes the grammar changes what every earlier score was about: say so in docs/campaign.md."""
 
 
@@ -121,7 +121,7 @@ def test_what_is_expected_comes_from_the_grammar():
         expected = case.expected
         assert case.kind.cause == next(iter(expected.causes))
         assert case.when.begin == expected.begin
-        assert case.steps > expected.begin + (expected.within or 0)
+        assert case.steps >= expected.begin + (expected.within or 0)
         assert twin(case).expected is None
         if expected.tensors:
             model = case.setting.model

@@ -57,6 +57,14 @@ def test_a_cause_that_is_as_right_counts():
     assert [] == judge(result(), also, [diagnosis("lost_update")]).mistakes
 
 
+def test_what_is_said_of_the_twin_too_finds_nothing():
+    false = diagnosis("loss_divergence", opened_at="2026-01-01T00:00:01Z")
+    alone = judge(result(), expected(), [false], [false])
+    assert ["not found", "twin"] == alone.mistakes
+    both = judge(result(), expected(), [false, diagnosis()], [false])
+    assert (True, True, 0) == (both.is_found, both.is_cause_first, both.others)
+
+
 def test_any_of_the_allowed_ranks_will_do_and_none_where_nobody_is_to_blame():
     assert judge(result(), expected(ranks=((1,), (0, 1))), [diagnosis(ranks=[1, 0])]).is_rank_right
     assert judge(result(), expected(ranks=None), [diagnosis(ranks=[0])]).is_rank_right is None
