@@ -387,7 +387,9 @@ def outside_autocast(d: Draw) -> Injected:
     points = d.install(*lines, ranks=True)
     points["wrapped"] = [*points.get("wrapped", []), "seen = set()", f'net.get_submodule("{layer}").register_forward_hook(lambda _, __, out: seen.add(out.dtype))']  # fmt: skip
     effect = [f"if {d.rank_is_culprit}:", '    effect(torch.float32 in seen, "the layer gives float32")']
-    return Injected(f"{layer} leaves autocast on one rank", points, effect=effect, modules=(layer,), tensors=_under(d.model.trained, (f"{layer}.",)))  # fmt: skip
+    # What has no dtype of its own gives on what it gets.
+    after = {"first": ("act1",), "second": ("act2", "dropout")}.get(layer, ())
+    return Injected(f"{layer} leaves autocast on one rank", points, effect=effect, modules=(layer, *after), tensors=_under(d.model.trained, (f"{layer}.",)))  # fmt: skip
 
 
 # Numbers that are not numbers, and losses.
