@@ -374,7 +374,8 @@ def _expected(case: Case) -> Expected:
         ranks = (case.culprits,)
         is_tie = case.setting.ranks == 2 and (kind.cause in BOTH_SIDES or (kind.cause in TIED_VOTE and when.begin == 0))
         if is_tie:
-            ranks = (case.culprits, everyone, ()) if kind.cause in BOTH_SIDES else (case.culprits, everyone)
+            each = tuple((rank,) for rank in everyone)
+            ranks = (*each, everyone, ()) if kind.cause in BOTH_SIDES else (case.culprits, everyone)
     elif "R" in scope and injected.ranks == "all":
         ranks = (everyone, ())
     has_place = "T" in scope and kind.cause not in BY_NATURE_LOGGED

@@ -148,3 +148,17 @@ def test_scripts_need_nothing_but_torch_their_framework_and_holters_public_face(
             if isinstance(node, ast.Import | ast.ImportFrom):
                 names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module]
                 assert {name.split(".")[0] for name in names} <= allowed
+
+
+def test_of_two_ranks_that_do_not_match_either_may_be_named_and_of_four_only_the_culprit():
+    for case in (draw(f"{seed}-{number}") for seed in range(3, 9) for number in range(150)):
+        if case.kind.cause == "uneven_batches":
+            each = ((0,), (1,), (0, 1), ())
+            assert (each if case.setting.ranks == 2 else (case.culprits,)) == case.expected.ranks
+
+
+def test_of_two_ranks_that_differed_from_the_start_both_may_be_named_but_not_the_sound_one():
+    for case in (draw(f"{seed}-{number}") for seed in range(3, 9) for number in range(150)):
+        if case.kind.name == "other_rate":
+            is_tie = case.setting.ranks == 2 and case.when.begin == 0
+            assert ((case.culprits, (0, 1)) if is_tie else (case.culprits,)) == case.expected.ranks
