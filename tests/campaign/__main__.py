@@ -123,7 +123,7 @@ def write(page: Path, seed: str, results: Sequence[Result]) -> None:
     alarms = sum(bool(one.twin_alarms) for one in ran), sum(bool(one.said) for one in healthy)
     row = (
         f"| {seed} | {len(ran)} | {ratio([one.is_found for one in ran])} | {ratio([one.is_cause_first for one in ran])} | {ratio(ranked)} | "
-        f"{alarms[0]} of {len(ran)}, {alarms[1]} of {len(healthy)} | {sum(one.status == 'void' for one in results)} |\n"
+        f"{alarms[0]} of {sum(one.has_twin for one in ran)}, {alarms[1]} of {len(healthy)} | {sum(one.status == 'void' for one in results)} |\n"
     )
     if not any(line.startswith(f"| {seed} |") for line in _between(text, "seeds").splitlines()):
         text = _put(text, "seeds", _between(text, "seeds") + row)

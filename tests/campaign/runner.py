@@ -94,6 +94,7 @@ class Runner:
         if self._has_twins:
             healthy = self._job(twin(case), folder / "twin")
             result.twin_failure = void(twin(case), healthy)
+            result.has_twin = not result.twin_failure
             of_twin = [] if result.twin_failure else healthy.diagnoses
         judge(result, expected, ended.diagnoses, of_twin)
 

@@ -40,6 +40,8 @@ class Result:
     others: int = 0
     """Alarms beside the right one."""
     twin_alarms: list[str] = field(default_factory=list)
+    has_twin: bool = False
+    """Whether the twin was run to its end."""
     twin_failure: str = ""
     seconds: float = 0.0
 
@@ -191,7 +193,7 @@ def table(results: Sequence[Result]) -> str:
 
 def _sums(results: Sequence[Result]) -> list[str]:
     faults = [result for result in results if result.family != "healthy" and result.status == "ran"]
-    twins = [result for result in faults if not result.twin_failure]
+    twins = [result for result in faults if result.has_twin]
     healthy = [result for result in results if result.family == "healthy" and result.status == "ran"]
     early = [result.steps_to_detection for result in faults if result.is_from_start and result.is_found and result.steps_to_detection is not None]  # fmt: skip
     return [
@@ -199,7 +201,7 @@ def _sums(results: Sequence[Result]) -> list[str]:
         f"- Steps to detection of faults from the start, median: {f'{statistics.median(early):g}' if early else 'none found'}.",
         f"- Alarms beside the right one: {sum(result.others for result in faults)}.",
         "- Rank, tensor or module, and step are counted among what was found, where there is one to be named.",
-        f"- Void, and not counted: {sum(result.status == 'void' for result in results)}; left out: {sum(result.status == 'left out' for result in results)}.",
+        f"- Void, and not counted: {sum(result.status == 'void' for result in results)}; left out: {sum(result.status == 'left out' for result in results)}; twins that failed by themselves: {sum(bool(result.twin_failure) for result in faults)}.",
     ]
 
 

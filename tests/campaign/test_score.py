@@ -105,6 +105,11 @@ def test_what_has_no_rank_does_not_count():
     assert "none" == ratio([None])
 
 
+def test_a_twin_that_was_not_run_is_no_silent_one():
+    assert "0 in 0 twins" in table([judge(result(), expected(), [diagnosis()])])
+    assert "0 in 1 twins" in table([judge(result(has_twin=True), expected(), [diagnosis()])])
+
+
 def test_a_silent_healthy_run_has_no_mistakes():
     assert [] == misses([result(seed="1-h0", family="healthy", cause="")])
 
