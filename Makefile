@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 TRAIN = $(LAUNCH) deploy/examples/train_gpt.py --steps 60
 
-.PHONY: install system demo test test-all test-quick test-gpu check format bench pictures docs clean
+.PHONY: install system demo test test-all test-quick test-gpu campaign check format bench pictures docs clean
 
 install: $(STAMP)  ## .venv with holter and everything needed to run and test it
 
@@ -64,6 +64,13 @@ test-quick: install  ## without real jobs, under two minutes
 
 test-gpu: install  ## the device's own checks, on a real GPU: `holter doctor --gpu`, which a user can paste into an issue
 	$(BIN)/holter doctor --gpu
+
+# WRITE=1 puts the score into docs/campaign.md; a case whose result is on disk is not run again.
+N ?= 40
+SEED ?= 1
+HEALTHY ?= 0
+campaign: install  ## faults made by a grammar, run and scored: make campaign N=40 SEED=7 HEALTHY=20
+	$(BIN)/python -m tests.campaign run --number $(N) --seed $(SEED) --healthy $(HEALTHY) $(if $(WRITE),--write)
 
 check: install  ## linters and types
 	$(BIN)/ruff check .

@@ -21,9 +21,23 @@ MOST = 3
 PARTS = (
     (["-n", "2", "--durations", "20"], "not job"),
     # Jobs wait half of their time: two at once do each other no harm. A file's jobs share what they are compared with.
-    (["-n", "2", "--dist", "loadfile", "--ignore", "tests/corpus", "--durations", "20"], "job"),
+    (
+        [
+            "-n",
+            "2",
+            "--dist",
+            "loadfile",
+            "--ignore",
+            "tests/corpus",
+            "--ignore",
+            "tests/campaign",
+            "--durations",
+            "20",
+        ],
+        "job",
+    ),
     # Faults have the machine to themselves: their times are looked at, and slow ranks are missed for want of processor time.
-    (["tests/corpus", "--durations", "10"], "job"),
+    (["tests/corpus", "tests/campaign", "--durations", "10"], "job"),
 )
 """Words for pytest, and marks."""
 
