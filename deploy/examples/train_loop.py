@@ -58,6 +58,8 @@ def main() -> None:
             if step % 10 == 0 and dist.get_rank() == 0:
                 print(f"step {step:3d}  loss {loss.item():.4f}", flush=True)
             step += 1
+    # If the model is what holds the group last, gloo's destructor hangs now and then (torch 2.13).
+    del model, optimizer
     dist.destroy_process_group()
 
 
