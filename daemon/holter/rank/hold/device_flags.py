@@ -12,7 +12,7 @@ before each step and taken away after it. Beside a scaler's own:
     it found nothing, and we do     gradients went bad after it looked: ours is 1
 
 The flag is sticky: once set, all later steps are left out too. It is copied to pinned memory at every step, where the host finds the first step that was not
-finite when it next asks; nobody waits for that, but for steps `RUN_AHEAD` ago. A device that is that far behind has a whole step queued and does not notice,
+finite when it next asks; nobody waits for that, but for steps `RUN_AHEAD` ago. A device that is that far behind should have a whole step queued and not notice (not measured),
 while all ranks learn of a step before the same later one: the first to stand would else keep the others waiting in the next collective, where no hook asks.
 
 Each rank's flag is of its own gradients. Replicas have the same. Shards have not, and are not left to it: see `finite_guard`.
