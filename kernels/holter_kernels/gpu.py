@@ -66,7 +66,7 @@ class Tables:
         first_partial = np.cumsum(pieces) - pieces
         first_job = np.empty_like(pieces)
         kinds, first_run = np.unique(launch[order], return_index=True)
-        ends = [*first_run[1:].tolist(), len(runs)]
+        ends = [*first_run.tolist(), len(runs)][1:]
         jobs: list[np.ndarray] = []
         self.launches: list[tuple[Format, bool, int, int]] = []
         start = 0
