@@ -1,17 +1,20 @@
-"""`holter diagnose`: what a job that never ran holter left behind, judged as if it had: Flight Recorder dumps, a file a rank.
+"""`holter diagnose`: what a job that never ran holter left behind, judged as if it had: logs, loss tables, trainer_state.json, event files, tracebacks, configs, code, Flight Recorder dumps.
 
-A dump holds the collectives that a rank called last. Give the dumps of as many ranks as you have, made when the job hung. Exit code 0:
-nothing found; 1: something is wrong; 2: wrong use, or nothing found and some dumps could not be used.
+What a file is, is found out by its content. Nothing is executed. Exit code 0: nothing critical was found; 1: a critical cause; 2: wrong use, or
+nothing that can be read.
 """
 
 import argparse
 import dataclasses
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from holter import offline
+from holter import clock, offline
+from holter.cli.terminal import Meter
 from holter.coordinator.judge import IncidentTracker, Judge
 from holter.coordinator.window.assembly import Assembly
 from holter.diagnosis import report
@@ -38,21 +41,38 @@ DETECTORS = tuple(
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument(
-        "paths", nargs="+", metavar="PATH", help="dumps (JSON or pickle, rank_3.json, nccl_trace_rank_3), or directories of them"
-    )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="a list of diagnoses")
+        "paths",
+        nargs="+",
+        metavar="PATH",
+        help="logs, tables, event files, tracebacks, configs, code, dumps (rank_3.json, nccl_trace_rank_3); files or folders",
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="a list of diagnoses")
+    form.add_argument("--markdown", action="store_true", help="for a ticket")
+    form.add_argument("--package", action="store_true", help="the context package that agents pass on, answered")
+    parser.add_argument("--html", metavar="FILE", help="write the report as a self-contained page")
+    parser.add_argument(
+        "--root-cause", metavar="FILE", help="write the report as Markdown, for the archive: root_cause.md"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what is found; 1 when it is anything."""
-    found = offline.read([Path(path) for path in args.paths])
-    diagnoses, failing = judged(found, str(args.paths[0]))
+    """Print what is found; 1 when a critical cause is among it."""
+    meter = Meter()
+    found = offline.read([Path(path) for path in args.paths], meter.of("read"))
+    meter.end()
+    diagnoses = offline.judge(found, run_id=str(args.paths[0]), now_ns=clock.wall_ns())
+    failing: list[str] = []
+    if found.dumps is not None:
+        hung, failing = judged(found.dumps, str(args.paths[0]))
+        diagnoses = [*hung, *diagnoses]
     unjudged = (*found.failures, *failing)
     sys.stderr.write("".join(f"holter: {line}\n" for line in (*found.remarks, *unjudged)))
-    sys.stdout.write(_rendered(found, diagnoses, is_json=args.json))
-    if not diagnoses and unjudged:
+    sys.stdout.write(_rendered(found, diagnoses, args))
+    _write(args, diagnoses)
+    if not diagnoses and unjudged and not found.runs:
         raise UsageError(f"nothing was found, but not everything could be judged: {unjudged[0]}")
-    return int(bool(diagnoses))
+    return int(any(one.severity == "critical" for one in diagnoses))
 
 
 def judged(found: offline.Dumps, run_id: str) -> tuple[list[Diagnosis], list[str]]:
@@ -73,13 +93,66 @@ def judged(found: offline.Dumps, run_id: str) -> tuple[list[Diagnosis], list[str
     ], judging.runner.blind()
 
 
-def _rendered(found: offline.Dumps, diagnoses: list[Diagnosis], *, is_json: bool) -> str:
-    if is_json:
+def _rendered(found: offline.Found, diagnoses: list[Diagnosis], args: argparse.Namespace) -> str:
+    if args.json:
         return msgspec.json.format(msgspec.json.encode(diagnoses), indent=2).decode() + "\n"
-    known = f"{len(found.flights)} dumps of {len(found.ranks)} ranks"
-    absent = [rank for rank in found.ranks if rank not in found.flights]
-    gap = f"; there is none of {ranks_text(absent)}" if absent else ""
+    if args.package:
+        return json.dumps(package(diagnoses), indent=2) + "\n"
+    if args.markdown:
+        return "\n".join(report.to_markdown(one) for one in diagnoses) or "Nothing was found.\n"
+    known = _known(found)
     if not diagnoses:
-        return f"{known}{gap}: all calls match, and nobody is waited for, as far as the recorders reach back\n"
+        if found.dumps is not None and not found.runs and not found.errors:
+            return f"{known}: all calls match, and nobody is waited for, as far as the recorders reach back\n"
+        return f"Nothing speaks of a fault in {known}.\n"
     shown = [report.to_text(one, color=sys.stdout.isatty()) for one in diagnoses]
-    return "\n".join([*shown, f"Judged from {known}{gap}. A dump has no stacks and no steps.\n"])
+    note = " A dump has no stacks and no steps." if found.dumps is not None else ""
+    return "\n".join([*shown, f"Judged from {known}.{note}\n"])
+
+
+def _known(found: offline.Found) -> str:
+    if found.dumps is not None:
+        absent = [rank for rank in found.dumps.ranks if rank not in found.dumps.flights]
+        gap = f"; there is none of {ranks_text(absent)}" if absent else ""
+        return f"{len(found.dumps.flights)} dumps of {len(found.dumps.ranks)} ranks{gap}"
+    points = sum(run.num_points for run in found.runs)
+    return f"{len(found.files)} files: {len(found.runs)} runs of {points:,} logs, {len(found.errors)} messages, {len(found.configs)} sets of settings, {len(found.code)} scripts"
+
+
+def _write(args: argparse.Namespace, diagnoses: list[Diagnosis]) -> None:
+    """The files that were asked for."""
+    body = "\n<hr>\n".join(report.to_html(one) for one in diagnoses) or "<p>Nothing was found.</p>"
+    text = "\n".join(report.to_markdown(one) for one in diagnoses) or "Nothing was found.\n"
+    for name, content in ((args.html, body), (args.root_cause, text)):
+        if name:
+            try:
+                Path(name).write_text(content, encoding="utf-8")
+            except OSError as error:
+                raise UsageError(f"{name} cannot be written: {error.strerror}") from None
+
+
+def package(diagnoses: list[Diagnosis]) -> dict[str, Any]:
+    """The answer to a context package."""
+    tops = [(one, one.causes[0]) for one in diagnoses]
+    return {
+        "status": "diagnosed"
+        if any(not cause.missing for _, cause in tops)
+        else "not_enough_evidence"
+        if tops
+        else "healthy",
+        "root_causes": [
+            {
+                "issue": cause.cause,
+                "severity": one.severity,
+                "evidence": [
+                    evidence.summary for evidence in cause.evidence if evidence.kind not in {"missing", "series"}
+                ],
+                "fix": cause.fix.do,
+                "confidence": cause.confidence,
+                "missing": list(cause.missing),
+            }
+            for one, cause in tops
+        ],
+        "quick_fixes": [cause.fix.do for _, cause in tops],
+        "analysis_artifacts": msgspec.to_builtins(diagnoses),
+    }

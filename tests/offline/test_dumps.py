@@ -69,7 +69,7 @@ def test_the_rank_is_in_the_name(name: str, rank: int | None) -> None:
 def test_json_and_pickle_of_a_directory_are_read(tmp_path: Path) -> None:
     write(tmp_path / "rank_0.json", dump(3))
     (tmp_path / "rank_1").write_bytes(pickle.dumps(dump(2)))
-    found = offline.read([tmp_path])
+    found = offline.read_dumps([tmp_path])
     assert {0: 3, 1: 2} == {rank: len(flight.calls) for rank, flight in found.flights.items()}
     assert (0, 1) == found.ranks
     assert ((), ()) == (found.remarks, found.failures)
@@ -78,14 +78,14 @@ def test_json_and_pickle_of_a_directory_are_read(tmp_path: Path) -> None:
 
 def test_files_can_be_named_one_by_one_and_twice(tmp_path: Path) -> None:
     one = write(tmp_path / "rank_0.json", dump())
-    assert [0] == list(offline.read([one, one, tmp_path]).flights)
+    assert [0] == list(offline.read_dumps([one, one, tmp_path]).flights)
 
 
 def test_other_files_are_skipped_and_said(tmp_path: Path) -> None:
     write(tmp_path / "rank_0.json", dump())
     write(tmp_path / "truth.json", {"faulty_ranks": [1]})
     (tmp_path / "README.md").write_text("# Dumps\n")
-    found = offline.read([tmp_path])
+    found = offline.read_dumps([tmp_path])
     assert () == found.failures
     assert ["README.md", "truth.json"] == [Path(line.split(" is no ")[0]).name for line in found.remarks]
 
@@ -95,7 +95,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_the_others_are_used(
 ) -> None:
     write(tmp_path / "rank_0.json", dump())
     (tmp_path / "rank_1.pkl").write_bytes(pickle.dumps({"entries": [Evil()]}))
-    found = offline.read([tmp_path])
+    found = offline.read_dumps([tmp_path])
     assert [0] == list(found.flights)
     (failure,) = found.failures
     assert "rank_1.pkl cannot be used" in failure
@@ -108,7 +108,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_the_others_are_used(
 def test_a_damaged_dump_is_named_and_not_taken_for_another_file(tmp_path: Path, content: bytes) -> None:
     write(tmp_path / "rank_0.json", dump())
     (tmp_path / "rank_1.json").write_bytes(content)
-    found = offline.read([tmp_path])
+    found = offline.read_dumps([tmp_path])
     assert ([0], 1) == (list(found.flights), len(found.failures))
     assert "rank_1.json" in found.failures[0]
 
@@ -117,22 +117,22 @@ def test_two_dumps_of_one_rank_are_wrong_use(tmp_path: Path) -> None:
     write(tmp_path / "rank_0.json", dump())
     write(tmp_path / "rank_00.json", dump())
     with pytest.raises(UsageError, match="both of rank 0"):
-        offline.read([tmp_path])
+        offline.read_dumps([tmp_path])
 
 
 def test_a_directory_of_directories_says_which_could_be_meant(tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()
     write(tmp_path / "README.json", {})
     with pytest.raises(UsageError, match=r"no Flight Recorder dump in .*first"):
-        offline.read([tmp_path])
+        offline.read_dumps([tmp_path])
 
 
 def test_nothing_usable_says_why(tmp_path: Path) -> None:
     (tmp_path / "rank_1.json").write_text("{")
     with pytest.raises(UsageError, match=r"rank_1\.json cannot be used"):
-        offline.read([tmp_path])
+        offline.read_dumps([tmp_path])
     with pytest.raises(UsageError, match="does not exist"):
-        offline.read([tmp_path / "nowhere"])
+        offline.read_dumps([tmp_path / "nowhere"])
 
 
 def test_a_dump_without_a_name_is_known_by_its_groups(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_dump_without_a_name_is_known_by_its_groups(tmp_path: Path) -> None:
     own["pg_config"]["5"] = {"name": "5", "desc": "own", "ranks": "[1]"}
     write(tmp_path / "trace.json", own)
     write(tmp_path / "other.json", dump())
-    found = offline.read([tmp_path])
+    found = offline.read_dumps([tmp_path])
     assert [1] == list(found.flights)
     assert "of which rank" in found.failures[0]
 
@@ -149,12 +149,12 @@ def test_a_number_that_no_group_has_is_no_rank(tmp_path: Path) -> None:
     own = dump()
     own["pg_config"]["5"] = {"name": "5", "desc": "own", "ranks": "[1]"}
     write(tmp_path / "incident_42.json", own)
-    assert [1] == list(offline.read([tmp_path]).flights)
+    assert [1] == list(offline.read_dumps([tmp_path]).flights)
 
 
 def test_every_rank_is_attached_overdue_and_examined(tmp_path: Path) -> None:
     write(tmp_path / "rank_0.json", dump())
-    found = offline.read([tmp_path])
+    found = offline.read_dumps([tmp_path])
     attached, overdue, exam, *_, unexamined = (one.body for one in found.observations())
     assert isinstance(unexamined, Unexamined)
     assert isinstance(attached, Attached)
@@ -168,7 +168,7 @@ def test_every_rank_is_attached_overdue_and_examined(tmp_path: Path) -> None:
 
 def test_a_second_look_at_a_dump_shows_the_same_and_at_no_dump_nothing(tmp_path: Path) -> None:
     write(tmp_path / "rank_0.json", dump())
-    found = offline.read([tmp_path])
+    found = offline.read_dumps([tmp_path])
     again = found.examined(0, 77, "quick").body
     assert isinstance(again, Exam)
     assert (77, "quick", found.flights[0]) == (again.asked_ns, again.depth, again.flight)

@@ -96,7 +96,7 @@ class Dumps:
         return Observation(rank=rank, step=-1, at_ns=self.taken_ns, body=body)
 
 
-def read(paths: Sequence[Path]) -> Dumps:
+def read_dumps(paths: Sequence[Path]) -> Dumps:
     """The dumps in these files and directories; raises UsageError where there are none, or two of one rank."""
     flights: dict[int, Flight] = {}
     files: dict[int, Path] = {}
@@ -146,7 +146,7 @@ def _dump(path: Path) -> tuple[int, Flight]:
     if size > MAX_BYTES:
         raise FlightError(f"it has {size} bytes, and a dump has at most {MAX_BYTES}")
     content = path.read_bytes()
-    if not _looks_like_a_dump(content) and named is None:
+    if not looks_like_a_dump(content) and named is None:
         raise _NotADumpError("no Flight Recorder dump")
     flight = from_bytes(content, taken_ns=0)
     if not flight.calls and not flight.groups:
@@ -174,7 +174,7 @@ def _rank(named: int | None, flight: Flight) -> int | None:
     return next(iter(common)) if len(common) == 1 else None
 
 
-def _looks_like_a_dump(content: bytes) -> bool:
+def looks_like_a_dump(content: bytes) -> bool:  # noqa: D103
     return content.startswith(_PICKLE) or (
         content.lstrip()[:1] == b"{" and (b'"entries"' in content or b'"pg_config"' in content)
     )

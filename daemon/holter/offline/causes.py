@@ -1,0 +1,145 @@
+"""Which cause fits what only artifacts show: rows as the families of faults declare them, for findings that no live detector makes.
+
+The texts of a cause are those of its family. `ENTRIES` holds those that no family declares (yet): as soon as one does, its entry counts.
+"""
+
+from collections.abc import Iterator
+
+from holter.diagnosis.explain import rank_by
+from holter.faults import CAUSES, DETECTORS
+from holter.faults.family import CauseEntry, Row
+from holter.records import Cause, Finding, Fix
+
+_RATE = "the learning rate at each step: log it (`scheduler.get_last_lr()`), or give the config beside the log"
+_NORMS = (
+    "the gradient norm at each step: log what `clip_grad_norm_` returns, or run again under `python -m holter train.py`"
+)
+_ORIGIN = "which tensor was the first that was not finite: repeat the last steps from a checkpoint under `python -m holter train.py`, or with `torch.autograd.set_detect_anomaly(True)`"
+
+ROWS: tuple[tuple[str, Row], ...] = (
+    ("learning_rate_too_high", Row("curve", 0.90, "observation", seen=("is_rising", "has_jump"))),
+    ("learning_rate_too_high", Row("curve", 0.70, "inference", seen=("is_rising", "is_early", "is_beyond_start", "is_at_peak"), absent=("has_jump",))),
+    ("learning_rate_too_high", Row("curve", 0.66, "inference", seen=("is_rising", "is_early", "is_beyond_start"), absent=("has_jump", "has_rate"), missing=_RATE)),
+    ("learning_rate_too_high", Row("curve", 0.45, "inference", seen=("is_rising",), absent=("has_jump",), missing=_RATE)),
+    ("exploding_gradients", Row("curve", 0.80, "observation", seen=("is_rising", "is_norm_up", "is_norm_first"), absent=("has_jump",), unless=("is_early",))),
+    ("exploding_gradients", Row("curve", 0.62, "inference", seen=("is_rising", "is_norm_up"), absent=("has_jump",), missing="what the batches of that step held, and the norms by layer: run again under `python -m holter train.py`")),
+    ("loss_divergence", Row("curve", 0.75, "observation", seen=("is_rising",), absent=("has_jump", "is_early"))),
+    ("loss_divergence", Row("curve", 0.60, "inference", seen=("is_rising",), missing=f"{_RATE}; {_NORMS}")),
+    ("nonfinite_backward", Row("curve", 0.75, "documented", seen=("is_nan", "is_norm_first"))),
+    ("nonfinite_backward", Row("curve", 0.40, "inference", seen=("is_nan",), absent=("is_norm_first",), missing=_ORIGIN)),
+    ("nonfinite_forward", Row("curve", 0.65, "inference", seen=("is_nan",), absent=("is_norm_first",), missing=_ORIGIN)),
+    ("nonfinite_input", Row("curve", 0.55, "inference", seen=("is_nan",), absent=("is_norm_first",), missing="the batch of that step: `torch.isfinite(batch).all()` for each of its tensors")),
+    ("hidden_nonfinite_loss", Row("curve", 0.85, "documented", seen=("is_hidden", "is_norm_nan"))),
+    ("hidden_nonfinite_loss", Row("curve", 0.66, "inference", seen=("is_hidden",), missing=f"{_NORMS}; or set `logging_nan_inf_filter=False`")),
+    ("overfitting", Row("curve", 0.85, "observation", seen=("is_overfitting", "is_training_falling"))),
+    ("overfitting", Row("curve", 0.50, "inference", seen=("is_overfitting",), unknown=("is_training_falling",), missing="the training loss over the same steps: log it beside the evaluation's")),
+    ("zero_gradients", Row("curve", 0.80, "observation", seen=("is_norm_zero",))),
+    ("graph_detached", Row("curve", 0.50, "inference", seen=("is_norm_zero",), missing="which parameters have `grad is None` after one backward pass")),
+    ("loss_plateau", Row("curve", 0.75, "observation", seen=("is_still", "is_rate_zero"))),
+    ("loss_plateau", Row("curve", 0.72, "observation", seen=("is_still", "is_constant"))),
+    ("loss_plateau", Row("curve", 0.65, "inference", seen=("is_still",), missing=f"whether one batch can be learnt by heart (200 steps on it alone); {_NORMS}")),
+    ("device_memory_leak", Row("curve", 0.80, "observation", seen=("is_leaking",))),
+    ("every_step_skipped", Row("curve", 0.90, "observation", seen=("is_scale_collapsed",))),
+    ("every_step_skipped", Row("message", 0.90, "observation", seen=("is_every_step_skipped",))),
+    ("out_of_memory", Row("message", 0.95, "observation", seen=("is_out_of_memory",))),
+    ("out_of_memory", Row("message", 0.75, "documented", seen=("is_worker_killed",))),
+    ("out_of_memory", Row("message", 0.50, "inference", seen=("is_killed",), missing="the kernel's log of that host: `dmesg -T | grep -i -E 'oom|killed process'`")),
+    ("device_memory_error", Row("message", 0.93, "observation", seen=("is_memory_error",))),
+    ("link_errors", Row("message", 0.90, "observation", seen=("is_link_error",))),
+    ("device_fault", Row("message", 0.92, "observation", seen=("is_device_fault",))),
+    ("device_fault", Row("message", 0.60, "inference", seen=("is_device_error",), missing="the driver's log: `dmesg -T | grep -i xid`, and one run with `CUDA_LAUNCH_BLOCKING=1`")),
+    ("rank_missing_from_collective", Row("message", 0.90, "observation", seen=("is_behind",))),
+    ("rank_missing_from_collective", Row("message", 0.80, "documented", seen=("is_silent",))),
+    ("rank_missing_from_collective", Row("message", 0.50, "inference", seen=("is_timed_out",), missing="the logs of all ranks, or Flight Recorder dumps: run with `TORCH_FR_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1`")),
+    ("collective_order_mismatch", Row("message", 0.90, "observation", seen=("is_order",))),
+    ("collective_shape_mismatch", Row("message", 0.88, "observation", seen=("is_shape",))),
+    ("rank_dead", Row("message", 0.85, "observation", seen=("is_signal",))),
+    ("rank_dead", Row("message", 0.60, "inference", seen=("is_connection_lost",), missing="the log of the rank whose connection was closed: it ended first")),
+    ("unreduced_parameters", Row("message", 0.85, "documented", seen=("is_unreduced",))),
+    ("graph_detached", Row("message", 0.80, "documented", seen=("is_without_graph",))),
+    ("nothing_trainable", Row("message", 0.85, "documented", seen=("is_empty_optimizer",))),
+    ("nothing_trainable", Row("message", 0.50, "inference", seen=("is_without_graph",), missing="how many parameters require a gradient: `sum(p.requires_grad for p in model.parameters())`")),
+    ("corrupt_labels_or_range", Row("message", 0.85, "documented", seen=("is_out_of_range",))),
+    ("nonfinite_backward", Row("message", 0.90, "observation", seen=("is_anomaly",))),
+    ("nonfinite_forward", Row("message", 0.60, "inference", seen=("is_loss_stopped",), missing=_ORIGIN)),
+    ("script_error", Row("message", 0.93, "observation", seen=("is_exception",))),
+    ("script_error", Row("message", 0.55, "inference", seen=("is_exit_code",), missing="the rank's own traceback: decorate main with `torch.distributed.elastic.multiprocessing.errors.record`, or read its own log")),
+    ("lopsided_architecture", Row("layers", 0.70, "inference", seen=("is_lopsided",))),
+    ("degenerate_outputs", Row("samples", 0.90, "observation", seen=("is_repeating",))),
+    ("no_learning_signal", Row("rewards", 0.85, "observation", seen=("is_constant_reward",))),
+    ("vanishing_gradients", Row("by_layer", 0.85, "observation", seen=("is_vanishing",))),
+    ("exploding_gradients", Row("by_layer", 0.85, "observation", seen=("is_exploding",))),
+)  # fmt: skip
+
+
+def _entry(
+    cause: str, happened: str, mechanism: str, would_refute: str, fix: tuple[str, str, str, str, str, str]
+) -> CauseEntry:
+    do, changes, does_not_fix, expect, verify, otherwise = fix
+    return CauseEntry(
+        cause=cause, happened=happened, mechanism=mechanism, would_refute=would_refute, refuting_fact="is_refuted", is_refuted_by=True, rows=(),
+        fix=Fix(do=do, changes=changes, does_not_fix=does_not_fix, expect=expect, verify=verify, otherwise=otherwise),
+    )  # fmt: skip
+
+
+ENTRIES: dict[str, CauseEntry] = {
+    entry.cause: entry
+    for entry in (
+        _entry("script_error", "The training script itself raised an exception.",
+               "An exception that nobody catches ends the rank; the others wait for it until their own timeouts, and fail with messages that point elsewhere.",
+               "The same line is reached without the exception on another rank with the same inputs.",
+               ("Mend the line that the evidence names; the innermost frame of your own code is where to look.", "What the script does at that line.", "The messages of the other ranks: they follow from this one.",
+                "The run passes the step at which it ended.", "Run to one step beyond it.", "If the line is sound, print shapes, dtypes and devices of what it is given just before it.")),
+        _entry("out_of_memory", "An allocation failed, or the kernel ended the process for want of memory.",
+               "Memory grows with batch, sequence length, activations kept for backward and optimizer state; one long batch, a leak or fragmentation is enough. A process that the kernel ends says nothing itself.",
+               "The device or host had far more free than was asked for.",
+               ("Halve the micro-batch and double the accumulation, or turn on activation checkpointing; bound the sequence length. On a host: fewer loader workers, more shared memory.", "Memory of a step; speed a little.",
+                "A leak: it only takes longer.", "The peak stays a tenth below the capacity.", "`torch.cuda.max_memory_allocated()` over 100 steps does not grow.", "If it grows from step to step, something keeps the graph: log `loss.item()`, not `loss`.")),
+        _entry("zero_gradients", "Every gradient is exactly zero though training goes on.",
+               "The loss is flat where the model is: floored, clamped, saturated, masked entirely, multiplied by zero, or made of values that no parameter leads to.",
+               "A gradient that is not zero at any step.",
+               ("Print the loss and its inputs for one batch, and follow it back: masks, clamps, `relu` of negatives, weights of terms that are zero, labels that are all ignored.", "The loss.", "A higher rate: zero times anything is zero.",
+                "Norms above zero from the first step.", "`sum(p.grad.norm() for p in model.parameters() if p.grad is not None)` is above 0 after one backward.", "If `p.grad is None`, the graph is cut: look for `detach` and `no_grad`.")),
+        _entry("device_fault", "The driver reported a fault of a device, or the device is lost.",
+               "Xid messages come from the driver: 79 a device that fell off the bus, 119 a firmware that does not answer, 31 and 43 an access or a stop that a program may have caused.",
+               "The same program fails alike on another device.",
+               ("Drain the node, reset the device (`nvidia-smi -r`) or reboot; let the next run avoid that host.", "Which hardware is used.", "The steps since the last checkpoint.", "No Xid over the next run.",
+                "`dmesg -T | grep -i xid` stays empty.", "If 31 or 43 come back on other devices, it is the program: run with CUDA_LAUNCH_BLOCKING=1.")),
+        _entry("device_memory_error", "The device's memory has an uncorrectable error.",
+               "A cell or row of the device's memory failed; the driver ends the program, and remaps the row at the next reset.",
+               "The counters of uncorrectable errors are zero.",
+               ("Drain the node and reset the device so that rows are remapped; replace it if remapping failed.", "Which hardware is used.", "Results that were computed meanwhile.", "No further ECC message.", "`nvidia-smi -q -d ECC,ROW_REMAPPER`.", "If it returns after a reset, return the device.")),
+        _entry("link_errors", "The links between devices report errors.",
+               "NVLink or PCIe transfers fail and are repeated until the driver gives up (Xid 74).",
+               "The link counters do not grow.",
+               ("Drain the node; reseat or replace bridge, cable or device.", "Which hardware is used.", "What was computed meanwhile.", "Counters stand still.", "`nvidia-smi nvlink -e`.", "Run with NCCL_P2P_DISABLE=1 to see whether the link is what fails.")),
+        _entry("device_memory_leak", "Memory grows from step to step without bound.",
+               "Something keeps what a step made: losses summed with their graph, lists of outputs, hooks, caches by shape.",
+               "The growth stops by itself.",
+               ("Find what is kept: sum `loss.item()` instead of `loss`, detach what is stored, clear lists at the end of a step.", "What lives beyond a step.", "A larger device: it only takes longer.", "Memory is flat after the first steps.",
+                "`torch.cuda.memory_allocated()` at steps 100 and 1000 is the same.", "`torch.cuda.memory._record_memory_history()` shows who allocated what stayed.")),
+        _entry("no_learning_signal", "Rewards never differ, so that nothing can be learned from them.",
+               "All completions are truncated, empty or judged alike: a reward function that cannot be satisfied, a parser that finds no answer, a length limit that is too short.",
+               "Two completions with different rewards.",
+               ("Read ten completions and compute their rewards by hand; raise the length limit, or mend the parser.", "The reward.", "A higher rate or more steps.", "Rewards above and below their mean.", "`reward_std` is above zero at most steps.", "If no completion can succeed yet, begin with easier prompts.")),
+    )
+}  # fmt: skip
+
+
+def entry_of(cause: str) -> CauseEntry | None:
+    """Everything that is declared of a cause, by its family if it has one."""
+    return CAUSES.get(cause) or ENTRIES.get(cause)
+
+
+def rank_causes(finding: Finding) -> tuple[Cause, ...]:
+    """Every cause that fits a finding, live detectors' or our own, the surest first."""
+    if finding.detector in DETECTORS:
+        return rank_by(((entry, row) for entry in CAUSES.values() for row in entry.rows), finding)
+    return rank_by(_rows(), finding)
+
+
+def _rows() -> Iterator[tuple[CauseEntry, Row]]:
+    for cause, row in ROWS:
+        entry = entry_of(cause)
+        if entry is not None:
+            yield entry, row

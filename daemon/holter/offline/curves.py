@@ -1,0 +1,511 @@
+"""What a curve alone shows, of few points or many: since when a loss rises, that it is not a number, that it never moved, where two curves part.
+
+The live detectors need dozens of steps, one by one; a log has ten epochs, or a point for a thousand steps, smoothed, resumed, with gaps.
+Here levels are medians of stretches, a change is measured against the scatter of its own curve and against how far the curve had come,
+and it must last until the end: what comes back is no fault. Pure.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from holter.faults.shared.robust import deviation
+from holter.records import Evidence, Finding, Severity
+
+Points = list[tuple[int, float]]
+MIN_POINTS = 6
+MAX_BLOCKS = 60
+DETECTOR = "curve"
+"""Under this name the rows of `causes` know these findings."""
+GUESSES = (
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    10,
+    20,
+    50,
+    100,
+    256,
+    1000,
+    10_000,
+    21_841,
+    30_522,
+    32_000,
+    50_257,
+    50_304,
+    65_536,
+    128_256,
+    151_936,
+)
+"""Numbers of classes or tokens that are common: the loss of guessing among them is their logarithm."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """The series of one run that are judged together."""
+
+    loss: Points
+    norm: Points
+    rate: Points
+    evaluations: dict[str, Points]
+    scale: Points
+    memory: Points
+    is_reward: bool = False
+    """Reinforcement learning: its loss is no measure of anything."""
+    is_adversarial: bool = False
+
+
+@dataclass(frozen=True)
+class CurveOnset:
+    """Where a curve left its best stretch for good."""
+
+    place: int
+    step: int
+    best: float
+    now: float
+    start: float
+    noise: float
+
+
+def judge(curves: Curves) -> Iterator[Finding]:
+    """At most one finding on the loss, and those that other curves show by themselves."""
+    found = _nonfinite(curves)
+    if found is None and not curves.is_reward and not curves.is_adversarial:
+        found = _divergence(curves) or _overfitting(curves) or _plateau(curves)
+    if found is None:
+        found = _silent_gradients(curves)
+    if found is not None:
+        yield found
+    if (leak := _leak(curves.memory)) is not None:
+        yield leak
+    if (collapse := _scale(curves)) is not None:
+        yield collapse
+
+
+def finite(points: Points) -> Points:
+    """Without what is not a number."""
+    return [(step, value) for step, value in points if math.isfinite(value)]
+
+
+def blocks(points: Points) -> list[tuple[int, int, float]]:
+    """(place of the first, place after the last, median) of stretches of equal length, few enough to look at."""
+    size = max(1, math.ceil(len(points) / MAX_BLOCKS))
+    made = []
+    for begin in range(0, len(points), size):
+        part = points[begin : begin + size]
+        if len(part) * 2 >= size:
+            made.append((begin, begin + len(part), median(value for _, value in part)))
+    return made
+
+
+def scatter(series: Sequence[float]) -> float:
+    """Of a single value, whatever the trend: from second differences, robust."""
+    bends = [a - 2 * b + c for a, b, c in zip(series, series[1:], series[2:], strict=False)]
+    # Of very few the middle one is the trend itself.
+    return deviation(bends) / math.sqrt(6) if len(bends) > 3 else 0.0  # noqa: PLR2004 - as above
+
+
+def rise(points: Points) -> CurveOnset | None:
+    """Since when it is far above its best stretch until the end, and not on its way back."""
+    if len(points) < MIN_POINTS:
+        return None
+    made = blocks(points)
+    levels = [level for _, _, level in made]
+    tail = max(2, len(levels) // 10)
+    # The best stretch is not among the last.
+    place = min(range(len(levels) - tail), key=lambda i: levels[i])
+    best, now = levels[place], median(levels[-tail:])
+    start = median(levels[: max(1, min(3, place))])
+    noise = max(scatter(levels), 0.005 * abs(best), 1e-9)
+    height, way = now - best, max(0.0, start - best)
+    since = levels[place + 1 :]
+    # Two stretches before a peak and after it say more than one: a single odd end is no rise.
+    if len(since) < 2 or height < max(6 * noise, 0.3 * way, 0.15 * abs(best)):  # noqa: PLR2004 - as above
+        return None
+    if (
+        now < best + 0.6 * (max(since) - best)
+        or _is_wandering(levels[: place + 1], height)
+        or _is_shift(levels, place, height)
+    ):
+        return None
+    return _onset(points, made, place, best, now, start, noise)
+
+
+def _is_wandering(levels: Sequence[float], height: float) -> bool:
+    """Whether it had risen about as far before and come back."""
+    deepest, lowest = 0.0, math.inf
+    for level in levels:
+        lowest = min(lowest, level)
+        deepest = max(deepest, level - lowest)
+    return height < 1.5 * deepest
+
+
+def _is_shift(levels: Sequence[float], place: int, height: float) -> bool:
+    """Whether it stepped up at once and has been falling since: other data, other layers, not a divergence."""
+    after = levels[place + 1 :]
+    top = max(range(len(after)), key=lambda i: after[i])
+    falling = after[top:]
+    if len(falling) < 5:  # noqa: PLR2004 - too few to tell
+        return False
+    pairs = [b < a for i, a in enumerate(falling) for b in falling[i + 1 :]]
+    return sum(pairs) > 0.8 * len(pairs) and falling[0] - median(falling[-2:]) > 0.1 * height
+
+
+def _onset(  # noqa: PLR0913, PLR0917
+    points: Points, made: list[tuple[int, int, float]], place: int, best: float, now: float, start: float, noise: float
+) -> CurveOnset:
+    """The last point at the level of the best stretch, and the one after it."""
+    limit = best + max(0.1 * (now - best), 3 * noise)
+    own = scatter([value for _, value in points])
+    limit = max(limit, best + 2 * own) if best + 2 * own < best + 0.5 * (now - best) else limit
+    series = [value for _, value in points]
+    smooth = [median(series[max(0, i - 1) : i + 2]) if len(series) > 30 else series[i] for i in range(len(series))]  # noqa: PLR2004 - single points count among few
+    first = len(points) - 1
+    while first > made[place][0] and smooth[first - 1] > limit:
+        first -= 1
+    # Where it goes up in one line, the line began where it meets the best level.
+    while first > made[place][0] + 1 and smooth[first - 1] - best > 2 * noise and smooth[first - 1] > smooth[first - 2]:
+        first -= 1
+    return CurveOnset(first, points[first][0], best, now, start, noise)
+
+
+def jump_of(rates: Points, until: int, span: int, since: int | None = None) -> tuple[int, float, float] | None:
+    """(step, before, after) of the last rise of the rate by half or more within one log, near a step, that is no warm-up."""
+    known = finite(rates)
+    found = None
+    for (_, before), (step, after) in zip(known, known[1:], strict=False):  # noqa: RUF007
+        if step > until + span // 50 or (since is not None and step < since):
+            continue
+        num_before = sum(at < step for at, _ in known)
+        is_warm_up = all(
+            b >= a
+            for (_, a), (_, b) in zip(known[:num_before], known[1:num_before], strict=False)  # noqa: RUF007
+        ) and num_before < max(3, len(known) // 20)
+        if before > 0 and after >= 1.5 * before and not is_warm_up and until - step <= 0.1 * span + 1:
+            found = (step, before, after)
+    return found
+
+
+def is_at_peak(rates: Points, step: int) -> bool | None:
+    """Whether the rate was near its highest when it began; None: not known."""
+    known = finite(rates)
+    if not known:
+        return None
+    top = max(rate for _, rate in known)
+    at = next((rate for when, rate in known if when >= step), known[-1][1])
+    return top > 0 and at >= 0.8 * top
+
+
+def finding(  # noqa: PLR0913, PLR0917
+    severity: Severity, step: int, last: int, summary: str, facts: dict[str, Any], evidence: Sequence[Evidence]
+) -> Finding:
+    """A verdict of this file's."""
+    return Finding(
+        detector=DETECTOR,
+        severity=severity,
+        first_step=step,
+        detected_step=last,
+        ranks=(),
+        summary=summary,
+        facts=facts,
+        evidence=tuple(evidence),
+    )
+
+
+def _nonfinite(curves: Curves) -> Finding | None:
+    loss = curves.loss
+    hidden = _hidden(curves)
+    if hidden is not None:
+        return hidden
+    if len(loss) < 2 or math.isfinite(loss[-1][1]):  # noqa: PLR2004 - one point is no curve
+        return _nan_norm(curves)
+    first = len(loss) - 1
+    while first and not math.isfinite(loss[first - 1][1]):
+        first -= 1
+    step, before = loss[first][0], finite(loss[:first])
+    blow = _blow_up(curves, before, step)
+    if blow is not None:
+        return blow
+    norms = [value for at, value in curves.norm if at <= step]
+    is_backward = (
+        bool(norms) and any(not math.isfinite(value) for at, value in curves.norm if at < step) and bool(before)
+    )
+    shown = f"{before[-1][1]:.4g} at step {before[-1][0]}" if before else "no finite value before"
+    return finding(
+        "critical", step, loss[-1][0], f"The loss is NaN or Inf since step {step}, out of ordinary values: {shown}.",
+        {"is_nan": True, "is_norm_first": is_backward, "is_from_start": not before, "is_explosive": False, "has_norm": bool(norms), "series": ["loss", "gradient_norm"]},
+        [Evidence(kind="trend", summary=f"loss: {shown}, not finite at all {len(loss) - first} logs since step {step}", values={"step": step, "num_logs": len(loss) - first})],
+    )  # fmt: skip
+
+
+def _blow_up(curves: Curves, before: Points, step: int) -> Finding | None:
+    """A NaN that a rise led to."""
+    if len(before) < 3:  # noqa: PLR2004 - nothing to compare with
+        return None
+    base = median(value for _, value in before[: max(1, len(before) * 3 // 4)])
+    recent = before[-max(2, min(10, len(before) // 5)) :]
+    norms = [(at, value) for at, value in curves.norm if at <= step]
+    usual = median(value for _, value in finite(norms)[: max(1, len(norms) * 3 // 4)]) if finite(norms) else 0.0
+    is_norm = usual > 0 and any(
+        not math.isfinite(value) or value > 10 * usual
+        for _, value in norms[-max(2, min(10, len(norms) // 5)) :]
+        if value == value  # noqa: PLR0124
+    )
+    is_loss = max(value for _, value in recent) > base + max(abs(base), 6 * scatter([value for _, value in before]))
+    if not (is_norm or is_loss):
+        return None
+    limit = base + max(0.5 * abs(base), 3 * scatter([value for _, value in before[: len(before) * 3 // 4]]))
+    first = (
+        next((at for at, value in recent if value > limit), step)
+        if is_loss
+        else next((at for at, value in norms if value > 10 * usual), step)
+    )
+    return _of_rise(curves, first, base, math.inf, before[0][1], has_norm=is_norm, is_nan=True)
+
+
+def _hidden(curves: Curves) -> Finding | None:
+    """A loss of exactly zero beside norms that are NaN: a filter shows an average of nothing."""
+    zeros = len(curves.loss)
+    while zeros and curves.loss[zeros - 1][1] == 0:
+        zeros -= 1
+    num = len(curves.loss) - zeros
+    if num < 3 or curves.is_reward or curves.is_adversarial:  # noqa: PLR2004 - once is an empty batch
+        return None
+    step = curves.loss[zeros][0]
+    norms = [value for at, value in curves.norm if at >= step]
+    is_nan = bool(norms) and sum(not math.isfinite(value) for value in norms) >= 0.8 * len(norms)
+    falls = [value for _, value in curves.loss[max(0, zeros - 5) : zeros]]
+    if not is_nan and (norms or not falls or min(falls) < 0.05 or num < 5):  # noqa: PLR2004 - it has arrived
+        return None
+    return finding(
+        "critical", step, curves.loss[-1][0],
+        f"The logged loss is exactly 0 since step {step}" + (", and the gradient norm is NaN." if is_nan else ", from one log to the next."),
+        {"is_hidden": True, "is_norm_nan": is_nan or None, "series": ["loss", "gradient_norm"]},
+        [Evidence(kind="trend", summary=f"loss exactly 0 at the last {num} logs" + (f", gradient norm NaN at {sum(not math.isfinite(v) for v in norms)} of {len(norms)}" if norms else "; the log has no gradient norm"), values={"step": step, "num_logs": num})],
+    )  # fmt: skip
+
+
+def _nan_norm(curves: Curves) -> Finding | None:
+    """Norms that are NaN from some step to the end, while the loss gets no better."""
+    norm = curves.norm
+    first = len(norm)
+    while first and not math.isfinite(norm[first - 1][1]):
+        first -= 1
+    num = len(norm) - first
+    if first == 0 or num < max(5, len(norm) // 20):
+        return None
+    step = norm[first][0]
+    before, after = [[v for at, v in finite(curves.loss) if (at >= step) is side] for side in (False, True)]
+    if not before or not after or median(after[-5:]) < 0.97 * median(before[-5:]):
+        return None
+    return finding(
+        "critical", step, norm[-1][0], f"The gradient norm is NaN or Inf at all {num} logs since step {step}, and the loss gets no better.",
+        {"is_nan": True, "is_norm_first": True, "is_from_start": False, "is_explosive": False, "has_norm": True, "series": ["gradient_norm", "loss"]},
+        [Evidence(kind="trend", summary=f"gradient norm: finite before step {step}, NaN or Inf at {num} logs since", values={"step": step, "num_logs": num})],
+    )  # fmt: skip
+
+
+def _divergence(curves: Curves) -> Finding | None:
+    known = finite(curves.loss)
+    onset = rise(known)
+    return (
+        _of_rise(curves, onset.step, onset.best, onset.now, onset.start, has_norm=None, is_nan=False) if onset else None
+    )
+
+
+def _of_rise(  # noqa: PLR0913
+    curves: Curves, step: int, best: float, now: float, start: float, *, has_norm: bool | None, is_nan: bool
+) -> Finding:
+    first, last = curves.loss[0][0], curves.loss[-1][0]
+    span = max(1, last - first)
+    jump = jump_of(curves.rate, step, span)
+    norms = finite(curves.norm)
+    usual = median([value for at, value in norms if at < step] or [value for _, value in norms[:3]] or [0.0])
+    peak = max(
+        ((value, at) for at, value in curves.norm if at >= step - span // 20 and value == value),  # noqa: PLR0124
+        default=(0.0, step),
+    )
+    norm_first = next((at for at, value in norms if usual > 0 and value > 5 * usual and at >= step - span // 10), None)
+    is_norm = usual > 0 and peak[0] > 10 * usual if has_norm is None else has_norm
+    is_early = step - first <= 0.25 * span
+    is_peak = is_at_peak(curves.rate, step)
+    is_beyond = is_nan or now > max(2 * abs(start), start + 2 * abs(start - best)) or now > 1000 * max(abs(best), 1e-9)
+    evidence = [Evidence(kind="trend", summary=f"loss: {start:.4g} at first, {best:.4g} in its best stretch, {'NaN or Inf' if is_nan else f'{now:.4g}'} at the end, up since step {step}",
+                         values={"start": start, "best": best, "now": None if is_nan else now, "step": step})]  # fmt: skip
+    if jump:
+        evidence.insert(
+            0,
+            Evidence(
+                kind="schedule",
+                summary=f"learning rate {jump[1]:.3g} before step {jump[0]}, {jump[2]:.3g} from it on, {jump[2] / jump[1]:.3g} times as much",
+                values={"step": jump[0], "before": jump[1], "after": jump[2]},
+            ),
+        )
+    elif curves.rate:
+        rate = next((value for at, value in curves.rate if at >= step), curves.rate[-1][1])
+        evidence.append(
+            Evidence(
+                kind="schedule",
+                summary=f"learning rate {rate:.3g} at step {step}, {'near its highest' if is_peak else 'below its highest'}; no jump before it",
+                values={"step": step, "rate": rate},
+            )
+        )
+    if usual > 0 and peak[0] > 3 * usual:
+        evidence.append(
+            Evidence(
+                kind="trend",
+                summary=f"gradient norm: usually {usual:.3g} before, {'Inf' if math.isinf(peak[0]) else f'{peak[0]:.3g}'} at step {peak[1]}",
+                values={"usual": usual, "peak": peak[0] if math.isfinite(peak[0]) else None, "step": peak[1]},
+            )
+        )
+    if jump:
+        step = jump[0]
+        head = f"The learning rate went from {jump[1]:.3g} to {jump[2]:.3g} at step {step}, and the loss rises since"
+    else:
+        head = f"The loss rises since step {step} and does not come back"
+    return finding(
+        "critical" if is_nan or now > 1000 * max(abs(best), abs(start)) else "warning", step, last, f"{head}: {'NaN or Inf' if is_nan else f'{now:.4g}'} at the end, after {best:.4g} at its best.",
+        {"is_rising": True, "has_jump": bool(jump), "is_early": is_early, "is_at_peak": is_peak, "is_beyond_start": bool(is_beyond), "is_norm_up": bool(is_norm),
+         "is_norm_first": norm_first is not None and norm_first <= step, "has_rate": bool(curves.rate), "came_back": False, "is_nan": False, "is_explosive": True,
+         "series": ["loss", "learning_rate", "gradient_norm"]},
+        evidence,
+    )  # fmt: skip
+
+
+def _overfitting(curves: Curves) -> Finding | None:
+    training = finite(curves.loss)
+    for name, points in curves.evaluations.items():
+        known = finite(points)
+        if len(known) < 5:  # noqa: PLR2004 - fewer show no trend
+            continue
+        place = min(range(len(known)), key=lambda i: known[i][1])
+        step, best = known[place]
+        since = [value for _, value in known[place + 1 :]]
+        if len(since) < 3 or best <= 0:  # noqa: PLR2004 - as above
+            continue
+        level = median(since[-3:])
+        noise = scatter([value for _, value in known])
+        if level < best * 1.12 or level < best + 4 * noise or level < best + 0.6 * (max(since) - best):
+            continue
+        before = [value for at, value in training if at <= step][-5:]
+        after = [value for at, value in training if at <= known[-1][0]][-5:]
+        has_training = len(before) >= 1 and len(after) >= 1 and training[-1][0] > step
+        fell = has_training and median(after) < 0.93 * median(before)
+        if has_training and not fell:
+            continue
+        return _of_overfitting(
+            name, step, best, level, known[-1][0], (median(before), median(after)) if has_training else None
+        )
+    return None
+
+
+def _of_overfitting(  # noqa: PLR0913, PLR0917
+    name: str, step: int, best: float, level: float, last: int, fell: tuple[float, float] | None
+) -> Finding:
+    training = (
+        f", while the training loss fell from {fell[0]:.4g} to {fell[1]:.4g}"
+        if fell
+        else "; the training loss is not known"
+    )
+    return finding(
+        "warning" if fell else "info", step, last, f"`{name}` rises since step {step}, from {best:.4g} to {level:.4g}{training}.",
+        {"is_overfitting": True, "is_training_falling": True if fell else None, "is_evaluation_rising": True, "series": ["loss", f"log.{name}"]},
+        [Evidence(kind="trend", summary=f"`{name}`: best {best:.4g} at step {step}, {level:.4g} at the end{training}", values={"step": step, "best": best, "now": level})],
+    )  # fmt: skip
+
+
+def _plateau(curves: Curves) -> Finding | None:
+    """A loss that never moved, where something says that it should have."""
+    known = finite(curves.loss)
+    if len(known) < 12:  # noqa: PLR2004 - too early
+        return None
+    series = [value for _, value in known]
+    level, part = median(series), max(3, len(series) // 4)
+    move = abs(median(series[-part:]) - median(series[:part]))
+    noise = deviation(series)
+    if abs(level) < 0.05 or move > max(0.5 * noise / math.sqrt(part), 0.004 * abs(level)) or noise > 0.1 * abs(level):  # noqa: PLR2004 - it has arrived
+        return None
+    is_constant = max(series) - min(series) <= 1e-6 * abs(level)
+    classes = next(
+        (num for num in GUESSES if abs(level - math.log(num)) < max(0.01 * level, noise / math.sqrt(len(series)))), None
+    )
+    rates = [value for _, value in finite(curves.rate)]
+    norms = [value for _, value in finite(curves.norm)]
+    is_rate_zero = bool(rates) and max(rates) == 0
+    is_norm_zero = len(norms) >= 10 and max(norms[1:]) == 0  # noqa: PLR2004 - not by chance
+    if not (is_constant or classes or is_rate_zero or is_norm_zero):
+        return None
+    why = (
+        "every gradient is exactly zero"
+        if is_norm_zero
+        else "the learning rate is zero"
+        if is_rate_zero
+        else f"it is that of guessing among {classes}"
+        if classes
+        else "it is the same to the last digit"
+    )
+    return finding(
+        "warning" if is_constant or is_norm_zero or is_rate_zero else "info", known[0][0], known[-1][0], f"The loss has not moved since step {known[0][0]}: {level:.4g} at {len(known)} logs; {why}.",
+        {"is_still": True, "is_rising": False, "is_norm_zero": is_norm_zero, "is_rate_zero": is_rate_zero, "is_constant": is_constant, "is_guess": bool(classes), "series": ["loss", "gradient_norm", "learning_rate"]},
+        [Evidence(kind="trend", summary=f"loss: {level:.4g} +- {noise:.2g} over {len(known)} logs, moved by {move:.2g}; {why}", values={"level": level, "noise": noise, "move": move, "num_logs": len(known)})],
+    )  # fmt: skip
+
+
+def _silent_gradients(curves: Curves) -> Finding | None:
+    """Norms of exactly zero, or next to nothing, until the end, while the loss is far from having arrived."""
+    norm = finite(curves.norm)
+    first = len(norm)
+    while first and norm[first - 1][1] == 0:
+        first -= 1
+    num = len(norm) - first
+    if num >= 10 and not curves.is_reward:  # noqa: PLR2004 - not by chance
+        return finding(
+            "warning", norm[first][0], norm[-1][0], f"The gradient norm is exactly 0 at all {num} logs since step {norm[first][0]}.",
+            {"is_norm_zero": True, "is_still": False, "series": ["gradient_norm", "loss"]},
+            [Evidence(kind="trend", summary=f"gradient norm exactly 0 at the last {num} logs", values={"step": norm[first][0], "num_logs": num})],
+        )  # fmt: skip
+    return None
+
+
+def _leak(memory: Points) -> Finding | None:
+    """Memory that grows from stretch to stretch until the end."""
+    known = finite(memory)
+    if len(known) < 20:  # noqa: PLR2004 - warm-up alone
+        return None
+    levels = [level for _, _, level in blocks(known)][2:]
+    if len(levels) < 8 or levels[0] <= 0:  # noqa: PLR2004 - as above
+        return None
+    half = len(levels) // 2
+    ups = sum(b > a for a, b in zip(levels, levels[1:], strict=False))  # noqa: RUF007
+    if (
+        ups < 0.85 * (len(levels) - 1)
+        or levels[-1] < 1.3 * levels[0]
+        or levels[-1] - levels[half] < 0.3 * (levels[-1] - levels[0])
+    ):
+        return None
+    return finding(
+        "warning", known[0][0], known[-1][0], f"Memory grows without bound: {levels[0]:.3g} at first, {levels[-1]:.3g} at step {known[-1][0]}.",
+        {"is_leaking": True, "series": ["log.memory"]},
+        [Evidence(kind="trend", summary=f"memory rose at {ups} of {len(levels) - 1} stretches, from {levels[0]:.3g} to {levels[-1]:.3g}", values={"first": levels[0], "last": levels[-1]})],
+    )  # fmt: skip
+
+
+def _scale(curves: Curves) -> Finding | None:
+    """A loss scale that fell below one: every step is skipped."""
+    known = finite(curves.scale)
+    if len(known) < 8 or known[-1][1] >= 1 or max(value for _, value in known) < 64:  # noqa: PLR2004 - it began high
+        return None
+    top = max(range(len(known)), key=lambda i: known[i][1])
+    falls = next((i for i in range(len(known) - 1, 0, -1) if known[i][1] > known[i - 1][1]), top)
+    step = known[max(falls, top)][0]
+    return finding(
+        "critical", step, known[-1][0], f"The loss scale fell from {known[top][1]:g} to {known[-1][1]:g} since step {step}: the scaler skips every step.",
+        {"is_scale_collapsed": True, "series": ["loss_scale", "loss"]},
+        [Evidence(kind="scaler", summary=f"loss scale {known[top][1]:g} at step {known[top][0]}, {known[-1][1]:g} at step {known[-1][0]}", values={"step": step})],
+    )  # fmt: skip

@@ -1,0 +1,283 @@
+"""What a log says when something breaks: tracebacks, launchers' summaries, watchdogs, the kernel, the driver.
+
+Each kind of message is one line of `KINDS`: the words by which it is found, and what is read out of it. Words are searched as bytes, so
+that a large file costs no more than its size. What follows from a message is judged elsewhere (`judging`): here it is only read.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from holter.offline.found import FrameAt, LoggedError
+from holter.offline.lines import rank_of
+
+MAX_ERRORS = 400
+MAX_TEXT = 600
+MAX_FRAMES = 80
+LOOKAHEAD = 160
+"""Lines after the beginning of a traceback that belong to it."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of message."""
+
+    name: str
+    words: tuple[str, ...]
+    """One of them is in the line, as it is written."""
+    reads: re.Pattern[str] | None = None
+    """Its groups are kept."""
+    needs: bool = False
+    """A line that the pattern does not match is something else."""
+
+
+KINDS = (
+    Kind("variance_warning", ("degrees of freedom is <= 0",), re.compile(r"(?P<where>\S+\.py:\d+)")),
+    Kind("xid", ("NVRM: Xid", "Xid ("), re.compile(r"Xid \((?P<device>[^)]*)\): (?P<number>\d+)"), needs=True),
+    Kind("ecc", ("uncorrectable ECC error", "Uncorrectable ECC"), re.compile(r"(?P<text>.*ECC.*)")),
+    Kind("kernel_oom", ("Out of memory: Killed process", "oom-kill:", "Memory cgroup out of memory", "oom_reaper: reaped", "OOM Killed", "oom-kill event", "OOMKilled"),
+         re.compile(r"Killed process (?P<pid>\d+)(?: \((?P<process>[^)]*)\))?.*?(?:anon-rss:(?P<rss>\d+kB))?")),
+    Kind("device_oom", ("CUDA out of memory", "OutOfMemoryError", "HIP out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory",
+                        "DefaultCPUAllocator: not enough memory"),
+         re.compile(r"(?:Tried to allocate (?P<asked>[\d.]+ \w+)|you tried to allocate (?P<asked_bytes>\d+) bytes)?"
+                    r"(?:.*?GPU (?P<device>\d+))?(?:.*?(?:capacity of (?P<capacity>[\d.]+ \w+)|(?P<total>[\d.]+ \w+) total capacity))?"
+                    r"(?:.*?(?P<free>[\d.]+ \w+) (?:is )?free)?(?:.*?(?P<used>[\d.]+ \w+) (?:already allocated|is allocated by PyTorch))?")),
+    Kind("worker_killed", ("is killed by signal", "exited unexpectedly"),
+         re.compile(r"DataLoader worker \(pid(?:\(s\))?\s*(?P<pid>[\d, ]+)\) (?:is killed by signal: (?P<signal>\w[\w ]*)|exited unexpectedly)"), needs=True),
+    Kind("shared_memory", ("unable to allocate shared memory", "insufficient shared memory", "unable to open shared memory object", "out of shared memory"), None),
+    Kind("watchdog", ("Watchdog caught collective operation timeout",),
+         re.compile(r"(?:\[Rank (?P<rank>\d+)\]|Rank (?P<rank2>\d+)\]).*?SeqNum=(?P<sequence>\d+), OpType=(?P<operation>\w+)"
+                    r"(?:, NumelIn=(?P<numel>\d+))?(?:, NumelOut=\d+)?(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?(?:.*?Timeout\(ms\)=(?P<timeout>\d+))?"), needs=True),
+    Kind("work_status", ("last enqueued NCCL work", "last enqueued work"),
+         re.compile(r"\[?(?:PG (?:ID )?(?P<group>\d+)[^\]]*?)?\s?Rank (?P<rank>\d+)\].*?(?:at work(?: sequence id)?:? (?P<sequence>\d+))?[^\d]*?"
+                    r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"), needs=True),
+    Kind("monitored_barrier", ("monitoredBarrier", "monitored barrier"), re.compile(r"[Rr]anks? (?P<missing>\d+(?:, *\d+)*) failed to pass"), needs=True),
+    Kind("fingerprint", ("Detected mismatch between collectives on ranks", "CollectiveFingerPrint"),
+         re.compile(r"Rank (?P<rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<sequence>\d+), )?OpType=(?P<operation>\w+)"
+                    r"(?:.*?but Rank (?P<other>\d+) is running.*?OpType=(?P<other_operation>\w+))?"), needs=True),
+    Kind("gloo_timeout", ("ms for recv operation to complete", "ms for send operation to complete"), re.compile(r"(?P<text>Timed out waiting \d+ms)")),
+    Kind("connection_lost", ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "remote process exited", "socket closed"), None),
+    Kind("unfinished_reduction", ("Expected to have finished reduction in the prior iteration",), None),
+    Kind("unused_indices", ("Parameter indices which did not receive grad", "Parameters which did not receive grad"),
+         re.compile(r"did not receive grad for rank (?P<rank>\d+): (?P<parameters>.+)"), needs=True),
+    Kind("no_graph", ("does not require grad and does not have a grad_fn",), None),
+    Kind("empty_optimizer", ("optimizer got an empty parameter list",), None),
+    Kind("device_assert", ("device-side assert triggered", "` failed.", "Assertion `"),
+         re.compile(r"(?P<kernel>\S+\.cu\w*:\d+).*?Assertion `(?P<condition>[^`]*)` failed|(?P<text>device-side assert triggered)"), needs=True),
+    Kind("label_range", ("is out of bounds.", "index out of range in self", "Target "), re.compile(r"Target (?P<target>-?\d+) is out of bounds|(?P<text>index out of range in self)"), needs=True),
+    Kind("anomaly", ("returned nan values in its", "returned an invalid gradient"), re.compile(r"Function '(?P<function>\w+)' returned nan values"), needs=True),
+    Kind("minimum_scale", ("Minimum loss scale reached", "loss scale already at minimum"), re.compile(r"(?P<text>.*minimum.*)", re.IGNORECASE)),
+    Kind("overflow", ("OVERFLOW!", "Grad overflow on iteration", "Gradient overflow.", "overflow detected"),
+         re.compile(r"(?:[Aa]ttempted loss scale: (?P<scale>[\d.e+]+), (?:reducing to (?P<next>[\d.e+-]+)|but hysteresis))?(?:.*?[Rr]educ\w+ loss scale to (?P<to>[\d.e+-]+))?")),
+    Kind("loss_stopped", ("Loss is nan, stopping", "Loss is inf, stopping", "loss is NaN, stopping", "NaN or Inf found in input tensor", "Loss became NaN", "NaN loss encountered"), None),
+    Kind("device_error", ("CUDA error:", "fallen off the bus", "NCCL WARN Cuda failure", "unhandled cuda error", "CUDA driver error"), re.compile(r"CUDA error: (?P<error>[^\n]*)")),
+    Kind("root_cause", ("Root Cause (first observed failure)",), None),
+    Kind("child_failed", ("exitcode  :", "exitcode:"), re.compile(r"exitcode\s*: (?P<code>-?\d+)\s*\(pid: (?P<pid>\d+)\)"), needs=True),
+    Kind("process_failed", ("Signals.SIG", "failed (exitcode:"), re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+)|(?P<signal>SIG\w+)")),
+    Kind("segfault", ("Fatal Python error: Segmentation fault", "Segmentation fault (core dumped)", "Fatal Python error: Bus error"), None),
+    Kind("killed", ("error: Detected 1 oom", "Out Of Memory", "oom_kill"), None),
+)  # fmt: skip
+TRACEBACK = "Traceback (most recent call last)"
+SEARCHED = (
+    b"Traceback (", b"rror", b"Xid", b"ECC", b"illed", b"oom", b"OOM", b"ut Of Memory", b"atchdog caught", b"last enqueued", b"onitored", b"onnection ",
+    b"remote process", b"CollectiveFingerPrint", b"between collectives", b"ssertion `", b"degrees of freedom", b"verflow", b"VERFLOW", b"stopping", b"NaN ",
+    b"Root Cause", b"exitcode", b"egmentation", b"fallen off", b"Cuda failure", b"did not receive grad", b"shared memory", b"unexpectedly", b"Signals.SIG", b"minimum",
+    b"returned nan", b"out of range in self", b"device-side", b"finished reduction", b"ms for ", b"ALLOC_FAILED", b"n't allocate", b"require grad", b"parameter list",
+    b"Target ", b"ut of memory", b"OutOfMemory", b"loss scale reached", b"socket closed", b"cuda error", b"out of bounds.", b"enough memory",
+)  # fmt: skip
+"""In a large file only lines with one of these are looked at; every word of `KINDS` holds one."""
+_PREFIX = re.compile(r"^(?:\s*\[(?:rank|default)\d+\]:?\s?|\s*\(\w+ pid=[^)]*\)\s?|\s*\[\d+\]\s?|\d+:\s)+")
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
+_LAST = re.compile(
+    r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Timeout|Iteration)?)(?::\s?(?P<text>.*))?$"
+)
+_SUMMARY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*:\s*(.*)$")
+MEANT = ("KeyboardInterrupt", "SystemExit: 0", "BdbQuit")
+
+
+@dataclass
+class _Open:
+    """A traceback that is being read."""
+
+    line: int
+    rank: int | None
+    step: int
+    frames: list[FrameAt] = field(default_factory=list)
+    num_lines: int = 0
+    awaits_code: bool = False
+
+
+class ErrorReader:
+    """Takes the lines of one file, keeps what broke."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._open: dict[int | None, _Open] = {}
+        self._errors: dict[tuple[str, str, int | None], LoggedError] = {}
+        self._summary: dict[str, str] = {}
+        self._is_root = False
+
+    def places(self, chunk: bytes) -> Iterator[int]:
+        """Where in a chunk something may be said; tracebacks with all their lines."""
+        for word in SEARCHED:
+            at = chunk.find(word)
+            num = 0
+            while at >= 0 and num < MAX_ERRORS:
+                yield at
+                num += 1
+                if word == SEARCHED[0]:
+                    yield from _following(chunk, at)
+                at = chunk.find(word, at + len(word))
+
+    def line(self, text: str, number: int, step: int) -> bool:
+        """Look at a line; whether it was part of an error."""
+        if self._is_root and self._of_summary(text, number, step):
+            return True
+        rank = rank_of(text) if "ank" in text or "default" in text or text[:1].isdigit() else None
+        if self._open:
+            opened = self._open.get(rank)
+            if opened is not None and self._goes_on(opened, _PREFIX.sub("", text), number, rank):
+                return True
+        if TRACEBACK in text:
+            self._open[rank] = _Open(number, rank, step)
+            return True
+        return self._is_known(text, number, step, rank)
+
+    def _is_known(self, text: str, number: int, step: int, rank: int | None) -> bool:
+        for kind in KINDS:
+            if not any(word in text for word in kind.words):
+                continue
+            match = kind.reads.search(text) if kind.reads else None
+            if kind.needs and match is None:
+                continue
+            values = {name: value for name, value in match.groupdict().items() if value} if match else {}
+            if kind.name == "root_cause":
+                self._is_root, self._summary = True, {"line": str(number)}
+                return True
+            if kind.name == "work_status" and "rank" in values:
+                rank = int(values["rank"])
+            if kind.name == "watchdog":
+                rank = int(values.get("rank") or values.get("rank2") or 0)
+            self._keep(LoggedError(kind.name, text.strip()[:MAX_TEXT], self._file, number, rank, step, values=values))
+            return True
+        return False
+
+    def _goes_on(self, opened: _Open, text: str, number: int, rank: int | None) -> bool:
+        """Whether a line belongs to the traceback; ends it at its last line."""
+        opened.num_lines += 1
+        if opened.num_lines > LOOKAHEAD:
+            del self._open[rank]
+            return False
+        if frame := _FRAME.match(text):
+            if len(opened.frames) < MAX_FRAMES:
+                opened.frames.append(FrameAt(frame["file"], int(frame["line"]), frame["function"] or ""))
+            opened.awaits_code = True
+            return True
+        if text[:1] in {" ", "\t"}:
+            if opened.awaits_code and opened.frames and text.strip(" ~^\t"):
+                opened.frames[-1] = replace(opened.frames[-1], code=text.strip()[:200])
+                opened.awaits_code = False
+            return True
+        if not opened.frames:
+            if opened.num_lines > 3:  # noqa: PLR2004 - it was cut off
+                del self._open[rank]
+            return False
+        last = _LAST.match(text.rstrip())
+        if last is None:
+            return False
+        del self._open[rank]
+        self._ended(opened, last, text, number)
+        return True
+
+    def _ended(self, opened: _Open, last: re.Match[str], text: str, number: int) -> None:
+        if text.startswith(MEANT):
+            return
+        frames = tuple(opened.frames)
+        name = last["type"].rpartition(".")[2]
+        made = LoggedError(
+            "traceback",
+            text.strip()[:MAX_TEXT],
+            self._file,
+            number,
+            opened.rank,
+            opened.step,
+            frames,
+            {"type": name, "begins": str(opened.line)},
+        )
+        self._keep(made)
+        self._is_known(text, number, opened.step, opened.rank)
+
+    def _of_summary(self, text: str, number: int, step: int) -> bool:
+        """Torchrun's summary: what it says of the first failure."""
+        found = _SUMMARY.match(_PREFIX.sub("", text))
+        if found:
+            self._summary[found.group(1)] = found.group(2).strip()
+            return True
+        if "exitcode" in self._summary and (set(text.strip()) <= {"=", "-"} or not text.strip()):
+            rank = re.match(r"(\d+)", self._summary.get("rank", ""))
+            code = re.match(r"(-?\d+)", self._summary["exitcode"])
+            values = {name: value for name, value in self._summary.items() if name != "line"} | {
+                "code": code.group(1) if code else ""
+            }
+            line = int(self._summary["line"])
+            text = f"root cause: rank {values.get('rank', '?')}, exit code {values['exitcode']}"
+            self._keep(
+                LoggedError(
+                    "root_cause", text, self._file, line, int(rank.group(1)) if rank else None, step, values=values
+                )
+            )
+            self._is_root = False
+        return number - int(self._summary.get("line", number)) < 40 and set(text.strip()) <= {"=", "-", "<"}  # noqa: PLR2004 - a summary is shorter
+
+    def _keep(self, error: LoggedError) -> None:
+        key = (error.kind, _shape(error), error.rank)
+        known = self._errors.get(key)
+        if known is not None:
+            values = dict(known.values)
+            if error.kind in {"overflow", "work_status"}:
+                values = dict(error.values) | {
+                    "first_step": values.get("first_step", str(known.step)),
+                    "last_step": str(error.step),
+                    "first_scale": values.get("first_scale", known.values.get("scale", "")),
+                }
+            self._errors[key] = replace(known, num_times=known.num_times + 1, values=values)
+        elif len(self._errors) < MAX_ERRORS:
+            self._errors[key] = error
+
+    def finish(self, step: int) -> Iterator[LoggedError]:
+        """What broke, in the order in which it was written."""
+        for opened in self._open.values():
+            if opened.frames:
+                text = "the traceback ends without its last line"
+                yield LoggedError(
+                    "traceback",
+                    text,
+                    self._file,
+                    opened.line,
+                    opened.rank,
+                    opened.step,
+                    tuple(opened.frames),
+                    {"type": ""},
+                )
+        if self._is_root and "exitcode" in self._summary:
+            self._of_summary("", 10**9, step)
+        yield from sorted(self._errors.values(), key=lambda error: error.line)
+
+
+def _shape(error: LoggedError) -> str:
+    """Messages that differ in numbers only are one."""
+    if error.kind == "traceback":
+        place = f"{error.frames[-1].file}:{error.frames[-1].line}" if error.frames else ""
+        return f"{error.values.get('type', '')} {place}"
+    if error.kind in {"overflow", "device_assert", "connection_lost", "work_status", "device_oom", "gloo_timeout"}:
+        return ""
+    return re.sub(r"\d+", "#", error.text)[:120]
+
+
+def _following(chunk: bytes, at: int) -> Iterator[int]:
+    """The beginnings of the lines after a traceback's first."""
+    for _ in range(LOOKAHEAD // 2):
+        at = chunk.find(b"\n", at) + 1
+        if at <= 0 or at >= len(chunk):
+            return
+        yield at

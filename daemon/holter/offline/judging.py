@@ -1,0 +1,398 @@
+"""What was read, judged: series become the window that the live detectors take, what only artifacts show is judged beside it, and one diagnosis is made of what has one cause."""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from holter.clock import compact, rfc3339
+from holter.diagnosis.correlate import brings_about, moment
+from holter.diagnosis.explain import WORST_FIRST, explain
+from holter.diagnosis.plots import plots
+from holter.faults import ALL, DETECTORS, Detector, Window
+from holter.faults.window import ModelView, Note, Spread, StepNumbers
+from holter.offline import causes, curves, messages, naming
+from holter.offline.code import Hint, hints, shapes
+from holter.offline.found import Found, LoggedRun, Shapes
+from holter.offline.reading import repetition
+from holter.records import (
+    Cause,
+    Census,
+    Diagnosis,
+    Directive,
+    Evidence,
+    Finding,
+    ModuleVitals,
+    Rare,
+    ScriptWarning,
+    TensorEntry,
+    Vitals,
+)
+
+MAX_STEPS = 4000
+"""Steps of a window; of more, an even choice."""
+NOTHING = Directive(directive="observe", reason="judged from what a run left behind: holter was not there to act")
+LIVE = frozenset({"curves", "logged"})
+USED = frozenset({"learning_rate", "variance_of_nothing", "architecture"})
+"""Live detectors that are judged on windows made of artifacts; the others ask for what no log holds."""
+HINTS = {
+    "learning_rate_too_high": ("schedule", "optimizer", "clip"), "exploding_gradients": ("clip", "optimizer", "loss_term"), "loss_divergence": ("schedule", "optimizer", "loss_term", "clip"),
+    "variance_without_samples": ("variance",), "graph_detached": ("detach", "no_grad"), "zero_gradients": ("detach", "no_grad", "loss_term"), "loss_plateau": ("detach", "no_grad", "optimizer"),
+    "nonfinite_forward": ("loss_term", "clip"), "nonfinite_backward": ("loss_term", "clip"), "overfitting": ("optimizer",), "repeated_epoch_order": ("set_epoch",), "stale_optimizer_parameters": ("optimizer_before_sharding",),
+}  # fmt: skip
+SETTINGS = {
+    "learning_rate_too_high": ("lr", "learning_rate", "scheduler", "schedule", "warmup", "gamma", "milestones", "optim", "clip", "max_grad_norm", "max_lr", "restart"),
+    "loss_divergence": ("lr", "learning_rate", "scheduler", "schedule", "warmup", "gamma", "milestones", "clip", "max_grad_norm", "fp16", "bf16", "precision"),
+    "exploding_gradients": ("clip", "max_grad_norm", "lr", "learning_rate", "fp16", "bf16", "precision"),
+    "nonfinite_forward": ("fp16", "bf16", "precision", "eps", "lr"), "nonfinite_backward": ("fp16", "bf16", "precision", "eps", "lr"), "hidden_nonfinite_loss": ("fp16", "logging_nan_inf_filter", "bf16", "lr"),
+    "overfitting": ("dropout", "weight_decay", "epochs", "num_train_epochs"), "loss_plateau": ("lr", "learning_rate", "freeze", "frozen"), "out_of_memory": ("batch", "seq", "length", "accumulation", "checkpointing"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Judged:
+    finding: Finding
+    window: Window
+    causes: tuple[Cause, ...]
+    file: str
+
+
+def judge(found: Found, *, run_id: str, now_ns: int, detectors: Iterable[Detector] = ALL) -> list[Diagnosis]:
+    """Diagnoses of everything but dumps, the gravest first."""
+    judged = [one for run in found.runs for one in _of_run(run, found, tuple(detectors))]
+    judged += list(_of_errors(found))
+    judged += list(_of_model(found, tuple(detectors)))
+    judged += list(_of_samples(found))
+    code_hints = [hint for code in found.code for hint in hints(code)]
+    made = []
+    for number, (lead, followers) in enumerate(_grouped(judged), start=1):
+        ranked = _with_context(lead, found, code_hints)
+        made.append(
+            explain(
+                lead.finding,
+                [one.finding for one in followers],
+                incident_id=f"{compact(now_ns)}-{number}",
+                run_id=run_id,
+                opened_at=rfc3339(now_ns),
+                detected_after_s=0.0,
+                directive=NOTHING,
+                plots=plots(lead.window, lead.finding),
+                causes=ranked,
+            )  # fmt: skip  # noqa: RUF028
+        )
+    return sorted(made, key=lambda one: (WORST_FIRST.index(one.severity), one.first_step))
+
+
+def curves_of(run: LoggedRun) -> curves.Curves:
+    """The series of a run that are judged together."""
+    names = run.names()
+    of: dict[str, list[str]] = {}
+    for name in names:
+        of.setdefault(naming.role(name), []).append(name)
+
+    def longest(role: str) -> curves.Points:
+        return max((run.points(name) for name in of.get(role, [])), key=len, default=[])
+
+    return curves.Curves(
+        loss=longest("loss"), norm=longest("gradient_norm"), rate=longest("learning_rate"), evaluations={name: run.points(name) for name in of.get("evaluation", [])},
+        scale=longest("loss_scale"), memory=longest("memory"), is_reward=any(naming.is_reward(name) for name in names), is_adversarial=any(naming.is_adversarial(name) for name in names),
+    )  # fmt: skip
+
+
+def window_of(run: LoggedRun, found: Found) -> Window:
+    """What the live detectors take."""
+    made = curves_of(run)
+    columns: dict[str, curves.Points] = {
+        "gradient_norm": made.norm,
+        "learning_rate": made.rate,
+        "loss_scale": made.scale,
+    }
+    columns["log.loss" if made.is_reward or made.is_adversarial else "loss"] = made.loss
+    vitals: dict[int, list[ModuleVitals]] = {}
+    for name in run.names():
+        layer = naming.module_of_gradient(name)
+        term = naming.term_of_loss(name)
+        if layer:
+            for step, value in run.points(name)[-MAX_STEPS:]:
+                vitals.setdefault(step, []).append(_vital(layer, value))
+        elif term:
+            columns[f"log.loss_terms.{term}"] = run.points(name)
+        elif naming.role(name) not in {"loss", "gradient_norm", "learning_rate", "loss_scale"}:
+            columns[f"log.{name}"] = run.points(name)
+    rows: dict[int, dict[str, Spread]] = {}
+    for name, points in columns.items():
+        for step, value in points:
+            rows.setdefault(step, {})[name] = _spread(value)
+    steps = sorted(rows)
+    steps = steps[:: max(1, math.ceil(len(steps) / MAX_STEPS))]
+    series = tuple(StepNumbers(step, step, rows[step]) for step in steps)
+    notes = [
+        _note(step, Vitals(view="local", modules=modules, num_trainable=len(modules)))
+        for step, modules in sorted(vitals.items())
+    ]
+    notes += [
+        _note(error.step, ScriptWarning(text=error.text, where=error.values.get("where", f"{error.file}:{error.line}")))
+        for error in found.errors
+        if error.kind == "variance_warning"
+    ]
+    return Window(now_ns=0, world_size=1, attached=frozenset({0}), series=series, notes=tuple(notes))
+
+
+def _vital(layer: str, norm: float) -> ModuleVitals:
+    nan = math.nan
+    return ModuleVitals(layer, "float32", 1, nan, norm, nan, nan, nan, nan, nan, 1.0)
+
+
+def _note(step: int, body: Rare) -> Note:
+    return Note(rank=0, step=step, at_ns=0, body=body)
+
+
+def _spread(value: float) -> Spread:
+    return Spread(value, value, value, 0, 0, 1, int(not math.isfinite(value)))
+
+
+def _of_run(run: LoggedRun, found: Found, detectors: Sequence[Detector]) -> Iterator[_Judged]:
+    made, window = curves_of(run), window_of(run, found)
+    own = list(curves.judge(made))
+    for finding in (*own, *_by_layer(window)):
+        yield _judged(finding, window, run)
+    is_explained = any(
+        finding.facts.get("is_rising")
+        or finding.facts.get("is_nan")
+        or finding.facts.get("is_still")
+        or finding.facts.get("is_hidden")
+        for finding in own
+    )
+    names = (
+        {"loss_trend", "gradient_explosion", "nonfinite_loss", "overfitting", "learning_rate"}
+        if is_explained or made.is_reward or made.is_adversarial
+        else {"nonfinite_loss"}
+    )
+    for detector in detectors:
+        entry = DETECTORS.get(detector.name)
+        if detector.name in names or entry is None or (entry.group not in LIVE and detector.name not in USED):
+            continue
+        for finding in _safely(detector, window):
+            is_bare = finding.detector == "loss_trend" and finding.facts.get("is_still") is True
+            if not is_bare and not (
+                finding.detector == "overfitting" and any(one.facts.get("is_overfitting") for one in own)
+            ):
+                yield _judged(finding, window, run)
+
+
+def _safely(detector: Detector, window: Window) -> list[Finding]:
+    """A detector that cannot take what a log holds finds nothing in it."""
+    try:
+        return [finding for finding in detector.judge(window) if not finding.needs]
+    except (ValueError, ZeroDivisionError, OverflowError, IndexError, KeyError):
+        return []
+
+
+def _judged(finding: Finding, window: Window, run: LoggedRun) -> _Judged:
+    finding = msgspec.structs.replace(
+        finding,
+        ranks=tuple(sorted(run.by_rank)) if len(run.by_rank) > 1 else (),
+        evidence=tuple(_placed(one, finding, run) for one in finding.evidence),
+    )
+    return _Judged(finding, window, causes.rank_causes(finding), run.file)
+
+
+def _placed(evidence: Evidence, finding: Finding, run: LoggedRun) -> Evidence:
+    """With file, line and step."""
+    step = evidence.values.get("step", finding.first_step)
+    step = step if isinstance(step, int) else finding.first_step
+    names = sorted(run.names(), key=lambda name: naming.role(name) != "loss")
+    line = next((line for name in names if (line := run.line_of(name, step))), 0)
+    return msgspec.structs.replace(
+        evidence, values={"file": run.file, "line": line, "step": step, "counted_by": run.counted_by} | evidence.values
+    )
+
+
+def _by_layer(window: Window) -> Iterator[Finding]:
+    """Layers of a short log whose gradients are next to nothing, or beyond all bounds, beside the others' at the last checks."""
+    checks = [
+        (note.step, {one.module: one.gradient_norm for one in vitals.modules})
+        for note, vitals in window.notes_of(Vitals)
+    ]
+    if len(checks) < 2 or len(checks[-1][1]) < 3:  # noqa: PLR2004 - no peers
+        return
+    step, last = checks[-1]
+    known = {name: value for name, value in last.items() if math.isfinite(value) and value > 0}
+    if len(known) < 3:  # noqa: PLR2004 - as above
+        return
+    middle = sorted(known.values())[len(known) // 2]
+    top = max(known.values())
+    tiny = sorted(
+        (name for name, value in known.items() if value < min(1e-6, 1e-5 * top)), key=lambda name: known[name]
+    )
+    huge = sorted(
+        (name for name, value in last.items() if not math.isfinite(value) or (value > 1e3 and value > 1e4 * middle)),  # noqa: PLR2004
+        key=lambda name: -last[name] if math.isfinite(last[name]) else -math.inf,
+    )
+    for names, fact, what in ((huge, "is_exploding", "explode"), (tiny, "is_vanishing", "vanish")):
+        if names:
+            shown = ", ".join(f"{name} {last[name]:.3g}" for name in names[:5])
+            yield Finding(
+                detector="by_layer", severity="warning", first_step=checks[0][0] if names[0] in checks[0][1] and fact == "is_vanishing" else step, detected_step=step, ranks=(), modules=tuple(names),
+                summary=f"Gradients {what} in {len(names)} of {len(last)} layers at step {step}: {shown}; the middle one has {middle:.3g}.", facts={fact: True, "series": ["gradient_norm", "loss"]},
+                evidence=(Evidence(kind="modules", summary=f"gradient norms at step {step}: {shown}; the middle one {middle:.3g}, the largest {top:.3g}", values={"step": step, "norms": {name: last[name] if math.isfinite(last[name]) else None for name in names[:8]}}),),
+            )  # fmt: skip
+
+
+EMPTY = Window(now_ns=0, world_size=1, attached=frozenset())
+
+
+def _of_errors(found: Found) -> Iterator[_Judged]:
+    said = {error.rank for error in found.errors if error.rank is not None} | {
+        rank for run in found.runs for rank in run.by_rank
+    }
+    sizes = [
+        int(value)
+        for name, value, _ in found.settings()
+        if name.rpartition(".")[2].upper() in {"WORLD_SIZE", "NUM_PROCESSES"} and value.isdigit()
+    ]
+    num_ranks = max([*(rank + 1 for rank in said), *(size for size in sizes if size < 100_000)], default=1)  # noqa: PLR2004 - no job is larger
+    for finding in messages.judge(found.errors, num_ranks):
+        yield _Judged(finding, EMPTY, causes.rank_causes(finding), "")
+    warnings = [error for error in found.errors if error.kind == "variance_warning"]
+    if warnings and not found.runs:
+        window = window_of(LoggedRun(warnings[0].file, {}), found)
+        detector = next((one for one in ALL if one.name == "variance_of_nothing"), None)
+        for finding in _safely(detector, window) if detector else ():
+            placed = tuple(
+                msgspec.structs.replace(
+                    one,
+                    values={"file": warnings[0].file, "line": warnings[0].line, "step": warnings[0].step} | one.values,
+                )
+                for one in finding.evidence
+            )
+            made = msgspec.structs.replace(finding, ranks=(), evidence=placed)
+            yield _Judged(made, EMPTY, causes.rank_causes(made), warnings[0].file)
+
+
+def _of_model(found: Found, detectors: Sequence[Detector]) -> Iterator[_Judged]:
+    settings = {name: value for name, value, _ in found.settings()}
+    tables = [*found.tables, *(made for code in found.code if (made := shapes(code, settings)) is not None)]
+    detector = next((one for one in detectors if one.name == "architecture"), None)
+    for table in tables[:4]:
+        entries = [
+            TensorEntry(name, shape, "float32", True, False, 0, module_class=kind)
+            for name, shape, kind in table.entries
+        ]
+        census = Census(
+            model=0, wrapper="", is_replicated=False, optimizers=[], backward_order=[], part=0, parts=1, entries=entries
+        )
+        window = Window(now_ns=0, world_size=1, attached=frozenset({0}), models=ModelView(census={0: census}))
+        for finding in _safely(detector, window) if detector else ():
+            yield _lopsided(finding, table)
+            return
+
+
+def _lopsided(finding: Finding, table: Shapes) -> _Judged:
+    total = sum(math.prod(shape) for _, shape, _ in table.entries)
+    parts: dict[str, int] = {}
+    for name, shape, kind in table.entries:
+        part = kind if kind == "Embedding" else name.split(".")[0]
+        parts[part] = parts.get(part, 0) + math.prod(shape)
+    largest = sorted(parts.items(), key=lambda item: -item[1])[:6]
+    shares = ", ".join(f"{name} {num / total:.0%}" for name, num in largest)
+    evidence = Evidence(kind="census", summary=f"shares of {total:,} parameters: {shares}; a balance to try: under a third in embeddings (tie input and output, a smaller vocabulary or width), the rest in layers",
+                        values={"file": table.file, "shares": {name: num / total for name, num in largest}, "total": total})  # fmt: skip
+    placed = tuple(msgspec.structs.replace(one, values={"file": table.file} | one.values) for one in finding.evidence)
+    finding = msgspec.structs.replace(finding, ranks=(), evidence=(evidence, *placed))
+    if table.basis == "inference":
+        finding = msgspec.structs.replace(finding, detector="layers", facts={"is_lopsided": True})
+    return _Judged(finding, EMPTY, causes.rank_causes(finding), table.file)
+
+
+def _of_samples(found: Found) -> Iterator[_Judged]:
+    """What the model wrote, if most of it is one word over and over."""
+    known = [sample for sample in found.samples if len(sample.text.split()) >= 4]  # noqa: PLR2004 - shorter answers repeat nothing
+    repeated = [sample for sample in known if repetition(sample.text) > 0.6]  # noqa: PLR2004 - most of its words
+    if len(repeated) < 3 or len(repeated) < 0.6 * len(known):  # noqa: PLR2004 - not by chance
+        return
+    first = repeated[0]
+    finding = Finding(
+        detector="samples", severity="warning", first_step=-1, detected_step=-1, ranks=(), summary=f"{len(repeated)} of {len(known)} samples repeat one word whatever was asked: `{first.text[:60]}`.",
+        facts={"is_repeating": True},
+        evidence=(Evidence(kind="samples", summary=f"{len(repeated)} of {len(known)} samples are one word for the most part, as in `{first.text[:80]}`", values={"file": first.file, "line": first.line, "num": len(repeated)}),),
+    )  # fmt: skip
+    yield _Judged(finding, EMPTY, causes.rank_causes(finding), first.file)
+
+
+def _grouped(judged: Sequence[_Judged]) -> Iterator[tuple[_Judged, list[_Judged]]]:
+    """What has one cause: the first of it, and what follows."""
+    left = [one for one in judged if one.causes]
+    order = sorted(
+        left,
+        key=lambda one: (
+            _stage(one.finding),
+            WORST_FIRST.index(one.finding.severity),
+            one.finding.first_step,
+            moment(one.finding),
+        ),
+    )
+    while order:
+        lead = order.pop(0)
+        followers = [one for one in order if _follows(lead, one)]
+        order = [one for one in order if one not in followers]
+        yield lead, followers
+
+
+def _stage(finding: Finding) -> int:
+    return {"layers": 0, "architecture": 0, "variance_of_nothing": 1, "curve": 2}.get(
+        finding.detector, 3 if finding.detector != "message" else 4
+    )
+
+
+def _follows(lead: _Judged, other: _Judged) -> bool:
+    if lead.causes[0].cause == other.causes[0].cause or brings_about(lead.finding, other.finding):
+        return True
+    if lead.finding.detector in {"layers", "architecture"}:
+        return other.finding.detector in {"samples", "output_variety"} or other.finding.facts.get("is_still") is True
+    is_own = lead.finding.detector in {"curve", "learning_rate", "by_layer", "gradient_explosion"}
+    entry = DETECTORS.get(other.finding.detector)
+    is_later = other.finding.first_step >= lead.finding.first_step
+    if (
+        is_own
+        and (other.finding.detector in {"curve", "by_layer"} or (entry is not None and entry.group == "curves"))
+        and lead.file == other.file
+        and is_later
+    ):
+        return True
+    return (
+        is_own and lead.finding.facts.get("is_leaking") is True and other.finding.facts.get("is_out_of_memory") is True
+    )
+
+
+def _with_context(lead: _Judged, found: Found, code_hints: Sequence[Hint]) -> tuple[Cause, ...]:
+    """The causes, the first with the settings and lines of code that it points to."""
+    first, *rest = lead.causes
+    words = SETTINGS.get(first.cause, ())
+    more = [
+        Evidence(
+            kind="setting",
+            summary=f"{name} = {value}",
+            values={
+                "file": config.file,
+                "line": config.lines.get(name, 0),
+                "name": name,
+                "value": value,
+                "basis": "inference",
+            },
+        )
+        for name, value, config in found.settings()
+        if any(word == part or word in name.lower() for word in words for part in naming.words(name.rpartition(".")[2]))
+    ][:10]
+    kinds = HINTS.get(first.cause, ())
+    more += [
+        Evidence(
+            kind="code",
+            summary=f"{hint.file}, line {hint.line}: `{hint.text}`: {hint.why}",
+            values={"file": hint.file, "line": hint.line, "basis": "inference"},
+        )
+        for hint in code_hints
+        if hint.kind in kinds
+    ][:8]
+    return msgspec.structs.replace(first, evidence=(*first.evidence, *more)), *rest

@@ -1,0 +1,182 @@
+"""One line of a log -> the numbers in it. It knows no tool by name, only how people write numbers down:
+
+    {'loss': 2.6, 'grad_norm': '1.05'}     loss: 2.6 | lr 6e-4 | norm: 0.3     step:7 - actor/kl:np.float64(0.1)     loss=2.6, lr=[1e-4]
+    Epoch 3/10   Epoch [3][100/500]   iteration  4200/ 100000   45%|####  | 45/100 [00:10<00:12]
+
+Pure: text in, numbers out.
+"""  # noqa: D400
+
+import re
+from dataclasses import dataclass, field
+
+from holter.offline import naming
+
+_NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?|NaN|NAN|Infinity)"
+_NAME = r"[A-Za-z_][\w/.@%-]*(?:\([\w/%]+\))?"
+_PAIR = re.compile(
+    rf"({_NAME}(?: {{1,2}}[A-Za-z(][\w/.@()%-]*){{0,4}})['\"]?\s*[:=]\s*(?:np\.float\d*\(|tensor\(|\[)?['\"]?({_NUMBER})(?![\w]*:[\d])"
+)
+_SPACED = re.compile(
+    rf"(?<![\w/])((?:train(?:ing)?|val(?:idation)?|valid|test|eval|lm) loss|loss|lr|norm|grad norm|grad_norm|step|iter|iteration|epoch|ppl|train_loss|val_loss"
+    rf")\s*\[?\s*({_NUMBER})(?![\w:]*[A-Za-z:])",
+    re.IGNORECASE,
+)
+_EPOCH = re.compile(
+    r"(?<![\w])(?:train(?:ing)?\s+)?epoch(?:\s*\(train\))?\s*[:#]?\s*\[?\s*(\d+(?:\.\d+)?)\s*(?:(?:/|of)\s*(\d+))?\s*\]?"
+    r"(?:\s*[,|:;\-]*\s*(?:(?:step|batch|iter(?:ation)?|it)\b)?\s*:?\s*\[?\s*(\d+)\s*/\s*(\d+))?",
+    re.IGNORECASE,
+)
+_OF = re.compile(r"(?<![\w/])(step|iter(?:ation)?|it|batch)s?\s*[:=#]?\s*\[?\s*(\d+)\s*/\s*(\d+)", re.IGNORECASE)
+_BAR = re.compile(r"(\d{1,3})%\|[^|]*\|\s*(\d+)/(\d+)\s*\[")
+_KERAS = re.compile(r"^\s*(\d+)/(\d+)\s+(?:\[|\S*━|\x1b)")
+_COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_RANK = re.compile(
+    r"^\s*(?:\[\d+\]\s*)?\[(?:rank|default)\s*(\d{1,6})\]:?|^(\d{1,6}): |\[Rank (\d{1,6})\]|(?<![\w])rank[=: ](\d{1,6})(?!\d)",
+    re.IGNORECASE,
+)
+_UNIT = {"GiB": 1.0, "MiB": 2**-10, "GB": 1.0, "MB": 1e-3, "G": 1.0, "M": 2**-10}
+_TIMES = frozenset(
+    {
+        "time",
+        "eta",
+        "elapsed",
+        "dt",
+        "ms",
+        "sec",
+        "seconds",
+        "tps",
+        "tok",
+        "mfu",
+        "throughput",
+        "samples",
+        "tokens",
+        "it/s",
+        "speed",
+    }
+)
+LIKELY = (
+    "loss",
+    "trl:",
+    "tel:",
+    "reward",
+    "grad",
+    "norm",
+    "acc",
+    "entropy",
+    "ppl",
+    "perplexity",
+    "kl",
+    "epoch",
+    "step",
+    "iter",
+    "%|",
+    "lr",
+)
+"""A line without any of these, in lower case, has no number that is looked at."""
+
+
+@dataclass
+class LogRow:
+    """The numbers of one line."""
+
+    values: dict[str, float]
+    step: int | None = None
+    epoch: float | None = None
+    total: int | None = None
+    """Steps of an epoch, or of the run, where the line says so."""
+    within_epoch: bool = False
+    """Its step counts within the epoch."""
+    rank: int | None = None
+
+
+@dataclass
+class LineContext:
+    """What earlier lines of the same file said, for lines that say it no more."""
+
+    epoch: float | None = None
+    bar_step: int | None = None
+    bar_used: bool = True
+    seen: dict[str, int] = field(default_factory=dict)
+
+
+def plain(line: str) -> str:
+    """Without colours."""
+    return _COLOURS.sub("", line) if "\x1b" in line else line
+
+
+def rank_of(line: str) -> int | None:
+    """The rank that a line says it is of."""
+    found = _RANK.search(line[:160])
+    return int(next(group for group in found.groups() if group is not None)) if found else None
+
+
+def number(text: str) -> float:
+    """`7,282`, `5.1E+00`, `nan`."""
+    return float(text.replace(",", ""))
+
+
+def parse(line: str, context: LineContext) -> LogRow | None:
+    """The row that a line is; None: it is none."""
+    low = line.lower()
+    if not any(word in low for word in LIKELY):
+        return None
+    row = LogRow({})
+    _progress(line, row, context)
+    for match in _PAIR.finditer(line):
+        _take(row, match.group(1), match.group(2), line[match.end() : match.end() + 4])
+    for match in _SPACED.finditer(line):
+        _take(row, match.group(1), match.group(2), "")
+    if not row.values:
+        return None
+    if row.epoch is None:
+        row.epoch = context.epoch
+    row.rank = rank_of(line)
+    return row
+
+
+def _progress(line: str, row: LogRow, context: LineContext) -> None:
+    """Counters: epochs, steps of how many, bars."""
+    if bar := _BAR.search(line):
+        context.bar_step, context.bar_used = int(bar.group(2)), False
+        row.step, row.total = int(bar.group(2)), int(bar.group(3))
+    if found := _EPOCH.search(line):
+        row.epoch = context.epoch = float(found.group(1))
+        if found.group(3):
+            row.step, row.total, row.within_epoch = int(found.group(3)), int(found.group(4)), True
+    elif keras := _KERAS.match(line):
+        row.step, row.total, row.within_epoch = int(keras.group(1)), int(keras.group(2)), context.epoch is not None
+    if of := _OF.search(line):
+        row.step, row.total = int(of.group(2)), int(of.group(3))
+        row.within_epoch = row.epoch is not None and of.group(1).lower() in {"batch", "it", "step", "iter"}
+
+
+def _take(row: LogRow, name: str, text: str, after: str) -> None:
+    value = number(text)
+    name = _meant(name)
+    if not name:
+        return
+    if naming.is_step(name):
+        if row.step is None and value == value and abs(value) < 1e15:  # noqa: PLR0124, PLR2004 - NaN counts nothing
+            row.step = int(value)
+    elif naming.is_epoch(name):
+        if row.epoch is None and value == value:  # noqa: PLR0124 - as above
+            row.epoch = value
+    elif name not in row.values:
+        row.values[name] = value * _scale(name, after)
+
+
+def _scale(name: str, after: str) -> float:
+    if naming.role(name) != "memory":
+        return 1.0
+    return next((factor for unit, factor in _UNIT.items() if after.startswith(unit)), 1.0)
+
+
+def _meant(name: str) -> str:
+    """Of the words before a number, those that name it: `INFO step` is `step`; times and speeds are nobody's loss."""
+    parts = name.split()
+    for begin in range(len(parts)):
+        candidate = naming.tidy(" ".join(parts[begin:]))
+        if naming.is_step(candidate) or naming.is_epoch(candidate) or naming.role(candidate):
+            return candidate
+    whole = naming.tidy(name)
+    return "" if set(naming.words(whole)) & _TIMES else whole

@@ -1,0 +1,220 @@
+"""What follows from what a log says of errors: one finding for what broke first, with everything else that broke as its consequence. Pure."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from holter.offline.found import FrameAt, LoggedError
+from holter.records import Collective, Evidence, Finding
+
+DETECTOR = "message"
+MEMORY_XIDS = frozenset({48, 63, 64, 94, 95})
+LINK_XIDS = frozenset({74})
+LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|^<")
+MANY_OVERFLOWS = 16
+"""So many in a row are no search for a scale."""
+FACTS = {
+    "device_oom": "is_out_of_memory", "kernel_oom": "is_out_of_memory", "shared_memory": "is_worker_killed", "killed": "is_killed", "ecc": "is_memory_error",
+    "unfinished_reduction": "is_unreduced", "unused_indices": "is_unreduced", "no_graph": "is_without_graph", "empty_optimizer": "is_empty_optimizer",
+    "device_assert": "is_out_of_range", "label_range": "is_out_of_range", "anomaly": "is_anomaly", "minimum_scale": "is_every_step_skipped",
+    "loss_stopped": "is_loss_stopped", "device_error": "is_device_error", "segfault": "is_signal", "connection_lost": "is_connection_lost", "gloo_timeout": "is_timed_out",
+}  # fmt: skip
+ORDER = (
+    "xid", "ecc", "kernel_oom", "device_oom", "shared_memory", "worker_killed", "fingerprint", "monitored_barrier", "unused_indices", "unfinished_reduction", "no_graph",
+    "empty_optimizer", "device_assert", "label_range", "anomaly", "minimum_scale", "overflow", "segfault", "root_signal", "traceback", "loss_stopped", "watchdog",
+    "work_status", "killed", "device_error", "root_cause", "gloo_timeout", "connection_lost", "child_failed",
+)  # fmt: skip
+"""What explains the others comes first: a rank that is lost, then what a script raised, then those who waited."""
+VICTIM = re.compile(
+    r"closed by peer|reset by peer|NCCL|timed? ?out|Timed out|DistBackendError|DistStoreError|ChildFailedError|ProcessRaisedException|broken pipe",
+    re.IGNORECASE,
+)
+
+
+def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
+    """At most one finding."""
+    known = [
+        error
+        for error in errors
+        if error.kind != "variance_warning" and not (error.kind == "overflow" and error.num_times < MANY_OVERFLOWS)
+    ]
+    known = [error for error in known if error.kind not in {"process_failed"}]  # noqa: FURB171
+    if not known:
+        return
+    lead = min(known, key=lambda error: (_place(error), error.line))
+    facts, ranks, summary, collective = _verdict(lead, known, num_ranks)
+    if not facts:
+        return
+    others = [error for error in known if error is not lead and error.kind != "child_failed"]
+    yield Finding(
+        detector=DETECTOR, severity="critical", first_step=lead.step, detected_step=lead.step, ranks=ranks, summary=summary, facts=facts, collective=collective,
+        evidence=(_evidence(lead), *_frames(lead), *(_evidence(error) for error in others[:6])),
+    )  # fmt: skip
+
+
+def _place(error: LoggedError) -> int:
+    kind = error.kind
+    if kind == "traceback" and VICTIM.search(error.text):
+        kind = "connection_lost"
+    if kind == "root_cause" and error.values.get("code", "").startswith("-") and error.values.get("code") != "-15":
+        kind = "root_signal"
+    return ORDER.index(kind) if kind in ORDER else len(ORDER)
+
+
+Verdict = tuple[dict[str, bool], tuple[int, ...], str, Collective | None]
+
+
+def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) -> Verdict:  # noqa: PLR0911 - one line a kind
+    ranks = _ranks(lead, known)
+    text = lead.text if len(lead.text) < 200 else f"{lead.text[:200]}..."  # noqa: PLR2004 - a sentence
+    on = f" on rank {ranks[0]}" if len(ranks) == 1 else ""
+    match lead.kind:
+        case "xid":
+            number = int(lead.values["number"])
+            fact = (
+                "is_memory_error"
+                if number in MEMORY_XIDS
+                else "is_link_error"
+                if number in LINK_XIDS
+                else "is_device_fault"
+            )
+            return (
+                {fact: True},
+                ranks,
+                f"The driver reported Xid {number} of device {lead.values.get('device', '?')}.",
+                None,
+            )
+        case "worker_killed":
+            is_killed = "illed" in lead.values.get("signal", "") or "Bus" in lead.values.get("signal", "")
+            fact = "is_worker_killed" if is_killed else "is_exception"
+            return {fact: True}, ranks, f"A worker of the data loader ended{on}: {text}", None
+        case "watchdog" | "work_status":
+            return _waiting(known, num_ranks)
+        case "monitored_barrier":
+            missing = tuple(int(rank) for rank in re.findall(r"\d+", lead.values["missing"]))
+            return {"is_behind": True}, missing, f"Ranks {', '.join(map(str, missing))} never came to a barrier.", None
+        case "fingerprint":
+            is_order = (
+                lead.values.get("operation") != lead.values.get("other_operation") and "other_operation" in lead.values
+            )
+            return (
+                {"is_order" if is_order else "is_shape": True},
+                (int(lead.values["rank"]),),
+                f"Ranks call different collectives: {text}",
+                None,
+            )
+        case "overflow":
+            return {"is_every_step_skipped": True}, ranks, f"The loss scaler skipped {lead.num_times} steps.", None
+        case "root_cause":
+            code = lead.values.get("code", "")
+            fact = "is_killed" if code == "-9" else "is_signal" if code.startswith("-") else "is_exit_code"
+            facts = {fact: True} | ({"is_signal": True} if code == "-9" else {})
+            return (
+                facts,
+                ranks,
+                f"The launcher says that rank {lead.values.get('rank', '?')} failed first, with exit code {lead.values.get('exitcode', '?')}.",
+                None,
+            )
+        case "traceback":
+            if VICTIM.search(lead.text):
+                return {"is_connection_lost": True}, ranks, f"A rank lost its peers{on}: {text}", None
+            return {"is_exception": True}, ranks, f"The script raised{on}: {text}", None
+    fact = FACTS.get(lead.kind, "")
+    times = f", {lead.num_times} times" if lead.num_times > 1 else ""
+    return ({fact: True}, ranks, f"The log says{on}{times}: {text}", None) if fact else ({}, (), "", None)
+
+
+def _ranks(lead: LoggedError, known: Sequence[LoggedError]) -> tuple[int, ...]:
+    """Who says it; where nobody does, whom the launcher names."""
+    said = {
+        error.rank
+        for error in known
+        if error.kind == lead.kind and error.rank is not None and error.text[:60] == lead.text[:60]
+    }
+    if not said:
+        said = {error.rank for error in known if error.kind == "root_cause" and error.rank is not None}
+    return tuple(sorted(rank for rank in said if rank is not None))
+
+
+def _waiting(known: Sequence[LoggedError], num_ranks: int) -> Verdict:
+    """Who is missing, by the sequence numbers of all who speak."""
+    spoke = [error for error in known if error.kind in {"watchdog", "work_status"} and error.rank is not None]
+    enqueued: dict[int, int] = {}
+    calls: dict[int, tuple[int, str, str]] = {}
+    for error in spoke:
+        rank = error.rank
+        assert rank is not None
+        if "enqueued" in error.values:
+            enqueued[rank] = max(int(error.values["enqueued"]), enqueued.get(rank, -1))
+        if "operation" in error.values:
+            calls.setdefault(
+                rank, (int(error.values["sequence"]), error.values["operation"], error.values.get("numel", ""))
+            )
+    sequence, operation, _ = min(calls.values(), default=(max(enqueued.values(), default=-1), "?", ""))
+    collective = Collective(group="", sequence=sequence, operation=operation.lower())
+    waiting = sorted({error.rank for error in spoke if error.rank is not None})
+    behind = tuple(rank for rank, number in sorted(enqueued.items()) if number < max(enqueued.values()))
+    what = f"{operation} #{sequence}"
+    if behind:
+        return (
+            {"is_behind": True, "is_timed_out": True},
+            behind,
+            f"Ranks {', '.join(map(str, behind))} are behind: others wait in {what}.",
+            collective,
+        )
+    at_one = {call for call in calls.values() if call[0] == sequence}
+    if len({call[1] for call in at_one}) > 1 or len({call[2] for call in at_one}) > 1:
+        counts = {call: [rank for rank, own in calls.items() if own == call] for call in at_one}
+        odd = min(counts.values(), key=len)
+        fact = "is_order" if len({call[1] for call in at_one}) > 1 else "is_shape"
+        return (
+            {fact: True},
+            tuple(sorted(odd)),
+            f"At #{sequence} ranks call different things: {', '.join(sorted(f'{call[1]} of {call[2]}' for call in at_one))}.",
+            collective,
+        )
+    silent = tuple(rank for rank in range(num_ranks) if rank not in waiting)
+    if silent and len(silent) <= len(waiting):
+        return (
+            {"is_silent": True, "is_timed_out": True},
+            silent,
+            f"Ranks {', '.join(map(str, silent))} say nothing while all others time out in {what}.",
+            collective,
+        )
+    return (
+        {"is_timed_out": True},
+        (),
+        f"Ranks {', '.join(map(str, waiting))} timed out in {what}; who is missing cannot be told from this log.",
+        collective,
+    )
+
+
+def _evidence(error: LoggedError) -> Evidence:
+    times = f" ({error.num_times} times)" if error.num_times > 1 else ""
+    who = f"rank {error.rank}: " if error.rank is not None else ""
+    return Evidence(
+        kind="message",
+        summary=f"{who}{error.text}{times}",
+        values={
+            "file": error.file,
+            "line": error.line,
+            "step": error.step,
+            "rank": error.rank,
+            **{name: value for name, value in error.values.items() if value},
+        },
+    )
+
+
+def own_frame(frames: Sequence[FrameAt]) -> FrameAt | None:
+    """The innermost frame of the script's own code."""
+    return next((frame for frame in reversed(frames) if not LIBRARY.search(frame.file)), frames[-1] if frames else None)
+
+
+def _frames(error: LoggedError) -> Iterator[Evidence]:
+    frame = own_frame(error.frames)
+    if frame is not None:
+        code = f": `{frame.code}`" if frame.code else ""
+        yield Evidence(
+            kind="code",
+            summary=f"{frame.file}, line {frame.line}, in {frame.function or '?'}{code}",
+            values={"file": frame.file, "line": frame.line, "function": frame.function},
+        )

@@ -1,0 +1,141 @@
+"""What a logged name means, whatever a tool calls it: `Loss/train`, `lm loss`, `trl` and `train_loss` are the loss.
+
+Names are compared by their words, so that a prefix or an order that nobody has seen before is still understood:
+
+    role("train/grad_norm") -> "gradient_norm"     role("val_loss") -> "evaluation"     role("actor/entropy") -> ""
+"""
+
+import re
+from functools import lru_cache
+from typing import Literal
+
+Role = Literal["loss", "gradient_norm", "learning_rate", "evaluation", "loss_scale", "memory", "skipped", ""]
+
+_WORDS = re.compile(r"[^a-z0-9]+")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+HELD_OUT = frozenset({"eval", "evaluation", "val", "valid", "validation", "test", "dev", "heldout"})
+_PLAIN = frozenset(
+    {"train", "training", "trainer", "step", "epoch", "avg", "average", "mean", "total", "lm", "running", "batch", "iter", "metrics", "global",
+     "actor", "optim", "optimizer", "log", "logs", "raw", "smoothed", "tr", "scalars", "ce", "nll", "model", "l2", "pre", "clip", "preclip"}
+)  # fmt: skip
+_LOSS = frozenset({"loss", "trl"})
+_NORM_WORDS = frozenset({"grad", "gradient", "gradients", "norm", "gnorm", "gradnorm", "grads"})
+_RATE_WORDS = frozenset({"lr", "learning", "rate", "learningrate", "pg", "group", "adam", "adamw", "sgd", "param", "groups", "max", "pg0", "pg1", "group0"})  # fmt: skip
+_MEMORY = frozenset({"memory", "mem", "vram", "gpumem"})
+_KNOWN = {"tel": "test_loss", "vl": "val_loss", "gnorm": "grad_norm"}
+_STEP = frozenset({"step", "steps", "iter", "iteration", "iterations", "it", "s", "global_step", "globalstep", "num_updates", "train_num_updates",
+                   "trainer/global_step", "_step", "current_iteration", "step_num", "optimizer_step", "total_steps_done", "update", "updates", "global_steps",
+                   "training/global_step", "n_updates", "time/iterations", "num_steps", "train/global_step"})  # fmt: skip
+_EPOCH = frozenset({"epoch", "epochs", "train/epoch", "ep"})
+REWARDS = frozenset({"reward", "rewards", "return", "returns", "advantage", "advantages", "ep_rew_mean", "score"})
+_ADVERSARIAL = re.compile(r"(^|[/_. ])(g|d|gen|disc|generator|discriminator|critic)([/_. ]|\d|$)")
+_GRAD_NAME = re.compile(
+    r"^(?:train/)?(?:grad(?:ient)?s?[_ ]?(?:l2)?(?:norm)?s?|gnorm)[/:._ ](?P<after>.+)$|^(?P<before>.+?)[/:._ ]+grad(?:ient)?s?(?:[_./ ](?:l2)?norm)?$"
+)
+
+
+def tidy(name: str) -> str:
+    """`Lm loss` -> `lm_loss`; quotes and blanks are gone."""
+    name = name.strip().strip("'\"").strip()
+    name = re.sub(r"\s+", "_", name).lower()
+    return _KNOWN.get(name, name)
+
+
+@lru_cache(maxsize=8192)
+def words(name: str) -> tuple[str, ...]:
+    """Its words, in lower case."""
+    return tuple(word for word in _WORDS.split(_CAMEL.sub("_", name).lower()) if word)
+
+
+def is_step(name: str) -> bool:
+    """Whether it counts steps."""
+    return name in _STEP
+
+
+def is_epoch(name: str) -> bool:
+    """Whether it counts epochs."""
+    return name in _EPOCH
+
+
+@lru_cache(maxsize=8192)
+def role(name: str) -> Role:  # noqa: PLR0911 - one line a role
+    """What a series is, for those that detectors look at; empty: something of the script's own."""
+    parts = words(name)
+    own = [word for word in parts if word not in _PLAIN and not word.isdigit()]
+    if not own:
+        return ""
+    if any(word in HELD_OUT for word in own):
+        rest = [word for word in own if word not in HELD_OUT]
+        return "evaluation" if rest and set(rest) <= _LOSS else ""
+    if set(own) <= _LOSS:
+        return "loss"
+    if set(own) <= _NORM_WORDS and any("norm" in word for word in own):
+        return "gradient_norm"
+    if set(own) <= _RATE_WORDS and ({"lr", "learningrate"} & set(own) or {"learning", "rate"} <= set(own)):
+        return "learning_rate"
+    if "scale" in own and ("loss" in own or own == ["scale"] or "grad" in own) and len(own) <= 2:  # noqa: PLR2004 - `loss scale`
+        return "loss_scale"
+    if own[0] in _MEMORY or (own[-1] in _MEMORY and len(own) <= 3) or {"max", "mem"} <= set(own):  # noqa: PLR2004 - `peak gpu mem`
+        return "memory"
+    if "skipped" in own and ("iterations" in parts or "steps" in parts or own == ["skipped"]):
+        return "skipped"
+    return ""
+
+
+@lru_cache(maxsize=8192)
+def module_of_gradient(name: str) -> str:
+    """The layer whose gradient norm this is; empty: it is none."""
+    if role(name) == "gradient_norm" or "clip" in name or "scale" in name:
+        return ""
+    found = _GRAD_NAME.match(name)
+    if not found:
+        return ""
+    layer = found.group("after") or found.group("before") or ""
+    layer = re.sub(r"[/:._ ](?:l2_?)?norm$", "", layer)
+    has_more = (
+        set(words(layer))
+        - _PLAIN
+        - {"max", "min", "std", "var", "overflow", "accum", "accumulation", "steps", "updates", "time"}
+    )
+    return layer if has_more else ""
+
+
+@lru_cache(maxsize=8192)
+def is_reward(name: str) -> bool:
+    """Whether it belongs to reinforcement learning: its loss says nothing of how good the policy is."""
+    parts = set(words(name))
+    return bool(parts & REWARDS) or "pg_loss" in name or "policy_loss" in name or "policy_gradient_loss" in name
+
+
+@lru_cache(maxsize=8192)
+def is_adversarial(name: str) -> bool:
+    """Whether it belongs to one of two models that train against each other."""
+    return "loss" in name and bool(_ADVERSARIAL.search(name))
+
+
+@lru_cache(maxsize=8192)
+def term_of_loss(name: str) -> str:
+    """The term of a loss that is a sum: `loss_bbox`, `loss/kl`, `cls_loss` -> `bbox`, `kl`, `cls`; empty: none."""
+    parts = words(name)
+    if "loss" not in parts or role(name) or set(parts) & HELD_OUT or is_adversarial(name):
+        return ""
+    own = [word for word in parts if word not in _PLAIN and word != "loss"]
+    bad = {
+        "scale",
+        "weight",
+        "coef",
+        "time",
+        "best",
+        "min",
+        "max",
+        "std",
+        "ema",
+        "delta",
+        "ratio",
+        "balance",
+        "clipfrac",
+        "prev",
+        "last",
+        "final",
+    }
+    return "_".join(own) if own and not set(own) & bad and len(own) <= 2 else ""  # noqa: PLR2004 - longer names are something else

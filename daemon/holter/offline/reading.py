@@ -1,0 +1,324 @@
+"""Files and folders in, what they hold out: each file is what its content says, whatever its name is."""
+
+import gzip
+import json
+import os
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from holter.errors import UsageError
+from holter.offline import code as codes
+from holter.offline import configs, dumps, events, tables
+from holter.offline.found import Code, Config, Found, Shapes, WrittenSample
+from holter.offline.text import TextReader
+
+HEAD = 65_536
+MAX_WHOLE = 192 * 2**20
+"""A JSON document that is read at once; what is larger is searched like a log."""
+MAX_FILES = 20_000
+SKIPPED = frozenset({".git", "__pycache__", ".venv", "node_modules", ".ipynb_checkpoints"})
+_BINARY = {b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture", b"PK\x03\x04": "an archive or a checkpoint", b"SQLite format 3": "a database", b"%PDF": "a PDF",
+           b"\x7fELF": "a program", b"\x93NUMPY": "an array", b"BZh": "compressed by bzip2", b"\xfd7zXZ": "compressed by xz"}  # fmt: skip
+
+Progress = Callable[[int, int], None]
+"""Told how many bytes are done, of how many."""
+
+
+def read(paths: Sequence[Path], progress: Progress = lambda _done, _total: None) -> Found:
+    """What is in these files and folders; raises UsageError where there is nothing that can be used."""
+    found = Found()
+    files = list(_files(paths, found))
+    sizes = {path: _size(path) for path in files}
+    total = sum(sizes.values())
+    flights: list[Path] = []
+    for path in files:
+        try:
+            _read_file(path, sizes[path], found, flights, lambda num: progress(_count(found, num), total))
+        except OSError as error:
+            found.failures.append(f"{path} cannot be read: {error.strerror or error}")
+        except (ValueError, RecursionError, struct.error, EOFError, OverflowError, MemoryError) as error:
+            found.failures.append(f"{path} cannot be used: {type(error).__name__}: {str(error)[:120]}")
+    if flights:
+        _read_dumps(flights, found)
+    found.files = files
+    if found.is_empty:
+        raise UsageError(_nothing(paths, found))
+    return found
+
+
+def _count(found: Found, num: int) -> int:
+    found.num_bytes += num
+    return found.num_bytes
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _files(paths: Sequence[Path], found: Found) -> Iterator[Path]:
+    seen: set[Path] = set()
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"{path} does not exist")
+        if not path.is_dir():
+            inside = [path]
+        else:
+            inside = sorted(
+                Path(folder) / name for folder, folders, names in os.walk(path) if _pruned(folders) for name in names
+            )
+        for one in inside[:MAX_FILES]:
+            if not one.is_file():
+                if not path.is_dir():
+                    raise UsageError(f"{path} is no file and no folder")
+                continue
+            if one.resolve() not in seen:
+                seen.add(one.resolve())
+                yield one
+        if len(inside) > MAX_FILES:
+            found.failures.append(f"{path} holds {len(inside):,} files: the first {MAX_FILES:,} were read")
+
+
+def _pruned(folders: list[str]) -> bool:
+    folders[:] = sorted(name for name in folders if name not in SKIPPED)
+    return True
+
+
+def _read_file(path: Path, size: int, found: Found, flights: list[Path], report: Callable[[int], None]) -> None:
+    file = str(path)
+    with path.open("rb") as raw:
+        head = raw.read(HEAD)
+        raw.seek(0)
+        stream: BinaryIO = raw
+        if head[:2] == b"\x1f\x8b":
+            stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw))
+            head, size = stream.read(HEAD), size * 12
+            stream.seek(0)
+        if not head.strip():
+            found.remarks.append(f"{file} is empty")
+        elif events.is_tensorboard(head):
+            events.read_tensorboard(file, stream, found)
+        elif events.is_wandb(head):
+            events.read_wandb(file, stream, found)
+        elif head[:1] == b"\x80" or dumps.rank_in_name(path.name) is not None and dumps.looks_like_a_dump(head):  # noqa: RUF021
+            flights.append(path)
+        elif (shapes := _safetensors(file, head, size)) is not None:
+            found.tables.append(shapes)
+        elif (what := _binary(head)) is not None:
+            found.remarks.append(f"{file} is {what}, and was skipped")
+        else:
+            _read_text(path, head.decode("utf-8", "replace"), stream, size, found, flights, report)
+            return
+    report(size)
+
+
+def _binary(head: bytes) -> str | None:
+    known = next((what for begin, what in _BINARY.items() if head.startswith(begin)), None)
+    if known:
+        return known
+    sample = head[:4096]
+    odd = sum(byte < 9 or 13 < byte < 27 for byte in sample)  # noqa: PLR2004 - control characters but for tabs, line ends and escape
+    return "binary" if odd > 0.02 * len(sample) or b"\x00\x00\x00" in sample else None
+
+
+def _safetensors(file: str, head: bytes, size: int) -> Shapes | None:
+    """The names and shapes in the header of a file of weights."""
+    if len(head) < 16 or head[8:9] != b"{":  # noqa: PLR2004 - its length, and a table
+        return None
+    (length,) = struct.unpack("<Q", head[:8])
+    if not 2 < length < min(size, MAX_WHOLE):  # noqa: PLR2004 - an empty table
+        return None
+    with Path(file).open("rb") as stream:
+        stream.seek(8)
+        try:
+            header = json.loads(stream.read(length))
+        except ValueError:
+            return None
+    entries = tuple(
+        (name, tuple(entry["shape"]), tables.class_of(name))
+        for name, entry in header.items()
+        if isinstance(entry, dict) and isinstance(entry.get("shape"), list)
+    )
+    return Shapes(file, entries) if entries else None
+
+
+def _read_text(  # noqa: C901, PLR0911, PLR0913, PLR0917
+    path: Path, head: str, stream: BinaryIO, size: int, found: Found, flights: list[Path], report: Callable[[int], None]
+) -> None:
+    file, begin = str(path), head.lstrip("﻿ \t\r\n")
+    if begin[:1] in "{[" and size <= MAX_WHOLE and _read_json(path, stream, found, flights, report):
+        return
+    if separator := tables.looks_like_csv(head.lstrip("﻿")):
+        stream.seek(0)
+        if tables.read_csv(file, _decoded(stream, report), separator, found):
+            return
+    if tables.looks_numeric(head):
+        stream.seek(0)
+        if tables.read_numeric(file, path.name, _decoded(stream, report), found):
+            return
+    stream.seek(0)
+    if size <= codes.MAX_BYTES:
+        text = stream.read(4 * codes.MAX_BYTES).decode("utf-8", "replace")
+        stream.seek(0)
+        if codes.looks_like_code(text):
+            found.code.append(Code(file, text))
+            return
+        if (shapes := tables.read_shapes(file, text)) is not None:
+            found.tables.append(shapes)
+            return
+        if path.parent.name == "params" and "\n" not in text.strip() and len(text) < 300:  # noqa: PLR2004 - mlflow keeps a setting a file
+            found.configs.append(Config(file, {path.name: text.strip()}))
+            return
+    before = (len(found.runs), len(found.errors), len(found.configs))
+    TextReader(file, found).read(stream, size, report)
+    if (
+        size <= codes.MAX_BYTES
+        and not any(run.num_points > 2 for run in found.runs[before[0] :])  # noqa: PLR2004
+        and len(found.errors) == before[1]
+    ):
+        if (config := configs.from_text(file, text)) is not None:
+            del found.runs[before[0] :]
+            found.configs.append(config)
+            return
+        if (len(found.runs), len(found.errors), len(found.configs)) == before:
+            _prose(path, text, found)
+
+
+def _prose(path: Path, text: str, found: Found) -> None:
+    """Neither numbers nor errors: perhaps what a model wrote."""
+    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if len(line.split()) >= 4]  # noqa: PLR2004 - a sentence
+    repeated = [(number, line) for number, line in lines if repetition(line) > 0.6]  # noqa: PLR2004 - most of its words
+    if len(repeated) >= 3 and len(repeated) >= 0.3 * len(lines):  # noqa: PLR2004 - not by chance
+        found.samples.extend(WrittenSample(str(path), number, line) for number, line in lines[: tables.MAX_SAMPLES])
+    else:
+        found.remarks.append(f"{path} holds no numbers, errors or settings that are known here, and was skipped")
+
+
+def repetition(text: str) -> float:
+    """Share of the commonest word."""
+    parts = text.split()
+    return max((parts.count(word) for word in set(parts[:400])), default=0) / len(parts) if parts else 0.0
+
+
+def _decoded(stream: BinaryIO, report: Callable[[int], None]) -> Iterator[str]:
+    for line in stream:
+        report(len(line))
+        text = line[:65_536].decode("utf-8", "replace").rstrip("\r\n")
+        if text:
+            yield text
+
+
+def _read_json(path: Path, stream: BinaryIO, found: Found, flights: list[Path], report: Callable[[int], None]) -> bool:
+    file, content = str(path), stream.read(MAX_WHOLE)
+    stream.seek(0)
+    text = content.decode("utf-8", "replace")
+    try:
+        whole = tables.loads(text)
+    except ValueError:
+        first = text.lstrip("﻿ \r\n").partition("\n")[0]
+        is_lines = first.rstrip().endswith("}") and tables.read_json_lines(file, tables.lines_of(text), found) > 0
+        if is_lines:
+            report(len(content))
+            return True
+        if num := tables.salvage(file, text, found) if '"' in text[:2000] and "'" not in first[:20] else 0:
+            found.failures.append(f"{file} is no whole JSON: {num} rows of it are used")
+            report(len(content))
+            return True
+        return False
+    report(len(content))
+    if isinstance(whole, dict):
+        _read_object(path, whole, found, flights)
+        return True
+    if isinstance(whole, list):
+        return tables.read_history(file, whole, found) > 0
+    return False
+
+
+def _read_object(path: Path, whole: dict[str, Any], found: Found, flights: list[Path]) -> None:
+    file = str(path)
+    if "entries" in whole or "pg_config" in whole:
+        flights.append(path)
+    elif isinstance(whole.get("log_history"), list):
+        tables.read_history(file, whole["log_history"], found)
+        if config := configs.from_json(
+            file, {name: value for name, value in whole.items() if name not in {"log_history", "best_metric"}}
+        ):
+            found.configs.append(config)
+    elif isinstance(whole.get("artifacts"), dict):
+        _read_package(path, whole, found)
+    elif isinstance(whole.get("history"), (dict, list)):
+        history = whole["history"]
+        _ = (
+            tables.series_of(file, history, found)
+            if isinstance(history, dict)
+            else tables.read_history(file, history, found)
+        )
+    elif tables.series_of(file, whole, found):
+        return
+    elif (shapes := _shapes(file, whole)) is not None:
+        found.tables.append(shapes)
+    elif config := configs.from_json(file, whole):
+        found.configs.append(config)
+        if any("loss" in name for name in config.values) and "step" in config.values:
+            tables.read_history(file, [whole], found)
+
+
+def _shapes(file: str, whole: dict[str, Any]) -> Shapes | None:
+    """`{"wte.weight": [50257, 768], ...}`"""  # noqa: D400
+    entries = tuple(
+        (name, tuple(shape), tables.class_of(name))
+        for name, shape in whole.items()
+        if isinstance(shape, list) and shape and all(isinstance(size, int) for size in shape)
+    )
+    return Shapes(file, entries) if len(entries) > 2 and len(entries) >= 0.8 * len(whole) else None  # noqa: PLR2004 - fewer are chance
+
+
+def _read_package(path: Path, whole: dict[str, Any], found: Found) -> None:
+    """A context package: artifacts are files beside it, or texts in it."""
+    said = whole.get("symptoms")
+    found.symptoms.extend(map(str, said) if isinstance(said, list) else [str(said)] if said else [])
+    for kind, value in whole["artifacts"].items():
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, str) and "\n" not in one and len(one) < 1024 and (path.parent / one).is_file():  # noqa: PLR2004 - a name of a file
+                inner = read([path.parent / one])
+                for name in ("runs", "errors", "configs", "code", "tables", "samples", "remarks", "failures"):
+                    getattr(found, name).extend(getattr(inner, name))
+            elif isinstance(one, str) and one.strip():
+                _inline(f"{path}#{kind}", one, found)
+            elif isinstance(one, dict):
+                config = (
+                    None if tables.series_of(f"{path}#{kind}", one, found) else configs.from_json(f"{path}#{kind}", one)
+                )
+                found.configs.extend([config] if config else [])
+            elif isinstance(value, list) and isinstance(one, (int, float)):
+                tables.series_of(f"{path}#{kind}", {"loss": value}, found)
+                break
+
+
+def _inline(file: str, text: str, found: Found) -> None:
+    if codes.looks_like_code(text):
+        found.code.append(Code(file, text))
+    elif config := configs.from_text(file, text):
+        found.configs.append(config)
+    else:
+        TextReader(file, found).read_text(text)
+
+
+def _read_dumps(paths: list[Path], found: Found) -> None:
+    try:
+        found.dumps = dumps.read_dumps(paths)
+        found.remarks.extend(found.dumps.remarks)
+        found.failures.extend(found.dumps.failures)
+    except UsageError as error:
+        found.failures.append(str(error))
+
+
+def _nothing(paths: Sequence[Path], found: Found) -> str:
+    said = [*found.failures, *found.remarks]
+    more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
+    reason = f": {said[0]}{more}" if said else ": there is no file"
+    return f"nothing in {', '.join(map(str, paths[:4]))} can be judged{reason}"

@@ -1,0 +1,223 @@
+"""Rows of one file, in the order in which they were written -> runs: what one training made, with one count of steps.
+
+A log is not always one run from its first step to its last:
+
+    steps go back to the beginning           another run begins; the one before is judged by itself
+    steps go back, but not to the beginning  the run was resumed there: what it had done since is not part of it any more
+    steps begin again with each epoch        they are counted on
+    no steps at all                          epochs are counted, else the lines themselves
+    several ranks in one file                each rank's rows are followed by themselves
+"""
+
+import math
+
+from holter.offline.found import LoggedRun, Series
+from holter.offline.lines import LineContext, LogRow
+
+MAX_NAMES = 600
+MAX_RANKS = 64
+MAX_RUNS = 64
+JITTER = 3
+"""Ranks that write into one file without saying who they are come a step or two late."""
+MIN_ROWS = 4
+"""Fewer rows than this, and steps that begin again are no second run."""
+
+
+class _Track:
+    """One rank's rows."""
+
+    def __init__(self) -> None:
+        self.series: dict[str, Series] = {}
+        self.last: dict[frozenset[str], int] = {}
+        """Kind of row -> its last step."""
+        self.first: dict[frozenset[str], int] = {}
+        self.num: dict[frozenset[str], int] = {}
+        self.highest = -1
+        self.offset = 0
+        self.epoch: float | None = None
+        self.counted = 0
+        self.counts: dict[frozenset[str], int] = {}
+        self.num_resumed = 0
+        self.late = 0
+
+
+class RowRecorder:
+    """Takes rows in, gives runs."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+        self._done: list[LoggedRun] = []
+        self._tracks: dict[int, _Track] = {}
+        self._counted_by: set[str] = set()
+        self.last_step = -1
+        self.num_rows = 0
+        self.ranks: set[int] = set()
+
+    def add(self, row: LogRow, line: int, context: LineContext | None = None) -> None:
+        """One row."""
+        if row.rank is not None:
+            self.ranks.add(row.rank)
+        rank = row.rank if row.rank is not None else 0
+        if rank not in self._tracks and len(self._tracks) >= MAX_RANKS:
+            return
+        track = self._tracks.setdefault(rank, _Track())
+        kind = frozenset(row.values)
+        step = self._step(track, kind, row, context)
+        if step is None:
+            return
+        self.num_rows += 1
+        self.last_step = step
+        # A restart has replaced the tracks.
+        track = self._tracks.setdefault(rank, _Track())
+        track.highest = max(track.highest, step)
+        for name, value in row.values.items():
+            series = track.series.get(name)
+            if series is None:
+                if len(track.series) >= MAX_NAMES:
+                    continue
+                series = track.series[name] = Series()
+            series.add(step, value, line)
+
+    def _step(self, track: _Track, kind: frozenset[str], row: LogRow, context: LineContext | None) -> int | None:
+        """The step of this row in its run; begins a new run where steps begin again."""
+        if row.step is None:
+            return self._uncounted(track, kind, row, context)
+        self._counted_by.add("step")
+        if row.within_epoch and row.total and row.epoch is not None:
+            step = max(0, int(row.epoch) - 1) * row.total + row.step
+        else:
+            step = row.step + track.offset
+        last = track.last.get(kind)
+        if last is not None and step < last:
+            step = self._went_back(track, kind, row, step, last)
+            track = self._tracks.get(row.rank if row.rank is not None else 0, track)
+        track.last[kind] = (
+            max(step, track.last.get(kind, step)) if step >= (track.last.get(kind, step) - JITTER) else step
+        )
+        track.first.setdefault(kind, step)
+        track.num[kind] = track.num.get(kind, 0) + 1
+        if row.epoch is not None:
+            track.epoch = row.epoch
+        return step
+
+    def _went_back(self, track: _Track, kind: frozenset[str], row: LogRow, step: int, last: int) -> int:
+        first, num = track.first[kind], track.num[kind]
+        interval = max(1, (last - first) // max(1, num - 1))
+        if last - step <= max(JITTER, JITTER * interval) and last - step < (last - first) / 2:
+            return step
+        is_next_epoch = row.epoch is not None and track.epoch is not None and int(row.epoch) > int(track.epoch)
+        if is_next_epoch and not row.within_epoch:
+            track.offset = track.highest
+            return int(row.step or 0) + track.offset
+        if step <= first + interval and num >= MIN_ROWS:
+            self._close()
+            return int(row.step or 0) if not row.within_epoch else step
+        if num >= MIN_ROWS:
+            for other in self._tracks.values():
+                for series in other.series.values():
+                    series.cut(step)
+                other.last = {}
+                other.highest = step
+            track.num_resumed += 1
+        return step
+
+    def _uncounted(self, track: _Track, kind: frozenset[str], row: LogRow, context: LineContext | None) -> int | None:
+        """A row without a step: by the progress bar before it, by its epoch, or by counting."""
+        if context is not None and context.bar_step is not None and not context.bar_used:
+            context.bar_used = True
+            self._counted_by.add("step")
+            return context.bar_step
+        if (
+            row.epoch is not None
+            and float(row.epoch).is_integer()
+            and (kind not in track.last or row.epoch > track.last[kind])
+        ):
+            self._counted_by.add("epoch")
+            track.last[kind] = int(row.epoch)
+            track.first.setdefault(kind, int(row.epoch))
+            track.num[kind] = track.num.get(kind, 0) + 1
+            track.epoch = row.epoch
+            if track.counted == 0:
+                return int(row.epoch)
+        if (
+            row.epoch is not None
+            and track.epoch is not None
+            and row.epoch < track.epoch - 0.5
+            and row.epoch < 1.5  # noqa: PLR2004
+            and self.num_rows >= MIN_ROWS
+        ):
+            self._close()
+            track = self._tracks.setdefault(row.rank if row.rank is not None else 0, _Track())
+        self._counted_by.add("log")
+        track.epoch = row.epoch if row.epoch is not None else track.epoch
+        is_held_out = any("eval" in name or "val" in name for name in kind)
+        if not is_held_out:
+            track.counts[kind] = track.counts.get(kind, 0) + 1
+            track.counted = max(track.counted, track.counts[kind])
+        elif not track.counted:
+            track.counts[kind] = track.counts.get(kind, 0) + 1
+            return track.counts[kind]
+        return track.counted
+
+    def _close(self) -> None:
+        """What was read so far is a run."""
+        run = self._run()
+        if run is not None and len(self._done) < MAX_RUNS:
+            self._done.append(run)
+        self._tracks = {}
+        self._counted_by = set()
+
+    def _run(self) -> LoggedRun | None:
+        by_rank = {
+            rank: track.series
+            for rank, track in sorted(self._tracks.items())
+            if any(len(one) for one in track.series.values())
+        }
+        if not by_rank:
+            return None
+        counted = "step" if "step" in self._counted_by else "epoch" if self._counted_by == {"epoch"} else "log"
+        resumed = max((track.num_resumed for track in self._tracks.values()), default=0)
+        return LoggedRun(self._file, by_rank, counted, len(self._done), resumed)
+
+    def runs(self) -> list[LoggedRun]:
+        """All of them, once the file has been read."""
+        last = self._run()
+        return [*self._done, *([last] if last is not None else [])]
+
+
+def add_values(recorder: RowRecorder, values: dict[str, object], line: int, *, step: int | None = None) -> None:
+    """A row of a table, whose columns are named already."""
+    from holter.offline import naming  # noqa: PLC0415 - the only user here
+
+    row = LogRow({}, step=step)
+    for name, value in values.items():
+        known = as_number(value)
+        if known is None:
+            continue
+        tidy = naming.tidy(str(name))
+        if naming.is_step(tidy):
+            if row.step is None and math.isfinite(known):
+                row.step = int(known)
+        elif naming.is_epoch(tidy):
+            row.epoch = known if math.isfinite(known) else None
+        elif tidy:
+            row.values[tidy] = known
+    if row.values:
+        recorder.add(row, line)
+
+
+def as_number(value: object) -> float | None:
+    """Numbers, and text that is one; None: neither."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, (int, float)):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    if isinstance(value, str):
+        try:
+            return float(value.strip().replace(",", "")) if len(value) < 40 and value.strip() else None  # noqa: PLR2004 - no number is longer
+        except ValueError:
+            return None
+    return None

@@ -1,0 +1,274 @@
+"""Tables of numbers: CSV of any tool, JSON and JSON lines, `trainer_state.json`, two columns, mlflow's metric files.
+
+What is cut off in the middle is used as far as it goes.
+"""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from holter.offline.found import Found, Shapes, WrittenSample
+from holter.offline.recorder import RowRecorder, add_values, as_number
+
+MAX_DEPTH = 6
+_FLAT = re.compile(r"\{[^{}]*\}")
+_LAX = re.compile(r"\b(nan|inf|-inf|-?Inf)\b")
+_WRITTEN = (
+    "completion",
+    "output",
+    "generated",
+    "generated_text",
+    "response",
+    "prediction",
+    "sample",
+    "text",
+    "completions",
+    "answer",
+)
+"""Keys under which tools keep what a model wrote."""
+_ASKED = frozenset({"prompt", "input", "question", "instruction", "query", "prompts", "inputs"})
+MAX_SAMPLES = 2000
+HEADER_WORDS = re.compile(r"[A-Za-z]")
+
+
+def loads(text: str) -> Any:
+    """JSON as tools write it: bare NaN, Infinity, nan; raises ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:
+        return json.loads(
+            _LAX.sub(
+                lambda found: {"nan": "NaN", "inf": "Infinity", "Inf": "Infinity"}.get(found.group(1), "-Infinity"),
+                text,
+            )
+        )
+
+
+def read_history(file: str, history: Iterable[Any], found: Found, first_line: int = 1) -> int:
+    """Rows of a list, as `log_history` holds them; how many were rows."""
+    recorder = RowRecorder(file)
+    num = 0
+    for number, row in enumerate(history):
+        if isinstance(row, dict):
+            add_values(recorder, flat(row), first_line + number)
+            num += 1
+            _sample(file, row, first_line + number, found)
+    found.runs.extend(run for run in recorder.runs() if run.names())
+    return num
+
+
+def _sample(file: str, row: Mapping[str, Any], line: int, found: Found) -> None:
+    """What the model wrote, where a row holds it beside what it was asked, or by itself."""
+    keys = {str(key).lower(): value for key, value in row.items()}
+    written = next((keys[name] for name in _WRITTEN if isinstance(keys.get(name), str)), None)
+    is_answer = bool(_ASKED & set(keys)) or any(name in keys for name in _WRITTEN[:6])
+    if isinstance(written, str) and is_answer and len(found.samples) < MAX_SAMPLES:
+        found.samples.append(WrittenSample(file, line, written[:4000]))
+
+
+def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> dict[str, object]:
+    """`{"train": {"loss": 1}}` -> `{"train/loss": 1}`."""
+    made: dict[str, object] = {}
+    for key, value in row.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict) and depth < MAX_DEPTH:
+            made |= flat(value, f"{name}/", depth + 1)
+        elif isinstance(value, (int, float, str)):
+            made[name] = value
+    return made
+
+
+def read_json_lines(file: str, lines: Iterable[tuple[int, str]], found: Found) -> int:
+    """A JSON object a line; a line that is none is passed over. How many were rows."""
+    recorder = RowRecorder(file)
+    num = 0
+    for number, line in lines:
+        text = line.strip().rstrip(",")
+        if not text.startswith("{"):
+            continue
+        try:
+            row = loads(text)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            num += 1
+            add_values(recorder, flat(row), number)
+            _sample(file, row, number, found)
+    found.runs.extend(run for run in recorder.runs() if run.names())
+    return num
+
+
+def salvage(file: str, text: str, found: Found) -> int:
+    """The rows of a JSON file that ends too early: every object in it that is whole and has nothing inside."""
+    rows = []
+    for match in _FLAT.finditer(text):
+        try:
+            row = loads(match.group())
+        except ValueError:
+            continue
+        if isinstance(row, dict) and any(as_number(value) is not None for value in row.values()):
+            rows.append(row)
+    return read_history(file, rows, found) if rows else 0
+
+
+def series_of(file: str, columns: Mapping[str, list[Any]], found: Found) -> bool:
+    """`{"loss": [2.3, 2.1, ...], "val_loss": [...]}`, as Keras's history is saved."""
+    known = {
+        name: column
+        for name, column in columns.items()
+        if isinstance(column, list) and len(column) > 1 and all(as_number(value) is not None for value in column)
+    }
+    if not known:
+        return False
+    steps = next(
+        (
+            column
+            for name, column in known.items()
+            if str(name).lower() in {"step", "steps", "epoch", "epochs", "iter", "iteration"}
+        ),
+        None,
+    )
+    recorder = RowRecorder(file)
+    for place in range(max(map(len, known.values()))):
+        row: dict[str, object] = {
+            name: column[place] for name, column in known.items() if place < len(column) and column is not steps
+        }
+        at = as_number(steps[place]) if steps is not None and place < len(steps) else None
+        add_values(recorder, row, 1, step=int(at) if at is not None else place + 1)
+    found.runs.extend(run for run in recorder.runs() if run.names())
+    return True
+
+
+def looks_like_csv(head: str) -> str:
+    """The separator of a table whose first line names its columns; empty: it is none."""
+    first, _, rest = head.partition("\n")
+    second = next((line for line in rest.replace("\r", "\n").split("\n") if line.strip()), "")
+    for separator in (",", "\t", ";"):
+        names, cells = first.rstrip("\r").split(separator), second.split(separator)
+        is_header = len(names) > 1 and all(
+            HEADER_WORDS.search(name) and as_number(name) is None and len(name) < 120  # noqa: PLR2004
+            for name in names
+            if name.strip()
+        )
+        if (
+            is_header
+            and abs(len(names) - len(cells)) <= 1
+            and any(as_number(cell.strip('"')) is not None for cell in cells)
+        ):
+            return separator
+    return ""
+
+
+def read_csv(file: str, stream: Iterable[str], separator: str, found: Found) -> int:
+    """Rows; empty cells are what was not logged at that row."""
+    rows = csv.reader((line.replace("\x00", "") for line in stream), delimiter=separator)
+    recorder, names, num = RowRecorder(file), [""], 0
+    try:
+        for number, cells in enumerate(rows, start=1):
+            if number == 1:
+                names = [name.strip().strip("﻿\"'") for name in cells]
+            elif any(cell.strip() for cell in cells):
+                if [cell.strip() for cell in cells] == names:
+                    continue
+                add_values(recorder, dict(zip(names, cells, strict=False)), number)
+                num += 1
+    except csv.Error:
+        found.failures.append(f"{file} is no table from its row {num + 2} on: the rows before are used")
+    found.runs.extend(run for run in recorder.runs() if run.names())
+    return num
+
+
+def looks_numeric(head: str) -> int:
+    """Columns of a file whose lines are numbers alone; 0: it is none."""
+    rows = [
+        line.replace(",", " ").split()
+        for line in head.splitlines()[:40]
+        if line.strip() and not line.lstrip().startswith("#")
+    ][:-1] or [line.replace(",", " ").split() for line in head.splitlines() if line.strip()]
+    if len(rows) < 3 or len({len(row) for row in rows}) != 1:  # noqa: PLR2004 - fewer are chance
+        return 0
+    return (
+        len(rows[0])
+        if 1 <= len(rows[0]) <= 4 and all(as_number(cell) is not None for row in rows for cell in row)  # noqa: PLR2004
+        else 0
+    )
+
+
+def read_numeric(file: str, name: str, lines: Iterable[str], found: Found) -> int:
+    """One, two or three columns without names: loss; step and loss; mlflow's time, value, step."""
+    recorder = RowRecorder(file)
+    num = 0
+    for number, line in enumerate(lines, start=1):
+        cells = [as_number(cell) for cell in line.replace(",", " ").split()]
+        if not cells or None in cells:
+            continue
+        values = [cell for cell in cells if cell is not None]
+        if len(values) == 3 and values[0] > 1e11:  # noqa: PLR2004 - milliseconds since the epoch
+            add_values(recorder, {name: values[1]}, number, step=int(values[2]))
+        elif len(values) == 1:
+            add_values(recorder, {"loss": values[0]}, number, step=number)
+        else:
+            columns = dict(zip(("loss", "eval_loss", "column_4"), values[1:], strict=False))
+            add_values(
+                recorder,
+                dict(columns),
+                number,
+                step=int(values[0]) if abs(values[0]) < 1e15 and values[0] == values[0] else None,  # noqa: PLR2004
+            )
+        num += 1
+    found.runs.extend(run for run in recorder.runs() if run.names())
+    return num
+
+
+_SHAPE = re.compile(r"^\W*([\w.]+)\W+\(?(?:torch\.Size\()?[\[(]\s*(\d+(?:\s*,\s*\d+)*)\s*,?\s*[\])]")
+_COUNT = re.compile(r"^\W*([A-Za-z][\w.]*)[\s|:=│]+(?:(?:[A-Za-z]\w*)[\s|│]+)?([\d][\d,.]*)\s*([KMB])?\b")
+
+
+def read_shapes(file: str, text: str) -> Shapes | None:
+    """A table of parameters: a name and a shape a line, or a name and a count."""
+    entries: list[tuple[str, tuple[int, ...], str]] = []
+    lines = text.splitlines()
+    for line in lines[:20_000]:
+        if (match := _SHAPE.match(line)) and "." in match.group(1):
+            shape = tuple(int(part) for part in match.group(2).split(","))
+            entries.append((match.group(1), shape, class_of(match.group(1))))
+    if len(entries) >= 3 and 2 * len(entries) >= sum(bool(line.strip()) for line in lines):  # noqa: PLR2004 - fewer are chance
+        return Shapes(file, tuple(entries))
+    return _counts(file, lines)
+
+
+def _counts(file: str, lines: list[str]) -> Shapes | None:
+    entries: list[tuple[str, tuple[int, ...], str]] = []
+    is_said = any("param" in line.lower() for line in lines[:40])
+    for line in lines[:20_000]:
+        if (
+            (match := _COUNT.match(line))
+            and "total" not in match.group(1).lower()
+            and match.group(1).lower() not in {"parameters", "params", "model"}
+        ):
+            number = as_number(match.group(2))
+            factor = {"K": 1e3, "M": 1e6, "B": 1e9}.get(match.group(3) or "", 1)
+            if number is not None and number >= 1:
+                entries.append((match.group(1), (int(number * factor),), class_of(match.group(1))))
+    is_table = is_said and len(entries) >= 3 and 2 * len(entries) >= sum(bool(line.strip()) for line in lines)  # noqa: PLR2004 - fewer are chance
+    return Shapes(file, tuple(entries)) if is_table else None
+
+
+def class_of(name: str) -> str:
+    """The class that a tensor's name tells: embeddings are named so everywhere."""
+    low = name.lower()
+    return (
+        "Embedding"
+        if "emb" in low or low.rpartition(".")[0].endswith(("wte", "wpe", "shared")) or low in {"wte", "wpe"}
+        else ""
+    )
+
+
+def lines_of(text: str) -> Iterator[tuple[int, str]]:
+    """(number, line)"""  # noqa: D400
+    yield from enumerate(io.StringIO(text), start=1)

@@ -1,0 +1,162 @@
+"""A text of any size, read once from front to back in bounded memory: numbers, errors, settings that it prints, what it says of ranks.
+
+A small file is read line by line. A large one is searched for the few words that matter, which is done at memory speed, and of the lines
+that hold numbers an even choice is parsed, a few hundred a megabyte; lines of evaluations, errors and warnings are parsed all, up to a
+bound. So a log of gigabytes costs seconds a gigabyte, and what is rare in it is not lost among what is frequent.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from typing import BinaryIO
+
+from holter.offline import lines
+from holter.offline.errors import ErrorReader
+from holter.offline.found import Config, Found
+from holter.offline.recorder import RowRecorder
+
+SMALL = 12 * 2**20
+"""Bytes that are read line by line."""
+CHUNK = 2**20
+MAX_LINE = 16_384
+"""What is longer is cut: no line of numbers is."""
+PER_CHUNK = 160
+"""Lines of numbers that are parsed of a megabyte of a large file."""
+MAX_RARE = 20_000
+"""Lines of evaluations of a large file."""
+_NUMBERS = re.compile(rb"loss|trl:|reward|grad[_ ]norm")
+_RARE = re.compile(rb"(?:val|eval|valid|test|dev)(?:idation|uation)?[ _/]*(?:loss|ppl)|tel:")
+_SETTING = re.compile(r"^\s{2,}([a-z][\w.-]*) \.{3,} (.+)$|^\s*--?([a-z][\w-]*)[= ](\S+)$")
+_NAMESPACE = re.compile(r"(?:Namespace|Arguments|Args|Config|TrainingArguments)\(([^()]{10,20000})")
+_ASSIGNED = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^,\s)]+)")
+_VERSION = re.compile(
+    r"^(torch|transformers|accelerate|deepspeed|trl|lightning|pytorch-lightning|numpy|cuda|nccl)\s*(?:==|:| )\s*v?(\d[\w.+]*)\s*$",
+    re.IGNORECASE,
+)
+
+Report = Callable[[int], None]
+"""Told how many bytes were read."""
+
+
+class TextReader:
+    """Reads one file of text."""
+
+    def __init__(self, file: str, found: Found) -> None:
+        self._file = file
+        self._found = found
+        self._recorder = RowRecorder(file)
+        self._context = lines.LineContext()
+        self._errors = ErrorReader(file)
+        self._settings: dict[str, str] = {}
+        self._setting_lines: dict[str, int] = {}
+        self._num_rare = 0
+
+    def read(self, stream: BinaryIO, size: int, report: Report) -> None:
+        """All of it."""
+        if size <= SMALL:
+            self._read_lines(stream, report)
+        else:
+            self._search(stream, report)
+        self._finish()
+
+    def read_text(self, text: str) -> None:
+        """A text that is in memory already."""
+        self._lines_of(text.encode("utf-8", "replace"), 1)
+        self._finish()
+
+    def _finish(self) -> None:
+        self._found.runs.extend(run for run in self._recorder.runs() if run.names())
+        self._found.errors.extend(self._errors.finish(self._recorder.last_step))
+        if self._settings:
+            self._found.configs.append(Config(self._file, self._settings, self._setting_lines))
+
+    def _read_lines(self, stream: BinaryIO, report: Report) -> None:
+        number, rest = 1, b""
+        while chunk := stream.read(CHUNK):
+            report(len(chunk))
+            cut = max(chunk.rfind(b"\n"), chunk.rfind(b"\r"))
+            if cut < 0:
+                rest = (rest + chunk)[-4 * CHUNK :]
+                continue
+            number += self._lines_of(rest + chunk[: cut + 1], number)
+            rest = chunk[cut + 1 :]
+        if rest:
+            self._lines_of(rest, number)
+
+    def _lines_of(self, chunk: bytes, number: int) -> int:
+        """Every line of it; how many line ends there were."""
+        begin = number
+        for line in chunk.split(b"\n"):
+            for part in line.split(b"\r") if b"\r" in line else (line,):
+                if part:
+                    self._line(part, number)
+            number += 1
+        return number - begin - 1
+
+    def _line(self, raw: bytes, number: int) -> None:
+        text = lines.plain(raw[:MAX_LINE].decode("utf-8", "replace"))
+        if self._errors.line(text, number, self._recorder.last_step):
+            return
+        row = lines.parse(text, self._context)
+        if row is not None:
+            self._recorder.add(row, number, self._context)
+        elif "=" in text or "..." in text or ":" in text or "--" in text:
+            self._setting(text, number)
+
+    def _setting(self, text: str, number: int) -> None:
+        """Settings that a script prints of itself: argparse's namespace, Megatron's list, versions."""
+        found: list[tuple[str, str]] = []
+        if match := _SETTING.match(text):
+            found = [(match.group(1) or match.group(3), (match.group(2) or match.group(4)).strip())]
+        elif match := _NAMESPACE.search(text):
+            found = [(name, value.strip("'\"")) for name, value in _ASSIGNED.findall(match.group(1))]
+        elif match := _VERSION.match(text):
+            found = [(f"version.{match.group(1).lower()}", match.group(2))]
+        for name, value in found[:500]:
+            if len(self._settings) < 5000:  # noqa: PLR2004 - no script has so many
+                self._settings[name] = value
+                self._setting_lines[name] = number
+
+    def _search(self, stream: BinaryIO, report: Report) -> None:
+        number, rest = 1, b""
+        while chunk := stream.read(CHUNK):
+            report(len(chunk))
+            whole = rest + chunk
+            cut = max(whole.rfind(b"\n"), whole.rfind(b"\r"))
+            if cut < 0:
+                rest = whole[-CHUNK:]
+                continue
+            number += self._chosen(whole[: cut + 1], number)
+            rest = whole[cut + 1 :]
+        if rest:
+            self._chosen(rest, number)
+
+    def _chosen(self, chunk: bytes, number: int) -> int:
+        """The lines of a chunk that matter; how many line ends there were."""
+        seen, at, line = -1, 0, number
+        for place in self._places(chunk):
+            if place <= seen:
+                continue
+            begin = max(chunk.rfind(b"\n", 0, place), chunk.rfind(b"\r", 0, place)) + 1
+            end = _end(chunk, place)
+            line += chunk.count(b"\n", at, begin)
+            at, seen = begin, end
+            self._line(chunk[begin:end], line)
+        return line - number + chunk.count(b"\n", at)
+
+    def _places(self, chunk: bytes) -> Iterable[int]:
+        frequent = [match.start() for match in _NUMBERS.finditer(chunk)]
+        stride = -(-len(frequent) // PER_CHUNK) or 1
+        chosen = set(frequent[::stride])
+        if self._num_rare < MAX_RARE and stride > 1:
+            rare = [match.start() for match in _RARE.finditer(chunk)]
+            # What is in most lines is not rare.
+            if 4 * len(rare) < len(frequent):
+                self._num_rare += len(rare)
+                chosen.update(rare)
+        chosen.update(self._errors.places(chunk))
+        return sorted(chosen)
+
+
+def _end(chunk: bytes, place: int) -> int:
+    ends = [end for end in (chunk.find(b"\n", place), chunk.find(b"\r", place)) if end >= 0]
+    return min(ends, default=len(chunk))
