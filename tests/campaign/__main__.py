@@ -14,8 +14,9 @@ import hashlib
 import json
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -87,10 +88,15 @@ def run(options: argparse.Namespace) -> int:
     print(f"{len(cases)} cases, {len(found)} of them on disk or left out; results in {folder}", flush=True)
     if missing:
         with _runner(folder, has_twins=not options.no_twins) as runner, ThreadPoolExecutor(options.at_once) as pool:
-            for number, (case, result) in enumerate(zip(missing, pool.map(runner.run, missing), strict=True), start=1):
+            began_s, running = time.monotonic(), {pool.submit(runner.run, case): case for case in missing}
+            for number, done in enumerate(as_completed(running), start=1):
+                case, result = running[done], done.result()
                 keep(folder, case, result)
                 found[case.seed] = result
-                print(f"{number} of {len(missing)}, {result.seconds:.0f} s: {_line(result)}", flush=True)
+                left_s = (time.monotonic() - began_s) / number * (len(missing) - number)
+                print(f"{number} of {len(missing)}, {result.seconds:.0f} s, {left_s / 60:.0f} min left: {_line(result)}", flush=True)  # fmt: skip
+                # Whoever waits for the list need not wait for the last case.
+                (folder / "misses.md").write_text(_listed(cases, found), encoding="utf-8")
     results = [found[case.seed] for case in cases]
     text = table(results)
     (folder / "results.json").write_text(json.dumps([one.as_json() for one in results], indent=1), encoding="utf-8")
@@ -99,6 +105,11 @@ def run(options: argparse.Namespace) -> int:
     if options.write:
         write(PAGE, str(options.seed), results)
     return 0
+
+
+def _listed(cases: Sequence[Case], found: dict[str, Result]) -> str:
+    done = [found[case.seed] for case in cases if case.seed in found]
+    return "".join(f"- {line}\n" for line in misses(done)) + f"\n{len(done)} of {len(cases)} cases were run.\n"
 
 
 def _left_out(case: Case, most: int) -> Result:

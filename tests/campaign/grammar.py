@@ -27,12 +27,16 @@ EITHER_WAY = {
     "data": ("made", "loader"),
 }
 """How: each is drawn by itself; what is written twice is twice as likely."""
+RATES = {"sgd": "0.05", "adamw": "2e-3", "own": "1e-3", "two": "0.02"}
+"""Learning rates, of two optimizers the first one's."""
 LATE_BY = 10
 """How much later than its first step a fault may be dated: what is compared now and then is dated to the comparison that shows it."""
 WITHIN = 50
 """Steps in which it must be found."""
-MOST_TRIES = 2000
-PREFIXES = ("", "", "train/", "actor/", "grpo/", "rollout/")
+MOST_TRIES = 20_000
+PREFIXES = ("", "", "train/", "actor/", "grpo/", "rollout/", "objective/", "policy/", "Train/")
+OTHER_NAMES = {"rewards": ("reward",), "kl": ("kl_div", "kl_divergence"), "entropy": ("policy_entropy",)}
+"""What else people call it."""
 
 
 @dataclass(frozen=True)
@@ -298,7 +302,8 @@ class Case:
             return f"healthy: {odd} ({self.setting.words})"
         if not self.is_faulty:
             return f"the healthy twin of {self.seed.removesuffix('-twin')} ({self.setting.words})"
-        return f"{self.kind.cause}: {self.injected.words}, {self.when.words} ({self.setting.words})"
+        size = f" ({self.injected.magnitude})" if self.injected.magnitude else ""
+        return f"{self.kind.cause}: {self.injected.words}{size}, {self.when.words} ({self.setting.words})"
 
     @property
     def expected(self) -> Expected | None:
@@ -392,25 +397,23 @@ def _expected(case: Case) -> Expected:
     )
 
 
-def objections(kind: Kind | None, how: Setting) -> list[str]:
+def objections(needs: Sequence[Need], how: Setting) -> list[str]:
     """Why this combination makes no sense; empty: it does."""
     found = [rule.why for rule in RULES if rule.excludes(how)]
-    found += [
-        need.why or f"needs {need.what} {need.values}" for need in (kind.needs if kind else ()) if not need.holds(how)
-    ]
+    found += [need.why or f"needs {need.what} {need.values}" for need in needs if not need.holds(how)]
     return found
 
 
-def draw_setting(rng: random.Random, kind: Kind | None) -> Setting:
+def draw_setting(rng: random.Random, needs: Sequence[Need] = ()) -> Setting:
     """Until the rules allow it."""
     for _ in range(MOST_TRIES):
         how = Setting(
             rng.choice(list(MODELS.values())),
             **{name: rng.choice(values) for name, values in EITHER_WAY.items()},  # type: ignore[arg-type]
         )
-        if not objections(kind, how):
+        if not objections(needs, how):
             return how
-    raise ValueError(f"no setting in {MOST_TRIES} draws satisfies {kind.name if kind else 'a healthy run'}")
+    raise ValueError(f"no setting in {MOST_TRIES} draws satisfies {needs}")
 
 
 def draw_when(rng: random.Random, kind: Kind) -> When:
@@ -430,7 +433,7 @@ def draw(seed: str) -> Case:
     if "h" in seed:
         return healthy.draw(seed, rng)
     kind = rng.choice(KINDS)
-    how = draw_setting(rng, kind)
+    how = draw_setting(rng, kind.needs)
     when = draw_when(rng, kind)
     culprits = (rng.randrange(how.ranks),)
     if not kind.one_culprit and how.ranks > 2 and rng.random() < 0.3:
@@ -444,7 +447,7 @@ def draw(seed: str) -> Case:
 def draw_names(rng: random.Random, model: Model) -> dict[str, str]:
     """Under what a script logs: people put things in front."""
     prefix = rng.choice(PREFIXES)
-    return {name: prefix + name for name in model.names}
+    return {name: prefix + rng.choice((name, name, *OTHER_NAMES.get(name, ()))) for name in model.names}
 
 
 def twin(case: Case) -> Case:

@@ -131,6 +131,96 @@ def _slow_save(_: Draw) -> Injected:
     return Injected("rank 0 saves, slowly", base_points={"stepped": ["if step % 40 == 39 and rank == 0:", "    torch.save(net.state_dict(), io.BytesIO())", "    time.sleep(0.5)"]})  # fmt: skip
 
 
+def _ends_at_zero(_: Draw) -> Injected:
+    return Injected(
+        "the rate ends at zero", base_replaced={"schedule": "lambda step: max(0.0, 1 - step / (STEPS - 1))"}
+    )
+
+
+def _milestones(d: Draw) -> Injected:
+    at = d.rng.choice((30, 60))
+    return Injected("the rate changes at milestones", base_replaced={"schedule": f"lambda step: 0.3 if step < {at} else 1.0 if step < {2 * at} else 0.1"})  # fmt: skip
+
+
+def _late_group(d: Draw) -> Injected:
+    name, at = d.weight(), d.rng.choice((5, 15))
+    groups = f'[{{"params": [net.get_parameter("{name}")]}}, {{"params": [p for n, p in net.named_parameters() if n != "{name}" and p.requires_grad]}}]'  # fmt: skip
+    return Injected(f"{name} begins to learn at step {at}", base_replaced={"parameters": groups, "schedule": f"[lambda step: float(step >= {at}), lambda step: 1.0]"})  # fmt: skip
+
+
+def _compressed(d: Draw) -> Injected:
+    hook = d.rng.choice(("bf16_compress_hook", "fp16_compress_hook"))
+    lines = ["from torch.distributed.algorithms.ddp_comm_hooks import default_hooks", f"model.register_comm_hook(None, default_hooks.{hook})"]  # fmt: skip
+    return Injected("gradients are compressed on their way", base_points={"ddp": lines})
+
+
+def _own_precision(d: Draw) -> Injected:
+    layer = {"mlp": "head", "gpt": "head", "vit": "head", "tied": "norm", "lora": "head"}[d.model.name]
+    lines = ["def in_float32(layer, given):", "    return tuple(value.float() for value in given)", f"net.{layer}.register_forward_pre_hook(in_float32)", "plain_forward = net.LAYER.forward".replace("LAYER", layer), f'net.{layer}.forward = lambda *given: torch.autocast("cpu", enabled=False)(plain_forward)(*given)']  # fmt: skip
+    return Injected(f"{layer} computes in float32 on purpose", base_points={"model": lines})
+
+
+def _frozen_statistics(_: Draw) -> Injected:
+    return Injected("normalisation is frozen", base_points={"model": ["net.norm.eval().requires_grad_(False)"], "step": ["net.norm.eval()"]})  # fmt: skip
+
+
+def _augmented(_: Draw) -> Injected:
+    lines = ["draw = torch.Generator().manual_seed(977 * step + rank)", "x = x * (0.5 + torch.rand((), generator=draw)) + 0.3 * torch.randn((), generator=draw)"]  # fmt: skip
+    return Injected("inputs are augmented", base_points={"batch": lines})
+
+
+def _common_class(d: Draw) -> Injected:
+    share = d.rng.choice((0.4, 0.6))
+    line = f"y = torch.where(torch.rand(y.shape, generator=torch.Generator().manual_seed(31 * step + rank)) < {share}, 0, y)"
+    return Injected("one class is common", base_points={"batch": [line]})
+
+
+def _filling_cache(d: Draw) -> Injected:
+    line = f"if step < {d.rng.choice((10, 20))}:"
+    return Injected("a cache fills and is full", base_points={"made": ["cache = []"], "step": [line, "    cache.append(torch.ones(1 << 19))"]})  # fmt: skip
+
+
+def _late_term(d: Draw) -> Injected:
+    name = "codebook" if d.model.name == "vq" else "kl"
+    return Injected(f"the weight of {name} rises from zero", base_points={"terms": [f'terms["{name}"] = terms["{name}"] * min(1.0, step / 20)']})  # fmt: skip
+
+
+def _own_clip(_: Draw) -> Injected:
+    lines = ["norm = torch.stack([p.grad.norm() for p in net.parameters() if p.grad is not None]).norm()", "if norm > 0.5:", "    for p in net.parameters():", "        if p.grad is not None:", "            p.grad.mul_(0.5 / norm)"]  # fmt: skip
+    return Injected("a clip by hand, the same on all ranks", base_points={"clipped": lines})
+
+
+def _uneven_parts(_: Draw) -> Injected:
+    return Injected("the number of micro-batches changes", base_replaced={"parts": "(2, 8)[step // 10 % 2]"})
+
+
+def _layer_drop(_: Draw) -> Injected:
+    line = "net.second.register_forward_hook(lambda _, __, out: out * float(step % 4 > 0))"
+    return Injected("a layer is left out now and then", base_points={"made": ["step = 0", line]})
+
+
+def _solved_groups(_: Draw) -> Injected:
+    return Injected("now and then all rewards are equal", base_points={"rewards": ["if step % 15 == 14:", "    rewards = torch.ones_like(rewards)"]})  # fmt: skip
+
+
+def _slow_average(_: Draw) -> Injected:
+    return Injected("the average is slow", base_replaced={"ema": "kept.lerp_(live, 0.0005)"})
+
+
+def _renewed_reference(_: Draw) -> Injected:
+    return Injected("the reference is renewed now and then", base_points={"stepped": ["if step % 40 == 39:", "    reference.load_state_dict(net.state_dict())"]})  # fmt: skip
+
+
+def _growing_penalty(_: Draw) -> Injected:
+    lines = ['terms = {"task": loss, "penalty": 1e-4 * min(1.0, step / 50) * sum(p.square().sum() for p in net.parameters() if p.requires_grad)}', "loss = sum(terms.values())"]  # fmt: skip
+    return Injected("a small penalty rises from zero", base_points={"loss": lines, "stepped": ['log({"loss_terms": terms})']})  # fmt: skip
+
+
+def _validation(_: Draw) -> Injected:
+    lines = ["if step % 20 == 19:", "    net.eval()", "    with torch.no_grad():", "        for part in range(8):", "            net(sample(700_000_000 + part)[0])", "    net.train()"]  # fmt: skip
+    return Injected("the same held-out batches are evaluated again and again", base_points={"stepped": lines})
+
+
 def _tokens(*more: Need) -> tuple[Need, ...]:
     return (Need("has", ("tokens",), "there must be texts"), *more)
 
@@ -152,17 +242,37 @@ ODDITIES = (
     Oddity("resuming", _resuming, (PLAIN, ONE)),
     Oddity("jitter", _jitter, (BY_HAND,)),
     Oddity("slow saves", _slow_save, (BY_HAND,)),
+    Oddity("a rate that ends at zero", _ends_at_zero),
+    Oddity("milestones", _milestones),
+    Oddity("a group that begins late", _late_group, (BY_HAND, ONE, Need("model", ("mlp", "gpt", "vit", "rnn", "policy", "lora"), "a tied tensor has two names"))),
+    Oddity("compressed gradients", _compressed, (PLAIN, Need("precision", ("fp32", "bf16"), ""))),
+    Oddity("a layer in float32", _own_precision, (PLAIN, Need("precision", ("bf16",), "there must be an autocast region"), Need("model", ("mlp", "gpt", "vit", "lora"), ""))),
+    Oddity("frozen statistics", _frozen_statistics, (BY_HAND, Need("has", ("batch_norm",), ""))),
+    Oddity("augmented inputs", _augmented, (Need("has", ("vectors", "labels"), "inputs are numbers"),)),
+    Oddity("a common class", _common_class, (Need("model", ("mlp", "vit", "rnn", "lora"), "there must be classes"),)),
+    Oddity("a cache that fills", _filling_cache, (BY_HAND,)),
+    Oddity("a term that begins late", _late_term, (Need("has", ("loss_terms",), ""), PLAIN)),
+    Oddity("a clip by hand", _own_clip, (BY_HAND, Need("clip", (False,), "one clip is enough"))),
+    Oddity("a changing number of micro-batches", _uneven_parts, (PLAIN, Need("accumulate", (2, 4), "there must be micro-batches"))),
+    Oddity("layer drop", _layer_drop, (BY_HAND, Need("model", ("mlp",), "it has a layer that can be left out"))),
+    Oddity("solved groups", _solved_groups, (Need("has", ("policy",), ""),)),
+    Oddity("a slow average", _slow_average, (Need("ema", (True,), "there must be an average"),)),
+    Oddity("a renewed reference", _renewed_reference, (BY_HAND, Need("has", ("reference",), ""))),
+    Oddity("a penalty that rises", _growing_penalty, (PLAIN, ALONE)),
+    Oddity("held-out batches", _validation, (BY_HAND, ALONE)),
 )  # fmt: skip
-APART = ({"warm restarts", "a rate of zero in the first step"}, {"dropped last batches", "short last batches"}, {"unfreezing", "freezing", "resuming"}, {"curriculum", "uneven lengths"})  # fmt: skip
+APART = ({"warm restarts", "a rate of zero in the first step", "a rate that ends at zero", "milestones", "a group that begins late"}, {"dropped last batches", "short last batches"}, {"unfreezing", "freezing", "resuming", "a group that begins late", "compressed gradients"}, {"curriculum", "uneven lengths"}, {"augmented inputs", "spikes that recover", "curriculum"}, {"evaluation in the loop", "held-out batches", "frozen statistics", "weight averaging and swapping"})  # fmt: skip
 """Of each set at most one: they are about the same thing."""
 
 
 def draw(seed: str, rng: random.Random) -> Case:
     """A healthy run of this seed."""
-    how = draw_setting(rng, None)
-    possible = [oddity for oddity in ODDITIES if all(need.holds(how) for need in oddity.needs)]
-    chosen: list[Oddity] = []
-    for oddity in rng.sample(possible, min(len(possible), rng.choice((0, 1, 1, 2, 3)))):
+    number = rng.choice((0, 1, 1, 2, 3))
+    # One oddity first, and then a setting for it: so that rare ones occur as often as common ones.
+    chosen = [rng.choice(ODDITIES)] if number else []
+    how = draw_setting(rng, chosen[0].needs if chosen else ())
+    possible = [oddity for oddity in ODDITIES if oddity not in chosen and all(need.holds(how) for need in oddity.needs)]
+    for oddity in rng.sample(possible, min(len(possible), max(0, number - 1))):
         names = {one.name for one in chosen} | {oddity.name}
         if all(len(names & group) <= 1 for group in APART):
             chosen.append(oddity)

@@ -2,11 +2,10 @@
 
 import re
 
-from tests.campaign.grammar import Case
+from tests.campaign.grammar import RATES, Case
 
 BEGIN, END = "# FAULT: {}", "# (end of the fault)"
 MARK = "  # FAULT: {}"
-RATES = {"sgd": "0.05", "adamw": "2e-3", "own": "1e-3", "two": "0.02"}
 OWN_OPTIMIZER = '''
 class SignDescent(torch.optim.Optimizer):
     """Steps by the sign of a running mean."""
@@ -34,6 +33,11 @@ def same_on_all_ranks(tensor):
     dist.all_gather(parts, tensor.detach().contiguous())
     return all(torch.equal(parts[0], part) for part in parts)
 """
+TYPICAL = '''
+def typical(values):
+    """The median."""
+    return sorted(values)[len(values) // 2]
+'''
 LOG_BY_HAND = '''
 watch = None
 if os.environ.get("HOLTER") == "1":
@@ -169,6 +173,7 @@ class _Script:
             self._start(),
             EFFECT if any("effect(" in line for line in own) else "",
             COMPARE if any("same_on_all_ranks(" in line for line in own) else "",
+            TYPICAL if any("typical(" in line for line in own) else "",
             self.how.model.source,
             self.how.model.data,
             self._data(),
@@ -258,7 +263,7 @@ class _Script:
             )
         if self._has_schedule:
             curve = self.part("schedule", SCHEDULES[self.how.schedule])
-            text += f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, {curve})\n"
+            text += f"scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, {curve}){self.mark('schedule')}\n"
         if self.how.precision == "fp16":
             text += f'scaler = torch.amp.GradScaler("cpu"{", " if self.part("scaler", "") else ""}{self.part("scaler", "")}){self.mark("scaler")}\n'
         if self.how.ema:
@@ -358,7 +363,11 @@ class _Script:
             if self.how.precision == "fp16":
                 text += _indented("scaler.step(optimizer)\nscaler.update()", 1)
             else:
-                text += _indented("optimizer.step()" + ("\nsecond.step()" if two else ""), 1)
+                text += _indented(
+                    "optimizer.step()"
+                    + (f"\n{self.part('second', 'second.step()')}{self.mark('second')}" if two else ""),
+                    1,
+                )
         text += self.point("stepped", 1)
         metric = self.part("metric", "")
         text += _indented(metric + self.mark("metric"), 1) if metric else ""
@@ -417,7 +426,8 @@ class _Script:
             text += "# CHECK: is the fault's effect there?\n" + "\n".join(self.fault.effect) + "\n"
         text += 'print("the end", flush=True)\n'
         if self.how.loop == "plain":
-            text += "dist.barrier()\ndist.destroy_process_group()\n"
+            # While the wrapper lives, gloo's destructor hangs now and then.
+            text += "dist.barrier()\ndel model\ndist.destroy_process_group()\n"
         if self.how.loop == "accelerate":
             text += "accelerator.end_training()\n"
         return text

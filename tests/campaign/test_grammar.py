@@ -19,7 +19,7 @@ from holter import faults as detectors
 
 DRAWN = [draw(f"{seed}-{number}") for seed in (1, 2) for number in range(150)]
 HEALTHY = [draw(f"1-h{number}") for number in range(150)]
-FROZEN = "53cddb38378f2f5b"
+FROZEN = "b587ae21a4e9374f"
 """Of the first scripts of a seed. Whoever changes the grammar changes what every earlier score was about: say so in docs/campaign.md."""
 
 
@@ -79,17 +79,17 @@ def test_every_script_checks_its_own_effect():
 
 
 def test_no_rule_is_broken_and_each_excludes_something():
-    assert [] == [case.seed for case in DRAWN if objections(case.kind, case.setting)]
-    assert [] == [case.seed for case in HEALTHY if objections(None, case.setting)]
+    assert [] == [case.seed for case in DRAWN if objections(case.kind.needs, case.setting)]
+    assert [] == [case.seed for case in HEALTHY if objections((), case.setting)]
     rng = random.Random(1)  # noqa: S311
-    settings = [draw_setting(rng, None) for _ in range(20)]
+    settings = [draw_setting(rng) for _ in range(20)]
     assert not any(rule.excludes(how) for rule in RULES for how in settings)
     assert all(rule.why.endswith(".") for rule in RULES)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_some_setting_satisfies_every_kind(kind):
-    assert not objections(kind, draw_setting(random.Random(3), kind))  # noqa: S311
+    assert not objections(kind.needs, draw_setting(random.Random(3), kind.needs))  # noqa: S311
 
 
 def test_every_cause_is_drawn_or_left_out_with_a_reason():
@@ -125,7 +125,7 @@ def test_what_is_expected_comes_from_the_grammar():
         assert twin(case).expected is None
         if expected.tensors:
             model = case.setting.model
-            assert all(name in (*model.trained, *model.frozen, "inv_freq", "norm.running_mean", "norm.running_var") for name in expected.tensors)  # fmt: skip
+            assert all(name in (*model.trained, *model.frozen, "inv_freq", "norm.running_mean", "norm.running_var", "extra.weight", "extra.bias") for name in expected.tensors)  # fmt: skip
     assert all(case.expected is None for case in HEALTHY)
 
 
