@@ -1,4 +1,8 @@
-"""The only file that reads the clock; judges take time as an argument."""
+"""The only file that reads the clock; judges take time as an argument.
+
+The run's clock is the wall clock of the moment at which the process started, and steady from then on: whoever sets the clock of a host, by
+hours and in either direction, neither delays a verdict nor makes one up. A coordinator that is started again goes on with the clock of the one before.
+"""
 
 import datetime as dt
 import time
@@ -7,9 +11,39 @@ from pathlib import Path
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
+_base_ns = time.time_ns() - time.monotonic_ns()
+
+
 def wall_ns() -> int:
-    """Nanoseconds since the epoch: comparable between hosts as far as their clocks agree."""
+    """Nanoseconds since the epoch by the run's clock: comparable between hosts as far as their clocks agreed when their processes started."""
+    return _base_ns + time.monotonic_ns()
+
+
+def system_ns() -> int:
+    """Nanoseconds since the epoch as the host says now: for what others stamped by its clock."""
     return time.time_ns()
+
+
+def for_people_s(at_s: float | None) -> float | None:
+    """A time of the run's clock, as the host's clock would now say it: for whoever compares it with a clock of their own."""
+    set_by_s = round((system_ns() - wall_ns()) / 1e9)
+    return at_s + set_by_s if at_s is not None else None
+
+
+def base_ns() -> int:
+    """What a process of the same host needs to go on with this clock."""
+    return _base_ns
+
+
+def go_on_from(base_ns: int) -> None:
+    """Use the clock of another process of this host."""
+    global _base_ns  # noqa: PLW0603 - there is one clock a process
+    _base_ns = base_ns
+
+
+def be_at_least(at_ns: int) -> None:
+    """Time has come this far already: what was written down before is not in the future."""
+    go_on_from(max(_base_ns, at_ns - time.monotonic_ns()))
 
 
 def monotonic_s() -> float:

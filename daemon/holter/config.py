@@ -33,6 +33,14 @@ class Settings:
     """Secret that sidecars show to the coordinator; empty: made at start and passed through the job's rendezvous store."""
     token_file: str = ""
     """File that holds the token, so that it is in no process listing."""
+    halt_token_file: str = ""
+    """File with the secret that `holter halt` shows; empty: the coordinator makes one and writes it to coordinator.json, which its owner alone can read."""
+    read_token: str = ""
+    """Secret without which page, API and metrics of the coordinator cannot be read; empty: who reaches the port may read."""
+    read_token_file: str = ""
+    """File that holds it."""
+    public_url: str = ""
+    """Address under which people reach the coordinator, through a proxy for example; requests that name another host are refused."""
     action: Action = "halt"
     """What may be done about a critical cause that was observed directly: observe, notify or halt."""
     overhead_budget: float = 0.01
@@ -92,7 +100,7 @@ class Settings:
         _require(self.snapshot_every >= 0, "snapshot_every", "zero or more steps", self.snapshot_every)
         _require(self.snapshot_bytes >= 0, "snapshot_bytes", "zero or more bytes", self.snapshot_bytes)
         _require(0 <= self.guard_wait_s <= 3600, "guard_wait_s", "seconds between 0 and 3600", self.guard_wait_s)  # noqa: PLR2004
-        for name in ("webhook", "runbooks"):
+        for name in ("webhook", "runbooks", "public_url"):
             value = getattr(self, name)
             is_address = not value or value.startswith(("http://", "https://"))
             _require(is_address, name, "an address that begins with http:// or https://", value)
@@ -101,7 +109,8 @@ class Settings:
         _require(
             set(self.halt_signals) <= known, "halt_signals", f"some of {', '.join(sorted(known))}", self.halt_signals
         )
-        _require(not set(self.run_id) & set("/\\ \n"), "run_id", "a name without slashes or spaces", self.run_id)
+        is_name = not set(self.run_id) & set("/\\ \n") and self.run_id not in {".", ".."}
+        _require(is_name, "run_id", "a name without slashes or spaces", self.run_id)
 
     def warnings(self) -> list[str]:
         """Settings that cannot take effect."""
@@ -192,7 +201,8 @@ def usable(
             del values[bad.name]
             is_action_known &= bad.name != "action"
     try:
-        settings = _with_token(settings, origin)
+        for name in ("token", "read_token"):
+            settings = _with_secret(settings, name, origin)
     except ConfigError as error:
         wrong.append(str(error))
     return settings, wrong
@@ -248,11 +258,19 @@ def _parse(name: str, value: Any, written: str) -> Any:
         raise ConfigError(f"{written} must be {kind}, got {value!r}") from None
 
 
-def _with_token(settings: Settings, origin: Mapping[str, str]) -> Settings:
-    if not settings.token_file or settings.token:
+def _with_secret(settings: Settings, name: str, origin: Mapping[str, str]) -> Settings:
+    """With what the file of this secret holds, unless the secret itself was given."""
+    path = getattr(settings, f"{name}_file")
+    if not path or getattr(settings, name):
         return settings
+    found: dict[str, Any] = {name: secret_in(path, origin[f"{name}_file"])}
+    return dataclasses.replace(settings, **found)
+
+
+def secret_in(path: str, written: str) -> str:
+    """What a file of one secret holds. Raises ConfigError, which names the setting as the user wrote it."""
     try:
-        token = Path(settings.token_file).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise ConfigError(f"{origin['token_file']}: cannot read {settings.token_file}: {error.strerror}") from None
-    return dataclasses.replace(settings, token=token)
+        return Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise ConfigError(f"{written}: cannot read {path}: {why}") from None

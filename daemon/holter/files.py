@@ -1,5 +1,6 @@
 """Files of JSON, and files that are there whole, and on the disk, or not at all."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import TypeVar
@@ -8,12 +9,15 @@ import msgspec
 
 T = TypeVar("T")
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises over bytes that are not what they should be."""
+
 
 def read_json(path: Path, kind: type[T]) -> T | None:
     """What the file says; None where there is none, or it cannot be read as this."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return None
 
 
@@ -34,6 +38,17 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644, *, makes_folder: 
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
+        _sync_folder(path.parent)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
+
+
+def _sync_folder(folder: Path) -> None:
+    """A name is on the disk when its folder is; file systems that cannot do that are not the caller's trouble."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

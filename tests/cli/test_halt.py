@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.coordinator.conftest import RUN_ID, TOKEN, Running, SimulatedRank, eventually, run_coordinator
+from tests.coordinator.conftest import HALT_TOKEN, RUN_ID, TOKEN, Running, SimulatedRank, eventually, run_coordinator
 from tests.halting.vault.test_store import write
 
 from holter.cli import main
@@ -197,22 +197,25 @@ async def test_without_the_token_nothing_is_asked(
     address = f"127.0.0.1:{running.port}"
     assert 2 == await halt(address)
     assert "which token?" in capsys.readouterr().err
-    monkeypatch.setenv("HOLTER_TOKEN", TOKEN[:-1])
+    shown = tmp_path / "token"
+    monkeypatch.setenv("HOLTER_HALT_TOKEN_FILE", str(shown))
+    # Who may report may not halt.
+    shown.write_text(TOKEN)
     assert 1 == await halt(address)
     assert "wrong token" in capsys.readouterr().out
     assert not running.coordinator.watched.halts.is_asked
-    monkeypatch.setenv("HOLTER_TOKEN", TOKEN)
+    shown.write_text(HALT_TOKEN)
     assert 0 == await halt(address, "--wait-s", 30)
     assert "verified, healthy" in capsys.readouterr().out
 
 
 async def test_the_request_is_answered_by_the_coordinators_own_ask(run_coordinator: Any, tmp_path: Path) -> None:
     running = await training(run_coordinator, tmp_path, None)
-    url, headers = f"http://127.0.0.1:{running.port}/api/v1/halt", {"Authorization": f"Bearer {TOKEN}"}
+    url, headers = f"http://127.0.0.1:{running.port}/api/v1/halt", {"Authorization": f"Bearer {HALT_TOKEN}"}
     async with aiohttp.ClientSession(headers=headers) as session:
         async with session.post(url, json={"reason": "wrong data", "by": "me"}) as answer:
             assert 202 == answer.status
         async with session.post(url, json={"reason": "wrong data", "by": "another"}) as answer:
             assert (409, {"error": "a halt is under way already"}) == (answer.status, await answer.json())
     await eventually(lambda: running.ranks[0].orders)
-    assert "asked for by me: wrong data" == running.ranks[0].orders[0].reason
+    assert "asked for by me from 127.0.0.1: wrong data" == running.ranks[0].orders[0].reason

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from holter import clock
 from holter.coordinator.announcer import AnnouncerSettings
+from holter.coordinator.http.doors import DoorSettings
 from holter.coordinator.identity import RunSettings
 from holter.coordinator.service import Coordinator, Limits, ServiceSettings
 from holter.records import (
@@ -35,6 +36,7 @@ from holter.transport.limits import UplinkSettings
 from holter.transport.websocket.uplink import WebSocketUplink
 
 TOKEN = "a secret"
+HALT_TOKEN = "another secret"
 RUN_ID = "run-1"
 TENSORS = ("a.weight", "b.weight")
 
@@ -55,7 +57,7 @@ def attached(rank: int, world_size: int = 2, pid: int | None = None, step: int =
     return seen(rank, step, body)
 
 
-def census(rank: int, part: int = 0, parts: int = 1) -> Observation:
+def census(rank: int, part: int = 0, parts: int = 1, names: Sequence[str] = TENSORS) -> Observation:
     body = Census(
         model=0,
         wrapper="DistributedDataParallel",
@@ -64,7 +66,7 @@ def census(rank: int, part: int = 0, parts: int = 1) -> Observation:
         backward_order=[1, 0] if part == 0 else [],
         part=part,
         parts=parts,
-        entries=[TensorEntry(name, (4, 4), "float32", True, False, 0) for name in TENSORS],
+        entries=[TensorEntry(name, (4, 4), "float32", True, False, 0) for name in names],
     )
     return seen(rank, 0, body)
 
@@ -230,10 +232,13 @@ async def run_coordinator(tmp_path: Path) -> AsyncIterator[Callable[..., Awaitab
         port = listener.getsockname()[1]
         limits = options.pop("limits", Limits())
         announcing = options.pop("announcing", AnnouncerSettings())
+        doors = options.pop("doors", DoorSettings(TOKEN))
         given = {name: options.pop(name) for name in ("detectors", "ask_halt") if name in options}
         # Simulated ranks obey no orders; tests of halts say what they want.
         run = RunSettings(run_dir, RUN_ID, f"http://127.0.0.1:{port}", **({"action": "notify"} | options))
-        settings = ServiceSettings(token=TOKEN, version="test", limits=limits, announcing=announcing)
+        settings = ServiceSettings(
+            doors=doors, halt_token=HALT_TOKEN, version="test", limits=limits, announcing=announcing
+        )
         coordinator = Coordinator(run, settings, **given)
         await coordinator.start(listener)
         running = Running(coordinator, port, asyncio.create_task(coordinator.run()))

@@ -1,6 +1,7 @@
 """Incidents survive the coordinator, and a cause that comes back is counted."""
 
 import dataclasses
+import sqlite3
 from pathlib import Path
 
 import msgspec
@@ -124,6 +125,36 @@ def test_a_database_that_is_none_is_as_no_database(tmp_path: Path) -> None:
     kept = Incidents(tmp_path, Disk())
     kept.load()
     assert [] == kept.all()
+
+
+def test_a_bad_row_hides_no_other_and_its_id_names_no_folder(tmp_path: Path) -> None:
+    """Of ten rows, each spoiled in its own way, the other nine are read; an id that would lead elsewhere is none."""
+    run_dir = tmp_path / "runs" / "one"
+    run_dir.mkdir(parents=True)
+    disk = Disk()
+    kept = Incidents(run_dir, disk)
+    (found,) = judged(IncidentTracker("r", "notify"), 5)
+    for number in range(1, 11):
+        kept.put(msgspec.structs.replace(found, id=f"20261115T101500-{number}"))
+    assert disk.close(5.0)
+    content = msgspec.json.encode(msgspec.structs.replace(found, id="../../../escape-1"))
+    spoiled = [b"", b"{", b"\xff\xfe", content, b"[" * 100_000, 7, "text"]
+    for row in spoiled:
+        with sqlite3.connect(run_dir / "incidents.sqlite") as database:
+            before = database.execute("SELECT diagnosis FROM incidents WHERE id LIKE '%-5'").fetchone()[0]
+            database.execute("UPDATE incidents SET diagnosis = ? WHERE id LIKE '%-5'", (row,))
+        disk = Disk()
+        again = Incidents(run_dir, disk)
+        again.load()
+        assert again.num_unreadable == 1, row
+        assert [f"20261115T101500-{number}" for number in (*range(1, 5), *range(6, 11))] == [
+            one.id for one in again.all()
+        ]
+        again.close_former(10**18)
+        assert disk.close(5.0)
+        with sqlite3.connect(run_dir / "incidents.sqlite") as database:
+            database.execute("UPDATE incidents SET diagnosis = ? WHERE id LIKE '%-5'", (before,))
+    assert not list(tmp_path.rglob("escape*"))
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:

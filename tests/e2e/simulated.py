@@ -18,6 +18,7 @@ from pathlib import Path
 
 from holter import clock
 from holter.coordinator.halt.driver import Outcome
+from holter.coordinator.http.doors import DoorSettings
 from holter.coordinator.identity import RunSettings
 from holter.coordinator.service import Coordinator, Limits, ServiceSettings
 from holter.records import (
@@ -212,7 +213,9 @@ def made(run_dir: Path, args: argparse.Namespace, listener: socket.socket) -> Si
         halts.append((reason, by))
         return None
 
-    settings = ServiceSettings(token=TOKEN, version="simulated", limits=Limits(linger_s=args.linger_s))
+    settings = ServiceSettings(
+        doors=DoorSettings(TOKEN), halt_token=TOKEN, version="simulated", limits=Limits(linger_s=args.linger_s)
+    )
     coordinator = Coordinator(run, settings, ask_halt=ask_halt)
     return Simulation(coordinator, args.ranks, args.step_s, args.fault, args.fault_step, args.hosts, halts)
 

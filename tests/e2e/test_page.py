@@ -316,7 +316,7 @@ def test_a_halt_needs_the_word_and_the_token(visit: Visit, tmp_path: Path) -> No
         expect(page.locator("#halt-answer")).to_contain_text("Accepted")
         assert TOKEN == page.evaluate(kept)
         page.get_by_role("button", name="Let it run").click()
-        expect(page.locator("#timeline")).to_contain_text("asked for by somebody: <b>wrong</b> data set")
+        expect(page.locator("#timeline")).to_contain_text("asked for by somebody from 127.0.0.1: <b>wrong</b> data set")
         expect(page.locator("#halt-token")).to_have_value("")
 
 

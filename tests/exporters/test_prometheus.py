@@ -49,6 +49,7 @@ RANK = RankSnapshot(
         power_w=650.5,
     ),
     is_coordinator_there=True,
+    is_unwatched=False,
 )
 JOB = JobFigures(
     world_size=2,

@@ -84,7 +84,7 @@ def _halt(job: Any) -> None:
     """As an operator does: with a checkpoint, and the coordinator stays for a while to tell of it."""
     access = json.loads((job.run_dir / "coordinator.json").read_text())
     request = urllib.request.Request(f"{access['address']}/api/v1/halt", b'{"reason": "seen enough"}')
-    request.add_header("Authorization", f"Bearer {access['token']}")
+    request.add_header("Authorization", f"Bearer {access['halt_token']}")
     with urllib.request.urlopen(request, timeout=10) as answer:
         assert 202 == answer.status
 

@@ -13,7 +13,7 @@ COMMANDS = {
     "report": "the incidents' diagnoses, for a person",
     "page": "the page of a run that is over, in a browser",
     "replay": "judge a recorded run again, with other thresholds if given",
-    "diagnose": "judge the Flight Recorder dumps of a job that ran without holter",
+    "diagnose": "judge what a job without holter left: logs, tables, tracebacks, configs, dumps",
     "explain": "the page of a detector or a cause",
     "halt": "stop a run at an agreed step, with a checkpoint",
     "resume": "let a run that was halted start again",

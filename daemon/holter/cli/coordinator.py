@@ -9,11 +9,13 @@ import socket
 import sys
 from pathlib import Path
 from typing import get_args
+from urllib.parse import urlsplit
 
 import holter
+from holter import clock
 from holter.cli.logs import log_to
-from holter.config import Settings, load, usable
-from holter.errors import UsageError
+from holter.config import Settings, load, secret_in, usable
+from holter.errors import ConfigError, UsageError
 from holter.records import Action
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--webhook-token-file", help="file with the webhook's secret (default: likewise)")
     parser.add_argument("--runbooks", help="where the pages that messages lead to are served (default: likewise)")
     parser.add_argument("--targets-dir", help="directory for a file with Prometheus' targets (default: likewise)")
+    parser.add_argument("--clock-base-ns", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument(
         "--first-s", type=float, default=120.0, help="end if no sidecar has come by then (default: %(default)s)"
     )
@@ -58,6 +61,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Until the run has ended."""
     run_dir = Path(args.run_dir).absolute()
+    if args.clock_base_ns is not None:
+        clock.go_on_from(args.clock_base_ns)
     token = _token(args.token_file)
     listener = _listener(args)
     _prepare(run_dir, is_by_hand=args.fd < 0)
@@ -66,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
     settings = _settings(args)
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
     from holter.coordinator.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
+    from holter.coordinator.http.doors import DoorSettings, raise_descriptor_limit  # noqa: PLC0415
     from holter.coordinator.identity import RunSettings  # noqa: PLC0415
     from holter.coordinator.service import Limits, ServiceSettings, serve  # noqa: PLC0415
     from holter.exporters.alert_text import RUNBOOKS  # noqa: PLC0415
@@ -87,15 +93,38 @@ def run(args: argparse.Namespace) -> int:
         targets_dir=Path(settings.targets_dir).absolute() if settings.targets_dir else None,
         runbooks=settings.runbooks.rstrip("/") or RUNBOOKS,
     )
-    service = ServiceSettings(token=token, version=holter.__version__, limits=limits, announcing=announcing)
+    doors = DoorSettings(
+        report_token=token,
+        read_token=settings.read_token,
+        hosts=[urlsplit(settings.public_url).hostname or ""] if settings.public_url else [],
+    )
+    service = ServiceSettings(
+        doors=doors,
+        halt_token=_halt_token(settings),
+        version=holter.__version__,
+        limits=limits,
+        announcing=announcing,
+    )
+    if (too_few := raise_descriptor_limit(args.world_size)) is not None:
+        logger.warning("%s", too_few)
     if args.fd < 0:
         sys.stderr.write(
-            f"holter: coordinator of {about.run_id} at {address}; the token is in {run_dir}/coordinator.json\n"
+            f"holter: coordinator of {about.run_id} at {address}; the tokens are in {run_dir}/coordinator.json\n"
         )
     reason = asyncio.run(serve(about, service, listener))
     if args.fd < 0:
         sys.stderr.write(f"holter: coordinator ended: {reason}\n")
     return 0
+
+
+def _halt_token(settings: Settings) -> str:
+    """Inside a job nobody can mend a file that cannot be read: then a token is made, as if none was named."""
+    if settings.halt_token_file:
+        try:
+            return secret_in(settings.halt_token_file, "HOLTER_HALT_TOKEN_FILE")
+        except ConfigError as error:
+            logger.warning("%s; another token is in coordinator.json", error)
+    return secrets.token_urlsafe(32)
 
 
 def _token(source: str) -> str:
@@ -138,7 +167,7 @@ def _listener(args: argparse.Namespace) -> socket.socket:
 def _prepare(run_dir: Path, *, is_by_hand: bool) -> None:
     """Inside a job an unusable run directory is no reason to stop: it is counted, shown and served from memory."""
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         is_writable = os.access(run_dir, os.W_OK | os.X_OK)
         reason = "it is not writable"
     except OSError as error:

@@ -1,6 +1,7 @@
 """`holter halt RUN`: stop a run at an agreed step with a verified checkpoint, and wait until that is done.
 
-The token is the one in the run directory, or HOLTER_TOKEN or HOLTER_TOKEN_FILE where RUN is an address.
+To halt takes a secret of its own: `halt_token` in coordinator.json of the run directory, which its owner alone can read, or
+HOLTER_HALT_TOKEN_FILE. It is sent to the address in coordinator.json and to no other.
 """
 
 import argparse
@@ -39,7 +40,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"no coordinator answers for {where}: the run has ended, or cannot be reached from here")
     who = f"{getpass.getuser()}@{socket.gethostname()}"
     asked = {"reason": args.reason or "no reason given", "by": who}
-    code, answer = found.post("/api/v1/halt", asked, _token(found))
+    address, token = _access(found)
+    code, answer = found.post("/api/v1/halt", asked, token, address)
     if code != http.client.ACCEPTED:
         return _print(args, REFUSED, {"outcome": "refused", "text": str(answer.get("error", code))})
     if args.no_wait:
@@ -83,13 +85,15 @@ def _print(args: argparse.Namespace, code: int, facts: dict[str, Any]) -> int:
     return code
 
 
-def _token(found: RunReader) -> str:
-    if token := config.load().token:
-        return token
+def _access(found: RunReader) -> tuple[str, str]:
+    """Whom to ask, and with which secret. run.json names an address too, but whoever writes there must not be sent a secret."""
+    path = config.load().halt_token_file
+    token = config.secret_in(path, "HOLTER_HALT_TOKEN_FILE") if path else ""
     if found.directory is None:
-        raise UsageError("which token? Name the run's directory, or set HOLTER_TOKEN or HOLTER_TOKEN_FILE")
-    path = found.directory / "coordinator.json"
-    try:
-        return str(json.loads(path.read_text(encoding="utf-8"))["token"])
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"the token cannot be read from {path}: {error}") from None
+        if not token:
+            raise UsageError("which token? Name the run's directory, or set HOLTER_HALT_TOKEN_FILE")
+        return found.address, token
+    known = found.access()
+    if known is None or not (token or known.halt_token):
+        raise UsageError(f"the token to halt cannot be read from {found.directory / 'coordinator.json'}")
+    return known.address.removeprefix("http://"), token or known.halt_token

@@ -12,7 +12,7 @@ def log_to(path: Path, *, is_by_hand: bool = False) -> None:
     """Log to a file, and to the terminal when started by hand; a directory that cannot be written is no reason to stop."""
     handlers: list[logging.Handler] = [logging.StreamHandler()] if is_by_hand else []
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handlers.append(logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES, backupCount=1))
     # A full disk must not make every log line a traceback on a closed stderr.
     logging.raiseExceptions = False

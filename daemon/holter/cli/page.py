@@ -44,7 +44,7 @@ def _serve(found: RunReader, listener: socket.socket) -> None:
     finished = rebuilt_run.FinishedRun(settings, found.identity)
     finished.read(with_progress(journal.read(run_dir / "journal", damage)))
     finished.finish(found.diagnoses())
-    sys.stderr.write("".join(f"holter: journal: {line}; what follows in that file is not shown\n" for line in damage))
+    sys.stderr.write("".join(f"holter: journal: {line}\n" for line in damage))
     sys.stdout.write(f"the page of {found.name}: {address}/   (Ctrl-C ends it)\n")
     sys.stdout.flush()
     asyncio.run(rebuilt_run.serve(finished, holter.__version__, listener))

@@ -103,7 +103,7 @@ def _remarks(found: RunReader, replay: Replay, damage: list[str]) -> Iterator[st
     folder = found.directory / "journal"
     if not replay.num_entries:
         yield f"the journal of {found.name} is empty or missing ({folder}): there is nothing to judge"
-    yield from (f"journal: {line}; what follows in that file is not judged" for line in damage)
+    yield from (f"journal: {line}" for line in damage)
     stream = [number for number, _ in journal.segments(folder) if number != journal.IDENTITY]
     if stream and stream[0] > journal.IDENTITY + 1:
         yield "journal: its oldest part was dropped when it grew too large, so what happened first is not judged"

@@ -7,6 +7,7 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -37,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     halt = halt_record.read(found.directory)
     if halt is None:
         raise UsageError(f"{found.directory} does not stand halted: it has no halt.json, and can be started as it is")
-    path = str((found.directory / halt.checkpoint).absolute()) if halt.checkpoint else None
+    checkpoint = halt.offered[1]
+    path = str((found.directory / checkpoint).absolute()) if checkpoint else None
     try:
         halt_record.lift(found.directory)
     except OSError as error:
@@ -59,12 +61,22 @@ def _as_text(found: RunReader, halt: HaltRecord, path: str | None) -> str:
     if path is None:
         lines.append("no checkpoint was kept: " + (halt.why or "see `holter report`"))
     else:
-        lines.append(f"checkpoint   {path} ({halt.verdict})")
-        if halt.verdict != "healthy":
-            lines.append(f"             {halt.why}")
-        lines.append(f"check it     holter checkpoint verify {shlex.quote(str(Path(path).parent))}")
-        if how := HOW.get(halt.framework):
-            lines.append(f"go on with   {how.format(path=path)}")
+        lines += _checkpoint_lines(halt, path)
     if words := found.identity.get("command"):
         lines.append(f"it ran as    {shlex.join(map(str, words))}")
     return "\n".join(lines) + "\n"
+
+
+def _checkpoint_lines(halt: HaltRecord, path: str) -> Iterator[str]:
+    step, offered = halt.offered
+    if offered != halt.checkpoint:
+        yield f"kept         of step {halt.step}, {halt.verdict}: {halt.why}"
+        yield f"checkpoint   {path} (healthy, of step {step}: the last from before it began)"
+        yield f"check it     holter checkpoint verify {shlex.quote(path)}"
+        return
+    yield f"checkpoint   {path} ({halt.verdict}, of step {step})"
+    if halt.verdict != "healthy":
+        yield f"             {halt.why}"
+    yield f"check it     holter checkpoint verify {shlex.quote(str(Path(path).parent))}"
+    if how := HOW.get(halt.framework):
+        yield f"go on with   {how.format(path=path)}"

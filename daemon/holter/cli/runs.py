@@ -11,7 +11,10 @@ from typing import Any
 
 import msgspec
 
+from holter import config
+from holter.coordinator.identity import ACCESS, Access
 from holter.errors import UsageError
+from holter.files import UNREADABLE, read_json
 from holter.records import Diagnosis
 
 RUNS = Path("holter-runs")
@@ -38,18 +41,31 @@ class RunReader:
 
     def ask(self, path: str) -> Any:
         """What the coordinator answers to GET, decoded; None when none answers, or one of another run."""
+        token = self._read_token()
         if not self.address or (
-            self.directory and _get(self.address, "/api/v1/status", "run_id") != self.identity.get("run_id")
+            self.directory and _get(self.address, "/api/v1/status", token, "run_id") != self.identity.get("run_id")
         ):
             return None
-        return _get(self.address, path)
+        return _get(self.address, path, token)
 
-    def post(self, path: str, body: dict[str, str], token: str) -> tuple[int, dict[str, Any]]:
-        """Status and content of the coordinator's answer to POST. Raises UsageError."""
+    def _read_token(self) -> str:
+        """Only for the address in coordinator.json, or for one that the user named."""
+        given = config.load().read_token
+        known = self.access()
+        if self.directory is None or (known is not None and known.address.removeprefix("http://") == self.address):
+            return given or (known.read_token if known else "")
+        return ""
+
+    def access(self) -> Access | None:
+        """coordinator.json, where it can be read."""
+        return read_json(self.directory / ACCESS, Access) if self.directory else None
+
+    def post(self, path: str, body: dict[str, str], token: str, address: str) -> tuple[int, dict[str, Any]]:
+        """Status and content of the answer to POST. Raises UsageError."""
         try:
-            status, content = _request(self.address, path, POST_DEADLINE_S, body, token)
+            status, content = _request(address, path, POST_DEADLINE_S, token, body)
         except (OSError, http.client.HTTPException, ValueError) as error:
-            raise UsageError(f"the coordinator at {self.address} did not answer: {error}") from None
+            raise UsageError(f"the coordinator at {address} did not answer: {error}") from None
         return status, content if isinstance(content, dict) else {}
 
     def diagnoses(self) -> list[Diagnosis]:
@@ -98,7 +114,7 @@ def _of_directory(directory: Path) -> RunReader:
 def _identity(directory: Path) -> dict[str, Any]:
     try:
         content = json.loads((directory / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -113,15 +129,15 @@ def _understood(told: Any, address: str) -> list[Diagnosis]:
 def _read(path: Path) -> Diagnosis | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Diagnosis)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return None
 
 
-def _get(address: str, path: str, field: str | None = None) -> Any:
+def _get(address: str, path: str, token: str, field: str | None = None) -> Any:
     """Decoded JSON, or one field of it; None for no answer, no JSON, or none that is a success."""
     try:
-        status, content = _request(address, path, DEADLINE_S)
-    except (OSError, http.client.HTTPException, ValueError):
+        status, content = _request(address, path, DEADLINE_S, token)
+    except (OSError, http.client.HTTPException, ValueError, RecursionError):
         return None
     content = content if status == http.client.OK else None
     if field is None:
@@ -130,17 +146,17 @@ def _get(address: str, path: str, field: str | None = None) -> Any:
 
 
 def _request(
-    address: str, path: str, deadline_s: float, body: dict[str, str] | None = None, token: str = ""
+    address: str, path: str, deadline_s: float, token: str, body: dict[str, str] | None = None
 ) -> tuple[int, Any]:
     """Status and decoded JSON of a GET, with a body of a POST. Raises OSError, HTTPException, ValueError."""
     host, _, port = address.rpartition(":")
     connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=deadline_s)
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         if body is None:
-            connection.request("GET", path)
+            connection.request("GET", path, headers=headers)
         else:
-            connection.request("POST", path, json.dumps(body), headers)
+            connection.request("POST", path, json.dumps(body), headers | {"Content-Type": "application/json"})
         response = connection.getresponse()
         return response.status, json.loads(response.read())
     finally:

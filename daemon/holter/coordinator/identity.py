@@ -1,4 +1,4 @@
-"""Which run is watched: its settings; run.json, what it is."""
+"""Which run is watched: its settings; run.json, what it is; coordinator.json, how to reach who watches it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +43,20 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: str | None = None
     coordinator: str
     """`http://host:port`"""
+
+
+ACCESS = "coordinator.json"
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """`coordinator.json`: how to reach the coordinator that watches a run now; readable by its owner alone."""
+
+    address: str
+    token: str
+    """To report."""
+    halt_token: str = ""
+    read_token: str = ""
+    pid: int
 
 
 class Introductions:

@@ -8,6 +8,7 @@ Memory comes first: a disk that is full or gone loses no incident while the coor
 
 import contextlib
 import math
+import re
 import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -23,11 +24,13 @@ from holter.coordinator.judge import cause_of, confidence_of
 from holter.diagnosis import report
 from holter.diagnosis.explain import SURE
 from holter.faults import CAUSES
-from holter.files import as_json, write_whole
+from holter.files import UNREADABLE, as_json, write_whole
 from holter.records import Diagnosis, Severity
 
 SETTLE_S, UNSURE_S, PATIENCE_S = 2.0, 5.0, 10.0
 """How long cause and ranks must have stayed the same before a pager is told, how long if they are unsure, and how long at most."""
+INCIDENT_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}-[0-9]{1,9}")
+"""Ids name folders."""
 DATABASE = "incidents.sqlite"
 FOLDER = "incidents"
 
@@ -59,6 +62,8 @@ class Incidents:
     """All incidents of a run, those of an earlier coordinator on the same run directory too."""
 
     def __init__(self, run_dir: Path, disk: Disk) -> None:
+        self.num_unreadable = 0
+        """Rows of an earlier coordinator's database that are no incidents."""
         self._run_dir = run_dir
         self._disk = disk
         self._by_id: dict[str, Diagnosis] = {}
@@ -70,8 +75,8 @@ class Incidents:
 
     def load(self) -> None:
         """Read what an earlier coordinator left; raises nothing: a database that cannot be read counts as empty."""
-        with contextlib.suppress(sqlite3.Error, OSError, msgspec.MsgspecError):
-            diagnoses, said = _stored(self._run_dir / DATABASE)
+        with contextlib.suppress(sqlite3.Error, OSError):
+            diagnoses, said, self.num_unreadable = _stored(self._run_dir / DATABASE)
             self._causes.update(said)
             for diagnosis in diagnoses:
                 self._by_id[diagnosis.id] = diagnosis
@@ -181,11 +186,33 @@ def _store(path: Path, diagnosis: Diagnosis) -> None:
         connection.execute(_COUNT, (diagnosis.id, cause_of(diagnosis)))
 
 
-def _stored(path: Path) -> tuple[list[Diagnosis], list[tuple[str, str]]]:
-    """The incidents, and every (id, cause) that was ever said of them."""
+def _stored(path: Path) -> tuple[list[Diagnosis], list[tuple[str, str]], int]:
+    """The incidents, every (id, cause) that was ever said of them, and how many rows could not be read."""
     if not path.exists():
-        return [], []
+        return [], [], 0
     with _database(path) as connection:
+        # As bytes: text that is no UTF-8 would stop at its row.
+        connection.text_factory = bytes
         rows = connection.execute("SELECT diagnosis FROM incidents ORDER BY rowid").fetchall()
         said = connection.execute("SELECT id, cause FROM causes").fetchall()
-    return [msgspec.json.decode(content, type=Diagnosis) for (content,) in rows], said
+    diagnoses = [_incident(content) for (content,) in rows]
+    known = {one.id for one in diagnoses if one is not None}
+    causes = [(_text(incident), _text(cause)) for incident, cause in said]
+    return (
+        [one for one in diagnoses if one is not None],
+        [(incident, cause) for incident, cause in causes if incident in known and cause in CAUSES],
+        diagnoses.count(None),
+    )
+
+
+def _incident(content: object) -> Diagnosis | None:
+    """None if it is none, or its id cannot be ours."""
+    try:
+        found = msgspec.json.decode(content if isinstance(content, bytes) else b"", type=Diagnosis)
+    except UNREADABLE:
+        return None
+    return found if INCIDENT_ID.fullmatch(found.id) else None
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -178,6 +178,7 @@ class Intake:
         """What went wrong on the way to here."""
         found = {
             f"journal: {self.journal.dropped} entries lost": self.journal.dropped,
+            "journal: what a former coordinator wrote is damaged in places; all else was read": self.journal.num_damaged,
             f"sidecars lost: {self.roster.sidecars_lost}": self.roster.sidecars_lost,
             f"ranks that came twice: {self.roster.duplicates}": self.roster.duplicates,
             f"observations that cannot be: {self.strangers}": self.strangers,

@@ -165,7 +165,9 @@ class Run:
         """What went wrong with holter itself, or is odd about the job."""
         failed, last = self.disk.failures, self.disk.last_failure
         disk = [f"run directory: {failed} writes failed, last {last}"] if failed else []
-        return [*disk, *self.intake.warnings(), *self.deliveries.warnings()]
+        lost = self.incidents.num_unreadable
+        incidents = [f"incidents: {lost} of an earlier coordinator could not be read"] if lost else []
+        return [*disk, *incidents, *self.intake.warnings(), *self.deliveries.warnings()]
 
     def _put(self, diagnosis: Diagnosis) -> None:
         self.incidents.put(self.halts.named(self.checkpoints.named(diagnosis)))
@@ -248,7 +250,7 @@ def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Ca
             ranks=first.ranks,
             incident=diagnosis.id,
             is_blocked=is_hang or (entry is not None and entry.is_death),
-            first_bad=next((spoil.first_bad for spoil in spoiled if spoil.verdict == "poisoned"), None),
+            first_bad=min((spoil.first_bad for spoil in spoiled), default=None),
         )
     return None
 
@@ -265,7 +267,7 @@ def suspicion(diagnoses: Iterable[Diagnosis]) -> Wish | None:
         if first is None or first.cause not in CAUSES or diagnosis.closed_at is not None:
             continue
         damage = CAUSES[first.cause].damage
-        if damage is not None and damage.begins == "with the step":
+        if damage is not None and (damage.begins, damage.verdict) == ("with the step", "poisoned"):
             reason = f"gradients that are not finite were held before they reached the weights; {diagnosis.symptom}"
             return Wish(cause=first.cause, reason=reason, ranks=first.ranks, incident=diagnosis.id)
     return None

@@ -18,16 +18,16 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
-import msgspec
 from aiohttp import web
 
 from holter import clock
 from holter.coordinator.announcer import Announcer, AnnouncerSettings
 from holter.coordinator.halt import sealing
 from holter.coordinator.halt.driver import Act, Open, Outcome
+from holter.coordinator.http.doors import HEADER_DEADLINE_S, Doors, DoorSettings
 from holter.coordinator.http.pages import AskHalt, Pages
-from holter.coordinator.identity import RunSettings
-from holter.coordinator.recovery import rebuilt_run
+from holter.coordinator.identity import ACCESS, Access, RunSettings
+from holter.coordinator.recovery import journal, rebuilt_run
 from holter.coordinator.roster import Roster
 from holter.coordinator.run import FollowUp, Run
 from holter.diagnosis import report
@@ -45,7 +45,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ACCESS = "coordinator.json"
 MAX_FETCH_ROUNDS = 4
 """A detector may ask for more after it has seen what it asked for; then the next judgement goes on."""
 
@@ -85,8 +84,10 @@ class Limits:
 class ServiceSettings:
     """How the process behaves."""
 
-    token: str
-    """What a sidecar must show."""
+    doors: DoorSettings
+    """Who may come in; its `report_token` is what a sidecar must show."""
+    halt_token: str = ""
+    """What must be shown to halt the run; empty: nobody may."""
     version: str = ""
     """Of holter, for the metrics."""
     judge_interval_s: float = 0.25
@@ -105,14 +106,6 @@ class ServiceSettings:
     announcing: AnnouncerSettings = field(default_factory=AnnouncerSettings)
 
 
-class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """`coordinator.json`: how to reach the coordinator that watches a run now; readable by its owner alone."""
-
-    address: str
-    token: str
-    pid: int
-
-
 class Coordinator:
     """Watches one run: `start`, then `run` until there is nothing left to do."""
 
@@ -128,8 +121,11 @@ class Coordinator:
         self._wake = asyncio.Event()
         # The coordinator listens on its own port: `host:port` is its address.
         listen = transport_of("").listener
-        self._listener = listen(self.watched.intake, settings.token, self._wake.set, self._hold)
-        self._pages = Pages(self.watched, settings.version, token=settings.token, ask_halt=ask_halt or self._ask_halt)
+        self._listener = listen(self.watched.intake, settings.doors.report_token, self._wake.set, self._hold)
+        self._pages = Pages(
+            self.watched, settings.version, token=settings.halt_token, ask_halt=ask_halt or self._ask_halt
+        )
+        self.doors = Doors(settings.doors)
         self._announcer = Announcer(self.watched, settings.announcing)
         self._stop = asyncio.Event()
         self._is_over = asyncio.Event()
@@ -140,15 +136,24 @@ class Coordinator:
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
+        with contextlib.suppress(OSError):
+            clock.be_at_least(journal.written_ns(self.watched.intake.journal.folder))
         rebuilt_run.recall(self.watched, clock.wall_ns())
-        app = web.Application()
+        app = web.Application(middlewares=[self.doors.middleware])
         self._listener.mount(app)
         app.add_routes(self._pages.routes())
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0, keepalive_timeout=HEADER_DEADLINE_S)
         await self._runner.setup()
-        await web.SockSite(self._runner, listener, backlog=1024).start()
-        about = self.watched.settings
-        access = Access(address=about.address, token=self._settings.token, pid=os.getpid())
+        assert self._runner.server is not None
+        await self.doors.open(listener, self._runner.server)
+        about, settings = self.watched.settings, self._settings
+        access = Access(
+            address=about.address,
+            token=settings.doors.report_token,
+            halt_token=settings.halt_token,
+            read_token=settings.doors.read_token,
+            pid=os.getpid(),
+        )
         self.watched.disk.submit(partial(write_whole, about.run_dir / ACCESS, as_json(access), 0o600))
         self.watched.intake.write_down()
         self._announcer.start()
@@ -273,6 +278,7 @@ class Coordinator:
         if self.watched.incidents.standing() or self.watched.halts.outcomes:
             await self._linger()
         await self._announcer.close()
+        await self.doors.close()
         if self._runner is not None:
             await self._runner.cleanup()
         await asyncio.to_thread(self.watched.close, self._settings.disk_deadline_s)

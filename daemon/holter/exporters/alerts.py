@@ -212,7 +212,7 @@ WATCHER_RULES: tuple[WatcherRule, ...] = (
         says="no coordinator judges this run, or Prometheus does not reach it; training goes on unobserved and no incident can reach you.",
         why="The coordinator compares the ranks, explains and decides. Without it no fault of this run becomes an incident.",
         quiet="A run that has ended: its sidecars are gone with it.",
-        do="`holter status RUN` on rank 0's host. Its log is logs/coordinator.log in the run directory. Rank 0's sidecar starts it again three times at most; `holter coordinator --run-dir RUN --port PORT` starts it by hand on the same address. If it runs, Prometheus does not reach it: look at its target's error.",
+        do="`holter status RUN` on rank 0's host. Its log is logs/coordinator.log in the run directory. Rank 0's sidecar starts it again as often as it dies, after at most a minute; `holter coordinator --run-dir RUN --port PORT` starts it by hand on the same address. If it runs, Prometheus does not reach it: look at its target's error.",
     ),
     WatcherRule(
         name="sidecar_absent",

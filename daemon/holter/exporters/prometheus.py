@@ -21,6 +21,7 @@ from prometheus_client.core import Metric as MetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from holter import clock
 from holter.exporters.alert_text import clipped
 from holter.exporters.snapshot import STEP_BUCKETS_S, CoordinatorSnapshot, JobFigures, ModuleFigures, RankSnapshot
 from holter.records import Device, Phase, Where
@@ -64,6 +65,7 @@ METRICS: dict[str, Metric] = {
     "observations_dropped_total": Metric("Observations lost on the way.", _RANK, kind="counter"),
     "sidecar_up": Metric("1 while the rank's sidecar is connected.", _RANK),
     "coordinator_up": Metric("1 while the rank's sidecar hears the coordinator.", _RANK),
+    "unwatched": Metric("1 when no coordinator has heard this rank's sidecar for ten seconds.", _RANK),
     "device_throttled": Metric("1 while the device's clock is held down for this reason.", (*_DEVICE, "reason")),
     "device_clock_hertz": Metric("Clock of the device's processors.", _DEVICE, "hertz"),
     "device_clock_limit_hertz": Metric("The most that clock can be.", _DEVICE, "hertz"),
@@ -222,7 +224,7 @@ class _Rendered(Collector):
 def _show_rank(page: _Page, rank: RankSnapshot) -> None:
     label = str(rank.rank)
     page.set("rank_info", 1, label, rank.hostname, rank.gpu_uuid)
-    page.set("last_progress_timestamp_seconds", rank.last_progress_s, label)
+    page.set("last_progress_timestamp_seconds", clock.for_people_s(rank.last_progress_s), label)
     page.set("loss", rank.loss, label)
     page.set("gradient_norm", rank.gradient_norm, label)
     page.set("collective_lag_seconds", rank.lag_s, label)
@@ -235,6 +237,8 @@ def _show_rank(page: _Page, rank: RankSnapshot) -> None:
         page.set("nonfinite_total", rank.nonfinite.get(where, 0), label, where)
     if rank.is_coordinator_there is not None:
         page.set("coordinator_up", int(rank.is_coordinator_there), label)
+    if rank.is_unwatched is not None:
+        page.set("unwatched", int(rank.is_unwatched), label)
     if rank.device is not None:
         _show_device(page, label, rank.device)
 
@@ -260,7 +264,7 @@ def _show_coordinator(page: _Page, state: CoordinatorSnapshot) -> None:
         where = (info.ranks, info.tensors, info.collective, info.step, info.url)
         page.set("incident_info", 1, info.incident, info.cause, info.severity, *where)
     for severity, opened_s in sorted(state.opened_s.items()):
-        page.set("incident_opened_timestamp_seconds", opened_s, severity)
+        page.set("incident_opened_timestamp_seconds", clock.for_people_s(opened_s), severity)
     for cause, number in sorted(state.incidents.items()):
         page.set("incidents_total", number, cause)
     for outcome in HALT_OUTCOMES:
@@ -278,7 +282,7 @@ def _show_job(page: _Page, job: JobFigures) -> None:
     for phase in Phase:
         page.set("job_phase_ranks", job.phases.get(phase, 0), phase.name.lower())
     page.set("job_step", job.step)
-    page.set("job_last_progress_timestamp_seconds", job.last_progress_s)
+    page.set("job_last_progress_timestamp_seconds", clock.for_people_s(job.last_progress_s))
     page.set("job_collective_lag_seconds", job.lag_s)
     page.set("job_observations_dropped_total", job.dropped)
     page.set("job_overhead_ratio", job.overhead_ratio)

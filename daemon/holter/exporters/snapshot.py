@@ -54,6 +54,7 @@ class RankSnapshot:
     device: Device | None = None
     """As a thread of the sidecar last read it; a scrape opens no driver."""
     is_coordinator_there: bool | None = None
+    is_unwatched: bool | None = None
     """Whether the sidecar hears the coordinator; None in the coordinator's own export."""
 
 

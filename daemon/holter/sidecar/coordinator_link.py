@@ -16,8 +16,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
+from holter import clock
+from holter.files import UNREADABLE
 from holter.page import PageIdentity
 from holter.records import Observation
 from holter.sidecar import spawn
@@ -28,9 +28,12 @@ from holter.transport.limits import settings_for
 
 MAX_UNSENT = 5000
 """Observations kept while no coordinator is known yet."""
-MAX_RESTARTS = 3
-"""Of the coordinator."""
-RESTART_PAUSE_S = 0.5
+SHORT_LIFE_S = 60.0
+"""A coordinator that lived longer was not started in vain: the next pause is the shortest again."""
+PAUSES_S = (0.5, 0.5, 1.0, 2.0, 4.0, 4.0, 8.0, 8.0, 8.0, 8.0, 60.0)
+"""Before the coordinator is started again, by the number of short lives in a row; it never ends, since nobody else would start one."""
+UNWATCHED_S = 10.0
+"""A coordinator that has not been heard for so long is said to be missing."""
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +54,26 @@ class CoordinatorLink:
         self._log_to = log_to
         self._uplink: Uplink | None = None
         self._unsent: list[tuple[Observation, bool]] = []
+        self._heard_s = clock.monotonic_s()
+        self._is_missing = False
+
+    def look(self, now_s: float) -> str | None:
+        """A sentence when the coordinator has gone missing, and when it is back."""
+        if self.is_connected:
+            self._heard_s = now_s
+        was_missing, self._is_missing = self._is_missing, self.is_unwatched(now_s)
+        if self._is_missing == was_missing:
+            return None
+        rank = self._identity.rank
+        if self._is_missing:
+            return (
+                f"no coordinator has been heard for {UNWATCHED_S:.0f} s: rank {rank} is not watched. Training goes on"
+            )
+        return f"the coordinator is back: rank {rank} is watched again"
+
+    def is_unwatched(self, now_s: float) -> bool:
+        """Whether nobody judges what this rank reports."""
+        return not self.is_connected and now_s - self._heard_s > UNWATCHED_S
 
     @property
     def is_known(self) -> bool:
@@ -110,7 +133,7 @@ class CoordinatorLink:
     def _connect(self, line: bytes, listen_fd: int) -> None:
         try:
             word = spawn.decode_bootstrap(line)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             logger.error("what came through the job's store is not ours: %s", error)  # noqa: TRY400
             return
         who = self._identity
@@ -119,6 +142,8 @@ class CoordinatorLink:
         if word.starts_coordinator:
             arguments = ["--run-dir", word.run_dir, "--run-id", word.run_id, "--world-size", str(who.world_size)]
             arguments += ["--action", word.action, "--save-deadline-s", str(word.save_deadline_s)]
+            # One that is started again must not find that it is earlier than it was.
+            arguments += ["--clock-base-ns", str(clock.base_ns())]
             CoordinatorProcess(arguments=arguments, token=word.token, listen_fd=listen_fd).start()
         hello = wire.Hello(
             run_id=word.run_id,
@@ -141,7 +166,6 @@ class CoordinatorProcess:
     """The coordinator's process, as its starter sees it."""
 
     def __init__(self, *, arguments: list[str], token: str, listen_fd: int) -> None:
-        self.num_restarts = 0
         self._arguments = arguments
         self._token = token
         self._listen_fd = listen_fd
@@ -152,14 +176,17 @@ class CoordinatorProcess:
         self._task = asyncio.create_task(self._keep_alive(), name="coordinator")
 
     async def _keep_alive(self) -> None:
+        num_short = 0
         while True:
+            began_s = clock.monotonic_s()
             code = await self._run_once()
-            if code == 0 or self.num_restarts >= MAX_RESTARTS:
-                logger.log(logging.INFO if code == 0 else logging.ERROR, "the coordinator ended with %s", code)
+            if code == 0:
+                logger.info("the coordinator ended")
                 return
-            self.num_restarts += 1
-            logger.error("the coordinator ended with %s; start %d of %d", code, self.num_restarts, MAX_RESTARTS)
-            await asyncio.sleep(RESTART_PAUSE_S)
+            num_short = 1 if clock.monotonic_s() - began_s > SHORT_LIFE_S else num_short + 1
+            pause_s = restart_pause_s(num_short)
+            logger.error("the coordinator ended with %s; it is started again in %g s", code, pause_s)
+            await asyncio.sleep(pause_s)
 
     async def _run_once(self) -> int:
         process = await asyncio.create_subprocess_exec(
@@ -178,3 +205,8 @@ class CoordinatorProcess:
             await process.stdin.drain()
             process.stdin.close()
         return await process.wait()
+
+
+def restart_pause_s(num_short_lives: int) -> float:
+    """How long to wait after so many short lives in a row."""
+    return PAUSES_S[min(num_short_lives, len(PAUSES_S)) - 1]

@@ -34,6 +34,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from holter import clock
+from holter.files import UNREADABLE
 from holter.flight import trimmed, with_members
 from holter.page import PageHeartbeat
 from holter.records import Exam, ExamDepth, Flight, Frame, Group, Phase, ProcessState, ThreadStack
@@ -407,7 +408,7 @@ async def _dump(program: str, pid: int, options: list[str], deadline_s: float) -
         raise _SpyError(explain_complaint(complaint.decode("utf-8", "replace")))
     try:
         return parse_stacks(output)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise _SpyError(f"py-spy's answer cannot be read: {error}") from None
 
 

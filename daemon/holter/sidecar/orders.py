@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from holter import clock
-from holter.files import write_whole
+from holter.files import UNREADABLE, write_whole
 from holter.halting.orders import refusal
 from holter.page import PageReader
 from holter.records import Halting, Observation, Order
@@ -125,7 +125,7 @@ class Orders:
             return
         try:
             observation = msgspec.msgpack.decode(said, type=Observation)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             logger.warning("the rank's halt agent sent what is no answer")
             return
         if not isinstance(observation.body, Halting) or observation.rank != self._page.identity.rank:

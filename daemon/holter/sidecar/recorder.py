@@ -78,7 +78,8 @@ class Recorder:
 
     async def flight(self, deadline_s: float = 3.0) -> Flight:
         """A copy; raises RecorderError. It holds all that was called before it was asked for, and perhaps some of what came later."""
-        began, asked_ns = clock.monotonic_s(), clock.wall_ns()
+        # Its calls are stamped by the host's clock.
+        began, asked_ns = clock.monotonic_s(), clock.system_ns()
         data = await self._ask("fr_trace_json", deadline_s)
         try:
             flight = from_json(data, asked_ns)

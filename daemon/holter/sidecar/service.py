@@ -21,6 +21,7 @@ import msgspec
 
 from holter import clock
 from holter.exporters.prometheus import expose, families
+from holter.files import UNREADABLE
 from holter.page import CONTROL_NOTHING, CONTROL_THIN, PageReader
 from holter.records import Body, Census, Exited, Farewell, LastCalls, Observation, PackedTable, Phase, StepDone, Table
 from holter.sidecar.coordinator_link import CoordinatorLink
@@ -120,6 +121,11 @@ class Sidecar:
             self._turn()
             self._watcher.look(self._page.heartbeat(), is_excused=self._orders.is_standing)
             now = clock.monotonic_s()
+            if (news := self._link.look(now)) is not None:
+                logger.warning("%s", news)
+                # Ranks of other hosts would say the same in the same log.
+                if self.rank == 0:
+                    self._give_notice(news)
             if self._status is not None and now - shown_at > SHOW_S and self._state.step:
                 self._status.show(self._state.line())
                 shown_at = now
@@ -150,7 +156,7 @@ class Sidecar:
     def _take(self, payload: bytes) -> None:
         try:
             observation = self._decoder.decode(payload)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             self._num_undecodable += 1
             return
         body = observation.body
@@ -259,7 +265,12 @@ class Sidecar:
         return ProcessEnding(None, None)
 
     def _scrape(self, accept: str) -> tuple[bytes, str]:
-        rank = self._state.snapshot(self.dropped, self._watcher.device, is_coordinator_there=self._link.is_connected)
+        rank = self._state.snapshot(
+            self.dropped,
+            self._watcher.device,
+            is_coordinator_there=self._link.is_connected,
+            is_unwatched=self._link.is_unwatched(clock.monotonic_s()),
+        )
         # Until the run has a name, series of the rank would belong to none.
         metrics = families(self._link.run_id, self._settings.version, [rank] if self._link.run_id else [])
         return expose(metrics, accept)

@@ -70,10 +70,21 @@ class RankState:
         self._last = replace(self._last, phase=Phase(heartbeat.phase), last_progress_s=heartbeat.at_ns / 1e9)
 
     def snapshot(
-        self, dropped: int, device: Device | None = None, *, is_coordinator_there: bool | None = None
+        self,
+        dropped: int,
+        device: Device | None = None,
+        *,
+        is_coordinator_there: bool | None = None,
+        is_unwatched: bool | None = None,
     ) -> RankSnapshot:
         """For a scrape."""
-        return replace(self._last, dropped=dropped, device=device, is_coordinator_there=is_coordinator_there)
+        return replace(
+            self._last,
+            dropped=dropped,
+            device=device,
+            is_coordinator_there=is_coordinator_there,
+            is_unwatched=is_unwatched,
+        )
 
     def statistics(self) -> dict[str, float]:
         """The rank's last report of a whole step; empty before the first."""

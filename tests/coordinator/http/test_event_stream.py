@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.coordinator.conftest import TOKEN, Running, SimulatedRank, eventually
+from tests.coordinator.conftest import HALT_TOKEN, TOKEN, Running, SimulatedRank, eventually
 
 from holter import clock
 from holter.coordinator.http.pages import MAX_BODY_BYTES, MAX_PLAIN
@@ -194,7 +194,7 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_and_costs_a_few_frame
     stuck = socket.socket()
     stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     stuck.connect(("127.0.0.1", running.port))
-    stuck.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: x\r\n\r\n")
+    stuck.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     listeners = running.coordinator._pages.events._listeners
     await eventually(lambda: len(listeners) == 1)
     (listener,) = listeners
@@ -304,7 +304,7 @@ async def test_the_page_itself_has_a_few_ranks_and_the_plain_one_all(run_coordin
     assert "<a href=plain>3 more ranks</a>" in page
 
 
-async def post(running: Running, body: bytes, token: str = TOKEN, **headers: str) -> tuple[int, dict[str, Any]]:
+async def post(running: Running, body: bytes, token: str = HALT_TOKEN, **headers: str) -> tuple[int, dict[str, Any]]:
     url = f"http://127.0.0.1:{running.port}/api/v1/halt"
     headers = {"Authorization": f"Bearer {token}"} | headers
     async with aiohttp.ClientSession() as session, session.post(url, data=body, headers=headers) as answer:
@@ -318,8 +318,11 @@ async def test_a_halt_is_asked_for_with_the_token_and_noted(run_coordinator: Any
     asked: list[tuple[str, str]] = []
     running = await run_coordinator(ask_halt=lambda reason, by: asked.append((reason, by)))
     assert (202, {"accepted": True, "reason": "wrong data set"}) == await post(running, ASKED)
-    assert [("wrong data set", "me")] == asked
-    assert "asked for by me: wrong data set" == running.coordinator._pages.page_state.timeline.all()[-1].text
+    assert [("wrong data set", "me from 127.0.0.1")] == asked
+    assert (
+        "asked for by me from 127.0.0.1: wrong data set"
+        == running.coordinator._pages.page_state.timeline.all()[-1].text
+    )
 
 
 async def test_who_may_not_ask_changes_nothing(run_coordinator: Any) -> None:
@@ -328,7 +331,8 @@ async def test_who_may_not_ask_changes_nothing(run_coordinator: Any) -> None:
     port = running.port
     own, other = f"http://127.0.0.1:{port}", f"http://elsewhere:{port}"
     refused = [
-        await post(running, ASKED, token=TOKEN[:-1]),
+        await post(running, ASKED, token=HALT_TOKEN[:-1]),
+        await post(running, ASKED, token=TOKEN),
         await post(running, ASKED, token=""),
         await post(running, ASKED, Origin=other),
         await post(running, ASKED, Origin="null"),
@@ -338,7 +342,7 @@ async def test_who_may_not_ask_changes_nothing(run_coordinator: Any) -> None:
         await post(running, b'{"by": "me"}'),
         await post(running, b"\xff\xfe"),
     ]
-    assert [401, 401, 403, 403, 413, 422, 422, 422, 422] == [code for code, _ in refused]
+    assert [401, 401, 401, 403, 403, 413, 422, 422, 422, 422] == [code for code, _ in refused]
     assert all(answer["error"] for _, answer in refused)
     assert [] == asked
     assert 202 == (await post(running, ASKED, Origin=own))[0]

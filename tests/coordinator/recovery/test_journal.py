@@ -52,13 +52,60 @@ def test_a_torn_tail_loses_only_the_tail(tmp_path_factory: pytest.TempPathFactor
     assert len(found) >= 20 - 1 - lost // 100
 
 
-def test_damage_in_the_middle_is_where_reading_stops(tmp_path: Path) -> None:
-    write(tmp_path, [Entry(step, done(0, step)) for step in range(20)])
-    (path,) = (path for number, path in journal.segments(tmp_path) if number != journal.IDENTITY)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2 :] = b"\xff" * (len(content) - len(content) // 2)
-    path.write_bytes(content)
-    assert 5 < len(list(journal.read(tmp_path))) < 15
+def stream_of(folder: Path) -> Path:
+    (path,) = (path for number, path in journal.segments(folder) if number != journal.IDENTITY)
+    return path
+
+
+@settings(max_examples=200, deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_a_flipped_bit_costs_the_entry_that_it_hit_and_is_told(
+    tmp_path_factory: pytest.TempPathFactory, place: float, bit: int
+) -> None:
+    folder = tmp_path_factory.mktemp("journal")
+    said = [Entry(step, done(0, step)) for step in range(20)]
+    write(folder, said)
+    content = bytearray(stream_of(folder).read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    stream_of(folder).write_bytes(content)
+    damage: list[str] = []
+    found = list(journal.read(folder, damage))
+    assert len(found) == 19
+    assert all(entry in said for entry in found)
+    assert len(damage) == 1
+
+
+def test_whoever_appends_behind_a_torn_tail_is_read(tmp_path: Path) -> None:
+    said = [Entry(step, done(0, step)) for step in range(20)]
+    write(tmp_path, said[:10])
+    stream_of(tmp_path).write_bytes(stream_of(tmp_path).read_bytes()[:-7])
+    write(tmp_path, said[10:])
+    assert said[:9] + said[10:] == list(journal.read(tmp_path))
+
+
+def test_a_file_that_only_looks_like_a_journal_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "MAX_WASTED_BYTES", 2**20)
+    (tmp_path / "0001.msgpack").write_bytes((journal.MARK + b"\xff\xff\x0f\x00abcd") * 20_000)
+    damage: list[str] = []
+    assert [] == list(journal.read(tmp_path, damage))
+    assert len(damage) == 1
+
+
+def test_a_census_that_many_ranks_share_is_written_once(tmp_path: Path) -> None:
+    said = [Entry(rank, census(rank, names=[f"layers.{number}.weight" for number in range(300)])) for rank in range(64)]
+    write(tmp_path, said)
+    assert said == list(journal.read(tmp_path))
+    size = (tmp_path / "0000.msgpack").stat().st_size
+    write(tmp_path / "alone", said[:1])
+    assert size < 3 * (tmp_path / "alone" / "0000.msgpack").stat().st_size
+
+
+def test_a_death_is_kept_however_many_censuses_there_are(tmp_path: Path) -> None:
+    censuses = [census(rank, names=[f"model{rank}.{number}.weight" for number in range(300)]) for rank in range(64)]
+    said = [Entry(number, observation) for number, observation in enumerate([*censuses, exited(3, 12)])]
+    kept = write(tmp_path, said, limit_bytes=256 * 1024)
+    assert kept.dropped > 0
+    assert said[-1] == list(journal.read(tmp_path))[-1]
 
 
 def test_the_oldest_goes_and_identity_stays(tmp_path: Path) -> None:

@@ -93,8 +93,9 @@ def _record(ending: HaltEnding, sealed: Sealed | None, failure: str) -> halt_rec
     is_whole = sealed is not None and sealed.verdict != "incomplete"
     kept = sealed.state.relative_to(ending.run_dir) if sealed is not None and is_whole else None
     why = sealed.why if sealed is not None else f"nothing was saved: {failure}"
-    if kept is None and ending.last_healthy is not None:
-        why += f"; the last healthy checkpoint is of step {ending.last_healthy.step}: {ending.last_healthy.path}"
+    before = ending.last_healthy if sealed is None or sealed.verdict not in ("healthy", "unknown") else None
+    if before is not None:
+        why += f"; the last healthy checkpoint is of step {before.step}: {before.path}"
     return halt_record.HaltRecord(
         cause=ending.about.cause,
         ranks=list(ending.wish.ranks),
@@ -107,6 +108,8 @@ def _record(ending: HaltEnding, sealed: Sealed | None, failure: str) -> halt_rec
         reason=ending.wish.reason,
         framework=sealed.manifest.framework if sealed is not None else "",
         run_id=ending.about.run_id,
+        healthy_step=before.step if before is not None else None,
+        healthy_checkpoint=before.path if before is not None else None,
     )
 
 
@@ -117,6 +120,6 @@ def _outcome(record: halt_record.HaltRecord, sealed: Sealed | None, failure: str
     if sealed.verdict == "incomplete":
         text = f"halted after {record.step} steps; what could be saved is not whole ({where}): {sealed.why}"
         return Outcome("incomplete", text + unmarked, where)
-    doubt = f" ({sealed.why})" if sealed.verdict != "healthy" else ""
+    doubt = f" ({record.why})" if sealed.verdict != "healthy" else ""
     text = f"halted after {record.step} steps; checkpoint {where}, verified, {sealed.verdict}{doubt}"
     return Outcome("completed", text + unmarked, where)

@@ -9,7 +9,6 @@ The cost of a scrape of `/metrics` does not grow with the number of modules, and
 """
 
 import asyncio
-import hmac
 import html
 import math
 from collections import Counter
@@ -22,6 +21,7 @@ from aiohttp import hdrs, web
 
 from holter import clock
 from holter.coordinator.announcer import sidecar_targets
+from holter.coordinator.http.doors import is_same
 from holter.coordinator.http.page_state import PageState
 from holter.coordinator.http.status import rank_details, status
 from holter.coordinator.judge import DIAGNOSIS
@@ -35,6 +35,7 @@ from holter.exporters.alert_text import incident_info
 from holter.exporters.prometheus import expose, families
 from holter.exporters.snapshot import CoordinatorSnapshot, IncidentInfo, JobFigures, ModuleFigures
 from holter.faults.window import Spread, StepNumbers
+from holter.files import UNREADABLE
 from holter.records import ModuleVitals, Vitals
 from holter.status_page import assets
 from holter.status_page.assets import HEADERS
@@ -86,8 +87,8 @@ async def answer_halt(request: web.Request, token: str, ask_halt: AskHalt | None
     if not _is_own_origin(request):
         return 403, {"error": "a page of another host may not ask for this"}
     shown = request.headers.get(hdrs.AUTHORIZATION, "").removeprefix("Bearer ")
-    if not token or not hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), token.encode()):
-        return 401, {"error": "wrong token; it is in coordinator.json of the run directory"}
+    if not token or not is_same(shown, token):
+        return 401, {"error": "wrong token; `halt_token` in coordinator.json of the run directory is the one"}
     try:
         async with asyncio.timeout(BODY_DEADLINE_S):
             asked = msgspec.json.decode(await _request_body(request), type=HaltRequest)
@@ -95,9 +96,11 @@ async def answer_halt(request: web.Request, token: str, ask_halt: AskHalt | None
         return 413, {"error": f"the request is longer than {MAX_BODY_BYTES} bytes"}
     except TimeoutError:
         return 408, {"error": "the request did not come to its end"}
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         return 422, {"error": f"this is no request to halt: {error}"}
-    why = "halting is not available here" if ask_halt is None else ask_halt(asked.reason, asked.by or "unknown")
+    # Who it is, is what they say; from where is not.
+    by = f"{asked.by or 'unknown'} from {request.remote}"
+    why = "halting is not available here" if ask_halt is None else ask_halt(asked.reason, by)
     return (409, {"error": why}) if why is not None else (202, {"accepted": True, "reason": asked.reason})
 
 

@@ -110,7 +110,9 @@ class Timeline:
         self._halt = text
 
     def _say_save(self, what: str, verdict: str, why: str, at: str) -> None:
-        severity: Severity = "critical" if verdict == "poisoned" else "warning" if verdict == "incomplete" else "info"
+        severity: Severity = (
+            "critical" if verdict == "poisoned" else "warning" if verdict in ("incomplete", "suspect") else "info"
+        )
         self._say("checkpoint", severity, f"{what}: {verdict}, {why}", at)
 
     def _say(self, kind: Kind, severity: Severity, text: str, at: str, incident: str = "") -> None:

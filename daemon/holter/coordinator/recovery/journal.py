@@ -3,27 +3,46 @@
     journal/0000.msgpack   who they are: Attached, Census, Exited; never deleted
     journal/0001.msgpack   everything else, in order of arrival; the oldest of these files goes when the whole grows too large
     ...
-    a file: [length: u32 little-endian][Entry as msgpack] ...
+    a file: [MARK][length: u32][CRC-32 of what follows: u32][Entry as msgpack] ...   (little-endian)
 
-A healthy step costs an append to a buffer: no write, no fsync. A crash leaves a torn tail, which the reader stops at.
+A healthy step costs an append to a buffer: no write, no fsync. A crash leaves a torn tail, and disks flip bits: the reader goes on at the next
+MARK whose checksum holds, so that each damage costs the entry that it hit, and says how much was lost. Ranks of one model send the same
+census: it is written once, and the others refer to it.
 """
 
 import hashlib
 import heapq
 import os
+import struct
+import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
+from holter import clock
 from holter.coordinator.disk import Disk
+from holter.files import UNREADABLE
 from holter.records import Attached, Census, Exited, Observation
 
 IDENTITY = 0
 """Number of the file that is kept."""
 MAX_BUFFER_BYTES = 16 * 2**20
 """What may wait for the disk; beyond it records are dropped and counted. A step of 16,000 ranks takes 4 MiB."""
+MARK = b"\xc1hlt"
+"""How a frame begins; 0xc1 begins nothing in msgpack."""
+SMALL_BYTES = 4096
+"""How a rank attached and how it ended is smaller than this; a census that is written whole is larger, or does no harm."""
+CENSUS_SHARE = 0.75
+"""What large entries may take of the identity file."""
+
+SEARCH_BYTES = 2**16
+MAX_WASTED_BYTES = 2**30
+"""What is read in vain in a file that only looks like a journal: seconds, not hours."""
+
+_HEADER = struct.Struct(f"<{len(MARK)}sII")
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -31,6 +50,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
     received_ns: int
     observation: Observation
+    same_as: bytes = b""
+    """Digest of a census that was written before, which this is too; its entries are left out here."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -43,6 +64,8 @@ class Journal:
     def __init__(self, folder: Path, limit_bytes: int = 64 * 2**20, num_segments: int = 8) -> None:
         self.dropped = 0
         """Entries that never reached the disk, at least."""
+        self.num_damaged = 0
+        """Files of a former coordinator in which something was damaged."""
         self.folder = folder
         # Half for identity, half for the stream: a census of many ranks must not push the steps out, nor grow for ever.
         self._identity_limit = limit_bytes // 2
@@ -52,6 +75,8 @@ class Journal:
         self._buffered_bytes = 0
         self._is_writing = False
         self._known: set[bytes] = set()
+        self._censuses: set[bytes] = set()
+        """Digests of those that were written."""
         self._segment = max((number for number, _ in segments(folder)), default=IDENTITY)
 
     def append(self, received_ns: int, observation: Observation) -> None:
@@ -59,12 +84,22 @@ class Journal:
         is_identity = isinstance(observation.body, Attached | Census | Exited)
         if is_identity and self._is_known(observation):
             return
-        content = _ENCODER.encode(Entry(received_ns, observation))
+        content = _ENCODER.encode(self._entry(received_ns, observation))
         if self._buffered_bytes + len(content) > MAX_BUFFER_BYTES:
             self.dropped += 1
             return
-        self._buffers[is_identity].append(len(content).to_bytes(4, "little") + content)
+        self._buffers[is_identity].append(_HEADER.pack(MARK, len(content), zlib.crc32(content)) + content)
         self._buffered_bytes += len(content)
+
+    def _entry(self, received_ns: int, observation: Observation) -> Entry:
+        if not isinstance(observation.body, Census):
+            return Entry(received_ns, observation)
+        digest = _digest(observation.body)
+        if digest not in self._censuses:
+            self._censuses.add(digest)
+            return Entry(received_ns, observation)
+        short = msgspec.structs.replace(observation.body, entries=[], backward_order=[], components=[])
+        return Entry(received_ns, msgspec.structs.replace(observation, body=short), digest)
 
     @property
     def is_filling(self) -> bool:
@@ -84,7 +119,7 @@ class Journal:
 
     def _is_known(self, observation: Observation) -> bool:
         """A sidecar introduces itself anew at every connection; once is enough here."""
-        digest = hashlib.blake2b(_ENCODER.encode(observation), digest_size=16).digest()
+        digest = _digest(observation)
         if digest in self._known:
             return True
         self._known.add(digest)
@@ -105,11 +140,12 @@ class Journal:
     def _write_identity(self, entries: list[bytes]) -> None:
         path = self._path(IDENTITY)
         room = self._identity_limit - (path.stat().st_size if path.exists() else 0)
+        kept_back = int(self._identity_limit * (1 - CENSUS_SHARE))
         fitting: list[bytes] = []
         for entry in entries:
-            room -= len(entry)
-            if room >= 0:
+            if room - len(entry) >= (kept_back if len(entry) > SMALL_BYTES else 0):
                 fitting.append(entry)
+                room -= len(entry)
         self.dropped += len(entries) - len(fitting)
         _append(path, fitting)
 
@@ -127,13 +163,18 @@ class Journal:
         return self.folder / f"{number:04d}.msgpack"
 
 
+def written_ns(folder: Path) -> int:
+    """When the journal was last written to, by the run's clock; 0 if there is none."""
+    return max((path.stat().st_mtime_ns for _, path in segments(folder)), default=0)
+
+
 def segments(folder: Path) -> list[tuple[int, Path]]:
     """The journal's files, oldest first."""
     return sorted((int(path.stem), path) for path in folder.glob("[0-9]*.msgpack") if path.stem.isdigit())
 
 
 def read(folder: Path, damage: list[str] | None = None) -> Iterator[Entry]:
-    """Everything that was kept, in order of arrival; a torn or damaged file is read up to the damage, which is told to `damage`."""
+    """Everything that was kept, in order of arrival; what is damaged is left out and told to `damage`, a sentence a file. Raises OSError."""
     damage = [] if damage is None else damage
     paths = [path for _, path in segments(folder)]
     identity = [path for path in paths if int(path.stem) == IDENTITY]
@@ -146,29 +187,93 @@ def _entries(paths: Iterable[Path], damage: list[str]) -> Iterator[Entry]:
 
 
 def _read_segment(path: Path, damage: list[str]) -> Iterator[Entry]:
+    censuses: dict[bytes, Census] = {}
+    num_unreadable = num_places = 0
     with path.open("rb") as file:
-        while prefix := file.read(4):
-            length = int.from_bytes(prefix, "little")
-            content = file.read(length) if length <= MAX_BUFFER_BYTES else b""
+        for content in _frames(file):
+            if content is None:
+                num_places += 1
+                continue
             try:
-                entry = _DECODER.decode(content)
-            except msgspec.MsgspecError:
-                damage.append(f"{path.name} is torn or damaged after {file.tell() - len(content) - len(prefix)} bytes")
-                return
-            yield entry
+                yield _whole(_DECODER.decode(content), censuses)
+            except (*UNREADABLE, KeyError):
+                num_unreadable += 1
+    if num_places or num_unreadable:
+        places = f"{num_places} place{'s' if num_places != 1 else ''} damaged"
+        damage.append(f"{path.name}: {places}, {num_unreadable} entries could not be read; all others were")
+
+
+def _whole(entry: Entry, censuses: dict[bytes, Census]) -> Entry:
+    """With what it refers to; KeyError if that is lost."""
+    body = entry.observation.body
+    if not isinstance(body, Census):
+        return entry
+    if not entry.same_as:
+        censuses[_digest(body)] = body
+        return entry
+    observation = msgspec.structs.replace(entry.observation, body=censuses[entry.same_as])
+    return Entry(entry.received_ns, observation)
+
+
+def _frames(file: BinaryIO) -> Iterator[bytes | None]:
+    """The content of each frame whose checksum holds; None for each stretch that was skipped."""
+    is_skipping, wasted = False, 0
+    while header := file.read(_HEADER.size):
+        start = file.tell() - len(header)
+        content = _content(file, header)
+        if content is not None:
+            is_skipping = False
+            yield content
+            continue
+        if not is_skipping:
+            yield None
+        is_skipping, wasted = True, wasted + file.tell() - start
+        if wasted > MAX_WASTED_BYTES or not _seek_mark(file, start + 1):
+            return
+
+
+def _content(file: BinaryIO, header: bytes) -> bytes | None:
+    if len(header) < _HEADER.size:
+        return None
+    mark, length, checksum = _HEADER.unpack(header)
+    if mark != MARK or length > MAX_BUFFER_BYTES:
+        return None
+    content = file.read(length)
+    return content if len(content) == length and zlib.crc32(content) == checksum else None
+
+
+def _seek_mark(file: BinaryIO, start: int) -> bool:
+    """Go to the next MARK at or behind `start`; False when there is none."""
+    while True:
+        file.seek(start)
+        block = file.read(SEARCH_BYTES)
+        found = block.find(MARK)
+        if found >= 0:
+            file.seek(start + found)
+            return True
+        if len(block) < SEARCH_BYTES:
+            return False
+        start += SEARCH_BYTES - len(MARK) + 1
+
+
+def _digest(record: msgspec.Struct) -> bytes:
+    return hashlib.blake2b(_ENCODER.encode(record), digest_size=16).digest()
 
 
 def _append(path: Path, entries: list[bytes]) -> None:
     """All entries or none: what a full disk took of them is cut off again."""
     if not entries:
         return
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         try:
             rest = memoryview(b"".join(entries))
             while rest:
                 rest = rest[os.write(descriptor, rest) :]
+            # The host's clock may be set; what is asked later is when the run's clock stood still.
+            now_ns = clock.wall_ns()
+            os.utime(descriptor, ns=(now_ns, now_ns))
         except OSError:
             os.ftruncate(descriptor, size)
             raise

@@ -30,6 +30,7 @@ from holter.coordinator.recovery.journal import Entry
 from holter.coordinator.recovery.replay import Moment, judge_again, with_moments
 from holter.coordinator.run import Run
 from holter.faults import ALL, Detector
+from holter.files import UNREADABLE
 from holter.halting import halt_record
 from holter.records import (
     Attached,
@@ -77,11 +78,16 @@ def recall(run: Run, now_ns: int) -> None:
     """Take over from a coordinator of this run that died a moment ago; close what an earlier life of the run left open. Raises nothing."""
     if _is_interrupted(run.settings.run_dir, run.settings.run_id, now_ns):
         run.judging.tracker.count(())
+        damage: list[str] = []
         try:
-            found = read(journal.read(run.intake.journal.folder), run.judging, clock.monotonic_s, DEADLINE_S)
-        except OSError as error:
-            logger.warning("cannot read the journal of a former coordinator: %s", error)
+            found = read(journal.read(run.intake.journal.folder, damage), run.judging, clock.monotonic_s, DEADLINE_S)
+        except Exception:
+            # Whatever lies in that file, the run must be watched again.
+            logger.exception("the journal of a former coordinator cannot be used")
             found = Recovered()
+        for sentence in damage:
+            logger.warning("journal: %s", sentence)
+        run.intake.journal.num_damaged = len(damage)
         run.judging.tracker.count([known for known in run.incidents.all() if known.id not in found.diagnoses])
         if found.num_entries:
             _take_over(run, found, now_ns)
@@ -108,8 +114,8 @@ def _is_interrupted(run_dir: Path, run_id: str, now_ns: int) -> bool:
     """Whether the coordinator of this very run stopped writing a moment ago, without having come to an end."""
     try:
         known = msgspec.json.decode((run_dir / "run.json").read_bytes(), type=RunIdentity)
-        written_ns = max((path.stat().st_mtime_ns for _, path in journal.segments(run_dir / "journal")), default=0)
-    except (OSError, msgspec.MsgspecError):
+        written_ns = journal.written_ns(run_dir / "journal")
+    except (OSError, *UNREADABLE):
         return False
     return known.run_id == run_id and known.ended_at is None and now_ns - written_ns < MAX_AWAY_NS
 

@@ -12,10 +12,10 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
-import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from holter import clock
+from holter.files import UNREADABLE
 from holter.records import Observation, Order
 from holter.transport import wire
 from holter.transport.interface import Receiver, refusal
@@ -206,7 +206,7 @@ async def _receive(socket: web.WebSocketResponse) -> wire.Upward | None:
         return None
     try:
         return wire.decode_upward(frame.data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise _GarbageError from error
 
 

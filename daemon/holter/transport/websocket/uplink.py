@@ -15,6 +15,7 @@ import aiohttp
 import msgspec
 
 from holter import clock
+from holter.files import UNREADABLE
 from holter.records import Observation
 from holter.transport import wire
 from holter.transport.clock_offset import ClockOffset
@@ -279,7 +280,7 @@ class WebSocketUplink:
             try:
                 if frame.type is aiohttp.WSMsgType.BINARY:
                     return wire.decode_downward(frame.data)
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            except UNREADABLE:
                 pass
             self.garbage += 1
             num_garbage += 1

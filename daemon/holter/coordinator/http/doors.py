@@ -1,0 +1,186 @@
+"""Who gets in at the coordinator's one port: connections by the number, requests by Host and token.
+
+    accept ──▶ at most so many strangers, by address and in all; the oldest stranger makes room ──▶ Host ──▶ read token ──▶ the pages
+                                     who shows a token is no stranger any more ──▶ /ingest
+
+A stranger is a connection that has shown no token. Sidecars show theirs with their first bytes, so that thousands of silent connections push each
+other out and nobody else. A Host that is a name and not ours is refused: it is how a page elsewhere reads what only this network may (DNS
+rebinding).
+"""
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import logging
+import resource
+import socket
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from aiohttp import hdrs, web
+from aiohttp.web_protocol import RequestHandler
+
+HEADER_DEADLINE_S = 10.0
+"""For the first request of a connection, and between two."""
+MAX_OF_ADDRESS = 128
+"""Strangers from one address: browsers, scrapers, a proxy."""
+MAX_STRANGERS = 512
+KEPT_BACK = 64
+"""Descriptors that no connection may take: journal, database, reports, halt.json."""
+FULL_PAUSE_S = 0.2
+READ_COOKIE = "holter_read"
+
+logger = logging.getLogger(__name__)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@dataclass(frozen=True)
+class DoorSettings:
+    """Who may come in, and how."""
+
+    report_token: str = ""
+    read_token: str = ""
+    """Needed for page, API and metrics; empty: everybody who reaches the port may read."""
+    hosts: Sequence[str] = ()
+    """Names under which the coordinator is known, beside this host's own and every plain address."""
+
+
+class Doors:
+    """`middleware` belongs to the application, `open` to its server."""
+
+    def __init__(self, settings: DoorSettings) -> None:
+        self.pushed_out = 0
+        """Strangers that made room for others."""
+        self.foreign_hosts = 0
+        """Requests under a name that is not ours."""
+        self._settings = settings
+        self._names = {name.lower() for name in (*settings.hosts, *own_names())}
+        self._strangers: OrderedDict[RequestHandler, str] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_full = False
+        self._listener: socket.socket | None = None
+
+    async def open(self, listener: socket.socket, server: web.Server) -> None:
+        """Accept from now on, in the background, until `close`."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._keep(self._accept(listener, server))
+
+    async def close(self) -> None:
+        """Accept no more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+
+    @web.middleware
+    async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse what comes under a name that is not ours, and who may not read."""
+        if self._has(request, self._settings.report_token):
+            self._strangers.pop(request.protocol, None)
+            return await handler(request)
+        if not self._is_ours(request.host):
+            self.foreign_hosts += 1
+            return web.Response(status=421, text="no such host here; HOLTER_PUBLIC_URL names one\n")
+        if self._settings.read_token and request.path not in {"/healthz", "/ingest", "/api/v1/halt"}:
+            return await self._read(request, handler)
+        return await handler(request)
+
+    async def _read(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._has(request, self._settings.read_token):
+            self._strangers.pop(request.protocol, None)
+            return await handler(request)
+        if is_same(request.query.get("token", ""), self._settings.read_token):
+            # A browser shows it once, in the address; from then on it is in a cookie and no longer in the address.
+            found = web.HTTPFound(quote(request.path))
+            found.set_cookie(READ_COOKIE, self._settings.read_token, httponly=True, samesite="Strict", path="/")
+            raise found
+        why = "a read token is needed: as `Authorization: Bearer …`, or once as ?token=… in a browser\n"
+        return web.Response(status=401, text=why, headers={hdrs.WWW_AUTHENTICATE: "Bearer"})
+
+    def _has(self, request: web.Request, token: str) -> bool:
+        shown = request.headers.get(hdrs.AUTHORIZATION, "").removeprefix("Bearer ") or request.cookies.get(
+            READ_COOKIE, ""
+        )
+        return bool(token) and is_same(shown, token)
+
+    def _is_ours(self, host: str) -> bool:
+        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        name = name.strip("[]").lower()
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(name)
+            return True
+        return name in self._names
+
+    async def _accept(self, listener: socket.socket, server: web.Server) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(listener)
+            except OSError as error:
+                if not self._is_full:
+                    self._is_full = True
+                    logger.warning("cannot accept connections now: %s", error)
+                self._push_out(list(self._strangers)[: KEPT_BACK // 2])
+                await asyncio.sleep(FULL_PAUSE_S)
+                continue
+            self._is_full = False
+            self._keep(self._admit(connection, str(address[0]), server))
+
+    async def _admit(self, connection: socket.socket, address: str, server: web.Server) -> None:
+        try:
+            _, handler = await asyncio.get_running_loop().connect_accepted_socket(server, connection)
+        except OSError:
+            connection.close()
+            return
+        assert isinstance(handler, RequestHandler)
+        self._strangers[handler] = address
+        if len(self._strangers) > MAX_OF_ADDRESS:
+            self._make_room(address)
+
+    def _make_room(self, address: str) -> None:
+        """Who is gone first, then the oldest of this address, then the oldest of all."""
+        for handler in [one for one in self._strangers if one.transport is None or one.transport.is_closing()]:
+            del self._strangers[handler]
+        here = [one for one, known in self._strangers.items() if known == address]
+        self._push_out(here[: max(0, len(here) - MAX_OF_ADDRESS)])
+        self._push_out(list(self._strangers)[: max(0, len(self._strangers) - MAX_STRANGERS)])
+
+    def _push_out(self, handlers: Sequence[RequestHandler]) -> None:
+        for handler in handlers:
+            del self._strangers[handler]
+            if handler.transport is not None:
+                handler.transport.abort()
+                self.pushed_out += 1
+
+    def _keep(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def is_same(shown: str, token: str) -> bool:
+    """Compared in constant time."""
+    return hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), token.encode())
+
+
+def own_names() -> set[str]:
+    """Names by which this host calls itself."""
+    name = socket.gethostname()
+    return {"localhost", name, name.partition(".")[0], socket.getfqdn()}
+
+
+def raise_descriptor_limit(num_ranks: int) -> str | None:
+    """As many descriptors as the host allows; a sentence if they are too few for this job."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    needed = num_ranks + MAX_STRANGERS + KEPT_BACK
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return None
+    return f"only {soft} file descriptors may be open here and {num_ranks} ranks need {needed}: raise `ulimit -n` on this host"
