@@ -119,6 +119,21 @@ def test_what_trains_may_not_be_infinite_and_a_mask_may(directory: Path):
     assert ["weight", "optimizer 0: 0.exp_avg", "nan"] == part(directory).with_nan
 
 
+def test_a_finite_weight_that_no_training_makes_is_told_with_its_size_and_a_mask_is_not(directory: Path):
+    huge = torch.full((2,), 1e37)
+    tensors = {
+        "weight": torch.nn.Parameter(huge.clone()),
+        "half": torch.nn.Parameter(torch.full((2,), 6e4, dtype=torch.float16)),
+        "sound": torch.nn.Parameter(torch.full((2,), 1e4)),
+        "mask": -huge,
+        "optimizer 0: 0.exp_avg_sq": torch.full((2,), 1e12),
+    }
+    prove(task(directory), Kept(tensors))
+    found = part(directory)
+    assert ([], {"weight", "half"}) == (found.with_nan, set(found.oversized))
+    assert pytest.approx(1e37) == found.oversized["weight"]
+
+
 def test_equal_values_of_another_dtype_or_shape_are_not_the_same(directory: Path):
     by_torch(directory / "state")
     tensors = {"a": state()["layer.weight"].reshape(4, 3), "b": state()["half"].float()}

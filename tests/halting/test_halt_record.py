@@ -175,3 +175,14 @@ def test_a_launcher_is_named_by_more_than_its_number():
     (name,) = halt_record.job_names(AGENT, os.getpid())
     assert name.count(":") == 3
     assert halt_record.job_names({"TORCHELASTIC_RUN_ID": "none"}, os.getpid()) == []
+
+
+def test_where_what_was_kept_is_suspect_the_last_healthy_one_is_offered_and_gone_on_from(tmp_path):
+    suspect = replace(HALT, verdict="suspect", healthy_step=20, healthy_checkpoint="/data/step-20")
+    assert ((HALT.step, HALT.checkpoint), (20, "/data/step-20")) == (HALT.offered, suspect.offered)
+    halt_record.write(tmp_path, suspect)
+    assert (
+        "go on from step 20: /data/step-20 (healthy; what was kept" in halt_record.sentences(tmp_path, suspect, {})[0]
+    )
+    halt_record.lift(tmp_path)
+    assert 20 == halt_record.base_step(tmp_path)

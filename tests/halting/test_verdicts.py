@@ -1,8 +1,10 @@
 """Which states a fault is in."""
 
+import msgspec
 import pytest
 
 from holter.diagnosis import rank_causes
+from holter.faults import CAUSES
 from holter.halting.verdicts import Sight, decide, of_halt, of_state, spoils
 from holter.records import Action, Cause, Evidence, Finding, Severity
 from made_up import diagnosis
@@ -114,7 +116,9 @@ def applied(step: int) -> Finding:
         ("nonfinite_input", 30, ("healthy", "healthy", "poisoned")),
         ("activation_overflow", 29, ("healthy", "poisoned", "poisoned")),
         ("silent_data_corruption", 30, ("healthy", "poisoned", "poisoned")),
-        ("gradient_sync_bypassed", 30, ("healthy", "unknown", "unknown")),
+        ("gradient_sync_bypassed", 30, ("healthy", "suspect", "suspect")),
+        ("loss_divergence", 30, ("healthy", "suspect", "suspect")),
+        ("learning_rate_too_high", 30, ("healthy", "healthy", "suspect")),
         ("rank_suspended", 0, ("healthy", "healthy", "healthy")),
         ("loss_plateau", 0, ("healthy", "healthy", "healthy")),
     ],
@@ -135,17 +139,18 @@ def test_it_says_why_and_where_that_is_explained():
 
 def test_a_nan_that_was_applied_counts_before_and_whatever_else_leads_its_incident():
     spoiled = spoils([applied(12)], [diagnosis("learning_rate_too_high", 10)])
-    assert "healthy" == of_state(12, spoiled, SEEN).verdict
-    assert "poisoned" == of_state(13, spoiled, SEEN).verdict
+    assert ["healthy", "suspect", "suspect", "poisoned"] == [
+        of_state(step, spoiled, SEEN).verdict for step in (10, 11, 12, 13)
+    ]
 
 
 def test_poison_is_worse_than_doubt():
     spoiled = spoils([], [diagnosis("uneven_clipping", 5), diagnosis("nonfinite_forward", 20)])
-    assert ["unknown", "poisoned"] == [of_state(step, spoiled, SEEN).verdict for step in (10, 21)]
+    assert ["suspect", "poisoned"] == [of_state(step, spoiled, SEEN).verdict for step in (10, 21)]
 
 
 @pytest.mark.parametrize(
-    ("cause", "verdict"), [("silent_data_corruption", "poisoned"), ("gradient_sync_bypassed", "unknown")]
+    ("cause", "verdict"), [("silent_data_corruption", "poisoned"), ("gradient_sync_bypassed", "suspect")]
 )
 def test_what_only_a_comparison_shows_may_be_as_old_as_the_last_that_was_equal(cause, verdict):
     spoiled = spoils([], [diagnosis(cause, 90, agreed_steps=65)])
@@ -172,6 +177,80 @@ def test_a_halt_says_until_when_replicas_were_seen_equal():
         found.why,
     )
     assert "nothing had spoiled it by step 65" == of_halt(65, [], 65).why
+
+
+POISONED = [
+    "activation_overflow",
+    "corrupted_collective",
+    "frozen_component_uninitialised",
+    "nonfinite_backward",
+    "nonfinite_forward",
+    "nonfinite_input",
+    "silent_data_corruption",
+]
+SUSPECT = [
+    "average_not_tracking",
+    "clip_on_local_shard",
+    "codebook_collapse",
+    "collective_dtype_mismatch",
+    "collective_order_mismatch",
+    "collective_shape_mismatch",
+    "corrupt_labels_or_range",
+    "dead_activations",
+    "degenerate_outputs",
+    "dtype_changed",
+    "dtype_mismatch_across_ranks",
+    "entropy_collapse",
+    "entropy_explosion",
+    "exploding_gradients",
+    "frozen_component_changed",
+    "frozen_component_mismatch",
+    "frozen_set_mismatch",
+    "gradient_sync_bypassed",
+    "gradients_never_cleared",
+    "hidden_nonfinite_loss",
+    "implausible_initialisation",
+    "kl_sign_flipped",
+    "learning_rate_too_high",
+    "loss_divergence",
+    "lost_buffer",
+    "model_structure_mismatch",
+    "nondeterministic_drift",
+    "optimizer_state_mismatch",
+    "precision_round_trip",
+    "reward_collapse",
+    "uneven_clipping",
+    "unfrozen_by_mistake",
+    "unreduced_parameters",
+    "unsynced_initialisation",
+]
+
+
+@pytest.mark.parametrize("cause", sorted(CAUSES))
+def test_the_table_of_causes_and_verdicts(cause: str) -> None:
+    """Each row of docs/verdicts.md. A new cause that spoils numbers is written into one of the lists above."""
+    expected = "poisoned" if cause in POISONED else "suspect" if cause in SUSPECT else "healthy"
+    spoiled = spoils([], [diagnosis(cause, 30)])
+    before, with_it = of_state(29, spoiled, SEEN), of_state(31, spoiled, SEEN)
+    assert ("healthy", expected) == (before.verdict, with_it.verdict)
+    if expected != "healthy":
+        assert ("i-1", True) == (with_it.incident, f"({cause})" in with_it.why)
+
+
+def test_a_loss_that_left_its_course_counts_whatever_led_to_it() -> None:
+    values = {"cause": "loss_divergence", "severity": "warning", "first_step": 25, "detector": "loss_trend"}
+    made = diagnosis("kl_inactive", 3)
+    rose = Evidence(kind="consequence", summary="s", values=values)
+    made = msgspec.structs.replace(made, causes=(msgspec.structs.replace(made.causes[0], evidence=(rose,)),))
+    found = [of_state(step, spoils([], [made]), SEEN) for step in (24, 25)]
+    assert ["healthy", "suspect"] == [one.verdict for one in found]
+    assert "the loss had left its course, since step 25 (loss_divergence)" == found[1].why
+
+
+def test_what_has_passed_speaks_against_nothing_and_poison_stays() -> None:
+    for cause, expected in (("loss_divergence", "healthy"), ("nonfinite_input", "poisoned")):
+        over = msgspec.structs.replace(diagnosis(cause, 3), closed_at="2026-11-18T00:00:00Z")
+        assert expected == of_state(30, spoils([], [over]), SEEN).verdict
 
 
 def test_information_spoils_nothing():

@@ -40,6 +40,7 @@ from holter.rank.hooks.signals import CrashNotice, allow_stacks
 from holter.rank.monitor import Monitor
 from holter.rank.rendezvous import Rendezvous
 from holter.records import EXIT_CODE, Attached
+from holter.redaction import without_secrets
 from holter.sidecar import spawn
 from holter.sidecar.process import started_ticks
 from holter.sidecar.spawn import Bootstrap
@@ -227,7 +228,7 @@ def _listen_host(settings: Settings, here: RankPlace) -> str:
 
 def _check_writable(run_dir: str) -> None:
     try:
-        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        Path(run_dir).mkdir(mode=0o700, parents=True, exist_ok=True)
         probe = Path(run_dir) / ".writable"
         probe.write_text("", encoding="utf-8")
         probe.unlink()
@@ -315,7 +316,7 @@ def _introduce(here: RankPlace, framework: str) -> Attached:
         host=socket.gethostname(),
         world_size=here.world_size,
         local_rank=here.local_rank,
-        command=sys.argv,
+        command=without_secrets(sys.argv),
         versions={
             "holter": holter.__version__,
             "torch": str(torch.__version__),

@@ -27,7 +27,7 @@ import torch
 from holter import clock
 from holter.config import Settings
 from holter.errors import HolterError, PartlySavedError, RewindError, SaveError, VaultError
-from holter.files import write_whole
+from holter.files import UNREADABLE, write_whole
 from holter.frameworks.place import RankPlace
 from holter.halting.vault import manifest as manifests
 from holter.halting.vault.manifest import RankPart, StoredTensor
@@ -40,7 +40,7 @@ from holter.rank.hold.halts import AgentParts, AgentSettings, Leaving, Position,
 from holter.rank.hold.peers import PeerAddress, ShardPeers
 from holter.rank.hooks.signals import Termination
 from holter.rank.monitor import Monitor
-from holter.rank.readings.fused_pass import count_nan, count_nonfinite, fingerprint_of
+from holter.rank.readings.fused_pass import count_nan, count_nonfinite, fingerprint_of, largest
 from holter.rank.undo.side_stream import beside_training, devices_of
 from holter.records import Farewell, Order
 
@@ -52,6 +52,8 @@ BLOBS_S = 3.0
 BLOBS_POLL_S = 0.05
 FULL_BYTES = 1 << 18
 """Less is no room for a file of a checkpoint."""
+LARGEST_WEIGHT, LARGEST_MOMENT = 1e8, 1e24
+"""A finite weight, or moment of an optimizer, beyond this is none that training made."""
 _SHARD = re.compile(r"^(?:__(\d+)_\d+\.distcp|(?:\w+_)?zero_pp_rank_(\d+)_.*)$")
 """Names of files that hold one rank's shard, whoever else is there."""
 _OWN = re.compile(r"^(?:random_states|rng_state)_(\d+)\.")
@@ -170,8 +172,25 @@ class RankSaver:
             keeper.save(task)
         except PartlySavedError as error:
             partly = error
-        prove(task, keeper, notes)
+        prove(task, keeper, [*notes, *getattr(keeper, "notes", ())], self._own(task))
         return partly
+
+    def _own(self, task: Task) -> list[tuple[str, torch.Tensor]]:
+        """Plain parameters that no other rank is known to hold, and what their optimizer remembers of them."""
+        if task.world_size == 1:
+            return []
+        context = self._monitor.context
+        found = [(name, p) for model in context.models if model.was_optimized for name, p in model.unshared()]
+        names = {id(p): name for name, p in found}
+        for optimizer in self._monitor.optimizers:
+            found += [
+                (f"optimizer: {names[id(p)]}.{key}", value)
+                for p, state in optimizer.state.items()
+                if id(p) in names
+                for key, value in state.items()
+                if isinstance(value, torch.Tensor)
+            ]
+        return found
 
     def _place(self) -> tuple[int, int, int]:
         """Where the main thread is; one that is blocked stays there."""
@@ -251,16 +270,16 @@ def _read(path: Path, step: int) -> "Rewound | None":
     try:
         blobs = msgspec.msgpack.decode(path.read_bytes(), type=list[tuple[int, bytes]])
         return next((rewind.decode(blob) for at, blob in blobs if at == step), None)
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *UNREADABLE):
         return None
 
 
-def prove(task: Task, keeper: Keeper, notes: Sequence[str] = ()) -> None:
-    """Write `parts/<rank>.json`, with what else is to be said of it. Raises SaveError when not even that can be done."""
+def prove(task: Task, keeper: Keeper, notes: Sequence[str] = (), own: Sequence[tuple[str, torch.Tensor]] = ()) -> None:
+    """Write `parts/<rank>.json`, with what else is to be said of it, and of what only this rank holds. Raises SaveError when not even that can be done."""
     try:
         ours = sorted(name for name in manifests.listed(task.directory) if _is_ours(name, task, keeper))
         sizes = {name: _synced_size(task.directory / name) for name in ours}
-        part = _part(task, keeper, sizes, notes)
+        part = _part(task, keeper, sizes, notes, own)
         path = task.directory / manifests.PARTS / f"{task.rank}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         # Whole or not at all: the coordinator reads it as soon as it is there.
@@ -269,7 +288,13 @@ def prove(task: Task, keeper: Keeper, notes: Sequence[str] = ()) -> None:
         raise SaveError(f"what rank {task.rank} wrote could not be read back: {error.strerror or error}") from error
 
 
-def _part(task: Task, keeper: Keeper, sizes: dict[str, int], notes: Sequence[str]) -> RankPart:
+def _part(
+    task: Task,
+    keeper: Keeper,
+    sizes: dict[str, int],
+    notes: Sequence[str],
+    own: Sequence[tuple[str, torch.Tensor]],
+) -> RankPart:
     from holter.frameworks.saving.reading import holds_tensors, tensors_in  # noqa: PLC0415
 
     tensors, unread = [], {}
@@ -282,13 +307,17 @@ def _part(task: Task, keeper: Keeper, sizes: dict[str, int], notes: Sequence[str
         except (VaultError, ValueError) as error:
             unread[name] = str(error)
     found = {tensor.content for tensor in tensors}
-    live, with_nan, is_sharded = [], [], _is_split(sizes, task) or bool(getattr(keeper, "is_sharded", False))
+    live, with_nan, oversized = [], [], {}
+    is_sharded = _is_split(sizes, task) or bool(getattr(keeper, "is_sharded", False))
     for name, tensor in keeper.live():
         if tensor.numel():
             live.append(_described(name, tensor, "", task.rank))
             if (count_nonfinite if _must_be_finite(name, tensor) else count_nan)(tensor):
                 with_nan.append(name)
+            elif _must_be_finite(name, tensor) and (size := largest(tensor)) > _limit(name, tensor):
+                oversized[name] = size
         is_sharded = is_sharded or any(placement.is_shard() for placement in getattr(tensor, "placements", ()))
+    described_own = [_described(name, tensor, "", task.rank) for name, tensor in own if tensor.numel()]
     return RankPart(
         rank=task.rank,
         framework=keeper.framework,
@@ -299,7 +328,10 @@ def _part(task: Task, keeper: Keeper, sizes: dict[str, int], notes: Sequence[str
         unread=unread,
         num_live=len(live),
         with_nan=with_nan,
+        oversized=oversized,
         missing=[tensor for tensor in live if tensor.content not in found],
+        num_own=len(own),
+        own_missing=[tensor for tensor in described_own if tensor.content not in found],
         notes=list(notes),
     )
 
@@ -307,6 +339,12 @@ def _part(task: Task, keeper: Keeper, sizes: dict[str, int], notes: Sequence[str
 def _must_be_finite(name: str, tensor: torch.Tensor) -> bool:
     """What trains, and what an optimizer remembers of it; a buffer, or what is frozen, may be a mask of infinities."""
     return tensor.requires_grad or name.startswith(("optimizer", "master weights"))
+
+
+def _limit(name: str, tensor: torch.Tensor) -> float:
+    """What no weight of a model that trains comes near, in whatever dtype; moments are squares of gradients."""
+    limit = LARGEST_MOMENT if name.startswith("optimizer") else LARGEST_WEIGHT
+    return min(limit, torch.finfo(tensor.dtype).max / 2) if tensor.is_floating_point() else limit
 
 
 def _is_split(files: Iterable[str], task: Task) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from holter.clock import rfc3339, wall_ns
-from holter.files import as_json, read_json, write_whole
+from holter.files import UNREADABLE, as_json, read_json, write_whole
 from holter.records import EXIT_CODE
 
 ROOM = ".halt.room"
@@ -46,6 +46,17 @@ class HaltRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Why it was halted, or who asked for it with what reason."""
     framework: str = ""
     run_id: str = ""
+    healthy_step: int | None = None
+    """Completed steps of the last checkpoint from before the fault, where the one that was kept is not healthy."""
+    healthy_checkpoint: str | None = None
+    """Where that is: relative to the run directory, or the script's own."""
+
+    @property
+    def offered(self) -> tuple[int, str | None]:
+        """Step and path of what to go on from."""
+        if self.healthy_step is not None and self.healthy_checkpoint is not None:
+            return self.healthy_step, self.healthy_checkpoint
+        return self.step, self.checkpoint
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +87,7 @@ def read(run_dir: Path) -> HaltRecord | None:
         content = b""
     try:
         return msgspec.json.decode(content, type=HaltRecord)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         why = "halt.json cannot be read"
         return HaltRecord(cause="unknown", ranks=[], step=0, checkpoint=None, verdict="unknown", at="", why=why)
 
@@ -99,7 +110,8 @@ def lift(run_dir: Path) -> HaltRecord | None:
         return None
     past = run_dir / "halts"
     past.mkdir(exist_ok=True)
-    _write(run_dir / "resumed.json", Resumed(step=halt.step, checkpoint=halt.checkpoint, at=rfc3339(wall_ns())))
+    step, checkpoint = halt.offered
+    _write(run_dir / "resumed.json", Resumed(step=step, checkpoint=checkpoint, at=rfc3339(wall_ns())))
     (run_dir / "halt.json").rename(past / f"{len(list(past.glob('*.json'))) + 1}.json")
     return halt
 
@@ -171,11 +183,11 @@ def sentences(run_dir: Path, halt: HaltRecord, environ: Mapping[str, str]) -> li
     """Why nothing is started, and what to do."""
     variable = ", or start with HOLTER_RESUME=1" if not is_restart(environ) else " (in a restart nothing else lifts it)"
     where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else f": {halt.reason}" * bool(halt.reason)
-    kept = (
-        f"checkpoint of step {halt.step}: {run_dir / halt.checkpoint}" if halt.checkpoint else "no checkpoint was kept"
-    )
+    step, checkpoint = halt.offered
+    verdict = halt.verdict if step == halt.step else f"healthy; what was kept at step {halt.step} is {halt.verdict}"
+    kept = f"go on from step {step}: {run_dir / checkpoint} ({verdict})" if checkpoint else "no checkpoint was kept"
     return [
-        f"this run was halted ({halt.cause}{where}) and is not started again blindly; {kept} ({halt.verdict})",
+        f"this run was halted ({halt.cause}{where}) and is not started again blindly; {kept}",
         f"once its cause is dealt with: `holter resume {run_dir}`{variable}",
         f"what happened: `holter report {run_dir}`",
     ]

@@ -10,16 +10,19 @@ Where the action is less than halt, the reason says what would have been done.
     steps      … 38   39   40   41        a state of 40 completed steps holds steps 0 to 39
     NaN applied            ^40            it came after: healthy; applied at 39 or before: poisoned
     corruption         ^39 found          the weights were bad before step 39 began: a state of 39 steps is poisoned already
-    replicas    =33    ≠39 compared       only the state of 33 steps is known to be good: those of 34 and more are poisoned
+    replicas    =33    ≠39 compared       only the state of 33 steps is known to be good: those of 34 and more are suspect
+    loss                ^40 rises         it was computed with the weights of 40 steps: they are suspect
+    learning rate       ^40 jumps         the weights of 40 steps are still good: those of 41 and more are suspect
 
 Which causes reach weights or optimizer, and when, is told by their entries (`CauseEntry.damage`).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from holter.faults import CAUSES, DETECTORS
+from holter.faults.family import Damage
 from holter.records import EXIT_CODE, Action, Cause, Diagnosis, Directive, Finding, Severity, Verdict
 
 
@@ -70,7 +73,7 @@ def _is_own_error(cause: Cause) -> bool:
 
 
 class Spoil(NamedTuple):
-    """A fault that made the numbers bad, or doubtful, from some state on."""
+    """A fault that made the numbers bad, or suspect, from some state on."""
 
     verdict: Verdict
     first_bad: int
@@ -102,13 +105,13 @@ class Sight:
 
 def spoils(findings: Iterable[Finding], diagnoses: Iterable[Diagnosis]) -> list[Spoil]:
     """What reached weights or optimizer, the worst and earliest first."""
-    found = [_of_diagnosis(diagnosis) for diagnosis in diagnoses]
-    known = {spoil.first_bad for spoil in found if spoil is not None}
+    found = [spoil for diagnosis in diagnoses for spoil in _of_diagnosis(diagnosis)]
+    known = {spoil.first_bad for spoil in found if spoil.verdict == "poisoned"}
     for finding in findings:
         if is_applied(finding) and finding.first_step + 1 not in known:
             why = f"NaN or Inf was applied to the weights at step {finding.first_step}"
             found.append(Spoil("poisoned", finding.first_step + 1, why))
-    return sorted(filter(None, found), key=lambda spoil: (spoil.verdict != "poisoned", spoil.first_bad))
+    return sorted(found, key=lambda spoil: (spoil.verdict != "poisoned", spoil.first_bad))
 
 
 def of_state(step: int, spoiled: Sequence[Spoil], sight: Sight) -> CheckpointJudgement:
@@ -153,16 +156,29 @@ def is_applied(finding: Finding) -> bool:
     return entry is not None and entry.sees_damage
 
 
-def _of_diagnosis(diagnosis: Diagnosis) -> Spoil | None:
+def _of_diagnosis(diagnosis: Diagnosis) -> Iterator[Spoil]:
+    """What its cause did to the numbers, and what came of that: a loss that left its course, whatever led to it."""
     if diagnosis.severity == "info" or not diagnosis.causes:
-        return None
-    cause, first = diagnosis.causes[0].cause, diagnosis.first_step
-    damage = CAUSES[cause].damage if cause in CAUSES else None
-    if damage is None:
-        return None
+        return
+    first = diagnosis.causes[0]
+    for cause, step in ((first.cause, diagnosis.first_step), *_consequences(first)):
+        damage = CAUSES[cause].damage if cause in CAUSES else None
+        # What has passed speaks against nothing any more; what is poisoned stays so.
+        if damage is not None and (damage.verdict == "poisoned" or diagnosis.closed_at is None):
+            agreed = diagnosis.agreed_steps if step == diagnosis.first_step else None
+            yield _spoil(cause, damage, step, agreed, diagnosis.id)
+
+
+def _consequences(cause: Cause) -> Iterator[tuple[str, int]]:
+    """(cause, first step) of what an incident brought about, as its evidence tells."""
+    for proof in cause.evidence:
+        if proof.kind == "consequence" and proof.values.get("severity") in ("critical", "warning"):
+            yield str(proof.values.get("cause")), int(proof.values["first_step"])
+
+
+def _spoil(cause: str, damage: Damage, first: int, agreed: int | None, incident: str) -> Spoil:
     if damage.begins == "with the step":
-        return Spoil(damage.verdict, first + 1, f"{damage.why} at step {first} ({cause})", diagnosis.id)
-    agreed = diagnosis.agreed_steps
+        return Spoil(damage.verdict, first + 1, f"{damage.why} at step {first} ({cause})", incident)
     first_bad = first if agreed is None else min(first, agreed + 1)
     since = f"since step {first}" if first_bad == first else f"found at step {first}; {_compared(first_bad - 1)}"
-    return Spoil(damage.verdict, first_bad, f"{damage.why}, {since} ({cause})", diagnosis.id)
+    return Spoil(damage.verdict, first_bad, f"{damage.why}, {since} ({cause})", incident)

@@ -125,6 +125,12 @@ def test_one_whose_file_is_gone_is_not_the_last_good_and_stands_in_no_others_pla
     assert ["10", "20", "30"] == names(vault)
 
 
+def test_a_tensor_of_absurd_size_makes_it_suspect_and_is_named(vault):
+    sealed = vault.seal(save(vault, oversized={"layer.weight": 1e37}), ABOUT)
+    assert ("suspect", True) == (sealed.verdict, "layer.weight holds values of up to 1e+37" in sealed.why)
+    assert vault.last_good() is None
+
+
 def test_a_missing_part_makes_it_incomplete_and_says_whose(vault):
     partial = vault.begin(30)
     write(partial, 0, {"__0_0.distcp": b"0"}, is_sharded=True, framework="dcp")

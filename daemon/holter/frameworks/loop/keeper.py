@@ -5,6 +5,8 @@
 The same planner and the same writer as `dcp.save`, but what savers must tell each other goes through files beside the checkpoint, without a collective:
 one way for a held step and for a thread beside a blocked main thread. Replicated state is written by the first saver alone.
 
+    parts/exchange/own-2        what only rank 2 is known to hold, where there is such
+    parts/exchange/division-0   which of that are different things by the same name (`own_state`)
     parts/exchange/plan-2       what rank 2 could write
     parts/exchange/orders-0     who writes what, from the first saver
     parts/exchange/written-2    where rank 2 wrote it
@@ -43,7 +45,8 @@ from torch.distributed.tensor import DTensor
 
 from holter import clock
 from holter.errors import PartlySavedError, SaveError
-from holter.frameworks.loop import named_state
+from holter.frameworks.loop import named_state, own_state
+from holter.frameworks.loop.own_state import NOTHING, Division, StatePath
 from holter.frameworks.saving import averages, random_states
 from holter.rank.context import Context
 from holter.rank.framework import Task
@@ -59,8 +62,6 @@ ALIASES = {
 }
 """Top-level keys, and what they are called elsewhere."""
 
-StatePath = tuple[Any, ...]
-"""Where a value stands in the nested state: keys, and numbers for the elements of a list."""
 FOLDER = "parts/exchange"
 """Below a folder that is gone once the checkpoint is sealed."""
 POLL_S = 0.01
@@ -79,6 +80,10 @@ class DistributedKeeper:
         self._models = [m for m in context.models if m.was_optimized or any(id(p) in ours for _, p in m.parameters)]
         self._averages: list[averages.Average] = []
         self._written: list[tuple[str, torch.Tensor]] = []
+        self._groups: Sequence[Mapping[str, Any]] = ()
+        """The optimizers' groups, with the names of their parameters."""
+        self.notes: list[str] = []
+        """What is to be said of a save."""
         self.is_sharded = False
         """Known once it is saved."""
 
@@ -115,30 +120,67 @@ class DistributedKeeper:
             self._optimizers, [each for each in self._averages if each.name not in self._lost(task)]
         )
         state = {**named_state.state_of(self._models, self._optimizers, found), "step": task.completed}
+        self._groups = state["optim"]["param_groups"]
         savers = task.savers or tuple(range(task.world_size))
         self.is_sharded = any(_is_shard(tensor) for _, tensor in named_state.tensors(state))
-        if not self.is_sharded:
+        planner = DefaultSavePlanner()
+        planner.set_up_planner(state, is_coordinator=task.rank == savers[0])
+        own = own_state.own_pieces(self._models, planner.state_dict, planner.mappings) if task.world_size > 1 else {}
+        exchange = Exchange(task.directory, task.rank, clock.monotonic_s() + task.deadline_s)
+        exchange.put("own", own)
+        division, lost = NOTHING, ""
+        if not self.is_sharded and not own:
             if task.rank != savers[0]:
                 return
+            exchange.put("division", NOTHING)
             savers = savers[:1]
-        if task.rank == savers[0]:
-            (task.state / named_state.NAMES).write_text(
-                json.dumps(named_state.describe_others(self._optimizers, found), indent=2) + "\n"
-            )
-        exchange = Exchange(task.directory, task.rank, clock.monotonic_s() + task.deadline_s)
         try:
-            missing = self._write(task, state, exchange, savers)
+            if self.is_sharded or own:
+                division, lost = self._divide(task, exchange, savers)
+            own_state.rename(planner, task.rank, division)
+            if task.rank == savers[0]:
+                others = named_state.describe_others(self._optimizers, found)
+                named = others | {f"rank_{rank}": f"all that rank {rank} held" for rank in division.ranks}
+                (task.state / named_state.NAMES).write_text(json.dumps(named, indent=2) + "\n")
+            missing = self._write(task, planner, exchange, savers, division=division) or lost
         except Exception as error:
             exchange.fail(error)
             raise
         if missing:
             raise PartlySavedError(missing)
 
-    def _write(self, task: Task, state: dict[str, Any], exchange: "Exchange", savers: tuple[int, ...]) -> str:
+    def _divide(self, task: Task, exchange: "Exchange", savers: tuple[int, ...]) -> tuple[Division, str]:
+        """What ranks hold by the same names and not in common; on the first saver also what of that is lost with its rank."""
+        lost = ""
+        if task.rank == savers[0]:
+            held, whys = exchange.gather("own", savers, PATIENCE_S)
+            found = own_state.divide(held, savers[0])
+            whys |= dict.fromkeys(task.lost, "cannot save")
+            # Where several ranks hold the same, one that is lost held it too, as far as anybody can tell.
+            if whys and any(held.values()) and (found.is_split or len(held) == 1):
+                who = "; ".join(f"rank {rank} {why}" for rank, why in sorted(whys.items()))
+                lost = f"what a rank alone held is lost with it: {who}"
+            exchange.put("division", found)
+            if found.ranks:
+                self.notes.append(
+                    "ranks hold different tensors by the same names: each loads {'rank_<its number>': state}"
+                )
+        else:
+            found = exchange.get("division", savers[0], 2 * PATIENCE_S)
+        self.is_sharded |= found.is_split or bool(lost)
+        return found, lost
+
+    def _write(
+        self,
+        task: Task,
+        planner: DefaultSavePlanner,
+        exchange: "Exchange",
+        savers: tuple[int, ...],
+        *,
+        division: Division,
+    ) -> str:
         """Returns what is missing of the whole, if this rank is the one who knows."""
-        is_first = task.rank == savers[0]
-        planner, writer = DefaultSavePlanner(), dcp.FileSystemWriter(task.state)
-        planner.set_up_planner(state, writer.storage_meta(), is_coordinator=is_first)
+        is_first, writer = task.rank == savers[0], dcp.FileSystemWriter(task.state)
         writer.set_up_storage_writer(is_first, rank=task.rank, use_collectives=True)
         exchange.put("plan", writer.prepare_local_plan(planner.create_local_plan()))
         if is_first:
@@ -157,7 +199,9 @@ class DistributedKeeper:
         results, late = exchange.gather("written", plans, task.deadline_s)
         metadata.planner_data = {key: path for plan in plans.values() for key, path in plan.planner_data.items()}
         whys = dict.fromkeys(task.lost, "cannot save") | silent | late
-        missing = _finish(writer, metadata, results, whys, state["optim"]["param_groups"])
+        written = [result for each in results.values() for result in each]
+        names = own_state.add_names(metadata, written, plans, division)
+        missing = _finish(writer, metadata, [*written, *names], whys, self._groups)
         exchange.put("end", missing)
         return missing
 
@@ -165,12 +209,11 @@ class DistributedKeeper:
 def _finish(
     writer: dcp.FileSystemWriter,
     metadata: Metadata,
-    results: Mapping[int, list[WriteResult]],
+    written: Sequence[WriteResult],
     whys: Mapping[int, str],
     groups: Sequence[Mapping[str, Any]],
 ) -> str:
     """Write the metadata, with all names or as an incomplete one; returns what is missing."""
-    written = [result for each in results.values() for result in each]
     holes = _holes(metadata, {result.index for result in written})
     if not holes:
         writer.finish(metadata, [written, add_aliases(metadata, written, groups)])

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from holter.errors import VaultError
+from holter.files import UNREADABLE
 from holter.records import Verdict
 
 NAME = "manifest.json"
@@ -78,8 +79,14 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """Tensors that had to be found again."""
     with_nan: list[str] = []
     """Tensors that had to be found again and hold NaN, or Inf where none may be: however they came there, this state is not good."""
+    oversized: dict[str, float] = {}
+    """Finite ones of a size that no model that trains has -> their largest magnitude."""
     missing: list[StoredTensor] = []
     """Those that are not in its own files; replicas may find them in another's."""
+    num_own: int = 0
+    """Tensors that no other rank is known to hold: parts of a model that is split by hand, experts that a wrapper was told to ignore."""
+    own_missing: list[StoredTensor] = []
+    """Those of them that are not in its own files; another rank's may have them."""
     notes: list[str] = []
     """What differs from a run that goes on although the checkpoint is whole: a sentence each."""
 
@@ -138,7 +145,7 @@ def read(directory: Path) -> Manifest:
         raise VaultError(f"{directory} has no {NAME}") from None
     except OSError as error:
         raise VaultError(f"{path} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise VaultError(f"{path} is damaged: {error}") from None
     # White space says nothing, and is not as it was written: something has touched it.
     if found.digest != digest or content != _laid_out(content):
@@ -152,7 +159,7 @@ def read_part(path: Path) -> RankPart:
         return msgspec.json.decode(path.read_bytes(), type=RankPart)
     except OSError as error:
         raise VaultError(f"{path} cannot be read: {error.strerror}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise VaultError(f"{path} is damaged: {error}") from None
 
 
@@ -218,7 +225,13 @@ class Circumstances:
 def missing_from(about: Circumstances, parts: Mapping[int, RankPart], files: Mapping[str, StoredFile]) -> list[str]:
     """What the checkpoint does not have, a sentence each; none: it is whole."""
     nothing = [] if any(map(_is_state, files)) else ["nothing was written"]
-    return [*nothing, *_missing_parts(about, parts), *_unproven(about, parts), *_missing_files(about, parts, files)]
+    return [
+        *nothing,
+        *_missing_parts(about, parts),
+        *_unproven(about, parts),
+        *_missing_own(about, parts),
+        *_missing_files(about, parts, files),
+    ]
 
 
 def unclaimed_files(parts: Mapping[int, RankPart], files: Iterable[str]) -> list[str]:
@@ -269,8 +282,25 @@ def _unproven(about: Circumstances, parts: Mapping[int, RankPart]) -> Iterator[s
     for rank in sorted(set(_needed(about, parts)) & parts.keys()):
         missing = [tensor.name for tensor in parts[rank].missing if tensor.content not in stored]
         if missing:
-            named = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")  # noqa: PLR2004 - a sentence's worth
-            yield f"of rank {rank}'s {parts[rank].num_live} tensors {len(missing)} are in no file ({named})"
+            yield f"of rank {rank}'s {parts[rank].num_live} tensors {len(missing)} are in no file ({_some(missing)})"
+
+
+def _missing_own(about: Circumstances, parts: Mapping[int, RankPart]) -> Iterator[str]:
+    """What a rank alone held, and nobody saved; of a rank that is lost only that there may have been such."""
+    stored = {tensor.content for part in parts.values() for tensor in part.tensors}
+    for rank, part in sorted(parts.items()):
+        missing = [tensor.name for tensor in part.own_missing if tensor.content not in stored]
+        if missing:
+            yield f"{len(missing)} tensors that only rank {rank} held are in no file ({_some(missing)})"
+    owners = [rank for rank, part in parts.items() if part.num_own]
+    silent = [rank for rank in range(about.world_size) if rank not in parts]
+    if silent and owners and (len(owners) == 1 or any(part.is_sharded for part in parts.values())):
+        lost = ", ".join(map(str, silent))
+        yield f"rank {owners[0]} holds tensors that no other rank is known to hold, and what rank {lost} held of that kind is lost"
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")  # noqa: PLR2004 - a sentence's worth
 
 
 def _missing_files(

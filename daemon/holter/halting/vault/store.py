@@ -23,7 +23,7 @@ import msgspec
 
 from holter.clock import rfc3339, wall_ns
 from holter.errors import VaultError
-from holter.files import read_json, write_whole
+from holter.files import UNREADABLE, read_json, write_whole
 from holter.halting.vault import manifest as manifests
 from holter.halting.vault.manifest import (
     Circumstances,
@@ -244,11 +244,17 @@ def _parts(partial: Path) -> tuple[dict[int, RankPart], list[str]]:
 def _looked_at(about: Circumstances, parts: dict[int, RankPart]) -> Circumstances:
     """The circumstances, with what the ranks themselves found in the numbers, whatever the detectors had found."""
     bad = [name for part in parts.values() for name in part.with_nan]
-    if not bad or about.verdict == "poisoned":
+    if about.verdict == "poisoned":
         return about
-    return replace(
-        about, verdict="poisoned", why=f"{len(bad)} tensors hold NaN or Inf ({bad[0]}{', …' if bad[1:] else ''})"
-    )
+    if bad:
+        named = f"{bad[0]}{', …' if bad[1:] else ''}"
+        return replace(about, verdict="poisoned", why=f"{len(bad)} tensors hold NaN or Inf ({named})")
+    large = {name: size for part in parts.values() for name, size in part.oversized.items()}
+    if not large or about.verdict == "suspect":
+        return about
+    name, size = max(large.items(), key=lambda one: one[1])
+    more = f", and {len(large) - 1} more tensors are like it" if large.keys() - {name} else ""
+    return replace(about, verdict="suspect", why=f"{name} holds values of up to {size:.3g}{more}")
 
 
 def _is_good(one: Sealed) -> bool:
@@ -325,5 +331,5 @@ def read_script_saves(run_dir: Path) -> list[ScriptSave]:
     """What is written down; a file that cannot be read says nothing."""
     try:
         return msgspec.json.decode(script_saves_path(run_dir).read_bytes(), type=ScriptSaves).saves
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, *UNREADABLE):
         return []
