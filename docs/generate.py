@@ -2,7 +2,7 @@
 
     explain/NAME.md    the page that `holter explain NAME` prints and `grafana/runbooks` holds
     settings.md        its table, from `config.py`
-    causes.md          its tables, from the pages of causes; detectors.md and alerts.md likewise
+    causes.md          its tables, from the pages of causes; detectors.md, alerts.md and verdicts.md likewise
 
 mkdocs calls `on_files` and `on_page_markdown` (its hooks); nothing that is made here is committed.
 """
@@ -128,9 +128,22 @@ def _alerts_table() -> Iterator[str]:
     yield from (f"| [`{watch.name}`](explain/{watch.name}.md) | {watch.happened} |" for watch in alerts.WATCHER_RULES)
 
 
+def _verdicts_table() -> Iterator[str]:
+    """One row a cause: the verdict on a checkpoint with it, and from which state on."""
+    yield from ("| cause | checkpoint | which states | why |", "|---|---|---|---|")
+    for entry in sorted(faults.CAUSES.values(), key=lambda entry: entry.cause):
+        name, damage = f"[`{entry.cause}`](explain/{entry.cause}.md)", entry.damage
+        if damage is None:
+            yield f"| {name} | as it was | | |"
+        else:
+            states = "from that step on" if damage.begins == "before the step" else "from the next step on"
+            yield f"| {name} | {damage.verdict} | {states} | {damage.why} |"
+
+
 TABLES = {
     "settings": _settings_table,
     "causes": _causes_table,
     "detectors": _detectors_table,
     "alerts": _alerts_table,
+    "verdicts": _verdicts_table,
 }

@@ -11,7 +11,7 @@ from holter.faults import BRINGS_ABOUT, CAUSES, DETECTORS
 from holter.faults.family import EngineFacts
 
 HOLTER = Path(__file__).resolve().parents[2] / "daemon" / "holter"
-ENGINES = ["diagnosis", "halting", "coordinator", "exporters", "offline.py", "cli", "status_page"]
+ENGINES = ["diagnosis", "halting", "coordinator", "exporters", "offline/dumps.py", "cli", "status_page"]
 NEWS = {
     "batch_lengths": {"ranks_running_out"},
     "buffer_divergence": {"buffers_agreed_at_first", "has_majority"},

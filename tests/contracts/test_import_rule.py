@@ -24,7 +24,7 @@ LAYERS = [
     {"faults"},
     {"flight"},
     {"patience"},
-    {"records", "errors", "clock", "threads", "files"},
+    {"records", "errors", "clock", "threads", "files", "redaction"},
 ]
 """Top may import below; those of one layer may not import each other. `holter/__init__.py` is the public face: it imports the
 frameworks when it is asked for them, and anyone may ask it for the version."""
@@ -46,7 +46,7 @@ PURE = [
 ]
 TORCH_FREE = [
     "status_page",
-    "offline.py",
+    "offline",
     "sidecar",
     "coordinator",
     "transport",

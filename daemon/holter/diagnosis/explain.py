@@ -8,7 +8,7 @@ Of the rows that fit, the surest of each cause counts. A confidence under 0.70 m
 causes becomes a `Diagnosis`: the public record that a person, a pager and a test read.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -47,8 +47,16 @@ def rank_causes(finding: Finding) -> tuple[Cause, ...]:
 
 
 def _ranked(finding: Finding) -> tuple[Cause, ...]:
-    fitting = [(entry, [row for row in entry.rows if row.fits(finding)]) for entry in CAUSES.values()]
-    best = [(entry, max(rows, key=_sureness)) for entry, rows in fitting if rows]
+    return rank_by(((entry, row) for entry in CAUSES.values() for row in entry.rows), finding)
+
+
+def rank_by(rows: Iterable[tuple[CauseEntry, Row]], finding: Finding) -> tuple[Cause, ...]:
+    """Every cause of which one of these rows fits, the surest first."""
+    fitting: dict[str, tuple[CauseEntry, list[Row]]] = {}
+    for entry, row in rows:
+        if row.fits(finding):
+            fitting.setdefault(entry.cause, (entry, []))[1].append(row)
+    best = [(entry, max(rows, key=_sureness)) for entry, rows in fitting.values()]
     ranked = sorted(best, key=lambda one: _sureness(one[1]), reverse=True)
     return tuple(
         _cause(entry, row, finding)
@@ -83,6 +91,7 @@ def _cause(entry: CauseEntry, row: Row, finding: Finding) -> Cause:
         collective=finding.collective,
         mechanism=entry.mechanism,
         evidence=(*finding.evidence, *gap),
+        missing=(row.missing,) if gap else (),
         would_refute=f"{entry.would_refute} {_looked(entry, finding)}",
         fix=entry.fix,
     )
@@ -117,9 +126,10 @@ def explain(  # noqa: PLR0913 - the parts of a public record
     directive: Directive,
     strikes: int = 1,
     plots: Sequence[Evidence] = (),
+    causes: tuple[Cause, ...] = (),
 ) -> Diagnosis:
-    """The diagnosis of what `leading` and its consequences show; the caller gives identity, times, plots and what was decided."""
-    causes = rank_causes(leading)
+    """The diagnosis of what `leading` and its consequences show; the caller gives identity, times, plots and what was decided, and the causes where no live detector found it."""
+    causes = causes or rank_causes(leading)
     assert causes, f"no line of the differential speaks of {leading.detector}"
     first, *others = causes
     causes = (_with(first, [_consequence(finding) for finding in consequences]), *others)
@@ -146,7 +156,13 @@ def _consequence(finding: Finding) -> Evidence:
     return Evidence(
         kind="consequence",
         summary=finding.summary,
-        values={"detector": finding.detector, "first_step": finding.first_step, "ranks": list(finding.ranks)},
+        values={
+            "detector": finding.detector,
+            "cause": top_cause(finding),
+            "severity": finding.severity,
+            "first_step": finding.first_step,
+            "ranks": list(finding.ranks),
+        },
     )
 
 

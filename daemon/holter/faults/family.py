@@ -57,8 +57,8 @@ class Damage:
 
     begins: Literal["with the step", "before the step"]
     """Whether the state before the step at which it was found is still good."""
-    verdict: Literal["poisoned", "unknown"]
-    """`unknown`: ranks disagree, and nobody knows whose numbers are right."""
+    verdict: Literal["poisoned", "suspect"]
+    """`poisoned`: the numbers are bad for certain. `suspect`: the incident speaks against them, and nobody knows how much is left of them."""
     why: str
     """The start of a sentence that goes on with the step."""
 
@@ -83,7 +83,7 @@ class CauseEntry:
     """How it is recognised. Of the rows that fit a finding, the surest counts."""
     fix: Fix
     damage: Damage | None = None
-    """What it does to a checkpoint; None: a slow rank, a plateau or a dead peer spoils no number."""
+    """What it does to a checkpoint; None: a slow rank, a plateau, a dead peer or a layer that learns nothing spoils no number."""
     is_hang: bool = False
     """Ranks wait for each other: it is over when they move on, and no rank reaches an agreed step meanwhile."""
     is_death: bool = False

@@ -2,11 +2,13 @@
 
 import functools
 import string
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 
 from holter import clock
 from holter.page import PageWriter
@@ -16,7 +18,7 @@ from holter.rank.hold.peers import ShardPeers
 from holter.rank.models import Models
 from holter.rank.publish.budget import Schedule
 from holter.rank.publish.step_log import OpenStep, OwedAnswer, PhaseClock, StepLog
-from holter.rank.readings.batches import Inputs
+from holter.rank.readings.batches import MAX_LEAVES, Inputs, Leaf, on_device
 from holter.rank.readings.fused_pass import Readings
 from holter.rank.readings.gradient_answers import GradientAnswers, GradientMark, num_collectives
 from holter.rank.readings.samples import is_capturing, local
@@ -55,6 +57,21 @@ class StepInputs:
     last: Inputs | None = None
     suspect: Inputs | None = None
     """The call after which the first non-finite value of this step was seen."""
+    unread: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
+    """What models were given on a device since the last backward pass: it is read with the loss, for later it may be gone."""
+    healthy_steps: Counter[str] = field(default_factory=Counter)
+    """Tensors of a batch that were not finite on steps that were: masks."""
+
+    def see(self, call: Inputs | None) -> None:
+        """A model is called in training."""
+        self.last = call
+        if call is not None and len(self.unread) < MAX_LEAVES:
+            self.unread += on_device(call)
+
+    def take_unread(self) -> list[Leaf]:
+        """Those that nobody wrote to since; a backward pass begins."""
+        unread, self.unread = self.unread, []
+        return [(path, tensor) for path, tensor, version in unread if tensor._version == version]  # noqa: SLF001
 
     def suspect_last(self) -> None:
         """Something is not finite: of several micro-batches, this one is to be questioned."""
@@ -64,6 +81,7 @@ class StepInputs:
     def clear(self) -> None:
         """The step is done."""
         self.last = self.suspect = None
+        self.unread = []
 
 
 class KnownFinite:

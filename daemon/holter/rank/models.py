@@ -158,6 +158,18 @@ class Model:
         found |= {id(p) for name, p in self.parameters if name not in ignored and not is_sharded(p)}
         return found | {id(b) for name, b in self.buffers if name not in ignored and not self._is_local(name)}
 
+    def unshared(self) -> list[tuple[str, torch.nn.Parameter]]:
+        """Parameters that nothing says another rank holds too, whole or in parts."""
+        if self.wrapper in REDUCING_WRAPPERS or any(
+            type(part).__name__ == FLAT for part in (self.root.modules() if self.root is not None else ())
+        ):
+            return []
+        return [
+            (name, p)
+            for name, p in self.parameters
+            if id(p) not in self.replicas and not is_sharded(p) and not hasattr(p, "placements")
+        ]
+
     def _is_local(self, name: str) -> bool:
         own = name.removeprefix(self.prefix)
         return any(fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(own, glob) for glob in self._local_buffers)
@@ -380,6 +392,12 @@ def is_split(tensor: torch.Tensor) -> bool:
         return is_sharded(tensor)
     mesh: Any = getattr(tensor, "device_mesh", None)
     return any(not placement.is_replicate() and mesh.size(axis) > 1 for axis, placement in enumerate(placements))
+
+
+def is_partial(tensor: torch.Tensor) -> bool:
+    """Whether this is one addend of a DTensor that nobody has summed yet."""
+    placements: Any = getattr(tensor, "placements", None)
+    return bool(placements) and any(placement.is_partial() for placement in placements)
 
 
 def spans_world(group: Any) -> bool:

@@ -24,6 +24,7 @@ from holter.rank.publish.budget import Schedule
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.inspection import InspectionProbe
+from holter.rank.readings.modes import ModeProbe
 from holter.rank.readings.nan_origin import BatchBlameProbe
 from holter.rank.readings.vitals import VitalsProbe
 from holter.rank.undo.past_steps import PastSteps
@@ -79,13 +80,14 @@ class Monitor:
             on_call=self._regions.begin,
             on_return=self._on_return,
         )
+        self._modes = ModeProbe(self.context)
         self._clips = ClipProbe(self.context)
         self._components = ComponentProbe(self.context, self._calls)
         self._replication = ReplicationProbe(self.context, self._comparison.reduced_by_hand)
         self._graphs = GraphProbe(self.context, lambda num_steps: self.steps.replayed(num_steps))  # noqa: PLW0108  they are made later
         self._batches = BatchBlameProbe(self.context)
         self._finite = FiniteGuard(self.context, guard_wait_s)
-        readers = StepReaders(self._gradients, self._comparison, self._batches, self._vitals, self._finite)
+        readers = StepReaders(self._gradients, self._comparison, self._batches, self._vitals, self._modes, self._finite)
         self.steps = StepProbe(self.context, readers, self._find_models)
         if snapshot_every:
             from holter.rank.undo.snapshots import Snapshots  # noqa: PLC0415  imports what most scripts do not
@@ -186,6 +188,7 @@ class Monitor:
 
     def _on_return(self, module: torch.nn.Module, output: object) -> None:
         self.context.guard.attempt(self._regions.end, module, output)
+        self.context.guard.attempt(self._modes.see, module, output)
         self._inspection.failed()
 
     def _on_backward(self) -> None:

@@ -4,8 +4,9 @@ from typing import Literal
 
 import msgspec
 
-Verdict = Literal["healthy", "poisoned", "unknown", "incomplete"]
-"""Of a checkpoint: its numbers are good, are bad, are not known, or parts of it are missing."""
+Verdict = Literal["healthy", "suspect", "poisoned", "incomplete", "unknown"]
+"""Of a checkpoint: it was looked at and nothing speaks against it; an incident or its own values do; its numbers are bad; parts of it are
+missing; it was not looked at."""
 
 EXIT_CODE = 93
 """Of a rank that was halted, and of whoever started it."""

@@ -18,6 +18,7 @@ from holter.records.rank import (
     Groups,
     Inspection,
     Logged,
+    Modes,
     OnDevice,
     Origin,
     PackedTable,
@@ -281,7 +282,7 @@ class Link(msgspec.Struct, frozen=True, tag="link", kw_only=True):
     """`closed`: by the other side, whose process ended. `silent`: nothing comes any more, and nobody closed it."""
 
 
-Rare = Vitals | Inspection | Feed | Skipped | Swapped | ScriptWarning | Device
+Rare = Vitals | Inspection | Feed | Skipped | Swapped | Modes | ScriptWarning | Device
 """Records that a window keeps unchanged, up to a limit of each kind."""
 Own = Unavailable | Judged | Unexamined | Link | HaltAsked | HaltAnswered | Ordered
 """What the coordinator records about itself."""

@@ -190,7 +190,7 @@ NUMBERS = {
     "clip.limit": "its limit",
     "clip.is_sharded": "1 if what was clipped is this rank's shard and the norm is the shard's own",
     "loss_scale": "the scaler's factor",
-    "loss.is_divided": "1 if the loss that backward got is a quotient or product with a constant, as an accumulating loop makes it; else 0",
+    "loss.is_divided": "1 if the loss that backward got is a quotient or product with a constant, as an accumulating loop makes it, or a pipeline divides the gradients itself; else 0",
     "sum.<class>": "sum over all elements of a class of tensors that must agree: a projection, so that its spread tells the ranks' distance",
     "norm.<class>": "L2 norm of the same",
     "batch.<leaf>.min": "of a tensor in the batch; also .max, .mean, .absmax; integers and floats alike",
@@ -306,6 +306,8 @@ class Vitals(msgspec.Struct, frozen=True, tag="vitals", kw_only=True):
     """For how many steps in a row those named under no_gradient and zero_gradient have had none."""
     unchanged: Named = Named()
     """Gradient and learning rate not zero, the optimizer stepped, and no bit of the tensor changed."""
+    without_rate: Named = Named()
+    """Gradient not zero, and a learning rate of exactly zero."""
     rounded: Named = Named()
     """Trained float32 tensors that have changed since the start and whose low mantissa bits are all zero still."""
     frozen_moved_in_step: Named = Named()
@@ -406,6 +408,19 @@ class Swapped(msgspec.Struct, frozen=True, tag="swapped", kw_only=True):
     is_output_equal: bool
     """Bit for bit."""
     num_times: int
+
+
+class Modes(msgspec.Struct, frozen=True, tag="modes", kw_only=True):
+    """A model is trained while modules of it are in evaluation mode, or no longer; told when that changes."""
+
+    model: str
+    """Prefix of its names."""
+    evaluating: Named
+    """Modules that compute something else in evaluation mode, and were in it at every call for this step; none: all train again."""
+    num_sensitive: int
+    """All modules of the model that compute something else in evaluation mode."""
+    is_whole: bool
+    """The model itself, its outermost module, was in evaluation mode."""
 
 
 class ScriptWarning(msgspec.Struct, frozen=True, tag="warned", kw_only=True):

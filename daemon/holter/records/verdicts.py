@@ -90,6 +90,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[Evidence, ...]
     would_refute: str
     fix: Fix
+    missing: tuple[str, ...] = ()
+    """Below a confidence of 0.70: which evidence would decide, and how to get it."""
 
 
 class Healthy(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,3 +122,25 @@ def test_a_narrow_tensor_under_adam_is_not_lost() -> None:
 def test_a_threshold_out_of_range_is_refused() -> None:
     with pytest.raises(ValueError, match=r"still_weights\.max_changed must be between 0 and 1, got 2"):
         StillWeights(max_changed=2)
+
+
+def rateless(*names: str) -> Vitals:
+    return Vitals(view="replicated", modules=[], num_trainable=4, without_rate=Named(len(names), list(names)))
+
+
+def test_a_group_whose_rate_stays_at_zero_is_found_and_explained() -> None:
+    (finding,) = judge(*[rateless("encoder.weight")] * 20)
+    assert (0, 16) == (finding.first_step, finding.detected_step)
+    assert ("encoder.weight",) == finding.tensors
+    assert "1 of 4 trained tensors" in finding.evidence[0].summary
+    assert "lost_update" == top_cause(finding)
+
+
+def test_a_schedule_that_never_leaves_zero_is_said_to_be_one() -> None:
+    (finding,) = judge(*[rateless("a", "b", "c", "d")] * 20)
+    assert "every trained tensor" in finding.summary
+
+
+def test_a_warm_up_that_begins_at_zero_and_a_rate_that_comes_back_are_silent() -> None:
+    assert [] == judge(rateless("a", "b", "c", "d"), *[rateless()] * 30)
+    assert [] == judge(*[rateless("a")] * 15, rateless(), *[rateless("a")] * 15)

@@ -39,6 +39,11 @@ def noise(step: int, size: float = 0.05) -> float:
     return random.Random(step).gauss(0, size)  # noqa: S311 - test data
 
 
+def ratios(largest: Callable[[int], float]) -> Series:
+    """A rank tells the largest distance from one and the mean one."""
+    return {"ratio.first_deviation": largest, "ratio.first_mean_deviation": lambda step: largest(step) / 5}
+
+
 VOCABULARY: Series = {"log.vocabulary": lambda _: 1000.0}
 TOP = math.log(1000)
 
@@ -49,7 +54,7 @@ FAULTS: list[tuple[str, Detector, Series, int]] = [
     ("kl_inactive", KlTerm(), {"log.kl": lambda _: 0.0, "log.loss_terms.kl": lambda _: 0.0}, 0),
     ("kl_sign_flipped", KlTerm(), {"log.kl": lambda step: 0.01 * step, "log.loss_terms.kl": lambda step: -0.001 * step}, 1),
     ("reward_collapse", RewardTrend(), {"log.reward": lambda step: (0.8 if step < 60 else 0.2) + noise(step, 0.02)}, 60),
-    ("train_inference_mismatch", ImportanceRatio(), {"ratio.first_deviation": lambda step: 0.6 + noise(step)}, 0),
+    ("train_inference_mismatch", ImportanceRatio(), ratios(lambda step: 0.6 + noise(step)), 0),
     ("clamped_adapter_norm", AdapterNorm(), {"log.lora_norm": lambda step: min(1.0, step / 20), "log.max_lora_norm": lambda _: 1.0}, 19),
     ("degenerate_outputs", OutputVariety(), {"log.commonest_token_share": lambda step: min(0.95, 0.1 + step / 50)}, 36),
 ]  # fmt: skip
@@ -67,8 +72,8 @@ HEALTHY: list[tuple[str, Detector, Series]] = [
     ("noise", RewardTrend(), {"log.reward": lambda step: 0.5 + noise(step, 0.3)}),
     ("a dip that comes back", RewardTrend(), {"log.reward": lambda step: 0.2 if 50 < step < 60 else 0.8 + noise(step)}),
     ("held-out", RewardTrend(), {"log.eval/reward": lambda step: 0.8 if step < 60 else 0.2}),
-    ("half precision", ImportanceRatio(), {"ratio.first_deviation": lambda step: 0.05 + abs(noise(step))}),
-    ("several updates", ImportanceRatio(), {"ratio.first_deviation": lambda step: 0.5 if step % 4 else 0.001}),
+    ("half precision", ImportanceRatio(), ratios(lambda step: 0.05 + abs(noise(step)))),
+    ("several updates", ImportanceRatio(), ratios(lambda step: 0.5 if step % 4 else 0.001)),
     ("below", AdapterNorm(), {"log.lora_norm": lambda _: 0.5, "log.lora_norm_limit": lambda _: 1.0}),
     ("no limit", AdapterNorm(), {"log.lora_norm": lambda _: 0.5}),
     ("gradient clipping", AdapterNorm(), {"log.lora_grad_norm": lambda _: 1.0, "log.lora_grad_norm_clip": lambda _: 1.0}),

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.utils.checkpoint import checkpoint
 
 from holter.records import Phase, StepDone
@@ -230,3 +231,15 @@ def test_the_scalers_own_factor_is_no_division(worn):
     scaler.update()
     (body,) = bodies(worn)
     assert (0.0, 1024.0) == (body.numbers["loss.is_divided"], body.numbers["loss_scale"])
+
+
+@pytest.mark.usefixtures("gloo")
+@pytest.mark.parametrize("divides", [True, False])
+def test_a_pipeline_that_divides_the_gradients_itself_divides_the_loss(worn, divides):
+    stage = PipelineStage(nn.Linear(4, 4), 0, 1, torch.device("cpu"))
+    worn.monitor.add_model(stage.submod)
+    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss, scale_grads=divides)
+    schedule.step(torch.ones(4, 4), target=torch.zeros(4, 4), losses=[])
+    torch.optim.SGD(stage.submod.parameters(), lr=0.1).step()
+    (body,) = bodies(worn)
+    assert (2, float(divides)) == (body.micro_steps, body.numbers["loss.is_divided"])

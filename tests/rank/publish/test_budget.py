@@ -56,6 +56,17 @@ def test_a_small_model_is_compared_at_every_step_for_a_millisecond_or_two_per_ce
     assert plan(large, budget=0.01, floor_s=5e-4, current=StepPlan()).check_interval > 1
 
 
+def test_a_small_model_is_compared_at_every_step_beside_a_neighbour_who_shares_its_caches():
+    # Two gloo ranks of 0.5 M parameters on two shared cores: what their threads were measured to compute.
+    shared = Costs(step_s=0.013, fixed_s=1.2e-3, gradients_s=4e-4, check_s=1.3e-3, is_small=True)
+    assert plan(shared, budget=0.01, floor_s=5e-4, current=StepPlan()) == StepPlan(1, 1)
+
+
+def test_a_small_model_without_compiled_kernels_is_not_compared_at_every_step():
+    slow = Costs(step_s=0.013, fixed_s=1e-3, gradients_s=0.02, check_s=0.06, is_small=True)
+    assert plan(slow, budget=0.01, floor_s=5e-4, current=StepPlan()) == StepPlan(16, 32)
+
+
 def test_a_neighbours_load_does_not_thin_the_checks():
     schedules = Schedule(budget=0.01, floor_s=5e-4), Schedule(budget=0.01, floor_s=5e-4)
     for schedule, factors in zip(schedules, ((1, 1, 1, 1), (1, 8, 3, 20)), strict=True):

@@ -7,8 +7,12 @@ import weakref
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_module
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holter.records import Census, Mark, PackedTable, StepDone
 
@@ -217,3 +221,35 @@ def test_the_script_may_let_go_of_a_model_at_once(wear):
     gc.collect()
     assert weight() is None
     assert not worn.monitor.context.guard.failures
+
+
+@pytest.fixture
+def mesh_of_four():
+    """The place of rank 0 among four ranks, 2 x 2; collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
+    yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    dist.destroy_process_group()
+
+
+def placed(model: nn.Module, mesh, placements) -> nn.Module:
+    return distribute_module(
+        model,
+        mesh,
+        lambda _name, module, _mesh: [
+            module.register_parameter(name, nn.Parameter(DTensor.from_local(p.detach(), mesh, placements)))
+            for name, p in list(module.named_parameters(recurse=False))
+        ],
+    )
+
+
+def test_a_partial_gradient_is_compared_only_in_what_the_step_makes_of_it(wear, mesh_of_four):
+    worn = wear(world_size=4)
+    model = placed(nn.Linear(4, 2), mesh_of_four, [Replicate(), Replicate()])
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model.weight.grad = DTensor.from_local(torch.ones(2, 4), mesh_of_four, [Replicate(), Partial()])
+    model.bias.grad = DTensor.from_local(torch.ones(2), mesh_of_four, [Replicate(), Replicate()])
+    optimizer.step()
+    (given,), (after,) = tables(worn, "gradients"), tables(worn, "parameters_after")
+    assert [False, True] == [bool(print_) for print_ in np.frombuffer(given.fingerprints, "<u8")], "an addend differs"
+    assert np.frombuffer(after.fingerprints, "<u8").all()

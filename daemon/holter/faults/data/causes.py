@@ -10,6 +10,7 @@ from holter.faults.family import (
     NOT_BY_A_SCRIPT,
     CauseEntry,
     Consequence,
+    Damage,
     DetectorEntry,
     Family,
     Row,
@@ -158,6 +159,7 @@ CORRUPT_LABELS_OR_RANGE = CauseEntry(
     would_refute="All ranks changed alike at the same step: then the data source itself changed, perhaps on purpose.",
     refuting_fact="is_on_all_ranks",
     is_refuted_by=True,
+    damage=Damage("with the step", "suspect", "weights learn from labels or inputs that are out of range"),
     rows=(
         Row("batch_values", 0.93, "observation", seen=("is_out_of_range",), absent=("is_on_all_ranks",)),
         Row("batch_values", 0.85, "documented", seen=("is_out_of_range", "is_on_all_ranks")),

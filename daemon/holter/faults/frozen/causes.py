@@ -19,7 +19,7 @@ FROZEN_SET_MISMATCH = CauseEntry(
     would_refute="All ranks train the same names.",
     refuting_fact="are_frozen_sets_different",
     is_refuted_by=False,
-    damage=Damage("before the step", "unknown", "ranks train different parameters, and the files hold one rank's"),
+    damage=Damage("before the step", "suspect", "ranks train different parameters, and the files hold one rank's"),
     rows=(
         Row("structure_mismatch", 0.95, "observation", seen=("are_frozen_sets_different",), absent=("is_structure_different",)),
         Row("structure_mismatch", 0.60, "inference", seen=("are_frozen_sets_different", "is_structure_different"), missing="a model of the same structure on all ranks, to compare what is frozen in it"),
@@ -78,7 +78,7 @@ FROZEN_COMPONENT_MISMATCH = CauseEntry(
     would_refute="One side holds what cannot be weights: zeros, NaN, garbage.",
     refuting_fact="is_implausible",
     is_refuted_by=True,
-    damage=Damage("before the step", "unknown", "ranks hold different frozen weights, and the files hold one rank's"),
+    damage=Damage("before the step", "suspect", "ranks hold different frozen weights, and the files hold one rank's"),
     rows=(
         Row("frozen_divergence", 0.90, "observation", absent=("is_implausible", "is_one_side_rounded", "did_agree_before"), unless=("are_dtypes_different",)),
         Row("frozen_divergence", 0.60, "inference", absent=("is_implausible",), missing=_NO_SOURCE),
@@ -107,7 +107,7 @@ FROZEN_COMPONENT_CHANGED = CauseEntry(
     would_refute="No optimizer holds the tensors, and they do not change within a step.",
     refuting_fact="is_moved_in_step",
     is_refuted_by=False,
-    damage=Damage("before the step", "unknown", "frozen weights changed"),
+    damage=Damage("before the step", "suspect", "frozen weights changed"),
     rows=(
         Row("frozen_movement", 0.93, "observation", seen=("is_moved_in_step", "is_held_by_optimizer")),
         Row("frozen_movement", 0.75, "documented", seen=("was_still_before",), absent=("is_moved_in_step",)),
@@ -136,6 +136,7 @@ UNFROZEN_BY_MISTAKE = CauseEntry(
     would_refute="No optimizer holds the declared parameters.",
     refuting_fact="is_held_by_optimizer",
     is_refuted_by=False,
+    damage=Damage("before the step", "suspect", "a component that was to stay as it was is trained"),
     rows=(
         Row("declared_frozen", 0.95, "observation", seen=("is_held_by_optimizer",)),
         Row("declared_frozen", 0.60, "inference", missing="whether an optimizer holds the declared parameters"),

@@ -5,6 +5,7 @@ from holter.faults.family import (
     NOT_BY_A_SCRIPT,
     CauseEntry,
     Consequence,
+    Damage,
     DetectorEntry,
     Family,
     Row,
@@ -320,6 +321,7 @@ COLLECTIVE_ORDER_MISMATCH = CauseEntry(
     would_refute="The ranks' recorders show the same operation at that number of that group.",
     refuting_fact="is_order",
     is_refuted_by=False,
+    damage=Damage("with the step", "suspect", "what calls that do not match returned may be in the weights"),
     is_hang=True,
     rows=(
         Row("collective_mismatch", 0.95, "observation", seen=("is_order", "is_seen_on_both_sides", "is_culprit_clear")),
@@ -361,6 +363,7 @@ COLLECTIVE_SHAPE_MISMATCH = CauseEntry(
     would_refute="The ranks' recorders show the same sizes at that number of that group.",
     refuting_fact="is_shape",
     is_refuted_by=False,
+    damage=Damage("with the step", "suspect", "what calls that do not match returned may be in the weights"),
     rows=(
         Row("collective_mismatch", 0.95, "observation", seen=("is_shape", "is_seen_on_both_sides", "is_culprit_clear")),
         Row("collective_mismatch", 0.93, "observation", seen=("is_shape", "is_seen_on_both_sides")),
@@ -396,6 +399,7 @@ COLLECTIVE_DTYPE_MISMATCH = CauseEntry(
     would_refute="The ranks' recorders show the same dtypes at that number of that group.",
     refuting_fact="is_dtype",
     is_refuted_by=False,
+    damage=Damage("with the step", "suspect", "what calls that do not match returned may be in the weights"),
     rows=(
         Row("collective_mismatch", 0.95, "observation", seen=("is_dtype", "is_seen_on_both_sides", "is_culprit_clear")),
         Row("collective_mismatch", 0.93, "observation", seen=("is_dtype", "is_seen_on_both_sides")),

@@ -135,7 +135,7 @@ class CollectiveMismatch:
         asked = self._alive(window)[: self.max_examined]
         if any(not _is_answered(window, rank, asked_ns) for rank in asked):
             summary = f"Ranks have not made as many calls by the end of step {step}; their recorders are being read."
-            newest = max(step, *(view.step for view in window.steps[-1:]))
+            newest = max([step, *(view.step for view in window.steps[-1:])])
             yield _question(ExamRequest(asked_ns, "quick", asked), summary, asked, (step, newest))
         else:
             yield _finding(window, of_counts(*counted, flights), flights)
@@ -220,7 +220,7 @@ def _finding(window: Window, seen: Mismatch, flights: Mapping[int, Flight]) -> F
         detector=CollectiveMismatch.name,
         severity="critical",
         first_step=step,
-        detected_step=max(step, *(view.step for view in window.steps[-1:]), *_exam_steps(window, seen.everyone)),
+        detected_step=max([step, *(view.step for view in window.steps[-1:]), *_exam_steps(window, seen.everyone)]),
         ranks=seen.ranks,
         summary=_summary(seen, is_running=facts["is_running"]),
         facts=facts,

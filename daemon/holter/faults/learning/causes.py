@@ -1,13 +1,15 @@
 """Nothing, or the wrong thing, is learning."""
 
-from holter.faults.family import CauseEntry, Consequence, DetectorEntry, Family, Row, Stage
+from holter.faults.family import CauseEntry, Consequence, Damage, DetectorEntry, Family, Row, Stage
 from holter.faults.learning.accumulation_scale import AccumulationScale
 from holter.faults.learning.average_tracking import AverageTracking
+from holter.faults.learning.evaluation_mode import EvaluationMode
 from holter.faults.learning.missing_gradients import MissingGradients
 from holter.faults.learning.optimizer_identity import OptimizerIdentity
 from holter.faults.learning.skipped_steps import SkippedSteps
 from holter.faults.learning.still_weights import StillWeights
 from holter.faults.learning.uncleared_gradients import UnclearedGradients
+from holter.faults.learning.zero_gradients import ZeroGradients
 from holter.records import Fix
 
 _NO_CENSUS = "a census that tells which parameters the optimizer holds and whether they have gradients"
@@ -125,6 +127,7 @@ DEAD_ACTIVATIONS = CauseEntry(
     would_refute="No layer was seen to give nothing but zeros.",
     refuting_fact="has_zero_layer",
     is_refuted_by=False,
+    damage=Damage("before the step", "suspect", "a layer gives zero for every input, and nothing brings it back"),
     rows=(
         Row("missing_gradients", 0.93, "observation", seen=("has_zero_layer", "is_zero_layer_seen")),
         Row("missing_gradients", 0.80, "documented", seen=("has_zero_layer",)),
@@ -153,6 +156,7 @@ GRADIENTS_NEVER_CLEARED = CauseEntry(
     would_refute="Gradients were there before the backward pass but did not grow: they belong to another optimizer's own last step.",
     refuting_fact="does_grow",
     is_refuted_by=False,
+    damage=Damage("with the step", "suspect", "gradients of earlier steps were applied again"),
     rows=(
         Row("uncleared_gradients", 0.95, "observation", seen=("is_left_over", "does_grow")),
         Row("uncleared_gradients", 0.60, "inference", missing=_NO_LEFT_OVERS),
@@ -175,16 +179,18 @@ GRADIENTS_NEVER_CLEARED = CauseEntry(
 
 LOST_UPDATE = CauseEntry(
     cause="lost_update",
-    happened="Gradient and learning rate are not zero, the optimizer stepped, and the tensor did not change.",
+    happened="The tensor has a gradient, the optimizer stepped, and the tensor did not change.",
     mechanism=(
         "What the step wrote was undone or went elsewhere: weights that are copied back after the step (an average, a swap, a broadcast, a stale "
-        "shard), an optimizer that steps a copy, a hook or a clamp that restores the old value."
+        "shard), an optimizer that steps a copy, a hook or a clamp that restores the old value. Or the step wrote nothing: the learning rate of "
+        "the tensor's group, or of all groups, is zero (a schedule that never leaves zero or has run out, a factor of an integer division)."
     ),
     would_refute="The update that these tensors should get is smaller than their own rounding.",
     refuting_fact="is_update_large_enough",
     is_refuted_by=False,
     rows=(
         Row("still_weights", 0.90, "observation", seen=("is_unchanged", "is_update_large_enough")),
+        Row("still_weights", 0.90, "observation", seen=("is_rate_zero",)),
         Row("still_weights", 0.55, "inference", seen=("is_unchanged",), missing=_NO_UPDATES),
         Row("still_weights", 0.15, "inference", missing=_NO_UPDATES),
     ),
@@ -197,7 +203,7 @@ LOST_UPDATE = CauseEntry(
         does_not_fix="The steps so far: these tensors are as they were before them.",
         expect="The named tensors change at every step by about the learning rate times their normalised gradient.",
         verify="`before = p.clone(); optimizer.step(); assert not torch.equal(before, p)` for the named tensors.",
-        otherwise="If they do not change within `optimizer.step()` itself, look at its groups: another learning rate, `maximize`, a fused or capturable variant that skips them.",
+        otherwise="If they do not change within `optimizer.step()` itself, look at its groups and their schedule: a learning rate of zero, a fused or capturable variant that skips them. What is to rest on purpose is better frozen: `requires_grad_(False)`.",
     ),
 )  # fmt: skip
 
@@ -295,6 +301,7 @@ AVERAGE_NOT_TRACKING = CauseEntry(
     would_refute="The live weights did not move either.",
     refuting_fact="is_live_moving",
     is_refuted_by=False,
+    damage=Damage("before the step", "suspect", "the averaged copy is no average of these weights"),
     rows=(
         Row("average_tracking", 0.90, "observation", seen=("is_copy_still", "is_live_moving")),
         Row("average_tracking", 0.75, "documented", seen=("is_copy_leaving",)),
@@ -313,11 +320,74 @@ AVERAGE_NOT_TRACKING = CauseEntry(
     ),
 )  # fmt: skip
 
+ZERO_GRADIENTS = CauseEntry(
+    cause="zero_gradients",
+    happened="Every gradient is exactly zero although the graph is connected: the loss is flat where the model is.",
+    mechanism=(
+        "Between the model and the loss stands something whose derivative is zero here: a clamp or a floor (`clamp(min=...)`, `relu(loss - margin)`), "
+        "a saturated function, a product with zero, a mask that leaves nothing. Backward runs through it and multiplies everything by zero."
+    ),
+    would_refute="Some gradient of some rank is not zero.",
+    refuting_fact="is_any_nonzero",
+    is_refuted_by=True,
+    rows=(
+        Row("zero_gradients", 0.93, "observation", seen=("is_loss_constant",), absent=("is_any_nonzero",)),
+        Row("zero_gradients", 0.92, "observation", seen=("is_from_start",), absent=("is_any_nonzero",)),
+        Row("zero_gradients", 0.85, "documented", absent=("is_any_nonzero",)),
+    ),
+    fix=Fix(
+        do=(
+            "Print the loss before and after each of the last operations, for one batch, and take out the one that makes it flat: a clamp or floor "
+            "above its values, a weight of zero, an empty mask. Start again from the step named: nothing was learned since."
+        ),
+        changes="The loss, and with it every gradient.",
+        does_not_fix="The steps since then: they changed the weights by decay and momentum at most.",
+        expect="The gradient norm is above zero at the first step.",
+        verify="After one backward pass: `any(p.grad is not None and p.grad.any() for p in model.parameters())`.",
+        otherwise=(
+            "If no operation of the loss is flat, look for gradients that are zeroed after backward (a hook, a mask, `zero_grad` in the wrong "
+            "place), or for outputs that saturate: logits of hundreds before a sigmoid."
+        ),
+    ),
+)  # fmt: skip
+
+TRAINED_IN_EVALUATION_MODE = CauseEntry(
+    cause="trained_in_evaluation_mode",
+    happened="Modules that behave otherwise in training are trained in evaluation mode, everywhere or on some ranks.",
+    mechanism=(
+        "`eval()` was called, for an evaluation or by a loader of weights, and `train()` was not called after it, or not on every rank. Dropout then "
+        "drops nothing, and normalisation uses statistics that no longer follow the data. Nothing raises, gradients flow, the loss may even look better."
+    ),
+    would_refute="The calls in evaluation mode are not those that the optimizer steps on.",
+    refuting_fact="is_stepped",
+    is_refuted_by=False,
+    rows=(
+        Row("evaluation_mode", 0.93, "observation", seen=("do_ranks_differ", "is_stepped")),
+        Row("evaluation_mode", 0.93, "observation", seen=("is_whole_model", "is_stepped")),
+    ),
+    fix=Fix(
+        do=(
+            "Call `model.train()` before the first step and after every evaluation, generation or export, on all ranks and outside of any condition on "
+            "the rank. Go on from a checkpoint older than the step named if overfitting or the statistics matter."
+        ),
+        changes="The named modules drop and normalise again: the training loss rises a little, the evaluation's should fall.",
+        does_not_fix="What was learned without them since then, and running statistics that stood still: let them settle for some hundred steps.",
+        expect="`model.training` is true at each call that is trained, on all ranks.",
+        verify="`assert model.training` before the call in the loop; `holter report` stays empty.",
+        otherwise=(
+            "If it is meant (statistics frozen for fine-tuning), put only those modules into evaluation mode and leave the model in training; for "
+            "dropout set its probability to zero, which says so."
+        ),
+    ),
+)  # fmt: skip
+
 FAMILY = Family(
     detectors=(
         DetectorEntry(OptimizerIdentity(), Stage.OPTIMIZER_BUILT, incident_per="run"),
         DetectorEntry(UnclearedGradients(), Stage.CLEARED),
         DetectorEntry(SkippedSteps(), Stage.CLEARED),
+        DetectorEntry(EvaluationMode(), Stage.FORWARD),
+        DetectorEntry(ZeroGradients(), Stage.BACKWARD, "weights"),
         DetectorEntry(MissingGradients(), Stage.BACKWARD, "weights", incident_per="run"),
         DetectorEntry(AccumulationScale(), Stage.GIVEN),
         DetectorEntry(StillWeights(), Stage.WEIGHTS_AFTER, "weights"),
@@ -326,6 +396,7 @@ FAMILY = Family(
     causes=(
         STALE_OPTIMIZER_PARAMETERS, NOTHING_TRAINABLE, GRAPH_DETACHED, DEAD_ACTIVATIONS, GRADIENTS_NEVER_CLEARED, LOST_UPDATE,
         ROUNDED_AWAY_UPDATES, EVERY_STEP_SKIPPED, ACCUMULATION_NOT_NORMALISED, AVERAGE_NOT_TRACKING,
+        ZERO_GRADIENTS, TRAINED_IN_EVALUATION_MODE,
     ),
     brings_about=(
         Consequence("optimizer_identity", ("uncleared_gradients", "replica_divergence"), ("weights", "curves"), whenever=True),
@@ -335,6 +406,8 @@ FAMILY = Family(
         # No step at all, or one that changes nothing.
         Consequence("skipped_steps", ("nonfinite_values",), ("weights", "curves"), whenever=True),
         Consequence("missing_gradients", ("still_weights", "gradient_vanishing", "gradient_balance", "loss_trend"), whenever=True),
+        Consequence("zero_gradients", ("missing_gradients", "still_weights"), ("curves",), whenever=True),
+        Consequence("evaluation_mode", ("buffer_divergence",), ("curves",), whenever=True),
         Consequence("still_weights", ("loss_trend",)),
     ),
 )  # fmt: skip

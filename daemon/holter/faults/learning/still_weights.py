@@ -1,7 +1,8 @@
 """Still weights: the optimizer steps, and the weights do not change, or not as they should.
 
 What it detects
-    Trained tensors of which no bit changes although gradient and learning rate are not zero; weights in bf16 or fp16 of which a
+    Trained tensors of which no bit changes although gradient and learning rate are not zero; tensors with a gradient whose learning
+    rate stays at exactly zero, all of them (a schedule) or those of one group; weights in bf16 or fp16 of which a
     step changes few elements, because the update is under half a unit in the last place; and trained fp32 weights whose low
     mantissa bits are zero at every step, because something rounds them to a narrower dtype and back.
 
@@ -13,7 +14,8 @@ False positives
     Updates that are too small even for fp32 (the beginning of a warm-up, SGD with a tiny learning rate) are not lost updates: a tensor is
     named only if learning rate times gradient is several times its own rounding. Few changed elements count only when the learning rate
     is not rising, at a tenth or more of its peak, and not under stochastic rounding, whose rare changes are large enough to make up for
-    the others. Narrow weights beside master copies in fp32 are not held by the optimizer, and do not count.
+    the others. Narrow weights beside master copies in fp32 are not held by the optimizer, and do not count. A warm-up that begins at zero
+    leaves it within a few steps, and a schedule that touches zero rises again: a rate counts as zero after sixteen steps.
 
 What to do
     Keep the weights that the optimizer steps in fp32 and compute under autocast; look for code that writes to them after the step
@@ -50,6 +52,8 @@ class StillWeights:
     """Share of all sampled elements that a step changes."""
     max_changed_in_module: float = 0.2
     """A module below this share counts as still; still ones must hold most elements."""
+    min_zero_steps: int = threshold(16, at_least=2)
+    """A rate of exactly zero: over so many steps."""
     min_rate: float = 0.1
     """Share of the largest learning rate seen; below it few changed elements do not count."""
 
@@ -57,8 +61,18 @@ class StillWeights:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: rounded away, rounded on purpose, lost; in this order."""
+        """At most one finding: no rate, rounded away, rounded on purpose, lost; in this order."""
         census = next(iter(window.models.census.values()), None)
+        rateless = find_streak(
+            window,
+            Vitals,
+            lambda vitals: vitals.without_rate.count > 0,
+            at_least=self.num_vitals,
+            min_steps=self.min_zero_steps,
+        )
+        if rateless and (names := _always(rateless)):
+            yield _rate_zero(rateless, names)
+            return
         away = find_streak(window, Vitals, self._is_rounded_away, at_least=self.num_vitals, min_steps=self.min_steps)
         if (
             away
@@ -143,6 +157,31 @@ def _always_lost(streak: Streak[Vitals], *, is_adaptive: bool) -> tuple[str, ...
     return tuple(name for name in streak.last[1].unchanged.names if all(name in names for names in every))
 
 
+def _always(streak: Streak[Vitals]) -> tuple[str, ...]:
+    """Tensors that had a gradient and no rate at every report."""
+    every = [set(vitals.without_rate.names) for _, vitals in streak.notes]
+    return tuple(name for name in streak.last[1].without_rate.names if all(name in names for names in every))
+
+
+def _rate_zero(streak: Streak[Vitals], names: tuple[str, ...]) -> Finding:
+    vitals = streak.last[1]
+    is_all = vitals.without_rate.count >= vitals.num_trainable - vitals.no_gradient.count - vitals.zero_gradient.count
+    whose = "every trained tensor" if is_all else names_text(names, vitals.without_rate.count)
+    return _finding(
+        streak,
+        tensors=names,
+        summary=f"The learning rate of {whose} has been exactly zero since step {streak.first_step}: steps change nothing there.",
+        facts={"is_rate_zero": True},
+        evidence=(
+            Evidence(
+                kind="schedule",
+                summary=f"{ranks_text(streak.ranks)}: {vitals.without_rate.count} of {vitals.num_trainable} trained tensors had a gradient and a learning rate of exactly zero at {len(streak.notes)} checked steps in a row, to step {streak.last[0].step}",
+                values={"count": vitals.without_rate.count, "num_trainable": vitals.num_trainable},
+            ),
+        ),
+    )
+
+
 def _rounded_away(streak: Streak[Vitals]) -> Finding:
     vitals = streak.last[1]
     still = [m for m in vitals.modules if m.dtype in NARROW and m.changed < StillWeights.max_changed_in_module]
@@ -215,7 +254,7 @@ def _finding(  # noqa: PLR0913 - the parts of a finding
     tensors: tuple[str, ...] = (),
     modules: tuple[str, ...] = (),
 ) -> Finding:
-    unseen = dict.fromkeys(("does_little_change", "is_rounded", "is_unchanged"), False)
+    unseen = dict.fromkeys(("does_little_change", "is_rounded", "is_unchanged", "is_rate_zero"), False)
     return Finding(
         detector=StillWeights.name,
         severity="warning",

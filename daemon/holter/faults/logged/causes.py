@@ -1,9 +1,10 @@
 """What only the script knows: reinforcement learning and generative models."""
 
-from holter.faults.family import CauseEntry, Consequence, DetectorEntry, Family, Row, Stage
+from holter.faults.family import CauseEntry, Consequence, Damage, DetectorEntry, Family, Row, Stage
 from holter.faults.logged.adapter_norm import AdapterNorm
 from holter.faults.logged.codebook_usage import CodebookUsage
 from holter.faults.logged.importance_ratio import ImportanceRatio
+from holter.faults.logged.inactive_terms import InactiveTerms
 from holter.faults.logged.kl_term import KlTerm
 from holter.faults.logged.output_variety import OutputVariety
 from holter.faults.logged.policy_entropy import PolicyEntropy
@@ -18,7 +19,7 @@ _NO_SIZE = "the size of the codebook (`watch.log(codebook_size=...)`)"
 
 ZERO_ADVANTAGES = CauseEntry(
     cause="zero_advantages",
-    happened="All rewards of every group are equal, so that only the KL term is trained.",
+    happened="All advantages are zero, so that only the KL term is trained.",
     mechanism=(
         "The advantage of a sample is its reward less its group's mean, divided by the group's deviation. With equal rewards it is zero for "
         "all, and the policy's gradient with it. What is left is the pull toward the reference: the policy forgets what it had learnt while "
@@ -28,6 +29,7 @@ ZERO_ADVANTAGES = CauseEntry(
     refuting_fact="has_spread",
     is_refuted_by=True,
     rows=(
+        Row("reward_spread", 0.95, "observation", seen=("is_lost_after_rewards",)),
         Row("reward_spread", 0.95, "observation", seen=("has_no_spread", "is_counted"), absent=("has_spread",)),
         Row("reward_spread", 0.90, "observation", seen=("has_no_spread",), absent=("has_spread",)),
         Row("reward_spread", 0.50, "inference", missing=_NO_GROUPS),
@@ -36,7 +38,8 @@ ZERO_ADVANTAGES = CauseEntry(
         do=(
             "Print prompt, completions and rewards of one group. All right: the task is solved, stop or take harder prompts. All wrong: take "
             "easier prompts, more samples a group, or partial credit. All equal although completions differ: the reward function cannot "
-            "read them (a parser that fails, a format that is never met, a clip or a rounding). Drop groups without spread and draw others "
+            "read them (a parser that fails, a format that is never met, a clip or a rounding). Rewards that differ and advantages of zero: the code "
+            "between the two (the wrong dimension is averaged, groups of one, an integer dtype, a mask). Drop groups without spread and draw others "
             "in their place (dynamic sampling)."
         ),
         changes="Which samples are trained on, or how they are rewarded; rewards before and after are not comparable.",
@@ -58,6 +61,7 @@ CODEBOOK_COLLAPSE = CauseEntry(
     would_refute="The usage or perplexity of the codebook rises again.",
     refuting_fact="is_recovering",
     is_refuted_by=True,
+    damage=Damage("before the step", "suspect", "few codes of the codebook are used"),
     rows=(
         Row("codebook_usage", 0.95, "observation", seen=("has_low_usage", "is_size_known"), absent=("is_recovering",)),
         Row("codebook_usage", 0.88, "observation", seen=("has_low_usage",), absent=("is_recovering",)),
@@ -80,6 +84,33 @@ CODEBOOK_COLLAPSE = CauseEntry(
     ),
 )  # fmt: skip
 
+AUXILIARY_LOSS_INACTIVE = CauseEntry(
+    cause="auxiliary_loss_inactive",
+    happened="A term of the loss carries no gradient: it is added and shown, and teaches nothing.",
+    mechanism=(
+        "The term was computed under `no_grad` or inference mode, from detached tensors, from `.item()`, `.data` or numpy, or by an operation "
+        "without a derivative (argmax, counting, rounding). It changes the value of the loss and no weight."
+    ),
+    would_refute="The term's tensor requires a gradient.",
+    refuting_fact="has_gradient",
+    is_refuted_by=True,
+    rows=(
+        Row("inactive_terms", 0.92, "observation", seen=("is_without_gradient",), absent=("has_gradient",), unless=("is_kl",)),
+        Row("inactive_terms", 0.50, "inference", missing="the term's tensor at more logs (`watch.log(loss_terms={...})`)"),
+    ),
+    fix=Fix(
+        do=(
+            "Print `term.requires_grad` and `term.grad_fn` where the loss is summed, and go back from there: the first None is the place. Compute "
+            "it from the tensors of the graph: probabilities instead of counts, no `.item()`, no `detach()` on the side that should learn."
+        ),
+        changes="The term begins to act: its weight, never felt so far, may be too large.",
+        does_not_fix="What the term should have held until now (balance, distance, entropy).",
+        expect="The term falls, or levels off, against the others within some hundred steps.",
+        verify="`torch.autograd.grad(term, parameters, allow_unused=True)` has entries that are not None and not zero.",
+        otherwise="If it is only shown and not meant to teach, log it under another name than the terms of the loss.",
+    ),
+)  # fmt: skip
+
 ENTROPY_COLLAPSE = CauseEntry(
     cause="entropy_collapse",
     happened="The policy's entropy fell to nearly nothing: it has one answer left.",
@@ -90,6 +121,7 @@ ENTROPY_COLLAPSE = CauseEntry(
     would_refute="The entropy rises again by itself.",
     refuting_fact="is_returning",
     is_refuted_by=True,
+    damage=Damage("before the step", "suspect", "the policy has collapsed to few answers"),
     rows=(
         Row("policy_entropy", 0.93, "observation", seen=("is_collapsed", "is_vocabulary_known"), absent=("is_returning",)),
         Row("policy_entropy", 0.80, "documented", seen=("is_collapsed",), absent=("is_returning",)),
@@ -118,6 +150,7 @@ ENTROPY_EXPLOSION = CauseEntry(
     would_refute="The entropy falls again by itself.",
     refuting_fact="is_returning",
     is_refuted_by=True,
+    damage=Damage("before the step", "suspect", "the policy gives gibberish"),
     rows=(
         Row("policy_entropy", 0.93, "observation", seen=("is_exploded", "is_vocabulary_known"), absent=("is_returning",)),
     ),
@@ -136,15 +169,16 @@ ENTROPY_EXPLOSION = CauseEntry(
 
 KL_INACTIVE = CauseEntry(
     cause="kl_inactive",
-    happened="The KL term is exactly zero although the policy has moved.",
+    happened="The KL term is exactly zero although the policy has moved, or carries no gradient.",
     mechanism=(
-        "Policy and reference are the same object, or the same weights: a reference made without a copy, an adapter that is active in both "
+        "The term was computed under `no_grad` or from detached tensors: it is shown and holds nothing. Or policy and reference are the same object, or the same weights: a reference made without a copy, an adapter that is active in both "
         "passes, a swap whose cached casts are used. Their difference is zero, so is its gradient, and nothing holds the policy."
     ),
     would_refute="The KL is above zero at some log.",
     refuting_fact="is_active",
     is_refuted_by=True,
     rows=(
+        Row("inactive_terms", 0.92, "observation", seen=("is_without_gradient", "is_kl"), absent=("has_gradient",)),
         Row("kl_term", 0.85, "documented", seen=("is_zero", "has_term"), absent=("is_active",)),
         Row("kl_term", 0.60, "inference", seen=("is_zero",), missing=_NO_TERM),
         Row("kl_term", 0.30, "inference", missing=_NO_TERM),
@@ -173,6 +207,7 @@ KL_SIGN_FLIPPED = CauseEntry(
     would_refute="The term of the loss has the sign of the KL.",
     refuting_fact="is_active",
     is_refuted_by=True,
+    damage=Damage("with the step", "suspect", "the penalty pushes the policy away from its reference"),
     rows=(
         Row("kl_term", 0.90, "observation", seen=("is_flipped", "has_term"), absent=("is_active",)),
     ),
@@ -196,6 +231,7 @@ REWARD_COLLAPSE = CauseEntry(
     would_refute="The reward is coming back.",
     refuting_fact="is_recovering",
     is_refuted_by=True,
+    damage=Damage("before the step", "suspect", "the reward had fallen, and stayed down"),
     rows=(
         Row("reward_trend", 0.80, "documented", seen=("has_fallen",), absent=("is_recovering",)),
         Row("reward_trend", 0.50, "inference", missing="more logs of the reward, to tell a dip from a fall"),
@@ -241,6 +277,30 @@ TRAIN_INFERENCE_MISMATCH = CauseEntry(
     ),
 )  # fmt: skip
 
+STALE_ROLLOUT_WEIGHTS = CauseEntry(
+    cause="stale_rollout_weights",
+    happened="The weights that sample are not those that are trained: importance ratios began at one and move away step by step.",
+    mechanism=(
+        "The copy that generates was made at the beginning and is not renewed: the push of weights fails, goes to another object, or leaves "
+        "out what was merged, cast or sharded. Each update takes the policy farther from the samples it is judged by."
+    ),
+    would_refute="Ratios come back to one at some first micro-step: the copy was renewed.",
+    refuting_fact="is_ever_one",
+    is_refuted_by=True,
+    rows=(Row("importance_ratio", 0.85, "documented", seen=("is_moving_away",), absent=("is_ever_one",)),),
+    fix=Fix(
+        do=(
+            "Compare a fingerprint of the weights in the sampler with the trainer's after each push, parameter by parameter. Push after every "
+            "update (or every n, if that is meant), adapters merged, from the module that the optimizer holds."
+        ),
+        changes="Samples come from the policy that is trained.",
+        does_not_fix="Updates made with stale samples: go back to a checkpoint from before ratios had left one by a fifth.",
+        expect="Ratios are near one on each first micro-step after a push.",
+        verify="The mean distance of ratios from one is under 0.05 just after a push.",
+        otherwise="If samples are meant to stay the same (training from recorded data), log the ratios under another name.",
+    ),
+)  # fmt: skip
+
 CLAMPED_ADAPTER_NORM = CauseEntry(
     cause="clamped_adapter_norm",
     happened="An adapter's norm sits at the limit that clamps it.",
@@ -275,6 +335,7 @@ DEGENERATE_OUTPUTS = CauseEntry(
     would_refute="Outputs are varied.",
     refuting_fact="is_varied",
     is_refuted_by=True,
+    damage=Damage("before the step", "suspect", "outputs repeat one token"),
     rows=(
         Row("output_variety", 0.90, "observation", seen=("is_repeating",), absent=("is_varied",)),
         Row("output_variety", 0.50, "inference", missing="the share of the commonest token over more logs"),
@@ -294,7 +355,8 @@ DEGENERATE_OUTPUTS = CauseEntry(
 
 FAMILY = Family(
     detectors=(
-        DetectorEntry(ImportanceRatio(), Stage.LOGGED, "logged", tried_on="made-up windows"),
+        DetectorEntry(InactiveTerms(), Stage.LOGGED, "logged"),
+        DetectorEntry(ImportanceRatio(), Stage.LOGGED, "logged"),
         DetectorEntry(RewardSpread(), Stage.LOGGED, "logged"),
         DetectorEntry(KlTerm(), Stage.LOGGED, "logged", tried_on="made-up windows"),
         DetectorEntry(CodebookUsage(), Stage.LOGGED, "logged"),
@@ -305,12 +367,13 @@ FAMILY = Family(
     ),
     causes=(
         ZERO_ADVANTAGES, CODEBOOK_COLLAPSE, ENTROPY_COLLAPSE, ENTROPY_EXPLOSION, KL_INACTIVE, KL_SIGN_FLIPPED, REWARD_COLLAPSE,
-        TRAIN_INFERENCE_MISMATCH, CLAMPED_ADAPTER_NORM, DEGENERATE_OUTPUTS,
+        TRAIN_INFERENCE_MISMATCH, STALE_ROLLOUT_WEIGHTS, AUXILIARY_LOSS_INACTIVE, CLAMPED_ADAPTER_NORM, DEGENERATE_OUTPUTS,
     ),
     brings_about=(
         Consequence("reward_spread", ("policy_entropy", "output_variety", "reward_trend"), ("curves",)),
         Consequence("policy_entropy", ("reward_spread", "output_variety", "reward_trend"), ("curves",)),
         Consequence("output_variety", ("reward_trend", "reward_spread")),
+        Consequence("inactive_terms", ("kl_term", "policy_entropy", "output_variety", "reward_trend", "loss_terms"), ("curves",)),
         Consequence("kl_term", ("policy_entropy", "output_variety", "reward_trend", "loss_terms"), ("curves",)),
         Consequence("importance_ratio", ("kl_term", "policy_entropy", "reward_trend"), ("curves",)),
     ),

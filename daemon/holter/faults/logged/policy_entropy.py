@@ -2,7 +2,8 @@
 
 What it detects
     A logged entropy that fell to a tenth of what it was and under a fiftieth of log(vocabulary), or that rose above nine tenths of
-    log(vocabulary) from well below, and stays there log after log.
+    log(vocabulary) from well below, and stays there at nine of ten logs. A fall to a tenth within tens of logs counts too where rewards
+    are logged and did not rise with it.
 
 Why it matters
     A policy without entropy samples the same answer again and again: groups lose their spread, nothing new is ever tried. One with all
@@ -23,12 +24,14 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
-from holter.faults.shared.logged_series import LoggedPoint, logged, trailing
+from holter.faults.shared.logged_series import LoggedPoint, logged, mostly_trailing
+from holter.faults.shared.robust import deviation
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
 ENTROPY = frozenset({"entropy", "policy_entropy"})
+REWARDS = frozenset({"rewards", "reward"})
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,8 @@ class PolicyEntropy:
     """The same where the vocabulary's size is not known."""
     fallen: float = 0.1
     """Share of its beginning that it must have fallen below."""
+    sudden: int = 60
+    """Logs within which a fall to that share counts by itself, if the reward did not rise with it."""
     exploded: float = 0.9
     """Share of log(vocabulary) above which it is noise."""
     was_lower: float = 0.7
@@ -61,11 +66,26 @@ class PolicyEntropy:
         for name, points in sorted(found.items()):
             begin = median(value for _, value in points[:5])
             ends = self._ends(begin, top)
-            runs = [trailing(points, holds) for holds in ends]
-            run = next((one for one in runs if len(one) >= self.min_logs), ())
+            runs = [mostly_trailing(points, holds) for holds in ends]
+            run = next((one for one in runs if len(one) >= self.min_logs), self._fall(window, points, begin, top))
             if run and len(points) > len(run):
                 yield _finding(window, (name, begin, top), run)
                 return
+
+    def _fall(
+        self, window: Window, points: Sequence[LoggedPoint], begin: float, top: float | None
+    ) -> Sequence[LoggedPoint]:
+        """The newest logs, if it fell to a tenth within tens of logs and the reward had nothing of it."""
+        low = self.fallen * min(begin, top or begin)
+        run = mostly_trailing(points, lambda value: value < low)
+        high = [step for step, value in points[: len(points) - len(run)] if value > begin / 2]
+        if len(run) < self.min_logs or not high or sum(step > high[-1] for step, _ in points) - len(run) > self.sudden:
+            return ()
+        rewards = next(iter(logged(window, REWARDS.__contains__).values()), [])
+        before = [value for step, value in rewards if step <= high[-1]]
+        after = [value for step, value in rewards if step >= run[0][0]]
+        is_paid = not before or not after or median(after) > median(before) + deviation(before)
+        return () if is_paid else run
 
     def _ends(self, begin: float, top: float | None) -> Iterator[Callable[[float], bool]]:
         """What is too low, and where the largest possible value is known and it began well below, what is too high."""

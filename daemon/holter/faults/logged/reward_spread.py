@@ -2,7 +2,8 @@
 
 What it detects
     Log after log in which every group of samples has equal rewards: groups without spread counted from the rewards themselves, or the
-    framework's own figures (`frac_reward_zero_std`, `reward_std`, a deviation of advantages of zero).
+    framework's own figures (`frac_reward_zero_std`, `reward_std`, a deviation of advantages of zero). And advantages that are all exactly
+    zero although the rewards they are made of differ.
 
 Why it matters
     A group-relative advantage is a reward minus its group's mean: with equal rewards it is zero, and so is the policy's gradient. Only the
@@ -34,6 +35,7 @@ ADVANTAGES = frozenset({"advantage_std", "advantages_std"})
 SHARES = frozenset({"frac_reward_zero_std", "rewards_flat_share"})
 """Share of groups without spread."""
 ALL_GROUPS, FLAT_GROUPS = "rewards.num_groups", "rewards.num_flat_groups"
+LARGEST = "advantages.largest"
 REWARDS = frozenset({"reward", "rewards", "reward_mean", "rewards_mean"})
 ROUNDING = 1e-7
 """Of a deviation of equal numbers, as a share of their magnitude."""
@@ -55,7 +57,7 @@ class RewardSpread:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the newest logs, if none of them shows any spread."""
-        known = {ALL_GROUPS, FLAT_GROUPS} | DEVIATIONS | ADVANTAGES | SHARES
+        known = {ALL_GROUPS, FLAT_GROUPS, LARGEST} | DEVIATIONS | ADVANTAGES | SHARES
         found = logged(window, (known | REWARDS).__contains__)
         at_step: dict[int, dict[str, float]] = {}
         for name, points in found.items():
@@ -65,12 +67,16 @@ class RewardSpread:
         steps = sorted(flat)
         run = steps[max((place + 1 for place, step in enumerate(steps) if not flat[step]), default=0) :]
         if len(run) >= self.min_logs:
-            yield _finding(window, run, found, is_from_start=len(run) == len(steps))
+            # A step without it may be one that rewards alone explain.
+            is_lost = 2 * sum(_is_lost(at_step[step]) for step in run) > len(run)
+            yield _finding(window, run, found, is_from_start=len(run) == len(steps), is_lost=is_lost)
 
     def _is_flat(self, values: dict[str, float]) -> bool | None:
         """What one log says; the surest figure in it counts, and advantages that differ refute all."""
         if any(abs(values.get(name, 0.0)) > ROUNDING for name in ADVANTAGES):
             return False
+        if values.get(LARGEST) == 0:
+            return True
         if values.get(ALL_GROUPS, 0.0) > 0 and FLAT_GROUPS in values:
             return values[FLAT_GROUPS] >= self.all_groups * values[ALL_GROUPS]
         shares = [values[name] for name in SHARES if name in values]
@@ -81,18 +87,31 @@ class RewardSpread:
         return max(deviations) <= ROUNDING * scale if deviations else None
 
 
+def _is_lost(values: dict[str, float]) -> bool:
+    """Whether rewards differ and advantages do not."""
+    has_spread = any(values.get(name, 0.0) > ROUNDING for name in DEVIATIONS)
+    is_flat = FLAT_GROUPS in values and values[FLAT_GROUPS] >= values.get(ALL_GROUPS, 0.0)
+    return values.get(LARGEST) == 0 and has_spread and not is_flat
+
+
 def _finding(
-    window: Window, run: Sequence[int], found: dict[str, list[LoggedPoint]], *, is_from_start: bool
+    window: Window, run: Sequence[int], found: dict[str, list[LoggedPoint]], *, is_from_start: bool, is_lost: bool
 ) -> Finding:
+    what = (
+        f"All advantages have been exactly zero since step {run[0]} although rewards differ"
+        if is_lost
+        else f"All rewards of every group have been equal since step {run[0]}: there is no advantage to learn from"
+    )
     return Finding(
         detector=RewardSpread.name,
         severity="warning",
         first_step=run[0],
         detected_step=run[-1],
         ranks=tuple(sorted(window.attached)),
-        summary=f"All rewards of every group have been equal since step {run[0]}: there is no advantage to learn from.",
+        summary=f"{what}.",
         facts={
-            "has_no_spread": True,
+            "has_no_spread": not is_lost,
+            "is_lost_after_rewards": is_lost,
             "has_spread": False,
             "is_from_start": is_from_start,
             "is_counted": FLAT_GROUPS in found,

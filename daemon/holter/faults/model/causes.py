@@ -1,6 +1,6 @@
 """The model itself."""
 
-from holter.faults.family import CauseEntry, Consequence, DetectorEntry, Family, Row, Stage
+from holter.faults.family import CauseEntry, Consequence, Damage, DetectorEntry, Family, Row, Stage
 from holter.faults.model.architecture import Architecture
 from holter.faults.model.initialisation import Initialisation
 from holter.faults.model.variance_of_nothing import VarianceOfNothing
@@ -47,6 +47,7 @@ IMPLAUSIBLE_INITIALISATION = CauseEntry(
     would_refute="The elements of the named tensors differ from each other.",
     refuting_fact="is_varied",
     is_refuted_by=True,
+    damage=Damage("before the step", "suspect", "a weight that should vary is constant"),
     rows=(
         Row("initialisation", 0.93, "observation", seen=("is_constant",), absent=("is_varied", "is_most_of_the_model")),
         Row("initialisation", 0.85, "documented", seen=("is_constant",), absent=("is_varied",)),

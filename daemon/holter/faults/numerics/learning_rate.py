@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
-from holter.faults.shared.robust import Points, Rise, deviation, find_rise, finite, log_score, score
+from holter.faults.shared.robust import Points, Rise, deviation, find_rise, finite, is_surrogate, log_score, score
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Severity, Vitals
@@ -98,7 +98,7 @@ class LearningRate:
         if share > 0.5:  # noqa: PLR2004
             losses = finite(window.values("loss"))
             rise = find_rise(losses) or _blow_up(losses)
-            if rise is not None:
+            if rise is not None and not is_surrogate(window, losses, rise):
                 yield _of_size(window, rise, share, largest)
 
     def _jumps(self, rates: Points) -> Iterator[Jump]:

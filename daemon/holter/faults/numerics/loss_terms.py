@@ -10,12 +10,15 @@ Why it matters
 
 False positives
     A term whose weight is raised by a schedule starts small or at zero and grows: it is silent as long as the others' share grows, and for
-    the first forty logs. A term whose weight is let down to zero by a schedule gets small before it is zero, and is silent too.
+    the first forty logs. A term whose weight is let down to zero by a schedule gets small before it is zero, and is silent too. A policy's
+    surrogate is about zero whatever it teaches (advantages have a mean of zero, ratios are one): beside a term that takes both signs,
+    or one that is called so, magnitudes say nothing.
 
 What to do
     Compare weights and scales of the terms; see that the small one still reaches the weights it is for.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -28,6 +31,8 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
 PREFIX = "log.loss_terms."
+SURROGATE = re.compile(r"(^|[._])(policy|pg|actor|surrogate|ppo|grpo|reinforce|rl)([._]|$)")
+"""Terms whose value says nothing of their gradient."""
 MAX_LOGS = 400
 
 
@@ -50,15 +55,16 @@ class LossTerms:
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: a term that is gone, else one that dominates."""
         terms = _terms(window)
+        measured = {name: points for name, points in terms.items() if not SURROGATE.search(_short(name))}
         if len(terms) < 2:  # noqa: PLR2004 - one term has no others
             return
-        for name, points in terms.items():
+        for name, points in measured.items():
             others = [other for other in terms if other != name]
             since = self._gone_since(points)
             if since is not None and all(median(_sizes(terms[other][-self.min_logs :])) > 0 for other in others):
                 yield _of_zero(window, name, points, since, terms)
                 return
-        if (found := self._dominating(terms)) is not None:
+        if len(measured) == len(terms) and (found := self._dominating(terms)) is not None:
             yield _of_dominance(window, found, terms, self.min_logs)
 
     def _gone_since(self, points: Points) -> int | None:
@@ -80,6 +86,8 @@ class LossTerms:
         for name in terms:
             sums = [(row[name], sum(size for other, size in row.items() if other != name)) for row in shares]
             recent = sums[-self.min_logs :]
+            if any(_has_both_signs(points) for other, points in terms.items() if other != name):
+                continue
             if median(rest for _, rest in recent) > 0 and all(own > self.ratio * rest for own, rest in recent):
                 return None if _is_growing([rest / own for own, rest in sums if own > 0]) else name
         return None
@@ -92,6 +100,11 @@ def _terms(window: Window) -> dict[str, Points]:
 
 def _sizes(points: Points) -> list[float]:
     return [abs(value) for _, value in points]
+
+
+def _has_both_signs(points: Points) -> bool:
+    """Whether its value wanders about zero, so that its size is not its weight."""
+    return min(value for _, value in points) < 0 < max(value for _, value in points)
 
 
 def _common(terms: Mapping[str, Points]) -> list[dict[str, float]]:

@@ -10,7 +10,9 @@ Why it matters
 
 False positives
     A noisy loss with rare spikes that come back, a restart of the schedule, a loss that bounces near zero, and another model or other
-    layers trained from some step on are silent. Random labels have a plateau and deserve the information.
+    layers trained from some step on are silent. The loss of a policy is about zero whatever it learns, and rises with the distance
+    from its reference: up to ten it is not judged, nor is a loss that began at zero. Random labels have a plateau and deserve the
+    information.
 
 What to do
     Look first for a better-fitting cause: data, learning rate, gradients that do not arrive. This is what is left without one.
@@ -22,12 +24,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
-from holter.faults.shared.robust import Points, Rise, deviation, find_rise, finite, slope, values
+from holter.faults.shared.robust import Points, Rise, deviation, find_rise, finite, is_surrogate, slope, values
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
-BEYOND_RETURN = 1000.0
 BLOCK = 20
 """Steps whose median is one point of the trend."""
 SERIES = ("loss", "learning_rate", "gradient_norm")
@@ -54,7 +55,7 @@ class LossTrend:
         losses = finite(window.values("loss"))
         rise = find_rise(losses, stay=self.stay)
         if rise is not None:
-            if not _is_changed_on_purpose(window, rise):
+            if not _is_changed_on_purpose(window, rise) and not is_surrogate(window, losses, rise):
                 yield _of_rise(window, rise)
         elif (still := self._stillness(losses)) is not None:
             yield _of_plateau(window, losses, *still)
@@ -83,7 +84,7 @@ def _is_changed_on_purpose(window: Window, rise: Rise) -> bool:
 
 
 def _of_rise(window: Window, rise: Rise) -> Finding:
-    is_lost = rise.now > BEYOND_RETURN * max(abs(rise.best), abs(rise.start))
+    is_lost = rise.is_beyond_return
     return Finding(
         detector=LossTrend.name,
         severity="critical" if is_lost else "warning",

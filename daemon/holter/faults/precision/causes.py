@@ -1,6 +1,6 @@
 """What the dtypes did."""
 
-from holter.faults.family import CauseEntry, Consequence, DetectorEntry, Family, Row, Stage
+from holter.faults.family import CauseEntry, Consequence, Damage, DetectorEntry, Family, Row, Stage
 from holter.faults.precision.buffer_values import BufferValues
 from holter.faults.precision.compute_dtype import ComputeDtype
 from holter.faults.precision.dtype_drift import DtypeDrift
@@ -25,6 +25,7 @@ PRECISION_ROUND_TRIP = CauseEntry(
     would_refute="The weights themselves are held in the narrow dtype.",
     refuting_fact="is_narrow",
     is_refuted_by=True,
+    damage=Damage("before the step", "suspect", "values passed through a narrower dtype"),
     rows=(
         Row("replica_divergence", 0.93, "observation", seen=("is_one_side_rounded",), unless=("gradients_differ",), tensors="parameters"),
         Row("replica_divergence", 0.55, "inference", seen=("is_one_side_rounded",), tensors="parameters", missing="why the gradients differ as well: rounded weights alone leave the reduced gradients equal"),
@@ -55,6 +56,7 @@ DTYPE_CHANGED = CauseEntry(
     would_refute="The change came before the first step, as a part of the set-up.",
     refuting_fact="is_before_first_step",
     is_refuted_by=True,
+    damage=Damage("before the step", "suspect", "a tensor's dtype changed, and its values were rounded"),
     rows=(
         Row("dtype_drift", 0.95, "observation", seen=("has_dtype_changed",), absent=("is_before_first_step",)),
         Row("dtype_drift", 0.60, "inference", missing=_NO_CENSUS),
@@ -138,6 +140,7 @@ LOST_BUFFER = CauseEntry(
     would_refute="The ranks differ in it: then one of them was set up in another way.",
     refuting_fact="is_on_all_ranks",
     is_refuted_by=False,
+    damage=Damage("before the step", "suspect", "a buffer holds nothing, and the weights were trained with it"),
     rows=(
         Row("buffer_values", 0.93, "observation", seen=("is_implausible", "is_on_all_ranks", "is_named_so")),
         Row("buffer_values", 0.80, "documented", seen=("is_implausible", "is_on_all_ranks"), absent=("is_in_state_dict",)),

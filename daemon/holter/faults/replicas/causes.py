@@ -18,7 +18,7 @@ from holter.faults.replicas.structure_mismatch import StructureMismatch
 from holter.records import Fix
 
 _REPLICAS_DIFFER = Damage(
-    "before the step", "unknown", "replicas hold different weights, and the files hold one rank's"
+    "before the step", "suspect", "replicas hold different weights, and the files hold one rank's"
 )
 _NO_TIE_BREAK = (
     "something to tell the sound side from the damaged one: the ranks' own history across this step, a third replica, or a "
@@ -113,6 +113,7 @@ NONDETERMINISTIC_DRIFT = CauseEntry(
     would_refute="The distance between the ranks is more than rounding makes.",
     refuting_fact="is_distance_tiny",
     is_refuted_by=False,
+    damage=Damage("before the step", "suspect", "replicas part slowly, and the files hold one rank's weights"),
     rows=(
         Row("replica_divergence", 0.85, "documented", seen=("is_distance_tiny", "gradients_differ_repeatedly"), absent=("parameters_differ_at_first",), unless=("is_one_side_rounded",), names="everyone", tensors="gradients"),
         Row("replica_divergence", 0.80, "documented", seen=("is_distance_tiny", "given_gradients_differ"), absent=("parameters_differ_at_first", "gradients_differ"), unless=("is_one_side_rounded",), names="everyone", tensors="gradients"),
@@ -253,6 +254,7 @@ CLIP_ON_LOCAL_SHARD = CauseEntry(
     would_refute="What was clipped is whole on some rank.",
     refuting_fact="is_sharded_everywhere",
     is_refuted_by=False,
+    damage=Damage("with the step", "suspect", "each shard was clipped by its own norm, and the weights took it"),
     rows=(
         Row("shard_clipping", 0.93, "observation", seen=("is_limit_exceeded", "is_sharded_everywhere")),
         Row("shard_clipping", 0.50, "inference", missing="whether what was clipped is a shard on every rank"),
@@ -277,7 +279,7 @@ OPTIMIZER_STATE_MISMATCH = CauseEntry(
     would_refute="The gradients differ as well, and did so first.",
     refuting_fact="gradients_differ",
     is_refuted_by=True,
-    damage=Damage("before the step", "unknown", "replicas hold different states, and the files hold one rank's"),
+    damage=Damage("before the step", "suspect", "replicas hold different states, and the files hold one rank's"),
     rows=(
         Row("replica_divergence", 0.93, "observation", seen=("hyperparameters_differ",), absent=("gradients_differ",), unless=("given_gradients_differ",)),
         Row("replica_divergence", 0.90, "observation", seen=("optimizer_state_differs",), absent=("gradients_differ",), unless=("given_gradients_differ", "parameters_differ_at_first")),
@@ -375,6 +377,7 @@ MODEL_STRUCTURE_MISMATCH = CauseEntry(
     would_refute="All ranks have the same names, shapes and order.",
     refuting_fact="is_structure_different",
     is_refuted_by=False,
+    damage=Damage("before the step", "suspect", "ranks hold different models, and the files hold one rank's"),
     rows=(
         Row("structure_mismatch", 0.95, "observation", seen=("is_structure_different",)),
         Row("structure_mismatch", 0.10, "inference", missing="a census of every rank"),
@@ -402,6 +405,7 @@ DTYPE_MISMATCH_ACROSS_RANKS = CauseEntry(
     would_refute="All ranks hold the named tensors in the same dtype.",
     refuting_fact="are_dtypes_different",
     is_refuted_by=False,
+    damage=Damage("before the step", "suspect", "ranks hold weights of different precision, and the files hold one rank's"),
     rows=(
         Row("structure_mismatch", 0.95, "observation", seen=("are_dtypes_different",), absent=("is_structure_different", "are_frozen_sets_different")),
         Row("structure_mismatch", 0.60, "inference", seen=("are_dtypes_different",), missing="whether the other difference brought this one about"),

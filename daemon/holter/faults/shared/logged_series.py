@@ -13,14 +13,16 @@ MAX_LOGS = 512
 """How many of a name's newest values are looked at."""
 MAX_STEPS = 1024
 """What was not logged in so many of the newest steps is logged no more."""
+CARRIES = "carries_gradient."
+"""Before the name of a logged tensor: whether it needs a gradient, no value of its own."""
 _HELD_OUT = re.compile(r"(^|[/_.])(eval|val|valid|validation|test|dev)([/_.]|$)")
 
 
 @lru_cache(maxsize=4096)
 def plain(name: str) -> str:
-    """A logged name without what it was put under, lower case; empty for what was measured on held-out data."""
+    """A logged name without what it was put under, lower case; empty for what was measured on held-out data, and for flags."""
     name = name.lower().removeprefix("log.")
-    return "" if _HELD_OUT.search(name) else name.rpartition("/")[2]
+    return "" if _HELD_OUT.search(name) or name.startswith(CARRIES) else name.rpartition("/")[2]
 
 
 def logged(window: Window, matches: Callable[[str], bool]) -> dict[str, list[LoggedPoint]]:
@@ -41,6 +43,19 @@ def trailing(points: Sequence[LoggedPoint], holds: Callable[[float], bool]) -> S
         if not holds(value):
             return points[len(points) - length :]
     return points
+
+
+def mostly_trailing(points: Sequence[LoggedPoint], holds: Callable[[float], bool]) -> Sequence[LoggedPoint]:
+    """The newest points, from one for which it holds on, for nine of ten of which it holds, the last among them."""
+    begin, num_others = len(points), 0
+    for place in range(len(points) - 1, -1, -1):
+        if holds(points[place][1]):
+            begin = place
+        else:
+            num_others += 1
+            if 10 * num_others > len(points) - place and (num_others > 1 or place == len(points) - 1):
+                break
+    return points[begin:]
 
 
 def halves(points: Sequence[LoggedPoint]) -> Iterator[float]:

@@ -4,6 +4,7 @@ finite(window.values("loss"))   -> [(step, mean over the ranks)], where every ra
 score(value, history)           -> how many robust deviations above its history, on a linear scale
 log_score(value, history)       -> the same on a log scale, for norms and rates
 find_rise(points)               -> since when a number is far above its best stretch, and stays there
+is_surrogate(window, ...)       -> whether a loss that rises is one that is meant to
 """
 
 import math
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from holter.faults.window import Spread
+from holter.faults.window import Spread, Window
 
 Points = list[tuple[int, float]]
 """(step, value), ascending."""
@@ -21,6 +22,14 @@ GAUSSIAN = 1.4826
 MIN_LOG_DEVIATION = 0.1
 """A history without noise: a tenth is no news on a log scale."""
 MIN_RELATIVE_DEVIATION = 0.02
+BEYOND_RETURN = 1000.0
+"""Times its level that a number does not come back from."""
+ZERO_AT_FIRST = 1e-3
+"""Share of its level now that a loss began at, if it began at nothing."""
+OF_THE_ORDER_OF_ONE = 10.0
+"""What is above it is no penalty on a policy's distance."""
+POLICY = frozenset({"log.advantages", "log.ratio", "log.rewards", "ratio.first_deviation"})
+"""What only somebody who trains a policy logs."""
 MAX_SLOPE_POINTS = 60
 """Pairs grow with the square."""
 
@@ -90,6 +99,11 @@ class Rise:
         """How many times its best level, for a number that is positive."""
         return self.now / self.best if self.best > 0 else math.inf
 
+    @property
+    def is_beyond_return(self) -> bool:
+        """Whether it is so far up that it does not come back."""
+        return self.now > BEYOND_RETURN * max(abs(self.best), abs(self.start))
+
 
 def find_rise(
     points: Points, *, stretch: int = 20, stay: int = 30, deviations: float = 8.0, factor: float = 2.0
@@ -113,6 +127,17 @@ def find_rise(
     if num_up < stay or _is_falling(series[first:], best):
         return None
     return Rise(points[first][0], points[-1][0], start, best, noise, now, num_up)
+
+
+def is_surrogate(window: Window, losses: Points, rise: Rise) -> bool:
+    """Whether a loss that rises is a policy's, which is about zero whatever it learns and grows with the distance from its reference.
+
+    Told by what is logged beside it, or by a loss that began at zero: there is nothing that it was trained down from.
+    """
+    if rise.now > OF_THE_ORDER_OF_ONE:
+        return False
+    began_at_nothing = losses[0][0] <= 1 and abs(losses[0][1]) < ZERO_AT_FIRST * rise.now
+    return began_at_nothing or any(POLICY.intersection(entry.numbers) for entry in window.series[-64:])
 
 
 def _begin_of_stay(series: Sequence[float], limit: float, floor: int) -> int:

@@ -93,6 +93,8 @@ class DeviceFlags:
         self._answers: deque[_Answer] = deque()
         self._num_given = 0
         self._left_out: LeftOut | None = None
+        self._untold: Callable[[], None] = lambda: None
+        """Of the step that was left out: who is called once it is acted on."""
 
     def give(  # noqa: PLR0913 - a step, named
         self,
@@ -106,7 +108,7 @@ class DeviceFlags:
     ) -> None:
         """Let the device decide on the step that this optimizer is about to make. `flag`: of its gradients; None: nobody read them.
 
-        `then` is called once the host knows.
+        `then` is called once the host knows, of a step that was left out first once it is acted on.
         """
         scalers = getattr(optimizer, "found_inf", None)
         with torch.no_grad():
@@ -160,9 +162,15 @@ class DeviceFlags:
         while self._answers and self._answers[0].is_there():
             answer = self._answers.popleft()
             if self._left_out is None and bool(answer.place.item()):
-                self._left_out = LeftOut(answer.step, answer.is_torn)
-            answer.then()
+                self._left_out, self._untold = LeftOut(answer.step, answer.is_torn), answer.then
+            else:
+                answer.then()
         return self._left_out
+
+    def act(self) -> None:
+        """The rank is about to stand for the step that was left out: it may be told. Earlier, a halt would be ordered for a step that nobody comes to."""
+        then, self._untold = self._untold, lambda: None
+        then()
 
     def wait(self, step: int, seconds: float) -> bool:
         """Wait until the host knows of all steps up to this one; False: not in time."""
@@ -172,6 +180,7 @@ class DeviceFlags:
     def forget(self) -> None:
         """It was decided to go on: the device leaves nothing out any more."""
         self.take_back_all()
+        self.act()
         for answer in self._answers:
             answer.then()
         self._answers.clear()

@@ -173,6 +173,7 @@ class FiniteGuard:
         """Nothing is held any more: say what was left out and nobody was told of."""
         self.flags.take_back_all()
         if self.flags.wait(self._context.log.step, END_S) and (found := self.flags.left_out()) is not None:
+            self.flags.act()
             say(
                 f"rank {self._context.writer.rank}: gradients of step {found.step} were not finite: it and the steps after it "
                 f"were left out, the weights are those of {found.step} completed steps"

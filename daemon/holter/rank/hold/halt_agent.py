@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from holter import clock
+from holter.files import UNREADABLE
 from holter.halting import rank_protocol as table
 from holter.halting.orders import refusal
 from holter.halting.rank_protocol import Ask, Do, Rank, RankEvent, SaveState, Say, Stand
@@ -254,7 +255,7 @@ class HaltAgent:
             return False
         try:
             order = _DECODER.decode(said)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             self.num_refused += 1
             return True
         if self._is_sane(order):

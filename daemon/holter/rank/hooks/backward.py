@@ -10,15 +10,18 @@ a step was taken again.
 
 import functools
 import math
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from holter.rank.context import Context
 from holter.rank.publish.step_log import OpenStep
+from holter.rank.readings.batches import Leaf
 from holter.records import Nonfinite, Phase, Skipped
 
 MAX_NODES = 16
@@ -140,10 +143,10 @@ class LossProbe:
         self._interrupted = self._context.enter(Phase.BACKWARD)
         roots = [tensors] if isinstance(tensors, torch.Tensor) else tensors
         loss = next((t for t in roots if isinstance(t, torch.Tensor) and t.requires_grad), None)
+        given = self._context.inputs.take_unread()
         if loss is None:
             return
-        if loss.numel() == 1:
-            self._context.guard.attempt(self._read, loss)
+        self._context.guard.attempt(self._read, loss, given)
         hooks.append(loss.register_hook(self._queue))
 
     def _end(self, hooks: list[Any]) -> None:
@@ -153,7 +156,37 @@ class LossProbe:
         self._context.log.now.passes.num_done += 1
         self._context.enter(self._interrupted)
 
-    def _read(self, loss: torch.Tensor) -> None:
+    def _read(self, loss: torch.Tensor, given: list[Leaf]) -> None:
+        """The loss, and with it what models were given on a device: one reading, of which nobody waits for the answer."""
+        raw = self._raw(loss) if loss.numel() == 1 else None
+        step = self._context.log.now
+        if raw is not None and raw.device.type == "cpu":
+            self._learn(step, float(raw))
+            raw = None
+        number, first = step.passes.num_done, 0 if raw is None else 1
+        asked = ([] if raw is None else [raw]) + [tensor for _, tensor in given]
+        if not asked:
+            return
+        names = [(path, tensor.numel()) for path, tensor in given]
+
+        def learn(table: Any) -> None:
+            if raw is not None:
+                odd = math.nan if table.nans[0] else math.inf if table.pos_infs[0] + table.neg_infs[0] else 0.0
+                self._learn(step, float(table.sum[0]) + odd)
+            if number >= step.passes.num_dropped:
+                infs = table.pos_infs + table.neg_infs
+                for row in np.flatnonzero(table.nans[first:] + infs[first:]).tolist():
+                    path, numel = names[row]
+                    nans = int(table.nans[first + row])
+                    step.suspects.inputs.append(
+                        Nonfinite(where="input", name=path, nans=nans, infs=int(infs[first + row]), numel=numel)
+                    )
+
+        # A list of its own for each micro-step: the device may not have answered the one before.
+        self._context.read(f"loss{number}", asked, learn, step=step)
+
+    def _raw(self, loss: torch.Tensor) -> torch.Tensor:
+        """As it was before a scaler multiplied it."""
         raw, step, node = loss.detach(), self._context.log.now, loss.grad_fn
         if self._unscaled is not None and self._unscaled[0]() is loss:
             raw, step.losses.scale = self._unscaled[1:]
@@ -162,17 +195,9 @@ class LossProbe:
             if step.losses.scale is not None:
                 step.numbers["loss_scale"] = step.losses.scale
         self._unscaled = None
-        step.numbers["loss.is_divided"] = min(step.numbers.get("loss.is_divided", 1.0), float(is_divided(node)))
-        if raw.device.type == "cpu":
-            self._learn(step, float(raw))
-            return
-
-        def learn(table: Any) -> None:
-            odd = math.nan if table.nans[0] else math.inf if table.pos_infs[0] + table.neg_infs[0] else 0.0
-            self._learn(step, float(table.sum[0]) + odd)
-
-        # A list of its own for each micro-step: the device may not have answered the one before.
-        self._context.read(f"loss{step.passes.num_done}", [raw], learn, step=step)
+        is_mean = is_divided(node) or is_divided_later()
+        step.numbers["loss.is_divided"] = min(step.numbers.get("loss.is_divided", 1.0), float(is_mean))
+        return raw
 
     def _learn(self, step: OpenStep, value: float) -> None:
         step.losses.values.append(value)
@@ -201,6 +226,17 @@ def is_divided(node: Any) -> bool:
             return True
         if name.startswith(LOOKED_THROUGH):
             nodes += inner
+    return False
+
+
+def is_divided_later() -> bool:
+    """Whether a schedule of torch's pipelining calls this backward pass: it divides the gradients itself when all micro-batches are through."""
+    schedules = sys.modules.get("torch.distributed.pipelining.schedules")
+    frame = sys._getframe() if schedules is not None else None  # noqa: SLF001
+    while frame is not None:
+        if frame.f_globals is vars(schedules) and getattr(frame.f_locals.get("self"), "scale_grads", False):
+            return True
+        frame = frame.f_back
     return False
 
 

@@ -45,7 +45,14 @@ ALIASES = {
     "reward_std": "rewards_std",
     "std_reward": "rewards_std",
     "frac_reward_zero_std": "rewards_flat_share",
-    "policy_entropy": "entropy",
+    "advantage": "advantages",
+    "advantage_std": "advantages_std",
+    "entropies": "entropy",
+    "ratios": "ratio",
+    "prob_ratio": "ratio",
+    "importance_ratio": "ratio",
+    "importance_weights": "ratio",
+    "importance_sampling_ratio": "ratio",
     "kl_div": "kl",
     "kl_divergence": "kl",
     "vocab_size": "vocabulary",
@@ -63,6 +70,12 @@ ALIASES = {
     "test_loss": "eval_loss",
 }
 """Names that scripts and libraries use, lower case and without what comes before a slash, and what is meant."""
+FILLERS = frozenset({"mean", "avg", "average", "train", "training", "policy", "actor", "rollout", "grpo", "rl"})
+"""Words that say where or how a known thing was measured: `actor/entropy_mean` is the entropy."""
+POLICY = re.compile(r"(^|[/_.])(actor|policy|ppo|grpo|rl|rollout|importance|prob)([/_.]|$)")
+"""Names of ratios that are importance ratios, not a share of something."""
+TERM = re.compile(r"^loss_terms?\.|(^|[/_.])(loss|penalty|bonus|term|reg|regularizer|regulariser)$")
+"""Terms of a loss by their names: whether their tensors carry a gradient is told."""
 MAX_AVERAGED_TENSORS = 16
 MAX_AVERAGED_ELEMENTS = 1024
 """The most elements of each tensor that are compared."""
@@ -102,7 +115,7 @@ class LogProbe:
             return
         told: dict[str, float] = {}
         # Rewards before advantages: both have groups, and theirs are as they were given.
-        for name, value in sorted(values.items(), key=lambda item: str(item[0]).lower().endswith("advantages")):
+        for name, value in sorted(values.items(), key=lambda item: meaning_of(str(item[0]).lower()) == "advantages"):
             for key, number in self._numbers(str(name).lower(), value):
                 told.setdefault(key, number)
         self._say(step, told)
@@ -131,12 +144,14 @@ class LogProbe:
             yield f"log.{name}", float(value)
             if meaning != name:
                 yield f"log.{meaning}", float(value)
+            if meaning == "ratio" and (name == "ratio" or POLICY.search(name)):
+                yield from self._of_ratio(torch.tensor(float(value)))
         elif isinstance(value, torch.Tensor) and _is_readable(value):
             yield from self._of_tensor(name, meaning, value)
 
     def _of_tensor(self, name: str, meaning: str, value: torch.Tensor) -> Numbers:
-        if meaning == "kl":
-            yield "log.kl_requires_grad", float(value.requires_grad)
+        if value.is_floating_point() and (meaning == "kl" or TERM.search(name)):
+            yield f"carries_gradient.{name}", float(value.requires_grad)
         value = value.detach()
         if value.device.type != "cpu":
             self._ask_device(name, meaning, value)
@@ -144,14 +159,21 @@ class LogProbe:
         derive = DERIVED.get(meaning) if value.numel() > 1 else None
         if derive is not None:
             yield from derive(meaning, value)
-        if meaning == "ratio" and not self._has_ratio and self._context.log.micro_step <= 1:
-            self._has_ratio = True
-            yield "ratio.first_deviation", float((sample(value).double() - 1.0).abs().max())
+        if meaning == "ratio":
+            yield from self._of_ratio(value)
         if meaning != "codebook_usage" or value.numel() == 1:
             mean = float(sample(value).double().mean())
             yield f"log.{name}", mean
             if meaning != name:
                 yield f"log.{meaning}", mean
+
+    def _of_ratio(self, value: torch.Tensor) -> Numbers:
+        """How far ratios are from one, on the first micro-step of a step."""
+        if not self._has_ratio and self._context.log.micro_step <= 1:
+            self._has_ratio = True
+            apart = (sample(value).double() - 1.0).abs()
+            yield "ratio.first_deviation", float(apart.max())
+            yield "ratio.first_mean_deviation", float(apart.mean())
 
     def _ask_device(self, name: str, meaning: str, value: torch.Tensor) -> None:
         if not value.is_floating_point():
@@ -170,7 +192,7 @@ def meaning_of(name: str) -> str:
     """The name that detectors know a lower-case name by; itself where they do not."""
     before, _, tail = name.rpartition("/")
     if not before:
-        return ALIASES.get(name, name)
+        return ALIASES[name] if name in ALIASES else _near(name)
     is_evaluation = before.rpartition("/")[2] in EVALUATION
     if tail == "loss":
         return "eval_loss" if is_evaluation else "loss" if before in ("train", "training") else name
@@ -179,7 +201,18 @@ def meaning_of(name: str) -> str:
     if is_evaluation:
         return name
     meaning = ALIASES.get(tail, tail)
-    return meaning if meaning in KNOWN else name
+    return meaning if meaning in KNOWN else _near(name)
+
+
+def _near(name: str) -> str:
+    """What a name means without the words that say where and how: `critic/advantages/mean`, `actor/entropy_mean`, `train_kl`."""
+    if name.startswith("loss_term") or any(word in EVALUATION for word in re.split(r"[/_.\-]", name)):
+        return name
+    parts = name.split("/")
+    last = parts[-2] if len(parts) > 1 and parts[-1] in FILLERS else parts[-1]
+    bare = "_".join(word for word in re.split(r"[_.\-]", last) if word not in FILLERS)
+    meaning = ALIASES.get(bare, bare)
+    return meaning if meaning in KNOWN and not meaning.endswith("loss") else name
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
@@ -204,6 +237,12 @@ def _of_rewards(meaning: str, value: torch.Tensor) -> Numbers:
         yield "rewards.num_flat_groups", float((spread <= FLAT * groups.abs().amax(1)).sum())
 
 
+def _of_advantages(meaning: str, value: torch.Tensor) -> Numbers:
+    """The same, and whether there is any at all."""
+    yield "advantages.largest", float(sample(value).double().abs().max())
+    yield from _of_rewards(meaning, value)
+
+
 def _of_codebook(meaning: str, value: torch.Tensor) -> Numbers:
     """Of counts, [codes] or a row for each codebook: the share in use and the perplexity, of the worst codebook."""
     counts = value.reshape(-1, value.shape[-1])[:64].double()
@@ -216,7 +255,7 @@ def _of_codebook(meaning: str, value: torch.Tensor) -> Numbers:
 
 DERIVED: dict[str, Callable[[str, torch.Tensor], Numbers]] = {
     "rewards": _of_rewards,
-    "advantages": _of_rewards,
+    "advantages": _of_advantages,
     "codebook_usage": _of_codebook,
 }
 

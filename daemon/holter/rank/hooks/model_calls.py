@@ -142,7 +142,7 @@ class CallProbe:
         context.enter(Phase.FORWARD if is_training else Phase.EVALUATION)
         attempt(self._on_call, module, (args, kwargs))
         if is_training:
-            context.inputs.last = attempt(batches.capture, weakref.ref(module), args, kwargs)
+            context.inputs.see(attempt(batches.capture, weakref.ref(module), args, kwargs))
             self._on_training_call(module)
 
     def _begin_compiled(self, module: torch.nn.Module, _: Any) -> None:

@@ -34,6 +34,7 @@ from holter.rank.publish.budget import SMALL_ELEMENTS
 from holter.rank.publish.step_log import StepReporter, StepTimes, tell_completed_before
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
+from holter.rank.readings.modes import ModeProbe
 from holter.rank.readings.nan_origin import BatchBlameProbe
 from holter.rank.readings.samples import is_capturing
 from holter.rank.readings.vitals import VitalsProbe
@@ -54,6 +55,7 @@ class StepReaders(NamedTuple):
     comparison: ComparisonProbe
     batches: BatchBlameProbe
     vitals: VitalsProbe
+    modes: ModeProbe
     finite: FiniteGuard
 
 
@@ -64,7 +66,7 @@ class StepProbe:
         self._context = context
         self._attempt = context.guard.attempt
         self._find_models = find_models
-        self._gradients, self._comparison, self._batches, self._vitals, self._finite = readers
+        self._gradients, self._comparison, self._batches, self._vitals, self._modes, self._finite = readers
         self._shards = Shards(context)
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
         """In order of their first step."""
@@ -332,12 +334,16 @@ class StepProbe:
         """A device has left out a step, and all since: the weights are those from before it, and so is everything else once it is decided to save it."""
         context = self._context
         hold, step = context.hold, context.log.step
+        self._finite.flags.act()
         self._reporter.tell_until(left_out.step)
         hold.left_out = left_out
+        # It stands where its weights are: one that has beaten at a later step is taken to have gone on.
+        context.writer.beat(left_out.step, context.phases.phase, 0)
         try:
             self._hold("nonfinite", step=left_out.step)
         finally:
             hold.left_out = None
+        context.writer.beat(step, context.phases.phase, context.log.micro_step)
         self._finite.flags.forget()
         say(
             f"rank {context.writer.rank} goes on: gradients of step {left_out.step} were not finite, and the device has left out "
@@ -384,6 +390,7 @@ class StepProbe:
         is_check, together = plan.is_check(step), self._taking_part(optimizer)
         self._attempt(self._batches.observe, is_check=is_check)
         self._attempt(self._comparison.hyperparameters, together)
+        self._attempt(self._modes.settle, together)
         self._attempt(self._vitals.glance, together)
         if not is_check and not plan.is_after_check(step):
             return

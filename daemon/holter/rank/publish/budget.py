@@ -6,8 +6,8 @@ Two settings, both powers of two, so that ranks whose settings differ still read
     check_interval    1, 2, 4 ...   every interval-th step fingerprints parameters and reduced gradients, for comparison between ranks
 
 The rank measures the costs itself; `plan` is a pure function of them. A cost is what a thread computed, not how long that took, and the least of the last few measurements: what a
-neighbour's load adds is not ours, and a busy machine is no reason to look away. A model of less than two million parameters is compared at every step, for
-at most 1 ms, or 2 % of a step of 50 ms and more. A device's seconds count as the host's do.
+neighbour's load adds is not ours, and a busy machine is no reason to look away. A model of less than two million parameters is compared at every step: what
+that should take is 1 ms, or 2 % of a step of 50 ms and more, and it is given up only where a comparison alone takes twice as much. A device's seconds count as the host's do.
 """
 
 import statistics
@@ -29,9 +29,10 @@ NUM_SAMPLES = 9
 """A cost is the least of this many measurements."""
 SMALL_ELEMENTS = 2_000_000
 SMALL_S, SMALL_SHARE = 1e-3, 0.02
-"""What all of holter may take of a step of a small model: the more of the two."""
-SMALL_CHECKS = 0.6
-"""What of that is for comparisons in any case."""
+"""What all of holter should take of a step of a small model: the more of the two."""
+SMALL_PATIENCE = 2.0
+"""How many times that one comparison, or one reading of all gradients, may take before fewer are made. A thread that shares its core's caches with a
+neighbour computes about twice as long, and that is no reason to look away; kernels that were never compiled take a hundred times as long, and are one."""
 WINDOW = 64
 TURN_EVERY = 4
 """Steps between two adjustments of the plan, once so many steps were measured that one more says little."""
@@ -78,13 +79,11 @@ def plan(costs: Costs, *, budget: float, floor_s: float, current: StepPlan) -> S
     """The most that fits into the budget; gradients first."""
     budget_s = budget * costs.step_s
     room_s = budget_s - costs.fixed_s - CHECK_SHARE * budget_s
-    most_s = max(room_s, GRADIENT_SHARE * budget_s, GRADIENT_FLOORS * floor_s)
+    small_s = SMALL_PATIENCE * max(SMALL_S, SMALL_SHARE * costs.step_s) if costs.is_small else 0.0
+    most_s = max(room_s, GRADIENT_SHARE * budget_s, GRADIENT_FLOORS * floor_s, small_s)
     stride = _fit(costs.gradients_s, most_s, current.gradient_stride, MAX_STRIDE)
     taken_s = costs.fixed_s + costs.gradients_s / stride
-    left_s = max(budget_s - taken_s, CHECK_SHARE * budget_s, floor_s)
-    if costs.is_small:
-        small_s = max(SMALL_S, SMALL_SHARE * costs.step_s)
-        left_s = max(left_s, small_s - taken_s, SMALL_CHECKS * small_s)
+    left_s = max(budget_s - taken_s, CHECK_SHARE * budget_s, floor_s, small_s)
     # Where not every step is compared, a check has a fourth reading, at the start of the next one.
     check_s = costs.check_s if current.check_interval == 1 else costs.check_s * 4 / 3
     interval = _fit(check_s, left_s, current.check_interval, MAX_INTERVAL)

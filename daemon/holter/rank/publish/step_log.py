@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from holter import clock
@@ -96,6 +97,10 @@ class Suspects:
     tensors: list[Nonfinite] = field(default_factory=list)
     is_applied: bool = False
     """The optimizer was given a non-finite gradient: no scaler and no script held it back."""
+    inputs: list[Nonfinite] = field(default_factory=list)
+    """Tensors of the batch on a device, which are read in any step."""
+    is_skipped: bool = False
+    """A scaler answers for the step: that it went on says nothing about its batch."""
 
     def add(self, nonfinite: Nonfinite) -> None:
         """Remember a tensor, up to a number that still fits a message; of gradients those nearest to the loss."""
@@ -155,6 +160,9 @@ class OpenStep:
         has_gradient = any(entry.where == "gradient" for entry in self.suspects.tensors)
         was_dropped = has_gradient and math.isfinite((losses.values or [0.0])[-1])
         self.suspects.tensors.clear()
+        if is_skipped:
+            self.suspects.inputs.clear()
+            self.suspects.is_skipped = True
         if is_skipped or was_dropped:
             losses.values = [loss for loss in losses.values if math.isfinite(loss)]
 
@@ -309,7 +317,7 @@ class StepReporter:
                 learning_rate=step.learning_rate,
                 batch=step.batch,
                 roots=step.roots,
-                nonfinite=step.suspects.tensors if step.suspects.is_applied else [],
+                nonfinite=self._blamed(step),
                 overhead_ratio=context.schedule.overhead_ratio,
                 check_interval=context.schedule.plan.check_interval,
                 view=step.gradients.view,
@@ -317,6 +325,16 @@ class StepReporter:
             ),
         )
         return True
+
+    def _blamed(self, step: OpenStep) -> list[Nonfinite]:
+        """What was not finite, if that was applied; of a step that was, what stands in a batch by right is learnt."""
+        healthy_steps, found = self._context.inputs.healthy_steps, step.suspects.inputs
+        if not step.suspects.is_applied:
+            if not step.suspects.is_skipped:
+                healthy_steps.update({entry.name for entry in found})
+            return []
+        known = [msgspec.structs.replace(entry, healthy_steps=healthy_steps[entry.name]) for entry in found]
+        return step.suspects.tensors + known[:MAX_SUSPECTS]
 
     def tell_census(
         self, optimizers: Sequence[torch.optim.Optimizer], ready_order: Collection[int], *, is_thorough: bool

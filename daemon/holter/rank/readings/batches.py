@@ -93,6 +93,15 @@ def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], 
     )
 
 
+def on_device(call: Inputs) -> list[tuple[str, torch.Tensor, int]]:
+    """Its tensors on a device that may be other than finite; a batch of token numbers has none."""
+    return [leaf for leaf in call.leaves if leaf[1].device.type != "cpu" and _is_float(leaf[1])]
+
+
+def _is_float(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel() > 0
+
+
 def fold(signature: int, other: int) -> int:
     """Two signatures in order; 0 stands for nothing."""
     return (signature * 0x9E3779B97F4A7C15 + other) & MASK if other else signature

@@ -210,6 +210,7 @@ class Checkup:
             zero_gradient=zero,
             idle_steps=idle_steps,
             unchanged=self._named(self._trained, self._unchanged(moves)),
+            without_rate=self._named(self._trained, self._without_rate()),
             rounded=self._named(self._trained, self._rounded(moves)),
             frozen_moved_in_step=self._named(self._frozen, still.in_step),
             frozen_moved_between=self._named(self._frozen, between),
@@ -273,6 +274,15 @@ class Checkup:
             if self._rates[place] * float(table.absmax[row]) > LOST_FACTOR * unit and before.numel[place]:
                 out.append(place)
         return out
+
+    def _without_rate(self) -> list[int]:
+        """Parameters with a gradient that is not zero, and a learning rate that is."""
+        table = self._answers.gradients
+        return [
+            place
+            for row, place in enumerate(self._given)
+            if self._rates[place] == 0 and table.zeros[row] < table.numel[row]
+        ]
 
     def _rounded(self, moves: MovedTensors) -> list[int]:
         """float32 with the mantissas of a narrower dtype. Before the step as well: a script that rounds between two steps rounds what the last one left."""

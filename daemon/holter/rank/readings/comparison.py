@@ -8,6 +8,9 @@
                             parameters_before      at the first step, and right after a comparison: the rank's own history
     after the optimizer     parameters_after       and, every fourth comparison, optimizer_state: twice the parameters to read
 
+A partial value, such as a norm's gradient under sequence parallelism, is not reduced yet: its local parts differ by right. What the step makes of
+it is compared.
+
 The tables behind the roots go over all entries of the census, in its order, 0 where there is nothing to compare. Only models that the
 step's own optimizers train take part: what else a rank still holds, an average or the model of an earlier fold, need not be equal.
 """
@@ -25,7 +28,7 @@ import torch
 
 from holter import clock
 from holter.rank.context import Context
-from holter.rank.models import Model, is_sharded
+from holter.rank.models import Model, is_partial, is_sharded
 from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings.census import DtypeTraits, Selection, SelectionCache, marks
 from holter.records import PackedTable
@@ -213,10 +216,11 @@ class ComparisonProbe:
 
     def _launch(self, name: str, chosen: Selection, tensors: Sequence[Entry], then: OnRows) -> None:
         step, started = self._context.log.now, clock.thread_s()
-        kept = [tensor for tensor in tensors if tensor is not None and not tensor.is_sparse]
+        is_kept = [tensor is not None and not tensor.is_sparse and not is_partial(tensor) for tensor in tensors]
+        kept = [tensor for tensor, is_one in zip(tensors, is_kept, strict=True) if tensor is not None and is_one]
         places, traits = chosen.places, chosen.traits
         if len(kept) < len(tensors):
-            places = places[[tensor is not None and not tensor.is_sparse for tensor in tensors]]
+            places = places[is_kept]
             traits = DtypeTraits.of([tensor.dtype for tensor in kept])
         if kept:
 

@@ -127,6 +127,12 @@ def count_nan(tensor: torch.Tensor) -> int:
     return _counts(tensor)[0]
 
 
+def largest(tensor: torch.Tensor) -> float:
+    """The largest magnitude among what is finite. Raises ValueError."""
+    plain = _plain(tensor)
+    return float(summarize([plain], histogram="off").absmax[0]) if plain.is_floating_point() and plain.numel() else 0.0
+
+
 def _counts(tensor: torch.Tensor) -> tuple[int, int]:
     plain = _plain(tensor)
     if not (plain.is_floating_point() or plain.is_complex()):

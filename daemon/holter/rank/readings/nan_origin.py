@@ -49,8 +49,7 @@ class BatchBlameProbe:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._num_replays = 0
-        self._healthy_steps: dict[str, int] = {}
-        """Tensors of a batch that were not finite on steps that were."""
+        self._healthy_steps = context.inputs.healthy_steps
         self._signature = 0
         """Of inputs that no backward pass has claimed yet."""
         self._num_calls = 0
@@ -87,7 +86,7 @@ class BatchBlameProbe:
             seen = {_place(tensor) for _, tensor in _tensors(inputs)}
             bad += batches.read([leaf for leaf in self._leaves if _place(leaf[1]) not in seen])
         for entry in bad:
-            healthy_steps = self._healthy_steps.get(entry.name, 0)
+            healthy_steps = self._healthy_steps[entry.name]
             context.log.now.suspects.add(msgspec.structs.replace(entry, healthy_steps=healthy_steps))
         is_sound = all(entry.name in self._healthy_steps for entry in bad)
         if is_sound and self._num_replays < MAX_REPLAYS:
@@ -120,9 +119,9 @@ class BatchBlameProbe:
         for path, tensor in inputs:
             same = found.get(paths.get(_place(tensor), ""))
             if path in odd or (same is not None and (same.nans or same.infs)):
-                self._healthy_steps[path] = self._healthy_steps.get(path, 0) + 1
+                self._healthy_steps[path] += 1
         for path in {path for path, entry in found.items() if entry.nans or entry.infs} - {path for path, _ in inputs}:
-            self._healthy_steps[path] = self._healthy_steps.get(path, 0) + 1
+            self._healthy_steps[path] += 1
 
     def _claim(self) -> None:
         now = self._context.log.now

@@ -1,0 +1,133 @@
+"""Modules that are trained in evaluation mode: dropout that drops nothing, normalisation by statistics that no longer change.
+
+    a model returns a result that leads back to its parameters     the modes of this call
+    an optimizer that holds its parameters is about to step        if every such call was so: told, when it is not what was told last
+
+A model that is evaluated, or called for another one's loss, was also called in training before its own optimizer steps. All modules are looked
+at in the first steps, at steps of comparison, and when the outermost one has changed; else only that one is.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from holter.rank.context import Context
+from holter.rank.models import Model, held_by
+from holter.records import Modes, Named
+
+NUM_FIRST = 8
+MAX_NAMES = 32
+NORMS = (nn.modules.batchnorm._NormBase,)  # noqa: SLF001
+
+
+class ModeProbe:
+    """Follows the modes of the calls that are trained."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._parts: weakref.WeakKeyDictionary[nn.Module, tuple[int, list[tuple[str, weakref.ref[nn.Module]]]]] = (
+            weakref.WeakKeyDictionary()
+        )
+        """Model -> generation of the models, and its modules for which the mode makes a difference."""
+        self._called: dict[str, tuple[frozenset[str], bool]] = {}
+        """Model's prefix -> what was in evaluation mode at every call since its optimizer last stepped, and whether the model itself was."""
+        self._last: weakref.WeakKeyDictionary[nn.Module, tuple[bool, frozenset[str]]] = weakref.WeakKeyDictionary()
+        self._told: dict[str, tuple[frozenset[str], bool]] = {}
+        self._held: tuple[Any, list[str]] = (None, [])
+
+    def see(self, module: nn.Module, output: Any) -> None:
+        """A watched model returned."""
+        if not torch.is_grad_enabled():
+            return
+        model = self._context.models.of(module)
+        if model is None or not _leads_back(output):
+            return
+        names = self._look(module, model.prefix)
+        # Without a module that it makes a difference for, the mode is nobody's business.
+        is_whole = not module.training and bool(names)
+        known = self._called.get(model.prefix)
+        self._called[model.prefix] = (names, is_whole) if known is None else (names & known[0], is_whole and known[1])
+
+    def settle(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """These are about to step: what was called for them is trained."""
+        if not self._called:
+            return
+        for prefix in self._prefixes(optimizers):
+            found = self._called.pop(prefix, None)
+            if found is None or found == self._told.get(prefix, (frozenset(), False)):
+                continue
+            self._told[prefix] = found
+            names, module = sorted(found[0]), self._root(prefix)
+            modes = Modes(
+                model=prefix,
+                evaluating=Named(len(names), names[:MAX_NAMES]),
+                num_sensitive=len(self._sensitive(module, prefix)) if module is not None else 0,
+                is_whole=found[1],
+            )
+            self._context.writer.say(self._context.log.step, modes)
+
+    def _look(self, module: nn.Module, prefix: str) -> frozenset[str]:
+        known, log = self._last.get(module), self._context.log
+        is_due = log.step < NUM_FIRST or self._context.schedule.plan.is_check(log.step)
+        if known is not None and known[0] == module.training and not (is_due and not log.micro_step):
+            return known[1]
+        parts = [(name, part()) for name, part in self._sensitive(module, prefix)]
+        names = frozenset(name for name, part in parts if part is not None and not part.training)
+        self._last[module] = module.training, names
+        return names
+
+    def _sensitive(self, module: nn.Module, prefix: str) -> list[tuple[str, "weakref.ref[nn.Module]"]]:
+        generation = self._context.models.generation
+        known = self._parts.get(module)
+        if known is None or known[0] != generation:
+            found = [(prefix + name, weakref.ref(part)) for name, part in module.named_modules() if is_sensitive(part)]
+            known = self._parts[module] = generation, found
+        return known[1]
+
+    def _root(self, prefix: str) -> nn.Module | None:
+        return next((model.inner for model in self._context.models if model.prefix == prefix), None)
+
+    def _prefixes(self, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
+        """Of the models that these train; looked for again when models or optimizers have changed."""
+        models = self._context.models
+        state = models.generation, *((id(o), *(len(group["params"]) for group in o.param_groups)) for o in optimizers)
+        if state != self._held[0]:
+            held = held_by(optimizers)
+            self._held = state, [model.prefix for model in models if _is_held(model, held)]
+        return self._held[1]
+
+
+def is_sensitive(module: nn.Module) -> bool:
+    """Whether it computes something else in evaluation mode: it drops a share of its inputs, or keeps statistics.
+
+    >>> is_sensitive(nn.Dropout(0.1)), is_sensitive(nn.Dropout(0.0)), is_sensitive(nn.BatchNorm1d(4)), is_sensitive(nn.LayerNorm(4))
+    (True, False, True, False)
+    """
+    if isinstance(module, NORMS):
+        return module.running_mean is not None
+    if "drop" in type(module).__name__.lower():
+        return any(_is_share(value) for name, value in vars(module).items() if name == "p" or "drop" in name)
+    # Attention and recurrent layers hold the share themselves.
+    return any("drop" in name and _is_share(value) for name, value in vars(module).items())
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, float) and 0 < value < 1
+
+
+def _is_held(model: Model, held: set[int]) -> bool:
+    return any(id(p) in held and p.requires_grad for _, p in model.parameters)
+
+
+def _leads_back(output: Any) -> bool:
+    """Whether a result, or a part of it, requires a gradient; what is no plain container is taken to."""
+    if isinstance(output, torch.Tensor):
+        return bool(output.requires_grad)
+    if isinstance(output, dict):
+        return any(map(_leads_back, output.values()))
+    if isinstance(output, (list, tuple)):
+        return any(map(_leads_back, output))
+    return output is not None
