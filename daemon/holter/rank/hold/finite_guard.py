@@ -2,7 +2,8 @@
 
 What a rank read of its own gradients says nothing about what its peers added in the reduction, and of a large model they are read in
 turns. So the gradients that this optimizer applies are read, all of them, unless they were since they were last written (`GradientAnswers`),
-somebody has shown them to be finite (`KnownFinite`), or a loss scaler calls the optimizer: it calls it only then, or lets a fused one skip the step by itself.
+somebody has shown them to be finite (`KnownFinite`), or a loss scaler has looked at them just now: it calls the optimizer only if they are finite, or lets a fused one
+leave the step out by itself. Where the script has unscaled them itself (`unscale_`), the scaler looked then, and what was written to them since is read.
 
 Host memory is read at once, at the speed of memory. On a device the pass is started, and its answer comes when the device gets there:
 
@@ -18,7 +19,8 @@ it costs is said in `peers`. On a device too they agree by sockets, before the s
 not join, because a hook of ours failed there, would hang the job for good, where a socket gives up after two seconds; and a communicator of our own
 beside the job's may deadlock with them.
 
-An optimizer that is given a closure computes its gradients inside its step: it cannot be held before.
+An optimizer that is given a closure computes its gradients inside its step: it is held, or given the flag, between the two (`hooks.closures`). LBFGS and optimizers that are not torch's
+apply something before they call it, or may: they cannot be held, and a NaN of theirs is told when the step is over.
 """
 
 import functools
@@ -56,6 +58,8 @@ class FiniteGuard:
         self.flags = DeviceFlags()
         self._has_said = False
         self._num_scaling = 0
+        self._is_unscaled = False
+        """Of the call of a scaler that is under way: the script has unscaled the gradients before."""
         self.before_scaled: Callable[[], None] = lambda: None
         """Called before a loss scaler decides whether to call an optimizer."""
 
@@ -69,22 +73,31 @@ class FiniteGuard:
             is_scaling = scaler._enabled  # noqa: SLF001
             if is_scaling:
                 self.before_scaled()
+            was_unscaled, self._is_unscaled = self._is_unscaled, is_scaling and _is_unscaled(scaler, args, kwargs)
             self._num_scaling += is_scaling
             try:
                 return original(scaler, *args, **kwargs)
             finally:
                 self._num_scaling -= is_scaling
+                self._is_unscaled = was_unscaled
 
         return step
 
     def is_scaled(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether a loss scaler answers for this step."""
+        """Whether a loss scaler has looked at the gradients of this step."""
         return self._num_scaling > 0 or getattr(optimizer, "found_inf", None) is not None
+
+    def _is_answered_for(self, optimizer: torch.optim.Optimizer, *, is_flagged: bool) -> bool:
+        """Whether a loss scaler has looked at the gradients as they are now: not if the script has unscaled them itself, and may have written to them since."""
+        if getattr(optimizer, "found_inf", None) is not None:
+            # It leaves the step out by itself; only the device knows whether it does.
+            return not (is_flagged and getattr(optimizer, "grad_scale", None) is None)
+        return self._num_scaling > 0 and not self._is_unscaled
 
     def finds(self, optimizer: torch.optim.Optimizer, *, is_torn: bool = False, is_shard: bool = False) -> bool:
         """Whether something that is not finite is about to be applied, as far as is known before it is."""
         is_flagged = self.is_flagged(optimizer) and not is_shard
-        if self.is_scaled(optimizer) and not (is_flagged and getattr(optimizer, "grad_scale", None) is None):
+        if self._is_answered_for(optimizer, is_flagged=is_flagged):
             return False
         held = self._held(optimizer)
         known = self._context.gradient_answers.find(held) if held else None
@@ -201,6 +214,12 @@ class FiniteGuard:
         if is_plain and all(dtype.is_floating_point for dtype in set(map(_dtype, unshown))):
             return unshown
         return [part for part in map(_part, unshown) if _is_dense_float(part) or part.is_complex()]
+
+
+def _is_unscaled(scaler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    optimizer = args[0] if args else kwargs.get("optimizer")
+    state = scaler._per_optimizer_states.get(id(optimizer), {})  # noqa: SLF001
+    return getattr(state.get("stage"), "name", "") == "UNSCALED"
 
 
 _layout, _dtype = operator.attrgetter("layout"), operator.attrgetter("dtype")

@@ -15,6 +15,7 @@ rank is asked before the scaler decides, and rounds count as steps towards the o
 torch calls no hook if `step()` raises: such a step is over when no call of it is running any more. If it is tried again, it is the same step.
 """
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from holter.rank.guard import say
 from holter.rank.hold.device_flags import LeftOut
 from holter.rank.hold.finite_guard import FiniteGuard, Shards
 from holter.rank.hold.halts import HoldReason
+from holter.rank.hooks import closures
 from holter.rank.models import held_by
 from holter.rank.publish.budget import SMALL_ELEMENTS
 from holter.rank.publish.step_log import StepReporter, StepTimes, tell_completed_before
@@ -100,11 +102,19 @@ class StepProbe:
         wrap = self._context.guard.wrap
         before, after = wrap(self._before, "claims"), wrap(self._after)
 
-        def pre(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        def pre(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> closures.Arguments | None:
             # A compiled step is left as it is: a hook that is traced would change it.
-            if not torch.compiler.is_compiling():
-                self._caller = getattr(sys._getframe().f_back, "f_code", None)  # noqa: SLF001
-                before(optimizer, has_closure=any(c is not None for c in (*args[1:], kwargs.get("closure"))))
+            if torch.compiler.is_compiling():
+                return None
+            self._caller = getattr(sys._getframe().f_back, "f_code", None)  # noqa: SLF001
+            has_closure = closures.has_closure(args, kwargs)
+            before(optimizer, has_closure=has_closure)
+            # Unless it is inside another's step: that one's closure is followed.
+            if not has_closure or self._depth != 1 or not closures.is_followed(optimizer):
+                return None
+            return closures.follow(
+                args, kwargs, wrap(self._begin_closure), wrap(functools.partial(self._end_closure, optimizer))
+            )
 
         def post(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             if not torch.compiler.is_compiling():
@@ -201,6 +211,19 @@ class StepProbe:
             self._attempt(context.undo.snapshots.settle)
         self._is_applying = True
         self._interrupted = context.enter(Phase.OPTIMIZER)
+
+    def _begin_closure(self) -> None:
+        """The step computes its own gradients: nothing is applied meanwhile."""
+        self._is_applying = False
+
+    def _end_closure(self, optimizer: torch.optim.Optimizer, is_unwritten: bool) -> None:  # noqa: FBT001
+        """They are there, and are about to be applied."""
+        if is_unwritten:
+            self._attempt(self._read_applied, optimizer)
+            halts = self._context.hold.agent
+            if halts is not None and halts.is_wanted():
+                self._attempt(self._hold_if_bad, optimizer)
+        self._is_applying = True
 
     def _take_census(self) -> None:
         models, step = self._context.models, self._context.log.step
@@ -308,8 +331,8 @@ class StepProbe:
         """The step, plus the rounds that a scaler has skipped since: the same number on all ranks that share their gradients."""
         return self._context.log.step + self._context.log.now.passes.num_skipped_rounds
 
-    def _hold_if_bad(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
-        """This rank's gradients are not finite, or another's shards are not."""
+    def _hold_if_bad(self, optimizer: torch.optim.Optimizer, *, has_closure: bool = False) -> None:
+        """This rank's gradients are not finite, or another's shards are not; with a closure they are not there yet."""
         context = self._context
         step = context.log.step
         if (left_out := self._attempt(self._finite.left_out, step)) is not None:
@@ -319,7 +342,9 @@ class StepProbe:
         reading_s = context.reading_s
         own = step if late is None and not has_closure and self._attempt(self._is_nonfinite, optimizer) else late
         context.log.now.cost.guard_s += context.reading_s - reading_s
-        first = own if self._finite.is_scaled(optimizer) else self._shards.agree(optimizer, own)
+        is_asked_later = has_closure and closures.is_followed(optimizer)
+        is_alone = is_asked_later or self._finite.is_scaled(optimizer)
+        first = own if is_alone else self._shards.agree(optimizer, own)
         if first is None:
             return
         if late is not None or first < step:

@@ -24,6 +24,7 @@ from holter import clock
 from holter.page import CONTROL_THIN, PageWriter
 from holter.rank.guard import Guard, say
 from holter.rank.models import held_by
+from holter.rank.readings.batches import read
 from holter.rank.readings.census import CensusTaker
 from holter.records import FirstStep, Nonfinite, Phase, SightLost, StepDone, View
 
@@ -99,6 +100,8 @@ class Suspects:
     """The optimizer was given a non-finite gradient: no scaler and no script held it back."""
     inputs: list[Nonfinite] = field(default_factory=list)
     """Tensors of the batch on a device, which are read in any step."""
+    fetched: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
+    """What loaders gave in host memory, with each tensor's version then: labels go past the model, and a device tells of a NaN when the batch would be gone."""
     is_skipped: bool = False
     """A scaler answers for the step: that it went on says nothing about its batch."""
 
@@ -329,10 +332,13 @@ class StepReporter:
     def _blamed(self, step: OpenStep) -> list[Nonfinite]:
         """What was not finite, if that was applied; of a step that was, what stands in a batch by right is learnt."""
         healthy_steps, found = self._context.inputs.healthy_steps, step.suspects.inputs
+        fetched, step.suspects.fetched = step.suspects.fetched, []
         if not step.suspects.is_applied:
             if not step.suspects.is_skipped:
                 healthy_steps.update({entry.name for entry in found})
             return []
+        if not found and not any(entry.where == "input" for entry in step.suspects.tensors):
+            found = read([(path, tensor) for path, tensor, version in fetched if tensor._version == version])  # noqa: SLF001
         known = [msgspec.structs.replace(entry, healthy_steps=healthy_steps[entry.name]) for entry in found]
         return step.suspects.tensors + known[:MAX_SUSPECTS]
 

@@ -74,7 +74,14 @@ class BatchBlameProbe:
             self._num_samples[1] += batch.num_samples
         if fetched:
             self._leaves = fetched[-1].leaves
+            self._keep_until_told(self._leaves)
         self._claim()
+
+    def _keep_until_told(self, leaves: list[batches.Leaf]) -> None:
+        """For a device, which may tell of a NaN some steps later; of micro-batches the last few."""
+        kept = self._context.log.now.suspects.fetched
+        kept += [(path, t, t._version) for path, t in leaves if t.is_cpu and t.is_floating_point()]  # noqa: SLF001
+        del kept[:-MAX_LEAVES]
 
     def investigate(self) -> None:
         """The step is not finite: look for the fault in its batch, and if that is sound, for the module that made it."""
