@@ -20,6 +20,8 @@ SETUP_S = 1800.0
 """Before the first step is done: data sets are prepared and models loaded, often by one rank while the others wait."""
 FIRST_S = 600.0
 """For every phase of the first steps."""
+PREPARING_S = 300.0
+"""So long it is believed that kernels are being compiled: some twenty, 1 to 2 s each on a quiet machine."""
 FIRST_LOOK_S = 15.0
 """After this a rank in its first steps is suspect: looking is cheap, and may prove that it will never go on."""
 ENDING_S = 120.0

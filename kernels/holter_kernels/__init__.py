@@ -15,13 +15,14 @@ from holter_kernels.devices import side_stream
 from holter_kernels.passes import Pass, Reading
 from holter_kernels.table import Table
 from holter_kernels.tree import root, tree
-from holter_kernels.warm import Variant, warm_up
+from holter_kernels.warm import CompiledKernel, WarmUp, warm_up
 
 __all__ = [
+    "CompiledKernel",
     "Pass",
     "Reading",
     "Table",
-    "Variant",
+    "WarmUp",
     "backend",
     "fingerprint",
     "merge",

@@ -3,6 +3,8 @@
 While it goes on, a pass over that device declines ("warming up") instead of compiling the same in the training thread.
 """
 
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,8 +20,8 @@ PASSES = (("off", True), ("sampled", True))
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """One kernel, compiled."""
+class CompiledKernel:
+    """One kernel, compiled for one device."""
 
     name: str
     device: str
@@ -37,18 +39,18 @@ def warm_up(
     *,
     passes: Iterable[tuple[str, bool]] = PASSES,
     loads: bool = False,
-) -> list[Variant]:
+) -> list[CompiledKernel]:
     """Compile what passes over these devices and dtypes need; `progress` hears how many are done, of how many, and which is next.
 
     Nothing is launched. `loads=True` puts the kernels on the device as well, which must not happen while another thread captures a graph. Never raises for a kernel that does not compile:
-    that is in its variant, and Triton is given up for this process.
+    that is said in its entry, and Triton is given up for this process.
     """
     wanted = [device for device in on if devices.implementation(device) == "triton"]
     if not wanted:
         return []
     devices.prepare_triton_cache()
     work = [(device, *one) for device in wanted for one in _kernels(list(dtypes), list(passes))]
-    found: list[Variant] = []
+    found: list[CompiledKernel] = []
     devices.warming.update(wanted)
     try:
         for number, (device, name, compile_it) in enumerate(work):
@@ -64,7 +66,39 @@ def warm_up(
     return found
 
 
-def _compiled(device: torch.device, name: str, compile_it: Callable[[], Any], *, loads: bool) -> Variant:
+class WarmUp:
+    """A warm-up in a thread of its own: passes over these devices decline from the moment it is made until it is over, and nobody waits for it."""
+
+    def __init__(self, on: Iterable[torch.device], dtypes: Iterable[torch.dtype]) -> None:
+        self._on, self._dtypes = list(on), list(dtypes)
+        self._began, self._is_over = time.monotonic(), threading.Event()
+        self.compiled: list[CompiledKernel] = []
+        self.seconds = 0.0
+        devices.warming.update(self._on)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether passes read again."""
+        return self._is_over.is_set()
+
+    def run(self) -> None:
+        """For a thread; raises nothing."""
+        try:
+            self.compiled = warm_up(self._on, self._dtypes)
+        except Exception as error:  # noqa: BLE001 - a Triton that cannot even be imported: torch operations then
+            devices.give_up_triton(error)
+        finally:
+            devices.warming.difference_update(self._on)
+            self.seconds = time.monotonic() - self._began
+            self._is_over.set()
+
+
+def is_needed(device: torch.device) -> bool:
+    """Whether passes over this device would compile something; Triton's interpreter compiles nothing."""
+    return devices.implementation(device) == "triton" and os.environ.get("TRITON_INTERPRET") != "1"
+
+
+def _compiled(device: torch.device, name: str, compile_it: Callable[[], Any], *, loads: bool) -> CompiledKernel:
     began = time.monotonic()
     try:
         with devices.on(device):
@@ -73,9 +107,9 @@ def _compiled(device: torch.device, name: str, compile_it: Callable[[], Any], *,
                 kernel._init_handles()  # noqa: SLF001 - as Triton itself does at the first launch
     except Exception as error:  # noqa: BLE001 - no compiler, no driver, an architecture that Triton has not: said, and torch operations then
         devices.give_up_triton(error)
-        return Variant(name, str(device), time.monotonic() - began, error=f"{type(error).__name__}: {error}")
+        return CompiledKernel(name, str(device), time.monotonic() - began, error=f"{type(error).__name__}: {error}")
     registers, spills = (getattr(kernel, field, None) for field in ("n_regs", "n_spills"))
-    return Variant(name, str(device), time.monotonic() - began, registers, spills)
+    return CompiledKernel(name, str(device), time.monotonic() - began, registers, spills)
 
 
 def _kernels(dtypes: list[torch.dtype], passes: list[tuple[str, bool]]) -> Iterator[tuple[str, Callable[[], Any]]]:

@@ -1,37 +1,91 @@
-"""A NaN on the device of the tests, in jobs of two ranks: the device leaves the step out, every rank stands before it, and the resumed run has the same bits."""
+"""A NaN on the device of the tests, in real jobs: it does not reach the weights, every rank stands before its step, and the resumed run has the same bits."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.e2e.resuming import HALT, halt_json, results, same_bits
 
 LOOP = Path(__file__).parent / "scripts" / "resumable_loop.py"
-AT, EVERY, RANKS = 6, 2, 2
+AT, EVERY = 6, 2
 
 pytestmark = pytest.mark.job
 
 
+class Case(NamedTuple):
+    """How a job trains, where its NaN comes from, and what it is called."""
+
+    kind: str
+    how: str
+    where: str
+    cause: str
+
+    @property
+    def num_ranks(self) -> int:
+        """A NaN comes from the last of them."""
+        return 1 if self.kind == "alone" else 2
+
+
+FAST = Case("ddp", "--by fused --is-ahead", "batch", "nonfinite_input")
+CASES = [
+    Case("ddp", "--by fused", "batch", "nonfinite_input"),
+    Case("ddp", "--by fused --is-ahead", "layer", "nonfinite_forward"),
+    Case("ddp", "--by fused --is-ahead", "label", "nonfinite_input"),
+    Case("ddp", "--by fused --is-ahead --optimizer sgd", "batch", "nonfinite_input"),
+    Case("ddp", "--by foreach", "batch", "nonfinite_input"),
+    Case("ddp", "--by foreach --is-ahead", "layer", "nonfinite_forward"),
+    Case("ddp", "--by fused --is-ahead --closure", "batch", "nonfinite_input"),
+    Case("ddp", "--by foreach --closure", "batch", "nonfinite_input"),
+    Case("ddp", "--by fused --is-ahead --scaler unscaled", "gradient", "nonfinite_backward"),
+    Case("ddp", "--by foreach --scaler unscaled", "gradient", "nonfinite_backward"),
+    Case("fsdp", "--by fused --is-ahead", "batch", "nonfinite_input"),
+    Case("fsdp", "--by fused", "layer", "nonfinite_forward"),
+    Case("fsdp", "--by foreach --is-ahead", "gradient", "nonfinite_backward"),
+    Case("alone", "--by fused --is-ahead", "layer", "nonfinite_forward"),
+    Case("alone", "--by foreach", "layer", "nonfinite_forward"),
+    Case("alone", "--by fused --optimizer sgd", "layer", "nonfinite_forward"),
+    Case("alone", "--by fused --closure", "layer", "nonfinite_forward"),
+]
+
+
+def name_of(case: Case) -> str:
+    return "-".join(
+        [case.kind, *case.how.replace("--by", "").replace("--optimizer", "").replace("--", "").split(), case.where]
+    )
+
+
 @pytest.mark.parametrize(
     "case",
-    [
-        pytest.param(("ddp", ["--fused", "--is-ahead"], "nonfinite_input"), id="ddp-fused-ahead"),
-        pytest.param(("ddp", ["--fused"], "nonfinite_input"), id="ddp-fused", marks=pytest.mark.release),
-    ],
+    [pytest.param(FAST, id=name_of(FAST))]
+    + [pytest.param(case, id=name_of(case), marks=pytest.mark.release) for case in CASES],
 )
 def test_a_nan_is_halted_and_the_resumed_run_has_the_same_bits(
-    case: tuple[str, list[str], str], jobs: Any, device_environment: dict[str, str], tmp_path: Path
+    case: Case, jobs: Any, device_environment: dict[str, str], tmp_path: Path
 ) -> None:
-    kind, how, cause = case
+    ranks, faulty = case.num_ranks, case.num_ranks - 1
 
     def run(name: str, *arguments: object) -> Any:
-        words = ["--out", tmp_path / name, "--device", "cuda", "--kind", kind, "--steps", 10, *how, *arguments]
-        return jobs.run(LOOP, *words, ranks=RANKS, by="scheduler", env={**HALT, **device_environment})
+        words = ["--out", tmp_path / name, "--device", "cuda", "--kind", case.kind, "--steps", 10, *case.how.split()]
+        return jobs.run(LOOP, *words, *arguments, ranks=ranks, by="scheduler", env={**HALT, **device_environment})
 
-    ended = run("faulted", "--fault", "nan", "--at", AT)
+    ended = run("faulted", "--fault", "nan", "--where", case.where, "--at", AT, "--rank", faulty)
     assert ended.code == 93, ended.stderr[-3000:]
     halt = halt_json(ended.run_dir)
-    assert (AT, "healthy", cause, [1]) == tuple(halt[key] for key in ("step", "verdict", "cause", "ranks")), halt["why"]
+    expected = AT, "healthy", case.cause, [faulty]
+    assert expected == tuple(halt[key] for key in ("step", "verdict", "cause", "ranks")), halt["why"]
     resumed, reference = run("resumed", "--resume", ended.run_dir / halt["checkpoint"]), run("reference")
     assert (0, 0) == (resumed.code, reference.code), resumed.stderr[-3000:]
-    same_bits(results(tmp_path / "reference", RANKS), results(tmp_path / "resumed", RANKS), str(AT * EVERY))
+    same_bits(results(tmp_path / "reference", ranks), results(tmp_path / "resumed", ranks), str(AT * EVERY))
+
+
+@pytest.mark.release
+def test_a_scaler_that_unscales_itself_leaves_a_bad_step_out_and_nothing_is_halted(
+    jobs: Any, device_environment: dict[str, str], tmp_path: Path
+) -> None:
+    def run(name: str, env: dict[str, str]) -> Any:
+        words = ["--out", tmp_path / name, "--device", "cuda", "--kind", "alone", "--by", "fused", "--scaler", "whole"]
+        fault = ["--fault", "nan", "--where", "batch", "--at", AT, "--rank", 0, "--steps", 10]
+        return jobs.run(LOOP, *words, *fault, ranks=1, by="scheduler", env={**env, **device_environment})
+
+    assert [0, 0] == [run("worn", HALT).code, run("plain", {"HOLTER": "0"}).code]
+    assert results(tmp_path / "worn", 1) == results(tmp_path / "plain", 1)

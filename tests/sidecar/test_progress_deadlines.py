@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holter import patience
 from holter.patience import BEYOND, FIRST_STEPS, LONGEST_S, PHASES
 from holter.records import Census, Phase, StepDone, TensorEntry
 from holter.sidecar.progress import SETUP, Deadlines
@@ -254,3 +255,14 @@ def test_what_recurs_every_few_hours_is_remembered():
         at_s = number * 3 * 3600.0
         assert number == 0 or deadlines.allowed(Phase.OTHER, at_s).deadline_s > 30.0
         deadlines.learn_wait(Phase.OTHER, 50 + number, 30.0, at_s + 30.0)
+
+
+def test_a_rank_whose_kernels_are_compiled_is_given_time_until_that_is_over_or_has_lasted_too_long():
+    deadlines = trained(0.1)
+    deadlines.learn_preparing(100.0, is_over=False)
+    allowed = deadlines.allowed(Phase.FORWARD, 101.0)
+    assert patience.FIRST_S == allowed.deadline_s
+    assert "kernels are being compiled" in allowed.because
+    assert patience.FIRST_S > deadlines.allowed(Phase.FORWARD, 100.0 + patience.PREPARING_S).deadline_s
+    deadlines.learn_preparing(102.0, is_over=True)
+    assert patience.FIRST_S > deadlines.allowed(Phase.FORWARD, 102.0).deadline_s

@@ -27,6 +27,7 @@ from holter.rank.readings.inspection import InspectionProbe
 from holter.rank.readings.modes import ModeProbe
 from holter.rank.readings.nan_origin import BatchBlameProbe
 from holter.rank.readings.vitals import VitalsProbe
+from holter.rank.readings.warming import KernelWarmUp
 from holter.rank.undo.past_steps import PastSteps
 from holter.rank.undo.rewind import Rewind
 from holter.records import Phase
@@ -87,6 +88,7 @@ class Monitor:
         self._graphs = GraphProbe(self.context, lambda num_steps: self.steps.replayed(num_steps))  # noqa: PLW0108  they are made later
         self._batches = BatchBlameProbe(self.context)
         self._finite = FiniteGuard(self.context, guard_wait_s)
+        self._kernels = KernelWarmUp(self.context)
         readers = StepReaders(self._gradients, self._comparison, self._batches, self._vitals, self._modes, self._finite)
         self.steps = StepProbe(self.context, readers, self._find_models)
         if snapshot_every:
@@ -102,7 +104,7 @@ class Monitor:
         self._saves = SaveProbe(self.context)
         self.logs = LogProbe(self.context)
         self._groups = GroupProbe(self.context)
-        looks = self._saves.look, DeviceProbe(self.context).look, self._groups.look
+        looks = self._saves.look, DeviceProbe(self.context).look, self._groups.look, self._kernels.settle
         self.before_backward: list[Callable[[], None]] = [self.context.guard.wrap(look) for look in looks]
         """Called at every backward pass, by those who wait for the script to import something."""
         self._is_searched = False
@@ -177,6 +179,7 @@ class Monitor:
         """A model is called in training; its buffers are compared in the first of several micro-steps."""
         attempt = self.context.guard.attempt
         self._on_forward()
+        attempt(self._kernels.see, module)
         attempt(self._batches.see_call)
         model = self.context.models.of(module)
         if model is None:

@@ -22,6 +22,7 @@ from holter.records.rank import (
     OnDevice,
     Origin,
     PackedTable,
+    Preparing,
     ScriptWarning,
     Skipped,
     StepDone,
@@ -298,6 +299,7 @@ Body = (
     | Farewell
     | Exited
     | OnDevice
+    | Preparing
     | Groups
     | SightLost
     | Halting

@@ -248,6 +248,17 @@ class Logged(msgspec.Struct, frozen=True, tag="logged", kw_only=True):
     values: dict[str, float]
 
 
+class Preparing(msgspec.Struct, frozen=True, tag="preparing", kw_only=True):
+    """The rank makes something ready in a thread of holter's, and may be slow meanwhile; told when that begins and when it is over."""
+
+    what: str
+    """`kernels`: they are compiled for its device."""
+    is_over: bool
+    seconds: float = 0.0
+    num: int = 0
+    """How many were made."""
+
+
 class Origin(msgspec.Struct, frozen=True, tag="origin", kw_only=True):
     """Where a NaN began: the first module that made one out of finite inputs, found by replaying the step's batch."""
 

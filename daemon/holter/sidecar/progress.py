@@ -11,6 +11,7 @@ The deadline of a phase is learned from the waits that ended well (`Deadlines`; 
 
     before the first step     half an hour: data sets are prepared, models are loaded, often by one rank while the others wait
     first steps               600 s: compiling, caches, the first contact with every library
+    kernels are compiled      as in the first steps: a thread in the rank does that once, on a node that never did, and takes turns with the training
     a phase not seen yet      patient: as long as its like may take, a checkpoint by the bytes it has to write
     afterwards                3 x the longest wait + 1 s, not below a floor, not above a ceiling
     a longer wait was healthy then half as much again, ceiling or not: what went well once is no alarm the second time
@@ -92,6 +93,7 @@ class Deadlines:
         self._num_steps = 0
         self._num_bytes: dict[tuple[int, int], int] = {}
         self._is_ending = False
+        self._preparing_since_s: float | None = None
 
     @property
     def num_steps(self) -> int:
@@ -135,6 +137,10 @@ class Deadlines:
             math.prod(entry.shape) * _dtype_bytes(entry.dtype) for entry in census.entries if not entry.is_buffer
         )
 
+    def learn_preparing(self, now_s: float, *, is_over: bool) -> None:
+        """A thread of ours in the rank compiles kernels, and takes turns with the training."""
+        self._preparing_since_s = None if is_over else now_s
+
     def learn_farewell(self) -> None:
         """The rank said its last words."""
         self._is_ending = True
@@ -144,6 +150,9 @@ class Deadlines:
         waits = self._relevant(phase)
         longest_s = waits.longest_s(now_s)
         least_s, text = self._least(phase, waits, longest_s)
+        since_s = self._preparing_since_s
+        if since_s is not None and now_s - since_s < patience.PREPARING_S and least_s < patience.FIRST_S:
+            least_s, text = patience.FIRST_S, "its kernels are being compiled"
         ceiling_s = max(patience.PHASES[phase].ceiling_s, least_s)
         deadline_s = max(
             min(max(least_s, patience.FACTOR * longest_s + patience.EXTRA_S), ceiling_s), patience.BEYOND * longest_s

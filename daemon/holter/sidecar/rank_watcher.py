@@ -34,6 +34,7 @@ from holter.records import (
     Groups,
     Observation,
     OnDevice,
+    Preparing,
     ProcessState,
     StepDone,
 )
@@ -121,6 +122,8 @@ class RankWatcher:
                 self._deadlines.learn_farewell()
             case OnDevice() as on:
                 self._devices.learn(on.uuid)
+            case Preparing() as made_ready:
+                self._deadlines.learn_preparing(clock.monotonic_s(), is_over=made_ready.is_over)
             case Groups() as told:
                 self._examiner.learn(told.groups)
         self._traffic.learn(observation)

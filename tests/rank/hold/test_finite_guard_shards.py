@@ -97,10 +97,9 @@ def test_the_wait_for_peers_is_not_ours(rank):
     assert -1000.0 <= rank.context.guard.own_s < 0.0
 
 
-def test_a_closure_finds_nothing_itself_but_hears_the_peers(rank):
+def test_peers_are_asked_once_a_step_after_the_closure_has_computed(rank):
     rank.context.hold.peers.answers = {1: 1}
-    rank.step(lambda: None, worth=float("nan"))
-    assert [] == rank.context.hold.agent.holds
+    rank.step(lambda: None)
     rank.step(lambda: None)
     assert [(0, None), (1, None)] == rank.context.hold.peers.asked
     assert [(1, "peer")] == rank.context.hold.agent.holds

@@ -41,7 +41,10 @@ from holter.rank.readings.gradient_answers import PLAIN, GradientAnswer
 from holter.rank.readings.samples import local
 from holter.rank.undo.side_stream import wait_until
 from holter.records import SightLost
+from holter_kernels.devices import warming
 
+WARM_S = 60.0
+"""So long a step that is not finite stands until kernels are there to read it with."""
 END_S = 1.0
 """So long the end of the script waits for what the device has left out."""
 
@@ -112,12 +115,30 @@ class FiniteGuard:
         number = self._numbers.setdefault(optimizer, len(self._numbers))
         context = self._context
         answer = context.gradient_answers.read(context, f"applied{number}", gradients, tables.append)
-        if is_flagged and device_of(gradients) is not None:
+        device = device_of(gradients)
+        if answer is None and device in warming:
+            return self._finds_by_operations(f"applied{number}", gradients, device)
+        if is_flagged and device is not None:
             self._give(optimizer, answer, gradients, is_torn=is_torn)
             return False
         if answer is not None and not tables:
             self._wait_for(answer, tables)
         return bool(tables) and has_nonfinite(tables[0])
+
+    def _finds_by_operations(self, name: str, gradients: list[torch.Tensor], device: torch.device) -> bool:
+        """The same while kernels are being compiled: by torch's own operations, and waited for whatever the optimizer. What was found is then read, once it can be."""
+        place = torch.empty((), dtype=torch.float32, pin_memory=True)
+        place.copy_(flag_of(gradients), non_blocking=True)
+        event, began_s = torch.cuda.current_stream(device).record_event(), clock.monotonic_s()
+        is_bad = wait_until(event.query, self._wait_s) and bool(place.item())
+        if is_bad:
+            wait_until(lambda: device not in warming, WARM_S)
+            tables: list[Any] = []
+            answer = self._context.gradient_answers.read(self._context, name, gradients, tables.append)
+            if answer is not None and not tables:
+                self._wait_for(answer, tables)
+        self._context.guard.own_s -= clock.monotonic_s() - began_s
+        return is_bad
 
     def is_flagged(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether a device leaves this optimizer's steps out by itself."""
