@@ -1,0 +1,157 @@
+"""What one run shows, whoever watched it: the record that `verify` compares and that a memory keeps.
+
+A run directory and a log make the same record; `watched_by` says which, because a log cannot show everything that holter sees.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Literal
+
+import msgspec
+
+from holter.offline import causes, naming
+from holter.offline.found import Config, Found, LoggedRun
+from holter.offline.judging import curves_of
+from holter.records import Cause, Diagnosis, Severity
+
+Points = tuple[tuple[int, float], ...]
+"""(step, value), ascending."""
+LOSS, NORM, EVALUATION, MEMORY = "loss", "gradient_norm", "evaluation", "memory"
+SERIES_OF: dict[str, str] = {
+    "overfitting": EVALUATION,
+    "exploding_gradients": NORM,
+    "vanishing_gradients": NORM,
+    "imbalanced_gradients": NORM,
+    "zero_gradients": NORM,
+    "device_memory_leak": MEMORY,
+    "host_memory_leak": MEMORY,
+}
+"""The curve in which a cause shows; the loss, where it is not named here."""
+IN_LOGS = frozenset(cause for cause, _ in causes.ROWS)
+"""What a log alone can show."""
+
+
+class PastFault(msgspec.Struct, frozen=True, kw_only=True):
+    """One diagnosis, as far as another run is compared with it."""
+
+    id: str
+    cause: str
+    severity: Severity
+    symptom: str
+    first_step: int
+    """-1: not known."""
+    detected_step: int
+    ranks: tuple[int, ...] = ()
+    place: str = ""
+    """Module, tensor or collective, without numbers of layers."""
+    fix: str = ""
+    """What the diagnosis said to do."""
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    name: str
+    watched_by: Literal["holter", "log"]
+    first_step: int
+    last_step: int
+    unit: Literal["step", "epoch", "log"] = "step"
+    """What its steps are; see `LoggedRun.counted_by`."""
+    series: Mapping[str, Points] = {}
+    """`loss`, `gradient_norm`, `evaluation`, `memory`"""
+    faults: tuple[PastFault, ...] = ()
+    """The gravest first."""
+    settings: Mapping[str, str] = {}
+    """`config: lr` -> `0.1`; the word before the colon is its kind: config, command, environment, version, code, world."""
+    batches: Mapping[int, int] = {}
+    """Step -> fingerprint of rank 0's batch."""
+    blind: tuple[str, ...] = ()
+    """What holter could not see in it."""
+
+    @property
+    def num_steps(self) -> int:
+        """How many it ran."""
+        return max(0, self.last_step - self.first_step + 1)
+
+
+def fault_of(diagnosis: Diagnosis, base_step: int = 0) -> PastFault:
+    """A diagnosis as a record keeps it; `base_step` are the steps that were completed before holter counted."""
+    cause = named_cause(diagnosis)
+    known = diagnosis.first_step >= 0
+    return PastFault(
+        id=diagnosis.id,
+        cause=cause.cause,
+        severity=diagnosis.severity,
+        symptom=diagnosis.symptom,
+        first_step=diagnosis.first_step + base_step if known else -1,
+        detected_step=diagnosis.detected_step + base_step if known else -1,
+        ranks=cause.ranks,
+        place=place_of(cause),
+        fix=cause.fix.do,
+    )
+
+
+def named_cause(diagnosis: Diagnosis) -> Cause:
+    """What the evidence led to: at three strikes it stands last, behind its alternatives."""
+    is_in_doubt = any(evidence.kind == "strikes" for evidence in diagnosis.causes[0].evidence)
+    return diagnosis.causes[-1] if is_in_doubt else diagnosis.causes[0]
+
+
+def place_of(cause: Cause) -> str:
+    """Where, so that it is recognised in another run: `layers.*.mlp`, `all_reduce of default_pg`, `train.py:40`."""
+    for names in (cause.modules, cause.tensors):
+        if names:
+            return ".".join("*" if part.isdigit() else part for part in names[0].split("."))
+    if cause.collective:
+        return f"{cause.collective.operation} of {cause.collective.group}"
+    for evidence in cause.evidence:
+        file = evidence.values.get("file")
+        if evidence.kind in {"exception", "traceback", "frame"} and file:
+            return f"{str(file).rpartition('/')[2]}:{evidence.values.get('line', '')}"
+    return ""
+
+
+def record_of_found(found: Found, diagnoses: Iterable[Diagnosis], name: str) -> RunRecord:
+    """A log, a table, or a folder with configs and code beside them; of several runs in it the longest."""
+    run = max(found.runs, key=lambda one: one.num_points, default=None)
+    series = _series(run) if run else {}
+    steps = [step for points in series.values() for step, _ in points]
+    steps += [error.step for error in found.errors if error.step >= 0]
+    unit = run.counted_by if run else "step"
+    return RunRecord(
+        name=name,
+        watched_by="log",
+        first_step=min(steps, default=0),
+        last_step=max(steps, default=-1),
+        unit="epoch" if unit == "epoch" else "log" if unit == "log" else "step",
+        series=series,
+        faults=tuple(fault_of(one) for one in diagnoses),
+        settings=_settings(found),
+        blind=tuple(found.failures),
+    )
+
+
+def _series(run: LoggedRun) -> dict[str, Points]:
+    curves = curves_of(run)
+    longest = max(curves.evaluations.values(), key=len, default=[])
+    made = {LOSS: curves.loss, NORM: curves.norm, EVALUATION: longest, MEMORY: curves.memory}
+    for name in run.names():
+        if not made[LOSS] and naming.term_of_loss(name):
+            made[LOSS] = run.points(name)
+    return {name: tuple(points) for name, points in made.items() if points}
+
+
+def _settings(found: Found) -> dict[str, str]:
+    made = {f"{_kind(config)}: {name}": value for name, value, config in found.settings()}
+    for code in found.code:
+        made[f"code: {code.file.rpartition('/')[2]}"] = digest(code.text.encode())
+    return made
+
+
+def _kind(config: Config) -> str:
+    return {"environment": "environment", "versions": "version"}.get(config.kind, "config")
+
+
+def digest(content: bytes) -> str:
+    """A short name of a file's content."""
+    return hashlib.sha256(content).hexdigest()[:12]
