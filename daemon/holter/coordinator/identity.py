@@ -39,6 +39,10 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
     ranks: list[int] = []
     """Those that attached."""
     versions: dict[str, str] = {}
+    environment: dict[str, str] = {}
+    """What libraries read of rank 0's environment."""
+    code: dict[str, str] = {}
+    """Files beside the script -> digest of their content."""
     started_at: str
     ended_at: str | None = None
     coordinator: str
@@ -93,6 +97,8 @@ class Introductions:
             command=spoken.command if spoken else [],
             framework=spoken.framework if spoken else "",
             versions=spoken.versions if spoken else {},
+            environment=spoken.environment if spoken else {},
+            code=spoken.code if spoken else {},
             hosts=sorted(self._hosts),
             world_size=self._world_size,
             ranks=sorted(self._ranks),

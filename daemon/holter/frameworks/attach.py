@@ -25,7 +25,7 @@ import holter
 from holter import clock
 from holter.config import Settings, usable
 from holter.errors import PageError
-from holter.frameworks import halts, place
+from holter.frameworks import halts, place, startup
 from holter.frameworks.all import ALL
 from holter.frameworks.loggers import Loggers
 from holter.frameworks.place import RankPlace
@@ -323,6 +323,8 @@ def _introduce(here: RankPlace, framework: str) -> Attached:
             "python": ".".join(map(str, sys.version_info[:3])),
         },
         framework=framework,
+        environment=startup.environment(os.environ) if here.rank == 0 else {},
+        code=startup.code(sys.argv[0] if sys.argv else "") if here.rank == 0 else {},
     )
 
 

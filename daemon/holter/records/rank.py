@@ -42,6 +42,10 @@ class Attached(msgspec.Struct, frozen=True, tag="attached", kw_only=True):
     command: list[str]
     versions: dict[str, str]
     framework: str = "loop"
+    environment: dict[str, str] = {}
+    """What libraries read of it, without secrets; rank 0 alone says it, as the next."""
+    code: dict[str, str] = {}
+    """File beside the script -> digest of its content, the script's own first."""
 
 
 class FirstStep(msgspec.Struct, frozen=True, tag="begun", kw_only=True):

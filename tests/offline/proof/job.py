@@ -20,7 +20,9 @@ parser.add_argument("--seed", type=int, default=1)
 parser.add_argument("--samples", type=int, default=2000, help="in the training set")
 parser.add_argument("--width", type=int, default=32)
 parser.add_argument("--epochs", type=int, default=0, help="log once an epoch, with an evaluation")
-parser.add_argument("--bad-sample-at", type=int, default=-1, help="at this step a target is zero, and the loss takes its logarithm")
+parser.add_argument(
+    "--bad-sample-at", type=int, default=-1, help="at this step a target is zero, and the loss takes its logarithm"
+)
 parser.add_argument("--eps", type=float, default=0.0, help="what mends that")
 parser.add_argument("--detach", action="store_true", help="the graph is cut before the loss")
 parser.add_argument("--index-error-at", type=int, default=-1)
@@ -35,6 +37,8 @@ world = int(os.environ.get("WORLD_SIZE", "1"))
 rank = int(os.environ.get("RANK", "0"))
 if world > 1:
     torch.distributed.init_process_group("gloo")
+if "CONFIG_TO" in os.environ and rank == 0:
+    Path(os.environ["CONFIG_TO"]).write_text(json.dumps(vars(args)), encoding="utf-8")
 torch.manual_seed(args.seed)
 teacher = torch.randn(16, 1, generator=torch.Generator().manual_seed(0))
 
@@ -112,8 +116,6 @@ else:
     for step in range(args.steps):
         loss, norm = one_step(step, *batch(step))
         say(step, loss, norm, None)
-if "CONFIG_TO" in os.environ and rank == 0:
-    Path(os.environ["CONFIG_TO"]).write_text(json.dumps(vars(args)), encoding="utf-8")
 if world > 1:
     del wrapped, called
     torch.distributed.destroy_process_group()

@@ -3,7 +3,6 @@
 record    what one run shows, whoever watched it: its curves, its faults, its settings
 changes   what differs between two runs beside the fault
 verify    did the fix work: a pure function over two records
-memory    incidents of earlier runs, with what was tried against them and what came of it
 """
 
 from holter.offline.proof.changes import SettingChange, setting_changes

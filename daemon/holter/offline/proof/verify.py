@@ -36,6 +36,10 @@ MIN_RELATIVE_NOISE = 0.02
 MOST, FEW = 0.8, 0.2
 """Shares of the stretches: in most of them one curve is lower; in few of them they differ."""
 GAUSSIAN = 1.4826
+MIN_MEASURED = 8
+"""Values of a curve that is judged by itself."""
+FAR_ABOVE = {LOSS: 2.0, EVALUATION: 1.15}
+"""Times the beginning of a loss, or the best of an evaluation, that its end lies above where nobody named a fault and yet there is one."""
 
 VerdictWord = Literal["fixed", "not_fixed", "worse", "undecided"]
 EXIT_CODES: dict[VerdictWord, int] = {"fixed": 0, "not_fixed": 1, "worse": 1, "undecided": 3}
@@ -69,6 +73,8 @@ class CurveComparison(msgspec.Struct, frozen=True, kw_only=True):
     after: float
     noise: float
     """Standard deviation around the curve, the larger of the two runs'."""
+    is_noise_relative: bool
+    """The noise is a share of the value."""
     result: Literal["lower", "higher", "same", "mixed"]
     """AFTER against BEFORE, beyond the noise."""
 
@@ -80,7 +86,8 @@ class CurveComparison(msgspec.Struct, frozen=True, kw_only=True):
             "same": "no difference beyond the noise",
             "mixed": "sometimes lower, sometimes not",
         }
-        return f"{self.series} at steps {self.first_step} to {self.last_step}: {self.before:.4g} before, {self.after:.4g} after, noise {self.noise:.2g}: {said[self.result]}"
+        shown = f"{self.noise:.0%}" if self.is_noise_relative else f"{self.noise:.2g}"
+        return f"{self.series} at steps {self.first_step} to {self.last_step}: {self.before:.4g} before, {self.after:.4g} after, noise {shown}: {said[self.result]}"
 
 
 class FixVerdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +118,7 @@ class FixVerdict(msgspec.Struct, frozen=True, kw_only=True):
 
 def verify(before: RunRecord, after: RunRecord, fault: PastFault | None = None) -> FixVerdict:
     """Judge whether `fault`, without it the gravest of BEFORE, is fixed in AFTER."""
+    before, after = _with_measured(before), _with_measured(after)
     fault = fault or next(iter(before.faults), None)
     compared = tuple(_comparisons(before, after, fault))
     judged = _judge(before, after, fault, compared)
@@ -151,7 +159,7 @@ def _judge(
             base, verdict="worse", reason=f"{fault.cause} did not come back, but {_where(grave[0])} is new and as grave"
         )
     own = _own_curve(fault, compared)
-    if own is not None and own.result == "higher" and _shows_in_curve(fault):
+    if own is not None and own.result == "higher" and _is_high_bad(fault):
         return msgspec.structs.replace(
             base, verdict="worse", reason=f"where {fault.cause} showed, the curve is worse: {own.text()}"
         )
@@ -205,7 +213,7 @@ def _returned(  # noqa: PLR0913, PLR0917 - two runs, two faults
         how += f" {when}, as it did after {took}" if again != took else f" {when}, after {took} {after.unit}s"
     own = _own_curve(fault, compared)
     is_graver = WORST_FIRST.index(back.severity) < WORST_FIRST.index(fault.severity)
-    if is_graver or (own is not None and own.result == "higher" and _shows_in_curve(fault)):
+    if is_graver or (own is not None and own.result == "higher" and _is_high_bad(fault)):
         why = f"it is {back.severity} now" if is_graver else own.text() if own else ""
         return msgspec.structs.replace(base, verdict="worse", reason=f"{fault.cause} {how}, and {why}", came_back=back)
     return msgspec.structs.replace(base, verdict="not_fixed", reason=f"{fault.cause} {how}", came_back=back)
@@ -295,8 +303,13 @@ def compare(name: str, before: Points, after: Points, since: int) -> CurveCompar
     old, new = _between(before, first, last), _between(after, first, last)
     if min(len(old), len(new)) < MIN_QUIET_LOGS:
         return None
-    noise = max(_noise(before), _noise(after))
-    differ = _block_differences(old, new, first, last, noise)
+    # A loss may span decades: what counts is how many times higher it is.
+    is_log = all(value > 0 for _, value in (*old, *new))
+    noise = max(_noise(_on_scale(points, is_log=is_log)) for points in (before, after))
+    differ = [
+        _sign(mine, theirs, noise, is_log=is_log)
+        for mine, theirs in _stretches(_on_scale(old, is_log=is_log), _on_scale(new, is_log=is_log))
+    ]
     if not differ:
         return None
     lower, higher = (sum(one == sign for one in differ) / len(differ) for sign in (-1, 1))
@@ -312,30 +325,31 @@ def compare(name: str, before: Points, after: Points, since: int) -> CurveCompar
         before=_middle(old),
         after=_middle(new),
         noise=noise,
+        is_noise_relative=is_log,
         result=result,
     )
 
 
-def _block_differences(old: Points, new: Points, first: int, last: int, noise: float) -> list[int]:
-    """For each stretch that both have values in: -1 AFTER is lower, 1 higher, 0 no more than noise."""
+def _stretches(old: Points, new: Points) -> Iterator[tuple[list[float], list[float]]]:
+    """The values of both in each stretch that both have values in."""
     num = max(1, min(MAX_BLOCKS, len(old), len(new)))
+    first, last = min(old[0][0], new[0][0]), max(old[-1][0], new[-1][0])
     width = (last - first + 1) / num
-    made = []
     for place in range(num):
         begin, end = first + place * width, first + (place + 1) * width
         mine = [value for step, value in old if begin <= step < end]
         theirs = [value for step, value in new if begin <= step < end]
         if mine and theirs:
-            made.append(_sign(mine, theirs, noise))
-    return made
+            yield mine, theirs
 
 
-def _sign(old: Sequence[float], new: Sequence[float], noise: float) -> int:
+def _sign(old: Sequence[float], new: Sequence[float], noise: float, *, is_log: bool) -> int:
+    """-1: AFTER is lower; 1: higher; 0: no more than noise."""
     a, b = _level(old), _level(new)
     if not (math.isfinite(a) and math.isfinite(b)):
         return 0 if math.isfinite(a) == math.isfinite(b) else 1 if math.isfinite(a) else -1
     error = 1.2533 * noise * math.sqrt(1 / len(old) + 1 / len(new))
-    bound = max(BEYOND_NOISE * error, MIN_RELATIVE_NOISE * max(abs(a), abs(b)))
+    bound = max(BEYOND_NOISE * error, MIN_RELATIVE_NOISE * (1 if is_log else max(abs(a), abs(b))))
     return 0 if abs(b - a) <= bound else 1 if b > a else -1
 
 
@@ -357,6 +371,13 @@ def _noise(points: Points) -> float:
     return GAUSSIAN * median(bends) / math.sqrt(6)
 
 
+def _on_scale(points: Points, *, is_log: bool) -> Points:
+    """As they are, or their logarithms."""
+    if not is_log:
+        return points
+    return tuple((step, math.log(value) if 0 < value < math.inf else math.inf) for step, value in points)
+
+
 def _between(points: Points, first: int, last: int) -> Points:
     return tuple(point for point in points if first <= point[0] <= last)
 
@@ -369,6 +390,42 @@ def _own_curve(fault: PastFault, compared: Sequence[CurveComparison]) -> CurveCo
 
 def _shows_in_curve(fault: PastFault) -> bool:
     return fault.cause in SERIES_OF or _kind(fault.cause) in {"blow up", "stand still"}
+
+
+def _is_high_bad(fault: PastFault) -> bool:
+    """Whether a higher curve is a worse one: not where gradients or updates are missing."""
+    return _shows_in_curve(fault) and _kind(fault.cause) != "stand still"
+
+
+def _with_measured(record: RunRecord) -> RunRecord:
+    """With what its curves show by themselves, where nobody named a fault: both runs are measured by one rule."""
+    if record.faults:
+        return record
+    made = [_measured(record, name, cause) for name, cause in ((LOSS, "loss_divergence"), (EVALUATION, "overfitting"))]
+    return msgspec.structs.replace(record, faults=tuple(one for one in made if one is not None))
+
+
+def _measured(record: RunRecord, name: str, cause: str) -> PastFault | None:
+    """A curve whose last quarter is far above its best stretch, and above where it began if it is the loss."""
+    points = tuple(point for point in record.series.get(name, ()) if math.isfinite(point[1]))
+    if len(points) < MIN_MEASURED or min(value for _, value in points) <= 0:
+        return None
+    levels = [(points[at][0], median(value for _, value in points[at : at + 3])) for at in range(len(points) - 2)]
+    best_step, best = min(levels, key=lambda one: one[1])
+    end, floor = median(value for _, value in points[-len(points) // 4 :]), levels[0][1] if name == LOSS else best
+    if math.log(end / floor) < max(math.log(FAR_ABOVE[name]), 4 * _noise(_on_scale(points, is_log=True))):
+        return None
+    bound = floor + (end - floor) / 2
+    onset = next((step for step, value in points if step >= best_step and value > bound), best_step)
+    said = f"The {name} ends at {end:.4g}, {end / floor:.3g} times its {'beginning' if name == LOSS else 'best'}, since step {onset}."
+    return PastFault(
+        id="",
+        cause=cause,
+        severity="critical" if name == LOSS else "warning",
+        symptom=said,
+        first_step=onset,
+        detected_step=points[-1][0],
+    )
 
 
 def _kind(cause: str) -> str:
