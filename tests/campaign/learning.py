@@ -178,12 +178,15 @@ def flat_loss(d: Draw) -> Injected:
 
 def evaluation_mode(d: Draw) -> Injected:
     on_one = d.rng.random() < 0.5
+    # On all ranks alike one layer may be in that mode on purpose; on one rank it may not.
+    which = d.rng.choice(("net", "net.dropout")) if on_one else "net"
     # What comes out of a dropout in training is not what went in.
     hook = "net.dropout.register_forward_hook(lambda _, given, out: passed.append(torch.equal(given[0], out)))"
-    points = joined({"wrapped": ["passed = []", hook]}, d.install("net.eval()", ranks=on_one))
+    points = joined({"wrapped": ["passed = []", hook]}, d.install(f"{which}.eval()", ranks=on_one))
     check = 'effect(passed[-1], "dropout drops nothing")'
     effect = on_culprits(d, check) if on_one else [check]
-    return Injected("the model is trained in evaluation mode" + (" on one rank" if on_one else ""), points, effect=effect, ranks="culprits" if on_one else "none", modules=("norm", "dropout", ""))  # fmt: skip
+    words = f"{'the model' if which == 'net' else 'dropout'} is trained in evaluation mode" + (" on one rank" if on_one else "")  # fmt: skip
+    return Injected(words, points, effect=effect, ranks="culprits" if on_one else "none", modules=("norm", "dropout", ""))  # fmt: skip
 
 
 # Precision.

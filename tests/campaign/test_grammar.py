@@ -19,7 +19,7 @@ from holter import faults as detectors
 
 DRAWN = [draw(f"{seed}-{number}") for seed in (1, 2) for number in range(150)]
 HEALTHY = [draw(f"1-h{number}") for number in range(150)]
-FROZEN = "b587ae21a4e9374f"
+FROZEN = "7978a21ae059750a"
 """Of the first scripts of a seed. Whoever changes the grammar changes what every earlier score was about: say so in docs/campaign.md."""
 
 
@@ -29,7 +29,7 @@ def test_the_same_seed_gives_the_same_bytes():
 
 
 def test_the_grammar_is_frozen():
-    texts = "".join(render(draw(f"0-{mark}{number}")) for mark in ("", "h") for number in range(60))
+    texts = "".join(render(draw(f"0-{mark}{number}")) for mark in ("", "h") for number in range(400))
     assert FROZEN == hashlib.sha256(texts.encode()).hexdigest()[:16]
 
 
