@@ -323,6 +323,10 @@ class Vitals(msgspec.Struct, frozen=True, tag="vitals", kw_only=True):
     """Gradient and learning rate not zero, the optimizer stepped, and no bit of the tensor changed."""
     without_rate: Named = Named()
     """Gradient not zero, and a learning rate of exactly zero."""
+    unheld: Named = Named()
+    """Parameters of a model that is trained, with a gradient, that no optimizer which ever stepped holds."""
+    is_unheld_at_rest: bool | None = None
+    """Whether an optimizer that never stepped holds one of those; None: nobody looked."""
     rounded: Named = Named()
     """Trained float32 tensors that have changed since the start and whose low mantissa bits are all zero still."""
     frozen_moved_in_step: Named = Named()

@@ -144,3 +144,24 @@ def test_a_schedule_that_never_leaves_zero_is_said_to_be_one() -> None:
 def test_a_warm_up_that_begins_at_zero_and_a_rate_that_comes_back_are_silent() -> None:
     assert [] == judge(rateless("a", "b", "c", "d"), *[rateless()] * 30)
     assert [] == judge(*[rateless("a")] * 15, rateless(), *[rateless("a")] * 15)
+
+
+def unheld(count: int, *, num_held: int = 9, is_at_rest: bool | None = None) -> Vitals:
+    names = Named(count, [f"fc{number}.weight" for number in range(count)])
+    return Vitals(view="replicated", modules=[], num_trainable=num_held, unheld=names, is_unheld_at_rest=is_at_rest)
+
+
+def test_a_tensor_with_a_gradient_that_no_optimizer_holds_is_found() -> None:
+    (finding,) = judge(*[unheld(1)] * 30)
+    assert (("fc0.weight",), "lost_update") == (finding.tensors, top_cause(finding))
+    assert "in no optimizer that stepped; 9 others were" in finding.evidence[0].summary
+
+
+def test_an_optimizer_that_is_never_stepped_is_found_however_much_it_holds() -> None:
+    (finding,) = judge(*[unheld(9, is_at_rest=True)] * 30)
+    assert "the optimizer that holds them is never stepped" in finding.summary
+
+
+def test_a_head_that_is_trained_alone_and_an_optimizer_that_begins_late_are_silent() -> None:
+    assert judge(*[unheld(12, num_held=2)] * 30) == []
+    assert judge(*[unheld(1)] * 20, *[unheld(0)] * 20) == []

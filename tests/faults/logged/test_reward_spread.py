@@ -89,3 +89,9 @@ def test_healthy_rewards_raise_nothing(names: dict[str, Callable[[int], float]])
 def test_a_wrong_threshold_is_named() -> None:
     with pytest.raises(ValueError, match=r"reward_spread\.min_logs must be at least 1, got 0"):
         RewardSpread(min_logs=0)
+
+
+def test_advantages_without_deviation_beside_rewards_that_differ_are_lost() -> None:
+    (finding,) = judge(**{"log.advantages_std": lambda _: 0.0, "log.rewards_std": lambda _: 0.2})
+    assert finding.facts["is_lost_after_rewards"]
+    assert "zero_advantages" == rank_causes(finding)[0].cause

@@ -64,11 +64,16 @@ def test_a_model_that_is_all_constant_is_a_remark() -> None:
 
 
 def test_a_matrix_stuck_at_zero_is_named() -> None:
-    idle = Vitals(view="local", modules=[], num_trainable=3, zero_gradient=Named(1, ["fc1.weight"]), idle_steps=16)
+    idle = Vitals(view="local", modules=[], num_trainable=3, zero_gradient=Named(1, ["fc1.weight"]), idle_steps=29)
     (finding,) = judge(ZERO, *SOUND, vitals=idle)
-    assert (finding.first_step, finding.facts["is_stuck_at_zero"]) == (14, True)
+    assert (finding.first_step, finding.facts["is_stuck_at_zero"]) == (1, True)
     short = Vitals(view="local", modules=[], num_trainable=3, zero_gradient=Named(1, ["fc1.weight"]), idle_steps=8)
     assert judge(ZERO, *SOUND, vitals=short) == []
+
+
+def test_a_matrix_that_had_a_gradient_at_first_has_left_zero() -> None:
+    late = Vitals(view="local", modules=[], num_trainable=3, zero_gradient=Named(1, ["fc1.weight"]), idle_steps=16)
+    assert judge(ZERO, *SOUND, vitals=late) == []
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ def module(name: str, *, zeros: float, subnormals: float, absmax: float, dtype: 
     return ModuleVitals(name, dtype, 4096, 1.0, 1e-4, zeros, subnormals, absmax, 0.0, 0.5, 1e-3)
 
 
-def judge(*modules: ModuleVitals, num: int = 6, region: str = "", has_scaler: bool = False) -> list[Finding]:
+def judge(*modules: ModuleVitals, num: int = 6, region: str = "", has_scaler: bool = False, loss: float = 1.0) -> list[Finding]:  # fmt: skip
     notes = [Note(r, s, 0, Vitals(view="local", modules=list(modules), num_trainable=4)) for s in range(num) for r in (0, 1)]  # fmt: skip
     if region:
         notes.append(Note(0, 2, 0, Inspection(reason="first", autocast_dtype=region, witnesses=[], num_modules=4)))
     scale = (StepNumbers(0, 0, {"loss_scale": Spread(1024.0, 1024.0, 1024.0, 0, 1, 2)}),) if has_scaler else ()
-    window = made_window(notes=tuple(notes), series=scale)
+    losses = tuple(StepNumbers(s, 0, {"loss": Spread(loss, loss, loss, 0, 1, 2)}) for s in range(1, num))
+    window = made_window(notes=tuple(notes), series=scale + losses)
     return list(GradientRange().judge(window))
 
 
@@ -49,3 +50,14 @@ def test_an_fp16_region_without_a_scaler_loses_them_too() -> None:
     assert top_cause(finding) == "gradient_underflow"
     assert judge(wide, region="float16", has_scaler=True) == []
     assert judge(wide, region="bfloat16") == []
+
+
+def test_gradients_that_are_all_gone_are_told_by_those_that_are_left_or_by_a_tiny_loss() -> None:
+    gone = module("layers.0", zeros=1.0, subnormals=0.0, absmax=0.0, dtype="float32")
+    left = module("head", zeros=0.5, subnormals=0.0, absmax=3e-6, dtype="float32")
+    (finding,) = judge(gone, left, region="float16")
+    assert (("layers.0",), "gradient_underflow") == (finding.modules, top_cause(finding))
+    assert judge(gone, region="float16", loss=2e-6)
+    assert judge(gone, region="float16") == []
+    assert judge(gone, module("head", zeros=0.5, subnormals=0.0, absmax=0.1, dtype="float32"), region="float16") == []
+    assert judge(gone, left, region="float16", has_scaler=True) == []

@@ -90,6 +90,13 @@ def test_ratios_are_held_against_one_on_the_first_micro_step_only(worn):
     assert {"log.ratio": 1.125} == logged(worn, ratio=ratio)
 
 
+def test_a_ratio_that_is_logged_as_numbers_is_an_importance_ratio_where_a_policy_is_trained(worn):
+    numbers = {"train/ratio_mean": 1.0, "train/ratio_std": 0.5}
+    assert not [name for name in logged(worn, **numbers) if name.startswith("ratio.")]
+    told = logged(worn, **numbers, **{"train/advantages_std": 0.9})
+    assert (0.5, 0.0) == (told["ratio.first_deviation"], told["ratio.first_mean_deviation"])
+
+
 def test_an_averaged_copy_is_held_against_the_live_weights(worn):
     model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 1))
     worn.monitor.add_model(model)

@@ -179,11 +179,12 @@ GRADIENTS_NEVER_CLEARED = CauseEntry(
 
 LOST_UPDATE = CauseEntry(
     cause="lost_update",
-    happened="The tensor has a gradient, the optimizer stepped, and the tensor did not change.",
+    happened="The tensor has a gradient, steps are taken, and the tensor does not change.",
     mechanism=(
         "What the step wrote was undone or went elsewhere: weights that are copied back after the step (an average, a swap, a broadcast, a stale "
         "shard), an optimizer that steps a copy, a hook or a clamp that restores the old value. Or the step wrote nothing: the learning rate of "
-        "the tensor's group, or of all groups, is zero (a schedule that never leaves zero or has run out, a factor of an integer division)."
+        "the tensor's group, or of all groups, is zero (a schedule that never leaves zero or has run out, a factor of an integer division). Or no "
+        "optimizer that is stepped holds the tensor: a filter left it out, a second optimizer is never called."
     ),
     would_refute="The update that these tensors should get is smaller than their own rounding.",
     refuting_fact="is_update_large_enough",
@@ -191,6 +192,8 @@ LOST_UPDATE = CauseEntry(
     rows=(
         Row("still_weights", 0.90, "observation", seen=("is_unchanged", "is_update_large_enough")),
         Row("still_weights", 0.90, "observation", seen=("is_rate_zero",)),
+        Row("still_weights", 0.92, "observation", seen=("is_unheld_at_rest",)),
+        Row("still_weights", 0.75, "documented", seen=("is_unheld",)),
         Row("still_weights", 0.55, "inference", seen=("is_unchanged",), missing=_NO_UPDATES),
         Row("still_weights", 0.15, "inference", missing=_NO_UPDATES),
     ),

@@ -2,7 +2,8 @@
 
 What it detects
     Trained tensors of which no bit changes although gradient and learning rate are not zero; tensors with a gradient whose learning
-    rate stays at exactly zero, all of them (a schedule) or those of one group; weights in bf16 or fp16 of which a
+    rate stays at exactly zero, all of them (a schedule) or those of one group; tensors with a gradient that no optimizer steps: one that
+    holds them is never called, or they are few among many that are held; weights in bf16 or fp16 of which a
     step changes few elements, because the update is under half a unit in the last place; and trained fp32 weights whose low
     mantissa bits are zero at every step, because something rounds them to a narrower dtype and back.
 
@@ -15,7 +16,8 @@ False positives
     named only if learning rate times gradient is several times its own rounding. Few changed elements count only when the learning rate
     is not rising, at a tenth or more of its peak, and not under stochastic rounding, whose rare changes are large enough to make up for
     the others. Narrow weights beside master copies in fp32 are not held by the optimizer, and do not count. A warm-up that begins at zero
-    leaves it within a few steps, and a schedule that touches zero rises again: a rate counts as zero after sixteen steps.
+    leaves it within a few steps, and a schedule that touches zero rises again: a rate counts as zero after sixteen steps. Who trains a head
+    alone gives the optimizer the head alone: what nobody holds counts only where it is a small part.
 
 What to do
     Keep the weights that the optimizer steps in fp32 and compute under autocast; look for code that writes to them after the step
@@ -54,6 +56,10 @@ class StillWeights:
     """A module below this share counts as still; still ones must hold most elements."""
     min_zero_steps: int = threshold(16, at_least=2)
     """A rate of exactly zero: over so many steps."""
+    unheld_steps: int = threshold(24, at_least=2)
+    """No optimizer has stepped a tensor with a gradient: over so many steps."""
+    max_unheld: float = threshold(0.25, above=0, below=1)
+    """Share of the trainable tensors up to which what nobody holds was forgotten."""
     min_rate: float = 0.1
     """Share of the largest learning rate seen; below it few changed elements do not count."""
 
@@ -61,7 +67,7 @@ class StillWeights:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: no rate, rounded away, rounded on purpose, lost; in this order."""
+        """At most one finding: no rate, no step, rounded away, rounded on purpose, lost; in this order."""
         census = next(iter(window.models.census.values()), None)
         rateless = find_streak(
             window,
@@ -72,6 +78,10 @@ class StillWeights:
         )
         if rateless and (names := _always(rateless)):
             yield _rate_zero(rateless, names)
+            return
+        unheld = find_streak(window, Vitals, self._is_forgotten, at_least=self.num_vitals, min_steps=self.unheld_steps)
+        if unheld and self._is_forgotten(unheld.last[1]):
+            yield _unheld(unheld)
             return
         away = find_streak(window, Vitals, self._is_rounded_away, at_least=self.num_vitals, min_steps=self.min_steps)
         if (
@@ -92,6 +102,12 @@ class StillWeights:
         )
         if lost and (names := _always_lost(lost, is_adaptive=is_adaptive)):
             yield _lost_update(lost, names)
+
+    def _is_forgotten(self, vitals: Vitals) -> bool:
+        count = vitals.unheld.count
+        return count > 0 and (
+            vitals.is_unheld_at_rest is True or count <= self.max_unheld * (count + vitals.num_trainable)
+        )
 
     def _is_rounded_away(self, vitals: Vitals) -> bool:
         known = [module for module in vitals.modules if not math.isnan(module.changed) and module.gradient_norm > 0]
@@ -182,6 +198,25 @@ def _rate_zero(streak: Streak[Vitals], names: tuple[str, ...]) -> Finding:
     )
 
 
+def _unheld(streak: Streak[Vitals]) -> Finding:
+    vitals = streak.last[1]
+    names, count = tuple(vitals.unheld.names), vitals.unheld.count
+    who = "the optimizer that holds them is never stepped" if vitals.is_unheld_at_rest else "no optimizer holds them"
+    return _finding(
+        streak,
+        tensors=names,
+        summary=f"{names_text(names, count)} {'gets' if count == 1 else 'get'} a gradient at each step and no step: {who}.",
+        facts={"is_unheld": True, "is_unheld_at_rest": bool(vitals.is_unheld_at_rest)},
+        evidence=(
+            Evidence(
+                kind="identity",
+                summary=f"{ranks_text(streak.ranks)}: {count} trainable tensors had a gradient at {len(streak.notes)} checked steps, to step {streak.last[0].step}, and were in no optimizer that stepped; {vitals.num_trainable} others were; {who}",
+                values={"count": count, "num_trainable": vitals.num_trainable},
+            ),
+        ),
+    )
+
+
 def _rounded_away(streak: Streak[Vitals]) -> Finding:
     vitals = streak.last[1]
     still = [m for m in vitals.modules if m.dtype in NARROW and m.changed < StillWeights.max_changed_in_module]
@@ -254,7 +289,8 @@ def _finding(  # noqa: PLR0913 - the parts of a finding
     tensors: tuple[str, ...] = (),
     modules: tuple[str, ...] = (),
 ) -> Finding:
-    unseen = dict.fromkeys(("does_little_change", "is_rounded", "is_unchanged", "is_rate_zero"), False)
+    kinds = ("does_little_change", "is_rounded", "is_unchanged", "is_rate_zero", "is_unheld", "is_unheld_at_rest")
+    unseen = dict.fromkeys(kinds, False)
     return Finding(
         detector=StillWeights.name,
         severity="warning",

@@ -50,6 +50,8 @@ class PolicyEntropy:
     """Share of its beginning that it must have fallen below."""
     sudden: int = 60
     """Logs within which a fall to that share counts by itself, if the reward did not rise with it."""
+    paid: float = 3.0
+    """Deviations by which the reward must have risen with such a fall: a policy that knows its answers earns by them."""
     exploded: float = 0.9
     """Share of log(vocabulary) above which it is noise."""
     was_lower: float = 0.7
@@ -82,9 +84,10 @@ class PolicyEntropy:
         if len(run) < self.min_logs or not high or sum(step > high[-1] for step, _ in points) - len(run) > self.sudden:
             return ()
         rewards = next(iter(logged(window, REWARDS.__contains__).values()), [])
-        before = [value for step, value in rewards if step <= high[-1]]
+        # Just before the fall: a reward that had risen for long has not paid for it.
+        before = [value for step, value in rewards if step <= high[-1]][-self.min_logs :]
         after = [value for step, value in rewards if step >= run[0][0]]
-        is_paid = not before or not after or median(after) > median(before) + deviation(before)
+        is_paid = not before or not after or median(after) > median(before) + self.paid * deviation(before)
         return () if is_paid else run
 
     def _ends(self, begin: float, top: float | None) -> Iterator[Callable[[float], bool]]:

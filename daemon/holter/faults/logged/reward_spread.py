@@ -75,14 +75,14 @@ class RewardSpread:
         """What one log says; the surest figure in it counts, and advantages that differ refute all."""
         if any(abs(values.get(name, 0.0)) > ROUNDING for name in ADVANTAGES):
             return False
-        if values.get(LARGEST) == 0:
+        if values.get(LARGEST) == 0 or any(name in values for name in ADVANTAGES):
             return True
         if values.get(ALL_GROUPS, 0.0) > 0 and FLAT_GROUPS in values:
             return values[FLAT_GROUPS] >= self.all_groups * values[ALL_GROUPS]
         shares = [values[name] for name in SHARES if name in values]
         if shares:
             return min(shares) >= self.all_groups
-        deviations = [values[name] for name in DEVIATIONS | ADVANTAGES if name in values]
+        deviations = [values[name] for name in DEVIATIONS if name in values]
         scale = max([1.0, *(abs(values[name]) for name in REWARDS if name in values)])
         return max(deviations) <= ROUNDING * scale if deviations else None
 
@@ -91,7 +91,8 @@ def _is_lost(values: dict[str, float]) -> bool:
     """Whether rewards differ and advantages do not."""
     has_spread = any(values.get(name, 0.0) > ROUNDING for name in DEVIATIONS)
     is_flat = FLAT_GROUPS in values and values[FLAT_GROUPS] >= values.get(ALL_GROUPS, 0.0)
-    return values.get(LARGEST) == 0 and has_spread and not is_flat
+    has_none = values.get(LARGEST) == 0 or any(name in values for name in ADVANTAGES)
+    return has_none and has_spread and not is_flat
 
 
 def _finding(

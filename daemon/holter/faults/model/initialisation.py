@@ -34,6 +34,8 @@ ONE_VALUE_BY_DESIGN = re.compile(
 )
 """Parts of names and classes of tensors that may start at one value."""
 MAX_SHOWN = 4
+EARLY = 4
+"""Steps after the first comparison: readings begin when a gradient has been read."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +87,15 @@ class Initialisation:
         return ranks >= window.attached and 2 * len(constant) > num_trained
 
     def _stuck(self, window: Window) -> dict[str, int]:
-        """Tensors whose gradient has been exactly zero for long enough -> since which step."""
+        """Tensors whose gradient has been exactly zero for long enough, from the beginning -> since which step.
+
+        One that had a gradient before has left zero: what stopped it later is another matter.
+        """
+        begin = min((history.first_step for history in window.tensors.classes.values()), default=0)
         return {
             name: note.step - vitals.idle_steps
             for note, vitals in window.notes_of(Vitals)
-            if vitals.idle_steps >= self.idle_steps
+            if vitals.idle_steps >= self.idle_steps and note.step - vitals.idle_steps <= begin + EARLY
             for name in vitals.zero_gradient.names
         }
 

@@ -3,7 +3,8 @@
 What it detects
     Modules whose gradients in fp16 or bf16 lie at the very bottom of the dtype's range: the largest is not above the smallest
     normal number, most are zero or subnormal, at several checks in a row. The same for fp32 gradients that came out of an fp16
-    autocast region without a loss scaler.
+    autocast region without a loss scaler; there also modules without any gradient but zeros, if no module has one of normal size and
+    a few that are left, or a tiny loss, say why.
 
 Why it matters
     Below the range a gradient is exactly zero, and what it would have taught is gone. The layers nearest to the input lose theirs
@@ -29,6 +30,8 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding, Inspection, ModuleVitals, Vitals
 
 SMALLEST_NORMAL = {"float16": 2.0**-14, "bfloat16": 2.0**-126}
+TINY_LOSS = 1e-3
+"""Gradients of a loss below this one may all lie under float16's range."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +55,14 @@ class GradientRange:
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding."""
         is_half_region = any(found.autocast_dtype == "float16" for _, found in window.notes_of(Inspection))
-        has_scaler = bool(window.values("loss_scale"))
+        has_scaler = any(spread.high > 1 for _, spread in window.values("loss_scale"))
+        is_unscaled_half = is_half_region and not has_scaler
+        losses = [abs(spread.mean) for _, spread in window.values("loss") if math.isfinite(spread.mean)]
+        is_loss_tiny = any(losses) and max(losses) < TINY_LOSS
 
         def lost(vitals: Vitals) -> list[ModuleVitals]:
-            return [m for m in vitals.modules if self._is_lost(m, is_unscaled_half=is_half_region and not has_scaler)]
+            found = [m for m in vitals.modules if self._is_lost(m, is_unscaled_half=is_unscaled_half)]
+            return found or (_all_zero(vitals, is_loss_tiny=is_loss_tiny) if is_unscaled_half else [])
 
         streak = find_streak(
             window, Vitals, lambda v: bool(lost(v)), at_least=self.num_vitals, min_steps=self.min_steps
@@ -74,6 +81,13 @@ class GradientRange:
             return is_low and subnormals >= self.min_subnormals and zeros + subnormals >= self.min_lost
         is_low = 0 < module.gradient_absmax <= SMALLEST_NORMAL["float16"]
         return is_unscaled_half and module.dtype == "float32" and is_low and zeros >= self.min_lost
+
+
+def _all_zero(vitals: Vitals, *, is_loss_tiny: bool) -> list[ModuleVitals]:
+    """Modules whose gradients are all zero, if those of the others, or the loss itself, say that they fell out of the range."""
+    largest = [m.gradient_absmax for m in vitals.modules if math.isfinite(m.gradient_absmax)]
+    is_at_bottom = bool(largest) and max(largest) <= SMALLEST_NORMAL["float16"] and (max(largest) > 0 or is_loss_tiny)
+    return [m for m in vitals.modules if m.gradient_absmax == 0 and m.gradient_zeros == 1] if is_at_bottom else []
 
 
 def _finding(streak: Streak[Vitals], modules: list[ModuleVitals], *, has_scaler: bool) -> Finding:

@@ -49,6 +49,9 @@ ALIASES = {
     "advantage_std": "advantages_std",
     "entropies": "entropy",
     "ratios": "ratio",
+    "ratios_std": "ratio_std",
+    "importance_ratio_std": "ratio_std",
+    "importance_sampling_ratio_std": "ratio_std",
     "prob_ratio": "ratio",
     "importance_ratio": "ratio",
     "importance_weights": "ratio",
@@ -74,6 +77,9 @@ FILLERS = frozenset({"mean", "avg", "average", "train", "training", "policy", "a
 """Words that say where or how a known thing was measured: `actor/entropy_mean` is the entropy."""
 POLICY = re.compile(r"(^|[/_.])(actor|policy|ppo|grpo|rl|rollout|importance|prob)([/_.]|$)")
 """Names of ratios that are importance ratios, not a share of something."""
+OF_POLICIES = frozenset({"advantages", "advantages_std", "rewards", "kl"})
+"""Whoever logs one of these trains a policy: a ratio without a further name is an importance ratio there."""
+RATIOS = frozenset({"ratio", "ratio_std"})
 TERM = re.compile(r"^loss_terms?\.|(^|[/_.])(loss|penalty|bonus|term|reg|regularizer|regulariser)$")
 """Terms of a loss by their names: whether their tensors carry a gradient is told."""
 MAX_AVERAGED_TENSORS = 16
@@ -100,7 +106,8 @@ class LogProbe:
         self._names: set[str] = set()
         self._step = -1
         self._num_calls = 0
-        self._has_ratio = False
+        self._ratios: set[str] = set()
+        self._is_policy = False
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Tell these; never raises."""
@@ -109,15 +116,18 @@ class LogProbe:
     def _log(self, values: Mapping[str, Any]) -> None:
         step = self._context.log.step
         if step != self._step:
-            self._step, self._num_calls, self._has_ratio = step, 0, False
+            self._step, self._num_calls, self._ratios = step, 0, set()
         self._num_calls += 1
         if self._num_calls > MAX_CALLS:
             return
         told: dict[str, float] = {}
+        self._is_policy |= any(meaning_of(str(name).lower()) in OF_POLICIES for name in values)
         # Rewards before advantages: both have groups, and theirs are as they were given.
         for name, value in sorted(values.items(), key=lambda item: meaning_of(str(item[0]).lower()) == "advantages"):
             for key, number in self._numbers(str(name).lower(), value):
-                told.setdefault(key, number)
+                told[key] = (
+                    max(told[key], number) if key in told and key.startswith("ratio.") else told.get(key, number)
+                )
         self._say(step, told)
 
     def _say(self, step: int, told: dict[str, float]) -> None:
@@ -144,8 +154,8 @@ class LogProbe:
             yield f"log.{name}", float(value)
             if meaning != name:
                 yield f"log.{meaning}", float(value)
-            if meaning == "ratio" and (name == "ratio" or POLICY.search(name)):
-                yield from self._of_ratio(torch.tensor(float(value)))
+            if meaning in RATIOS and (self._is_policy or name in RATIOS or POLICY.search(name)):
+                yield from self._of_ratio(meaning, torch.tensor(float(value)))
         elif isinstance(value, torch.Tensor) and _is_readable(value):
             yield from self._of_tensor(name, meaning, value)
 
@@ -160,20 +170,24 @@ class LogProbe:
         if derive is not None:
             yield from derive(meaning, value)
         if meaning == "ratio":
-            yield from self._of_ratio(value)
+            yield from self._of_ratio(meaning, value)
         if meaning != "codebook_usage" or value.numel() == 1:
             mean = float(sample(value).double().mean())
             yield f"log.{name}", mean
             if meaning != name:
                 yield f"log.{meaning}", mean
 
-    def _of_ratio(self, value: torch.Tensor) -> Numbers:
-        """How far ratios are from one, on the first micro-step of a step."""
-        if not self._has_ratio and self._context.log.micro_step <= 1:
-            self._has_ratio = True
-            apart = (sample(value).double() - 1.0).abs()
-            yield "ratio.first_deviation", float(apart.max())
-            yield "ratio.first_mean_deviation", float(apart.mean())
+    def _of_ratio(self, meaning: str, value: torch.Tensor) -> Numbers:
+        """How far ratios are from one, on the first micro-step of a step. The farthest is no nearer than their deviation."""
+        if meaning in self._ratios or self._context.log.micro_step > 1:
+            return
+        self._ratios.add(meaning)
+        if meaning == "ratio_std":
+            yield "ratio.first_deviation", float(value)
+            return
+        apart = (sample(value).double() - 1.0).abs()
+        yield "ratio.first_deviation", float(apart.max())
+        yield "ratio.first_mean_deviation", float(apart.mean())
 
     def _ask_device(self, name: str, meaning: str, value: torch.Tensor) -> None:
         if not value.is_floating_point():
@@ -259,7 +273,7 @@ DERIVED: dict[str, Callable[[str, torch.Tensor], Numbers]] = {
     "codebook_usage": _of_codebook,
 }
 
-KNOWN = frozenset(ALIASES.values()) | frozenset(DERIVED) | {"ratio", "ema"}
+KNOWN = frozenset(ALIASES.values()) | frozenset(DERIVED) | {"ratio", "ratio_std", "ema"}
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 """A tensor of the copy, and the live one."""

@@ -93,6 +93,15 @@ class CheckupMemory:
     """Trained parameters that were seen to move between two steps, not told yet."""
 
 
+@dataclass(frozen=True)
+class UnheldParameters:
+    """Parameters with a gradient that no optimizer which ever stepped holds."""
+
+    names: tuple[str, ...] = ()
+    is_at_rest: bool | None = None
+    """Whether an optimizer that never stepped holds one; None: nobody looked."""
+
+
 @dataclass
 class _Answers:
     gradients: Any = None
@@ -111,6 +120,7 @@ class Checkup:
         self, context: Context, memory: CheckupMemory, trained: Parameters, frozen: Parameters, rates: dict[int, float]
     ) -> None:
         self.step = context.log.step
+        self.unheld = UnheldParameters()
         self._context, self._memory = context, memory
         self._all = list(trained)
         self._trained = [(name, p) for name, p in trained if readable(p)]
@@ -211,6 +221,8 @@ class Checkup:
             idle_steps=idle_steps,
             unchanged=self._named(self._trained, self._unchanged(moves)),
             without_rate=self._named(self._trained, self._without_rate()),
+            unheld=_names(self.unheld.names),
+            is_unheld_at_rest=self.unheld.is_at_rest,
             rounded=self._named(self._trained, self._rounded(moves)),
             frozen_moved_in_step=self._named(self._frozen, still.in_step),
             frozen_moved_between=self._named(self._frozen, between),

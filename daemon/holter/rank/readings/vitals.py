@@ -21,9 +21,10 @@ import torch
 from holter import clock
 from holter.rank.context import Context
 from holter.rank.models import held_by
-from holter.rank.readings.checkup import Checkup, CheckupMemory, rates_of, readable, trained_by
+from holter.rank.readings.checkup import Checkup, CheckupMemory, UnheldParameters, rates_of, readable, trained_by
 from holter.rank.readings.histories import TOLD_CHECKS, FingerprintHistory, IdleParameters, LeftoverGradients, prints
 from holter.rank.readings.samples import is_plain_moment
+from holter.rank.search import living
 
 LEAST_FROZEN_BYTES = 16 << 20
 """Frozen tensors that are read at a vital step, if the trained ones are fewer bytes than that."""
@@ -41,6 +42,8 @@ DENSE_FACTOR = 4.0
 """What a vital step may take at the start, in whole budgets of one step."""
 NUM_FLOORS = 4.0
 """Where a step is so short that the budget's floor counts, so many floors: a short run is to be seen too."""
+UNHELD_STEPS = 8
+"""Steps after which an optimizer that has not stepped is looked for."""
 NUM_COSTS = 5
 NUM_STEPS = 32
 
@@ -64,6 +67,7 @@ class VitalsProbe:
         self._frozen_place = 0
         self._known_optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._ever_held: set[int] = set()
+        self._is_unheld_at_rest: bool | None = None
         self._told_news: set[str] = set()
         self._spent_s = 0.0
         self._trained_state: tuple[Any, ...] = ()
@@ -115,6 +119,7 @@ class VitalsProbe:
             with self._timed():
                 frozen = self._frozen(trained, optimizers)
                 self._checkup = Checkup(self._context, self._memory, trained, frozen, rates_of(optimizers))
+                self._checkup.unheld = self._unheld(trained)
                 self._checkup.begin()
 
     def after_step(self) -> None:
@@ -187,6 +192,21 @@ class VitalsProbe:
     def _forget(self) -> None:
         """The script let go of a model: its memory is not ours to hold."""
         self._trained_state, self._trained_list = (), []
+
+    def _unheld(self, trained: Sequence[tuple[str, Any]]) -> UnheldParameters:
+        """What has a gradient in a model that is trained, and is in no optimizer that ever stepped."""
+        held = {id(p) for _, p in trained}
+        found = {
+            id(p): name
+            for model in self._context.models.active()
+            if any(id(p) in held for _, p in model.parameters)
+            for name, p in model.parameters
+            if p.requires_grad and p.grad is not None and id(p) not in self._ever_held
+        }
+        # A search takes a fraction of a second: one is enough, once every optimizer has had its turn.
+        if found and self._is_unheld_at_rest is None and self._context.log.step >= UNHELD_STEPS:
+            self._is_unheld_at_rest = any(held_by([each]) & set(found) for each in living(torch.optim.Optimizer))
+        return UnheldParameters(tuple(found.values()), self._is_unheld_at_rest if found else None)
 
     def _frozen(
         self, trained: Sequence[tuple[str, Any]], optimizers: Sequence[torch.optim.Optimizer]
