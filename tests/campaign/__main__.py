@@ -94,7 +94,8 @@ def run(options: argparse.Namespace) -> int:
                 keep(folder, case, result)
                 found[case.seed] = result
                 left_s = (time.monotonic() - began_s) / number * (len(missing) - number)
-                print(f"{number} of {len(missing)}, {result.seconds:.0f} s, {left_s / 60:.0f} min left: {_line(result)}", flush=True)  # fmt: skip
+                # Not on standard output: a thread of the runner may be catching that while it asks for a report.
+                print(f"{number} of {len(missing)}, {result.seconds:.0f} s, {left_s / 60:.0f} min left: {_line(result)}", file=sys.stderr, flush=True)  # fmt: skip
                 # Whoever waits for the list need not wait for the last case.
                 (folder / "misses.md").write_text(_listed(cases, found), encoding="utf-8")
     results = [found[case.seed] for case in cases]

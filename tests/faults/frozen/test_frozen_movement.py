@@ -63,3 +63,11 @@ def test_averages_that_move_always_or_begin_late_raise_nothing() -> None:
     late = [(40, vitals(between=BASE, still=5))] + [(step, vitals(between=BASE)) for step in range(48, 96, 8)]
     assert judge(*late) == []
     assert judge(late[0]) == []
+
+
+def test_the_first_of_many_changes_after_a_longer_rest_is_named() -> None:
+    again = [(48, vitals(between=BASE, still=13))] + [(step, vitals(between=BASE)) for step in range(56, 80, 8)]
+    (finding,) = judge(*again, optimizer=-1)
+    assert (48, ("base.weight",)) == (finding.first_step, finding.tensors)
+    other = Named(1, ["other.weight"])
+    assert judge(again[0], (56, vitals(between=other)), (64, vitals(between=BASE)), optimizer=-1) == []

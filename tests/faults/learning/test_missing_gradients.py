@@ -2,6 +2,8 @@
 
 import math
 
+import pytest
+
 from holter.diagnosis import top_cause
 from holter.faults import Window
 from holter.faults.learning.missing_gradients import MissingGradients
@@ -34,11 +36,17 @@ def witness(
 
 
 def judge(
-    *said: Vitals, seen: tuple[Witness, ...] = (), rate: float = 1e-3, reason: str = "idle", ranks: int = 2
+    *said: Vitals,
+    seen: tuple[Witness, ...] = (),
+    rate: float = 1e-3,
+    reason: str = "idle",
+    ranks: int = 2,
+    uncalled: tuple[str, ...] = (),
 ) -> list[Finding]:
     notes = [Note(rank, 15 + i, 0, one) for i, one in enumerate(said) for rank in range(ranks)]
     if seen:
-        inspection = Inspection(reason=reason, autocast_dtype="", witnesses=list(seen), num_modules=len(seen))  # type: ignore[arg-type]
+        never = Named(len(uncalled), list(uncalled))
+        inspection = Inspection(reason=reason, autocast_dtype="", witnesses=list(seen), num_modules=len(seen), uncalled=never)  # type: ignore[arg-type]  # fmt: skip
         notes.append(Note(0, 17, 0, inspection))
     rates = Spread(rate, rate, rate, 0, 0, ranks)
     window = Window(
@@ -135,3 +143,17 @@ def test_a_loss_term_of_weight_zero_is_silent() -> None:
     assert judge(vitals(zero=zero), vitals(zero=zero), seen=seen) == []
     elsewhere = (witness("pad", "Embedding", zeros=1.0), witness("trunk"), witness("mid"), witness("aux", zeros=0.0))
     assert judge(vitals(zero=zero), vitals(zero=zero), seen=elsewhere) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "idle", "is_found"), [("extra", 40, True), ("extra", 20, False), ("bert.pooler", 40, False)]
+)
+def test_parameters_of_a_module_that_no_pass_calls_are_named_unless_that_is_usual(
+    module: str, idle: int, *, is_found: bool
+) -> None:
+    names = (f"{module}.weight",)
+    found = judge(vitals(names, idle=idle), vitals(names, idle=idle + 1), seen=(witness("head"),), uncalled=(module,))
+    assert is_found == bool(found)
+    for finding in found:
+        assert ("warning", names, "graph_detached") == (finding.severity, finding.tensors, top_cause(finding))
+        assert "no pass calls their modules" in finding.summary

@@ -137,6 +137,16 @@ def test_a_loss_that_grows_a_thousandfold_from_the_first_step_on_is_named_before
     assert list(LearningRate().judge(short)) == []
 
 
+def test_a_loss_that_the_first_steps_left_worse_than_it_was_is_named_after_sixteen() -> None:
+    losses = [1.4, 1.2, 2.5, 4.9, 5.1, 3.6, *([2.6, 2.4, 2.7] * 6)]
+    large = tuple(vitals(step, 0.4) for step in range(8))
+    (finding,) = judge([5.0] * 24, [0.5] * 24, losses, large)
+    assert ("warning", 0, False) == (finding.severity, finding.first_step, finding.facts["has_jump"])
+    assert judge([5.0] * 14, [0.5] * 14, losses[:14], large) == []
+    assert judge([5.0] * 24, [0.5] * 24, losses, tuple(vitals(step, 0.01) for step in range(8))) == []
+    assert judge([5.0] * 24, [0.5] * 24, [1.4, 1.9, 1.6, *[1.0] * 21], large) == []
+
+
 def test_a_wrong_threshold_is_named() -> None:
     with pytest.raises(ValueError, match=r"learning_rate\.factor must be above 1, got 1"):
         LearningRate(factor=1)

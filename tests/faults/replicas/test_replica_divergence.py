@@ -541,6 +541,11 @@ def test_who_is_named_where_all_tensors_are_treated_otherwise(
     assert top(finding) == "uneven_clipping"
 
 
+def test_a_result_that_is_gone_on_one_rank_once_is_a_bad_delivery() -> None:
+    (finding,) = clipped({"b.weight": 0.0}, {})
+    assert ((0,), "corrupted_collective") == (finding.ranks, top(finding))
+
+
 def test_a_clip_that_all_ranks_apply_raises_nothing() -> None:
     assert clipped(ALL_BY, ALL_BY) == []
 

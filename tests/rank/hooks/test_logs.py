@@ -97,6 +97,10 @@ def test_a_ratio_that_is_logged_as_numbers_is_an_importance_ratio_where_a_policy
     assert (0.5, 0.0) == (told["ratio.first_deviation"], told["ratio.first_mean_deviation"])
 
 
+def test_terms_that_are_logged_as_paths_are_terms(worn):
+    assert {"log.loss_terms.kl": 0.5} == logged(worn, **{"train/loss_terms/kl": 0.5})
+
+
 def test_an_averaged_copy_is_held_against_the_live_weights(worn):
     model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 1))
     worn.monitor.add_model(model)

@@ -41,8 +41,10 @@ class FrozenMovement:
     """At how many checked steps an optimizer must have moved what is frozen."""
     still_checks: int = 4
     """How many checks in a row a tensor must have been still before a change outside of a step counts."""
+    long_still_checks: int = 8
+    """The same where it changes again and again from then on: an average or a target moves from the start."""
     rest_checks: int = 2
-    """At how many checks after such a change it must be still again."""
+    """How many checks after such a change are waited for."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
@@ -61,14 +63,16 @@ class FrozenMovement:
             yield _finding(window, between, names, is_in_step=False)
 
     def _is_event(self, vitals: list[Seen], between: list[Seen]) -> bool:
-        """One change after a long rest, and rest again."""
-        steps = {note.step for note, _ in between}
-        calm = {note.step for note, _ in vitals if note.step > max(steps)}
-        return (
-            len(steps) == 1
-            and all(seen.frozen_still_checks >= self.still_checks for _, seen in between)
-            and len(calm) >= self.rest_checks
-        )
+        """One change after a long rest, and rest again; or the first of several after a longer one, of the same tensors."""
+        first = min(note.step for note, _ in between)
+        onset = [seen for note, seen in between if note.step == first]
+        later = [seen for note, seen in between if note.step > first]
+        names = {name for seen in onset for name in seen.frozen_moved_between.names}
+        still = min(seen.frozen_still_checks for seen in onset)
+        num_after = len({note.step for note, _ in vitals if note.step > first})
+        if later and any(not names.issuperset(seen.frozen_moved_between.names) for seen in later):
+            return False
+        return still >= (self.long_still_checks if later else self.still_checks) and num_after >= self.rest_checks
 
 
 def _held(window: Window, note: Note, seen: Vitals) -> tuple[str, ...]:

@@ -3,14 +3,16 @@
 What it detects
     Trainable parameters that an optimizer holds and whose gradient is None, or exactly zero, for sixteen steps (eight, where it is
     proven that none can come), although their modules are called: because the modules ran without gradients being recorded, because
-    their output leads nowhere, or because a layer gives zero for all its inputs.
+    their output leads nowhere, or because a layer gives zero for all its inputs. And those of modules that no pass has called in
+    thirty-two steps.
 
 Why it matters
     That part of the model stays as it was initialised while the rest learns around it. The loss falls, only not as far as it
     should.
 
 False positives
-    Modules that the step does not call (a branch that is legitimately unused, experts without a token) raise nothing. Zero gradients
+    Modules that a pretrained model brings along and a task does not call (a pooler, a head), and experts without a token, raise nothing
+    where the step does not call them. Zero gradients
     while the learning rate is zero do not count; LoRA's A beside a B of zeros, and gates that begin at zero, are over after one step. A
     branch that is called and whose result the loss ignores, or weighs with zero, looks like a detached one: unless most of the model is
     concerned, that is reported as information only.
@@ -20,6 +22,7 @@ What to do
     whose inputs are all negative (`holter explain graph_detached`, `dead_activations`).
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -29,6 +32,9 @@ from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import names_text, ranks_text
 from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Inspection, Vitals, Witness
+
+USUALLY_UNCALLED = re.compile(r"pooler|expert|moe|lm_head|classifier|projector")
+"""Parts that pretrained models bring along and a task does not call, and experts, who may wait long for a token."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class _Case:
     is_proven: bool = False
     """Gradients were not recorded there, or the output has no path for them."""
     is_most: bool = False
+    is_uncalled: bool = False
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,8 @@ class MissingGradients:
     """How many reports in a row must show it."""
     min_live_steps: int = 8
     """So many of the idle steps had a learning rate above zero."""
+    uncalled_steps: int = 32
+    """So many where the module was not even called."""
     most: float = 0.5
     """From this share of the trainable parameters on, a called branch without gradient is no side branch."""
 
@@ -97,10 +106,20 @@ class MissingGradients:
         # An exact zero without a dead layer is a loss term with weight zero as often as not.
         astray = _owned(vitals.no_gradient.names, called)
         if not astray:
-            return None
+            return self._uncalled(vitals, inspection)
         share_called = sum(map(len, astray.values())) / len(vitals.no_gradient.names)
         num_idle = share_called * vitals.no_gradient.count
         return _case_of(astray, called, is_most=num_idle >= self.most * max(vitals.num_trainable, 1))
+
+    def _uncalled(self, vitals: Vitals, inspection: Inspection) -> _Case | None:
+        """Parameters of modules that no pass calls, as far as that is not usual."""
+        uncalled = set(inspection.uncalled.names)
+        names = [name for name in vitals.no_gradient.names if name.rpartition(".")[0] in uncalled]
+        names = [name for name in names if not USUALLY_UNCALLED.search(name.lower())]
+        if not names or vitals.idle_steps < self.uncalled_steps:
+            return None
+        modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))
+        return _Case(tensors=tuple(names), modules=modules, witnesses=(), is_uncalled=True)
 
 
 def _has_idle(vitals: Vitals, steps: int = 2) -> bool:
@@ -164,6 +183,7 @@ def _inspection(window: Window, ranks: tuple[int, ...]) -> Inspection | None:
 def _finding(ranks: tuple[int, ...], latest: tuple[Note, Vitals], inspection: Inspection, case: _Case) -> Finding:
     note, vitals = latest
     first_step = max(0, note.step - vitals.idle_steps + 1)
+    is_witnessed = not case.is_dead and not case.is_uncalled
     what = "a gradient of exactly zero" if case.is_dead else "no gradient"
     summary = (
         f"{len(case.tensors)} trainable parameters ({names_text(case.modules)}) have had {what} since step {first_step}"
@@ -172,20 +192,20 @@ def _finding(ranks: tuple[int, ...], latest: tuple[Note, Vitals], inspection: In
         summary = f"{case.modules[0]} gives zero for all inputs: {len(case.tensors)} parameters have had {what} since step {first_step}"
     return Finding(
         detector=MissingGradients.name,
-        severity="warning" if case.is_proven or case.is_dead or case.is_most else "info",
+        severity="warning" if case.is_proven or case.is_dead or case.is_most or case.is_uncalled else "info",
         first_step=first_step,
         detected_step=note.step,
         ranks=ranks,
         tensors=case.tensors,
         modules=case.modules,
-        summary=f"{summary}, although their modules are called.",
+        summary=f"{summary}{', because no pass calls their modules' if case.is_uncalled else ', although their modules are called'}.",
         facts={
-            "is_gradient_off": None if case.is_dead else any(not witness.was_gradient_on for witness in case.witnesses),
-            "has_gradient_path": None if case.is_dead else all(witness.has_gradient_path for witness in case.witnesses),
+            "is_gradient_off": any(not w.was_gradient_on for w in case.witnesses) if is_witnessed else None,
+            "has_gradient_path": all(w.has_gradient_path for w in case.witnesses) if is_witnessed else None,
             "is_most_of_the_model": case.is_most or None,
             "has_zero_layer": case.is_dead,
             "is_zero_layer_seen": case.is_proven if case.is_dead else None,
-            "is_called": True,
+            "is_called": not case.is_uncalled,
         },
         evidence=(*_gradient_evidence(ranks, latest), *_witness_evidence(inspection, case)),
     )
@@ -222,6 +242,6 @@ def _witness_evidence(inspection: Inspection, case: _Case) -> Iterator[Evidence]
         )
     yield Evidence(
         kind="inspection",
-        summary=f"that pass called {inspection.num_modules - inspection.uncalled.count} of {inspection.num_modules} modules; those that it did not call are not counted",
+        summary=f"that pass called {inspection.num_modules - inspection.uncalled.count} of {inspection.num_modules} modules; {f'not {names_text(case.modules)}' if case.is_uncalled else 'those that it did not call are not counted'}",
         values={"num_modules": inspection.num_modules, "num_uncalled": inspection.uncalled.count},
     )

@@ -4,7 +4,8 @@ What it detects
     A learning rate that rises threefold or more within one step, above everything seen before, and within the next steps a loss or a
     gradient norm that leaves its history upward, while both were ordinary at the step of the jump itself: that step's forward pass
     still used the old weights. Without a jump: a loss that rises and stays, or grows a thousandfold at once, while steps change most
-    modules by a tenth of themselves.
+    modules by a tenth of themselves; and a loss that the first steps of a run, as large as that, left worse than it was, and that has
+    not come back in sixteen steps.
 
 Why it matters
     A wrong line in a schedule destroys in a few steps what days of training reached, and the loss shows it only afterwards.
@@ -19,14 +20,14 @@ What to do
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, ClassVar, NamedTuple
 
 from holter.faults.shared.robust import Points, Rise, deviation, find_rise, finite, is_surrogate, log_score, score
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.window import Window
+from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Severity, Vitals
 
 HISTORY = 100
@@ -34,6 +35,12 @@ HISTORY = 100
 NUM_CHECKS = 8
 """The last ones, over which a step's size is judged."""
 BEYOND_RETURN = 1000.0
+MOST = 0.5
+"""Share of the modules."""
+FIRST_STEPS = 8
+"""Steps at which a rate that is too high from the start makes its largest updates."""
+WORSE, NEARLY_ALL = 1.1, 0.85
+"""A loss that is a tenth above its beginning, at nearly all steps, is no better than at the start."""
 MIN_BLOW_UP = 8
 """Steps of a loss that grew a thousandfold."""
 
@@ -93,13 +100,18 @@ class LearningRate:
             if _is_consequence(reactions):
                 yield _of_jump(window, jump, reactions)
                 return
-        share, largest = _large_updates(window, self.large_update)
+        vitals = list(window.notes_of(Vitals))
+        share, largest = _large_updates(vitals[-NUM_CHECKS:], self.large_update)
+        at_first = _large_updates([seen for seen in vitals if seen[0].step < FIRST_STEPS], self.large_update)
         # Most modules; looked at first, for it costs less than the trend.
-        if share > 0.5:  # noqa: PLR2004
-            losses = finite(window.values("loss"))
-            rise = find_rise(losses) or _blow_up(losses)
-            if rise is not None and not is_surrogate(window, losses, rise):
-                yield _of_size(window, rise, share, largest)
+        if max(share, at_first[0]) <= MOST:
+            return
+        losses = finite(window.values("loss"))
+        rise = find_rise(losses) or _blow_up(losses) if share > MOST else None
+        if rise is None and at_first[0] > MOST:
+            rise, (share, largest) = _no_better(losses), at_first
+        if rise is not None and not is_surrogate(window, losses, rise):
+            yield _of_size(window, rise, share, largest)
 
     def _jumps(self, rates: Points) -> Iterator[Jump]:
         highest, num_before, last = 0.0, 0, 0.0
@@ -204,10 +216,10 @@ def _reaction_evidence(jump: Jump, reaction: Reaction) -> Evidence:
     )
 
 
-def _large_updates(window: Window, limit: float) -> tuple[float, float]:
-    """Share of modules whose steps at the last checks are too large, and the largest."""
+def _large_updates(seen: Sequence[tuple[Note, Vitals]], limit: float) -> tuple[float, float]:
+    """Share of modules whose steps at these checks are too large, and the largest."""
     ratios: dict[str, list[float]] = {}
-    for _, vitals in list(window.notes_of(Vitals))[-NUM_CHECKS:]:
+    for _, vitals in seen:
         for module in vitals.modules:
             if math.isfinite(module.update_ratio) and module.learning_rate > 0:
                 ratios.setdefault(module.module, []).append(module.update_ratio)
@@ -229,6 +241,20 @@ def _blow_up(losses: Points) -> Rise | None:
     return Rise(losses[first][0], losses[-1][0], start, best, 0.0, now, len(losses) - first)
 
 
+def _no_better(losses: Points) -> Rise | None:
+    """A loss that was left behind by the first steps of a run and has hardly ever been as good since."""
+    if not losses or losses[0][0] > 1 or losses[0][1] <= 0:
+        return None
+    start = median(value for _, value in losses[:2])
+    later = [value for _, value in losses[FIRST_STEPS // 2 :]]
+    if len(losses) < 2 * FIRST_STEPS or median(later[-FIRST_STEPS:]) <= WORSE * start:
+        return None
+    if sum(value > start for value in later) < NEARLY_ALL * len(later):
+        return None
+    best = min(value for _, value in losses)
+    return Rise(losses[0][0], losses[-1][0], start, best, 0.0, median(later[-FIRST_STEPS:]), len(later))
+
+
 def _of_size(window: Window, rise: Rise, share: float, largest: float) -> Finding:
     is_lost = rise.now > BEYOND_RETURN * max(abs(rise.best), abs(rise.start))
     severity: Severity = "critical" if is_lost else "warning"
@@ -238,7 +264,7 @@ def _of_size(window: Window, rise: Rise, share: float, largest: float) -> Findin
         first_step=rise.first_step,
         detected_step=rise.last_step,
         ranks=tuple(sorted(window.attached)),
-        summary=f"The loss rises since step {rise.first_step}, from {rise.best:.3g} to {rise.now:.3g}, and each step changes "
+        summary=f"The loss rises since step {rise.first_step}, from {rise.best:.3g} to {rise.now:.3g}, and steps change "
         f"{share:.0%} of the modules by more than a tenth of their weights.",
         facts=_facts(has_jump=False, has_loss=True, is_lost=is_lost),
         evidence=(

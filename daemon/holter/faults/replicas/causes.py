@@ -223,7 +223,7 @@ UNEVEN_CLIPPING = CauseEntry(
     is_refuted_by=True,
     damage=_REPLICAS_DIFFER,
     rows=(
-        Row("replica_divergence", 0.95, "observation", seen=("given_gradients_differ",), absent=("gradients_differ",), unless=("loss_scales_differ", "is_distance_tiny")),
+        Row("replica_divergence", 0.95, "observation", seen=("given_gradients_differ",), absent=("gradients_differ",), unless=("loss_scales_differ", "is_distance_tiny", "is_result_lost_once")),
         Row("replica_divergence", 0.60, "inference", seen=("given_gradients_differ",), missing="whether the loss scalers of the ranks agree: gradients that are unscaled by different factors differ in the same way"),
         Row("replica_divergence", 0.40, "inference", seen=("gradients_differ",), absent=("gradients_differ_in_all_tensors",), unless=("is_reduction_seen",), missing=_NO_REDUCED),
     ),
@@ -317,6 +317,7 @@ CORRUPTED_COLLECTIVE = CauseEntry(
     is_refuted_by=True,
     damage=Damage("before the step", "poisoned", "a collective delivered wrong data, which the weights took"),
     rows=(
+        Row("replica_divergence", 0.85, "documented", seen=("given_gradients_differ", "is_result_lost_once"), absent=("gradients_differ",), tensors="gradients"),
         Row("replica_divergence", 0.70, "inference", seen=("state_parted_with_weights",), absent=("gradients_differ", "parameters_differ_at_first", "parameters_differ_in_all_tensors"), unless=("given_gradients_differ", "own_history_broke_on_some", "hyperparameters_differ", "optimizer_state_differs"), tensors="parameters", missing=_NO_MOMENT),
         Row("replica_divergence", 0.90, "observation", seen=("gradients_differ_once", "parameters_differ"), absent=("parameters_differ_at_first",), unless=("own_history_broke_on_some",), tensors="gradients"),
         Row("replica_divergence", 0.80, "documented", seen=("gradients_differ_once",), absent=("parameters_differ_at_first",), tensors="gradients"),

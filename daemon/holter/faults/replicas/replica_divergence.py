@@ -36,7 +36,7 @@ from holter.faults.replicas.replica_case import (
     must_agree,
     unused_names,
 )
-from holter.faults.replicas.witnesses import culprit_evidence, parting_evidence, who_left
+from holter.faults.replicas.witnesses import altered, culprit_evidence, parting_evidence, who_left
 from holter.faults.shared.mismatched_calls import MIN_STEPS, are_counted, uncounted
 from holter.faults.shared.parting import (
     WORDS,
@@ -242,6 +242,7 @@ def _when_gradients(case: Case) -> dict[str, bool | None]:
     """Facts about gradients: at the reduction or after it, always, ever since, or once."""
     history = case.window.tensors.classes.get(case.reduction)
     given = case.window.tensors.classes.get("gradients")
+    changed, known = altered(case)
     has_agreed_since: bool | None = None
     if history and history.first_unequal_step is not None:
         has_agreed_since = agreed_since(case.window, case.reduction, history.first_unequal_step)
@@ -252,6 +253,7 @@ def _when_gradients(case: Case) -> dict[str, bool | None]:
         "gradients_differ_ever_since": history.num_unequal > 1 and has_agreed_since is False if history else None,
         "gradients_differ_once": history.num_unequal == 1 and has_agreed_since is True if history else None,
         "is_reduction_seen": case.reduction != "gradients" if history else None,
+        "is_result_lost_once": 0 < len(changed) < len(known) and given is not None and given.num_unequal == 1,
         "given_gradients_differ": bool(case.given) if given and case.reduction != "gradients" else None,
     }
 

@@ -18,6 +18,8 @@ SAME = 1e-3
 """Two factors this close, relatively, are the same: norms travel as float32."""
 FAR = 20.0
 """So many times the way that a peer's tensor went is no training."""
+TELLING = 0.02
+"""A sum of so much of the norm is no rounding; a sum that follows its norm's factor less closely than this was not scaled."""
 ROUND = 1e-5
 """A factor this close to a multiple of a twentieth was written by hand; no clip arrives at one."""
 MAX_SETTINGS_SHOWN = 8
@@ -84,6 +86,40 @@ def factors(case: Case) -> dict[int, Factors]:
     return found
 
 
+def altered(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Ranks whose given gradients are no multiple of the reduced ones, or are gone; and all of whom both are known.
+
+    What scales a tensor scales its norm and its sum alike.
+    """
+    parting = case.given
+    if parting is None:
+        return (), ()
+    reduced = tables_at(case.window, "gradients_reduced", parting.step, parting.ranks)
+    given = tables_at(case.window, parting.tensor_class, parting.step, parting.ranks)
+    known = tuple(sorted(set(reduced) & set(given)))
+    found = [rank for rank in known if _is_altered(reduced[rank], given[rank], case.in_given.tensors)]
+    return tuple(found), known
+
+
+def _is_altered(reduced: Table, given: Table, names: Iterable[str]) -> bool:
+    norms, sums = column(reduced, reduced.norms), column(reduced, reduced.sums)
+    new_norms, new_sums = column(given, given.norms), column(given, given.sums)
+    told = []
+    for name in names:
+        norm, total = norms.get(name, 0.0), abs(sums.get(name, 0.0))
+        factor = new_norms.get(name, math.nan) / norm if norm > 0 else math.nan
+        if factor == 0:
+            told.append(True)
+        elif math.isfinite(factor) and total > TELLING * norm and name in new_sums:
+            told.append(abs(abs(new_sums[name]) / total - factor) > TELLING * factor)
+    return 2 * sum(told) > len(told)
+
+
+def _altered_alone(case: Case) -> tuple[int, ...]:
+    found, known = altered(case)
+    return case.given.group_of(found) if case.given and 0 < len(found) < len(known) else ()
+
+
 def _some_of(case: Case, is_suspect: Callable[[Factors], bool]) -> tuple[int, ...]:
     """Ranks whose factors between the reduction and the optimizer are suspect, and who agrees with them, if others' are not."""
     of_rank = factors(case)
@@ -139,6 +175,7 @@ def _jump(case: Case) -> tuple[tuple[int, ...], str]:
 
 
 WITNESSES: tuple[tuple[AskWitness, str], ...] = (
+    (_altered_alone, "what its optimizer is given is no multiple of what the reduction gave"),
     (
         lambda case: _some_of(case, lambda own: own.is_uneven),
         "it scales some of its reduced gradients otherwise than the rest",

@@ -82,6 +82,8 @@ OF_POLICIES = frozenset({"advantages", "advantages_std", "rewards", "kl"})
 RATIOS = frozenset({"ratio", "ratio_std"})
 TERM = re.compile(r"^loss_terms?\.|(^|[/_.])(loss|penalty|bonus|term|reg|regularizer|regulariser)$")
 """Terms of a loss by their names: whether their tensors carry a gradient is told."""
+TERMS_AS_PATH = re.compile(r"^(.*/)?loss_terms?/")
+"""Trackers take numbers only: `train/loss_terms/kl` is the entry `kl` of `loss_terms`."""
 MAX_AVERAGED_TENSORS = 16
 MAX_AVERAGED_ELEMENTS = 1024
 """The most elements of each tensor that are compared."""
@@ -124,7 +126,7 @@ class LogProbe:
         self._is_policy |= any(meaning_of(str(name).lower()) in OF_POLICIES for name in values)
         # Rewards before advantages: both have groups, and theirs are as they were given.
         for name, value in sorted(values.items(), key=lambda item: meaning_of(str(item[0]).lower()) == "advantages"):
-            for key, number in self._numbers(str(name).lower(), value):
+            for key, number in self._numbers(TERMS_AS_PATH.sub("loss_terms.", str(name).lower()), value):
                 told[key] = (
                     max(told[key], number) if key in told and key.startswith("ratio.") else told.get(key, number)
                 )
