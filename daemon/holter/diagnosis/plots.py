@@ -2,6 +2,8 @@
 
     {"title": "loss", "log": False, "mark": 40, "lines": [{"name": "mean of 2 ranks", "steps": [..], "values": [1.4, .., None]}]}
     {"title": "exponents of the gradients", "mark": 40, "bars": [{"label": "2^-24", "value": 12}, ..]}
+    {"title": "gradient norm by layer", "mark": 40, "heat": {"steps": [0, 10], "rows": [{"name": "head", "values": [0.1, None]}]}}
+    {"title": "shares of the parameters", "shares": [{"name": "embeddings", "value": 0.79}, ..]}
 
 None stands where a value was not finite. A line has at most 200 points: of every stretch the lowest, the highest and what is not
 finite stay. A plot illustrates; no cause rests on it.
@@ -23,6 +25,7 @@ from holter.records import Evidence, Finding, ModuleVitals, Vitals
 
 KIND = "series"
 MAX_PLOTS, MAX_LINES, MAX_POINTS = 8, 8, 200
+MAX_HEAT_ROWS, MAX_HEAT_STEPS = 40, 80
 MIN_POINTS = 2
 """A line of fewer shows nothing."""
 LOG_FROM = 100.0
@@ -60,6 +63,46 @@ def plots(window: Window, finding: Finding) -> tuple[Evidence, ...]:
         _occupancy(window, finding),
     ]
     return tuple(plot for plot in found if plot is not None)[:MAX_PLOTS]
+
+
+def heat_map(title: str, rows: Mapping[str, Sequence[Point]], mark: int) -> Evidence | None:
+    """Many series side by side, a row each, in their own order, coloured by the logarithm of their values; of too many rows and steps an even choice."""
+    steps = sorted({step for points in rows.values() for step, _ in points})
+    if len(rows) < MIN_POINTS or len(steps) < MIN_POINTS:
+        return None
+    steps = steps[:: math.ceil(len(steps) / MAX_HEAT_STEPS)]
+    chosen = list(rows)[:: math.ceil(len(rows) / MAX_HEAT_ROWS)]
+    known = {name: dict(rows[name]) for name in chosen}
+    last = {name: next((value for _, value in reversed(rows[name]) if value is not None), None) for name in chosen}
+    ends = ", ".join(f"{name} {_figure(last[name])}" for name in (chosen[0], chosen[-1]))
+    return Evidence(
+        kind=KIND,
+        summary=f"{title}: {len(rows)} layers over {len(steps)} steps; first and last of them at the end: {ends}",
+        values={
+            "title": title,
+            "mark": mark,
+            "heat": {
+                "steps": steps,
+                "rows": [
+                    {"name": name, "values": [_rounded(known[name].get(step)) for step in steps]} for name in chosen
+                ],
+            },
+        },
+    )
+
+
+def shares(title: str, parts: Mapping[str, float]) -> Evidence:
+    """Parts of a whole, the largest first."""
+    told = ", ".join(f"{name} {value:.0%}" for name, value in parts.items())
+    return Evidence(
+        kind=KIND,
+        summary=f"{title}: {told}",
+        values={
+            "title": title,
+            "mark": 0,
+            "shares": [{"name": name, "value": round(value, 4)} for name, value in parts.items()],
+        },
+    )
 
 
 def thinned(points: Sequence[Point], keep: int) -> list[Point]:
@@ -264,22 +307,35 @@ def figure(plot: Evidence, number: int) -> str:
     """One plot as an HTML figure; empty if there is nothing in it to draw."""
     values = plot.values
     try:
-        body = _bars(values) if values.get("bars") else _lines(values)
+        body, height = _body(values)
         legend = _legend(values.get("lines", []))
     except (KeyError, TypeError, ValueError):
         # Written by another version: the words are still there.
         return f"<p>{html.escape(plot.summary)}</p>"
     title, described = html.escape(str(values.get("title", ""))), html.escape(plot.summary)
     return (
-        f'<figure><figcaption>{title}</figcaption><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" '
+        f'<figure><figcaption>{title}</figcaption><svg viewBox="0 0 {WIDTH} {height}" role="img" '
         f'aria-labelledby="plot{number}t plot{number}d"><title id="plot{number}t">{title}</title>'
         f'<desc id="plot{number}d">{described}</desc>{body}</svg>{legend}</figure>'
     )
 
 
+def _body(values: dict[str, Any]) -> tuple[str, int]:
+    if values.get("heat"):
+        return _heat(values)
+    if values.get("shares"):
+        return _shares(values["shares"])
+    return (_bars(values) if values.get("bars") else _lines(values)), HEIGHT
+
+
 def sparkline(plot: Evidence, width: int = 32) -> str:
-    """The first line, or the bars, in block letters; `!` stands where a value was not finite."""
+    """The first line, the bars, the shares or the last column of a heat map in block letters; `!` stands where a value was not finite."""
     values = plot.values
+    if values.get("heat"):
+        ends = [row["values"][-1] for row in values["heat"]["rows"]]
+        return sparkline(Evidence(kind=KIND, summary="", values={"log": True, "lines": [{"steps": range(len(ends)), "values": ends}]}), width)  # fmt: skip
+    if values.get("shares"):
+        return "".join(BARS[min(7, int(8 * part["value"]))] for part in values["shares"])
     if values.get("bars"):
         known: list[float | None] = [float(bar["value"]) for bar in values["bars"]]
     else:
@@ -291,7 +347,7 @@ def sparkline(plot: Evidence, width: int = 32) -> str:
     if not finite:
         return GAP * len(known)
     if values.get("log") and max(finite) > 0:
-        floor = min(value for value in finite if value > 0)
+        floor = min((value for value in finite if value > 0), default=1.0)
         known = [None if value is None else math.log10(max(value, floor)) for value in known]
         finite = [value for value in known if value is not None]
     low, span = min(finite), (max(finite) - min(finite)) or 1.0
@@ -399,6 +455,73 @@ def _bars(values: dict[str, Any]) -> str:
     return "".join(parts)
 
 
+HEAT_LEFT, HEAT_ROW, NUM_HEATS = 230, 14, 7
+"""Classes `h0` to `h6`: from the smallest to the largest."""
+
+
+def _heat(values: dict[str, Any]) -> tuple[str, int]:
+    """A row a layer, a column a step; what was not finite has the mark's colour, what was exactly zero none."""
+    steps, rows = values["heat"]["steps"], values["heat"]["rows"]
+    sizes = [math.log10(value) for row in rows for value in row["values"] if value]
+    low, high = (min(sizes), max(sizes)) if sizes else (0.0, 0.0)
+    across = Scale(0, len(steps), HEAT_LEFT, WIDTH - RIGHT)
+    parts = []
+    for number, row in enumerate(rows):
+        y = TOP + number * HEAT_ROW
+        name = str(row["name"])
+        shown = html.escape(name if len(name) <= MAX_NAME else f"…{name[1 - MAX_NAME :]}")
+        parts.append(f'<text x="{HEAT_LEFT - 8}" y="{y + 11}" text-anchor="end">{shown}</text>')
+        for place, value in enumerate(row["values"]):
+            x, end = across.at(place), across.at(place + 1)
+            look = _warmth(value, low, high)
+            if look:
+                parts.append(
+                    f'<rect class="{look}" x="{x}" y="{y}" width="{round(end - x, 1)}" height="{HEAT_ROW - 1}"/>'
+                )
+    bottom = TOP + len(rows) * HEAT_ROW
+    at = next((place for place, step in enumerate(steps) if step >= values["mark"]), len(steps))
+    x = across.at(at)
+    side, shift = ("end", -6) if x > WIDTH / 2 else ("start", 6)
+    parts.append(f'<line class="mark" x1="{x}" x2="{x}" y1="{TOP - 12}" y2="{bottom}"/>')
+    parts.append(
+        f'<text class="marked" x="{x + shift}" y="{TOP - 8}" text-anchor="{side}">step {int(values["mark"])}</text>'
+    )
+    every = max(1, math.ceil(len(steps) / 6))
+    parts += [
+        f'<text x="{across.at(place + 0.5)}" y="{bottom + 16}" text-anchor="middle">{int(steps[place])}</text>'
+        for place in range(0, len(steps), every)
+    ]
+    scale = f"from {_short(10**low)} (pale) to {_short(10**high)} (dark); red: NaN, Inf or not logged"
+    parts.append(f'<text x="{HEAT_LEFT}" y="{bottom + 34}">{html.escape(scale)}</text>')
+    return "".join(parts), bottom + 44
+
+
+MAX_NAME = 34
+
+
+def _warmth(value: float | None, low: float, high: float) -> str:
+    """The class of a cell's colour; empty: it is exactly zero."""
+    if value is None:
+        return "hot"
+    if value <= 0:
+        return ""
+    share = (math.log10(value) - low) / (high - low) if high > low else 0.5
+    return f"h{min(NUM_HEATS - 1, int(NUM_HEATS * share))}"
+
+
+def _shares(parts: Sequence[Mapping[str, Any]]) -> tuple[str, int]:
+    across = Scale(0.0, 1.0, HEAT_LEFT, WIDTH - RIGHT - 60)
+    drawn = []
+    for number, part in enumerate(parts):
+        y, end = 8 + number * 24, across.at(min(1.0, max(0.0, part["value"])))
+        name = str(part["name"])
+        shown = html.escape(name if len(name) <= MAX_NAME else f"…{name[1 - MAX_NAME :]}")
+        drawn.append(f'<text x="{HEAT_LEFT - 8}" y="{y + 14}" text-anchor="end">{shown}</text>')
+        drawn.append(f'<rect class="bar" x="{HEAT_LEFT}" y="{y}" width="{max(1.0, round(end - HEAT_LEFT, 1))}" height="18"/>')  # fmt: skip
+        drawn.append(f'<text x="{end + 8}" y="{y + 14}">{part["value"]:.1%}</text>')
+    return "".join(drawn), 16 + 24 * len(parts)
+
+
 def _legend(lines: Sequence[dict[str, Any]]) -> str:
     entries = [
         f'<span><i class="{_look(number, line)}"></i>{html.escape(_name(line))}</span>'
@@ -433,6 +556,7 @@ svg .side { stroke-width: 1.2; stroke-dasharray: 5 3; } svg .cross { stroke: var
 svg .bar { fill: var(--s0); } .c0 { --c: var(--s0); } .c1 { --c: var(--s1); } .c2 { --c: var(--s2); } .c3 { --c: var(--s3); }
 .c4 { --c: var(--s4); } .c5 { --c: var(--s5); } .c6 { --c: var(--s6); } .c7 { --c: var(--s7); } .side { --c: var(--faint); }
 svg .line { stroke: var(--c); } svg .dot { fill: var(--c); } .legend i { background: var(--c); } .legend .gap { color: var(--mark); }
+svg .h0 { fill: #e6f0fa; } svg .h1 { fill: #c3dcf3; } svg .h2 { fill: #93bfe8; } svg .h3 { fill: #5f9cd8; } svg .h4 { fill: #3678be; } svg .h5 { fill: #1b559a; } svg .h6 { fill: #0a3069; } svg .hot { fill: var(--mark); }
 .legend { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; color: var(--faint); font-size: .85rem; }
 .legend i { display: inline-block; width: 1.1em; height: .25em; margin-right: .4em; vertical-align: middle; }
 """.strip()

@@ -149,7 +149,22 @@ def shapes(code: Code, settings: Mapping[str, str]) -> Shapes | None:
     for name, node in classes.items():
         if name not in held:
             entries += _layers(node, known, classes, "", 0)
+    tied = _tied(tree)
+    entries = [entry for entry in entries if not tied or not entry[0].endswith(tuple(tied))]
     return Shapes(code.file, tuple(entries[:5000]), "inference") if len(entries) > 1 else None
+
+
+def _tied(tree: ast.Module) -> set[str]:
+    """`self.head.weight = self.wte.weight`: the left one is the right one, and counts once."""
+    pairs = [(node.targets[0], node.value) for node in ast.walk(tree) if isinstance(node, ast.Assign) and len(node.targets) == 1]  # fmt: skip
+    return {
+        f"{target.value.attr}.weight"
+        for target, value in pairs
+        if isinstance(target, ast.Attribute)
+        and isinstance(target.value, ast.Attribute)
+        and isinstance(value, ast.Attribute)
+        and target.attr == value.attr == "weight"
+    }
 
 
 def _constants(tree: ast.Module, settings: Mapping[str, str]) -> dict[str, float]:
@@ -289,7 +304,8 @@ def _layer(  # noqa: PLR0913, PLR0917
     if num is not None and num > 0:
         for number in range(min(times, 512)):
             own = f"{name}.{number}.weight" if times > 1 else f"{name}.weight"
-            yield own, (int(num),), kind
+            is_matrix = kind in {"Embedding", "Linear"} and a is not None and b is not None
+            yield own, (int(a), int(b)) if is_matrix and a and b else (int(num),), kind
 
 
 def _count(  # noqa: PLR0911

@@ -76,10 +76,10 @@ class CurveOnset:
 def judge(curves: Curves) -> Iterator[Finding]:
     """At most one finding on the loss, and those that other curves show by themselves."""
     found = _nonfinite(curves)
-    if found is None and not curves.is_reward and not curves.is_adversarial:
-        found = _divergence(curves) or _overfitting(curves) or _plateau(curves)
     if found is None:
         found = _silent_gradients(curves)
+    if found is None and not curves.is_reward and not curves.is_adversarial:
+        found = _divergence(curves) or _overfitting(curves) or _plateau(curves)
     if found is not None:
         yield found
     if (leak := _leak(curves.memory)) is not None:
@@ -111,8 +111,11 @@ def scatter(series: Sequence[float]) -> float:
     return deviation(bends) / math.sqrt(6) if len(bends) > 3 else 0.0  # noqa: PLR2004 - as above
 
 
-def rise(points: Points) -> CurveOnset | None:
-    """Since when it is far above its best stretch until the end, and not on its way back."""
+def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
+    """Since when it is far above its best stretch until the end, and not on its way back.
+
+    Where the rate went up for good (`is_rate_up`), a slow fall after the jump is no way back.
+    """
     if len(points) < MIN_POINTS:
         return None
     made = blocks(points)
@@ -128,10 +131,12 @@ def rise(points: Points) -> CurveOnset | None:
     # Two stretches before a peak and after it say more than one: a single odd end is no rise.
     if len(since) < 2 or height < max(6 * noise, 0.3 * way, 0.15 * abs(best)):  # noqa: PLR2004 - as above
         return None
+    is_on_its_way_back = now < best + 0.6 * (max(since) - best) and now < 0.95 * start and not is_rate_up
     if (
-        now < best + 0.6 * (max(since) - best)
+        is_on_its_way_back
         or _is_wandering(levels[: place + 1], height)
-        or _is_shift(levels, place, height)
+        or _came_back_before(levels, place, height)
+        or (not is_rate_up and now < 0.95 * start and _is_shift(levels, place, height))
     ):
         return None
     return _onset(points, made, place, best, now, start, noise)
@@ -144,6 +149,12 @@ def _is_wandering(levels: Sequence[float], height: float) -> bool:
         lowest = min(lowest, level)
         deepest = max(deepest, level - lowest)
     return height < 1.5 * deepest
+
+
+def _came_back_before(levels: Sequence[float], place: int, height: float) -> bool:
+    """Whether it had risen as far since its best stretch and come back from there: harder data at each stage."""
+    back = max(i for i in range(place, len(levels)) if levels[i] <= levels[place] + 0.3 * height)
+    return max(levels[place : back + 1]) - levels[place] > height
 
 
 def _is_shift(levels: Sequence[float], place: int, height: float) -> bool:
@@ -261,12 +272,18 @@ def _blow_up(curves: Curves, before: Points, step: int) -> Finding | None:
     if not (is_norm or is_loss):
         return None
     limit = base + max(0.5 * abs(base), 3 * scatter([value for _, value in before[: len(before) * 3 // 4]]))
-    first = (
-        next((at for at, value in recent if value > limit), step)
-        if is_loss
-        else next((at for at, value in norms if value > 10 * usual), step)
-    )
+    first = _since(before, limit, step) if is_loss else next((at for at, value in norms if value > 10 * usual), step)
     return _of_rise(curves, first, base, math.inf, before[0][1], has_norm=is_norm, is_nan=True)
+
+
+def _since(points: Points, limit: float, otherwise: int) -> int:
+    """The step from which on all points are above a limit."""
+    first = otherwise
+    for step, value in reversed(points):
+        if value <= limit:
+            break
+        first = step
+    return first
 
 
 def _hidden(curves: Curves) -> Finding | None:
@@ -313,10 +330,43 @@ def _nan_norm(curves: Curves) -> Finding | None:
 
 def _divergence(curves: Curves) -> Finding | None:
     known = finite(curves.loss)
-    onset = rise(known)
+    if (away := _run_away_below(curves, known)) is not None:
+        return away
+    onset = rise(known, is_rate_up=_is_rate_up(curves.rate))
     return (
         _of_rise(curves, onset.step, onset.best, onset.now, onset.start, has_norm=None, is_nan=False) if onset else None
     )
+
+
+def _is_rate_up(rates: Points) -> bool:
+    """Whether the rate was raised threefold from one log to the next, once the run was under way, and stayed up to the end."""
+    known = finite(rates)
+    for place in range(max(3, len(known) // 20), len(known)):
+        before, after = known[place - 1][1], known[place][1]
+        if before > 0 and after >= 3 * before:
+            return min(rate for _, rate in known[place:]) >= 0.8 * after
+    return False
+
+
+def _run_away_below(curves: Curves, known: Points) -> Finding | None:
+    """A loss that was positive for long and then falls below zero, ever faster: something is maximised that should be minimised.
+
+    The likelihood of a density passes zero too, but early, and it slows down.
+    """
+    if len(known) < MIN_POINTS or known[-1][1] >= 0:
+        return None
+    below = next((place for place in range(len(known) - 1, -1, -1) if known[place][1] >= 0), -1) + 1
+    before, end = [value for _, value in known[:below]], median(value for _, value in known[-3:])
+    is_settled = len(before) >= max(10, 0.15 * len(known)) and median(before[-5:]) < 0.5 * max(before)
+    if not is_settled or -end < 5 * max(map(abs, before)):
+        return None
+    step, usual = known[below][0], median(before)
+    return finding(
+        "critical", step, known[-1][0], f"The loss falls without bound since step {step}: {end:.4g} at the end, {usual:.4g} before.",
+        {"is_rising": True, "has_jump": False, "is_early": False, "is_at_peak": None, "is_beyond_start": True, "is_norm_up": False, "has_rate": bool(curves.rate), "came_back": False, "is_nan": False,
+         "is_explosive": True, "series": ["loss", "gradient_norm"]},
+        [Evidence(kind="trend", summary=f"loss: usually {usual:.4g}, below zero since step {step}, {end:.4g} at the end: a term with the wrong sign, or one that has no bound", values={"step": step, "usual": usual, "now": end})],
+    )  # fmt: skip
 
 
 def _of_rise(  # noqa: PLR0913
@@ -429,15 +479,16 @@ def _plateau(curves: Curves) -> Finding | None:
     level, part = median(series), max(3, len(series) // 4)
     move = abs(median(series[-part:]) - median(series[:part]))
     noise = deviation(series)
-    if abs(level) < 0.05 or move > max(0.5 * noise / math.sqrt(part), 0.004 * abs(level)) or noise > 0.1 * abs(level):  # noqa: PLR2004 - it has arrived
+    rates = [value for _, value in finite(curves.rate)]
+    is_rate_zero = len(rates) >= 12 and max(rates) == 0  # noqa: PLR2004 - as above
+    is_moving = move > max(0.5 * noise / math.sqrt(part), 0.004 * abs(level)) or noise > 0.1 * abs(level)
+    if abs(level) < 0.05 or (is_moving and not is_rate_zero):  # noqa: PLR2004 - it has arrived
         return None
     is_constant = max(series) - min(series) <= 1e-6 * abs(level)
     classes = next(
         (num for num in GUESSES if abs(level - math.log(num)) < max(0.01 * level, noise / math.sqrt(len(series)))), None
     )
-    rates = [value for _, value in finite(curves.rate)]
     norms = [value for _, value in finite(curves.norm)]
-    is_rate_zero = bool(rates) and max(rates) == 0
     is_norm_zero = len(norms) >= 10 and max(norms[1:]) == 0  # noqa: PLR2004 - not by chance
     if not (is_constant or classes or is_rate_zero or is_norm_zero):
         return None
@@ -501,7 +552,7 @@ def _scale(curves: Curves) -> Finding | None:
     known = finite(curves.scale)
     if len(known) < 8 or known[-1][1] >= 1 or max(value for _, value in known) < 64:  # noqa: PLR2004 - it began high
         return None
-    top = max(range(len(known)), key=lambda i: known[i][1])
+    top = max(range(len(known)), key=lambda i: (known[i][1], i))
     falls = next((i for i in range(len(known) - 1, 0, -1) if known[i][1] > known[i - 1][1]), top)
     step = known[max(falls, top)][0]
     return finding(

@@ -47,7 +47,8 @@ KINDS = (
     Kind("shared_memory", ("unable to allocate shared memory", "insufficient shared memory", "unable to open shared memory object", "out of shared memory"), None),
     Kind("watchdog", ("Watchdog caught collective operation timeout",),
          re.compile(r"(?:\[Rank (?P<rank>\d+)\]|Rank (?P<rank2>\d+)\]).*?SeqNum=(?P<sequence>\d+), OpType=(?P<operation>\w+)"
-                    r"(?:, NumelIn=(?P<numel>\d+))?(?:, NumelOut=\d+)?(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?(?:.*?Timeout\(ms\)=(?P<timeout>\d+))?"), needs=True),
+                    r"(?:, NumelIn=(?P<numel>\d+))?(?:, NumelOut=\d+)?(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?(?:.*?Timeout\(ms\)=(?P<timeout>\d+))?"
+                    r"(?:.*?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+))?"), needs=True),
     Kind("work_status", ("last enqueued NCCL work", "last enqueued work"),
          re.compile(r"\[?(?:PG (?:ID )?(?P<group>\d+)[^\]]*?)?\s?Rank (?P<rank>\d+)\].*?(?:at work(?: sequence id)?:? (?P<sequence>\d+))?[^\d]*?"
                     r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"), needs=True),

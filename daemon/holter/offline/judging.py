@@ -1,5 +1,6 @@
 """What was read, judged: series become the window that the live detectors take, what only artifacts show is judged beside it, and one diagnosis is made of what has one cause."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ import msgspec
 from holter.clock import compact, rfc3339
 from holter.diagnosis.correlate import brings_about, moment
 from holter.diagnosis.explain import WORST_FIRST, explain
-from holter.diagnosis.plots import plots
+from holter.diagnosis.plots import heat_map, plots, shares
 from holter.faults import ALL, DETECTORS, Detector, Window
+from holter.faults.model.architecture import Architecture
 from holter.faults.window import ModelView, Note, Spread, StepNumbers
 from holter.offline import causes, curves, messages, naming
 from holter.offline.code import Hint, hints, shapes
@@ -19,6 +21,7 @@ from holter.offline.reading import repetition
 from holter.records import (
     Cause,
     Census,
+    Component,
     Diagnosis,
     Directive,
     Evidence,
@@ -32,6 +35,8 @@ from holter.records import (
 
 MAX_STEPS = 4000
 """Steps of a window; of more, an even choice."""
+SHARE_WITH_SYMPTOM = 0.6
+"""Share of the embeddings that is too much where the model writes one word over and over."""
 NOTHING = Directive(directive="observe", reason="judged from what a run left behind: holter was not there to act")
 LIVE = frozenset({"curves", "logged"})
 USED = frozenset({"learning_rate", "variance_of_nothing", "architecture"})
@@ -56,6 +61,8 @@ class _Judged:
     window: Window
     causes: tuple[Cause, ...]
     file: str
+    drawn: tuple[Evidence, ...] = ()
+    """Plots beside those of the window."""
 
 
 def judge(found: Found, *, run_id: str, now_ns: int, detectors: Iterable[Detector] = ALL) -> list[Diagnosis]:
@@ -77,11 +84,23 @@ def judge(found: Found, *, run_id: str, now_ns: int, detectors: Iterable[Detecto
                 opened_at=rfc3339(now_ns),
                 detected_after_s=0.0,
                 directive=NOTHING,
-                plots=plots(lead.window, lead.finding),
+                plots=(*lead.drawn, *_heat(lead), *plots(lead.window, lead.finding)),
                 causes=ranked,
             )  # fmt: skip  # noqa: RUF028
         )
     return sorted(made, key=lambda one: (WORST_FIRST.index(one.severity), one.first_step))
+
+
+def _heat(lead: _Judged) -> Iterator[Evidence]:
+    """Gradients by layer, where the log has them."""
+    rows: dict[str, list[tuple[int, float | None]]] = {}
+    for note, vitals in lead.window.notes_of(Vitals):
+        for one in vitals.modules:
+            value = one.gradient_norm if math.isfinite(one.gradient_norm) else None
+            rows.setdefault(one.module, []).append((note.step, value))
+    made = heat_map("gradient norm by layer", rows, lead.finding.first_step)
+    if made is not None:
+        yield made
 
 
 def curves_of(run: LoggedRun) -> curves.Curves:
@@ -94,10 +113,18 @@ def curves_of(run: LoggedRun) -> curves.Curves:
     def longest(role: str) -> curves.Points:
         return max((run.points(name) for name in of.get(role, [])), key=len, default=[])
 
+    is_adversarial = any(naming.is_adversarial(name) for name in names)
     return curves.Curves(
-        loss=longest("loss"), norm=longest("gradient_norm"), rate=longest("learning_rate"), evaluations={name: run.points(name) for name in of.get("evaluation", [])},
-        scale=longest("loss_scale"), memory=longest("memory"), is_reward=any(naming.is_reward(name) for name in names), is_adversarial=any(naming.is_adversarial(name) for name in names),
+        loss=longest("loss") or ([] if is_adversarial else _sum_of_terms(run)), norm=longest("gradient_norm"), rate=longest("learning_rate"), evaluations={name: run.points(name) for name in of.get("evaluation", [])},
+        scale=longest("loss_scale"), memory=longest("memory"), is_reward=any(naming.is_reward(name) for name in names), is_adversarial=is_adversarial,
     )  # fmt: skip
+
+
+def _sum_of_terms(run: LoggedRun) -> curves.Points:
+    """The loss of a log that has only its terms (`box_loss`, `cls_loss`)."""
+    terms = [dict(run.points(name)) for name in run.names() if naming.term_of_loss(name)]
+    shared = set.intersection(*map(set, terms)) if terms else set()
+    return [(step, sum(term[step] for term in terms)) for step in sorted(shared)]
 
 
 def window_of(run: LoggedRun, found: Found) -> Window:
@@ -275,18 +302,39 @@ def _of_model(found: Found, detectors: Sequence[Detector]) -> Iterator[_Judged]:
     settings = {name: value for name, value, _ in found.settings()}
     tables = [*found.tables, *(made for code in found.code if (made := shapes(code, settings)) is not None)]
     detector = next((one for one in detectors if one.name == "architecture"), None)
-    for table in tables[:4]:
+    if detector is not None and isinstance(detector, Architecture) and _writes_one_word(found):
+        detector = dataclasses.replace(detector, share=SHARE_WITH_SYMPTOM)
+    for table in map(_with_output_embeddings, tables[:4]):
         entries = [
             TensorEntry(name, shape, "float32", True, False, 0, module_class=kind)
             for name, shape, kind in table.entries
         ]
         census = Census(
-            model=0, wrapper="", is_replicated=False, optimizers=[], backward_order=[], part=0, parts=1, entries=entries
-        )
+            model=0, wrapper="", is_replicated=False, optimizers=[], components=[Component("", "", "", True)], backward_order=[], part=0, parts=1, entries=entries
+        )  # fmt: skip
         window = Window(now_ns=0, world_size=1, attached=frozenset({0}), models=ModelView(census={0: census}))
         for finding in _safely(detector, window) if detector else ():
             yield _lopsided(finding, table)
             return
+
+
+def _with_output_embeddings(table: Shapes) -> Shapes:
+    """A last layer as large as the vocabulary is an embedding too."""
+    vocabularies = {shape[0] for _, shape, kind in table.entries if "Embedding" in kind and len(shape) == 2}  # noqa: PLR2004 - a table
+    return dataclasses.replace(
+        table,
+        entries=tuple(
+            (name, shape, "Embedding" if len(shape) == 2 and max(shape) in vocabularies and max(shape) >= 1000 else kind)  # noqa: PLR2004 - fewer may be a width
+            for name, shape, kind in table.entries
+        ),
+    )  # fmt: skip
+
+
+def _writes_one_word(found: Found) -> bool:
+    """What is complained about, or seen: outputs that repeat."""
+    said = " ".join(found.symptoms).lower()
+    is_said = any(word in said for word in ("same token", "one token", "repeat", "same word", "same output"))
+    return is_said or any(True for _ in _of_samples(found))
 
 
 def _lopsided(finding: Finding, table: Shapes) -> _Judged:
@@ -296,14 +344,15 @@ def _lopsided(finding: Finding, table: Shapes) -> _Judged:
         part = kind if kind == "Embedding" else name.split(".")[0]
         parts[part] = parts.get(part, 0) + math.prod(shape)
     largest = sorted(parts.items(), key=lambda item: -item[1])[:6]
-    shares = ", ".join(f"{name} {num / total:.0%}" for name, num in largest)
-    evidence = Evidence(kind="census", summary=f"shares of {total:,} parameters: {shares}; a balance to try: under a third in embeddings (tie input and output, a smaller vocabulary or width), the rest in layers",
+    told = ", ".join(f"{name} {num / total:.0%}" for name, num in largest)
+    evidence = Evidence(kind="census", summary=f"shares of {total:,} parameters: {told}; a balance to try: under a third in embeddings (tie input and output, a smaller vocabulary or width), the rest in layers",
                         values={"file": table.file, "shares": {name: num / total for name, num in largest}, "total": total})  # fmt: skip
     placed = tuple(msgspec.structs.replace(one, values={"file": table.file} | one.values) for one in finding.evidence)
     finding = msgspec.structs.replace(finding, ranks=(), evidence=(evidence, *placed))
     if table.basis == "inference":
         finding = msgspec.structs.replace(finding, detector="layers", facts={"is_lopsided": True})
-    return _Judged(finding, EMPTY, causes.rank_causes(finding), table.file)
+    drawn = shares("shares of the parameters", {name: num / total for name, num in largest})
+    return _Judged(finding, EMPTY, causes.rank_causes(finding), table.file, (drawn,))
 
 
 def _of_samples(found: Found) -> Iterator[_Judged]:
@@ -341,6 +390,9 @@ def _grouped(judged: Sequence[_Judged]) -> Iterator[tuple[_Judged, list[_Judged]
 
 
 def _stage(finding: Finding) -> int:
+    if finding.detector == "by_layer" and finding.facts.get("is_vanishing"):
+        # A loss that does not move, or gradients that are all next to nothing, follow from it.
+        return 1
     return {"layers": 0, "architecture": 0, "variance_of_nothing": 1, "curve": 2}.get(
         finding.detector, 3 if finding.detector != "message" else 4
     )

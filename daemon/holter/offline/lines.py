@@ -54,6 +54,7 @@ _TIMES = frozenset(
         "speed",
     }
 )
+_SOURCES = (".py", ".cpp", ".cc", ".cu", ".h", ".cuh", ".hpp", ".rs", ".go", ".js")
 LIKELY = (
     "loss",
     "trl:",
@@ -156,7 +157,8 @@ def _take(row: LogRow, name: str, text: str, after: str) -> None:
     if not name:
         return
     if naming.is_step(name):
-        if row.step is None and value == value and abs(value) < 1e15:  # noqa: PLR0124, PLR2004 - NaN counts nothing
+        # `update: 0.02` is a share of an epoch.
+        if row.step is None and value == value and abs(value) < 1e15 and ("." not in text or text.endswith(".0")):  # noqa: PLR0124, PLR2004 - NaN counts nothing
             row.step = int(value)
     elif naming.is_epoch(name):
         if row.epoch is None and value == value:  # noqa: PLR0124 - as above
@@ -179,4 +181,5 @@ def _meant(name: str) -> str:
         if naming.is_step(candidate) or naming.is_epoch(candidate) or naming.role(candidate):
             return candidate
     whole = naming.tidy(name)
-    return "" if set(naming.words(whole)) & _TIMES else whole
+    # `graph.py:979` is a place in code.
+    return "" if whole.endswith(_SOURCES) or set(naming.words(whole)) & _TIMES else whole

@@ -1,7 +1,7 @@
 """What follows from what a log says of errors: one finding for what broke first, with everything else that broke as its consequence. Pure."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from holter.offline.found import FrameAt, LoggedError
 from holter.records import Collective, Evidence, Finding
@@ -21,7 +21,7 @@ FACTS = {
 ORDER = (
     "xid", "ecc", "kernel_oom", "device_oom", "shared_memory", "worker_killed", "fingerprint", "monitored_barrier", "unused_indices", "unfinished_reduction", "no_graph",
     "empty_optimizer", "device_assert", "label_range", "anomaly", "minimum_scale", "overflow", "segfault", "root_signal", "traceback", "loss_stopped", "watchdog",
-    "work_status", "killed", "device_error", "root_cause", "gloo_timeout", "connection_lost", "child_failed",
+    "work_status", "killed", "device_error", "gloo_timeout", "root_cause", "connection_lost", "child_failed",
 )  # fmt: skip
 """What explains the others comes first: a rank that is lost, then what a script raised, then those who waited."""
 VICTIM = re.compile(
@@ -54,6 +54,7 @@ def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
 def _place(error: LoggedError) -> int:
     kind = error.kind
     if kind == "traceback" and VICTIM.search(error.text):
+        # Who says a gloo timeout says it twice: as its traceback, and as the message in it.
         kind = "connection_lost"
     if kind == "root_cause" and error.values.get("code", "").startswith("-") and error.values.get("code") != "-15":
         kind = "root_signal"
@@ -63,7 +64,7 @@ def _place(error: LoggedError) -> int:
 Verdict = tuple[dict[str, bool], tuple[int, ...], str, Collective | None]
 
 
-def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) -> Verdict:  # noqa: PLR0911 - one line a kind
+def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) -> Verdict:  # noqa: C901, PLR0911 - one line a kind
     ranks = _ranks(lead, known)
     text = lead.text if len(lead.text) < 200 else f"{lead.text[:200]}..."  # noqa: PLR2004 - a sentence
     on = f" on rank {ranks[0]}" if len(ranks) == 1 else ""
@@ -89,6 +90,8 @@ def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) ->
             return {fact: True}, ranks, f"A worker of the data loader ended{on}: {text}", None
         case "watchdog" | "work_status":
             return _waiting(known, num_ranks)
+        case "gloo_timeout":
+            return _silent(known, num_ranks, text)
         case "monitored_barrier":
             missing = tuple(int(rank) for rank in re.findall(r"\d+", lead.values["missing"]))
             return {"is_behind": True}, missing, f"Ranks {', '.join(map(str, missing))} never came to a barrier.", None
@@ -152,7 +155,9 @@ def _waiting(known: Sequence[LoggedError], num_ranks: int) -> Verdict:
     sequence, operation, _ = min(calls.values(), default=(max(enqueued.values(), default=-1), "?", ""))
     collective = Collective(group="", sequence=sequence, operation=operation.lower())
     waiting = sorted({error.rank for error in spoke if error.rank is not None})
-    behind = tuple(rank for rank, number in sorted(enqueued.items()) if number < max(enqueued.values()))
+    behind = tuple(rank for rank, number in sorted(enqueued.items()) if number < max(enqueued.values())) or _earlier(
+        calls
+    )
     what = f"{operation} #{sequence}"
     if behind:
         return (
@@ -186,6 +191,24 @@ def _waiting(known: Sequence[LoggedError], num_ranks: int) -> Verdict:
         f"Ranks {', '.join(map(str, waiting))} timed out in {what}; who is missing cannot be told from this log.",
         collective,
     )
+
+
+def _silent(known: Sequence[LoggedError], num_ranks: int, text: str) -> Verdict:
+    """Whoever waits says so; those whom they wait for say nothing."""
+    waiting = {error.rank for error in known if error.kind == "gloo_timeout" and error.rank is not None}
+    silent = tuple(rank for rank in range(num_ranks) if rank not in waiting)
+    if not waiting or not silent or len(silent) > len(waiting):
+        return {"is_timed_out": True}, (), f"A rank waited for the others in vain: {text}", None
+    named = ", ".join(map(str, silent))
+    return {"is_silent": True, "is_timed_out": True}, silent, f"Ranks {named} say nothing while all others time out: {text}", None  # fmt: skip
+
+
+def _earlier(calls: Mapping[int, tuple[int, str, str]]) -> tuple[int, ...]:
+    """The few whose call has a lower number than that of most."""
+    numbers = sorted(number for number, _, _ in calls.values())
+    usual = numbers[len(numbers) // 2] if numbers else 0
+    few = tuple(sorted(rank for rank, (number, _, _) in calls.items() if number < usual))
+    return few if 2 * len(few) < len(calls) else ()
 
 
 def _evidence(error: LoggedError) -> Evidence:

@@ -10,8 +10,8 @@ from typing import Any, BinaryIO, cast
 
 from holter.errors import UsageError
 from holter.offline import code as codes
-from holter.offline import configs, dumps, events, tables
-from holter.offline.found import Code, Config, Found, Shapes, WrittenSample
+from holter.offline import configs, dumps, events, naming, tables
+from holter.offline.found import Code, Config, Found, LoggedRun, Shapes, WrittenSample
 from holter.offline.text import TextReader
 
 HEAD = 65_536
@@ -42,10 +42,30 @@ def read(paths: Sequence[Path], progress: Progress = lambda _done, _total: None)
             found.failures.append(f"{path} cannot be used: {type(error).__name__}: {str(error)[:120]}")
     if flights:
         _read_dumps(flights, found)
+    found.runs = _joined(found.runs)
     found.files = files
     if found.is_empty:
         raise UsageError(_nothing(paths, found))
     return found
+
+
+def _joined(runs: list[LoggedRun]) -> list[LoggedRun]:
+    """Mlflow keeps one run's numbers a file each, below a folder `metrics`: they are one run again."""
+    made: list[LoggedRun] = []
+    by_folder: dict[str, LoggedRun] = {}
+    for run in runs:
+        parts = Path(run.file).parts
+        if "metrics" not in parts[:-1] or len(run.names()) != 1 or run.number:
+            made.append(run)
+            continue
+        place = parts.index("metrics")
+        name, folder = naming.tidy("/".join(parts[place + 1 :])), str(Path(*parts[:place]))
+        (series,) = run.by_rank[0].values()
+        if folder not in by_folder:
+            by_folder[folder] = LoggedRun(run.file, {0: {}}, run.counted_by)
+            made.append(by_folder[folder])
+        by_folder[folder].by_rank[0][name] = series
+    return made
 
 
 def _count(found: Found, num: int) -> int:

@@ -255,6 +255,8 @@ def _counts(file: str, lines: list[str]) -> Shapes | None:
             factor = {"K": 1e3, "M": 1e6, "B": 1e9}.get(match.group(3) or "", 1)
             if number is not None and number >= 1:
                 entries.append((match.group(1), (int(number * factor),), class_of(match.group(1))))
+    # A log repeats its names, a table of parameters does not.
+    is_said = is_said and len({name for name, _, _ in entries}) > 0.8 * len(entries)
     is_table = is_said and len(entries) >= 3 and 2 * len(entries) >= sum(bool(line.strip()) for line in lines)  # noqa: PLR2004 - fewer are chance
     return Shapes(file, tuple(entries)) if is_table else None
 
