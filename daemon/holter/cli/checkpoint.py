@@ -2,6 +2,7 @@
 
 verify DIR    reads back everything and compares it with what was sealed: DIR is checkpoints/<step>, its state/, or a checkpoint of your own
 list RUN      those that halts have kept, and those that the script saved itself, with the verdict on each
+assemble DIR  parts that blocked ranks saved each by itself, made into the framework's own format: DIR/assembled
 """
 
 import argparse
@@ -14,8 +15,10 @@ from typing import Any, NamedTuple
 
 from holter.cli.runs import locate
 from holter.cli.terminal import Meter, printable, size_text, table
-from holter.errors import UsageError
+from holter.errors import UsageError, VaultError
+from holter.frameworks.fsdp.framework import ASSEMBLED, PARTS
 from holter.halting.vault import store, verification
+from holter.halting.vault.manifest import STATE
 from holter.halting.vault.store import Vault
 from holter.halting.vault.verification import CheckpointExamination
 
@@ -30,11 +33,55 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser("list", help="the checkpoints of a run, with the verdict on each")
     listing.add_argument("run", nargs="?", metavar="RUN", help="run directory or address (default: the newest run)")
     listing.add_argument("--json", action="store_true", help="as JSON")
+    joining = actions.add_parser(
+        "assemble", help="join parts that ranks saved by themselves into the framework's own format"
+    )
+    joining.add_argument("directory", metavar="DIR", help="checkpoints/<step>, or its state/")
+    joining.add_argument("--out", metavar="DIR", help="where to write (default: assembled/ in the checkpoint's folder)")
+    joining.add_argument("--json", action="store_true", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify: 0 good, 1 not good. List: 0."""
+    """Verify: 0 good, 1 not good. List: 0. Assemble: 0 it is there, 1 the parts are not good."""
+    if args.action == "assemble":
+        return _assemble(args)
     return _verify(Path(args.directory), is_json=args.json) if args.action == "verify" else _list(args)
+
+
+def _assemble(args: argparse.Namespace) -> int:
+    path = Path(args.directory)
+    directory = verification.home(path) if path.exists() else None
+    if directory is None:
+        raise UsageError(f"there is no checkpoint of a halt at {path}")
+    meter = Meter()
+    try:
+        found = verification.examine(directory, meter.of("digests"))
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    finally:
+        meter.end()
+    made = found.manifest
+    if made is not None and made.framework != PARTS:
+        raise UsageError(
+            f"{directory} needs no assembling: it is a checkpoint of {made.framework}, load {directory / STATE}"
+        )
+    out = Path(args.out) if args.out else directory / ASSEMBLED
+    if out.exists():
+        raise UsageError(f"{out} is there already")
+    if made is None or found.problems or made.verdict == "incomplete":
+        sys.stdout.write("\n".join(_exam_lines(found)) + "\n")
+        return 1
+    from holter.frameworks.fsdp import parts  # noqa: PLC0415 - brings torch
+
+    try:
+        number = parts.assemble(directory, out, made.world_size)
+    except VaultError as error:
+        sys.stdout.write(printable(f"{directory} cannot be assembled: {error}") + "\n")
+        return 1
+    facts = {"directory": str(out), "step": made.step, "verdict": made.verdict, "num_tensors": number}
+    text = printable(f"{out}: {number} tensors of step {made.step}, {made.verdict}; dcp.load takes it")
+    sys.stdout.write((json.dumps(facts, indent=2) if args.json else text) + "\n")
+    return 0
 
 
 def _verify(path: Path, *, is_json: bool) -> int:

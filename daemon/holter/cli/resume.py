@@ -16,10 +16,11 @@ from holter.cli import launch
 from holter.cli.runs import RunReader, locate
 from holter.errors import UsageError
 from holter.frameworks.all import ALL
+from holter.frameworks.fsdp.framework import PARTS, RESUME_PARTS
 from holter.halting import halt_record
 from holter.halting.halt_record import HaltRecord
 
-HOW = {framework.checkpoint: framework.resume for framework in ALL}
+HOW = {framework.checkpoint: framework.resume for framework in ALL} | {PARTS: RESUME_PARTS}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

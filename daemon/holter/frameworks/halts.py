@@ -19,6 +19,7 @@ import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -54,7 +55,7 @@ FULL_BYTES = 1 << 18
 """Less is no room for a file of a checkpoint."""
 LARGEST_WEIGHT, LARGEST_MOMENT = 1e8, 1e24
 """A finite weight, or moment of an optimizer, beyond this is none that training made."""
-_SHARD = re.compile(r"^(?:__(\d+)_\d+\.distcp|(?:\w+_)?zero_pp_rank_(\d+)_.*)$")
+_SHARD = re.compile(r"^(?:__(\d+)_\d+\.distcp|(?:\w+_)?zero_pp_rank_(\d+)_.*|part_rank_(\d+)\.pt)$")
 """Names of files that hold one rank's shard, whoever else is there."""
 _OWN = re.compile(r"^(?:random_states|rng_state)_(\d+)\.")
 """Names of files that each rank writes itself, unless one has to write for all."""
@@ -166,13 +167,14 @@ class RankSaver:
             deadline_s=order.deadline_s,
         )
         notes = self._take_over(task)
+        odd = monitor.context.state_history.judge(own.step, is_live=not task.is_snapshot)
         keeper = monitor.context.frameworks.keeper(monitor.context, monitor.optimizers)
         partly = None
         try:
             keeper.save(task)
         except PartlySavedError as error:
             partly = error
-        prove(task, keeper, [*notes, *getattr(keeper, "notes", ())], self._own(task))
+        prove(task, keeper, [*notes, *getattr(keeper, "notes", ())], self._own(task), odd)
         return partly
 
     def _own(self, task: Task) -> list[tuple[str, torch.Tensor]]:
@@ -274,12 +276,21 @@ def _read(path: Path, step: int) -> "Rewound | None":
         return None
 
 
-def prove(task: Task, keeper: Keeper, notes: Sequence[str] = (), own: Sequence[tuple[str, torch.Tensor]] = ()) -> None:
-    """Write `parts/<rank>.json`, with what else is to be said of it, and of what only this rank holds. Raises SaveError when not even that can be done."""
+def prove(
+    task: Task,
+    keeper: Keeper,
+    notes: Sequence[str] = (),
+    own: Sequence[tuple[str, torch.Tensor]] = (),
+    odd: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Write `parts/<rank>.json`, with what else is to be said of it, of what only this rank holds, and of what is odd by its own history.
+
+    Raises SaveError when not even that can be done.
+    """
     try:
         ours = sorted(name for name in manifests.listed(task.directory) if _is_ours(name, task, keeper))
         sizes = {name: _synced_size(task.directory / name) for name in ours}
-        part = _part(task, keeper, sizes, notes, own)
+        part = msgspec.structs.replace(_part(task, keeper, sizes, notes, own), implausible=dict(odd))
         path = task.directory / manifests.PARTS / f"{task.rank}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         # Whole or not at all: the coordinator reads it as soon as it is there.
@@ -338,19 +349,19 @@ def _part(
 
 def _must_be_finite(name: str, tensor: torch.Tensor) -> bool:
     """What trains, and what an optimizer remembers of it; a buffer, or what is frozen, may be a mask of infinities."""
-    return tensor.requires_grad or name.startswith(("optimizer", "master weights"))
+    return tensor.requires_grad or name.startswith(("optim", "master weights"))
 
 
 def _limit(name: str, tensor: torch.Tensor) -> float:
     """What no weight of a model that trains comes near, in whatever dtype; moments are squares of gradients."""
-    limit = LARGEST_MOMENT if name.startswith("optimizer") else LARGEST_WEIGHT
+    limit = LARGEST_MOMENT if name.startswith("optim") else LARGEST_WEIGHT
     return min(limit, torch.finfo(tensor.dtype).max / 2) if tensor.is_floating_point() else limit
 
 
 def _is_split(files: Iterable[str], task: Task) -> bool:
     """Whether other ranks' files are needed as well, by their names: pieces may be all there is, written by one replica alone."""
     names = [match for name in files if (match := _SHARD.match(Path(name).name))]
-    return any(match[2] or int(match[1]) != task.savers[0] for match in names)
+    return any(match[2] or match[3] or int(match[1]) != task.savers[0] for match in names)
 
 
 def _described(name: str, tensor: torch.Tensor, file: str, rank: int) -> StoredTensor:

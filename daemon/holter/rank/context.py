@@ -22,6 +22,7 @@ from holter.rank.readings.batches import MAX_LEAVES, Inputs, Leaf, on_device
 from holter.rank.readings.fused_pass import Readings
 from holter.rank.readings.gradient_answers import GradientAnswers, GradientMark, num_collectives
 from holter.rank.readings.samples import is_capturing, local
+from holter.rank.readings.state_history import StateHistory
 from holter.records import Body, Observation, Phase
 
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ class Context:
     inputs: StepInputs = field(default_factory=StepInputs)
     hold: Hold = field(default_factory=Hold)
     undo: Undo = field(default_factory=Undo)
+    state_history: StateHistory = field(default_factory=StateHistory)
+    """What the training state was like until now, for a halt to hold against what it saves."""
     frameworks: Frameworks = field(default_factory=Frameworks)
 
     def read(

@@ -32,3 +32,14 @@ def test_shards_of_one_mesh_are_one_tensor_and_those_of_another_are_not() -> Non
     assert {"a": {0: 0, 1: 0, 2: 2, 3: 2}} == apart.labels
     copies = divide(stage((0, 1), "xy") | stage((2, 3), "xy"), 0)
     assert {} == copies.labels, "replicas that nobody declared hold the same"
+
+
+def test_statistics_that_each_rank_has_of_its_own_keep_their_name() -> None:
+    def held(weights: str) -> dict[int, dict[str, Piece]]:
+        return {
+            rank: {"mean": Piece(f"float32 (4,) {rank}", is_buffer=True), "weight": Piece(f"float32 (4,) {weight}")}
+            for rank, weight in enumerate(weights)
+        }
+
+    assert {} == divide(held("xx"), 0).labels, "one model: scripts load its buffers by their names"
+    assert {"mean", "weight"} == divide(held("xy"), 0).labels.keys(), "two models"

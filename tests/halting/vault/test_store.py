@@ -47,7 +47,7 @@ def names(vault: Vault) -> list[str]:
 
 def test_a_sealed_checkpoint_has_its_steps_as_name_and_lists_every_file(vault):
     tensor = StoredTensor(name="w", file="state/model.bin", shape=(2,), dtype="float32", fingerprint="ab")
-    partial = save(vault, tensors=[tensor])
+    partial = save(vault, tensors=[tensor], num_live=1)
     (partial / "ranks" / "0.msgpack").write_bytes(b"blob")
     sealed = vault.seal(partial, ABOUT)
 
@@ -127,8 +127,26 @@ def test_one_whose_file_is_gone_is_not_the_last_good_and_stands_in_no_others_pla
 
 def test_a_tensor_of_absurd_size_makes_it_suspect_and_is_named(vault):
     sealed = vault.seal(save(vault, oversized={"layer.weight": 1e37}), ABOUT)
-    assert ("suspect", True) == (sealed.verdict, "layer.weight holds values of up to 1e+37" in sealed.why)
+    assert ("suspect", True) == (sealed.verdict, "layer.weight of rank 0 holds values of up to 1e+37" in sealed.why)
     assert vault.last_good() is None
+
+
+def test_a_tensor_that_is_not_as_its_history_has_it_makes_it_suspect_beside_what_an_incident_says(vault):
+    odd = {"layer.weight": "holds values of up to 1e+04, where until now it was 0.3 at most"}
+    sealed = vault.seal(save(vault, implausible=odd), ABOUT)
+    assert ("suspect", True) == (sealed.verdict, f"layer.weight of rank 0 {odd['layer.weight']}" in sealed.why)
+    partial = save(vault, 31, implausible=odd | {"head.weight": "has changed"})
+    sealed = vault.seal(partial, replace(ABOUT, step=31, verdict="suspect", why="the loss had left its course"))
+    assert sealed.why.startswith("the loss had left its course; layer.weight of rank 0")
+    assert "and 1 more tensors are like it" in sealed.why
+
+
+def test_tensors_that_nobody_held_against_memory_make_it_unknown(vault):
+    tensor = StoredTensor(name="w", file="state/model.bin", shape=(2,), dtype="float32", fingerprint="ab")
+    sealed = vault.seal(save(vault, tensors=[tensor], num_live=0), ABOUT)
+    assert ("unknown", True) == (sealed.verdict, "rank 0 saved was not looked at" in sealed.why)
+    states = StoredTensor(name="w", file="state/random_states_0.pkl", shape=(2,), dtype="uint8", fingerprint="ab")
+    assert "healthy" == vault.seal(save(vault, 31, tensors=[states], num_live=0), replace(ABOUT, step=31)).verdict
 
 
 def test_a_missing_part_makes_it_incomplete_and_says_whose(vault):
@@ -194,7 +212,7 @@ def test_a_tensor_that_another_replica_wrote_is_not_missing(vault):
     partial = vault.begin(30)
     write(partial, 0, {"__0_0.distcp": b"0"}, is_sharded=True, missing=[tensor], num_live=1)
     elsewhere = msgspec.structs.replace(tensor, name="model.w", file="state/__1_0.distcp")
-    write(partial, 1, {"__1_0.distcp": b"1"}, is_sharded=True, tensors=[elsewhere])
+    write(partial, 1, {"__1_0.distcp": b"1"}, is_sharded=True, tensors=[elsewhere], num_live=1)
     assert "healthy" == vault.seal(partial, ABOUT).verdict
 
 

@@ -52,6 +52,8 @@ class CheckpointVerdicts:
         """The diagnoses of this life: another life counts its steps differently."""
         self._poisoned: int | None = None
         """The first step of this life that a rank says was applied although it was not finite."""
+        self._found_in: list[verdicts.Spoil] = []
+        """What a halt of this life found in the state that it saved."""
         self._pids: dict[int, int] = {}
         self._gone: frozenset[str] = frozenset()
 
@@ -89,6 +91,9 @@ class CheckpointVerdicts:
         """A halt has kept a checkpoint."""
         if sealed.verdict == "healthy":
             self._sealed = sealed
+        elif sealed.verdict in ("suspect", "poisoned"):
+            # What it was called for may be in its own values: then what the script saved of that state has them too.
+            self._found_in.append(verdicts.Spoil(sealed.verdict, sealed.manifest.step - self.base_step, sealed.why))
 
     def judge(
         self, findings: Iterable[Finding], diagnoses: Iterable[Diagnosis], sight: Callable[[], Sight]
@@ -118,7 +123,8 @@ class CheckpointVerdicts:
 
     def _spoils(self) -> list[verdicts.Spoil]:
         """What detectors found, and whatever else the ranks say was applied."""
-        found, said = verdicts.spoils(self._applied.values(), self._diagnoses.values()), self._poisoned
+        found = verdicts.spoils(self._applied.values(), self._diagnoses.values()) + self._found_in
+        said = self._poisoned
         if said is None or any(spoil.verdict == "poisoned" and spoil.first_bad <= said + 1 for spoil in found):
             return found
         why = f"NaN or Inf was applied to the weights at step {said}, as a rank learned too late to hold it"
@@ -174,6 +180,7 @@ class CheckpointVerdicts:
     def _settle(self) -> None:
         """Steps are counted from the beginning again: what is found from now on is of other steps."""
         self._applied.clear()
+        self._found_in.clear()
         self._poisoned = None
         self._diagnoses.clear()
         self._entries = [replace(entry, step=None) for entry in self._entries]

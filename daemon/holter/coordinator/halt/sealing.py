@@ -94,6 +94,14 @@ def _record(ending: HaltEnding, sealed: Sealed | None, failure: str) -> halt_rec
     kept = sealed.state.relative_to(ending.run_dir) if sealed is not None and is_whole else None
     why = sealed.why if sealed is not None else f"nothing was saved: {failure}"
     before = ending.last_healthy if sealed is None or sealed.verdict not in ("healthy", "unknown") else None
+    if (
+        before is not None
+        and sealed is not None
+        and sealed.verdict != "incomplete"
+        and before.step >= sealed.manifest.step
+    ):
+        # The same state, or one that came of it: what is found in this one's values is in that one too.
+        before = None
     if before is not None:
         why += f"; the last healthy checkpoint is of step {before.step}: {before.path}"
     return halt_record.HaltRecord(

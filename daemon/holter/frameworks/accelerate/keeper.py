@@ -3,7 +3,7 @@
     state/  model.safetensors  optimizer.bin  scheduler.bin  random_states_<rank>.pkl …
 
 Held, all ranks call `save_state` itself, with the user's own hooks. In a rescue one rank calls it, alone, and then writes the random
-states of every rank from what their rewinds say. Neither names, counts nor deletes the user's own checkpoints.
+states of every rank from what their rewinds say; around DeepSpeed each rank calls it for its own part. Neither names, counts nor deletes the user's own checkpoints.
 
 Random states are those that a loop needs which loads first and makes its iterator then (`random_states`).
 
@@ -25,6 +25,7 @@ from accelerate.utils import RNG_STATE_NAME, DistributedType
 from torch.distributed.tensor import DTensor
 
 from holter.errors import PartlySavedError, SaveError
+from holter.frameworks.loop import named_state
 from holter.frameworks.saving import averages, random_states
 from holter.rank.framework import Task
 from holter.rank.search import innermost
@@ -62,7 +63,6 @@ class AccelerateKeeper:
     """Saves by an Accelerator's own `save_state`."""
 
     framework = "accelerate"
-    rescues_alone = True
 
     def __init__(self, accelerator: Any, optimizers: Sequence[torch.optim.Optimizer], context: "Context") -> None:
         self._accelerator = accelerator
@@ -71,11 +71,13 @@ class AccelerateKeeper:
         self._num_backwards = context.log.num_backwards
         """Completed in the step that is undone."""
         self._has_written_shared = False
+        self.rescues_alone = True
 
     def save(self, task: Task) -> None:
         """Write `state/`; random states and buffers of this process are rewound by now."""
         accelerator = self._accelerator
-        if task.is_rescue:
+        is_alone = task.is_rescue and self.rescues_alone
+        if is_alone:
             if not task.writes_shared:
                 return
             _check_replicated(accelerator)
@@ -84,7 +86,7 @@ class AccelerateKeeper:
             self._rewind_counters(is_held=not task.is_rescue)
         withheld = _withhold_positions(accelerator)
         with torch.no_grad():
-            if task.is_rescue:
+            if is_alone:
                 self._has_written_shared = True
                 with alone():
                     accelerator.save_state(output_dir=str(task.state))
@@ -109,17 +111,20 @@ class AccelerateKeeper:
 
     def _write_random_states(self, task: Task) -> None:
         """Over what `save_state` wrote of this process; in a rescue, where it wrote as rank 0, the files of all ranks."""
-        own = _path(task, 0 if task.is_rescue else task.rank)
+        is_alone = task.is_rescue and self.rescues_alone
+        own = _path(task, 0 if is_alone else task.rank)
         written = torch.load(own, weights_only=False)
-        ranks = range(task.world_size) if task.is_rescue else (task.rank,)
+        ranks = range(task.world_size) if is_alone else (task.rank,)
         num_seeds = random_states.num_seeds_ahead(self._context, task.rewinds[task.rank])
-        if task.is_rescue:
+        if is_alone:
             own.unlink()
         for rank in filter(task.rewinds.__contains__, ranks):
             states = task.rewinds[rank]
             kept = {"random_state": states.python_state, **random_states.as_loaded(states.torch_state, num_seeds)}
             if states.numpy is not None:
                 kept["numpy_random_seed"] = states.numpy_state
+            if rank == task.rank and (own_buffers := named_state.own_buffers(self._context.models.active())):
+                kept["buffers"] = own_buffers
             if "torch_cuda_manual_seed" in written and states.cuda:
                 kept["torch_cuda_manual_seed"] = states.cuda_states
             torch.save(written | kept, _path(task, rank))

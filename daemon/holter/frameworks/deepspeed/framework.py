@@ -61,7 +61,7 @@ class DeepSpeed(Framework):
         for engine in self.owners(optimizers):
             from holter.frameworks.deepspeed.keeper import DeepSpeedKeeper  # noqa: PLC0415  imports torch
 
-            return DeepSpeedKeeper(engine, Accelerate().keeper(context, optimizers))
+            return DeepSpeedKeeper(engine, Accelerate().keeper(context, optimizers), context.models.active())
         return None
 
 

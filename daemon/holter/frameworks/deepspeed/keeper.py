@@ -4,19 +4,25 @@
             pytorch_model/zero_pp_rank_<rank>_mp_rank_00_optim_states.pt  latest  random_states_<rank>.pkl …
 
 Called inside `engine.step`, before anything of ZeRO's step is done: steps, samples, loss scale and scheduler are those of the last
-completed step. Without accelerate each rank's random states are written beside it, for `holter.restore`.
+completed step. Each rank's random states, and the buffers that are its own, are beside it, for `holter.restore`.
 
-While ranks are blocked nothing can be saved: DeepSpeed saves by collectives, and each rank has a part that no other has.
+While ranks are blocked each rank writes its own files by the same function, which then meets nobody (`no_collectives`). What of it would gather or
+free ZeRO-3's parameters is left out: the main thread may be using them. The partitions hold all that is needed, and a parameter that is gathered at
+that moment is written as the placeholder that it is between steps. All ranks must be able to save: each partition is on one rank alone.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from holter.errors import SaveError
+from holter.frameworks.loop import named_state
 from holter.frameworks.saving import random_states
+from holter.frameworks.saving.no_collectives import no_collectives
 from holter.rank.framework import Keeper, Task
+from holter.rank.models import Model
 
 
 class DeepSpeedKeeper:
@@ -25,20 +31,28 @@ class DeepSpeedKeeper:
     framework = "deepspeed"
     rescues_alone = False
 
-    def __init__(self, engine: Any, around: Keeper | None) -> None:
+    def __init__(self, engine: Any, around: Keeper | None, models: Sequence[Model]) -> None:
         self._engine = engine
+        self._models = models
         self._around = around
         """accelerate's keeper, if the engine is accelerate's."""
+        if around is not None:
+            around.rescues_alone = False
 
     def save(self, task: Task) -> None:
         """Write `state/`; every rank writes its own partition."""
         if task.is_rescue:
-            raise SaveError("DeepSpeed saves by collectives, and ranks are blocked: ZeRO's partitions are not saved")
+            with no_collectives(), _left_in_place(self._engine):
+                self._save(task)
+        else:
+            self._save(task)
+
+    def _save(self, task: Task) -> None:
         if self._around is not None:
             self._around.save(task)
         else:
             self._engine.save_checkpoint(str(task.state))
-            random_states.write(task, {})
+            random_states.write(task, named_state.own_buffers(self._models))
 
     def live(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Master weights and optimizer state of this rank's partition, and of the module what this rank's file has of it."""
@@ -53,6 +67,41 @@ class DeepSpeedKeeper:
                     yield f"optimizer: {number}.{key}", value.detach()
         if engine.save_non_zero_checkpoint:
             yield from _module_tensors(engine.module)
+
+
+@contextmanager
+def _left_in_place(engine: Any) -> Iterator[None]:
+    """Have a save neither partition nor gather, nor ask whether all ranks call it the same."""
+    if engine.zero_nvme_offload_optimizer():
+        raise SaveError("ZeRO's optimizer state is on NVMe, and ranks are blocked: it may be on its way there")
+    zero = engine.optimizer
+    own = {engine: ("_checkpoint_tag_validation", "module_state_dict")}
+    own |= {zero: tuple(name for name in _EVENTS if hasattr(zero, name))}
+    engine._checkpoint_tag_validation = lambda _tag: None  # noqa: SLF001
+    engine.module_state_dict = lambda **_: _placeholders(engine.module)
+    for name in own[zero]:
+        setattr(zero, name, lambda: None)
+    try:
+        yield
+    finally:
+        for holder, names in own.items():
+            for name in names:
+                delattr(holder, name)
+
+
+_EVENTS = ("checkpoint_event_prologue", "checkpoint_event_epilogue")
+"""Of ZeRO-3: partitions all parameters before a save, and gathers small ones after it."""
+
+
+def _placeholders(module: torch.nn.Module) -> dict[str, Any]:
+    """A state_dict as it is between steps, when ZeRO-3 has partitioned its parameters."""
+    state: dict[str, Any] = module.state_dict(keep_vars=True)
+    for name, value in state.items():
+        if hasattr(value, "ds_tensor"):
+            state[name] = torch.empty(0, dtype=value.dtype, device=value.device)
+        elif isinstance(value, torch.Tensor):
+            state[name] = value.detach()
+    return state
 
 
 def _master_weights(zero: Any) -> Sequence[torch.Tensor]:

@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from holter.rank.monitor import Monitor
 
 
+PARTS = "fsdp_parts"
+"""What a manifest calls parts that ranks wrote by themselves."""
+ASSEMBLED = "assembled"
+"""Where `holter checkpoint assemble` writes: beside `state`, which stays as it was sealed."""
+RESUME_PARTS = "`holter checkpoint assemble {path!r}`, then dcp.load from the folder that it names"
+
+
 class Fsdp(Framework):
     """A loop whose model is sharded."""
 

@@ -1,16 +1,22 @@
-"""FSDP1: a checkpoint of torch.distributed.checkpoint, made by its own collectives, which only a held step allows."""
+"""FSDP1: a checkpoint of torch.distributed.checkpoint, made by its own collectives in a held step; while ranks are blocked, each rank's part alone."""
 
+from collections.abc import Iterator
+from typing import Any
+
+import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from holter.errors import SaveError
+from holter.frameworks.fsdp import parts
+from holter.frameworks.fsdp.framework import PARTS
+from holter.frameworks.loop import named_state
 from holter.frameworks.loop.keeper import DistributedKeeper
 from holter.rank.framework import Task
 
 
 class FlatKeeper(DistributedKeeper):
-    """One rank's part; flat shards are gathered before they are saved."""
+    """One rank's part; in a held step flat shards are gathered before they are saved."""
 
     def is_flat(self) -> bool:
         """Whether FSDP1 holds one of the trained models."""
@@ -21,12 +27,36 @@ class FlatKeeper(DistributedKeeper):
         return True
 
     def _save_state(self, task: Task) -> None:
-        if task.is_rescue:
-            raise SaveError(
-                "FSDP1 gathers its shards to save them, and the ranks are blocked (fully_shard can save without)"
-            )
         self.is_sharded = True
         root = self._models[0].root
         assert root is not None
+        found = named_state.find_others(self._optimizers, ())
+        others = {each.key: each.holder.state_dict() for each in found}
+        if task.is_rescue:
+            self._save_part(task, root, others)
+            return
         weights, optim = get_state_dict(root, self._optimizers)
-        dcp.save({"model": weights, "optim": optim, "step": task.completed}, checkpoint_id=task.state)
+        state = {"model": weights, "optim": optim, "step": task.completed, **others}
+        dcp.save(state, checkpoint_id=task.state)
+        self._written = list(_local(state, is_first=task.writes_shared))
+
+    def _save_part(self, task: Task, root: torch.nn.Module, others: dict[str, Any]) -> None:
+        """Gathering would wait for ranks that are blocked."""
+        self.framework = PARTS
+        part = parts.part_of(root, self._optimizers) | {"others": others, "step": task.completed}
+        torch.save(part, parts.path_of(task.state, task.rank))
+        self._written = list(parts.tensors_of(part))
+        if task.writes_shared:
+            self.notes.append(
+                "each rank saved its part alone: `holter checkpoint assemble` makes one checkpoint of them"
+            )
+
+
+def _local(state: dict[str, Any], *, is_first: bool) -> Iterator[tuple[str, torch.Tensor]]:
+    """What of a gathered state this rank has written: its shards, and what all ranks share if it is the first."""
+    for name, tensor in named_state.tensors(state):
+        called = name.replace("optim.", "optimizer: ", 1) if name.startswith("optim.") else name
+        if hasattr(tensor, "local_shards"):
+            yield from ((called, shard.tensor) for shard in tensor.local_shards())
+        elif hasattr(tensor, "to_local") or is_first:
+            yield called, tensor

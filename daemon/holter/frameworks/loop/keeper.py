@@ -97,7 +97,13 @@ class DistributedKeeper:
             raise SaveError("no model was seen that the optimizer trains")
         task.state.mkdir(parents=True, exist_ok=True)
         with torch.no_grad():
-            ranks = random_states.write(task, named_state.own_buffers(self._models) if task.world_size > 1 else {})
+            buffers = named_state.own_buffers(self._models) if task.world_size > 1 else {}
+            ranks = random_states.write(task, buffers)
+            if task.writes_shared and buffers and (silent := set(range(task.world_size)) - set(task.savers)):
+                lost = ", ".join(map(str, sorted(silent)))
+                self.notes.append(
+                    f"running statistics that rank {lost} had of its own are lost: rank {task.rank}'s are there"
+                )
             trained = [inner for model in self._models if (inner := model.inner) is not None]
             self._averages = averages.find(self._context, trained)
             self._save_state(task)

@@ -27,7 +27,7 @@ from holter.rank.models import Model
 
 NAMES = "names.json"
 """What lies under which key, for a person."""
-WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.")
+WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 """Parts of a name that a wrapper inside a model adds, and that checkpoints leave out."""
 
 
@@ -71,28 +71,38 @@ def tensors(state: Mapping[Any, Any], path: str = "") -> Iterator[tuple[str, tor
 
 
 def own_buffers(models: Sequence[Model]) -> dict[str, torch.Tensor]:
-    """Persistent buffers that nobody keeps equal on all ranks: a checkpoint has those of one rank."""
-    loose = [model for model in models if model.ddp is None or not model.ddp.broadcast_buffers]
-    return {
-        name: value.detach().cpu()
-        for name, value in _entries(models, loose)
-        if isinstance(value, torch.Tensor)
-        and not isinstance(value, torch.nn.Parameter)
-        and not hasattr(value, "placements")
-    }
+    """Persistent buffers that nobody keeps equal on all ranks: a checkpoint has those of one rank.
+
+    Read from the modules themselves: `state_dict` of FSDP1 gathers, and ranks may be blocked.
+    """
+    found = {}
+    for prefix, inner in _kept(
+        models, [model for model in models if model.ddp is None or not model.ddp.broadcast_buffers]
+    ):
+        for path, part in inner.named_modules():
+            for name, value in part._buffers.items():  # noqa: SLF001
+                if value is None or name in part._non_persistent_buffers_set or hasattr(value, "placements"):  # noqa: SLF001
+                    continue
+                found[prefix + plain(f"{path}.{name}" if path else name)] = value.detach().cpu()
+    return found
 
 
-def _entries(models: Sequence[Model], wanted: Sequence[Model] | None = None) -> Iterator[tuple[str, Any]]:
-    """Names, and what a state_dict has there; `models` are all that are kept."""
+def _entries(models: Sequence[Model]) -> Iterator[tuple[str, Any]]:
+    """Names, and what a state_dict has there."""
+    for prefix, inner in _kept(models, models):
+        for name, value in _held(inner).items():
+            yield prefix + plain(name), value
+
+
+def _kept(models: Sequence[Model], wanted: Sequence[Model]) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The wanted ones, and what their names begin with; `models` are all that are kept."""
     for number, model in enumerate(models):
-        if wanted is not None and model not in wanted:
+        if model not in wanted:
             continue
         if (inner := model.inner) is None:
             raise SaveError("the script has let go of its model")
         # It may have been found after a model that is not kept, and have got a name of its own for that.
-        prefix = model.prefix if number else ""
-        for name, value in _held(inner).items():
-            yield prefix + plain(name), value
+        yield (model.prefix if number else ""), inner
 
 
 def _held(module: torch.nn.Module) -> dict[str, Any]:

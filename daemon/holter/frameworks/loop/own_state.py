@@ -34,6 +34,7 @@ class Piece(NamedTuple):
     """Of a DTensor: where in the whole it lies."""
     mesh: tuple[int, ...] = ()
     """Of a DTensor: the ranks that it is spread over."""
+    is_buffer: bool = False
 
 
 class Division(NamedTuple):
@@ -60,7 +61,11 @@ def own_pieces(models: Sequence[Model], flat: Mapping[str, Any], paths: Mapping[
     shared = {name for name, value in weights.items() if _is_shared(value, replicas)}
     if all(name in shared or not isinstance(value, torch.nn.Parameter) for name, value in weights.items()):
         return {}
-    return {key: _piece(value) for key, value in flat.items() if _parameter(paths[key]) not in shared}
+    return {
+        key: _piece(value)._replace(is_buffer=paths[key][0] == "model" and not isinstance(value, torch.nn.Parameter))
+        for key, value in flat.items()
+        if _parameter(paths[key]) not in shared
+    }
 
 
 def _parameter(path: StatePath) -> Any:
@@ -92,7 +97,11 @@ def divide(held: Mapping[int, Mapping[str, Piece]], first: int) -> Division:
     for rank, pieces in sorted(held.items()):
         for key, piece in pieces.items():
             holders.setdefault(key, {})[rank] = piece
-    labels = {key: _labels(of_rank) for key, of_rank in holders.items() if _is_contested(of_rank.values())}
+    contested = {key: of_rank for key, of_rank in holders.items() if _is_contested(of_rank.values())}
+    if all(map(_is_statistic, contested.values())):
+        # Running statistics of one model, which each rank finds beside its random states: they have the names that scripts load.
+        contested = {}
+    labels = {key: _labels(of_rank) for key, of_rank in contested.items()}
     return Division(labels, is_split=bool(labels) or any(first not in of_rank for of_rank in holders.values()))
 
 
@@ -102,6 +111,14 @@ def _is_contested(pieces: Iterable[Piece]) -> bool:
     for piece in pieces:
         contents.setdefault(piece.offset, set()).add(piece.content)
     return any(len(found) > 1 for found in contents.values()) or len(set(map(len, contents))) > 1
+
+
+def _is_statistic(of_rank: Mapping[int, Piece]) -> bool:
+    """Whether it is a buffer of the same dtype and shape on all ranks."""
+    return (
+        all(piece.is_buffer for piece in of_rank.values())
+        and len({p.content.rpartition(" ")[0] for p in of_rank.values()}) == 1
+    )
 
 
 def _labels(of_rank: Mapping[int, Piece]) -> dict[int, int]:

@@ -81,6 +81,8 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """Tensors that had to be found again and hold NaN, or Inf where none may be: however they came there, this state is not good."""
     oversized: dict[str, float] = {}
     """Finite ones of a size that no model that trains has -> their largest magnitude."""
+    implausible: dict[str, str] = {}
+    """Tensors of the state that are not as their own history has them -> a sentence."""
     missing: list[StoredTensor] = []
     """Those that are not in its own files; replicas may find them in another's."""
     num_own: int = 0
@@ -232,6 +234,17 @@ def missing_from(about: Circumstances, parts: Mapping[int, RankPart], files: Map
         *_missing_own(about, parts),
         *_missing_files(about, parts, files),
     ]
+
+
+def not_looked_at(about: Circumstances, parts: Mapping[int, RankPart]) -> str:
+    """Which ranks wrote tensors that nobody held against what is in memory; empty: none."""
+    needed = [parts[rank] for rank in _needed(about, parts) if rank in parts]
+    blind = [part.rank for part in needed if not part.num_live and any(map(_is_trained, part.tensors))]
+    return f"what rank {', '.join(map(str, blind))} saved was not looked at, tensor by tensor" if blind else ""
+
+
+def _is_trained(tensor: StoredTensor) -> bool:
+    return not _RANDOM_STATE.search(tensor.file) and not _LONE_RANDOM_STATE.search(tensor.file)
 
 
 def unclaimed_files(parts: Mapping[int, RankPart], files: Iterable[str]) -> list[str]:

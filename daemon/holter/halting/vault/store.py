@@ -249,12 +249,27 @@ def _looked_at(about: Circumstances, parts: dict[int, RankPart]) -> Circumstance
     if bad:
         named = f"{bad[0]}{', …' if bad[1:] else ''}"
         return replace(about, verdict="poisoned", why=f"{len(bad)} tensors hold NaN or Inf ({named})")
-    large = {name: size for part in parts.values() for name, size in part.oversized.items()}
-    if not large or about.verdict == "suspect":
-        return about
-    name, size = max(large.items(), key=lambda one: one[1])
-    more = f", and {len(large) - 1} more tensors are like it" if large.keys() - {name} else ""
-    return replace(about, verdict="suspect", why=f"{name} holds values of up to {size:.3g}{more}")
+    odd = _odd(parts)
+    if odd:
+        why = about.why if about.verdict == "suspect" else ""
+        return replace(about, verdict="suspect", why="; ".join(filter(None, (why, odd))))
+    unseen = manifests.not_looked_at(about, parts)
+    if unseen and about.verdict == "healthy":
+        return replace(about, verdict="unknown", why=unseen)
+    return about
+
+
+def _odd(parts: dict[int, RankPart]) -> str:
+    """What no training makes: the sentence, of the worst tensor."""
+    large = [(size, rank, name) for rank, part in parts.items() for name, size in part.oversized.items()]
+    sentences = [
+        f"{name} of rank {rank} {text}" for rank, part in parts.items() for name, text in part.implausible.items()
+    ]
+    if large and not sentences:
+        size, rank, name = max(large)
+        sentences = [f"{name} of rank {rank} holds values of up to {size:.3g}"] + [""] * (len(large) - 1)
+    more = f", and {len(sentences) - 1} more tensors are like it" if sentences[1:] else ""
+    return sentences[0] + more if sentences else ""
 
 
 def _is_good(one: Sealed) -> bool:

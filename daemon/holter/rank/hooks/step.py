@@ -456,7 +456,7 @@ class StepProbe:
         log = context.log
         if self._stepped:
             self._attempt(self._compare_after)
-            self._attempt(self._vitals.after_step)
+            self._attempt(self._vitals.after_step, self.optimizers)
         now = clock.monotonic_s()
         self._attempt(self._learn_costs, now - self._began)
         log.close(StepTimes(now - self._began, context.phases.take()))

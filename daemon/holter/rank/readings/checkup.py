@@ -208,6 +208,7 @@ class Checkup:
         if self._frozen:
             still = memory.frozen.compare(self.step, [p for _, p in self._frozen], *frozen, is_adjacent=False)
         moved, memory.moved_names = memory.moved_names, []
+        self._context.state_history.touched.update(moved, (self._trained[place][0] for place in moves.between))
         live = {int(value) for value in (*before, *after)}
         between = [p for p in still.between if p not in still.in_step and not self._is_copy(p, frozen[0][p], live)]
         disturbed = sorted({*still.in_step, *between})

@@ -122,16 +122,26 @@ class VitalsProbe:
                 self._checkup.unheld = self._unheld(trained)
                 self._checkup.begin()
 
-    def after_step(self) -> None:
+    def after_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """The step was applied."""
         checkup, self._checkup = self._checkup, None
         if checkup is None or checkup.step != self._context.log.step:
             return
         with self._timed():
             checkup.end()
+            self._remember(checkup.step, optimizers)
         self._vital_step = checkup.step
         self._schedule.spend(self._spent_s)
         self._spent_s = 0.0
+
+    def _remember(self, step: int, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """What the state is like after this step, for a halt that may come."""
+        history = self._context.state_history
+        chosen = history.choose(self._context.models, optimizers) if is_plain_moment() else []
+        if chosen:
+            left = [(name, kind, weakref.ref(tensor), is_frozen) for name, kind, tensor, is_frozen in chosen]
+            tensors = [tensor for _, _, tensor, _ in chosen]
+            self._context.read("vitals.state", tensors, lambda table: history.learn(step, left, table))
 
     def _learn_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
