@@ -19,8 +19,7 @@ import socket
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 import torch
@@ -168,14 +167,28 @@ class RankSaver:
         )
         notes = self._take_over(task)
         odd = monitor.context.state_history.judge(own.step, is_live=not task.is_snapshot)
+        replicas = self._replicas(task)
         keeper = monitor.context.frameworks.keeper(monitor.context, monitor.optimizers)
         partly = None
         try:
             keeper.save(task)
         except PartlySavedError as error:
             partly = error
-        prove(task, keeper, [*notes, *getattr(keeper, "notes", ())], self._own(task), odd)
+        prove(task, keeper, [*notes, *getattr(keeper, "notes", ())], self._own(task), Looks(odd, replicas))
         return partly
+
+    def _replicas(self, task: Task) -> dict[str, str]:
+        """Roots of what other ranks hold too; the tables behind them are written down."""
+        from holter.frameworks.saving import replicas  # noqa: PLC0415  not before a save
+
+        tables = (
+            replicas.tables_of(self._monitor.context.models, self._monitor.optimizers) if task.world_size > 1 else {}
+        )
+        if tables:
+            path = manifests.replicas_path(task.directory, task.rank)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, msgspec.json.encode(tables))
+        return replicas.roots_of(tables)
 
     def _own(self, task: Task) -> list[tuple[str, torch.Tensor]]:
         """Plain parameters that no other rank is known to hold, and what their optimizer remembers of them."""
@@ -276,21 +289,35 @@ def _read(path: Path, step: int) -> "Rewound | None":
         return None
 
 
+class Looks(NamedTuple):
+    """How the state looks that is saved."""
+
+    odd: Mapping[str, str]
+    """Tensors that are not as their history has them -> a sentence."""
+    replica_roots: Mapping[str, str]
+    """Set of ranks that hold the same -> root of it."""
+
+
+NO_LOOKS = Looks({}, {})
+
+
 def prove(
     task: Task,
     keeper: Keeper,
     notes: Sequence[str] = (),
     own: Sequence[tuple[str, torch.Tensor]] = (),
-    odd: Mapping[str, str] = MappingProxyType({}),
+    looks: Looks = NO_LOOKS,
 ) -> None:
-    """Write `parts/<rank>.json`, with what else is to be said of it, of what only this rank holds, and of what is odd by its own history.
+    """Write `parts/<rank>.json`, with what else is to be said of it, of what only this rank holds, and of how the state looks beside its history and replicas.
 
     Raises SaveError when not even that can be done.
     """
     try:
         ours = sorted(name for name in manifests.listed(task.directory) if _is_ours(name, task, keeper))
         sizes = {name: _synced_size(task.directory / name) for name in ours}
-        part = msgspec.structs.replace(_part(task, keeper, sizes, notes, own), implausible=dict(odd))
+        part = msgspec.structs.replace(
+            _part(task, keeper, sizes, notes, own), implausible=dict(looks.odd), replica_roots=dict(looks.replica_roots)
+        )
         path = task.directory / manifests.PARTS / f"{task.rank}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         # Whole or not at all: the coordinator reads it as soon as it is there.

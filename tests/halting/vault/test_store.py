@@ -141,6 +141,21 @@ def test_a_tensor_that_is_not_as_its_history_has_it_makes_it_suspect_beside_what
     assert "and 1 more tensors are like it" in sealed.why
 
 
+def test_replicas_that_are_not_equal_make_it_suspect_and_the_tensor_and_rank_are_named(vault):
+    def seal_with(step: int, *prints: str) -> Sealed:
+        partial = vault.begin(step)
+        for rank, print_ in enumerate(prints):
+            tables = {"all": {"a.weight": "same", "b.weight": print_}}
+            manifests.replicas_path(partial, rank).write_bytes(msgspec.json.encode(tables))
+            write(partial, rank, {f"{rank}.bin": b"x"}, replica_roots={"all": print_})
+        return vault.seal(partial, replace(ABOUT, step=step, world_size=len(prints), savers=tuple(range(len(prints)))))
+
+    assert "healthy" == seal_with(30, "x", "x", "x").verdict
+    sealed = seal_with(31, "x", "y", "x")
+    assert "suspect" == sealed.verdict
+    assert "rank 1 holds other values than rank 0, 2, of which it is a replica: b.weight" in sealed.why
+
+
 def test_tensors_that_nobody_held_against_memory_make_it_unknown(vault):
     tensor = StoredTensor(name="w", file="state/model.bin", shape=(2,), dtype="float32", fingerprint="ab")
     sealed = vault.seal(save(vault, tensors=[tensor], num_live=0), ABOUT)

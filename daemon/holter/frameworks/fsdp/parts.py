@@ -14,6 +14,7 @@ buffers are each rank's own in its file of random states.
 
 import re
 import shutil
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,10 @@ def assemble(directory: Path, out: Path, world_size: int) -> int:
         raise VaultError(f"the part of rank {', '.join(lacking)} is not there")
     joined = _joined(parts)
     out.mkdir(parents=True)
-    dcp.save(joined, checkpoint_id=out, no_dist=True)
+    with warnings.catch_warnings():
+        # One process is what is meant.
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        dcp.save(joined, checkpoint_id=out, no_dist=True)
     for path in state.iterdir():
         if not NAME.fullmatch(path.name):
             shutil.copy2(path, out / path.name)

@@ -100,9 +100,9 @@ class DistributedKeeper:
             buffers = named_state.own_buffers(self._models) if task.world_size > 1 else {}
             ranks = random_states.write(task, buffers)
             if task.writes_shared and buffers and (silent := set(range(task.world_size)) - set(task.savers)):
-                lost = ", ".join(map(str, sorted(silent)))
+                whose = ", ".join(map(str, sorted(silent)))
                 self.notes.append(
-                    f"running statistics that rank {lost} had of its own are lost: rank {task.rank}'s are there"
+                    f"running statistics that rank {whose} had of its own are lost: rank {task.rank}'s are there"
                 )
             trained = [inner for model in self._models if (inner := model.inner) is not None]
             self._averages = averages.find(self._context, trained)

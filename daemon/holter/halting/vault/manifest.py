@@ -83,6 +83,8 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """Finite ones of a size that no model that trains has -> their largest magnitude."""
     implausible: dict[str, str] = {}
     """Tensors of the state that are not as their own history has them -> a sentence."""
+    replica_roots: dict[str, str] = {}
+    """Set of ranks that must hold the same, this one among them -> root of what it holds of that."""
     missing: list[StoredTensor] = []
     """Those that are not in its own files; replicas may find them in another's."""
     num_own: int = 0
@@ -163,6 +165,39 @@ def read_part(path: Path) -> RankPart:
         raise VaultError(f"{path} cannot be read: {error.strerror}") from None
     except UNREADABLE as error:
         raise VaultError(f"{path} is damaged: {error}") from None
+
+
+def replicas_path(directory: Path, rank: int) -> Path:
+    """Where a rank writes the tables behind its roots: set of ranks -> tensor -> fingerprint."""
+    return directory / PARTS / f"{rank}.replicas"
+
+
+def parted_replicas(directory: Path, parts: Mapping[int, RankPart]) -> str:
+    """Which replicas are not equal, a sentence with the first tensors; empty: none that are known.
+
+    Tables are read only where roots differ, of two ranks.
+    """
+    by_root: dict[str, dict[str, list[int]]] = {}
+    for rank, part in parts.items():
+        for ranks, root in part.replica_roots.items():
+            by_root.setdefault(ranks, {}).setdefault(root, []).append(rank)
+    for ranks, roots in by_root.items():
+        if len(roots) > 1:
+            most, *others = sorted(roots.values(), key=lambda alike: (-len(alike), alike))
+            one, other = (_table(directory, alike[0], ranks) for alike in (most, others[0]))
+            differ = sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
+            apart = ", ".join(str(rank) for alike in others for rank in alike)
+            named = _some(differ) or "their tables cannot be read"
+            return f"rank {apart} holds other values than rank {', '.join(map(str, most[:8]))}, of which it is a replica: {named}"
+    return ""
+
+
+def _table(directory: Path, rank: int, ranks: str) -> dict[str, str]:
+    try:
+        tables = msgspec.json.decode(replicas_path(directory, rank).read_bytes(), type=dict[str, dict[str, str]])
+        return tables.get(ranks, {})
+    except (OSError, *UNREADABLE):
+        return {}
 
 
 def listed(directory: Path) -> dict[str, int]:

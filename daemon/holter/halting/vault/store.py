@@ -162,7 +162,7 @@ class Vault:
         parts, damaged = _parts(partial)
         lacks = [*missing_from(about, parts, files), *damaged]
         is_whole, known_states = not lacks, ranks_with_random_state(files)
-        about = _looked_at(about, parts)
+        about = _looked_at(about, parts, manifests.parted_replicas(partial, parts))
         manifest = manifests.signed(
             Manifest(
                 run_id=about.run_id,
@@ -241,7 +241,7 @@ def _parts(partial: Path) -> tuple[dict[int, RankPart], list[str]]:
     return dict(sorted(found.items())), damaged
 
 
-def _looked_at(about: Circumstances, parts: dict[int, RankPart]) -> Circumstances:
+def _looked_at(about: Circumstances, parts: dict[int, RankPart], parted: str) -> Circumstances:
     """The circumstances, with what the ranks themselves found in the numbers, whatever the detectors had found."""
     bad = [name for part in parts.values() for name in part.with_nan]
     if about.verdict == "poisoned":
@@ -249,10 +249,10 @@ def _looked_at(about: Circumstances, parts: dict[int, RankPart]) -> Circumstance
     if bad:
         named = f"{bad[0]}{', …' if bad[1:] else ''}"
         return replace(about, verdict="poisoned", why=f"{len(bad)} tensors hold NaN or Inf ({named})")
-    odd = _odd(parts)
+    odd = [text for text in (_odd(parts), parted) if text]
     if odd:
-        why = about.why if about.verdict == "suspect" else ""
-        return replace(about, verdict="suspect", why="; ".join(filter(None, (why, odd))))
+        known = [about.why] if about.verdict == "suspect" else []
+        return replace(about, verdict="suspect", why="; ".join([*known, *odd]))
     unseen = manifests.not_looked_at(about, parts)
     if unseen and about.verdict == "healthy":
         return replace(about, verdict="unknown", why=unseen)
