@@ -135,7 +135,7 @@ def test_a_tensor_that_is_not_as_its_history_has_it_makes_it_suspect_beside_what
     odd = {"layer.weight": "holds values of up to 1e+04, where until now it was 0.3 at most"}
     sealed = vault.seal(save(vault, implausible=odd), ABOUT)
     assert ("suspect", True) == (sealed.verdict, f"layer.weight of rank 0 {odd['layer.weight']}" in sealed.why)
-    partial = save(vault, 31, implausible=odd | {"head.weight": "has changed"})
+    partial = save(vault, 31, implausible={"optimizer: head.weight.exp_avg": "holds"} | odd)
     sealed = vault.seal(partial, replace(ABOUT, step=31, verdict="suspect", why="the loss had left its course"))
     assert sealed.why.startswith("the loss had left its course; layer.weight of rank 0")
     assert "and 1 more tensors are like it" in sealed.why

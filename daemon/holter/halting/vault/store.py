@@ -260,16 +260,18 @@ def _looked_at(about: Circumstances, parts: dict[int, RankPart], parted: str) ->
 
 
 def _odd(parts: dict[int, RankPart]) -> str:
-    """What no training makes: the sentence, of the worst tensor."""
-    large = [(size, rank, name) for rank, part in parts.items() for name, size in part.oversized.items()]
-    sentences = [
-        f"{name} of rank {rank} {text}" for rank, part in parts.items() for name, text in part.implausible.items()
-    ]
-    if large and not sentences:
-        size, rank, name = max(large)
-        sentences = [f"{name} of rank {rank} holds values of up to {size:.3g}"] + [""] * (len(large) - 1)
-    more = f", and {len(sentences) - 1} more tensors are like it" if sentences[1:] else ""
-    return sentences[0] + more if sentences else ""
+    """What no training makes: the sentence, of the first tensor. A weight comes before what an optimizer made of its gradients."""
+    large = {
+        (rank, name): f"holds values of up to {size:.3g}"
+        for rank, part in parts.items()
+        for name, size in sorted(part.oversized.items(), key=lambda one: -one[1])
+    }
+    odd = {(rank, name): text for rank, part in parts.items() for name, text in part.implausible.items()} or large
+    if not odd:
+        return ""
+    rank, name = min(odd, key=lambda key: key[1].startswith("optim"))
+    more = f", and {len(odd) - 1} more tensors are like it" if len(odd) > 1 else ""
+    return f"{name} of rank {rank} {odd[rank, name]}{more}"
 
 
 def _is_good(one: Sealed) -> bool:
