@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from holter.rank.models import Models
-from holter.rank.readings.fused_pass import fingerprint_of, largest
 from holter.rank.readings.samples import is_readable, local
+from holter_kernels import summarize
 
 if TYPE_CHECKING:
     import weakref
@@ -47,7 +47,7 @@ class _Known:
     usual: float
     step: int
     """After which it was last read."""
-    fingerprint: str = ""
+    fingerprint: int = 0
     num_still: int = 0
     """Of a frozen one: readings in a row in which it had not moved."""
 
@@ -92,7 +92,7 @@ class StateHistory:
             if size <= self._limit(known):
                 known.usual = max(known.usual, size)
                 self._usual[kind] = max(self._usual[kind], size)
-            now = f"{int(table.fingerprint[row]):016x}"
+            now = int(table.fingerprint[row])
             known.num_still = known.num_still + 1 if now == known.fingerprint else 0
             known.fingerprint, known.step, known.is_frozen = now, step, is_frozen
         # Those that are gone need not be remembered.
@@ -101,26 +101,27 @@ class StateHistory:
 
     def judge(self, completed: int, *, is_live: bool = True) -> dict[str, str]:
         """What is odd about the state of so many completed steps, by tensor, a sentence each. With `is_live` it is what the last step left."""
-        found = {}
-        for known in list(self._known.values()):
-            tensor = known.tensor()
-            if tensor is None or not is_readable(local(tensor)):
-                continue
-            size = largest(tensor)
+        held = [(known, tensor) for known in list(self._known.values()) if (tensor := known.tensor()) is not None]
+        held = [(known, tensor) for known, tensor in held if is_readable(local(tensor))]
+        if not held:
+            return {}
+        # As it was read before: a shard's fingerprint is that of its place in the whole.
+        table, found = summarize([tensor for _, tensor in held], histogram="off"), {}
+        for row, (known, _) in enumerate(held):
+            size = float(table.absmax[row])
             if size > self._limit(known):
                 found[known.name] = (
                     f"holds values of up to {size:.3g}, where until now it was {known.usual:.3g} at most"
                 )
-            elif is_live and self._has_changed(known, tensor, completed):
+            elif is_live and int(table.fingerprint[row]) != known.fingerprint and self._must_be_same(known, completed):
                 since = f"step {known.step}" if known.is_frozen else "the last step ended"
                 found[known.name] = f"has changed since {since}, and no step has done that"
         return found
 
-    def _has_changed(self, known: _Known, tensor: Any, completed: int) -> bool:
-        is_due = (
-            known.num_still >= NUM_STILL if known.is_frozen else known.step == completed - 1 and known.kind == WEIGHTS
-        )
-        return is_due and known.name not in self.touched and known.fingerprint != fingerprint_of(tensor)
+    def _must_be_same(self, known: _Known, completed: int) -> bool:
+        """Whether nothing may have changed it since it was last read."""
+        is_last = known.step == completed - 1 and known.kind == WEIGHTS
+        return known.name not in self.touched and (known.num_still >= NUM_STILL if known.is_frozen else is_last)
 
     def _limit(self, known: _Known) -> float:
         is_square = any(part in known.kind for part in SQUARES)

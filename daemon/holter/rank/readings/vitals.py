@@ -64,6 +64,8 @@ class VitalsProbe:
         self._memory = CheckupMemory(self._idle, self._leftovers, FingerprintHistory(), FingerprintHistory())
         self._checkup: Checkup | None = None
         self._vital_step = -2
+        self._remembered_step = -1
+        """The step after which the state is to be remembered, whether or not models show what is trained: ZeRO's partitions are in none."""
         self._frozen_place = 0
         self._known_optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._ever_held: set[int] = set()
@@ -110,6 +112,7 @@ class VitalsProbe:
         self._idle.look(step, self._trained(optimizers))
         self._leftovers.judge(optimizers)
         is_vital = self._schedule.is_vital(step, context.schedule.plan.check_interval)
+        self._remembered_step = step if is_vital else -1
         if self._has_news(step) or is_vital:
             self._begin(optimizers)
 
@@ -124,13 +127,17 @@ class VitalsProbe:
 
     def after_step(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """The step was applied."""
+        step = self._context.log.step
         checkup, self._checkup = self._checkup, None
-        if checkup is None or checkup.step != self._context.log.step:
+        is_ours, is_remembered = checkup is not None and checkup.step == step, self._remembered_step == step
+        if not is_ours and not is_remembered:
             return
         with self._timed():
-            checkup.end()
-            self._remember(checkup.step, optimizers)
-        self._vital_step = checkup.step
+            if checkup is not None and is_ours:
+                checkup.end()
+                self._vital_step = step
+            if is_remembered:
+                self._remember(step, optimizers)
         self._schedule.spend(self._spent_s)
         self._spent_s = 0.0
 
