@@ -248,3 +248,47 @@ def _edit(directory: Path, old: bytes, new: bytes) -> None:
     content = path.read_bytes()
     assert old in content
     path.write_bytes(content.replace(old, new))
+
+
+@pytest.fixture
+def in_parts(tmp_path: Path) -> Path:
+    """A checkpoint of two ranks that were blocked: each wrote one half of a weight."""
+    vault, weight = Vault(tmp_path / "run"), torch.arange(6.0)
+    partial = vault.begin(30)
+    for rank in (0, 1):
+        stretch = {"start": 3 * rank, "value": weight[3 * rank : 3 * rank + 3].clone()}
+        part = {"model": {"weight": {"shape": [2, 3], **stretch}}, "optim": {}, "whole": {}, "groups": [], "others": {}}
+        torch.save(part | {"step": 30}, partial / "state" / f"part_rank_{rank}.pt")
+        keeper = Keeper(torch.nn.ParameterDict({"weight": torch.nn.Parameter(stretch["value"])}))
+        keeper.framework = "fsdp_parts"
+        task = Task(partial, 30, rank, 2, (0, 1), (), is_rescue=True, writes_shared=rank == 0, rewinds={})
+        prove(task, keeper)
+    about = Circumstances(run_id="run-a", step=30, world_size=2, savers=(0, 1))
+    return vault.seal(partial, about).path
+
+
+def test_parts_are_assembled_beside_what_was_sealed(in_parts, capsys):
+    assert 0 == main(["checkpoint", "assemble", str(in_parts), "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert (str(in_parts / "assembled"), 30, "healthy", 1) == tuple(told.values())
+    state = {"model": {"weight": torch.zeros(2, 3)}}
+    dcp.load(state, checkpoint_id=in_parts / "assembled", no_dist=True)
+    assert [[0, 1, 2], [3, 4, 5]] == state["model"]["weight"].tolist()
+    assert 0 == verify(in_parts, capsys)[0], "what was sealed is as it was"
+    assert 2 == main(["checkpoint", "assemble", str(in_parts)])
+    assert "is there already" in capsys.readouterr().err
+
+
+def test_a_part_that_was_changed_is_not_assembled(in_parts, capsys):
+    with (in_parts / "state" / "part_rank_1.pt").open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"x")
+    assert 1 == main(["checkpoint", "assemble", str(in_parts)])
+    assert "part_rank_1.pt" in capsys.readouterr().out
+    assert not (in_parts / "assembled").exists()
+
+
+def test_what_needs_no_assembling_is_said_to_need_none(checkpoint, capsys):
+    assert 2 == main(["checkpoint", "assemble", str(checkpoint)])
+    assert "needs no assembling" in capsys.readouterr().err
+    assert 2 == main(["checkpoint", "assemble", str(checkpoint / "nowhere")])
