@@ -61,6 +61,9 @@ class Settings:
     """Names (globs, separated by commas, or a list in the file) of buffers that are meant to differ between ranks."""
     frozen: tuple[str, ...] = ()
     """Names (in the same form) of parameters that are not meant to train."""
+    mesh: str = ""
+    """How ranks are laid out where no wrapper says it: axes with their sizes, outermost first (`pp=2,dp=2`). Plain parameters are compared along axes
+    that are called as data-parallel ones are (`dp`, `data`, `replicate`), or that say `dp:replicate=2`; `x:split=2` says that they differ there."""
     webhook: str = ""
     """Address to which the coordinator sends incidents, in the form of Alertmanager's webhooks; empty: none are sent."""
     webhook_token_file: str = ""
@@ -105,6 +108,7 @@ class Settings:
             is_address = not value or value.startswith(("http://", "https://"))
             _require(is_address, name, "an address that begins with http:// or https://", value)
         _require(self.resume in (0, 1), "resume", "0 or 1", self.resume)
+        _require(_is_mesh(self.mesh), "mesh", "axes and sizes such as pp=2,dp=4", self.mesh)
         known = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"}
         _require(
             set(self.halt_signals) <= known, "halt_signals", f"some of {', '.join(sorted(known))}", self.halt_signals
@@ -206,6 +210,11 @@ def usable(
     except ConfigError as error:
         wrong.append(str(error))
     return settings, wrong
+
+
+def _is_mesh(text: str) -> bool:
+    sizes = [word.partition("=")[::2] for word in text.split(",")] if text else []
+    return all(name.strip() and size.strip().isdigit() and int(size) > 0 for name, size in sizes)
 
 
 def is_enabled(environ: Mapping[str, str] = os.environ) -> bool:

@@ -10,11 +10,26 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from holter.records import Census, Exam, ExamDepth, Exited, Nonfinite, Origin, Overdue, Rare, Table
+from holter.records.rank import OWN
 
 T = TypeVar("T", bound=Rare)
 
 TableKey = tuple[str, int, int]
 """(tensor class, step, rank)"""
+
+
+def class_along(name: str) -> str:
+    """A class as one rank told it, without its subgroup.
+
+    >>> class_along("gradients@replicate#3")
+    'gradients@replicate'
+    """
+    return name.partition("#")[0]
+
+
+def is_own(name: str) -> bool:
+    """Whether a class is one rank's own, and compared with its history alone."""
+    return name.partition("@")[2].startswith(OWN)
 
 
 @dataclass(frozen=True, order=True)
@@ -86,7 +101,8 @@ class StepView:
     missing: tuple[int, ...]
     """Attached ranks that are alive and have not reported this step: named, never waited for."""
     roots: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
-    """Tensor class -> root fingerprint -> ranks that have it. More than one root: replicas differ."""
+    """Tensor class -> root fingerprint -> ranks that have it. More than one root: replicas differ. On a mesh a class has its scope behind its
+    name: `gradients@replicate#1` is that of the subgroup along `replicate` whose lowest rank is 1."""
     nonfinite: tuple[tuple[int, Nonfinite], ...] = ()
     """(rank, tensor) for every tensor that held NaN or Inf and was applied to the weights."""
     broke_history: tuple[int, ...] = ()
@@ -241,7 +257,7 @@ class TensorView:
     """Which tensors agreed across the ranks, and what was asked for where they did not."""
 
     classes: Mapping[str, ClassHistory] = field(default_factory=dict)
-    """Class of tensors -> when the ranks agreed on it."""
+    """Class of tensors -> when the ranks agreed on it; along an axis of a mesh (`gradients@replicate`), when every subgroup did."""
     tables: Mapping[TableKey, Table] = field(default_factory=dict)
     unavailable: frozenset[TableKey] = frozenset()
     """Tables that were asked for and cannot be had: too old, or the sidecar is gone."""

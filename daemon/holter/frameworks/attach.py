@@ -159,6 +159,7 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         threads=settings.threads,
         local_buffers=settings.local_buffers,
         frozen=settings.frozen,
+        mesh=settings.mesh,
         snapshot_every=settings.snapshot_every,
         snapshot_bytes=settings.snapshot_bytes,
         guard_wait_s=settings.guard_wait_s,
@@ -356,12 +357,17 @@ class Watch:
         log(values)
 
 
-def watch(first: Any, optimizer: Any = None) -> Any:
-    """`watch(accelerator)` gives the accelerator back; `watch(model, optimizer)` gives a Watch."""
+def watch(first: Any, optimizer: Any = None, *, mesh: Any = None) -> Any:
+    """`watch(accelerator)` gives the accelerator back; `watch(model, optimizer)` gives a Watch.
+
+    `mesh` says how ranks are laid out where no wrapper does: a DeviceMesh, or names and sizes (`{"pp": 2, "dp": 2}`), outermost first.
+    """
     is_accelerator = hasattr(first, "prepare") and hasattr(first, "backward")
     attachment = attach("accelerate" if is_accelerator else "loop")
     models = list(getattr(first, "_models", ())) if is_accelerator else [first]
     if attachment is not None:
+        if mesh is not None:
+            attachment.monitor.context.models.said.said = mesh
         for model in models:
             attachment.monitor.add_model(model)
     del optimizer  # Known by itself when it first steps.

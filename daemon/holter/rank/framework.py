@@ -201,6 +201,12 @@ class Frameworks:
     """By optimizer: gradients that it will apply and does not hold yet, by the names of their parameters."""
     partitioned: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
     """Optimizers of which each rank applies a part, whether it is finite or not."""
+    trains: "weakref.WeakKeyDictionary[Any, frozenset[int]]" = field(default_factory=weakref.WeakKeyDictionary)
+    """By optimizer that holds partitions: ids of the models' parameters that are made from them."""
+    partitions: "weakref.WeakKeyDictionary[Any, list[tuple[str, Any]]]" = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    """By optimizer: what it steps in the models' place, by name, each this rank's own."""
 
     def count_steps(self, optimizer: Any) -> tuple[int, str] | None:
         """Completed steps of the run, and the class that counted them; None: nobody counts."""

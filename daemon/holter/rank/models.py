@@ -5,12 +5,13 @@
     frozen components   top-level modules that do not train, counted once training calls them at every step
     holter.watch(...)   named by the script
 
-Whether ranks must agree is known tensor by tensor, never guessed: DDP keeps what it does not ignore equal; a DTensor says how it is
-placed; and a gradient that the script itself reduces over all ranks makes its parameter a replica.
+Whether ranks must agree is known tensor by tensor, never guessed (`holter.rank.mesh`): DDP keeps what it does not ignore equal; a DTensor says
+how it is placed; and a gradient that the script itself reduces over all ranks makes its parameter a replica.
 """
 
 import fnmatch
 import gc
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -20,9 +21,12 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from holter.rank import mesh
+from holter.rank.mesh import EVERYONE, IGNORED, OWN, Holders
 from holter.rank.search import parameters_of, top_level, unique, variable_of
-from holter.records import View
+from holter.records import MeshAxis, View
 
+logger = logging.getLogger("holter")
 FLAT = "FullyShardedDataParallel"
 """FSDP's first kind: what it trains are flat shards."""
 REDUCING_WRAPPERS = frozenset({FLAT, "DeepSpeedEngine"})
@@ -40,8 +44,10 @@ class Model:
         prefix: str,
         local_buffers: Sequence[str] = (),
         on_forget: Sequence[Callable[[], None]] = (),
+        said: "SaidMesh | None" = None,
     ) -> None:
         self._on_forget = on_forget
+        self._said = said or SaidMesh()
         self._root = weakref.ref(root, self._forget)
         self.prefix = prefix
         self.wrapper = type(root).__name__
@@ -54,8 +60,16 @@ class Model:
         """An optimizer holds some of its parameters, or did."""
         self.parameters: list[tuple[str, torch.nn.Parameter]] = []
         self.buffers: list[tuple[str, torch.Tensor]] = []
+        self.holders: dict[int, Holders] = {}
+        """Id of a parameter or buffer -> which ranks hold the same bytes, where that is known."""
         self.replicas: set[int] = set()
         """Ids of the parameters and buffers that must be equal on all ranks."""
+        self.whole_shapes: dict[int, torch.Size] = {}
+        """Id of a parameter that shows only this rank's part -> the shape of all of it."""
+        self.axes: list[MeshAxis] = []
+        """Of the mesh that its parameters lie on."""
+        self.span: tuple[int, ...] = ()
+        """Ranks that hold some part of it; empty: not known."""
         self.reduced_by_hand: set[str] = set()
         """Parameters whose gradients the script itself reduces."""
         self._local_buffers = tuple(local_buffers)
@@ -73,6 +87,7 @@ class Model:
     def _forget(self, _: Any) -> None:
         # The script let go of its model, perhaps to make room for another: its memory is not ours to hold.
         self.parameters, self.buffers, self._signature, self.replicas = [], [], [], set()
+        self.holders, self.whole_shapes = {}, {}
         self._tables, self._parts, self._kinds, self._buffer_dtypes = [], [], [], []
         for call in self._on_forget:
             call()
@@ -97,6 +112,22 @@ class Model:
         """Whether some of its tensors must be equal on all ranks."""
         return bool(self.replicas)
 
+    def is_compared(self, tensor: torch.Tensor, *, with_own: bool = False) -> bool:
+        """Whether other ranks are known to hold the same bytes; with what is this rank's own, whether anything is known."""
+        found = self.holders.get(id(tensor))
+        return found is not None and (with_own or found.axis != OWN)
+
+    def shared_by_all(self) -> set[int]:
+        """Ids of what all ranks of the job hold, each the whole or a part of it."""
+        if len(self.span) < world_size():
+            return set(self.replicas)
+        return {key for key, found in self.holders.items() if found.axis != IGNORED}
+
+    def scope_of(self, tensor: torch.Tensor) -> str:
+        """What a tensor is compared over; empty: all ranks, or nothing is known."""
+        found = self.holders.get(id(tensor))
+        return found.scope if found is not None else ""
+
     def refresh(self) -> bool:
         """Read the tensors again; True if some came, went, froze, thawed, or changed their dtype."""
         inner, ddp = self.inner, self.ddp
@@ -120,7 +151,7 @@ class Model:
         changed = signature != self._signature
         self._signature, self.parameters, self.buffers = signature, parameters, buffers
         self._is_placed = any(hasattr(p, "placements") for _, p in parameters)
-        self.replicas = self._find_replicas(ddp)
+        self._find_holders(ddp)
         return changed
 
     def has_thawed(self) -> bool:
@@ -132,6 +163,7 @@ class Model:
         """The script reduces this parameter's gradient over all ranks."""
         self.reduced_by_hand.add(name)
         self.replicas.add(id(parameter))
+        self.holders[id(parameter)] = EVERYONE
 
     def note_call(self, step: int) -> None:
         """Training called this component."""
@@ -150,13 +182,49 @@ class Model:
             return self.wrapper not in REDUCING_WRAPPERS and not self._is_placed
         return bool(ddp.require_backward_grad_sync) and not ddp.gradient_as_bucket_view
 
-    def _find_replicas(self, ddp: Any) -> set[int]:
-        found = {id(p) for name, p in self.parameters if name in self.reduced_by_hand or is_replica(p)}
-        if ddp is None or not spans_world(getattr(ddp, "process_group", None)):
-            return found
+    def _find_holders(self, ddp: Any) -> None:
+        """Who holds the same bytes of each tensor; what is not known stays out."""
+        layout = _Layout.of(self)
+        self.axes, self.span, self.whole_shapes = layout.axes, layout.span, layout.shapes
+        self.holders = {}
+        for name, p in self.parameters:
+            found = EVERYONE if name in self.reduced_by_hand else layout.holders(p)
+            if found is not None:
+                self.holders[id(p)] = found
+        self._learn_from_wrapper(ddp)
+        if ddp is None and self.span:
+            whole = mesh.of_group("mesh", self.span)
+            self.holders |= {id(b): whole for name, b in self.buffers if not self._is_local(name)}
+        self._learn_plain(ddp)
+        self.replicas = {key for key, found in self.holders.items() if not found.axis}
+
+    def _learn_from_wrapper(self, ddp: Any) -> None:
+        """DDP keeps what it does not ignore equal in its group; ZeRO's first two stages keep whole weights."""
+        engine = self.root if self.wrapper == "DeepSpeedEngine" else None
+        if ddp is None and engine is None:
+            return
+        ranks = mesh.group_ranks(_data_group(engine) if ddp is None else getattr(ddp, "process_group", None))
+        if not ranks:
+            return
+        self.span = ranks
+        shared = mesh.of_group("dp", ranks)
         ignored = {self.prefix + name for name in getattr(ddp, "parameters_to_ignore", ())}
-        found |= {id(p) for name, p in self.parameters if name not in ignored and not is_sharded(p)}
-        return found | {id(b) for name, b in self.buffers if name not in ignored and not self._is_local(name)}
+        for name, p in self.parameters:
+            if name not in ignored and not is_sharded(p) and getattr(p, "allreduce", True):
+                self.holders[id(p)] = shared
+        for name, b in self.buffers:
+            if name not in ignored and not self._is_local(name):
+                self.holders[id(b)] = shared
+
+    def _learn_plain(self, ddp: Any) -> None:
+        """Plain parameters that nothing above has spoken of: the user's word, or that a wrapper was told to leave them alone."""
+        for name, p in self.parameters:
+            if id(p) in self.holders or is_sharded(p):
+                continue
+            if (layout := self._said.get()) is not None:
+                self.holders[id(p)] = layout.holders(_rank())
+            elif (ddp is not None or mesh.is_fully_sharded(self.inner)) and self.span and "expert" not in name.lower():
+                self.holders[id(p)] = Holders(IGNORED, self.span)
 
     def unshared(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Parameters that nothing says another rank holds too, whole or in parts."""
@@ -176,14 +244,124 @@ class Model:
 
     @property
     def num_replicas(self) -> int:
-        """Ranks that hold a copy, as far as anything says so."""
-        return num_replicas(getattr(self.ddp, "process_group", None)) if self.ddp is not None else 0
+        """Ranks that hold a copy or a part, as far as anything says so."""
+        return num_replicas(getattr(self.ddp, "process_group", None)) if self.ddp is not None else len(self.span)
+
+
+class SaidMesh:
+    """What the user says of plain parameters; understood when the job's group is there."""
+
+    def __init__(self, said: Any = None) -> None:
+        self.said = said
+        self._found: tuple[int, mesh.DeclaredMesh | None] | None = None
+
+    def get(self) -> "mesh.DeclaredMesh | None":
+        """As a layout of the job's ranks; None: nothing was said, or it does not fit them."""
+        if self.said and (self._found is None or self._found[0] != world_size()):
+            self._found = world_size(), mesh.declare(self.said)
+            if self._found[1] is None and world_size() > 1:
+                logger.warning("holter: the mesh %s is no layout of %d ranks and is not used", self.said, world_size())
+        return self._found[1] if self._found is not None else None
+
+
+class _Layout:
+    """How the parameters of one model lie on a mesh of ranks, as DTensors, flat shards and ZeRO's partitions tell."""
+
+    def __init__(
+        self, meshes: Sequence[Any], fsdp_axes: AbstractSet[str], flat: dict[int, tuple[Holders, Any]]
+    ) -> None:
+        self._whole = max(meshes, key=lambda one: one.size(), default=None)
+        self._flat = flat
+        self.shapes = {key: shape for key, (_, shape) in flat.items() if shape is not None}
+        self.span: tuple[int, ...] = ()
+        self.axes: list[MeshAxis] = []
+        self._tensor_axes: set[str] = set()
+        if self._whole is not None:
+            self.span = tuple(sorted(self._whole.mesh.reshape(-1).tolist()))
+            self._fsdp_axes = fsdp_axes
+        elif flat:
+            self.span = tuple(range(world_size()))
+
+    @staticmethod
+    def of(model: Model) -> "_Layout":
+        placed = [p for _, p in model.parameters if getattr(p, "placements", None)]
+        meshes = list({id(p.device_mesh): p.device_mesh for p in placed}.values())
+        root = model.root
+        flat = mesh.of_flat(root) if root is not None and _has_flat(root) else {}
+        layout = _Layout(meshes, _fsdp_axes(root) if meshes else frozenset(), flat)
+        if any(not set(one.mesh.reshape(-1).tolist()) <= set(layout.span) for one in meshes):
+            # Parts of it lie on meshes of their own, as the stages of a pipeline do: nothing is said of the whole.
+            layout.span = ()
+        if layout.span and meshes:
+            layout.learn_axes(placed)
+        return layout
+
+    def learn_axes(self, placed: Sequence[Any]) -> None:
+        """Which axes carry parts of one result: those that parameters are cut along, and not by `fully_shard`."""
+        cut = {
+            name
+            for p in placed
+            for name, placement in zip(mesh.axis_names(p.device_mesh), p.placements, strict=True)
+            if not placement.is_replicate()
+        }
+        self._tensor_axes = cut - self._fsdp_axes
+        for axis in mesh.axes_of(self._whole):
+            kind = "tensor" if axis.name in self._tensor_axes else "data" if axis.name in self._fsdp_axes else ""
+            self.axes.append(MeshAxis(axis.name, axis.size, axis.stride, kind))
+
+    def holders(self, p: torch.Tensor) -> Holders | None:
+        """Of one parameter; None: not known."""
+        if id(p) in self._flat:
+            return self._flat[id(p)][0]
+        if hasattr(p, "ds_id"):
+            return Holders(OWN, (_rank(),), "zero=S(0)")
+        found = mesh.of_dtensor(p)
+        known = mesh.axis_names(p.device_mesh) if found is not None else ()
+        missing = [name for name in self._tensor_axes if name not in known]
+        if not missing or not self.span:
+            return found
+        # Ranks of a tensor-parallel group compute it from the same inputs, so that each of them holds what it has.
+        mine = found.ranks or self.span if found is not None else (_rank(),)
+        ranks = mesh.spread(self._whole, mine, missing)
+        axis = "+".join([*([found.axis] if found is not None and found.axis != OWN else []), *sorted(missing)])
+        words = [found.placements] if found is not None else []
+        return mesh.of_group(axis, ranks, ",".join([*words, *(f"{name}=R" for name in sorted(missing))]))
+
+
+def _has_flat(root: torch.nn.Module) -> bool:
+    return any(type(part).__name__ == FLAT for part in torch.nn.Module.modules(root))
+
+
+def _fsdp_axes(root: torch.nn.Module | None) -> frozenset[str]:
+    """Names of the axes over which `fully_shard` gathers and reduces."""
+    found: set[str] = set()
+    for module in torch.nn.Module.modules(root) if root is not None else ():
+        if mesh.is_fully_sharded(module):
+            state: Any = module._get_fsdp_state()  # noqa: SLF001
+            groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # noqa: SLF001
+            found.update(name for group in groups if group for name in mesh.axis_names(group.mesh_info.mesh))
+    return frozenset(found)
+
+
+def _data_group(engine: Any) -> Any:
+    """The ranks among which a DeepSpeed engine reduces."""
+    return getattr(engine, "seq_data_parallel_group", None) or getattr(engine, "data_parallel_group", None)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 class Models:
     """All models, in the order they were found; frozen components apart, in the order of their names."""
 
-    def __init__(self, local_buffers: Sequence[str] = (), declared_frozen: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        local_buffers: Sequence[str] = (),
+        declared_frozen: Sequence[str] = (),
+        said: Any = None,
+    ) -> None:
+        self.said = SaidMesh(said)
         self.declared_frozen = tuple(declared_frozen)
         """Patterns of names that the user's settings declare frozen."""
         self.averages: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -253,7 +431,7 @@ class Models:
         inner = _inner(root)
         self._models = [model for model in self if model.inner is not inner]
         self._components = [model for model in self._components if model.inner is not inner]
-        model = Model(root, self._prefix(root, inner), self._local_buffers, self.on_forget)
+        model = Model(root, self._prefix(root, inner), self._local_buffers, self.on_forget, self.said)
         self._models.append(model)
         self.generation += 1
         return model
@@ -366,15 +544,6 @@ def gradient_view(models: Sequence[Model]) -> View:
         if model.wrapper in REDUCING_WRAPPERS or any(hasattr(p, "placements") for _, p in model.parameters):
             return "sharded"
     return "replicated" if any(model.is_replicated for model in models) else "local"
-
-
-def is_replica(tensor: torch.Tensor) -> bool:
-    """Whether this is a DTensor of which every rank of the job holds a whole copy."""
-    placements = getattr(tensor, "placements", None)
-    if not placements or not all(placement.is_replicate() for placement in placements):
-        return False
-    mesh: Any = getattr(tensor, "device_mesh", None)
-    return mesh is not None and bool(mesh.size() == world_size())
 
 
 def is_sharded(tensor: torch.Tensor) -> bool:

@@ -47,6 +47,7 @@ class Monitor:
         threads: int = 1,
         local_buffers: Sequence[str] = (),
         frozen: Sequence[str] = (),
+        mesh: str = "",
         snapshot_every: int = 0,
         snapshot_bytes: int = 0,
         guard_wait_s: float = 0.0,
@@ -57,7 +58,7 @@ class Monitor:
             writer,
             Schedule(budget=budget, floor_s=floor_s),
             world_size,
-            models=Models(local_buffers, declared_frozen=frozen),
+            models=Models(local_buffers, declared_frozen=frozen, said=mesh),
             frameworks=Frameworks(frameworks),
         )
         self.context.undo.rewind = Rewind(self.context)

@@ -25,6 +25,12 @@ class Mark(enum.IntFlag):
     """A magnitude above 1e6, or as many subnormal values as only uninitialised memory has."""
 
 
+OWN = "own"
+"""The scope of a tensor of which nobody else holds the same bytes: only its own history tells something."""
+IGNORED = "ignored"
+"""The scope of a plain parameter that the wrapper around it was told to leave alone: a rank's own, or a replica that nobody reduces."""
+
+
 class Named(msgspec.Struct, frozen=True, array_like=True):
     """Some tensors or modules by name: all are counted, the first few named."""
 
@@ -82,6 +88,21 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """Of a small buffer: `geometric` or `arithmetic` where its values are such a progression, as frequencies and positions are."""
     num_distinct: int = -1
     """Of a small buffer: different values; -1: not counted."""
+    axis: str = ""
+    """Over which axes of a mesh other ranks hold the same bytes, joined by `+`; `own`, `ignored`; empty: all ranks if `is_replicated`, else not known."""
+    placements: str = ""
+    """How it lies on its mesh: `replicate=R,shard=S(0)`; P is partial. Empty: on none that is known."""
+
+
+class MeshAxis(msgspec.Struct, frozen=True, array_like=True):
+    """One axis of a mesh of ranks."""
+
+    name: str
+    size: int
+    stride: int
+    """Distance of two neighbours' rank numbers: a rank's place is `rank // stride % size`."""
+    kind: str = ""
+    """`tensor`: ranks compute parts of one result from the same inputs; `data`: from inputs of their own; empty: not known."""
 
 
 class Component(msgspec.Struct, frozen=True, array_like=True):
@@ -121,6 +142,8 @@ class Census(msgspec.Struct, frozen=True, tag="census", kw_only=True):
     part: int
     parts: int
     entries: list[TensorEntry]
+    axes: list[MeshAxis] = []
+    """Of the meshes that the parameters lie on, outermost first; the same on all ranks."""
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
@@ -192,6 +215,8 @@ class StepDone(msgspec.Struct, frozen=True, tag="step", kw_only=True):
 NUMBERS = {
     "clip.norm": "total norm that a clip call returned, before clipping",
     "clip.limit": "its limit",
+    "clip.factor": "norm of this rank's own shards of the gradients as the optimizer is given them, over what the reduction left",
+    "clip.given": "the former of the two",
     "clip.is_sharded": "1 if what was clipped is this rank's shard and the norm is the shard's own",
     "loss_scale": "the scaler's factor",
     "loss.is_divided": "1 if the loss that backward got is a quotient or product with a constant, as an accumulating loop makes it, or a pipeline divides the gradients itself; else 0",

@@ -83,8 +83,8 @@ class Assembly:
         """Rank -> (pid, step at which it attached)"""
         self._last: dict[int, int] = {}
         """Rank -> the last step it reported"""
-        self._left: dict[int, tuple[int, int]] = {}
-        """Rank -> (step, root of its parameters after that step)"""
+        self._left: dict[int, tuple[int, dict[str, int]]] = {}
+        """Rank -> (step, roots of its parameters after that step, by scope)"""
         self._exits: dict[int, RankExit] = {}
         self._signalled: dict[int, int] = {}
         """Rank -> when it first said that a signal asks it to end"""
@@ -254,12 +254,13 @@ class Assembly:
         self._forget_oldest()
 
     def _compare_history(self, rank: int, ledger: StepLedger, done: StepDone) -> None:
-        before, after = done.roots.get("parameters_before"), done.roots.get("parameters_after")
+        before, after = _by_scope(done, "parameters_before"), _by_scope(done, "parameters_after")
         left = self._left.get(rank)
-        if before is not None and left is not None and left[0] == ledger.step - 1:
+        if before and left is not None and left[0] == ledger.step - 1 and (common := before.keys() & left[1].keys()):
             # What its parameters were before this step, and what the step before had left.
-            (ledger.kept if before == left[1] else ledger.broke).add(rank)
-        if after is not None:
+            is_kept = all(before[scope] == left[1][scope] for scope in common)
+            (ledger.kept if is_kept else ledger.broke).add(rank)
+        if after:
             self._left[rank] = (ledger.step, after)
 
     def _forget_oldest(self) -> None:
@@ -315,6 +316,11 @@ class Assembly:
     def _missing(step: int, lagging: list[tuple[int, int, int]]) -> tuple[int, ...]:
         """Ranks that have not reported this step; of a rank that joined late only later steps are expected."""
         return tuple(sorted(rank for last, attached_at, rank in lagging if last < step and attached_at <= step))
+
+
+def _by_scope(done: StepDone, name: str) -> dict[str, int]:
+    """Roots of one class of tensors by what they are compared over."""
+    return {told[len(name) :]: root for told, root in done.roots.items() if told.startswith(name)}
 
 
 class ProgressBook:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from holter.faults.window import ClassHistory, Spread, StepNumbers, StepView
+from holter.faults.window import ClassHistory, Spread, StepNumbers, StepView, class_along, is_own
 from holter.records import Nonfinite, StepDone
 
 MAX_CLASSES = 16
@@ -53,6 +53,8 @@ class StepLedger:
     batches: dict[int, int | set[int]] = field(default_factory=dict)
     """Signature -> the one rank that was fed it, or all of them: healthy ranks have one each."""
     _view: StepView | None = None
+    _verdicts: dict[bool, list[Agreement]] = field(default_factory=dict)
+    """By whether the step was complete: on a mesh there are as many roots as subgroups."""
 
     def add(self, rank: int, done: StepDone, received_ns: int, *, tensor_limit: int) -> None:
         """One rank's record; a second one of the same rank takes the place of the first."""
@@ -61,8 +63,10 @@ class StepLedger:
         if rank in self.reported:
             self._forget(rank)
         self.reported.add(rank)
+        self._verdicts.clear()
         for name, root in list(done.roots.items())[:MAX_CLASSES]:
-            self.roots.setdefault(name, {}).setdefault(root, set()).add(rank)
+            if not is_own(name):
+                self.roots.setdefault(name, {}).setdefault(root, set()).add(rank)
         if done.nonfinite:
             earliest = sorted(done.nonfinite, key=lambda tensor: (_PLACES[tensor.where], tensor.order))
             self.nonfinite[rank] = tuple(earliest[:tensor_limit])
@@ -70,14 +74,20 @@ class StepLedger:
             self._add_batch(done.batch, rank)
 
     def verdicts(self, *, is_complete: bool) -> list[Agreement]:
-        """The verdict on each class: a difference is certain at once, agreement only when no more ranks will report."""
-        found = []
-        for name, groups in sorted(self.roots.items()):
-            if len(groups) > 1:
-                found.append((name, False))
-            elif is_complete and any(len(ranks) > 1 for ranks in groups.values()):
-                found.append((name, True))
-        return found
+        """The verdict on each class: a difference is certain at once, agreement only when no more ranks will report.
+
+        Along an axis a class is equal if it is in every subgroup.
+        """
+        if is_complete not in self._verdicts:
+            found: dict[str, bool] = {}
+            for name, groups in self.roots.items():
+                along = class_along(name)
+                if len(groups) > 1:
+                    found[along] = False
+                elif is_complete and any(len(ranks) > 1 for ranks in groups.values()):
+                    found.setdefault(along, True)
+            self._verdicts[is_complete] = sorted(found.items())
+        return self._verdicts[is_complete]
 
     def view(self, missing: tuple[int, ...]) -> StepView:
         """Frozen; the same object as long as nothing changed."""
@@ -109,6 +119,7 @@ class StepLedger:
             self.batches[signature] = {known, rank}
 
     def _forget(self, rank: int) -> None:
+        self._verdicts.clear()
         for name, groups in list(self.roots.items()):
             for root in [root for root, ranks in groups.items() if ranks == {rank}]:
                 del groups[root]

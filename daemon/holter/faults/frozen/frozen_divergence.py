@@ -25,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.axes import first_view
 from holter.faults.shared.parting import (
     Difference,
     Parting,
@@ -80,10 +81,19 @@ class FrozenDivergence:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: what differs between ranks, else what is wrong on all of them."""
+        """At most one finding: what differs between ranks, of all or along an axis, else what is wrong on all of them."""
+        if not any(
+            known.first_unequal_step is not None
+            for name, known in window.tensors.classes.items()
+            if name.startswith("frozen")
+        ):
+            yield from _wrong_everywhere(window)
+            return
+        yield from first_view(window, lambda view: self._judge_view(view.window))
+
+    def _judge_view(self, window: Window) -> Iterator[Finding]:
         first = find_parting(window, "frozen")
         if first is None:
-            yield from _wrong_everywhere(window)
             return
         view = window.step(first.step)
         if view and view.missing and window.now_ns - view.first_seen_ns < self.patience_s * 1e9:
@@ -137,7 +147,7 @@ def _whole(window: Window, difference: Difference) -> Difference:
     shapes: dict[str, set[tuple[int, ...]]] = {}
     for census in distinct_censuses(window):
         for entry in census.entries:
-            shapes.setdefault(entry.name, set()).add((-1,) if entry.is_sharded else entry.shape)
+            shapes.setdefault(entry.name, set()).add((-1,) if entry.is_sharded and not entry.axis else entry.shape)
     kept = tuple(
         name for name in difference.tensors if len(shapes.get(name, {()})) == 1 and (-1,) not in shapes.get(name, ())
     )
@@ -161,7 +171,8 @@ def _is_replica(census: Census, world_size: int) -> bool:
         bool(trained)
         and all(component.num_replicas == world_size for component in trained)
         and not any(
-            entry.is_sharded or (entry.requires_grad and entry.optimizer >= 0 and not entry.is_replicated)
+            (entry.is_sharded and not entry.placements)
+            or (entry.requires_grad and entry.optimizer >= 0 and not entry.is_replicated and not entry.placements)
             for entry in census.entries
         )
     )

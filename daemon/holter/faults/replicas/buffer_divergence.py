@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.axes import first_view
 from holter.faults.shared.parting import (
     Difference,
     Parting,
@@ -55,6 +56,9 @@ class BufferDivergence:
 
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding; it asks for tables until they are there or cannot be had."""
+        yield from first_view(window, lambda view: self._judge_view(view.window))
+
+    def _judge_view(self, window: Window) -> Iterator[Finding]:
         history, parting = window.tensors.classes.get("buffers"), find_parting(window, "buffers")
         if history is None or parting is None or history.num_unequal < self.min_comparisons:
             return
@@ -86,7 +90,7 @@ def _without_local(window: Window, names: tuple[str, ...]) -> tuple[str, ...]:
     """Those that are part of a replica, as far as the census tells."""
     census = next(iter(window.models.census.values()), None)
     known = {entry.name: entry for entry in census.entries if entry.is_buffer} if census else {}
-    return tuple(name for name in names if name not in known or known[name].is_replicated)
+    return tuple(name for name in names if name not in known or known[name].is_replicated or known[name].axis)
 
 
 def _finding(window: Window, parting: Parting, history: ClassHistory, difference: Difference) -> Finding:

@@ -14,6 +14,7 @@ from holter.faults.family import (
 from holter.faults.replicas.buffer_divergence import BufferDivergence
 from holter.faults.replicas.replica_divergence import ReplicaDivergence
 from holter.faults.replicas.shard_clipping import ShardClipping
+from holter.faults.replicas.shard_history import ShardHistory
 from holter.faults.replicas.structure_mismatch import StructureMismatch
 from holter.records import Fix
 
@@ -155,6 +156,7 @@ SILENT_DATA_CORRUPTION = CauseEntry(
         Row("replica_divergence", 0.45, "inference", seen=("parameters_differ",), absent=("parameters_differ_at_first",), unless=("gradients_differ", "given_gradients_differ", "hyperparameters_differ", "optimizer_state_differs"), tensors="parameters", missing=_NO_GRADIENTS + ", and " + _NO_TABLES),
         Row("replica_divergence", 0.45, "inference", seen=("gradients_differ",), absent=("gradients_differ_always", "gradients_differ_ever_since"), missing="the collective's result on each rank: gradients differed at some steps and agreed at others"),
         Row("replica_divergence", 0.10, "inference", missing=_NO_TIE_BREAK),
+        Row("shard_history", 0.93, "observation", seen=("own_history_broke_on_some",), absent=("own_history_broke_on_all",)),
         Row("frozen_divergence", 0.85, "documented", seen=("own_history_broke_on_some", "did_agree_before")),
         Row("frozen_divergence", 0.50, "inference", seen=("did_agree_before",), missing="the tensors' fingerprints from before, on both sides"),
     ),
@@ -224,6 +226,7 @@ UNEVEN_CLIPPING = CauseEntry(
     damage=_REPLICAS_DIFFER,
     rows=(
         Row("replica_divergence", 0.95, "observation", seen=("given_gradients_differ",), absent=("gradients_differ",), unless=("loss_scales_differ", "is_distance_tiny", "is_result_lost_once")),
+        Row("shard_clipping", 0.90, "observation", seen=("is_scaled_on_one_rank",)),
         Row("replica_divergence", 0.60, "inference", seen=("given_gradients_differ",), missing="whether the loss scalers of the ranks agree: gradients that are unscaled by different factors differ in the same way"),
         Row("replica_divergence", 0.40, "inference", seen=("gradients_differ",), absent=("gradients_differ_in_all_tensors",), unless=("is_reduction_seen",), missing=_NO_REDUCED),
     ),
@@ -257,7 +260,7 @@ CLIP_ON_LOCAL_SHARD = CauseEntry(
     damage=Damage("with the step", "suspect", "each shard was clipped by its own norm, and the weights took it"),
     rows=(
         Row("shard_clipping", 0.93, "observation", seen=("is_limit_exceeded", "is_sharded_everywhere")),
-        Row("shard_clipping", 0.50, "inference", missing="whether what was clipped is a shard on every rank"),
+        Row("shard_clipping", 0.50, "inference", unless=("is_scaled_on_one_rank",), missing="whether what was clipped is a shard on every rank"),
     ),
     fix=Fix(
         do="Clip through the wrapper, which adds the shards' norms up: `model.clip_grad_norm_` (FSDP), `accelerator.clip_grad_norm_`, or plain clipping on DTensors.",
@@ -431,6 +434,7 @@ FAMILY = Family(
         DetectorEntry(BufferDivergence(), Stage.WEIGHTS_BEFORE),
         DetectorEntry(ShardClipping(), Stage.REDUCED, tried_on="made-up windows"),
         DetectorEntry(ReplicaDivergence(), Stage.UNKNOWN, incident_per="run"),
+        DetectorEntry(ShardHistory(), Stage.WEIGHTS_BEFORE, incident_per="run"),
     ),
     causes=(
         UNSYNCED_INITIALISATION, GRADIENT_SYNC_BYPASSED, UNREDUCED_PARAMETERS, UNEVEN_CLIPPING, CLIP_ON_LOCAL_SHARD,
@@ -444,6 +448,7 @@ FAMILY = Family(
         Consequence("structure_mismatch", ("dead_rank",), unless_follower_has=NOT_BY_A_NUMBER),
         Consequence("replica_divergence", ("buffer_divergence",), ("curves",)),
         # A flipped exponent bit makes a weight huge; the next forward pass overflows. It cannot spoil a batch.
+        Consequence("shard_history", ("nonfinite_values", "loss_trend", "gradient_explosion"), ("curves",), whenever=True),
         Consequence("replica_divergence", ("nonfinite_values",), if_leader_is=("silent_data_corruption", "corrupted_collective"), unless_follower_is=("nonfinite_input",), on_a_shared_rank=True),
         # DDP complains of a bucket that was not finished when the next forward pass begins.
         Consequence("replica_divergence", ("dead_rank", "missing_gradients"), if_leader_is=("unreduced_parameters",), unless_follower_has=NOT_BY_A_NUMBER),

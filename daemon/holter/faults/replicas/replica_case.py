@@ -176,12 +176,14 @@ def _history_break(window: Window, weights: Parting | None) -> HistoryBreak:
 
 def weights_agreed(classes: Mapping[str, ClassHistory]) -> int | None:
     """Completed steps of the last state whose weights were equal on all ranks, before they first differed; -1: none; None: nobody compares."""
-    known = [
-        -1 if history.last_equal_step is None else history.last_equal_step + num_more
-        for name, num_more in zip(PARAMETERS, (0, 1), strict=True)
-        if (history := classes.get(name))
-    ]
-    return max(known, default=None)
+    known: dict[str, list[int]] = {}
+    for name, history in classes.items():
+        base, _, axis = name.partition("@")
+        if base in PARAMETERS:
+            last = -1 if history.last_equal_step is None else history.last_equal_step + (base == PARAMETERS[1])
+            known.setdefault(axis, []).append(last)
+    # On a mesh the state is good as far as it is along every axis.
+    return min((max(steps) for steps in known.values()), default=None)
 
 
 def agreed_steps(window: Window, first: Parting) -> int:
@@ -209,10 +211,10 @@ def must_agree(window: Window) -> bool:
 
 
 def are_settings_common(window: Window) -> bool:
-    """Whether all that an optimizer trains is replicated: experts and stages of a pipeline may have settings of their own."""
+    """Whether all that an optimizer trains is held by all ranks, as a whole or in parts: experts and stages of a pipeline may have settings of their own."""
     distinct = distinct_censuses(window)
     return all(
-        entry.is_replicated or not entry.requires_grad or entry.optimizer < 0
+        entry.is_replicated or entry.placements or not entry.requires_grad or entry.optimizer < 0
         for census in distinct
         if census.components
         for entry in census.entries

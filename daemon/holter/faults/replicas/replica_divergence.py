@@ -37,6 +37,7 @@ from holter.faults.replicas.replica_case import (
     unused_names,
 )
 from holter.faults.replicas.witnesses import altered, culprit_evidence, parting_evidence, who_left
+from holter.faults.shared.axes import AxisView, first_view
 from holter.faults.shared.mismatched_calls import MIN_STEPS, are_counted, uncounted
 from holter.faults.shared.parting import (
     WORDS,
@@ -77,9 +78,13 @@ class ReplicaDivergence:
         check_thresholds(self)
 
     def judge(self, window: Window) -> Iterator[Finding]:
-        """At most one finding: the first parting; it asks for tables until they are there or cannot be had."""
+        """At most one finding: the first parting, of all ranks or along an axis; it asks for tables until they are there or cannot be had."""
+        yield from first_view(window, self._judge_view)
+
+    def _judge_view(self, view: AxisView) -> Iterator[Finding]:
+        window = view.window
         partings = {name: parting for name in WORDS if (parting := find_parting(window, name))}
-        if not partings or not must_agree(window):
+        if not partings or not (view.axis or must_agree(window)):
             return
         if not are_settings_common(window):
             partings = {name: parting for name, parting in partings.items() if name not in SETTINGS}

@@ -1,4 +1,4 @@
-"""How the ranks' models differ in structure: names, shapes, order, dtypes and frozenness of what is replicated over all of them.
+"""How the ranks' models differ in structure: names, whole shapes, order, dtypes and frozenness of what all of them hold, replicas or shards.
 
 Equal censuses are one object, so that comparing 16,000 healthy ranks compares none.
 """
@@ -69,17 +69,25 @@ def compare_structures(window: Window) -> StructureDifference | None:
 def _structure(census: Census, world_size: int) -> tuple[TensorEntry, ...]:
     """What must be equal, without what may differ: values, buffers, shards, who holds it."""
     return tuple(
-        TensorEntry(entry.name, entry.shape, entry.dtype, entry.requires_grad, False, -1, entry.is_replicated)
+        TensorEntry(
+            entry.name,
+            entry.shape,
+            entry.dtype,
+            entry.requires_grad,
+            False,
+            -1,
+            entry.is_replicated or bool(entry.placements),
+        )
         for entry in replicated_entries(census, world_size)
     )
 
 
 def replicated_entries(census: Census, world_size: int) -> Iterator[TensorEntry]:
-    """Parameters of the components that are replicated over all ranks, without their shards."""
+    """Parameters of the components that all ranks hold, each the whole or a known part: a shard counts by its whole shape."""
     whole = [_is_over_all(census, place, world_size) for place in range(max(1, len(census.components)))]
     for entry in census.entries:
         is_whole = whole[entry.component] if entry.component < len(whole) else False
-        if is_whole and not entry.is_buffer and not entry.is_sharded:
+        if is_whole and not entry.is_buffer and (entry.placements or not entry.is_sharded):
             yield entry
 
 

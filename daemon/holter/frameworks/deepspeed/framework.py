@@ -101,6 +101,8 @@ class ZeroProbe:
         return step
 
     def _begin(self, zero: Any) -> None:
+        from holter.rank.mesh import partitions  # noqa: PLC0415  imports torch
+
         inner = zero.optimizer
         names = {id(p): name for model in self._context.models for name, p in model.parameters}
         found = list(_gradients(zero, names))
@@ -110,6 +112,10 @@ class ZeroProbe:
         skips = _skips_overflows(zero)
         self._context.frameworks.lent[inner] = [] if skips else found
         (self._context.frameworks.partitioned.discard if skips else self._context.frameworks.partitioned.add)(inner)
+        self._context.frameworks.partitions[inner] = partitions(zero)
+        self._context.frameworks.trains[inner] = frozenset(
+            id(p) for group in _groups(zero) for p in group if p.requires_grad
+        )
         self._open.append(inner)
         self._steps.begin(inner)
 
@@ -123,6 +129,11 @@ class ZeroProbe:
             context.log.now.acquit(is_skipped=True)
             context.inputs.suspect = None
         self._steps.end(inner)
+
+
+def _groups(zero: Any) -> Any:
+    """The model's parameters that a ZeRO optimizer makes from its partitions, group by group."""
+    return getattr(zero, "bit16_groups", None) or getattr(zero, "fp16_groups", None) or ()
 
 
 def _skips_overflows(zero: Any) -> bool:

@@ -149,6 +149,7 @@ class CensusTaker:
                 part=part,
                 parts=parts,
                 entries=entries[part * ENTRIES_PER_PART : (part + 1) * ENTRIES_PER_PART],
+                axes=next((model.axes for model in watched if model.axes), []),
             )
 
     def _entries(self, watched: Sequence[Model], optimizers: Sequence[torch.optim.Optimizer]) -> list[TensorEntry]:
@@ -168,7 +169,7 @@ class CensusTaker:
             entries.append(
                 TensorEntry(
                     name=name,
-                    shape=tuple(t.shape),
+                    shape=tuple(_whole_shape(watched[number], t)),
                     dtype=str(t.dtype).removeprefix("torch."),
                     requires_grad=t.requires_grad,
                     is_buffer=is_buffer,
@@ -181,6 +182,8 @@ class CensusTaker:
                     marks=found,
                     pattern=pattern if is_buffer else "",
                     num_distinct=num_distinct if is_buffer else -1,
+                    axis=holders.axis if (holders := watched[number].holders.get(id(t))) else "",
+                    placements=holders.placements if holders else "",
                 )
             )
         return entries
@@ -210,6 +213,12 @@ def _component(model: Model, held: Sequence[Sequence[Any]]) -> Component:
         num_replicas=model.num_replicas,
         is_find_unused=bool(getattr(model.ddp, "find_unused_parameters", False)),
     )
+
+
+def _whole_shape(model: Model, tensor: torch.Tensor) -> Sequence[int]:
+    """Of a shard, what all of it has: the same on every rank."""
+    whole: Sequence[int] = model.whole_shapes.get(id(tensor)) or getattr(tensor, "ds_shape", ()) or tensor.shape
+    return whole
 
 
 def _owners(model: Model) -> dict[str, tuple[str, bool]]:
@@ -243,6 +252,10 @@ class Selection:
     over: Literal["parameters", "buffers"] = "parameters"
     keys: Sequence[str] = ()
     """Of an optimizer's state: the entries are all parameters, once for each of these."""
+    scopes: tuple[str, ...] = ()
+    """For each entry, what it is compared over (`holter.rank.mesh`); empty: all of them over all ranks."""
+    names: Sequence[str] = ()
+    """What the entries are called where they are no entries of the census."""
 
     @cached_property
     def traits(self) -> DtypeTraits:
@@ -252,11 +265,22 @@ class Selection:
     @cached_property
     def outline(self) -> "Selection":
         """The same without the tensors, for who waits for an answer about them: they are the script's to let go of."""
-        return Selection(self.size, self.places, [], self.over, self.keys)
+        return Selection(self.size, self.places, [], self.over, self.keys, self.scopes, self.names)
+
+    @cached_property
+    def by_scope(self) -> list[tuple[str, np.ndarray]]:
+        """The places of the entries of each scope."""
+        if not any(self.scopes):
+            return [("", self.places)]
+        scopes = np.array(self.scopes)
+        return [(str(scope), self.places[scopes == scope]) for scope in sorted(set(self.scopes))]
 
     def part(self, indices: Sequence[int]) -> "Selection":
         """The entries at these indices of the selection."""
-        return Selection(self.size, self.places[list(indices)], [self.tensors[i] for i in indices])
+        scopes = tuple(self.scopes[i] for i in indices) if self.scopes else ()
+        return Selection(
+            self.size, self.places[list(indices)], [self.tensors[i] for i in indices], self.over, scopes=scopes
+        )
 
 
 class SelectionCache:
@@ -278,26 +302,30 @@ class SelectionCache:
         self._made, self._places, self._generation = {}, {}, -1
 
     def is_possible(self) -> bool:
-        """Whether some tensor must be equal on all ranks."""
+        """Whether of some tensor it is known who else holds it, or that nobody does."""
         self._forget_if_changed()
         return self._is_possible
 
-    def parameters(self, optimizers: Sequence[torch.optim.Optimizer], *, held_only: bool) -> Selection:
-        """Trainable replicas of the models that these optimizers train; with `held_only`, those that they hold."""
+    def parameters(
+        self, optimizers: Sequence[torch.optim.Optimizer], *, held_only: bool, with_own: bool = False
+    ) -> Selection:
+        """Trainable replicas of the models that these optimizers train; with `held_only`, those that they hold; with what is a rank's own, too."""
         sizes = tuple(
             (id(optimizer), *(len(group["params"]) for group in optimizer.param_groups)) for optimizer in optimizers
         )
 
         def make() -> Selection:
-            held = held_by(optimizers)
+            held = held_by(optimizers).union(*(self._context.frameworks.trains.get(one, ()) for one in optimizers))
             models = [model for model in self._context.models if any(id(p) in held for _, p in model.parameters)]
             return self._choose(
                 lambda model, p: (
-                    id(p) in model.replicas and p.requires_grad and (id(p) in held if held_only else model in models)
+                    model.is_compared(p, with_own=with_own)
+                    and p.requires_grad
+                    and (id(p) in held if held_only else model in models)
                 )
             )
 
-        return self._once(("parameters", held_only, tuple(sorted(sizes))), make)
+        return self._once(("parameters", held_only, with_own, tuple(sorted(sizes))), make)
 
     def where(self, key: object, is_chosen: Callable[[Model, torch.Tensor], bool]) -> Selection:
         """Parameters, of components too, for which this holds."""
@@ -339,15 +367,24 @@ class SelectionCache:
         """The buffers of one model that must be equal."""
         return self._once(
             ("buffers", id(model)),
-            lambda: self._choose(lambda other, b: id(b) in other.replicas and other is model, "buffers"),
+            lambda: self._choose(lambda other, b: other is model and other.is_compared(b), "buffers"),
         )
 
     def _choose(
         self, is_chosen: Callable[[Model, torch.Tensor], bool], over: Literal["parameters", "buffers"] = "parameters"
     ) -> Selection:
-        entries = [(is_chosen(model, t), t) for model in self._context.models.all() for _, t in getattr(model, over)]
-        places = [place for place, (is_in, tensor) in enumerate(entries) if is_in and not tensor.is_sparse]
-        return Selection(len(entries), np.array(places, dtype=np.int64), [entries[place][1] for place in places], over)
+        entries = [
+            (is_chosen(model, t), t, model) for model in self._context.models.all() for _, t in getattr(model, over)
+        ]
+        places = [place for place, (is_in, tensor, _) in enumerate(entries) if is_in and not tensor.is_sparse]
+        chosen = [entries[place] for place in places]
+        return Selection(
+            len(entries),
+            np.array(places, dtype=np.int64),
+            [tensor for _, tensor, _ in chosen],
+            over,
+            scopes=tuple(model.scope_of(tensor) for _, tensor, model in chosen),
+        )
 
     def _once(self, key: object, make: Callable[[], Selection]) -> Selection:
         self._forget_if_changed()
@@ -362,5 +399,5 @@ class SelectionCache:
         watched = iter(models)
         if self._generation != models.generation:
             self._made, self._sizes = {}, {}
-            self._is_possible = any(model.is_replicated for model in watched)
+            self._is_possible = any(model.holders for model in watched)
             self._generation = models.generation

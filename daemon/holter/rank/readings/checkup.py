@@ -334,9 +334,10 @@ def readable(parameter: Any) -> bool:
 
 
 def trained_by(models: Iterable[Model], optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[str, Any]]:
-    """Parameters that require gradients and that these optimizers hold."""
+    """Parameters that require gradients and that these optimizers hold; of shards, those that this rank has some of."""
     held = held_by(optimizers)
-    return [(name, p) for m in models for name, p in m.parameters if p.requires_grad and id(p) in held]
+    every = [(name, p) for m in models for name, p in m.parameters if p.requires_grad and id(p) in held]
+    return [(name, p) for name, p in every if local(p).numel()]
 
 
 def rates_of(optimizers: Sequence[torch.optim.Optimizer]) -> dict[int, float]:

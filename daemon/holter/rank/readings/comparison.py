@@ -8,6 +8,9 @@
                             parameters_before      at the first step, and right after a comparison: the rank's own history
     after the optimizer     parameters_after       and, every fourth comparison, optimizer_state: twice the parameters to read
 
+Which ranks hold the same bytes is known tensor by tensor (`holter.rank.mesh`). One pass reads them all; each scope gets a root and a table of its
+own. Of a shard that nobody else holds only the parameters are read, before and after: it is held against its own history.
+
 A partial value, such as a norm's gradient under sequence parallelism, is not reduced yet: its local parts differ by right. What the step makes of
 it is compared.
 
@@ -28,6 +31,7 @@ import torch
 
 from holter import clock
 from holter.rank.context import Context
+from holter.rank.mesh import OWN
 from holter.rank.models import Model, is_partial, is_sharded
 from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings.census import DtypeTraits, Selection, SelectionCache, marks
@@ -36,6 +40,8 @@ from holter_kernels import root
 
 STATE_EVERY = 4
 """Comparisons between two readings of the optimizer's state."""
+CLIPPED = ("gradients_reduced", "gradients")
+"""Classes between which a script clips, in this order."""
 SLICE_BYTES = 64 << 20
 """Frozen parameters read at one comparison, or as many as train if those are more."""
 
@@ -75,21 +81,26 @@ class FingerprintRows:
         total, square = float(self.sums.sum()), float(self.square_sums.sum())
         return {f"sum.{tensor_class}": total, f"norm.{tensor_class}": math.sqrt(square) if square >= 0 else math.nan}
 
-    def packed(self, tensor_class: str, chosen: Selection) -> PackedTable:
-        """The table over all entries; its root goes over the chosen ones."""
+    def of_places(self, places: np.ndarray) -> "FingerprintRows":
+        """Only these."""
+        return self if len(places) >= len(self.places) else FingerprintRows.joined([self], places)
+
+    def packed(self, tensor_class: str, chosen: Selection, places: np.ndarray) -> PackedTable:
+        """The table over all entries; its root goes over the chosen ones, at these places."""
         fingerprints = np.zeros(chosen.size, dtype="<u8")
         fingerprints[self.places] = self.fingerprints
         with np.errstate(over="ignore", invalid="ignore"):
             norms = np.sqrt(self.square_sums)
         return PackedTable(
             tensor_class=tensor_class,
-            root=int(root(fingerprints[chosen.places])),
+            root=int(root(fingerprints[places])),
             fingerprints=fingerprints.tobytes(),
             norms=self._spread(norms, chosen.size, "<f4"),
             sums=self._spread(self.sums, chosen.size, "<f8"),
             marks=self._spread(self.marks, chosen.size, "u1"),
             over=chosen.over,
             keys=list(chosen.keys),
+            names=list(chosen.names),
         )
 
     def _spread(self, values: np.ndarray, size: int, dtype: str) -> bytes:
@@ -124,12 +135,28 @@ class ComparisonProbe:
         """The trainable replicas of the models that these optimizers train."""
         if moment == "before" and not self._context.schedule.plan.reads_before(self._context.log.step):
             return
-        chosen = self._selections.parameters(optimizers, held_only=False)
-        self._read(f"parameters_{moment}", chosen, chosen.tensors)
+        chosen = self._selections.parameters(optimizers, held_only=False, with_own=True)
+        self._read(f"parameters_{moment}", chosen, [_part(p) for p in chosen.tensors])
+        self._read_partitions(f"parameters_{moment}", optimizers)
+
+    def _read_partitions(self, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """What ZeRO steps in the model's place: a list of its own, by names of its own."""
+        held = [named for one in optimizers for named in self._context.frameworks.partitions.get(one, ())]
+        if held:
+            names, tensors = [name for name, _ in held], [tensor for _, tensor in held]
+            outline = Selection(
+                len(held), np.arange(len(held)), [], scopes=("@own.partition",) * len(held), names=names
+            )
+            chosen = Selection(len(held), outline.places, tensors)
+            step = self._context.log.now
+            self._launch(f"{name}.partitions", chosen, tensors, lambda rows: self._tell(step, name, outline, rows))
 
     def gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients that one optimizer is given; with them, what reduction had made of them."""
-        chosen = self._selections.parameters([optimizer], held_only=True)
+        if optimizer in self._context.frameworks.partitions:
+            # What the model's parameters hold is this rank's own; the reduced ones are partitioned.
+            return
+        chosen = self._selections.parameters([optimizer], held_only=True, with_own=True)
         step, reduced = self._context.log.now, self._reduced
         self._reduced = _ReducedGradients(OpenStep(-1))
         if reduced.step is step and reduced.num_parts:
@@ -140,14 +167,16 @@ class ComparisonProbe:
     def reduced_gradients(self) -> None:
         """Gradients as a backward pass that reduces left them, before any clipping."""
         models = [
-            model for model in self._context.models if model.ddp is not None and model.ddp.require_backward_grad_sync
+            model
+            for model in self._context.models
+            if (model.ddp.require_backward_grad_sync if model.ddp is not None else bool(model.axes))
         ]
         chosen = self._selections.where(
             ("reduced", *map(id, models)),
             lambda model, p: (
                 model in models
                 and p.requires_grad
-                and id(p) in model.replicas
+                and model.is_compared(p, with_own=True)
                 and all(p is not other for name, other in model.parameters if name in model.reduced_by_hand)
             ),
         )
@@ -168,7 +197,7 @@ class ComparisonProbe:
         chosen = self._selections.where(
             "frozen",
             lambda model, p: (
-                not p.requires_grad and not is_sharded(p) and (id(p) in model.replicas or not model.is_trained)
+                not p.requires_grad and (model.is_compared(p) or (not model.is_trained and not is_sharded(p)))
             ),
         )
         part = self._selections.slice_of(chosen, self._context.log.step, SLICE_BYTES)
@@ -181,8 +210,8 @@ class ComparisonProbe:
 
     def buffers(self, model: Model) -> None:
         """Normalisation statistics and tables of a model that is being called."""
-        if model.is_replicated:
-            chosen = self._selections.buffers(model)
+        chosen = self._selections.buffers(model)
+        if chosen.tensors:
             self._read("buffers", chosen, chosen.tensors)
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> None:
@@ -197,7 +226,9 @@ class ComparisonProbe:
             return
         places = np.concatenate([chosen.places + chosen.size * turn for turn in range(len(keys))])
         tensors = [_tensor(state.get(key)) for key in keys for state in states]
-        every = Selection(chosen.size * len(keys), places, chosen.tensors * len(keys), keys=keys)
+        every = Selection(
+            chosen.size * len(keys), places, chosen.tensors * len(keys), keys=keys, scopes=chosen.scopes * len(keys)
+        )
         self._read("optimizer_state", every, tensors)
 
     def _hold(self, name: str, chosen: Selection) -> None:
@@ -234,10 +265,26 @@ class ComparisonProbe:
         step.cost.check_s += clock.thread_s() - started
 
     def _tell(self, step: OpenStep, tensor_class: str, chosen: Selection, rows: FingerprintRows) -> None:
-        packed = rows.packed(tensor_class, chosen)
-        step.roots[tensor_class] = packed.root
-        step.numbers.update(rows.numbers(tensor_class))
-        self._context.writer.say(step.step, packed)
+        for scope, places in chosen.by_scope:
+            own = rows.of_places(places)
+            if tensor_class in CLIPPED and scope == f"@{OWN}":
+                _note_factor(step, tensor_class, own)
+                continue
+            packed = own.packed(tensor_class + scope, chosen, places)
+            step.roots[tensor_class + scope] = packed.root
+            if not scope:
+                step.numbers.update(own.numbers(tensor_class))
+            self._context.writer.say(step.step, packed)
+
+
+def _note_factor(step: OpenStep, tensor_class: str, rows: FingerprintRows) -> None:
+    """What became of this rank's own shards of the gradients between the reduction and the optimizer: one factor, the same on all ranks."""
+    norm = math.sqrt(max(0.0, float(rows.square_sums.sum())))
+    reduced = step.numbers.pop("clip.reduced", None)
+    if tensor_class == CLIPPED[0]:
+        step.numbers["clip.reduced"] = norm
+    elif reduced and math.isfinite(reduced) and math.isfinite(norm):
+        step.numbers |= {"clip.factor": norm / reduced, "clip.given": norm}
 
 
 class _ReducedGradients:
@@ -273,6 +320,12 @@ class _ReducedGradients:
         if self._then is not None and len(rows) == len(self._parts):
             self._then(rows)
             self._then = None
+
+
+def _part(parameter: torch.Tensor) -> Entry:
+    """What this rank holds of it: ZeRO's third stage keeps its part beside the parameter."""
+    part = getattr(parameter, "ds_tensor", None)
+    return part if part is not None else parameter
 
 
 def _tensor(value: Any) -> Entry:
@@ -364,10 +417,14 @@ class Hyperparameters:
         self._context.writer.say(self._context.log.step, table)
 
     def _learn(self, optimizers: Sequence[torch.optim.Optimizer], *, has_scale: bool) -> None:
-        """Which settings there are; only groups that hold a replica count."""
+        """Which settings there are; only groups that hold a replica count, or a part of what all ranks hold together."""
         for optimizer in optimizers:
             self._numbers.setdefault(optimizer, len(self._numbers))
-        replicas = set().union(*(model.replicas for model in self._context.models))
+        replicas = set().union(*(model.shared_by_all() for model in self._context.models))
+        for optimizer in optimizers:
+            replicas |= {id(flat) for _, flat in self._context.frameworks.partitions.get(optimizer, ())}
+            if optimizer in self._context.frameworks.partitions:
+                replicas |= {id(p) for group in optimizer.param_groups for p in group["params"]}
         self._groups, self._names, self._told = [], [], b""
         for optimizer in sorted(optimizers, key=self._numbers.__getitem__):
             for place, group in enumerate(optimizer.param_groups):
