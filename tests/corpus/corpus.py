@@ -40,13 +40,16 @@ class Case:
     """Words of the evidence."""
     arguments: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict, hash=False)
+    ranks_run: int = 2
+    """Ranks of the job."""
     family: str = ""
     """Of faults that `make test` has this job of; empty: another variant, which `make test-all` runs too."""
 
     @property
     def name(self) -> str:
         """For people and for test ids."""
-        return f"{self.row:02d}-{self.script}" if self.row else self.script
+        label = "-".join([self.script, *(word for word in self.arguments if not word.startswith("-"))])
+        return f"{self.row:02d}-{label}" if self.row else label
 
 
 def case(row: int, script: str, cause: str, step: int = 0, **more: Any) -> Case:
@@ -90,6 +93,40 @@ CASES = (
     case(0, "flipped_bit", "silent_data_corruption", step=20, ranks=(1,), tensors=("block.0.weight",), env=EVERY_STEP, family="replicas"),
 )  # fmt: skip
 
+UP, BOTH, ALL4 = ("blocks.0.up.weight",), (0, 1), (0, 1, 2, 3)
+
+
+def mesh(kind: str, fault: str, cause: str, *more: str, script: str = "mesh_runs", **expected: Any) -> Case:
+    """A fault of a sharded job."""
+    return case(0, script, cause, arguments=(kind, "--fault", fault, *more), **expected)
+
+
+MESH_CASES = (
+    mesh("fsdp2", "flip", "silent_data_corruption", step=12, ranks=(1,), tensors=UP, says=("own",), env=EVERY_STEP),
+    mesh("hsdp", "flip", "silent_data_corruption", step=12, ranks=(1,), tensors=UP, says=("replicate",), env=EVERY_STEP, ranks_run=4, family="mesh"),
+    mesh("hsdp", "seed_per_replica", "unsynced_initialisation", says=("replicate",), ranks=ALL4, ranks_run=4),
+    mesh("hsdp", "never_reduced", "gradient_sync_bypassed", says=("replicate",), ranks=ALL4, ranks_run=4),
+    mesh("hsdp", "lost_once", "corrupted_collective", step=12, says=("replicate",), env=EVERY_STEP, ranks_run=4),
+    mesh("fsdp2", "other_rate", "optimizer_state_mismatch", ranks=BOTH),
+    mesh("fsdp2", "frozen_sets", "frozen_set_mismatch", tensors=[f"blocks.0.{layer}.{kind}" for layer in ("gate", "up") for kind in ("weight", "bias")]),
+    mesh("fsdp2", "other_buffer", "buffer_divergence", late_by=INTERVAL, tensors=("positions",)),
+    mesh("ignoring", "nobody_reduces", "unreduced_parameters", tensors=("head.weight",), says=("ignored",)),
+    mesh("fsdp2_frozen", "frozen_garbage", "frozen_component_uninitialised", ranks=(1,), tensors=UP),
+    mesh("fsdp2", "local_clip", "clip_on_local_shard"),
+    mesh("2", "flip_partition", "silent_data_corruption", script="zero_runs", step=12, ranks=(1,), env=EVERY_STEP),
+    mesh("3", "flip_partition", "silent_data_corruption", script="zero_runs", step=12, ranks=(1,), env=EVERY_STEP),
+    mesh("2", "other_rate", "optimizer_state_mismatch", script="zero_runs", ranks=BOTH),
+    mesh("2", "other_buffer", "buffer_divergence", script="zero_runs", late_by=INTERVAL, tensors=("positions",)),
+    mesh("3", "frozen_garbage", "frozen_component_uninitialised", script="zero_runs", ranks=(1,), tensors=("frozen.weight",)),
+)  # fmt: skip
+"""Silent faults of sharded jobs, on two ranks or four."""
+RECIPES = {
+    "fsdp2": 2, "hsdp": 4, "tp": 2, "sequence": 2, "loss_parallel": 2, "tp_fsdp2": 4, "sequence_fsdp2": 4, "pipeline": 2, "pipeline_1f1b": 2,
+    "experts": 2, "checkpointing": 2, "fsdp1": 2, "hybrid1": 4, "zero1": 2, "zero2": 2, "zero3": 2,
+}  # fmt: skip
+"""Healthy sharded jobs, as PyTorch's and DeepSpeed's own pages write them, and their ranks."""
+RECIPES_IN_MAKE_TEST = ("sequence",)
+
 SILENT = (
     "thousand_steps", "evaluation", "slow_checkpoint", "slow_first_step", "accumulation", "dropout", "unused_branch", "loss_scaler",
     "schedule", "adapter", "unfreezing", "reference_model", "weight_tying", "variable_length", "broadcast_statistics",
@@ -108,27 +145,34 @@ class Job:
     script: str
     arguments: tuple[str, ...]
     env: dict[str, str] = field(default_factory=dict, hash=False)
+    ranks: int = 2
 
 
 def run(job: Job, nursery: Any, directory: Path) -> Any:
     """The job after its end."""
-    return nursery.run(directory, [str(SCRIPTS / job.script), *job.arguments], env=job.env)
+    return nursery.run(directory, [str(SCRIPTS / job.script), *job.arguments], env=job.env, ranks=job.ranks)
 
 
 def fault(of: Case) -> Job:
     """The case's fault."""
-    return Job(of.name, f"{of.script}.py", of.arguments, of.env)
+    return Job(of.name, f"{of.script}.py", of.arguments, of.env, of.ranks_run)
 
 
 def twin(of: Case) -> Job:
     """The same script without the fault."""
-    return Job(f"{of.name}-twin", f"{of.script}.py", (*of.arguments, "--healthy"), of.env)
+    return Job(f"{of.name}-twin", f"{of.script}.py", (*of.arguments, "--healthy"), of.env, of.ranks_run)
 
 
 def silent(name: str) -> Job:
     """A healthy run."""
     env = {"HOLTER_LOCAL_BUFFERS": "*.running_*,*.num_batches_tracked"} if name == "local_statistics" else {}
     return Job(f"silent-{name}", "healthy_runs.py", (name,), env=env)
+
+
+def recipe(name: str, ranks: int) -> Job:
+    """A sharded job as the framework's own pages write it."""
+    script, argument = ("zero_runs.py", name[-1]) if name.startswith("zero") else ("mesh_runs.py", name)
+    return Job(f"recipe-{name}", script, (argument,), ranks=ranks)
 
 
 def mistakes(of: Case, diagnoses: list[dict[str, Any]]) -> list[str]:

@@ -4,16 +4,36 @@ import json
 
 import pytest
 
-from corpus import CASES, SCRIPTS, SILENT, SILENT_IN_MAKE_TEST, fault, mistakes, silent, twin
+from corpus import (
+    CASES,
+    MESH_CASES,
+    RECIPES,
+    RECIPES_IN_MAKE_TEST,
+    SCRIPTS,
+    SILENT,
+    SILENT_IN_MAKE_TEST,
+    fault,
+    mistakes,
+    recipe,
+    silent,
+    twin,
+)
 from holter import cli
 
 pytestmark = pytest.mark.job
 
 RELEASE = pytest.mark.release
-FAULTS = [pytest.param(case, fault(case), id=case.name, marks=() if case.family else RELEASE) for case in CASES]
+FAULTS = [
+    pytest.param(case, fault(case), id=case.name, marks=() if case.family else RELEASE)
+    for case in (*CASES, *MESH_CASES)
+]
 HEALTHY = [
     *(pytest.param(silent(name), id=name, marks=() if name in SILENT_IN_MAKE_TEST else RELEASE) for name in SILENT),
-    *(pytest.param(twin(case), id=case.name, marks=RELEASE) for case in CASES),
+    *(pytest.param(twin(case), id=case.name, marks=RELEASE) for case in (*CASES, *MESH_CASES)),
+    *(
+        pytest.param(recipe(name, ranks), id=f"recipe-{name}", marks=() if name in RECIPES_IN_MAKE_TEST else RELEASE)
+        for name, ranks in RECIPES.items()
+    ),
 ]
 
 

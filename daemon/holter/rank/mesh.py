@@ -66,15 +66,17 @@ def of_dtensor(tensor: torch.Tensor) -> Holders | None:
     ranks = tuple(sorted(mesh.mesh[place].reshape(-1).tolist()))
     along = [name for axis, name in enumerate(names) if is_same[axis] and mesh.size(axis) > 1]
     words = ",".join(f"{name}={_word(placement)}" for name, placement in zip(names, placements, strict=True))
+    if len(ranks) == 1 and not all(placement.is_replicate() for placement in placements):
+        return Holders(OWN, ranks, words)
     return of_group("+".join(along), ranks, words)
 
 
 def of_group(axis: str, ranks: Sequence[int], placements: str = "") -> Holders:
     """Ranks that hold the same bytes."""
-    if len(ranks) < 2:  # noqa: PLR2004 - a rank alone has nobody to agree with
-        return Holders(OWN, tuple(ranks), placements)
     if len(ranks) == _world_size():
         return Holders("", (), placements)
+    if len(ranks) < 2:  # noqa: PLR2004 - a rank alone has nobody to agree with
+        return Holders(OWN, tuple(ranks), placements)
     return Holders(axis or "group", tuple(sorted(ranks)), placements)
 
 

@@ -10,10 +10,29 @@ import torch
 import torch.distributed as dist
 from common import work
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+from torch.distributed.nn.functional import all_to_all_single
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 VOCABULARY, WIDTH, LENGTH = 32, 32, 8
+KINDS = (
+    "fsdp2", "fsdp2_frozen", "hsdp", "tp", "sequence", "loss_parallel", "tp_fsdp2", "sequence_fsdp2", "pipeline", "pipeline_1f1b",
+    "experts", "ignoring", "checkpointing", "fsdp1", "hybrid1",
+)  # fmt: skip
 CLIPPED = ("fsdp2", "hsdp", "sequence", "sequence_fsdp2", "checkpointing")
 """All their parameters are DTensors of one mesh, as torch's clipping wants it."""
 
@@ -63,7 +82,7 @@ def batch(part: int, step: int, size: int = 4) -> tuple[torch.Tensor, torch.Tens
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("kind")
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--fault", default="")
     parser.add_argument("--healthy", action="store_true")
     parser.add_argument("--steps", type=int, default=30)
@@ -77,8 +96,6 @@ def parse() -> argparse.Namespace:
 
 def shard(model: nn.Module, mesh: DeviceMesh, **more: Any) -> nn.Module:
     """Block by block, then the rest: the FSDP2 recipe."""
-    from torch.distributed.fsdp import fully_shard
-
     for block in model.blocks:
         fully_shard(block, mesh=mesh, **more)
     return fully_shard(model, mesh=mesh, **more)
@@ -86,15 +103,6 @@ def shard(model: nn.Module, mesh: DeviceMesh, **more: Any) -> nn.Module:
 
 def tensor_parallel(model: nn.Module, mesh: DeviceMesh, *, is_sequence: bool, is_loss: bool = False) -> nn.Module:
     """The plan of the tensor-parallel tutorial, with or without sequence parallelism."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        PrepareModuleInput,
-        RowwiseParallel,
-        SequenceParallel,
-        parallelize_module,
-    )
-
     split = Shard(1)
     if is_sequence:
         plan: dict[str, Any] = {
@@ -131,7 +139,9 @@ def tensor_parallel(model: nn.Module, mesh: DeviceMesh, *, is_sequence: bool, is
             "head": ColwiseParallel(output_layouts=Shard(-1) if is_loss else Replicate(), use_local_output=not is_loss),
         }
         for part in model.blocks:
-            parallelize_module(part, mesh, {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()})
+            parallelize_module(
+                part, mesh, {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+            )
     return parallelize_module(model, mesh, plan)
 
 
@@ -148,8 +158,6 @@ class Experts(nn.Module):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Equal parts go to each rank; the weights of the router scale what comes back."""
-        from torch.distributed.nn.functional import all_to_all_single
-
         x = self.embedding(tokens).flatten(0, 1)
         weights = self.router(x).softmax(-1)
         sent = x.reshape(dist.get_world_size(), -1, WIDTH)
@@ -234,7 +242,6 @@ class Faults:
 
 def lose_reductions(is_lost: Any) -> None:
     """The all-reduce over the replicate axis does not happen while this says so."""
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 
     class Lossy:
         def __getattr__(self, name: str) -> Any:
@@ -264,63 +271,79 @@ class Job:
         """The model, before it is sharded: with what the case freezes."""
         model, fault = Net(), self.told.fault
         if "frozen" in self.told.kind or fault.endswith("_frozen") or fault.startswith("frozen"):
-            frozen = model.blocks[0].gate if fault == "frozen_sets" and self.rank == self.told.culprit else model.blocks[0].up
+            frozen = (
+                model.blocks[0].gate
+                if fault == "frozen_sets" and self.rank == self.told.culprit
+                else model.blocks[0].up
+            )
             frozen.requires_grad_(requires_grad=False)
         return model
 
     def build(self) -> nn.Module:
         """The model, sharded."""
-        kind, told = self.told.kind.removesuffix("_frozen"), self.told
-        if kind == "ignoring":
-            from torch.distributed.fsdp import fully_shard
+        kind = self.told.kind.removesuffix("_frozen")
+        make = {
+            "fsdp2": self.fully_sharded,
+            "checkpointing": self.fully_sharded,
+            "hsdp": self.hybrid,
+            "ignoring": self.ignoring,
+            "experts": self.local_experts,
+            "fsdp1": self.flat,
+            "hybrid1": self.flat,
+            "tp_fsdp2": self.two_axes,
+            "sequence_fsdp2": self.two_axes,
+        }
+        return make.get(kind, self.tensor_parallel)()
 
-            model = self.net()
-            mesh = init_device_mesh("cpu", (self.world,), mesh_dim_names=("dp",))
-            for block in model.blocks:
-                fully_shard(block, mesh=mesh)
-            fully_shard(model, mesh=mesh, ignored_params={model.head.weight})
-            if self.told.healthy:
-                model.head.weight.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad, dist.ReduceOp.SUM))
-            return model
-        if kind in ("fsdp2", "checkpointing"):
-            model = self.net()
-            if kind == "checkpointing":
-                from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    def fully_sharded(self) -> nn.Module:
+        """FSDP2, perhaps with activation checkpointing."""
+        model = self.net()
+        if self.told.kind == "checkpointing":
+            model.blocks = nn.ModuleList(checkpoint_wrapper(block) for block in model.blocks)
+        return shard(model, init_device_mesh("cpu", (self.world,), mesh_dim_names=("dp",)))
 
-                model.blocks = nn.ModuleList(checkpoint_wrapper(block) for block in model.blocks)
-            return shard(model, init_device_mesh("cpu", (self.world,), mesh_dim_names=("dp",)))
-        if kind == "hsdp":
+    def hybrid(self) -> nn.Module:
+        """HSDP."""
+        return shard(self.net(), init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("replicate", "shard")))
+
+    def ignoring(self) -> nn.Module:
+        """FSDP2 that leaves the head alone; the healthy twin reduces it by itself."""
+        model, mesh = self.net(), init_device_mesh("cpu", (self.world,), mesh_dim_names=("dp",))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh, ignored_params={model.head.weight})
+        if self.told.healthy:
+            model.head.weight.register_post_accumulate_grad_hook(lambda p: dist.all_reduce(p.grad))
+        return model
+
+    def local_experts(self) -> nn.Module:
+        """DDP that was told to ignore the experts."""
+        part = Experts(self.rank)
+        names = [name for name, _ in part.named_parameters() if name.startswith("expert.")]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(part, names)
+        return DistributedDataParallel(part)
+
+    def flat(self) -> nn.Module:
+        """FSDP's first kind."""
+        how: dict[str, Any] = {"sharding_strategy": ShardingStrategy.FULL_SHARD}
+        if self.told.kind == "hybrid1":
             mesh = init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("replicate", "shard"))
-            return shard(self.net(), mesh)
-        if kind in ("tp", "sequence", "loss_parallel"):
-            self.part = 0
-            mesh = init_device_mesh("cpu", (self.world,), mesh_dim_names=("tp",))
-            model = tensor_parallel(Net(), mesh, is_sequence=kind == "sequence", is_loss=kind == "loss_parallel")
-            if kind == "loss_parallel":
-                from torch.distributed.tensor.parallel import loss_parallel
+            how = {"device_mesh": mesh, "sharding_strategy": ShardingStrategy.HYBRID_SHARD}
+        return FullyShardedDataParallel(Net(), device_id=torch.device("cpu"), use_orig_params=True, **how)
 
-                self.loss_scope = loss_parallel
-            return model
-        if kind in ("tp_fsdp2", "sequence_fsdp2"):
-            mesh = init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("dp", "tp"))
-            self.part = mesh["dp"].get_local_rank()
-            return shard(tensor_parallel(Net(), mesh["tp"], is_sequence=kind == "sequence_fsdp2"), mesh["dp"])
-        if kind in ("fsdp1", "hybrid1"):
-            from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+    def two_axes(self) -> nn.Module:
+        """Tensor parallel below FSDP2."""
+        mesh = init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("dp", "tp"))
+        self.part = mesh["dp"].get_local_rank()
+        is_sequence = self.told.kind == "sequence_fsdp2"
+        return shard(tensor_parallel(Net(), mesh["tp"], is_sequence=is_sequence), mesh["dp"])
 
-            how: dict[str, Any] = {"sharding_strategy": ShardingStrategy.FULL_SHARD}
-            if kind == "hybrid1":
-                mesh = init_device_mesh("cpu", (2, self.world // 2), mesh_dim_names=("replicate", "shard"))
-                how = {"device_mesh": mesh, "sharding_strategy": ShardingStrategy.HYBRID_SHARD}
-            return FullyShardedDataParallel(Net(), device_id=torch.device("cpu"), use_orig_params=True, **how)
-        if kind == "experts":
-            from torch.nn.parallel import DistributedDataParallel
-
-            part = Experts(self.rank)
-            names = [name for name, _ in part.named_parameters() if name.startswith("expert.")]
-            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(part, names)
-            return DistributedDataParallel(part)
-        raise SystemExit(f"no such job: {kind}, {told}")
+    def tensor_parallel(self) -> nn.Module:
+        """One axis: with sequence parallelism, with a parallel loss, or plain."""
+        kind, self.part = self.told.kind, 0
+        mesh = init_device_mesh("cpu", (self.world,), mesh_dim_names=("tp",))
+        self.loss_scope = loss_parallel if kind == "loss_parallel" else None
+        return tensor_parallel(Net(), mesh, is_sequence=kind == "sequence", is_loss=kind == "loss_parallel")
 
     def step(self, step: int) -> None:
         """One step."""
@@ -342,8 +365,6 @@ class PipelineJob(Job):
 
     def build(self) -> nn.Module:
         """This rank's stage."""
-        from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
-
         whole, stages = Net(num_blocks=4), []
         per = 4 // self.world
         for place in range(self.world):

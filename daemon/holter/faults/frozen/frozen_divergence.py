@@ -44,6 +44,7 @@ from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import named, ranks_text
 from holter.faults.window import Window
 from holter.records import Census, Evidence, Finding, Mark, Severity, TableRequest
+from holter.records.rank import OWN
 
 TRAINED = ("parameters_before", "gradients_reduced", "gradients", "parameters_after")
 MATRIX = 2
@@ -87,7 +88,7 @@ class FrozenDivergence:
             for name, known in window.tensors.classes.items()
             if name.startswith("frozen")
         ):
-            yield from _wrong_everywhere(window)
+            yield from _wrong_everywhere(window) or _wrong_shards(window)
             return
         yield from first_view(window, lambda view: self._judge_view(view.window))
 
@@ -275,34 +276,66 @@ def _rounded(difference: Difference) -> Iterator[Evidence]:
         yield Evidence(kind="precision", summary=summary, values={"ranks": list(difference.rounded_ranks)})
 
 
-def _wrong_everywhere(window: Window) -> Iterator[Finding]:
+def _wrong_shards(window: Window) -> list[Finding]:
+    """Frozen parameters of which some ranks' shards cannot be weights while the others' can; zeros count if several matrices are."""
+    odd: dict[str, dict[int, int]] = {}
+    for rank, census in sorted(window.models.census.items()):
+        for entry in census.entries:
+            if entry.axis == OWN and not entry.requires_grad and not entry.is_buffer and len(entry.shape) >= MATRIX:
+                odd.setdefault(entry.name, {})[rank] = entry.marks
+    ranks: Counter[int] = Counter()
+    shown: dict[str, Evidence] = {}
+    for name, marks in odd.items():
+        for wrong in (Mark.NONFINITE | Mark.HUGE, Mark.ZERO):
+            guilty = [rank for rank, mark in marks.items() if mark & wrong]
+            if guilty and len(guilty) < len(marks) == len(window.attached):
+                ranks.update(dict.fromkeys(guilty, 1 if wrong == Mark.ZERO else MIN_EMPTY))
+                text = (
+                    f"{name}: the shard of {ranks_text(guilty)} is {_describe(marks[guilty[0]])}, the others' are not"
+                )
+                shown[name] = Evidence(kind="implausible", summary=text, values={"name": name, "axis": OWN})
+                break
+    guilty = [rank for rank, votes in ranks.items() if votes >= MIN_EMPTY]
+    if not guilty or compare_structures(window):
+        return []
+    return [_implausible(window, tuple(shown), tuple(sorted(guilty)), tuple(shown.values()), is_on_all=False)]
+
+
+def _wrong_everywhere(window: Window) -> list[Finding]:
     """Frozen components that no rank has ever loaded."""
     if not window.attached or any(rank not in window.models.census for rank in window.attached):
-        return
+        return []
     found = [_empty_components(census) for census in distinct_censuses(window)]
     shared = [name for name in found[0] if all(name in other for other in found)] if found else []
     if not shared:
-        return
-    ranks = tuple(sorted(window.attached))
-    yield Finding(
+        return []
+    evidence = tuple(
+        Evidence(kind="implausible", summary=f"{name} is {found[0][name]} on every rank", values={"name": name})
+        for name in shared[:5]
+    )
+    return [_implausible(window, tuple(shared), tuple(sorted(window.attached)), evidence, is_on_all=True)]
+
+
+def _implausible(
+    window: Window, tensors: tuple[str, ...], ranks: tuple[int, ...], evidence: tuple[Evidence, ...], *, is_on_all: bool
+) -> Finding:
+    where = "on any rank" if is_on_all else f"in the shards of {ranks_text(ranks)}"
+    return Finding(
         detector=FrozenDivergence.name,
         severity="critical",
         first_step=0,
         detected_step=max((view.step for view in window.steps), default=0),
         ranks=ranks,
-        tensors=tuple(shared),
-        modules=common_module(tuple(shared)),
-        summary=f"{len(shared)} frozen parameters hold no weights on any rank: {named(tuple(shared))}.",
+        tensors=tensors,
+        modules=common_module(tensors),
+        summary=f"{len(tensors)} frozen parameters hold no weights {where}: {named(tensors)}.",
         facts={
             "is_implausible": True,
-            "is_implausible_on_all": True,
+            "is_implausible_on_all": is_on_all,
             "is_one_side_rounded": False,
-            "compared_ranks": list(ranks),
+            "compared_ranks": sorted(window.attached),
         },
-        evidence=tuple(
-            Evidence(kind="implausible", summary=f"{name} is {found[0][name]} on every rank", values={"name": name})
-            for name in shared[:5]
-        ),
+        evidence=evidence[:5],
     )
 
 

@@ -51,14 +51,25 @@ class AxisView:
         everyone = tuple(sorted(rank for ranks in self.parted for rank in ranks))
         compared = finding.facts.get("compared_ranks")
         ranks = everyone if compared is not None and set(compared) == set(finding.ranks) else finding.ranks
+        # What a wrapper ignores is a part of the model: the rest of it is reduced. It may be meant so.
+        is_ignored = self.axis == IGNORED
+        own_facts = {"gradients_differ_in_all_tensors": False} if is_ignored else {}
         return msgspec.structs.replace(
             finding,
             needs=needs,
             ranks=ranks,
-            summary=f"{finding.summary.removesuffix('.')}, compared along the axis {self.axis} of the mesh.",
-            facts=finding.facts | ({} if compared is None else {"compared_ranks": list(everyone), "axis": self.axis}),
+            severity="warning" if is_ignored else finding.severity,
+            summary=f"{finding.summary.removesuffix('.')}, {self._where}.",
+            facts=finding.facts
+            | ({} if compared is None else {"compared_ranks": list(everyone), "axis": self.axis, **own_facts}),
             evidence=(*finding.evidence, self._evidence(finding, census)),
         )
+
+    @property
+    def _where(self) -> str:
+        if self.axis == IGNORED:
+            return "in what the wrapper was told to ignore"
+        return f"compared along the axis {self.axis} of the mesh"
 
     def _wire(self, tensor_class: str) -> str:
         return tensor_class + self.subgroup if self.is_along(tensor_class) else tensor_class

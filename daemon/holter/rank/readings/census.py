@@ -20,6 +20,7 @@ import torch
 
 from holter.rank.guard import Guard
 from holter.rank.models import Model, Models, held_by, is_sharded
+from holter.rank.readings.samples import local
 from holter.records import Census, Component, Mark, TensorEntry
 from holter_kernels import summarize
 
@@ -192,12 +193,15 @@ class CensusTaker:
         """Read the values of tensors that are new; those on a device are not read, for we would have to wait for the answer."""
         new = [(name, t) for name, t in named if (name, t.dtype) not in self._values]
         self._values.update({(name, t.dtype): NOT_READ for name, t in new})
+        # A shard of what trains may well be constant, a bias or a row of padding; a frozen one was loaded.
+        new = [(name, t if t.requires_grad else held_part(t)) for name, t in new]
         new = [(name, t) for name, t in new if _is_readable(t)]
         if sum(t.nbytes for _, t in new) > MAX_BYTES or not new:
             return
+        buffers = {name for name, t in named if not isinstance(t, torch.nn.Parameter)}
         found = marks(summarize([t for _, t in new], histogram="off"), DtypeTraits.of([t.dtype for _, t in new]))
         for (name, t), mark in zip(new, found.tolist(), strict=True):
-            is_buffer = not isinstance(t, torch.nn.Parameter)
+            is_buffer = name in buffers
             self._values[name, t.dtype] = (mark, *(progression(t) if is_buffer else ("", -1)))
 
 
@@ -213,6 +217,12 @@ def _component(model: Model, held: Sequence[Sequence[Any]]) -> Component:
         num_replicas=model.num_replicas,
         is_find_unused=bool(getattr(model.ddp, "find_unused_parameters", False)),
     )
+
+
+def held_part(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of it: ZeRO's third stage keeps its part beside the parameter."""
+    part: torch.Tensor | None = getattr(tensor, "ds_tensor", None)
+    return local(part if part is not None else tensor)
 
 
 def _whole_shape(model: Model, tensor: torch.Tensor) -> Sequence[int]:

@@ -34,7 +34,7 @@ from holter.rank.context import Context
 from holter.rank.mesh import OWN
 from holter.rank.models import Model, is_partial, is_sharded
 from holter.rank.publish.step_log import OpenStep
-from holter.rank.readings.census import DtypeTraits, Selection, SelectionCache, marks
+from holter.rank.readings.census import DtypeTraits, Selection, SelectionCache, held_part, marks
 from holter.records import PackedTable
 from holter_kernels import root
 
@@ -136,7 +136,11 @@ class ComparisonProbe:
         if moment == "before" and not self._context.schedule.plan.reads_before(self._context.log.step):
             return
         chosen = self._selections.parameters(optimizers, held_only=False, with_own=True)
-        self._read(f"parameters_{moment}", chosen, [_part(p) for p in chosen.tensors])
+        self._read(
+            f"parameters_{moment}",
+            chosen,
+            [p if getattr(p, "ds_tensor", None) is None else held_part(p) for p in chosen.tensors],
+        )
         self._read_partitions(f"parameters_{moment}", optimizers)
 
     def _read_partitions(self, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -320,12 +324,6 @@ class _ReducedGradients:
         if self._then is not None and len(rows) == len(self._parts):
             self._then(rows)
             self._then = None
-
-
-def _part(parameter: torch.Tensor) -> Entry:
-    """What this rank holds of it: ZeRO's third stage keeps its part beside the parameter."""
-    part = getattr(parameter, "ds_tensor", None)
-    return part if part is not None else parameter
 
 
 def _tensor(value: Any) -> Entry:
