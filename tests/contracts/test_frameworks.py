@@ -33,10 +33,13 @@ EXCEPTIONS = {
     # How a tensor lies on the ranks is asked of the tensor, thousands of times a step; a framework is no help there.
     "ds_id": "ZeRO-3 marks a parameter with it",
     "ds_tensor": "ZeRO-3 keeps a partition there",
+    "ds_shape": "ZeRO-3 keeps the shape of the whole there",
     "FlatParameter": "FSDP1's parameters are of this class",
     # Wrappers of a model are told by the names of their classes, which are facts of a census too.
     "FullyShardedDataParallel": "its gradients are reduced by the end of backward, and its parameters are flat",
     "DeepSpeedEngine": "likewise; the script's model is its `module`",
+    "FSDPModule": "what fully_shard makes of a module: it says over which axes it reduces",
+    "_fsdp_param_groups": "likewise",
     # A loader is described without running the script's code: whose code may be run is a list of packages.
     "accelerate": "its loaders and samplers answer without side effects",
     "accelerate.": "its loader holds the one that is iterated",
