@@ -10,6 +10,7 @@ the whole once, and told that it was the last.
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Protocol, Self
 
@@ -60,12 +61,13 @@ class PageContent(Protocol):
 class _Listener:
     """Who reads, and what waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str) -> None:
+        self.address = address
         self.waiting: list[bytes] = []
         self.is_behind = True
         """It is to be shown the whole."""
         self.is_lost = False
-        """The picture cannot be made any more: the connection is closed, so that the page does not look alive."""
+        """The picture cannot be made any more, or others need the place: the connection is closed, so that the page does not look alive."""
         self.wake = asyncio.Event()
 
     def give(self, frame: bytes) -> None:
@@ -83,10 +85,12 @@ class EventStream:
     """All listeners of one run."""
 
     def __init__(self, paint: Callable[[], PageContent], now_ns: Callable[[], int] = clock.wall_ns) -> None:
-        self.refused = 0
+        self.pushed_out = 0
+        """Readers that made room for others."""
         self._paint = paint
         self._now_ns = now_ns
-        self._listeners: set[_Listener] = set()
+        self._listeners: dict[_Listener, None] = {}
+        """Oldest first."""
         self._picture: PageContent | None = None
         self._painter: asyncio.Task[None] | None = None
         self._ended: str | None = None
@@ -94,20 +98,28 @@ class EventStream:
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """GET /api/v1/events, until the reader goes away or the run ends."""
-        if len(self._listeners) >= MAX_LISTENERS:
-            self.refused += 1
-            return web.Response(status=503, text="too many readers\n", headers={"Retry-After": "10"})
         response = web.StreamResponse(headers=HEADERS)
-        listener = _Listener()
-        self._listeners.add(listener)
+        listener = _Listener(request.remote or "")
+        self._make_room()
+        self._listeners[listener] = None
         try:
             await response.prepare(request)
             await self._serve(response, listener, request.transport)
         except (ConnectionError, TimeoutError):
             _hang_up(request)
         finally:
-            self._listeners.discard(listener)
+            self._listeners.pop(listener, None)
         return response
+
+    def _make_room(self) -> None:
+        """The oldest reader of the address that has most of them goes; a page that was open asks again by itself."""
+        if len(self._listeners) >= MAX_LISTENERS:
+            busiest, _ = Counter(listener.address for listener in self._listeners).most_common(1)[0]
+            oldest = next(listener for listener in self._listeners if listener.address == busiest)
+            del self._listeners[oldest]
+            self.pushed_out += 1
+            oldest.is_lost = True
+            oldest.wake.set()
 
     async def close(self, reason: str) -> None:
         """Tell all readers the last of it, and that nothing more comes."""

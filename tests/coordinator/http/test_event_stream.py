@@ -164,23 +164,20 @@ async def test_everyone_is_told_the_time_at_which_it_comes(run_coordinator: Any)
         assert later["now"] - told["now"] >= 900
 
 
-async def test_there_is_a_limit_to_readers(run_coordinator: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_stream, "MAX_LISTENERS", 1)
+async def test_the_newest_reader_pushes_out_the_oldest_of_the_address_that_has_most(
+    run_coordinator: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "MAX_LISTENERS", 2)
     running = await run_coordinator()
     url = f"http://127.0.0.1:{running.port}/api/v1/events"
-    async with aiohttp.ClientSession() as session, session.get(url) as first:
+    async with aiohttp.ClientSession() as session, session.get(url) as first, session.get(url) as second:
         await Reader(first).next()
-        async with session.get(url) as second:
-            assert 503 == second.status
-    async with aiohttp.ClientSession() as session:
-
-        async def is_free() -> bool:
-            async with session.get(url) as again:
-                return again.status == 200
-
-        async with asyncio.timeout(10):
-            while not await is_free():  # noqa: ASYNC110 - whoever frees the place tells nobody
-                await asyncio.sleep(0.05)
+        async with session.get(url) as third:
+            assert "snapshot" == (await Reader(third).next())[0]
+            async with asyncio.timeout(10):
+                assert await first.content.read() is not None  # to its end
+        assert 1 == running.coordinator._pages.events.pushed_out
+        assert not second.content.at_eof()
 
 
 async def test_a_reader_that_takes_nothing_holds_up_nobody_and_costs_a_few_frames(
@@ -211,7 +208,7 @@ async def test_a_reader_that_takes_nothing_holds_up_nobody_and_costs_a_few_frame
 
 
 async def test_a_reader_that_fell_behind_is_shown_the_whole_again() -> None:
-    listener = event_stream._Listener()
+    listener = event_stream._Listener("127.0.0.1")
     listener.is_behind = False
     for number in range(event_stream.MAX_WAITING + 3):
         listener.give(bytes([number]))

@@ -5,7 +5,7 @@
 | 409 | it cannot be, and why |
 | 408, 413, 422 | this is no request |
 
-The cost of a scrape of `/metrics` does not grow with the number of modules, and hardly with that of ranks. Everything that a rank said is escaped or encoded, never trusted.
+What takes long to make is made once for all who ask (`renderings.py`). The cost of a scrape of `/metrics` does not grow with the number of modules, and hardly with that of ranks. Everything that a rank said is escaped or encoded, never trusted.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from holter import clock
 from holter.coordinator.announcer import sidecar_targets
 from holter.coordinator.http.doors import is_same
 from holter.coordinator.http.page_state import PageState
+from holter.coordinator.http.renderings import Renderings
 from holter.coordinator.http.status import rank_details, status
 from holter.coordinator.judge import DIAGNOSIS
 from holter.coordinator.roster import Roster
@@ -47,6 +48,8 @@ MAX_BODY_BYTES = 8 * 2**10
 BODY_DEADLINE_S = 5.0
 MAX_PLAIN = 128
 """Ranks in the table of the page itself; `/plain` has all."""
+MAX_ACCEPT = 200
+"""Bytes of the header that says which form of metrics is wanted."""
 MAX_DIGITS = 9
 """The most digits in the number of a rank that is asked for: Python refuses to read thousands."""
 RANKS = {
@@ -123,6 +126,7 @@ class Pages:
         self._token = token
         self._ask_halt = ask_halt
         self._assets = assets.load()
+        self._renderings = Renderings()
 
     def routes(self) -> list[web.RouteDef]:
         """Every path but /ingest."""
@@ -146,15 +150,20 @@ class Pages:
         return web.Response(text="ok\n", headers=HEADERS)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        metrics = families(self._run.settings.run_id, self._version, self._run.roster.snapshots(), snapshot(self._run))
-        body, content_type = expose(metrics, request.headers.get(hdrs.ACCEPT, ""))
+        accept = request.headers.get(hdrs.ACCEPT, "")[:MAX_ACCEPT]
+        body, content_type = self._renderings.get(f"/metrics {accept}", lambda: self._expose(accept))
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 
+    def _expose(self, accept: str) -> tuple[bytes, str]:
+        run = self._run
+        return expose(families(run.settings.run_id, self._version, run.roster.snapshots(), snapshot(run)), accept)
+
     async def _sd(self, _: web.Request) -> web.Response:
-        return _json(sidecar_targets(self._run.roster, self._run.settings.run_id))
+        run = self._run
+        return _sent(self._renderings.get("/sd", lambda: _encode(sidecar_targets(run.roster, run.settings.run_id))))
 
     async def _status(self, _: web.Request) -> web.Response:
-        return _json(status(self._run, self.page_state.now_ns()))
+        return _sent(self._renderings.get("/status", lambda: _encode(status(self._run, self.page_state.now_ns()))))
 
     async def _rank(self, request: web.Request) -> web.Response:
         name = request.match_info["rank"]
@@ -165,7 +174,7 @@ class Pages:
         return _json(rank_details(member, self.page_state.now_ns()))
 
     async def _incidents(self, _: web.Request) -> web.Response:
-        return _json(self._run.incidents.all())
+        return _sent(self._renderings.get("/incidents", lambda: _encode(self._run.incidents.all())))
 
     async def _incident(self, request: web.Request) -> web.Response:
         found = self._run.incidents.get(request.match_info["id"])
@@ -176,7 +185,8 @@ class Pages:
         found = self._run.incidents.get(request.match_info["id"])
         if found is None:
             return web.Response(status=404, text="no such incident\n", headers=HEADERS)
-        return web.Response(text=report.to_fragment(found), content_type="text/html", headers=HEADERS)
+        text = self._renderings.get(f"report {found.id}", lambda: report.to_fragment(found))
+        return web.Response(text=text, content_type="text/html", headers=HEADERS)
 
     async def _halt(self, request: web.Request) -> web.Response:
         code, content = await answer_halt(request, self._token, None if self._ask_halt is None else self._ask)
@@ -193,19 +203,25 @@ class Pages:
         return assets.serve(self._assets, request)
 
     async def _index(self, _: web.Request) -> web.Response:
-        state = status(self._run, self.page_state.now_ns(), MAX_PLAIN)
-        plain = _render(state, len(self._run.roster.members) - MAX_PLAIN)
-        page = assets.index(self._assets, self._run.settings.run_id, plain)
+        page = self._renderings.get("/", self._render_index)
         return web.Response(text=page, content_type="text/html", headers=HEADERS)
 
+    def _render_index(self) -> str:
+        state = status(self._run, self.page_state.now_ns(), MAX_PLAIN)
+        plain = _render(state, len(self._run.roster.members) - MAX_PLAIN)
+        return assets.index(self._assets, self._run.settings.run_id, plain)
+
     async def _plain(self, _: web.Request) -> web.Response:
+        page = self._renderings.get("/plain", self._render_plain)
+        return web.Response(text=page, content_type="text/html", headers=HEADERS)
+
+    def _render_plain(self) -> str:
         state = status(self._run, self.page_state.now_ns())
-        page = (
+        return (
             f"<!doctype html><html lang=en><meta charset=utf-8><title>holter {html.escape(state['run_id'])}</title>"
             "<link rel=icon href=web/icon.svg><link rel=stylesheet href=web/page.css>"
             f"<body class=plain><main>{_render(state)}</main>"
         )
-        return web.Response(text=page, content_type="text/html", headers=HEADERS)
 
 
 def _is_own_origin(request: web.Request) -> bool:
@@ -224,11 +240,17 @@ async def _request_body(request: web.Request) -> bytes:
     return bytes(body)
 
 
-def _json(content: Any, status: int = 200) -> web.Response:
+def _encode(content: Any) -> bytes:
     # msgspec writes NaN and Inf as null: JSON has no word for them.
-    return web.Response(
-        body=msgspec.json.encode(content), status=status, content_type="application/json", headers=HEADERS
-    )
+    return msgspec.json.encode(content)
+
+
+def _json(content: Any, status: int = 200) -> web.Response:
+    return _sent(_encode(content), status)
+
+
+def _sent(body: bytes, status: int = 200) -> web.Response:
+    return web.Response(body=body, status=status, content_type="application/json", headers=HEADERS)
 
 
 def _render(state: dict[str, Any], num_left_out: int = 0) -> str:
