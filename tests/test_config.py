@@ -125,3 +125,10 @@ def test_an_action_that_cannot_be_read_is_not_to_halt(tmp_path, written):
 def test_every_value_that_cannot_be_used_is_said():
     settings, sentences = usable({"HOLTER_ACTION": "Halt", "HOLTER_PORT": "-1", "HOLTER_RESUME": "true"})
     assert ("notify", 0, 0, 3) == (settings.action, settings.port, settings.resume, len(sentences))
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e999"])
+@pytest.mark.parametrize("name", ["HOLTER_SAVE_DEADLINE_S", "HOLTER_OVERHEAD_BUDGET", "HOLTER_LINGER_S"])
+def test_a_number_that_is_not_finite_is_refused(name: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} must be a number, got '{value}'"):
+        load({name: value})

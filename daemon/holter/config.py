@@ -7,6 +7,7 @@ the environment. A value that cannot be used is named as the user wrote it:
 """
 
 import dataclasses
+import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from typing import Any, get_args
 
 from holter.errors import ConfigError
 from holter.records import Action
+from holter.transport.tls import TlsFiles
 
 PREFIX = "HOLTER_"
 
@@ -39,6 +41,12 @@ class Settings:
     """Secret without which page, API and metrics of the coordinator cannot be read; empty: who reaches the port may read."""
     read_token_file: str = ""
     """File that holds it."""
+    tls_certificate: str = ""
+    """File (PEM) with the certificate by which coordinator and sidecars serve; empty: everything goes over the network in the clear."""
+    tls_key: str = ""
+    """File (PEM) with its key."""
+    tls_ca: str = ""
+    """File (PEM) with the authority whose certificates are believed; empty: only `tls_certificate` itself is, whatever its host is called."""
     public_url: str = ""
     """Address under which people reach the coordinator, through a proxy for example; requests that name another host are refused."""
     action: Action = "halt"
@@ -52,7 +60,7 @@ class Settings:
     metrics_port: int = 0
     """Port of a sidecar's own /metrics, plus the local rank; 0: a free one."""
     listen_host: str = ""
-    """Address that the coordinator binds; empty: loopback if all ranks are on this host, else all interfaces."""
+    """Address that the coordinator binds; empty: loopback if all ranks are on this host, else the interface by which the job's ranks meet."""
     ring_bytes: int = 4 << 20
     """Size of the ring between a rank and its sidecar; what does not fit is dropped and counted."""
     threads: int = 1
@@ -107,6 +115,8 @@ class Settings:
             value = getattr(self, name)
             is_address = not value or value.startswith(("http://", "https://"))
             _require(is_address, name, "an address that begins with http:// or https://", value)
+        has_key = bool(self.tls_certificate) == bool(self.tls_key)
+        _require(has_key, "tls_certificate", "given together with tls_key", self.tls_certificate)
         _require(self.resume in (0, 1), "resume", "0 or 1", self.resume)
         _require(_is_mesh(self.mesh), "mesh", "axes and sizes such as pp=2,dp=4", self.mesh)
         known = {"SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2", "SIGHUP"}
@@ -115,6 +125,11 @@ class Settings:
         )
         is_name = not set(self.run_id) & set("/\\ \n") and self.run_id not in {".", ".."}
         _require(is_name, "run_id", "a name without slashes or spaces", self.run_id)
+
+    @property
+    def tls(self) -> TlsFiles:
+        """The three files together."""
+        return TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca)
 
     def warnings(self) -> list[str]:
         """Settings that cannot take effect."""
@@ -153,9 +168,15 @@ def _globs(value: Any) -> tuple[str, ...]:
     return tuple(part.strip() for part in parts if part.strip())
 
 
+def _finite(value: Any) -> float:
+    if not math.isfinite(found := float(value)):
+        raise ValueError
+    return found
+
+
 _PARSERS: dict[type, tuple[Callable[[Any], Any], str]] = {
     int: (int, "a whole number"),
-    float: (float, "a number"),
+    float: (_finite, "a number"),
     str: (str, "a text"),
     tuple: (_globs, "names separated by commas"),
 }
@@ -263,7 +284,7 @@ def _parse(name: str, value: Any, written: str) -> Any:
         raise ConfigError(f"{written} must be {kind}, got {value!r}")
     try:
         return parse(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         raise ConfigError(f"{written} must be {kind}, got {value!r}") from None
 
 

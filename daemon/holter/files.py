@@ -38,13 +38,13 @@ def write_whole(path: Path, content: bytes, mode: int = 0o644, *, makes_folder: 
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except BaseException:
         beside.unlink(missing_ok=True)
         raise
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """A name is on the disk when its folder is; file systems that cannot do that are not the caller's trouble."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

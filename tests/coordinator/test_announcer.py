@@ -159,11 +159,12 @@ def hello(rank: int, address: str) -> wire.Hello:
 
 def test_every_sidecar_is_listed_by_an_address_that_others_reach() -> None:
     roster = Roster()
-    for rank, address in enumerate(["127.0.0.1:9", "0.0.0.0:9401", "", "::1:7", "[::]:7", "10.0.0.1:8"]):
+    for rank, address in enumerate(["127.0.0.1:9", "10.0.0.1:9401", "", "[::1]:7", "https://10.0.0.2:7", "10.0.0.1:8"]):
         roster.connect(hello(rank, address))
     roster.goodbye(5)
     found = sidecar_targets(roster, "r")
-    assert [["127.0.0.1:9"], ["node-1:9401"], ["[::1]:7"], ["node-4:7"]] == [group["targets"] for group in found]
+    assert [["127.0.0.1:9"], ["10.0.0.1:9401"], ["[::1]:7"], ["10.0.0.2:7"]] == [group["targets"] for group in found]
+    assert [None, None, None, "https"] == [group["labels"].get("__scheme__") for group in found]
     assert {
         "__meta_holter_run_id": "r",
         "__meta_holter_role": "sidecar",

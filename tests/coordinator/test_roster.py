@@ -13,9 +13,9 @@ from holter.transport.wire import Heartbeat, Hello
 LIMITS = Limits(first_s=100, idle_s=30, stragglers_s=5, settle_s=1)
 
 
-def hello(rank: int, pid: int = 10, world_size: int = 2) -> Hello:
+def hello(rank: int, pid: int = 10, world_size: int = 2, key: str = "") -> Hello:
     return Hello(
-        run_id="r", rank=rank, world_size=world_size, host="a", rank_pid=pid, sidecar_pid=1, metrics_address=""
+        run_id="r", rank=rank, world_size=world_size, host="a", rank_pid=pid, sidecar_pid=1, metrics_address="", key=key
     )
 
 
@@ -33,6 +33,17 @@ def test_a_connection_that_breaks_is_a_lost_sidecar_until_it_comes_back() -> Non
     roster.connect(hello(1))
     assert member is roster.members[1], "the same rank, with what was known of it"
     assert [] == roster.blind()
+
+
+def test_nobody_speaks_for_a_rank_whose_sidecar_is_on_the_line() -> None:
+    roster = Roster()
+    line = roster.connect(hello(1, key="its own"))
+    impostors = [hello(1), hello(1, key="another"), hello(1, pid=11, key="another")]
+    assert {"another process speaks for rank 1, and is on the line"} == {roster.refusal(one) for one in impostors}
+    assert roster.refusal(hello(1, key="its own")) is None, "its line broke and it has not been noticed yet"
+    assert roster.refusal(hello(0, key="another")) is None
+    roster.disconnect(1, line)
+    assert roster.refusal(hello(1, pid=11, key="another")) is None, "the job was started again"
 
 
 def test_goodbye_is_no_loss() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -61,3 +62,15 @@ async def test_it_is_started_again_however_often_it_dies(monkeypatch: pytest.Mon
     async with asyncio.timeout(20):
         await process._keep_alive()
     assert [-9] * 20 + [0] == ends
+
+
+def test_a_directory_is_the_coordinators_own_if_the_job_was_told_so_or_our_token_lies_in_it(tmp_path: Path) -> None:
+    found = make_link()
+    found.run_dir, found._token = "/told", "ours"
+    assert found.is_own_directory("/told")
+    assert not found.is_own_directory("")
+    assert not found.is_own_directory(str(tmp_path))
+    access = tmp_path / "coordinator.json"
+    for content, is_own in (('{"token": "ours"}', True), ('{"token": "theirs"}', False), ("[]", False), ("{", False)):
+        access.write_text(content)
+        assert is_own == found.is_own_directory(str(tmp_path)), content

@@ -156,3 +156,11 @@ async def test_somebody_new_on_the_line_hears_where_the_rank_stands(beside):
     await beside.answer("released")
     beside.orders.repeat()
     assert ["released", "released"] == [said.body.state for said in beside.told[2:]]
+
+
+async def test_nothing_is_saved_where_the_coordinators_own_directory_is_not_known(beside):
+    beside.orders.run_dir = ""
+    beside.orders.hear(beside.order("commit"))
+    beside.orders.hear(beside.order("prepare"))
+    assert "prepare" == (await beside.next_order()).kind
+    assert not beside.partial.exists()

@@ -17,6 +17,7 @@ from holter.page import PageWriter
 from holter.records import Exam, Exited, Farewell, Observation, OnDevice, Overdue, Phase, StepDone
 from holter.sidecar.process import started_ticks
 from holter.sidecar.service import Sidecar, SidecarSettings
+from holter.sidecar.state import MetricsSettings
 from holter.transport import wire
 
 
@@ -57,6 +58,9 @@ def worn(command: list[str]):
     page.close()
 
 
+EYES = "a token to read with"
+
+
 @pytest.fixture
 def rank():
     yield from worn(["sleep", "60"])
@@ -89,6 +93,25 @@ async def test_metrics_and_health_are_served_and_it_ends_with_the_rank(rank):
     await asyncio.wait_for(running, 10)
 
 
+async def test_metrics_are_read_with_the_token_and_under_this_hosts_name_only(rank):
+    process, page = rank
+    settings = SidecarSettings(page=page.fd, metrics=MetricsSettings(read_token=EYES))
+    sidecar = Sidecar(settings, lambda _: None)
+    running = asyncio.create_task(sidecar.run())
+    await until(lambda: sidecar._link.metrics_address)
+    url = f"http://{sidecar._link.metrics_address}/metrics"
+    shown = {"Authorization": f"Bearer {EYES}"}
+    codes = []
+    async with ClientSession() as session:
+        for headers in ({}, {"Authorization": "Bearer ears"}, shown, shown | {"Host": "evil.example"}):
+            async with session.get(url, headers=headers) as answer:
+                codes.append(answer.status)
+    assert [401, 401, 200, 421] == codes
+    process.kill()
+    process.wait()
+    await asyncio.wait_for(running, 10)
+
+
 async def test_garbage_on_the_page_is_counted_and_reading_goes_on(rank):
     process, page = rank
     page.write(b"\xff garbage")
@@ -116,7 +139,9 @@ async def test_the_last_words_of_a_rank_that_said_much_are_heard(rank):
 async def test_a_taken_port_for_metrics_is_replaced(rank):
     process, page = rank
     taken = socket.create_server(("127.0.0.1", 0))
-    sidecar = Sidecar(SidecarSettings(page=page.fd, metrics_port=taken.getsockname()[1]), lambda _: None)
+    sidecar = Sidecar(
+        SidecarSettings(page=page.fd, metrics=MetricsSettings(port=taken.getsockname()[1])), lambda _: None
+    )
     running = asyncio.create_task(sidecar.run())
     await until(lambda: sidecar._link.metrics_address)
     assert str(taken.getsockname()[1]) != sidecar._link.metrics_address.rpartition(":")[2]

@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 import holter
 from holter import clock
 from holter.cli.logs import log_to
+from holter.cli.numbers import count, port, seconds
 from holter.config import Settings, load, secret_in, usable
 from holter.errors import ConfigError, UsageError
 from holter.records import Action
+from holter.transport.tls import SCHEME
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +27,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("--run-dir", required=True, help="directory of this run; made if it is not there")
     parser.add_argument("--run-id", default="", help="name of the run (default: the directory's name)")
-    parser.add_argument("--world-size", type=int, default=0, help="number of ranks (default: what the first one says)")
+    parser.add_argument(
+        "--world-size", type=count, default=0, help="number of ranks (default: what the first one says)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: a free one")
+    parser.add_argument("--port", type=port, default=0, help="port to listen on; 0: a free one")
     parser.add_argument(
         "--fd", type=int, default=-1, help="listening socket that was inherited, instead of host and port"
     )
@@ -41,10 +45,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="the most that may be done (default: HOLTER_ACTION, else halt)",
     )
     parser.add_argument(
-        "--save-deadline-s", type=float, default=300.0, help="how long a save may take in a halt (default: %(default)s)"
+        "--save-deadline-s",
+        type=seconds,
+        default=300.0,
+        help="how long a save may take in a halt (default: %(default)s)",
     )
     parser.add_argument(
-        "--idle-s", type=float, default=30.0, help="end after so many seconds without a sidecar (default: %(default)s)"
+        "--idle-s",
+        type=seconds,
+        default=30.0,
+        help="end after so many seconds without a sidecar (default: %(default)s)",
     )
     parser.add_argument(
         "--webhook", help="address to tell of incidents (default: HOLTER_WEBHOOK, or the settings file)"
@@ -54,7 +64,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--targets-dir", help="directory for a file with Prometheus' targets (default: likewise)")
     parser.add_argument("--clock-base-ns", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument(
-        "--first-s", type=float, default=120.0, help="end if no sidecar has come by then (default: %(default)s)"
+        "--first-s", type=seconds, default=120.0, help="end if no sidecar has come by then (default: %(default)s)"
     )
 
 
@@ -67,8 +77,12 @@ def run(args: argparse.Namespace) -> int:
     listener = _listener(args)
     _prepare(run_dir, is_by_hand=args.fd < 0)
     log_to(run_dir / "logs" / "coordinator.log", is_by_hand=args.fd < 0)
-    address = _address(listener)
     settings = _settings(args)
+    if (problem := settings.tls.problem()) is not None:
+        # Nobody is served in the clear who asked for TLS.
+        logger.error("%s", problem)
+        raise UsageError(problem)
+    address = _address(listener, is_tls=settings.tls.is_on)
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
     from holter.coordinator.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
     from holter.coordinator.http.doors import DoorSettings, raise_descriptor_limit  # noqa: PLC0415
@@ -97,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
         report_token=token,
         read_token=settings.read_token,
         hosts=[urlsplit(settings.public_url).hostname or ""] if settings.public_url else [],
+        tls=settings.tls,
     )
     service = ServiceSettings(
         doors=doors,
@@ -176,8 +191,9 @@ def _prepare(run_dir: Path, *, is_by_hand: bool) -> None:
         raise UsageError(f"cannot use {run_dir} as run directory: {reason}")
 
 
-def _address(listener: socket.socket) -> str:
+def _address(listener: socket.socket, *, is_tls: bool) -> str:
     host, port = listener.getsockname()[:2]
     if host in {"0.0.0.0", "::"}:  # noqa: S104 - what was bound, not a choice
         host = socket.gethostname()
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = SCHEME if is_tls else "http://"
+    return f"{scheme}[{host}]:{port}" if ":" in host else f"{scheme}{host}:{port}"

@@ -14,6 +14,7 @@ import threading
 from typing import Any
 
 from holter import clock, config
+from holter.cli.numbers import seconds
 from holter.cli.runs import RunReader, locate
 from holter.errors import UsageError
 
@@ -27,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", default="", help="why, for the log, the report and halt.json")
     parser.add_argument("--no-wait", action="store_true", help="return as soon as the halt is requested")
     parser.add_argument(
-        "--wait-s", type=float, default=900.0, help="how many seconds to wait at most (default: %(default)s)"
+        "--wait-s", type=seconds, default=900.0, help="how many seconds to wait at most (default: %(default)s)"
     )
     parser.add_argument("--json", action="store_true", help="what became of it")
 

@@ -7,6 +7,7 @@ import socket
 import sys
 
 import holter
+from holter.cli.numbers import port
 from holter.cli.runs import RunReader, locate
 from holter.cli.terminal import with_progress
 from holter.errors import UsageError
@@ -16,14 +17,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("run", nargs="?", metavar="RUN", help="run directory (default: the newest run)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: a free one")
+    parser.add_argument("--port", type=port, default=0, help="port to listen on; 0: a free one")
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C; a coordinator that answers needs no help."""
     found = locate(args.run)
     if found.ask("/api/v1/status") is not None:
-        sys.stdout.write(f"run {found.name} lives; its page is http://{found.address}/\n")
+        sys.stdout.write(f"run {found.name} lives; its page is {found.url}/\n")
         return 0
     if found.directory is None:
         raise UsageError(f"no coordinator answers at {found.address}")

@@ -16,6 +16,7 @@ from holter.coordinator.identity import ACCESS, Access
 from holter.errors import UsageError
 from holter.files import UNREADABLE, read_json
 from holter.records import Diagnosis
+from holter.transport.tls import SCHEME
 
 RUNS = Path("holter-runs")
 DEADLINE_S = 3.0
@@ -30,7 +31,7 @@ class RunReader:
 
     directory: Path | None
     address: str
-    """`host:port` of its coordinator; empty: not known."""
+    """`host:port` of its coordinator, behind `https://` by TLS; empty: not known."""
     identity: dict[str, Any]
     """run.json, empty if there is none."""
 
@@ -38,6 +39,11 @@ class RunReader:
     def name(self) -> str:
         """For people."""
         return str(self.identity.get("run_id") or self.directory or self.address)
+
+    @property
+    def url(self) -> str:
+        """For a browser."""
+        return self.address if self.address.startswith(SCHEME) else f"http://{self.address}"
 
     def ask(self, path: str) -> Any:
         """What the coordinator answers to GET, decoded; None when none answers, or one of another run."""
@@ -85,9 +91,10 @@ def locate(run: str | None, runs: Path = RUNS) -> RunReader:
         return _of_directory(_newest(runs))
     if Path(run).is_dir():
         return _of_directory(Path(run))
-    host, colon, port = run.removeprefix("http://").rstrip("/").rpartition(":")
-    if colon and host and port.isdigit() and int(port) < 2**16 and "/" not in host:
-        return RunReader(None, f"{host}:{port}", {})
+    address = run.removeprefix("http://").rstrip("/")
+    host, colon, port = address.removeprefix(SCHEME).rpartition(":")
+    if colon and host and port.isascii() and port.isdigit() and int(port[:6]) < 2**16 and "/" not in host:
+        return RunReader(None, address, {})
     raise UsageError(f"{run} is neither a run directory nor an address such as host:port")
 
 
@@ -149,8 +156,13 @@ def _request(
     address: str, path: str, deadline_s: float, token: str, body: dict[str, str] | None = None
 ) -> tuple[int, Any]:
     """Status and decoded JSON of a GET, with a body of a POST. Raises OSError, HTTPException, ValueError."""
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=deadline_s)
+    host, _, port = address.removeprefix(SCHEME).rpartition(":")
+    connection: http.client.HTTPConnection
+    if address.startswith(SCHEME):
+        trust = config.load().tls.client()
+        connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=deadline_s, context=trust)
+    else:
+        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=deadline_s)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         if body is None:

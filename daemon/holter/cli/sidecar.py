@@ -6,6 +6,8 @@ import sys
 
 import holter
 from holter.cli.logs import log_to
+from holter.cli.numbers import port
+from holter.config import usable
 from holter.errors import PageError, UsageError
 
 
@@ -18,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--crash-fd", type=int, default=-1, help="socket on which a crashing rank says so")
     parser.add_argument("--orders-fd", type=int, default=-1, help="socket of the rank's halt agent")
     parser.add_argument("--metrics-host", default="127.0.0.1", help="address of /metrics (default: %(default)s)")
-    parser.add_argument("--metrics-port", type=int, default=0, help="port of /metrics; 0: a free one")
+    parser.add_argument("--metrics-port", type=port, default=0, help="port of /metrics; 0: a free one")
     parser.add_argument("--terminal", default="", help="terminal device for the live line")
 
 
@@ -26,7 +28,10 @@ def run(args: argparse.Namespace) -> int:
     """Until the rank has ended."""
     # Imported here: `holter sidecar --help` needs no event loop.
     from holter.sidecar.service import Sidecar, SidecarSettings  # noqa: PLC0415
+    from holter.sidecar.state import MetricsSettings  # noqa: PLC0415
 
+    # What is wrong with the settings the rank has said already.
+    ours, _ = usable()
     page: int | str = int(args.page) if args.page.isdigit() else args.page
     settings = SidecarSettings(
         page=page,
@@ -35,8 +40,7 @@ def run(args: argparse.Namespace) -> int:
         recorder=args.recorder,
         crash_fd=args.crash_fd,
         orders_fd=args.orders_fd,
-        metrics_host=args.metrics_host,
-        metrics_port=args.metrics_port,
+        metrics=MetricsSettings(args.metrics_host, args.metrics_port, ours.tls, ours.read_token),
         terminal=args.terminal,
         version=holter.__version__,
     )

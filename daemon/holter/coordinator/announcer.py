@@ -21,15 +21,13 @@ import msgspec
 
 from holter import clock
 from holter.coordinator.disk import Disk
-from holter.coordinator.roster import Member, Roster
+from holter.coordinator.roster import Roster
 from holter.coordinator.run import Run
 from holter.exporters.alert_text import RUNBOOKS
 from holter.exporters.webhook import Deliveries, Message, Pager
 from holter.files import write_whole
 from holter.transport.limits import Backoff
-
-ANY = ("0.0.0.0", "::", "")  # noqa: S104 - what was bound, not a choice
-"""A sidecar that listens everywhere is reached by the name of its host."""
+from holter.transport.tls import SCHEME
 
 LOOK_EVERY = 10
 """Calls of `write`, of which there is one a second, between two looks whether the file is still there."""
@@ -51,7 +49,7 @@ logger = logging.getLogger(__name__)
 def sidecar_targets(roster: Roster, run_id: str) -> Targets:
     """The sidecars in the form of Prometheus' HTTP and file service discovery; ranks that ended are left out, lost ones are not."""
     return [
-        _group(_address(member), run_id, role="sidecar", rank=str(rank), host=member.hello.host)
+        _group(member.hello.metrics_address, run_id, role="sidecar", rank=str(rank), host=member.hello.host)
         for rank, member in sorted(roster.members.items())
         if member.state != "ended" and member.hello.metrics_address
     ]
@@ -59,7 +57,7 @@ def sidecar_targets(roster: Roster, run_id: str) -> Targets:
 
 def all_targets(roster: Roster, run_id: str, address: str) -> Targets:
     """The coordinator at this address, and every sidecar."""
-    return [_group(urlsplit(address).netloc, run_id, role="coordinator"), *sidecar_targets(roster, run_id)]
+    return [_group(address, run_id, role="coordinator"), *sidecar_targets(roster, run_id)]
 
 
 class TargetsFile:
@@ -98,15 +96,10 @@ def _remove(path: Path, coordinator: str) -> None:
             path.unlink()
 
 
-def _group(target: str, run_id: str, **about: str) -> dict[str, Any]:
-    labels = {"run_id": run_id, **about}
-    return {"targets": [target], "labels": {f"__meta_holter_{name}": value for name, value in labels.items()}}
-
-
-def _address(member: Member) -> str:
-    host, _, port = member.hello.metrics_address.rpartition(":")
-    host = member.hello.host if host.strip("[]") in ANY else host.strip("[]")
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def _group(address: str, run_id: str, **about: str) -> dict[str, Any]:
+    labels = {f"__meta_holter_{name}": value for name, value in {"run_id": run_id, **about}.items()}
+    scheme = {"__scheme__": "https"} if address.startswith(SCHEME) else {}
+    return {"targets": [address.rpartition("://")[2]], "labels": labels | scheme}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ hello -> connected --goodbye--> ended
 Silence is measured in the coordinator's attention: time in which it was itself not scheduled is nobody's silence.
 """
 
+import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -147,6 +148,9 @@ class Roster:
             return f"world size is {self.world_size} here, {hello.world_size} there"
         if not 0 <= hello.rank < hello.world_size:
             return f"rank {hello.rank} is outside 0..{hello.world_size - 1}"
+        known = self.members.get(hello.rank)
+        if known is not None and known.state == "connected" and not hmac.compare_digest(known.hello.key, hello.key):
+            return f"another process speaks for rank {hello.rank}, and is on the line"
         return None
 
     def connect(self, hello: Hello) -> int:

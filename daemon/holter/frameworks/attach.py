@@ -35,6 +35,7 @@ from holter.rank.context import ObservationWriter
 from holter.rank.flight_server import FlightServer
 from holter.rank.guard import say
 from holter.rank.hold.halt_agent import HaltAgent
+from holter.rank.hold.peers import own_address
 from holter.rank.hooks.endings import is_interactive
 from holter.rank.hooks.signals import CrashNotice, allow_stacks
 from holter.rank.monitor import Monitor
@@ -44,6 +45,7 @@ from holter.redaction import without_secrets
 from holter.sidecar import spawn
 from holter.sidecar.process import started_ticks
 from holter.sidecar.spawn import Bootstrap
+from holter.transport.tls import SCHEME
 
 RANK_PID = "HOLTER_RANK_PID"
 """Marks the environment of a rank, so that its children know they are none."""
@@ -115,6 +117,8 @@ def _settings() -> Settings:
         say(f"{sentence}; the rest is used, the action is {settings.action}")
     for warning in settings.warnings():
         say(warning)
+    if (problem := settings.tls.problem()) is not None:
+        say(f"{problem}; nothing is sent in the clear instead, so this run is not watched")
     if settings.action == "halt" and is_interactive():
         # A halt ends the process, and with it everything that the person has in it.
         say("this is an interactive session, which a halt would end: the action is notify")
@@ -180,7 +184,7 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
     os.environ[RANK_PID] = str(os.getpid())
     if here.rank == 0 and bootstrap is not None:
         say(
-            f"watching {here.world_size} rank{'s' * (here.world_size > 1)} · http://{bootstrap.address} · {_short(bootstrap.run_dir)}"
+            f"watching {here.world_size} rank{'s' * (here.world_size > 1)} · {bootstrap.url} · {_short(bootstrap.run_dir)}"
         )
     return Attachment(monitor, bootstrap.run_dir if bootstrap else "")
 
@@ -212,7 +216,7 @@ def _bootstrap(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, s
     _check_writable(run_dir)
     begin_life(run_dir, os.environ)
     return Bootstrap(
-        address=f"{here.address}:{listener.getsockname()[1]}",
+        address=f"{SCHEME if settings.tls.is_on else ''}{here.address}:{listener.getsockname()[1]}",
         token=settings.token or secrets.token_hex(16),
         run_id=run_id,
         run_dir=run_dir,
@@ -224,7 +228,12 @@ def _bootstrap(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, s
 
 def _listen_host(settings: Settings, here: RankPlace) -> str:
     """Address to listen on: for the coordinator, which ranks on other hosts connect to, and for each sidecar, which Prometheus scrapes."""
-    return settings.listen_host or ("127.0.0.1" if here.is_one_host else "0.0.0.0")  # noqa: S104
+    if settings.listen_host or here.is_one_host:
+        return settings.listen_host or "127.0.0.1"
+    try:
+        return own_address(here.address)[0]
+    except OSError:
+        return "0.0.0.0"  # noqa: S104 - a name that this host cannot resolve may be its own
 
 
 def _check_writable(run_dir: str) -> None:

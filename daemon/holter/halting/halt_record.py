@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from holter.clock import rfc3339, wall_ns
-from holter.files import UNREADABLE, as_json, read_json, write_whole
+from holter.files import UNREADABLE, as_json, read_json, sync_folder, write_whole
 from holter.records import EXIT_CODE
 
 ROOM = ".halt.room"
@@ -219,3 +219,4 @@ def _write_into_room(run_dir: Path, halt: HaltRecord) -> None:
         file.flush()
         os.fsync(file.fileno())
     (run_dir / ROOM).rename(run_dir / "halt.json")
+    sync_folder(run_dir)

@@ -11,20 +11,23 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from holter import clock
-from holter.files import UNREADABLE
+from holter.files import UNREADABLE, read_json
 from holter.page import PageIdentity
 from holter.records import Observation
 from holter.sidecar import spawn
 from holter.transport import wire
+from holter.transport.access import is_same
 from holter.transport.choice import transport_of
 from holter.transport.interface import OnMessage, Uplink
 from holter.transport.limits import settings_for
+from holter.transport.tls import NO_TLS, TlsFiles
 
 MAX_UNSENT = 5000
 """Observations kept while no coordinator is known yet."""
@@ -41,7 +44,9 @@ logger = logging.getLogger(__name__)
 class CoordinatorLink:
     """Sends what one rank's sidecar has to say; `on_message` gets what the coordinator says."""
 
-    def __init__(self, identity: PageIdentity, on_message: OnMessage, log_to: Callable[[Path], None]) -> None:
+    def __init__(
+        self, identity: PageIdentity, on_message: OnMessage, log_to: Callable[[Path], None], tls: TlsFiles = NO_TLS
+    ) -> None:
         self.run_id = ""
         self.run_dir = ""
         """Of the run, as the job itself was told; empty until then."""
@@ -52,6 +57,9 @@ class CoordinatorLink:
         self._identity = identity
         self._on_message = on_message
         self._log_to = log_to
+        self._tls = tls
+        self._token = ""
+        self._key = secrets.token_hex(16)
         self._uplink: Uplink | None = None
         self._unsent: list[tuple[Observation, bool]] = []
         self._heard_s = clock.monotonic_s()
@@ -74,6 +82,16 @@ class CoordinatorLink:
     def is_unwatched(self, now_s: float) -> bool:
         """Whether nobody judges what this rank reports."""
         return not self.is_connected and now_s - self._heard_s > UNWATCHED_S
+
+    def is_own_directory(self, run_dir: str) -> bool:
+        """Whether this is the directory of the coordinator that we report to: the job was told so, or our token lies in it, where its owner alone can put it.
+
+        Else whoever answers at the coordinator's address could have ranks save wherever the job's user may write.
+        """
+        if not run_dir or run_dir == self.run_dir:
+            return bool(run_dir)
+        known = read_json(Path(run_dir) / "coordinator.json", dict)
+        return known is not None and is_same(str(known.get("token", "")), self._token)
 
     @property
     def is_known(self) -> bool:
@@ -137,7 +155,7 @@ class CoordinatorLink:
             logger.error("what came through the job's store is not ours: %s", error)  # noqa: TRY400
             return
         who = self._identity
-        self.run_id, self.run_dir = word.run_id, word.run_dir
+        self.run_id, self.run_dir, self._token = word.run_id, word.run_dir, word.token
         self._log_to(Path(word.run_dir) / "logs" / f"sidecar-{who.rank}.log")
         if word.starts_coordinator:
             arguments = ["--run-dir", word.run_dir, "--run-id", word.run_id, "--world-size", str(who.world_size)]
@@ -153,9 +171,11 @@ class CoordinatorLink:
             rank_pid=who.pid,
             sidecar_pid=os.getpid(),
             metrics_address=self.metrics_address,
+            key=self._key,
         )
         connect = transport_of(word.address).uplink
-        self._uplink = connect(word.address, word.token, hello, self._on_message, settings_for(who.world_size))
+        limits = settings_for(who.world_size, self._tls)
+        self._uplink = connect(word.address, word.token, hello, self._on_message, limits)
         self._uplink.start()
         for observation, urgent in self._unsent:
             self._uplink.send(observation, urgent=urgent)

@@ -40,7 +40,7 @@ class Orders:
 
     def __init__(self, page: PageReader, process: Process, tell: Tell, is_heard: Callable[[], bool]) -> None:
         self.run_dir = ""
-        """Empty: not known yet."""
+        """Empty: not known, and nothing is saved."""
         self._page = page
         self._process = process
         self._tell = tell
@@ -72,6 +72,8 @@ class Orders:
         """Pass an order of the coordinator's on to the rank."""
         who = self._page.identity
         why = refusal(order, rank=who.rank, world_size=who.world_size, run_dir=self.run_dir)
+        if why is None and order.kind in ("commit", "rescue") and not self.run_dir:
+            why = f"{order.directory!r} is not known to be the coordinator's own: its coordinator.json cannot be read here, or is another's"
         if why is not None:
             logger.error("an order is not obeyed: %s", why)
             return

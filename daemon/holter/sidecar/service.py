@@ -13,7 +13,7 @@ import socket
 import struct
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from holter.sidecar.coordinator_link import CoordinatorLink
 from holter.sidecar.orders import Orders
 from holter.sidecar.process import Process, ProcessEnding
 from holter.sidecar.rank_watcher import RankWatcher
-from holter.sidecar.state import MetricsServer, RankState, StatusLine, say_in_job_log
+from holter.sidecar.state import MetricsServer, MetricsSettings, RankState, StatusLine, say_in_job_log
 from holter.transport import wire
 
 POLL_S = 0.05
@@ -59,8 +59,7 @@ class SidecarSettings:
     """Socket on which a crashing rank says so."""
     orders_fd: int = -1
     """Socket of the rank's halt agent."""
-    metrics_host: str = "127.0.0.1"
-    metrics_port: int = 0
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     terminal: str = ""
     version: str = ""
 
@@ -80,9 +79,11 @@ class Sidecar:
         self._num_undecodable = 0
         self._farewell: Farewell | None = None
         self._has_ended = False
+        self._named_dir = ""
+        """The run directory, as the coordinator calls it."""
         self._thinning, self._dropped_seen, self._thinned_at = 0, 0, 0.0
         self._status = StatusLine(settings.terminal) if settings.terminal else None
-        self._link = CoordinatorLink(identity, self._answer, log_to)
+        self._link = CoordinatorLink(identity, self._answer, log_to, settings.metrics.tls)
         self._orders = Orders(
             self._page, self._process, lambda said: self._link.send(said, urgent=True), lambda: self._link.is_connected
         )
@@ -97,7 +98,7 @@ class Sidecar:
             loop.add_reader(self._process.pidfd, ended.set)
         else:
             ended.set()
-        server = MetricsServer(self._settings.metrics_host, self._settings.metrics_port, self._scrape, self._health)
+        server = MetricsServer(self._settings.metrics, self._scrape, self._health)
         self._link.metrics_address = await server.start()
         if self._settings.bootstrap_fd >= 0:
             self._link.listen(loop, self._settings.bootstrap_fd, self._settings.listen_fd)
@@ -203,11 +204,11 @@ class Sidecar:
                 return self._examine(message)
             case wire.Welcome():
                 self._link.run_id = message.run_id
-                # A coordinator that was there before the job has a run directory that the job was not told.
-                self._orders.run_dir = message.run_dir if message.run_dir == self._link.run_dir else ""
+                self._named_dir = message.run_dir
                 self._watcher.repeat()
                 self._orders.repeat()
             case wire.Halt():
+                self._orders.run_dir = self._named_dir if self._link.is_own_directory(self._named_dir) else ""
                 self._orders.hear(message.order)
             case wire.Notice():
                 self._give_notice(message.text)

@@ -48,7 +48,7 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     """One line of JSON on the pipe, and the value in the job's store."""
 
     address: str
-    """`host:port` of the coordinator."""
+    """`host:port` of the coordinator, behind `https://` by TLS."""
     token: str
     run_id: str
     run_dir: str
@@ -57,6 +57,11 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     """So long a save may take in a halt."""
     starts_coordinator: bool = False
     """Only in rank 0's own copy, when no running coordinator was named."""
+
+    @property
+    def url(self) -> str:
+        """For a browser."""
+        return self.address if "://" in self.address else f"http://{self.address}"
 
 
 def encode_bootstrap(bootstrap: Bootstrap) -> bytes:

@@ -15,13 +15,15 @@ import stat
 import struct
 import termios
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from aiohttp import web
 
 from holter.exporters.snapshot import RankSnapshot, add_nonfinite
 from holter.page import PageHeartbeat
 from holter.records import Device, Observation, OnDevice, Phase, StepDone
+from holter.transport.access import bearer, is_own_host, is_same, own_names
+from holter.transport.tls import NO_TLS, SCHEME, TlsFiles
 
 logger = logging.getLogger(__name__)
 _PIDFD_GETFD = 438
@@ -113,30 +115,46 @@ class RankState:
         return " · ".join(parts)
 
 
+@dataclass(frozen=True)
+class MetricsSettings:
+    """Where a sidecar serves, how, and to whom."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    tls: TlsFiles = NO_TLS
+    read_token: str = ""
+    """Needed to read; empty: who reaches the port may."""
+
+
 class MetricsServer:
     """Serves on its port, or on a free one if that is taken."""
 
     def __init__(
-        self, host: str, port: int, scrape: Callable[[str], tuple[bytes, str]], health: Callable[[], dict[str, object]]
+        self,
+        settings: MetricsSettings,
+        scrape: Callable[[str], tuple[bytes, str]],
+        health: Callable[[], dict[str, object]],
     ) -> None:
-        self._host, self._port = host, port
+        self._settings = settings
         self._scrape, self._health = scrape, health
+        self._names = own_names()
         self._runner: web.AppRunner | None = None
 
     async def start(self) -> str:
-        """`host:port`; empty when no port can be had, which is no reason to stop watching."""
+        """`host:port`, behind `https://` by TLS; empty when no port can be had, which is no reason to stop watching."""
         app = web.Application()
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/healthz", self._healthz)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
-        for port in (self._port, 0):
+        host, tls = self._settings.host, self._settings.tls
+        for port in (self._settings.port, 0):
             try:
-                await web.TCPSite(self._runner, self._host, port).start()
+                await web.TCPSite(self._runner, host, port, ssl_context=tls.server()).start()
             except OSError as error:
                 logger.warning("cannot serve metrics on port %d: %s", port, error)
                 continue
-            return f"{self._host}:{self._runner.addresses[0][1]}"
+            return f"{SCHEME if tls.is_on else ''}{host}:{self._runner.addresses[0][1]}"
         return ""
 
     async def stop(self) -> None:
@@ -145,6 +163,11 @@ class MetricsServer:
             await self._runner.cleanup()
 
     async def _metrics(self, request: web.Request) -> web.Response:
+        token = self._settings.read_token
+        if not is_own_host(request.host, self._names):
+            return web.Response(status=421, text="no such host here\n")
+        if token and not is_same(bearer(request.headers.get("Authorization", "")), token):
+            return web.Response(status=401, text="a read token is needed\n", headers={"WWW-Authenticate": "Bearer"})
         body, content_type = self._scrape(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 

@@ -24,8 +24,9 @@ TRANSPORTS = {"": Transport(WebSocketUplink, WebSocketListener)}
 
 
 def transport_of(address: str) -> Transport:
-    """For `host:port`, or `scheme://...`."""
+    """For `host:port`, the same by TLS as `https://host:port`, or `scheme://...`."""
     scheme = address.partition("://")[0] if "://" in address else ""
+    scheme = "" if scheme == "https" else scheme
     if scheme not in TRANSPORTS:
         raise ValueError(f"the coordinator's address {address} needs a transport {scheme}, which there is not")
     return TRANSPORTS[scheme]

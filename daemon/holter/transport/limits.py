@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from holter import clock
+from holter.transport.tls import NO_TLS, TlsFiles
 
 REPORTS_PER_S = 16_000
 """Of all ranks together: each costs the coordinator some thirteen microseconds."""
@@ -45,11 +46,13 @@ class UplinkSettings:
     """The longest wait between attempts once it is closing: the deadline is near."""
     wall_ns: Callable[[], int] = clock.wall_ns
     """The clock of this host."""
+    tls: TlsFiles = NO_TLS
+    """Whom to believe, where the coordinator's address asks for TLS."""
 
 
-def settings_for(world_size: int) -> UplinkSettings:
+def settings_for(world_size: int, tls: TlsFiles = NO_TLS) -> UplinkSettings:
     """Ranks of a very large job report less often; what is urgent is said at once all the same."""
-    usual = UplinkSettings()
+    usual = UplinkSettings(tls=tls)
     each_s = min(world_size / REPORTS_PER_S, MAX_INTERVAL_S)
     return replace(
         usual, report_interval_s=max(usual.report_interval_s, each_s), keepalive_s=max(usual.keepalive_s, each_s)

@@ -33,7 +33,9 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     rank_pid: int
     sidecar_pid: int
     metrics_address: str
-    """`host:port` of the sidecar's own /metrics; empty if it has none."""
+    """`host:port` of the sidecar's own /metrics, behind `https://` if that is how it serves; empty if it has none."""
+    key: str = ""
+    """A secret of this sidecar's process: while it is on the line, nobody else speaks for its rank."""
     boot_id: str = ""
     """Equal where the coordinator's is: both read the same clock."""
 

@@ -4,14 +4,11 @@
                                      who shows a token is no stranger any more ──▶ /ingest
 
 A stranger is a connection that has shown no token. Sidecars show theirs with their first bytes, so that thousands of silent connections push each
-other out and nobody else. A Host that is a name and not ours is refused: it is how a page elsewhere reads what only this network may (DNS
-rebinding).
+other out and nobody else.
 """
 
 import asyncio
 import contextlib
-import hmac
-import ipaddress
 import logging
 import resource
 import socket
@@ -22,6 +19,9 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
+
+from holter.transport.access import bearer, is_own_host, is_same, own_names
+from holter.transport.tls import NO_TLS, TlsFiles
 
 HEADER_DEADLINE_S = 10.0
 """For the first request of a connection, and between two."""
@@ -46,6 +46,7 @@ class DoorSettings:
     """Needed for page, API and metrics; empty: everybody who reaches the port may read."""
     hosts: Sequence[str] = ()
     """Names under which the coordinator is known, beside this host's own and every plain address."""
+    tls: TlsFiles = NO_TLS
 
 
 class Doors:
@@ -57,9 +58,11 @@ class Doors:
         self.foreign_hosts = 0
         """Requests under a name that is not ours."""
         self._settings = settings
+        self._tls = settings.tls.server()
         self._names = {name.lower() for name in (*settings.hosts, *own_names())}
         self._strangers: OrderedDict[RequestHandler, str] = OrderedDict()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        """Oldest first: the one that accepts, and connections that are still agreeing on TLS."""
         self._is_full = False
         self._listener: socket.socket | None = None
 
@@ -71,7 +74,7 @@ class Doors:
 
     async def close(self) -> None:
         """Accept no more."""
-        for task in self._tasks:
+        for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._listener is not None:
@@ -83,7 +86,7 @@ class Doors:
         if self._has(request, self._settings.report_token):
             self._strangers.pop(request.protocol, None)
             return await handler(request)
-        if not self._is_ours(request.host):
+        if not is_own_host(request.host, self._names):
             self.foreign_hosts += 1
             return web.Response(status=421, text="no such host here; HOLTER_PUBLIC_URL names one\n")
         if self._settings.read_token and request.path not in {"/healthz", "/ingest", "/api/v1/halt"}:
@@ -103,18 +106,8 @@ class Doors:
         return web.Response(status=401, text=why, headers={hdrs.WWW_AUTHENTICATE: "Bearer"})
 
     def _has(self, request: web.Request, token: str) -> bool:
-        shown = request.headers.get(hdrs.AUTHORIZATION, "").removeprefix("Bearer ") or request.cookies.get(
-            READ_COOKIE, ""
-        )
+        shown = bearer(request.headers.get(hdrs.AUTHORIZATION, "")) or request.cookies.get(READ_COOKIE, "")
         return bool(token) and is_same(shown, token)
-
-    def _is_ours(self, host: str) -> bool:
-        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-        name = name.strip("[]").lower()
-        with contextlib.suppress(ValueError):
-            ipaddress.ip_address(name)
-            return True
-        return name in self._names
 
     async def _accept(self, listener: socket.socket, server: web.Server) -> None:
         loop = asyncio.get_running_loop()
@@ -129,12 +122,18 @@ class Doors:
                 await asyncio.sleep(FULL_PAUSE_S)
                 continue
             self._is_full = False
+            if len(self._tasks) > MAX_STRANGERS:
+                list(self._tasks)[1].cancel()
+                self.pushed_out += 1
             self._keep(self._admit(connection, str(address[0]), server))
 
     async def _admit(self, connection: socket.socket, address: str, server: web.Server) -> None:
+        deadline_s = None if self._tls is None else HEADER_DEADLINE_S
         try:
-            _, handler = await asyncio.get_running_loop().connect_accepted_socket(server, connection)
-        except OSError:
+            _, handler = await asyncio.get_running_loop().connect_accepted_socket(
+                server, connection, ssl=self._tls, ssl_handshake_timeout=deadline_s
+            )
+        except (OSError, asyncio.CancelledError):
             connection.close()
             return
         assert isinstance(handler, RequestHandler)
@@ -159,19 +158,8 @@ class Doors:
 
     def _keep(self, work: Awaitable[None]) -> None:
         task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def is_same(shown: str, token: str) -> bool:
-    """Compared in constant time."""
-    return hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), token.encode())
-
-
-def own_names() -> set[str]:
-    """Names by which this host calls itself."""
-    name = socket.gethostname()
-    return {"localhost", name, name.partition(".")[0], socket.getfqdn()}
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._tasks.pop(done, None))
 
 
 def raise_descriptor_limit(num_ranks: int) -> str | None:

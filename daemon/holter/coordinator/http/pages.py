@@ -21,7 +21,6 @@ from aiohttp import hdrs, web
 
 from holter import clock
 from holter.coordinator.announcer import sidecar_targets
-from holter.coordinator.http.doors import is_same
 from holter.coordinator.http.page_state import PageState
 from holter.coordinator.http.renderings import Renderings
 from holter.coordinator.http.status import rank_details, status
@@ -41,6 +40,7 @@ from holter.records import ModuleVitals, Vitals
 from holter.status_page import assets
 from holter.status_page.assets import HEADERS
 from holter.status_page.event_stream import EventStream
+from holter.transport.access import bearer, is_same
 
 AskHalt = Callable[[str, str], str | None]
 """(reason, by whom) -> why it cannot be; None: it will be tried."""
@@ -89,7 +89,7 @@ async def answer_halt(request: web.Request, token: str, ask_halt: AskHalt | None
     """Status and content of the answer."""
     if not _is_own_origin(request):
         return 403, {"error": "a page of another host may not ask for this"}
-    shown = request.headers.get(hdrs.AUTHORIZATION, "").removeprefix("Bearer ")
+    shown = bearer(request.headers.get(hdrs.AUTHORIZATION, ""))
     if not token or not is_same(shown, token):
         return 401, {"error": "wrong token; `halt_token` in coordinator.json of the run directory is the one"}
     try:

@@ -7,18 +7,20 @@ close 4001                the rank has opened a newer connection
 
 import asyncio
 import contextlib
-import hmac
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from holter import clock
 from holter.files import UNREADABLE
 from holter.records import Observation, Order
 from holter.transport import wire
+from holter.transport.access import bearer, is_same
 from holter.transport.interface import Receiver, refusal
+from holter.transport.tls import SCHEME
 
 if TYPE_CHECKING:
     # A sidecar starts without the detectors.
@@ -58,8 +60,7 @@ class WebSocketListener:
         app.router.add_get("/ingest", self._handle)
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
-        shown = request.headers.get("Authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), self._token.encode()):
+        if not is_same(bearer(request.headers.get("Authorization", "")), self._token):
             self.refused += 1
             return web.Response(status=401, text="wrong token\n", headers={"WWW-Authenticate": "Bearer"})
         socket = web.WebSocketResponse(max_msg_size=wire.MAX_FRAME_BYTES, heartbeat=PING_INTERVAL_S, timeout=2.0)
@@ -67,7 +68,7 @@ class WebSocketListener:
         try:
             async with asyncio.timeout(HELLO_DEADLINE_S):
                 hello = await _receive(socket)
-            reason = await self._serve(socket, hello)
+            reason = await self._serve(socket, hello, request.remote or "")
         except TimeoutError:
             reason = "no Hello in time"
         except _GarbageError:
@@ -107,13 +108,14 @@ class WebSocketListener:
         sockets = list(self._sockets.values())
         await asyncio.gather(*(_close(socket, WSCloseCode.GOING_AWAY, "the coordinator ends") for socket in sockets))
 
-    async def _serve(self, socket: web.WebSocketResponse, hello: wire.Upward | None) -> str:
+    async def _serve(self, socket: web.WebSocketResponse, hello: wire.Upward | None, remote: str) -> str:
         """One sidecar from Hello to its end; returns why it was turned away, empty if it was not."""
         if not isinstance(hello, wire.Hello):
             return "the first message must be Hello"
         reason = refusal(hello, self._receiver)
         if reason is not None:
             return reason
+        hello = msgspec.structs.replace(hello, metrics_address=reachable(hello.metrics_address, remote))
         self._replace(self._sockets.pop(hello.rank, None))
         connection = self._receiver.connect(hello, clock.wall_ns())
         self._sockets[hello.rank] = socket
@@ -191,6 +193,15 @@ class WebSocketListener:
         asked, answer = self._questions.get(fetched.request, (None, None))
         if asked == rank and answer is not None and not answer.done():
             answer.set_result(fetched.observation)
+
+
+def reachable(address: str, remote: str) -> str:
+    """Where a sidecar that speaks from `remote` serves its metrics: at the port it names, on its own host and no other, which Prometheus would be sent to."""
+    scheme = SCHEME if address.startswith(SCHEME) else ""
+    port = address.rpartition(":")[2]
+    if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16 and remote):
+        return ""
+    return f"{scheme}[{remote}]:{int(port)}" if ":" in remote else f"{scheme}{remote}:{int(port)}"
 
 
 class _GarbageError(Exception):

@@ -22,6 +22,7 @@ from holter.transport.clock_offset import ClockOffset
 from holter.transport.interface import OnMessage
 from holter.transport.limits import Backoff, UplinkSettings
 from holter.transport.outbox import Outbox
+from holter.transport.tls import SCHEME
 
 CLOCK_FIRST = 4
 """Questions for the clock that are asked soon one after the other."""
@@ -39,7 +40,7 @@ class _ReplacedError(_ConnectionEndedError):
 
 
 class WebSocketUplink:
-    """Sends what a rank's sidecar has to say; `start` it in a running event loop, `close` it at the end. `address` is `host:port`."""
+    """Sends what a rank's sidecar has to say; `start` it in a running event loop, `close` it at the end. `address` is `host:port`, or that behind `https://`."""
 
     def __init__(
         self, address: str, token: str, hello: wire.Hello, on_message: OnMessage, settings: UplinkSettings | None = None
@@ -54,7 +55,7 @@ class WebSocketUplink:
         """Why the coordinator last turned us away."""
         self.clock = ClockOffset()
         """How far this host's clock is from the coordinator's."""
-        self._url = f"http://{address}/ingest"
+        self._url = f"{address}/ingest" if address.startswith(SCHEME) else f"http://{address}/ingest"
         self._token = token
         self._hello = hello if hello.boot_id else msgspec.structs.replace(hello, boot_id=clock.boot_id())
         self._asks_clock = False
@@ -163,6 +164,7 @@ class WebSocketUplink:
                 max_msg_size=wire.MAX_FRAME_BYTES,
                 heartbeat=self._settings.ping_interval_s,
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                ssl=self._settings.tls.client() if self._url.startswith(SCHEME) else False,
             )
         except aiohttp.WSServerHandshakeError as error:
             self._turned_away(f"HTTP {error.status}")

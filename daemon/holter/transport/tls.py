@@ -1,0 +1,64 @@
+"""TLS by two files: the coordinator and the sidecars' `/metrics` serve with a certificate, and whoever calls believes those of one authority.
+
+Without an authority (HOLTER_TLS_CA) callers believe this very certificate and no other, under whatever name its host is reached: hosts of a cluster
+are seldom named in one. With an authority the name must be in the certificate too.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
+
+SCHEME = "https://"
+"""How the address of who serves by TLS begins; `host:port` alone is in the clear."""
+
+
+@dataclass(frozen=True)
+class TlsFiles:
+    """Paths of PEM files; all empty: no TLS."""
+
+    certificate: str = ""
+    """With the chain that leads to its authority, if there is one."""
+    key: str = ""
+    ca: str = ""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether a coordinator that is started here serves by TLS."""
+        return bool(self.certificate)
+
+    def server(self) -> "ssl.SSLContext | None":
+        """For who serves; None: in the clear. Raises OSError (ssl.SSLError among them)."""
+        import ssl  # noqa: PLC0415 - most runs need none
+
+        if not self.is_on:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self.certificate, self.key)
+        return context
+
+    def client(self) -> "ssl.SSLContext":
+        """For who calls. Raises OSError (ssl.SSLError among them)."""
+        import ssl  # noqa: PLC0415 - most runs need none
+
+        context = ssl.create_default_context(cafile=self.ca or self.certificate or None)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.certificate and not self.ca:
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        return context
+
+    def problem(self) -> str | None:
+        """Why these files cannot be used, if so."""
+        try:
+            self.server()
+            self.client()
+        except OSError as error:
+            named = ", ".join(filter(None, (self.certificate, self.key, self.ca)))
+            return f"TLS cannot be used with {named}: {error.strerror or error}"
+        return None
+
+
+NO_TLS = TlsFiles()
