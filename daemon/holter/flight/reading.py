@@ -24,9 +24,12 @@ import msgspec
 from holter.errors import FlightError
 from holter.records import Call, Flight, Group
 
-MAX_BYTES = 256 * 1024 * 1024
-MAX_ITEMS = 20_000_000
-"""Sizes and dtypes of all entries, counted as often as they are referred to."""
+MAX_BYTES = 64 * 1024 * 1024
+"""A recorder of ten thousand calls writes some ten megabytes."""
+ENTRY_BYTES = 48
+"""An entry with its fields takes more than this in a dump."""
+ROOM = 100_000
+"""Items that any dump may hold, beside one for each of its bytes."""
 
 _ALLOWED = (
     "PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1",
@@ -83,20 +86,21 @@ def _unpickled(data: bytes) -> Any:
         raise FlightError(f"this pickle does more than hold plain data (instruction {error}); it is not read") from None
     except Exception as error:  # noqa: BLE001  # a broken pickle can raise anything
         raise FlightError(f"this pickle is broken: {type(error).__name__}: {error}") from None
-    _refuse_bombs(value)
+    _refuse_bombs(value, len(data) + ROOM)
     return value
 
 
-def _refuse_bombs(value: Any) -> None:
-    """A few bytes can refer to one list a million times from a million places."""
+def _refuse_bombs(value: Any, most: int) -> None:
+    """A few bytes can refer to one list a million times from a million places: what it unfolds to is counted against its size."""
     entries = value.get("entries") if isinstance(value, dict) else None
     num = 0
     for entry in entries if isinstance(entries, list) else []:
+        num += ENTRY_BYTES
         for item in entry.values() if isinstance(entry, dict) else ():
             if isinstance(item, list | tuple):
                 num += len(item) + sum(len(part) for part in item if isinstance(part, list | tuple))
-        if num > MAX_ITEMS:
-            raise FlightError(f"this pickle unfolds to more than {MAX_ITEMS} items; it is not read")
+        if num > most:
+            raise FlightError("this pickle unfolds to far more than it holds; it is not read")
 
 
 class _Entry(msgspec.Struct, gc=False):

@@ -6,21 +6,19 @@
         <name>/data/0 …                 the storages, as they lay in memory
     *.distcp                            pieces of torch.distributed.checkpoint, found by its .metadata: `name@offset,offset`
 
-torch.load(weights_only=True) refuses a file that names any class which it does not know; here each becomes a stand-in, and the tensors in it are
-seen all the same. A stand-in imports nothing: it keeps the arguments and the state that the file gives an object, which is all that a reader of
-tensors needs. Storages are mapped, not read: a tensor costs memory only while it is looked at.
+torch.load(weights_only=True) refuses a file that names any class which it does not know; here each becomes a stand-in (`inert_pickle.py`), and the
+tensors in it are seen all the same. Storages are mapped, not read: a tensor costs memory only while it is looked at. torch.save compresses nothing: what
+is compressed, or says that it is larger than its file, is refused.
 
 A file of another kind holds no tensors as far as we know; its digest covers it. The tensors are compared with a manifest, or, where there is
 none, looked at for values that are not finite.
 """
 
-import codecs
-import collections
 import contextlib
 import functools
 import io
+import math
 import mmap
-import pickle
 import re
 import struct
 import sys
@@ -28,11 +26,12 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
 from holter.errors import VaultError
+from holter.frameworks.saving.inert_pickle import Inert, InertUnpickler
 from holter.halting.vault.manifest import Manifest, StoredTensor
 from holter.halting.vault.verification import Problem
 from holter.rank.readings.fused_pass import count_nonfinite, fingerprint_of
@@ -40,19 +39,10 @@ from holter.rank.readings.fused_pass import count_nonfinite, fingerprint_of
 TORCH_SAVED = frozenset({".bin", ".pt", ".pth", ".pkl", ".ckpt"})
 _PIECES = re.compile(r"__(\d+)_\d+\.distcp")
 MAX_CONTAINERS = 10_000_000
+MAX_REPEATS = 65_536
+"""How often an expanded tensor may repeat what is stored of it: masks and tables are kept so."""
 
 Named = tuple[str, torch.Tensor]
-_PLAIN = {
-    # As it is: a state_dict carries its versions as an attribute.
-    ("collections", "OrderedDict"): collections.OrderedDict,
-    ("builtins", "set"): set,
-    ("builtins", "frozenset"): frozenset,
-    ("builtins", "bytearray"): bytearray,
-    ("builtins", "complex"): complex,
-    ("torch", "Size"): tuple,
-    ("collections", "defaultdict"): lambda *_: {},
-    ("_codecs", "encode"): codecs.encode,
-}
 _DTYPES = {
     "Double": torch.float64,
     "Float": torch.float32,
@@ -140,7 +130,7 @@ def _metadata(path: Path) -> tuple[Path, int]:
 @functools.lru_cache(maxsize=4)
 def _pieces(path: Path, _written_ns: int) -> list[_Piece]:
     try:
-        metadata = _Unpickler(io.BytesIO(path.read_bytes())).load()
+        metadata = InertUnpickler(path.read_bytes()).load()
         return [_Piece(index, info) for index, info in metadata.storage_data.items()]
     except Exception as error:
         raise VaultError(f"{path.name} cannot be read: {type(error).__name__}: {error}") from error
@@ -162,7 +152,7 @@ def _inside(thing: Any) -> Iterator[tuple[Any, Any]]:
         yield from thing.items()
     elif isinstance(thing, (list, tuple)):
         yield from enumerate(thing)
-    elif isinstance(thing, _Inert):
+    elif isinstance(thing, Inert):
         yield from vars(thing).items()
 
 
@@ -230,6 +220,9 @@ def _survey_file(file: Path, name: str, found: Surveyed) -> None:
             if bad := count_nonfinite(tensor):
                 text = f"{tensor_name} in {name}: {bad} of {tensor.numel()} values are NaN or infinite"
                 found.problems.append(Problem("nonfinite_tensor", text, name, tensor_name))
+        if named := _named_code(file):
+            text = f"{name} names code that whoever loads it would run ({named[0]}); nothing was run here"
+            found.problems.append(Problem("names_code", text, name))
     except (VaultError, ValueError) as error:
         if _is_meant_to_hold_tensors(file):
             found.problems.append(Problem("unreadable_file", str(error), name))
@@ -243,79 +236,46 @@ def _is_meant_to_hold_tensors(file: Path) -> bool:
         return file.suffix not in TORCH_SAVED or opened.read(2) == b"PK"
 
 
-class _Inert:
-    """Stands for an object of a class that is not to be run."""
-
-    def __new__(cls, *arguments: Any, **_: Any) -> Self:
-        """Any arguments will do."""
-        made = super().__new__(cls)
-        made.__dict__["arguments"] = arguments
-        return made
-
-    def __init__(self, *_: Any, **__: Any) -> None:
-        pass
-
-    def __call__(self, *arguments: Any, **_: Any) -> "_Inert":
-        """What it would make is as inert as itself."""
-        return _Inert(self, *arguments)
-
-    def __setstate__(self, state: Any) -> None:
-        if isinstance(state, dict):
-            self.__dict__.update(state)
-        else:
-            self.__dict__["state"] = state
-
-    def append(self, item: Any) -> None:
-        """Of a list's subclass."""
-        self.__dict__.setdefault("items", []).append(item)
-
-    def extend(self, items: Any) -> None:
-        """Of a list's subclass."""
-        self.__dict__.setdefault("items", []).extend(items)
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.__dict__.setdefault("entries", {})[key] = value
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads pickles with stand-ins. Raises VaultError, or whatever a damaged one makes it stumble over."""
-
-    def plain(self, module: str, name: str) -> Any:
-        """What a name means, if it is harmless; None: a stand-in."""
-        return _PLAIN.get((module, name))
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = self.plain(module, name)
-        # A class for each name, so that a debugger tells them apart.
-        return type(name.rpartition(".")[2] or "Inert", (_Inert,), {}) if found is None else found
-
-    def persistent_load(self, key: Any) -> Any:
-        raise VaultError(f"it refers to {key!r}, which is not in it")
-
-
 def _load(source: Path | bytes) -> Any:
     """The objects of a file, or of a piece of one. Raises VaultError, or whatever a damaged one makes its reader stumble over."""
     if isinstance(source, Path):
         with source.open("rb") as file, zipfile.ZipFile(file) as archive:
             # A private copy of each page that is touched: torch wants memory that could be written.
-            return _loaded(archive, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+            return _reader(archive, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)).load()
     with zipfile.ZipFile(io.BytesIO(source)) as archive:
-        return _loaded(archive, bytearray(source))
+        return _reader(archive, bytearray(source)).load()
 
 
-def _loaded(archive: zipfile.ZipFile, buffer: mmap.mmap | bytearray) -> Any:
+def _named_code(path: Path) -> list[str]:
+    """Names in what torch.save wrote that act when somebody else loads it."""
+    if path.suffix not in TORCH_SAVED:
+        return []
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        reader = _reader(archive, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+        reader.load()
+        return reader.named_code
+
+
+def _reader(archive: zipfile.ZipFile, buffer: mmap.mmap | bytearray) -> "_Reader":
     objects = next((name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl"), None)
     if objects is None:
         raise VaultError("it is a zip file, but not one of torch.save's")
     order = objects.removesuffix("data.pkl") + "byteorder"
-    if order in archive.namelist() and archive.read(order).decode() != sys.byteorder:
+    if order in archive.namelist() and _stored(archive, order, len(buffer)).decode() != sys.byteorder:
         raise VaultError("it was written on a machine with another byte order")
-    return _Reader(archive, buffer, objects).load()
+    return _Reader(archive, buffer, objects)
 
 
-class _Reader(_Unpickler):
+def _stored(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    entry = archive.getinfo(name)
+    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > most:
+        raise VaultError(f"{name.rpartition('/')[2]} does not lie in the file as it should")
+    return archive.read(name)
+
+
+class _Reader(InertUnpickler):
     def __init__(self, archive: zipfile.ZipFile, buffer: mmap.mmap | bytearray, objects: str) -> None:
-        super().__init__(io.BytesIO(archive.read(objects)))
+        super().__init__(_stored(archive, objects, len(buffer)))
         self._archive, self._buffer, self._folder = archive, buffer, objects.removesuffix("data.pkl")
 
     def plain(self, module: str, name: str) -> Any:
@@ -344,7 +304,11 @@ class _Reader(_Unpickler):
 
 def _tensor(storage: _Storage, offset: int, size: Any, stride: Any, *_: Any) -> torch.Tensor:
     content, dtype = storage
-    return torch.as_strided(content.view(dtype), tuple(size), tuple(stride), offset)
+    elements, told = content.view(dtype), math.prod(size)
+    # A tensor that was expanded repeats what it has; one that repeats it without end is no tensor of a model.
+    if told > MAX_REPEATS * max(1, elements.numel()):
+        raise VaultError(f"a tensor of {told} elements has {elements.numel()} in the file")
+    return torch.as_strided(elements, tuple(size), tuple(stride), offset)
 
 
 def _tensor_of_dtype(storage: _Storage, offset: int, size: Any, stride: Any, *rest: Any) -> torch.Tensor:

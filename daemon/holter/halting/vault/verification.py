@@ -28,6 +28,7 @@ ProblemKind = Literal[
     "changed_tensor",
     "missing_tensor",
     "nonfinite_tensor",
+    "names_code",
 ]
 
 
