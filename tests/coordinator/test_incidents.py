@@ -1,10 +1,12 @@
 """Incidents survive the coordinator, and a cause that comes back is counted."""
 
+import contextlib
 import dataclasses
 import sqlite3
 from pathlib import Path
 
 import msgspec
+import pytest
 from tests.coordinator.conftest import attached, done
 
 from holter.coordinator.disk import Disk
@@ -128,7 +130,7 @@ def test_a_database_that_is_none_is_as_no_database(tmp_path: Path) -> None:
 
 
 def test_a_bad_row_hides_no_other_and_its_id_names_no_folder(tmp_path: Path) -> None:
-    """Of ten rows, each spoiled in its own way, the other nine are read; an id that would lead elsewhere is none."""
+    """Of ten rows, one spoiled in each way, the other nine are read, and the tenth from its file; an id that would lead elsewhere is none."""
     run_dir = tmp_path / "runs" / "one"
     run_dir.mkdir(parents=True)
     disk = Disk()
@@ -141,20 +143,50 @@ def test_a_bad_row_hides_no_other_and_its_id_names_no_folder(tmp_path: Path) -> 
     spoiled = [b"", b"{", b"\xff\xfe", content, b"[" * 100_000, 7, "text"]
     for row in spoiled:
         with sqlite3.connect(run_dir / "incidents.sqlite") as database:
-            before = database.execute("SELECT diagnosis FROM incidents WHERE id LIKE '%-5'").fetchone()[0]
-            database.execute("UPDATE incidents SET diagnosis = ? WHERE id LIKE '%-5'", (row,))
+            before = database.execute("SELECT diagnosis FROM diagnoses WHERE id LIKE '%-5'").fetchone()[0]
+            database.execute("UPDATE diagnoses SET diagnosis = ? WHERE id LIKE '%-5'", (row,))
         disk = Disk()
         again = Incidents(run_dir, disk)
         again.load()
         assert again.num_unreadable == 1, row
-        assert [f"20261115T101500-{number}" for number in (*range(1, 5), *range(6, 11))] == [
-            one.id for one in again.all()
-        ]
+        assert [f"20261115T101500-{number}" for number in range(1, 11)] == [one.id for one in again.all()]
         again.close_former(10**18)
         assert disk.close(5.0)
         with sqlite3.connect(run_dir / "incidents.sqlite") as database:
-            database.execute("UPDATE incidents SET diagnosis = ? WHERE id LIKE '%-5'", (before,))
+            database.execute("UPDATE diagnoses SET diagnosis = ? WHERE id LIKE '%-5'", (before,))
     assert not list(tmp_path.rglob("escape*"))
+
+
+def test_a_damaged_database_is_put_aside_and_nothing_is_lost(tmp_path: Path) -> None:
+    disk = Disk()
+    kept = Incidents(tmp_path, disk)
+    (found,) = judged(IncidentTracker("r", "notify"), 5)
+    for number in range(1, 4):
+        kept.put(msgspec.structs.replace(found, id=f"20261115T101500-{number}"))
+    assert disk.close(5.0)
+    (tmp_path / DATABASE).write_bytes(b"not a database at all" * 1000)
+    for _ in range(2):
+        disk = Disk()
+        again = Incidents(tmp_path, disk)
+        again.load()
+        assert kept.all() == again.all()
+        assert disk.close(5.0)
+        assert 0 == disk.failures
+    with contextlib.closing(sqlite3.connect(tmp_path / DATABASE)) as database:
+        assert 3 == database.execute("SELECT count(*) FROM diagnoses").fetchone()[0]
+
+
+def test_of_very_many_incidents_the_oldest_closed_ones_are_on_the_disk_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holter.coordinator.incidents.MAX_IN_MEMORY", 5)
+    kept = Incidents(tmp_path, Disk())
+    (found,) = judged(IncidentTracker("r", "notify"), 5)
+    for number in range(1, 21):
+        closed_at = None if number == 1 else "2026-11-15T10:15:00Z"
+        kept.put(msgspec.structs.replace(found, id=f"20261115T101500-{number}", closed_at=closed_at))
+    assert [1, 17, 18, 19, 20] == [int(one.id.rpartition("-")[2]) for one in kept.all()]
+    assert 20 == kept.by_cause()[found.causes[0].cause]
 
 
 def test_a_file_is_whole_or_not_there(tmp_path: Path) -> None:

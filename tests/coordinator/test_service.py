@@ -84,7 +84,7 @@ async def test_divergence_is_traced_to_its_tensor_stored_and_told_to_rank_0(
     assert found == msgspec.json.decode((folder / "diagnosis.json").read_bytes(), type=Diagnosis)
     assert {"diagnosis.json", "diagnosis.md", "report.html", "evidence"} == {path.name for path in folder.iterdir()}
     with sqlite3.connect(tmp_path / "incidents.sqlite") as database:
-        assert [(found.id,)] == database.execute("SELECT id FROM incidents").fetchall()
+        assert [(found.id,)] == database.execute("SELECT id FROM diagnoses").fetchall()
     assert ranks[0].notices == [ranks[0].notices[0]], "the same incident is told once"
 
 

@@ -1,20 +1,23 @@
 """The incidents of a run: in memory for whoever asks, in SQLite for the next coordinator, in files for people.
 
-    incidents.sqlite              every diagnosis as JSON, newest version; every cause that was ever named
+    incidents.sqlite              every diagnosis as JSON, newest version, with its checksum; every cause that was ever named
     incidents/<id>/diagnosis.json diagnosis.md  report.html  evidence/
 
-Memory comes first: a disk that is full or gone loses no incident while the coordinator lives.
+Memory comes first: a disk that is full or gone loses no incident while the coordinator lives. A row that is damaged is read from its file; a database
+that is damaged is put aside and made anew. Of very many incidents the oldest that are closed are on the disk alone.
 """
 
 import contextlib
 import math
 import re
 import sqlite3
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -31,14 +34,15 @@ SETTLE_S, UNSURE_S, PATIENCE_S = 2.0, 5.0, 10.0
 """How long cause and ranks must have stayed the same before a pager is told, how long if they are unsure, and how long at most."""
 INCIDENT_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}-[0-9]{1,9}")
 """Ids name folders."""
+MAX_IN_MEMORY = 2000
 DATABASE = "incidents.sqlite"
 FOLDER = "incidents"
 
 _SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS incidents (id TEXT PRIMARY KEY, diagnosis BLOB NOT NULL)",
+    "CREATE TABLE IF NOT EXISTS diagnoses (id TEXT PRIMARY KEY, diagnosis BLOB NOT NULL, checksum INTEGER NOT NULL)",
     "CREATE TABLE IF NOT EXISTS causes (id TEXT, cause TEXT, PRIMARY KEY (id, cause))",
 )
-_UPSERT = "INSERT INTO incidents VALUES (?, ?) ON CONFLICT(id) DO UPDATE SET diagnosis = excluded.diagnosis"
+_UPSERT = "INSERT OR REPLACE INTO diagnoses VALUES (?, ?, ?)"
 _COUNT = "INSERT OR IGNORE INTO causes VALUES (?, ?)"
 
 
@@ -72,13 +76,21 @@ class Incidents:
         self._blame: dict[str, _Blame] = {}
         self._causes: set[tuple[str, str]] = set()
         """Every (id, cause) that was ever named: their counts only grow, also over a restart."""
+        self._forgotten: Counter[str] = Counter()
+        """Those of incidents that are no longer in memory."""
 
     def load(self) -> None:
-        """Read what an earlier coordinator left; raises nothing: a database that cannot be read counts as empty."""
+        """Read what an earlier coordinator left; raises nothing: what the database has lost is read from the files."""
         with contextlib.suppress(sqlite3.Error, OSError):
-            diagnoses, said, self.num_unreadable = _stored(self._run_dir / DATABASE)
-            self._causes.update(said)
-            for diagnosis in diagnoses:
+            found = _stored(self._run_dir / DATABASE)
+            left = _in_files(self._run_dir / FOLDER, {one.id for one in found.diagnoses})
+            self.num_unreadable = found.num_unreadable
+            self._causes.update(found.causes)
+            if found.is_damaged:
+                self._disk.submit(partial(_put_aside, self._run_dir / DATABASE))
+            for diagnosis in left if not found.is_damaged else [*found.diagnoses, *left]:
+                self._disk.submit(partial(_store, self._run_dir / DATABASE, diagnosis))
+            for diagnosis in sorted([*found.diagnoses, *left], key=_number):
                 self._by_id[diagnosis.id] = diagnosis
                 self._former.add(diagnosis.id)
                 # Whoever was told of it shall not hear that it is over, and a moment later that it is not.
@@ -94,6 +106,18 @@ class Incidents:
         self._former.discard(diagnosis.id)
         self._lay(diagnosis)
         self._write(diagnosis)
+        if len(self._by_id) > MAX_IN_MEMORY:
+            self._forget()
+
+    def _forget(self) -> None:
+        oldest = next((one.id for one in self._by_id.values() if one.closed_at is not None), None)
+        if oldest is not None:
+            del self._by_id[oldest]
+            self._blame.pop(oldest, None)
+            self._former.discard(oldest)
+            gone = {known for known in self._causes if known[0] == oldest}
+            self._causes -= gone
+            self._forgotten.update(cause for _, cause in gone)
 
     def get(self, incident_id: str) -> Diagnosis | None:
         """One incident."""
@@ -153,6 +177,7 @@ class Incidents:
         """How many there were, by leading cause; one that came to be explained otherwise counts for each."""
         found = Counter(dict.fromkeys(CAUSES, 0))
         found.update(cause for _, cause in self._causes)
+        found.update(self._forgotten)
         return found
 
 
@@ -182,36 +207,78 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
 
 def _store(path: Path, diagnosis: Diagnosis) -> None:
     with _database(path) as connection:
-        connection.execute(_UPSERT, (diagnosis.id, msgspec.json.encode(diagnosis)))
+        content = msgspec.json.encode(diagnosis)
+        connection.execute(_UPSERT, (diagnosis.id, content, zlib.crc32(content)))
         connection.execute(_COUNT, (diagnosis.id, cause_of(diagnosis)))
 
 
-def _stored(path: Path) -> tuple[list[Diagnosis], list[tuple[str, str]], int]:
-    """The incidents, every (id, cause) that was ever said of them, and how many rows could not be read."""
+class _Stored(NamedTuple):
+    """What a database holds."""
+
+    diagnoses: Sequence[Diagnosis] = ()
+    causes: Sequence[tuple[str, str]] = ()
+    """Every (id, cause) that was ever said of them."""
+    num_unreadable: int = 0
+    is_damaged: bool = False
+    """It cannot be gone through to its end."""
+
+
+def _stored(path: Path) -> _Stored:
     if not path.exists():
-        return [], [], 0
-    with _database(path) as connection:
-        # As bytes: text that is no UTF-8 would stop at its row.
-        connection.text_factory = bytes
-        rows = connection.execute("SELECT diagnosis FROM incidents ORDER BY rowid").fetchall()
-        said = connection.execute("SELECT id, cause FROM causes").fetchall()
-    diagnoses = [_incident(content) for (content,) in rows]
-    known = {one.id for one in diagnoses if one is not None}
-    causes = [(_text(incident), _text(cause)) for incident, cause in said]
-    return (
-        [one for one in diagnoses if one is not None],
-        [(incident, cause) for incident, cause in causes if incident in known and cause in CAUSES],
-        diagnoses.count(None),
-    )
-
-
-def _incident(content: object) -> Diagnosis | None:
-    """None if it is none, or its id cannot be ours."""
+        return _Stored()
+    rows: list[tuple[object, object]] = []
+    said: list[tuple[object, object]] = []
+    is_damaged = False
     try:
-        found = msgspec.json.decode(content if isinstance(content, bytes) else b"", type=Diagnosis)
+        with _database(path) as connection:
+            # As bytes: text that is no UTF-8 would stop at its row.
+            connection.text_factory = bytes
+            rows += connection.execute("SELECT diagnosis, checksum FROM diagnoses ORDER BY rowid")
+            said += connection.execute("SELECT id, cause FROM causes")
+            is_damaged = connection.execute("PRAGMA quick_check(1)").fetchone() not in [(b"ok",), ("ok",)]
+    except sqlite3.Error:
+        is_damaged = True
+    read = [_incident(content, checksum) for content, checksum in rows]
+    diagnoses = [one for one in read if one is not None]
+    known = {one.id for one in diagnoses}
+    causes = [(_text(incident), _text(cause)) for incident, cause in said]
+    named = [(incident, cause) for incident, cause in causes if incident in known and cause in CAUSES]
+    return _Stored(diagnoses, named, read.count(None), is_damaged)
+
+
+def _incident(content: object, checksum: object) -> Diagnosis | None:
+    """None if it is none, or not as it was written, or its id cannot be ours."""
+    if not isinstance(content, bytes) or zlib.crc32(content) != checksum:
+        return None
+    return _decoded(content)
+
+
+def _decoded(content: bytes) -> Diagnosis | None:
+    try:
+        found = msgspec.json.decode(content, type=Diagnosis)
     except UNREADABLE:
         return None
     return found if INCIDENT_ID.fullmatch(found.id) else None
+
+
+def _in_files(folder: Path, known: Container[str]) -> list[Diagnosis]:
+    """Incidents that have a folder of their name and are not among those that are known."""
+    names = [path for path in folder.glob("*/diagnosis.json") if path.parent.name not in known]
+    found = [_decoded(path.read_bytes()) for path in names]
+    return [one for one, path in zip(found, names, strict=True) if one is not None and one.id == path.parent.name]
+
+
+def _number(diagnosis: Diagnosis) -> tuple[str, int]:
+    """In the order in which they were opened."""
+    stem, _, number = diagnosis.id.rpartition("-")
+    return stem, int(number)
+
+
+def _put_aside(path: Path) -> None:
+    """What is left of a damaged database is kept for who can read it; a new one takes its place."""
+    path.replace(path.with_name(f"{path.name}.damaged"))
+    for beside in ("-wal", "-shm"):
+        path.with_name(path.name + beside).unlink(missing_ok=True)
 
 
 def _text(value: object) -> str:
