@@ -30,6 +30,7 @@ from holter.halting.vault.store import Vault
 from holter.halting.vault.verification import examine
 from holter.records import Diagnosis
 
+LONG = (pytest.mark.release, pytest.mark.slow, pytest.mark.timeout(1800))
 NUM_STEPS = 12
 NUM_LIVES = 3
 HALT = HaltRecord(
@@ -241,6 +242,8 @@ def test_killed_at_any_write_nothing_that_was_acknowledged_is_lost(seed: int, tm
 
 
 @pytest.mark.release
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_killed_at_five_hundred_writes(tmp_path: Path) -> None:
     for seed in range(1000, 1500):
         killed_run(tmp_path / str(seed), seed)
@@ -254,7 +257,7 @@ def damaged(content: bytes, luck: random.Random) -> bytes:
     return content[:at]
 
 
-@pytest.mark.parametrize("num", [300, pytest.param(10_000, marks=pytest.mark.release)])
+@pytest.mark.parametrize("num", [300, pytest.param(10_000, marks=LONG)])
 def test_a_flip_or_a_cut_of_the_journal_costs_the_entry_it_hit(num: int, tmp_path: Path) -> None:
     live(tmp_path, 0, None, 0)
     (path,) = [path for number, path in journal.segments(tmp_path / "journal") if number != journal.IDENTITY]
@@ -273,7 +276,7 @@ def test_a_flip_or_a_cut_of_the_journal_costs_the_entry_it_hit(num: int, tmp_pat
         assert bool(told) or lost == 0 or len(content) < len(whole)
 
 
-@pytest.mark.parametrize("num", [40, pytest.param(2_000, marks=pytest.mark.release)])
+@pytest.mark.parametrize("num", [40, pytest.param(2_000, marks=LONG)])
 def test_a_flip_or_a_cut_of_the_database_loses_no_incident_and_changes_none(num: int, tmp_path: Path) -> None:
     for life in range(3):
         live(tmp_path, life, None, 0)
