@@ -13,8 +13,8 @@ import torch
 from holter_kernels import reference
 from holter_kernels.keys import fingerprint_bits
 from holter_kernels.layout import FORMATS, NUM_BINS, ROW, Format, blank
+from holter_kernels.placement import Placement
 from holter_kernels.plan import Plan
-from holter_kernels.watch import Watch
 
 try:
     from holter_kernels import native
@@ -80,15 +80,15 @@ class CpuPass:
         self._partials = np.empty(0, ROW)
         self.left_out = 0
 
-    def start(self, tensors: Sequence[torch.Tensor], watch: Watch) -> "Done":
+    def start(self, tensors: Sequence[torch.Tensor], placement: Placement) -> "Done":
         """Compute now."""
-        sources = watch.look(tensors)
+        sources = placement.look(tensors)
         self.left_out = len(sources.left_out)
-        if self._generation != watch.generation:
+        if self._generation != placement.generation:
             self._plan = Plan(sources=sources)
             self._partials = np.empty(len(self._plan.chunks), ROW)
-            self._generation = watch.generation
-        self._plan.bases = watch.bases
+            self._generation = placement.generation
+        self._plan.bases = placement.bases
         return self._run(self._plan, len(tensors), sources.bits_only)
 
     def _run(self, plan: Plan, num_rows: int, bits_only: list[int]) -> "Done":

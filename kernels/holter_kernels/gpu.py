@@ -17,9 +17,9 @@ import torch
 from holter_kernels import devices
 from holter_kernels.keys import NUM_ROW_KEYS, PLACES, ROWS, dtype_key
 from holter_kernels.layout import BFLOAT16, BLOCK, FLOAT16, FLOAT32, FORMATS, ROW, Format
-from holter_kernels.pinned import PINNED, Piece
+from holter_kernels.pinned import PINNED, PinnedPiece
+from holter_kernels.placement import Placement
 from holter_kernels.slots import Ring, Slot, Ticket
-from holter_kernels.watch import Watch
 
 JOB_WORDS = 16 * BLOCK
 NUM_THREADS = 256
@@ -49,7 +49,7 @@ class Tables:
     """Which program reads what, as numbers; nothing in them is an address.
 
     jobs       for each program of a launch, its run
-    runs       start in bytes from the base of its row, offset, elements, row, its first program, its first partial row less that, D of its dtype
+    runs       start in bytes from the base of its row, offset, elements, row, its first program, its first partial row less that, D of its dtype, whether it is read fast
     segments   for each program of combine_rows: row, first and last partial row, the row's first segment and their number
     """
 
@@ -61,26 +61,28 @@ class Tables:
         is_fast &= (bases[runs["row"]] + runs["start"]) % int(_ALIGNMENT) == 0
         self.must_align = np.zeros(num_rows, bool)
         self.must_align[runs["row"][is_fast]] = True
-        launch = code * 2 + is_fast
-        order = np.argsort(launch, kind="stable")
+        order = np.argsort(code, kind="stable")
         first_partial = np.cumsum(pieces) - pieces
         first_job = np.empty_like(pieces)
-        kinds, first_run = np.unique(launch[order], return_index=True)
+        codes, first_run = np.unique(code[order], return_index=True)
         ends = [*first_run.tolist(), len(runs)][1:]
         jobs: list[np.ndarray] = []
-        self.launches: list[tuple[Format, bool, int, int]] = []
+        self.launches: list[tuple[Format, str, int, int]] = []
+        """Dtype, kernel, and the jobs of it: one a dtype."""
         start = 0
-        for kind, a, b in zip(kinds.tolist(), first_run.tolist(), ends, strict=True):
+        for kind, a, b in zip(codes.tolist(), first_run.tolist(), ends, strict=True):
             num_jobs = pieces[order[a:b]]
             first_job[order[a:b]] = np.cumsum(num_jobs) - num_jobs
             mine = np.repeat(np.arange(a, b, dtype=np.int32), num_jobs)
             # Triton compiles a kernel again for a pointer that is no multiple of 16: each launch's jobs begin at one.
             jobs += [mine, np.zeros(-len(mine) % 4, np.int32)]
-            self.launches.append((_BY_CODE[kind // 2], bool(kind % 2), start, start + len(mine)))
+            fast = is_fast[order[a:b]]
+            kernel = "element" if kind not in KINDS else "float" if fast.all() else "mixed"
+            self.launches.append((_BY_CODE[kind], kernel, start, start + len(mine)))
             start += len(mine) + -len(mine) % 4
         self.jobs = np.concatenate([np.zeros(0, np.int32), *jobs])
         fields = (runs["start"], runs["offset"], runs["count"], runs["row"], first_job, first_partial - first_job)
-        self.runs = np.stack([*fields, _DTYPE_KEYS[code], np.zeros_like(code)], axis=1)[order]
+        self.runs = np.stack([*fields, _DTYPE_KEYS[code], is_fast.astype(np.int64)], axis=1)[order]
         self.num_partials = int(pieces.sum())
         first = np.searchsorted(np.repeat(runs["row"], pieces), np.arange(num_rows + 1))
         self.segments = _segments(first.astype(np.int64))
@@ -126,7 +128,7 @@ class DeviceTables:
         self.tickets = torch.zeros(num_rows, dtype=torch.int32, device=device)
 
 
-_uploading: list[tuple[Any, torch.device, Piece]] = []
+_uploading: list[tuple[Any, torch.device, PinnedPiece]] = []
 _keys: dict[torch.device, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
@@ -181,15 +183,10 @@ def run_kernels(  # noqa: PLR0913 - the memory is the caller's
         bins.zero_()
     if not tables.launches:
         flag.zero_()
-    for (fmt, is_fast, start, end), jobs in zip(tables.launches, tables.slices, strict=True):
+    for (fmt, kernel, start, end), jobs in zip(tables.launches, tables.slices, strict=True):
         memory = (jobs, tables.runs, bases, tables.partials, tables.partials if bins is None else bins, flag, *keys)
-        if is_fast:
-            triton_kernels.float_pass[(end - start,)](*memory, KINDS[fmt.code], statistics, which, UNROLL, **options)
-        else:
-            bins_too = which if fmt.is_float else 0
-            triton_kernels.element_pass[(end - start,)](
-                *memory, *element_constants(fmt), statistics, bins_too, num_warps=options["num_warps"]
-            )
+        function, constants, how = kernel_of(fmt, kernel, statistics=statistics, histogram=which)
+        getattr(triton_kernels, function)[(end - start,)](*memory, *constants, **how)
     if len(rows):
         triton_kernels.combine_rows[(len(tables.segments),)](
             tables.partials, tables.segments, tables.seconds, tables.tickets, rows, flag, COMBINE_TILE,
@@ -202,6 +199,19 @@ def launch_options(*, is_amd: bool) -> dict[str, int]:
     if is_amd:
         return {"num_warps": NUM_THREADS // 64, "waves_per_eu": WAVES_PER_UNIT}
     return {"num_warps": NUM_THREADS // 32, "maxnreg": MAX_REGISTERS}
+
+
+def kernel_of(
+    fmt: Format, kernel: str, *, statistics: bool, histogram: int
+) -> tuple[str, tuple[Any, ...], dict[str, int]]:
+    """The function that reads a dtype so ("float", "element", "mixed"), its compile-time arguments, and how it is compiled."""
+    options = launch_options(is_amd=torch.version.hip is not None)
+    whole = (*element_constants(fmt), statistics, histogram if fmt.is_float else 0)
+    if kernel == "float":
+        return "float_pass", (KINDS[fmt.code], statistics, histogram, UNROLL), options
+    if kernel == "mixed":
+        return "mixed_pass", (KINDS[fmt.code], UNROLL, *whole), options
+    return "element_pass", whole, {"num_warps": options["num_warps"]}
 
 
 def combine_warps(num_warps: int) -> int:
@@ -247,7 +257,7 @@ class DevicePass:
         else:
             devices.prepare_triton_cache()
 
-    def start(self, tensors: Sequence[torch.Tensor], watch: Watch) -> Ticket | str:
+    def start(self, tensors: Sequence[torch.Tensor], placement: Placement) -> Ticket | str:
         """Read these on the current stream; or why not."""
         if devices.is_capturing(self._device):
             return "capturing"
@@ -255,11 +265,11 @@ class DevicePass:
             return "warming up"
         with devices.on(self._device):
             try:
-                return self._start(tensors, watch)
+                return self._start(tensors, placement)
             except (MemoryError, torch.OutOfMemoryError):
                 return "out of memory"
 
-    def _start(self, tensors: Sequence[torch.Tensor], watch: Watch) -> Ticket | str:
+    def _start(self, tensors: Sequence[torch.Tensor], placement: Placement) -> Ticket | str:
         if self._ring is None or len(tensors) != self._num_rows:
             self._num_rows = len(tensors)
             self._ring = Ring(self._device, self._num_rows, has_bins=self._has_bins)
@@ -271,22 +281,22 @@ class DevicePass:
         if self._ended is not None and stream != self._stream:
             stream.wait_event(self._ended)  # the device waits, not this thread: tables and partial rows are shared
         self._stream = stream
-        sources = watch.look(tensors)
+        sources = placement.look(tensors)
         devices.record(slot.began, stream)
-        left_out = set(sources.left_out) | set(self._read(tensors, watch, slot))
+        left_out = set(sources.left_out) | set(self._read(tensors, placement, slot))
         self.left_out = len(left_out)
         devices.record(slot.ended, stream)
         self._ended = slot.ended
         self._copy_out(slot)
         return slot.claim(statistics=self._statistics, bits_only=sources.bits_only, is_narrow=self._is_narrow)
 
-    def _read(self, tensors: Sequence[torch.Tensor], watch: Watch, slot: Slot) -> list[int]:
+    def _read(self, tensors: Sequence[torch.Tensor], placement: Placement, slot: Slot) -> list[int]:
         """By Triton's kernels, or by torch operations where those cannot be had; returns which tensors were left out."""
         memory = {"rows": slot.rows, "bins": slot.bins if self._has_bins else None, "flag": slot.flag}
         mode = {"statistics": self._statistics, "histogram": self._histogram}
         if devices.implementation(self._device) == "triton":
             try:
-                run_kernels(self._prepare(watch), self._aim(watch, slot), **memory, **mode)
+                run_kernels(self._prepare(placement), self._aim(placement, slot), **memory, **mode)
             except (MemoryError, torch.OutOfMemoryError):
                 raise
             except Exception as error:  # noqa: BLE001 - no compiler, no driver, a version that refuses: whatever it is, it is said
@@ -298,22 +308,22 @@ class DevicePass:
         self._is_narrow = float_dtype(self._device) is torch.float32
         return run_operations(tensors, self._device, **memory, **mode)
 
-    def _prepare(self, watch: Watch) -> DeviceTables:
+    def _prepare(self, placement: Placement) -> DeviceTables:
         """The tables, made anew if the tensors have other sizes, or one lies where it cannot be read 16 bytes at a time any more."""
         tables = self._tables
         if (
             tables is None
-            or self._generation != watch.generation
-            or (watch.bases[tables.must_align] % _ALIGNMENT).any()
+            or self._generation != placement.generation
+            or (placement.bases[tables.must_align] % _ALIGNMENT).any()
         ):
-            made = Tables(watch.sources.table(), watch.bases.view(np.int64), self._num_rows)
+            made = Tables(placement.sources.table(), placement.bases.view(np.int64), self._num_rows)
             tables = self._tables = DeviceTables(made, self._device, self._num_rows)
-            self._generation = watch.generation
+            self._generation = placement.generation
         return tables
 
-    def _aim(self, watch: Watch, slot: Slot) -> torch.Tensor:
+    def _aim(self, placement: Placement, slot: Slot) -> torch.Tensor:
         """The addresses on the device: those of the last time if they are the same."""
-        bases = watch.bases.view(np.int64)
+        bases = placement.bases.view(np.int64)
         if self._bases is None or not np.array_equal(self._bases[0], bases):
             slot.bases_array[:] = bases
             slot.bases.copy_(slot.host_bases, non_blocking=True)

@@ -16,8 +16,8 @@ import torch
 
 from holter_kernels.cpu import CpuPass
 from holter_kernels.layout import NUM_BINS, ROW
+from holter_kernels.placement import Placement
 from holter_kernels.table import Table
-from holter_kernels.watch import Watch
 
 _CPU = torch.device("cpu")
 _POLL_S = 0.0002
@@ -42,8 +42,8 @@ class Part(Protocol):
 
     left_out: int
 
-    def start(self, tensors: Sequence[torch.Tensor], watch: Watch) -> "Claim | str":
-        """Read these; or the reason why not. `watch` is this part's own, and knows how they lie."""
+    def start(self, tensors: Sequence[torch.Tensor], placement: Placement) -> "Claim | str":
+        """Read these; or the reason why not. `placement` is this part's own, and knows how they lie."""
 
 
 class Reading:
@@ -107,7 +107,7 @@ class Pass:
         self._mode = {"histogram": histogram, "statistics": statistics}
         self.declined: Counter[str] = Counter()
         """Why `start` gave no reading, how many times: "capturing", "under way", "warming up", "out of memory"."""
-        self._parts: list[tuple[list[int] | None, Part, Watch]] = []
+        self._parts: list[tuple[list[int] | None, Part, Placement]] = []
         self._devices: list[torch.device] | torch.device | None = None
         self._divide(tensors)
 
@@ -117,12 +117,12 @@ class Pass:
             self._divide(tensors)
         claims: list[tuple[list[int] | None, Claim]] = []
         num_left_out = 0
-        for positions, part, watch in self._parts:
+        for positions, part, placement in self._parts:
             mine = tensors
             if positions is not None:
                 mine = [tensors[k] for k in positions]
-                watch.is_as_before(mine)
-            claim = part.start(mine, watch)
+                placement.is_as_before(mine)
+            claim = part.start(mine, placement)
             if isinstance(claim, str):
                 self.declined[claim] += 1
                 return None
@@ -140,12 +140,12 @@ class Pass:
             return
         self._devices = found
         if isinstance(found, torch.device):
-            self._parts = [(None, _part(found, **self._mode), Watch())]
+            self._parts = [(None, _part(found, **self._mode), Placement())]
             return
         places: dict[torch.device, list[int]] = {}
         for position, device in enumerate(found):
             places.setdefault(device, []).append(position)
-        self._parts = [(positions, _part(device, **self._mode), Watch()) for device, positions in places.items()]
+        self._parts = [(positions, _part(device, **self._mode), Placement()) for device, positions in places.items()]
 
 
 def _part(device: torch.device, *, histogram: str, statistics: bool) -> Part:

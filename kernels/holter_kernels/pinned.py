@@ -37,7 +37,7 @@ class _Slab:
         self.free = merged
 
 
-class Piece:
+class PinnedPiece:
     """Some pinned bytes; they go back when nobody holds the piece, so whoever a device still writes for must hold it."""
 
     __slots__ = ("__weakref__", "memory")
@@ -60,7 +60,7 @@ class PinnedMemory:
         """What was taken from the system so far."""
         return sum(slab.memory.numel() for slab in self._slabs)
 
-    def take(self, num_bytes: int, *, is_pinned: bool = True) -> Piece | None:
+    def take(self, num_bytes: int, *, is_pinned: bool = True) -> PinnedPiece | None:
         """A piece of at least this many bytes; None beyond the limit."""
         num_bytes = max(_ALIGNMENT, -(-num_bytes // _ALIGNMENT) * _ALIGNMENT)
         with self._lock:
@@ -76,8 +76,8 @@ class PinnedMemory:
             assert start is not None
             return self._piece(slab, start, num_bytes)
 
-    def _piece(self, slab: _Slab, start: int, num_bytes: int) -> Piece:
-        piece = Piece(slab.memory[start : start + num_bytes])
+    def _piece(self, slab: _Slab, start: int, num_bytes: int) -> PinnedPiece:
+        piece = PinnedPiece(slab.memory[start : start + num_bytes])
         weakref.finalize(piece, self._give_back, slab, start, num_bytes).atexit = False
         return piece
 

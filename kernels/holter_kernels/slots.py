@@ -18,7 +18,7 @@ import torch
 
 from holter_kernels import devices
 from holter_kernels.layout import NUM_BINS, ROW, blank
-from holter_kernels.pinned import PINNED, Piece
+from holter_kernels.pinned import PINNED, PinnedPiece
 
 NUM_SLOTS = 8
 """How many readings of one pass may be under way: a device may lag that many steps behind."""
@@ -34,7 +34,7 @@ class Slot:
     """Memory for the results of one launch, on the device and on the host, and the events of it."""
 
     def __init__(
-        self, device: torch.device, on_device: list[torch.Tensor], on_host: list[torch.Tensor], piece: Piece
+        self, device: torch.device, on_device: list[torch.Tensor], on_host: list[torch.Tensor], piece: PinnedPiece
     ) -> None:
         self.rows, self.bins, self.bases, self.flag = on_device
         self.host_rows, self.host_bins, self.host_bases = on_host

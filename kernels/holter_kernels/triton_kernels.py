@@ -4,11 +4,12 @@ Each program reads one job, at most 16,384 words (64 KB), and writes one partial
 rows of each tensor in order. Which job is a program's comes from tables that stay on the device (see `Tables` in `gpu.py`): its run of elements, and which
 piece of it; where the run's tensor lies now is in `bases`, one address a tensor, the only thing that changes from step to step.
 
-`float_pass` reads float32, bfloat16 and float16 whose jobs begin at a block: one tile of 1024 words a turn, the block of the
+`_float_job` reads float32, bfloat16 and float16 whose jobs begin at a block: one tile of 1024 words a turn, the block of the
 fingerprint, so that sum over blocks b and places j of R_b * T_j * y_bj is sum over j of T_j * (sum over b of R_b * y_bj): one
 multiply-add a word, T only once at the end. Its loop assumes a healthy tensor; a job that turns out to hold a zero, a subnormal, something not
 finite or extreme magnitudes is read a second time, from cache.
-`element_pass` reads every other dtype, and shards that begin anywhere, one element at a time.
+`_element_job` reads every other dtype, and shards that begin anywhere, one element at a time. A launch has jobs of one dtype: `float_pass` of the first kind alone, `element_pass` of the second,
+`mixed_pass` of both, so that a dtype takes one launch however its tensors lie; the second kind may spill registers there, and the first, which is nearly all, keeps its own.
 """
 
 # A kernel is Triton's language in Python's clothes: types are the compiler's, constants are upper case, branches on them need their else.
@@ -185,7 +186,7 @@ def _store_row(
 
 
 @triton.jit
-def float_pass(
+def _float_job(
     jobs,
     runs,
     bases,
@@ -371,7 +372,7 @@ def float_pass(
 
 
 @triton.jit
-def element_pass(
+def _element_job(
     jobs,
     runs,
     bases,
@@ -489,6 +490,89 @@ def element_pass(
     if HISTOGRAM != 0:
         out = bins + tl.load(run + 3) * 256 + tl.arange(0, 256)
         tl.atomic_add(out, counts.to(tl.int64), mask=counts > 0)
+
+
+@triton.jit
+def float_pass(
+    jobs,
+    runs,
+    bases,
+    partials,
+    bins,
+    flag,
+    places,
+    rows,
+    KIND: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    HISTOGRAM: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Jobs of one dtype that all begin at a block, and at a multiple of 16 bytes."""
+    _float_job(jobs, runs, bases, partials, bins, flag, places, rows, KIND, STATISTICS, HISTOGRAM, UNROLL)
+
+
+@triton.jit
+def element_pass(
+    jobs,
+    runs,
+    bases,
+    partials,
+    bins,
+    flag,
+    places,
+    rows,
+    GRAIN: tl.constexpr,
+    BITS: tl.constexpr,
+    IS_FLOAT: tl.constexpr,
+    IS_SIGNED: tl.constexpr,
+    EXPONENT_BITS: tl.constexpr,
+    MANTISSA_BITS: tl.constexpr,
+    LOW_BITS: tl.constexpr,
+    LARGEST_FINITE: tl.constexpr,
+    HAS_INFINITY: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    HISTOGRAM: tl.constexpr,
+):
+    """Jobs of any one dtype, wherever they begin."""
+    _element_job(
+        jobs, runs, bases, partials, bins, flag, places, rows, GRAIN, BITS, IS_FLOAT, IS_SIGNED, EXPONENT_BITS, MANTISSA_BITS,
+        LOW_BITS, LARGEST_FINITE, HAS_INFINITY, STATISTICS, HISTOGRAM,
+    )  # fmt: skip
+
+
+@triton.jit
+def mixed_pass(
+    jobs,
+    runs,
+    bases,
+    partials,
+    bins,
+    flag,
+    places,
+    rows,
+    KIND: tl.constexpr,
+    UNROLL: tl.constexpr,
+    GRAIN: tl.constexpr,
+    BITS: tl.constexpr,
+    IS_FLOAT: tl.constexpr,
+    IS_SIGNED: tl.constexpr,
+    EXPONENT_BITS: tl.constexpr,
+    MANTISSA_BITS: tl.constexpr,
+    LOW_BITS: tl.constexpr,
+    LARGEST_FINITE: tl.constexpr,
+    HAS_INFINITY: tl.constexpr,
+    STATISTICS: tl.constexpr,
+    HISTOGRAM: tl.constexpr,
+):
+    """Jobs of float32, bfloat16 or float16 of which some begin elsewhere: one launch for all, each read as its run says."""
+    run = runs + tl.load(jobs + tl.program_id(0)).to(tl.int64) * RUN_FIELDS
+    if tl.load(run + 7) != 0:
+        _float_job(jobs, runs, bases, partials, bins, flag, places, rows, KIND, STATISTICS, HISTOGRAM, UNROLL)
+    else:
+        _element_job(
+            jobs, runs, bases, partials, bins, flag, places, rows, GRAIN, BITS, IS_FLOAT, IS_SIGNED, EXPONENT_BITS, MANTISSA_BITS,
+            LOW_BITS, LARGEST_FINITE, HAS_INFINITY, STATISTICS, HISTOGRAM,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 While it goes on, a pass over that device declines ("warming up") instead of compiling the same in the training thread.
 """
 
+import functools
 import os
 import threading
 import time
@@ -130,16 +131,11 @@ def _kernels(dtypes: list[torch.dtype], passes: list[tuple[str, bool]]) -> Itera
         for histogram, statistics in passes:
             which = gpu.HISTOGRAMS[histogram] if statistics else 0
             name = f"{fmt.name}, histogram {histogram}" if statistics else f"{fmt.name}, fingerprint alone"
-            if fmt.code in gpu.KINDS:
-                constants = (gpu.KINDS[fmt.code], statistics, which, gpu.UNROLL)
-                yield name, lambda c=constants: triton_kernels.float_pass.warmup(*pointers, *c, grid=(1,), **options)
-            elements = (*gpu.element_constants(fmt), statistics, which if fmt.is_float else 0)
-            yield (
-                f"{name}, any alignment",
-                lambda c=elements: triton_kernels.element_pass.warmup(
-                    *pointers, *c, grid=(1,), num_warps=options["num_warps"]
-                ),
-            )
+            kinds = {"float": name, "mixed": f"{name}, any alignment"} if fmt.code in gpu.KINDS else {"element": name}
+            for kernel, called in kinds.items():
+                function, constants, how = gpu.kernel_of(fmt, kernel, statistics=statistics, histogram=which)
+                compile_it = getattr(triton_kernels, function).warmup
+                yield called, functools.partial(compile_it, *pointers, *constants, grid=(1,), **how)
     rows = (torch.int64, torch.int64, torch.int64, torch.int32, torch.int64, torch.float32)
     yield (
         "rows",

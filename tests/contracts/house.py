@@ -28,12 +28,16 @@ class House:
 
     def doubled_classes(self) -> dict[str, list[str]]:
         """Public class name -> the modules that define it, where there are several."""
+        return {name: places for name, places in self.classes().items() if len(places) > 1}
+
+    def classes(self) -> dict[str, list[str]]:
+        """Public class name -> the modules that define it."""
         defined: dict[str, list[str]] = {}
         for name, path in self.modules.items():
             for node in ast.walk(self.trees[path]):
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     defined.setdefault(node.name, []).append(name)
-        return {name: places for name, places in defined.items() if len(places) > 1}
+        return defined
 
     def files_of_folders(self) -> dict[str, int]:
         """Folder -> files in it, `__init__.py` aside."""

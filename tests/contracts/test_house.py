@@ -1,7 +1,7 @@
 """A class name has one meaning, a folder can be looked over, and `make test` has a real job for every family of faults."""
 
 import hangs
-from tests.contracts.house import House
+from tests.contracts.house import SOURCES, House
 
 import corpus
 from holter import faults
@@ -13,6 +13,12 @@ NEVER_IN_A_JOB = {"model"}
 
 def test_a_class_name_has_one_meaning():
     assert {} == House().doubled_classes()
+
+
+def test_no_class_of_the_kernels_has_the_name_of_another_in_the_daemon() -> None:
+    kernels = House(SOURCES.parent.parent / "kernels" / "holter_kernels").classes()
+    # The statistics of some tensors: as they are computed, and as they travel.
+    assert {"Table"} == set(kernels) & set(House().classes())
 
 
 def test_a_folder_has_two_dozen_files_at_most():

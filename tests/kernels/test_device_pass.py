@@ -13,6 +13,7 @@ import torch
 
 from holter_kernels import Pass, Table, devices, fingerprint, gpu, pinned, side_stream, torch_pass
 from holter_kernels.layout import FORMATS
+from holter_kernels.sources import look
 from holter_kernels.testing import check, from_bytes
 
 pytest.importorskip("triton")
@@ -167,14 +168,46 @@ def test_after_the_third_step_nothing_is_allocated_and_only_addresses_travel() -
     assert num_tensors * 128 == steps[-1]["bytes_to_host"]
 
 
-def test_there_are_two_launches_for_a_dtype_and_one_more_for_each_other() -> None:
-    tensors = [torch.ones(32, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
-    for mine, expected in ((tensors, 2), ([*tensors, torch.ones(5, device="cuda")], 3)):
+def test_there_are_two_launches_for_a_dtype_and_one_more_for_each_other_however_its_tensors_lie() -> None:
+    whole = torch.ones(2000, device="cuda", dtype=torch.bfloat16)
+    aligned = [torch.ones(32, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    misaligned = [whole[1:40], whole[3:1900]]
+    other = [torch.ones(5, device="cuda"), torch.ones(9, device="cuda")[1:]]
+    lists = ((aligned, 2), ([*aligned, *misaligned], 2), (misaligned, 2), ([*aligned, *misaligned, *other], 3))
+    for mine, expected in lists:
         fused = Pass(mine, "off")
         answered(fused.start(mine))
         with fake_cuda.launches() as launched:
             answered(fused.start(mine))
-        assert expected == len([name for name in launched if name.startswith("triton")])
+        assert expected == len([name for name in launched if name.startswith("triton")]), launched
+
+
+def test_a_launch_of_both_kinds_reads_as_the_definition_says() -> None:
+    rng = np.random.default_rng(1)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        host = from_bytes(rng.bytes(70_000 * FORMATS[dtype].bits // 8), dtype)
+        there = host.cuda()
+        places = [slice(0, 40_000), slice(1, 39_000), slice(3, 10), slice(8, 66_000), slice(69_999, 70_000)]
+        table = answered(Pass([]).start([there[place] for place in places]))
+        agree([host[place] for place in places], table)
+
+
+LLAMA_7B = [(32_000, 4096), (32_000, 4096), (4096,), *[(4096, 4096)] * 128, *[(11_008, 4096)] * 96, *[(4096,)] * 64]
+"""The 291 tensors of a model of 6.7 billion parameters."""
+
+
+def test_seven_billion_gradients_cost_little_more_than_their_own_bytes() -> None:
+    counts = np.array([int(np.prod(shape)) for shape in LLAMA_7B], np.int64)
+    runs = np.zeros(len(counts), look([torch.ones(3)]).table().dtype)
+    runs["count"], runs["row"], runs["code"] = counts, np.arange(len(counts)), FORMATS[torch.bfloat16].code
+    tables = gpu.Tables(runs, np.zeros(len(counts), np.int64), len(counts))
+    assert (291, 1) == (len(counts), len(tables.launches))
+    gradients, row = int(counts.sum()) * 2, 128
+    of_a_job = (
+        tables.jobs.itemsize + tables.runs.strides[0] + 8 + 2 * row
+    )  # what a program looks up, its partial row written and read again
+    read = gradients + len(tables.jobs) * of_a_job + len(tables.segments) * (tables.segments.strides[0] + 3 * row)
+    assert read < 1.01 * gradients
 
 
 def test_nothing_is_held_after_the_start() -> None:

@@ -33,11 +33,12 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
-def compile_float_pass(kind: str, target: GPUTarget) -> Any:
-    constants = {"KIND": KINDS[kind], "STATISTICS": True, "HISTOGRAM": 1, "UNROLL": gpu.UNROLL}
-    source = ASTSource(
-        triton_kernels.float_pass, POINTERS | dict.fromkeys(constants, "constexpr"), constexprs=constants
-    )
+def compile_pass(kind: str, target: GPUTarget, kernel: str = "float") -> Any:
+    fmt = next(fmt for fmt in FORMATS.values() if fmt.name == kind)
+    name, values, _ = gpu.kernel_of(fmt, kernel, statistics=True, histogram=1)
+    function = getattr(triton_kernels, name)
+    constants = dict(zip(function.arg_names[len(POINTERS) :], values, strict=True))
+    source = ASTSource(function, POINTERS | dict.fromkeys(constants, "constexpr"), constexprs=constants)
     return triton.compile(source, target=target, options=gpu.launch_options(is_amd=target.backend == "hip"))
 
 
@@ -73,7 +74,7 @@ def main_loop(sass: str) -> list[str]:
 )
 def test_nvidia_healthy_path(kind: str, arch: str, tmp_path: Path) -> None:
     cubin = tmp_path / "kernel.cubin"
-    cubin.write_bytes(compile_float_pass(kind, NVIDIA[arch]).asm["cubin"])
+    cubin.write_bytes(compile_pass(kind, NVIDIA[arch]).asm["cubin"])
     usage = run_tool("cuobjdump", "-res-usage", str(cubin))
     sass = run_tool("nvdisasm", "-c", str(cubin))
     body = main_loop(sass)
@@ -89,10 +90,35 @@ def test_nvidia_healthy_path(kind: str, arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bfloat16", pytest.param("float32", marks=pytest.mark.release)])
+def test_where_some_tensors_are_misaligned_the_healthy_path_of_the_others_stays_as_it_is(
+    kind: str, tmp_path: Path
+) -> None:
+    cubin = tmp_path / "kernel.cubin"
+    cubin.write_bytes(compile_pass(kind, NVIDIA["sm_90"], "mixed").asm["cubin"])
+    body = main_loop(run_tool("nvdisasm", "-c", str(cubin)))
+    assert gpu.UNROLL == len([line for line in body if "LDG.E.128" in line])
+    assert MAX_PER_WORD[kind] >= len(body) / (WORDS_PER_LOAD * gpu.UNROLL)
+    assert not [line for line in body if re.search(r"\b(STL|LDL)\b", line)], "the healthy path spills"
+    assert gpu.MAX_REGISTERS >= int(re.search(r"REG:(\d+)", run_tool("cuobjdump", "-res-usage", str(cubin)))[1])
+
+
+GPUS = {"A100": (108, 1.41e9, 2.04e12), "H100": (132, 1.755e9, 3.35e12)}
+"""Multiprocessors, clock, bytes a second of memory, as the vendor states them; a multiprocessor issues 128 lanes a cycle."""
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_by_the_roofline_a_pass_over_bfloat16_takes_at_most_a_third_more_than_reading_it(name: str) -> None:
+    units, clock_hz, bytes_a_second = GPUS[name]
+    word_s = {kind: most / (units * 128 * clock_hz) for kind, most in MAX_PER_WORD.items()}
+    assert all(1.3 * 4 / bytes_a_second >= seconds for seconds in word_s.values())
+
+
+@pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.parametrize("kind", KINDS)
 def test_amd_healthy_path(kind: str) -> None:
-    assembly = compile_float_pass(kind, AMD).asm["amdgcn"]
+    assembly = compile_pass(kind, AMD).asm["amdgcn"]
     assert gpu.UNROLL <= len(re.findall(r"(?:global|flat|buffer)_load_dwordx4", assembly))
     assert "0" == re.search(r"\.vgpr_spill_count:\s+(\d+)", assembly)[1]
     assert "0" == re.search(r"\.sgpr_spill_count:\s+(\d+)", assembly)[1]

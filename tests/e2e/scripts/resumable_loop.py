@@ -173,14 +173,17 @@ while micro < arguments.steps * EVERY:
         arguments.resume = None
     for x, y in batches:
         is_last = micro % EVERY == EVERY - 1
-        is_faulty = arguments.fault and rank == arguments.rank and micro == arguments.at * EVERY + EVERY - 1
+        # What a script does to reduced gradients it does on all replicas alike.
+        is_culprit = rank == arguments.rank or (arguments.kind == "ddp" and arguments.where == "gradient")
+        is_faulty = arguments.fault and is_culprit and micro == arguments.at * EVERY + EVERY - 1
         if is_faulty and arguments.fault in FAULTS:
             print(f"fault at {time.time()}", flush=True)
             FAULTS[arguments.fault]()
-        x, y = x.to(arguments.device), y.to(arguments.device)  # noqa: PLW2901
         where = (arguments.where or ("gradient" if arguments.kind == "fsdp" else "batch")) if is_faulty else ""
+        if where == "label":
+            y.fill_(float("nan"))
+        x, y = x.to(arguments.device), y.to(arguments.device)  # noqa: PLW2901
         x = x * float("nan") if where == "batch" else x  # noqa: PLW2901
-        y = y * float("nan") if where == "label" else y  # noqa: PLW2901
 
         def compute(x: torch.Tensor = x, y: torch.Tensor = y, where: str = where) -> torch.Tensor:
             """The loss of this micro-batch, and its gradients."""

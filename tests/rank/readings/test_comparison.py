@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holter.records import Census, Mark, PackedTable, StepDone
+from holter_kernels import fingerprint
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: torch.Tensor) -> None:
@@ -51,6 +52,26 @@ def test_roots_are_told_with_the_step(wear):
     model = DistributedDataParallel(nn.Linear(4, 2))
     step(model, torch.optim.SGD(model.parameters(), lr=0.1), torch.ones(1, 4))
     assert {"parameters_before", "gradients", "parameters_after"} <= set(worn.said(StepDone)[0].body.roots)
+
+
+@pytest.mark.usefixtures("gloo")
+def test_gradients_of_a_closure_are_compared_once_it_has_reduced_them(wear):
+    worn = wear(world_size=2)
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+
+    def closure() -> torch.Tensor:
+        loss = model(torch.ones(1, 4)).sum()
+        loss.backward()
+        return loss
+
+    with model.no_sync():
+        model(torch.full((1, 4), 3.0)).sum().backward()
+    optimizer.step(closure)
+    applied = [fingerprint(parameter.grad) for parameter in model.parameters()]
+    (compared,) = tables(worn, "gradients")
+    assert applied == fingerprints(compared)
+    assert not worn.monitor.context.guard.failures
 
 
 def test_a_model_that_nobody_replicates_is_not_compared(wear):

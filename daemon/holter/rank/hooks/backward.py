@@ -170,7 +170,8 @@ class LossProbe:
         names = [(path, tensor.numel()) for path, tensor in given]
 
         def learn(table: Any) -> None:
-            if raw is not None:
+            # No tensor is named here: until a device has answered, this would hold it.
+            if first:
                 odd = math.nan if table.nans[0] else math.inf if table.pos_infs[0] + table.neg_infs[0] else 0.0
                 self._learn(step, float(table.sum[0]) + odd)
             if number >= step.passes.num_dropped:

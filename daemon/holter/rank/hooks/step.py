@@ -205,8 +205,8 @@ class StepProbe:
         self._attempt(self._read_applied, optimizer)
         if context.hold.agent is not None:
             self._attempt(self._hold_if_need_be, optimizer, has_closure=has_closure)
-        if not self._stepped and not self._is_straggler:
-            self._attempt(self._compare_before, optimizer)
+        if not self._stepped and not self._is_straggler and not (has_closure and closures.is_followed(optimizer)):
+            self._attempt(self._compare_before, optimizer, has_gradients=not has_closure)
         if context.undo.snapshots is not None:
             self._attempt(context.undo.snapshots.settle)
         self._is_applying = True
@@ -223,6 +223,8 @@ class StepProbe:
             halts = self._context.hold.agent
             if halts is not None and halts.is_wanted():
                 self._attempt(self._hold_if_bad, optimizer)
+        if not self._stepped and not self._is_straggler:
+            self._attempt(self._compare_before, optimizer, has_gradients=is_unwritten)
         self._is_applying = True
 
     def _take_census(self) -> None:
@@ -409,7 +411,8 @@ class StepProbe:
         context.guard.own_s -= held_s
         context.phases.take()
 
-    def _compare_before(self, optimizer: torch.optim.Optimizer) -> None:
+    def _compare_before(self, optimizer: torch.optim.Optimizer, *, has_gradients: bool = True) -> None:
+        """What is equal on all replicas before a step; its gradients only if they are those that it applies: a closure may still have to reduce them."""
         context = self._context
         step, plan = context.log.step, context.schedule.plan
         is_check, together = plan.is_check(step), self._taking_part(optimizer)
@@ -421,7 +424,7 @@ class StepProbe:
             return
         if self._attempt(self._comparison.is_possible):
             self._attempt(self._comparison.parameters, "before", together)
-            if is_check:
+            if is_check and has_gradients:
                 self._attempt(self._comparison.gradients, optimizer)
         if is_check:
             self._attempt(self._comparison.frozen)

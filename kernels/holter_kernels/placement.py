@@ -21,7 +21,7 @@ _SAME, _MOVED, _NOT_PLAIN = 0, 1, 3
 _is_neg, _offset = torch.Tensor.is_neg, torch.Tensor.storage_offset
 
 
-class Watch:
+class Placement:
     """The last list that was looked at."""
 
     def __init__(self) -> None:
