@@ -3,7 +3,10 @@
 import json
 import os
 import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -124,3 +127,37 @@ def test_what_hangs_is_ended():
         pid = child._process.pid
     with pytest.raises(ProcessLookupError):
         os.kill(pid, signal.SIG_DFL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_ended_by_a_signal_it_leaves_no_process(number, tmp_path):
+    script = tmp_path / "python"
+    told = tmp_path / "pids"
+    script.write_text(
+        f"#!{sys.executable}\nimport os, subprocess, sys\nfrom pathlib import Path\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        f"Path({str(told)!r}).write_text(str(os.getpid()) + ' ' + str(child.pid) + chr(10))\n"
+        f"sys.argv[1:] = ['kernels']\n{STAND_IN}"
+    )
+    script.chmod(0o755)
+    program = f"import sys; sys.executable = {str(script)!r}; from holter.cli import main; sys.exit(main(['doctor', '--gpu']))"
+    doctors = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    began = time.monotonic()
+    while not (told.exists() and told.read_text().endswith("\n")):
+        assert time.monotonic() < began + 60
+        time.sleep(0.05)
+    doctors.send_signal(number)
+    doctors.communicate(timeout=60)
+    assert doctors.returncode != 0
+    for pid in map(int, told.read_text().split()):
+        while is_alive(pid):
+            assert time.monotonic() < began + 120
+            time.sleep(0.05)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

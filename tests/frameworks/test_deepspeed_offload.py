@@ -2,31 +2,35 @@
 
 from types import SimpleNamespace
 
+import fake_cuda
 import pytest
 import torch
 
 from holter.frameworks.deepspeed import framework
 
 
-class Stream:
-    def __init__(self, *, is_idle: bool) -> None:
-        self._is_idle = is_idle
-
-    def query(self) -> bool:
-        return self._is_idle
-
-
-@pytest.mark.parametrize(
-    ("current", "own", "expected"), [(True, True, 1), (True, False, 0), (False, True, 0), (False, False, 0)]
-)
-def test_a_gradient_that_may_be_in_the_middle_of_a_copy_is_left_out(monkeypatch, current, own, expected):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(is_idle=current))
+def offloaded() -> SimpleNamespace:
+    """As ZeRO keeps them: a flat parameter in pinned memory, whose gradient comes from the device on a stream of its own."""
     flat = torch.ones(4, requires_grad=True)
-    flat.grad = torch.ones(4)
-    zero = SimpleNamespace(single_partition_of_fp32_groups=[flat], reduction_stream=Stream(is_idle=own))
-    assert expected == len(list(framework._gradients(zero, {})))
+    flat.grad = torch.zeros(4).pin_memory()
+    return SimpleNamespace(single_partition_of_fp32_groups=[flat], reduction_stream=torch.cuda.Stream())
+
+
+@pytest.mark.device
+@pytest.mark.parametrize("where", ["its own stream", "the current stream"])
+def test_a_gradient_in_the_middle_of_a_copy_is_left_out_until_the_copy_is_over(where) -> None:
+    zero, there = offloaded(), torch.ones(4, device="cuda")
+    fake_cuda.drain()
+    stream = zero.reduction_stream if where == "its own stream" else torch.cuda.current_stream()
+    with fake_cuda.closed(stream), torch.cuda.stream(stream):
+        zero.single_partition_of_fp32_groups[0].grad.copy_(there, non_blocking=True)
+        with torch.cuda.stream(torch.cuda.default_stream()):
+            fake_cuda.syncs()
+            assert [] == list(framework._gradients(zero, {}))
+            assert [] == fake_cuda.syncs(), "nobody waits"
+    fake_cuda.drain()
+    ((_, gradient),) = framework._gradients(zero, {})
+    assert [1.0] * 4 == gradient.tolist()
 
 
 def test_without_a_device_they_are_read():

@@ -1,5 +1,6 @@
 """The pass on the device of the tests: nothing waits, nothing is lost, nothing is held, and what travels is small."""
 
+import ctypes
 import gc
 import time
 import warnings
@@ -367,14 +368,40 @@ def test_without_room_for_results_a_start_is_declined() -> None:
     assert 3.0 == answered(fused.start([x])).sum[0]
 
 
-def test_the_side_stream_is_made_once_and_outside_the_pool_where_the_runtime_can_be_reached() -> None:
-    device = torch.device("cuda", 1)
+def test_the_side_stream_is_made_once_by_the_runtime_outside_of_the_pool_and_does_not_wait_for_the_default_one() -> (
+    None
+):
+    device, asked = torch.device("cuda", 1), []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.c_uint)
+    def create(place: object, flags: int) -> int:
+        """`cudaStreamCreateWithFlags`, as the runtime has it."""
+        asked.append((torch.cuda.current_device(), flags))
+        place[0] = fake_cuda.make_external_stream(1).cuda_stream
+        return 0
+
     made = fake_cuda.count()
-    with mock.patch.object(devices, "_own_stream", fake_cuda.make_external_stream):
+    with (
+        mock.patch.object(devices, "_stream_function", return_value=create),
+        mock.patch.object(torch.version, "cuda", "13.0"),
+    ):
         mine = side_stream(device, "a purpose")
         assert mine is side_stream(device, "a purpose")
         assert mine is not side_stream(device, "another")
     assert (2, 0) == tuple(fake_cuda.count()[name] - made[name] for name in ("external_streams", "pool_streams"))
+    assert [(1, devices.NON_BLOCKING)] * 2 == asked
+    with fake_cuda.closed(torch.cuda.default_stream(device)), torch.cuda.stream(mine):
+        done = torch.ones(3, device=device).add_(1)
+        mine.synchronize()
+    assert [2.0] * 3 == done.tolist()
+
+
+def test_where_the_runtime_cannot_be_reached_the_pool_will_do() -> None:
+    made = fake_cuda.count()
+    for function in (lambda: None, lambda: lambda *_: 2):
+        with mock.patch.object(devices, "_stream_function", function), mock.patch.object(torch.version, "cuda", "13.0"):
+            assert side_stream(torch.device("cuda", 0), str(id(function))) is not None
+    assert (0, 2) == tuple(fake_cuda.count()[name] - made[name] for name in ("external_streams", "pool_streams"))
 
 
 def test_while_kernels_are_compiled_a_start_is_declined() -> None:

@@ -51,12 +51,28 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"there is no check {printable(unknown[0])}; there are {', '.join(plan.NAMES)}")
     wanted = [name for name in plan.NAMES if not args.only or name in args.only]
     report = Examination(is_json=args.json)
-    report.examine(wanted)
+    with _ended_by_signals():
+        report.examine(wanted)
     if args.json:
         sys.stdout.write(json.dumps(report.facts(), indent=2) + "\n")
     elif report.checks:
         sys.stdout.write(report.summary() + "\n")
     return 0 if report.is_healthy else 1
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the doctor as Ctrl-C does: by an exception, so that the process of the checks and its jobs end too."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @dataclass
@@ -175,8 +191,10 @@ class _Child:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._told.end()
+        # Whoever ended the doctor does not wait for a check that is under way.
+        self._is_late |= kind is not None
         self._kill()
         self._errors.close()
 

@@ -9,31 +9,23 @@ A copy to the host waits for all that its stream was given before: on the stream
 that still has work is overwritten by that work. So a whole save is done inside `beside_training`, by every keeper: the current stream of the thread is
 ours meanwhile, which `.cpu()`, torch.save and the frameworks' own functions use.
 
+The stream is of our own making and not of torch's pool, which NCCL takes its own from: one of those may be the very stream that hangs.
+
 A held step waits for what is queued for `PATIENCE_S` at most: a device that has not come to the end by then hangs, whatever its host thinks.
 """
 
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
 
 import torch
 
 from holter import clock
 from holter.errors import SaveError
+from holter_kernels import side_stream
 
 PATIENCE_S = 60.0
 POLL_S = 0.002
-_lock = threading.Lock()
-_streams: dict[tuple[torch.device, str], Any] = {}
-
-
-def side_stream(device: torch.device, purpose: str) -> Any:
-    """The one stream of ours on this device for this purpose."""
-    with _lock:
-        if (device, purpose) not in _streams:
-            _streams[device, purpose] = torch.cuda.Stream(device)
-        return _streams[device, purpose]
 
 
 def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:

@@ -32,10 +32,11 @@ from holter.rank.context import Context
 from holter.rank.guard import is_from_signal_handler, say
 from holter.rank.readings.samples import is_plain_moment, local
 from holter.rank.undo.rewind import Rewound
-from holter.rank.undo.side_stream import beside_training, devices_of, side_stream, wait_until
+from holter.rank.undo.side_stream import beside_training, devices_of, wait_until
 from holter.rank.undo.state_parts import RestingParameter, StateGatherer, StatePart, parameters_of, take_image
 from holter.records import Snapped
 from holter.threads import without_signals
+from holter_kernels import side_stream
 
 NUM_COPIES = 2
 SLAB_BYTES = 1 << 20
