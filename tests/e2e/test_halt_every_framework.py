@@ -129,7 +129,7 @@ def test_a_dead_ranks_shard_is_its_counterparts_under_hsdp(rank: int, nursery: A
         ("fsdp2", "weight", 1e4, 0, "second.weight"),
         ("fsdp2", "moment", 1e6, 1, "exp_avg_sq"),
         ("fsdp2", "frozen", 1e4, 1, "frozen.weight"),
-        ("zero3", "weight", 1e4, 1, "master weights"),
+        ("zero3", "weight", 1e4, 1, "first.weight"),
         ("fsdp1", "weight", 1e4, 1, "second.weight"),
         ("tp", "weight", 1e4, 1, "second.weight"),
         ("pipeline", "moment", 1e6, 1, "exp_avg_sq"),

@@ -1,6 +1,5 @@
 """What a tensor was like until now, and what of a state is not like it."""
 
-import weakref
 from typing import Any
 
 import pytest
@@ -36,9 +35,9 @@ class Training:
 
     def read(self) -> list[Any]:
         chosen = self.history.choose(self.models, [self.optimizer])
-        table = summarize([tensor for _, _, tensor, _ in chosen], histogram="off")
-        self.history.learn(self.step, [(n, k, weakref.ref(t), f) for n, k, t, f in chosen], table)
-        return chosen
+        table = summarize([tensor for _, tensor in chosen], histogram="off")
+        self.history.learn(self.step, [entry for entry, _ in chosen], table)
+        return [entry for entry, _ in chosen]
 
     def judge(self, **how: Any) -> dict[str, str]:
         return self.history.judge(self.step, **how)
@@ -125,10 +124,19 @@ def test_a_tensor_that_grows_from_zero_is_not_odd() -> None:
     assert {} == training.judge()
 
 
+def test_what_the_script_lets_go_of_is_not_held_and_what_it_puts_in_its_place_is_read() -> None:
+    training = Training()
+    training.train(3)
+    training.optimizer.load_state_dict(training.optimizer.state_dict())
+    training.train(3)
+    put(training.optimizer.state[training.model[0].bias]["exp_avg"], 1e6)
+    assert ["optimizer: 0.bias.exp_avg"] == list(training.judge())
+
+
 def test_large_states_are_read_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_history, "LEAST_BYTES", 0)
     training = Training()
     training.train(1, is_read=False)
-    names = [[name for name, *_ in training.read()] for _ in range(4)]
+    names = [[entry.name for entry in training.read()] for _ in range(4)]
     assert ["0.weight", "0.bias", "1.weight", "1.bias"] == names[0]
     assert 12 == len({name for each in names for name in each}), "weights and two moments of each"

@@ -10,18 +10,16 @@ A tensor's usual size is the largest that was seen of it, as long as it came the
 would make it usual.
 """
 
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import torch
 
 from holter.rank.models import Models
 from holter.rank.readings.samples import is_readable, local
 from holter_kernels import summarize
-
-if TYPE_CHECKING:
-    import weakref
 
 LEAST_BYTES = 16 << 20
 """Read at one vital step, if fewer bytes than that train."""
@@ -34,22 +32,27 @@ SQUARES = ("sq", "square", "sum")
 NUM_STILL = 3
 """Readings in a row without a change, after which one is not the script's habit."""
 
-Held = tuple[str, str, Any, bool]
-"""Name, kind, tensor, whether it is frozen."""
+
+class Entry(NamedTuple):
+    """A tensor of the state. It is held weakly, as everything of the script's is."""
+
+    name: str
+    kind: str
+    tensor: "weakref.ref[Any]"
+    is_frozen: bool
+    num_bytes: int
 
 
 @dataclass
 class _Known:
-    tensor: "weakref.ref[Any]"
-    name: str
-    kind: str
-    is_frozen: bool
+    entry: Entry
     usual: float
+    """The largest magnitude that it came to by degrees."""
     step: int
     """After which it was last read."""
     fingerprint: int = 0
     num_still: int = 0
-    """Of a frozen one: readings in a row in which it had not moved."""
+    """Readings in a row in which it had not moved."""
 
 
 class StateHistory:
@@ -62,74 +65,87 @@ class StateHistory:
         self._usual: dict[str, float] = {}
         """Kind -> the largest usual size."""
         self._place = 0
+        self._state: tuple[Any, ...] = ()
+        self._entries: list[Entry] = []
+        self._num_trained_bytes = 0
 
-    def choose(self, models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> list[Held]:
+    def choose(self, models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[Entry, Any]]:
         """What is to be read now: as many bytes as train, beginning where the last reading ended."""
-        every = list(_state(models, optimizers))
+        every = self._alive(models, optimizers)
         if not every:
             return []
-        trained = sum(_bytes(tensor) for _, kind, tensor, is_frozen in every if kind == WEIGHTS and not is_frozen)
-        room, start = max(trained, LEAST_BYTES), self._place % len(every)
-        chosen: list[Held] = []
-        for held in every[start:] + every[:start]:
-            room -= _bytes(held[2])
+        room, start = max(self._num_trained_bytes, LEAST_BYTES), self._place % len(every)
+        chosen: list[tuple[Entry, Any]] = []
+        for entry, tensor in every[start:] + every[:start]:
+            room -= entry.num_bytes
             if room < 0 and chosen:
                 break
-            chosen.append(held)
+            chosen.append((entry, tensor))
         self._place = (start + len(chosen)) % len(every)
         return chosen
 
-    def learn(self, step: int, chosen: Sequence[tuple[str, str, "weakref.ref[Any]", bool]], table: Any) -> None:
+    def _alive(self, models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[Entry, Any]]:
+        """All there is to read; looked for again when models or optimizers have changed: naming a thousand tensors takes milliseconds."""
+        state = models.generation, *((id(optimizer), len(optimizer.state)) for optimizer in optimizers)
+        found = [(entry, entry.tensor()) for entry in self._entries]
+        if state != self._state or any(tensor is None for _, tensor in found):
+            self._state, self._entries = state, list(_entries(models, optimizers))
+            found = [(entry, entry.tensor()) for entry in self._entries]
+            trained = (entry for entry in self._entries if entry.kind == WEIGHTS and not entry.is_frozen)
+            self._num_trained_bytes = sum(entry.num_bytes for entry in trained)
+        return found
+
+    def learn(self, step: int, chosen: Sequence[Entry], table: Any) -> None:
         """These were read after `step`."""
-        for row, (name, kind, reference, is_frozen) in enumerate(chosen):
-            tensor, size = reference(), float(table.absmax[row])
+        for row, entry in enumerate(chosen):
+            tensor, size = entry.tensor(), float(table.absmax[row])
             if tensor is None or not table.numel[row]:
                 continue
             known = self._known.get(id(tensor))
-            if known is None or known.tensor() is not tensor:
-                known = self._known[id(tensor)] = _Known(reference, name, kind, is_frozen, size, step)
-                self._usual.setdefault(kind, size)
+            if known is None or known.entry.tensor() is not tensor:
+                known = self._known[id(tensor)] = _Known(entry, size, step)
+                self._usual.setdefault(entry.kind, size)
             if size <= self._limit(known):
                 known.usual = max(known.usual, size)
-                self._usual[kind] = max(self._usual[kind], size)
+                self._usual[entry.kind] = max(self._usual[entry.kind], size)
             now = int(table.fingerprint[row])
             known.num_still = known.num_still + 1 if now == known.fingerprint else 0
-            known.fingerprint, known.step, known.is_frozen = now, step, is_frozen
+            known.fingerprint, known.step, known.entry = now, step, entry
         # Those that are gone need not be remembered.
         if len(self._known) > 2 * len(chosen) + 4096:
-            self._known = {key: known for key, known in self._known.items() if known.tensor() is not None}
+            self._known = {key: known for key, known in self._known.items() if known.entry.tensor() is not None}
 
     def judge(self, completed: int, *, is_live: bool = True) -> dict[str, str]:
         """What is odd about the state of so many completed steps, by tensor, a sentence each. With `is_live` it is what the last step left."""
-        held = [(known, tensor) for known in list(self._known.values()) if (tensor := known.tensor()) is not None]
+        held = [(known, tensor) for known in list(self._known.values()) if (tensor := known.entry.tensor()) is not None]
         held = [(known, tensor) for known, tensor in held if is_readable(local(tensor))]
         if not held:
             return {}
         # As it was read before: a shard's fingerprint is that of its place in the whole.
         table, found = summarize([tensor for _, tensor in held], histogram="off"), {}
         for row, (known, _) in enumerate(held):
-            size = float(table.absmax[row])
+            entry, size = known.entry, float(table.absmax[row])
             if size > self._limit(known):
-                found[known.name] = (
+                found[entry.name] = (
                     f"holds values of up to {size:.3g}, where until now it was {known.usual:.3g} at most"
                 )
             elif is_live and int(table.fingerprint[row]) != known.fingerprint and self._must_be_same(known, completed):
-                since = f"step {known.step}" if known.is_frozen else "the last step ended"
-                found[known.name] = f"has changed since {since}, and no step has done that"
+                since = f"step {known.step}" if entry.is_frozen else "the last step ended"
+                found[entry.name] = f"has changed since {since}, and no step has done that"
         return found
 
     def _must_be_same(self, known: _Known, completed: int) -> bool:
         """Whether nothing may have changed it since it was last read."""
-        is_last = known.step == completed - 1 and known.kind == WEIGHTS
-        return known.name not in self.touched and (known.num_still >= NUM_STILL if known.is_frozen else is_last)
+        entry, is_last = known.entry, known.step == completed - 1 and known.entry.kind == WEIGHTS
+        return entry.name not in self.touched and (known.num_still >= NUM_STILL if entry.is_frozen else is_last)
 
     def _limit(self, known: _Known) -> float:
-        is_square = any(part in known.kind for part in SQUARES)
-        jump = JUMPS.get(known.kind, SQUARE_JUMP if is_square else MOMENT_JUMP)
-        return jump * max(known.usual, self._usual[known.kind])
+        kind = known.entry.kind
+        jump = JUMPS.get(kind, SQUARE_JUMP if any(part in kind for part in SQUARES) else MOMENT_JUMP)
+        return jump * max(known.usual, self._usual[kind])
 
 
-def _state(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Held]:
+def _entries(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Entry]:
     """Everything that trains, is frozen or is remembered, and that this rank holds elements of."""
     names: dict[int, str] = {}
     for model in models.all():
@@ -138,18 +154,18 @@ def _state(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> Itera
             held = getattr(parameter, "ds_tensor", parameter)
             if id(held) not in names and is_readable(local(held)):
                 names[id(parameter)] = names[id(held)] = name
-                yield name, WEIGHTS, held, not parameter.requires_grad
+                yield _entry(name, WEIGHTS, held, is_frozen=not parameter.requires_grad)
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
                 name = names.get(id(parameter), f"master weights of group {number}")
                 if id(parameter) not in names and is_readable(local(parameter)):
-                    yield name, WEIGHTS, parameter, False
+                    yield _entry(name, WEIGHTS, parameter)
                 for key, value in optimizer.state.get(parameter, {}).items():
                     if isinstance(value, torch.Tensor) and value.dim() and is_readable(local(value)):
-                        yield f"optimizer: {name}.{key}", str(key), value, False
+                        yield _entry(f"optimizer: {name}.{key}", str(key), value)
 
 
-def _bytes(tensor: Any) -> int:
+def _entry(name: str, kind: str, tensor: Any, *, is_frozen: bool = False) -> Entry:
     part = local(tensor)
-    return int(part.numel() * part.element_size())
+    return Entry(name, kind, weakref.ref(tensor), is_frozen, int(part.numel() * part.element_size()))

@@ -146,9 +146,10 @@ class VitalsProbe:
         history = self._context.state_history
         chosen = history.choose(self._context.models, optimizers) if is_plain_moment() else []
         if chosen:
-            left = [(name, kind, weakref.ref(tensor), is_frozen) for name, kind, tensor, is_frozen in chosen]
-            tensors = [tensor for _, _, tensor, _ in chosen]
-            self._context.read("vitals.state", tensors, lambda table: history.learn(step, left, table))
+            entries = [entry for entry, _ in chosen]
+            self._context.read(
+                "vitals.state", [t for _, t in chosen], lambda table: history.learn(step, entries, table)
+            )
 
     def _learn_optimizers(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         for optimizer in optimizers:
