@@ -63,6 +63,9 @@ class StepInputs:
     healthy_steps: Counter[str] = field(default_factory=Counter)
     """Tensors of a batch that were not finite on steps that were: masks."""
 
+    received: dict[int, int] = field(default_factory=dict)
+    """Address of a tensor that another rank sent in this step -> that rank."""
+
     def see(self, call: Inputs | None) -> None:
         """A model is called in training."""
         self.last = call
@@ -83,6 +86,7 @@ class StepInputs:
         """The step is done."""
         self.last = self.suspect = None
         self.unread = []
+        self.received.clear()
 
 
 class KnownFinite:

@@ -17,6 +17,7 @@ from holter.rank.hooks.graphs import GraphProbe
 from holter.rank.hooks.logs import LogProbe, WarningProbe
 from holter.rank.hooks.model_calls import CallProbe, ComponentProbe
 from holter.rank.hooks.rank_facts import DeviceProbe, GroupProbe
+from holter.rank.hooks.receives import ReceiveProbe
 from holter.rank.hooks.saves import SaveProbe
 from holter.rank.hooks.step import StepProbe, StepReaders
 from holter.rank.models import Models, wrapped
@@ -86,6 +87,7 @@ class Monitor:
         self._clips = ClipProbe(self.context)
         self._components = ComponentProbe(self.context, self._calls)
         self._replication = ReplicationProbe(self.context, self._comparison.reduced_by_hand)
+        self._receives = ReceiveProbe(self.context)
         self._graphs = GraphProbe(self.context, lambda num_steps: self.steps.replayed(num_steps))  # noqa: PLW0108  they are made later
         self._batches = BatchBlameProbe(self.context)
         self._finite = FiniteGuard(self.context, guard_wait_s)
@@ -116,6 +118,7 @@ class Monitor:
             probe.install()
         for each in (
             self._replication,
+            self._receives,
             self._regions,
             self._clips,
             self._finite,

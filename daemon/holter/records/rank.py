@@ -186,6 +186,8 @@ class Nonfinite(msgspec.Struct, frozen=True, kw_only=True):
     """How many healthy steps had non-finite values in this same place: a mask of -inf is not a fault."""
     is_from_clip: bool = False
     """Of a reduced gradient: this rank's shards were finite before the script clipped by the norm of all, which was not."""
+    received_from: int = -1
+    """Of an input: the rank that sent it in this step, as a pipeline's stage does; -1: none that is known."""
 
 
 class StepDone(msgspec.Struct, frozen=True, tag="step", kw_only=True):

@@ -26,6 +26,8 @@ import holter
 import holter.testing
 
 SIZE, WIDTH, ROWS = 8, 16, 4
+APART = 2
+"""So many steps after a rank has left out a round, a NaN comes."""
 FAULTS = {"sleep": holter.testing.sleep_for_ever, "kill": holter.testing.kill, "suspend": holter.testing.suspend}
 
 parser = argparse.ArgumentParser()
@@ -448,7 +450,7 @@ now = 0
 
 def is_apart() -> bool:
     """Whether this rank leaves out a round."""
-    return told.fault == "apart" and job.rank == told.rank and now == told.at
+    return told.fault == "apart" and job.rank == told.rank and now == told.at - APART
 
 
 def enlarge(job: Loop) -> None:
@@ -479,7 +481,7 @@ while now < told.steps:
             enlarge(job)
         torch.save(job.held(), told.out / f"{job.rank}-{now}.pt")
     inputs = job.inputs(now)
-    if now == told.at and told.fault == "nan":
+    if now == told.at and told.fault in ("nan", "apart"):
         inputs *= torch.nan
     elif now == told.at and told.fault in FAULTS and job.rank == told.rank:
         FAULTS[told.fault]()

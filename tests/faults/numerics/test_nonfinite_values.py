@@ -164,6 +164,35 @@ def test_shards_that_a_clip_gave_the_nan_to_are_not_to_blame() -> None:
     assert any("ranks 0 and 2, step 30: gradients were finite until" in proof.summary for proof in found.evidence)
 
 
+def received(sender: int) -> Nonfinite:
+    return msgspec.structs.replace(tensor("input", "input"), received_from=sender)
+
+
+def test_what_a_stage_received_is_its_senders() -> None:
+    loss, gradient = tensor("loss", "loss"), tensor("gradient", "0.weight")
+    batch = view(
+        30, (0, tensor("input", "input")), (0, gradient), (1, received(0)), (1, gradient), (2, received(1)), (2, loss)
+    )
+    (finding,) = judge(batch, ranks=3)
+    assert ((0,), True) == (finding.ranks, finding.facts["has_nonfinite_input"])
+
+
+def test_the_stage_that_made_it_is_named_with_its_module_and_not_those_that_received_it() -> None:
+    loss, gradient = tensor("loss", "loss"), tensor("gradient", "0.weight")
+    forward = view(30, (0, gradient), (1, gradient), (2, received(1)), (2, loss), (2, gradient))
+    (finding,) = judge(forward, ranks=3, origins={(1, 30): born(module="layer.2")})
+    assert ((1,), ("layer.2",)) == (finding.ranks, finding.modules)
+    assert (False, True) == (finding.facts["has_nonfinite_input"], finding.facts["has_nonfinite_loss"])
+    assert "rank 1 made it by module 'layer.2' and sent it on to the next stage" in finding.summary
+    assert "rank 1, step 30: what it sent to rank 2 was not finite" in finding.evidence[0].summary
+
+
+def test_a_loss_that_only_the_last_stage_made_is_the_last_stages() -> None:
+    loss, gradient = tensor("loss", "loss"), tensor("gradient", "0.weight")
+    (finding,) = judge(view(30, (0, gradient), (1, loss), (1, gradient)))
+    assert (1,) == finding.ranks
+
+
 def test_many_tensors_are_counted() -> None:
     entries = [(1, tensor("gradient", f"layers.{i}.weight", order=i)) for i in range(40)]
     (finding,) = judge(view(30, *entries))

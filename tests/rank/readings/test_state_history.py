@@ -88,6 +88,15 @@ def test_a_frozen_weight_that_changed_is_named_at_whatever_size() -> None:
     assert ("1.weight", True) == (name, "has changed since step 4" in text)
 
 
+def test_a_frozen_weight_that_was_seen_to_change_once_is_named_and_one_that_always_does_is_not() -> None:
+    training = Training(is_frozen=True)
+    training.train(5)
+    training.history.see_disturbed("1.weight", 4, num_still=4)
+    training.history.see_disturbed("1.bias", 4, num_still=4)
+    training.history.see_disturbed("1.bias", 5, num_still=0)
+    assert {"1.weight": "is frozen, and was changed by step 4"} == training.judge()
+
+
 def test_a_copy_that_the_script_updates_is_not_odd() -> None:
     training = Training(is_frozen=True)
     for _ in range(5):

@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import msgspec
+
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text, was
 from holter.faults.window import StepView, Window
@@ -48,6 +50,8 @@ SUMS = (
     "Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Bilinear", "Conv1D",
 )  # fmt: skip
 """Modules that only multiply and add: out of finite numbers they can make Inf by overflow alone."""
+SENT = "what it sent to rank"
+"""Begins the name of a pipeline stage's output."""
 WEIGHTS_ARE_BAD = "its own weights are not finite"
 """How the replay says so: the largest weight is that of the finite ones."""
 MAX_ENTRIES = 6
@@ -85,6 +89,22 @@ def _proofs(view: StepView) -> list[NonfiniteEntry]:
     return [(rank, entry) for rank, entry in view.nonfinite if entry.where != "input" or entry.healthy_steps == 0]
 
 
+def _of_senders(proofs: list[NonfiniteEntry]) -> list[NonfiniteEntry]:
+    """What a pipeline's stage received is its sender's: whoever received it is named for nothing of this step, and the first sender made it.
+
+    What a stage sends on is its loss, as far as the stages before it are concerned.
+    """
+    given = [(rank, entry) for rank, entry in proofs if entry.received_from >= 0]
+    receivers = {rank for rank, _ in given}
+    sent = [
+        (entry.received_from, msgspec.structs.replace(entry, where="loss", name=f"{SENT} {rank}", received_from=-1))
+        for rank, entry in given
+        if entry.received_from not in receivers
+    ]
+    # Stages that send to each other in a ring all received: then nobody is the first.
+    return [*((rank, entry) for rank, entry in proofs if rank not in receivers), *sent] if sent else proofs
+
+
 def _suspects(proofs: list[NonfiniteEntry]) -> tuple[Where, list[int]]:
     """The earliest place in which a NaN was met, and on whom."""
     ranks: dict[Where, set[int]] = {where: {rank for rank, entry in proofs if entry.where == where} for where in WORDS}
@@ -99,7 +119,7 @@ def _suspects(proofs: list[NonfiniteEntry]) -> tuple[Where, list[int]]:
 
 
 def _finding(window: Window, view: StepView, missing: list[int], headroom: float) -> Finding:
-    proofs = _proofs(view)
+    proofs = _of_senders(_proofs(view))
     where, culprits = _suspects(proofs)
     of_culprits = [entry for rank, entry in proofs if rank in culprits]
     is_local = where in LOCAL
@@ -129,7 +149,7 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
         ranks=tuple(culprits),
         tensors=tensors,
         modules=modules,
-        summary=_summary(view.step, where, culprits, origin, is_clipped=any(entry.is_from_clip for _, entry in proofs)),
+        summary=_summary(view.step, where, culprits, origin, proofs),
         facts=facts,
         evidence=(
             *_nonfinite_evidence(view.step, where, proofs, culprits),
@@ -176,12 +196,17 @@ def _scope(where: Where, entries: list[Nonfinite], origin: Origin | None) -> tup
     return tensors, (module,) if module else ()
 
 
-def _summary(step: int, where: Where, culprits: list[int], origin: Origin | None, *, is_clipped: bool) -> str:
+def _summary(step: int, where: Where, culprits: list[int], origin: Origin | None, proofs: list[NonfiniteEntry]) -> str:
+    is_clipped = any(entry.is_from_clip for _, entry in proofs)
+    is_sent = any(rank in culprits and entry.name.startswith(SENT) for rank, entry in proofs)
     applied = f"The optimizer was given NaN or Inf in the gradients of step {step}"
     if where == "reduced_gradient" and is_clipped:
         return f"{applied}; before they were clipped it was in the shards of {ranks_text(culprits)} only."
     if where == "reduced_gradient":
         return f"{applied}; there was no view from before the reduction, so {ranks_text(culprits)} are all named."
+    if where == "loss" and is_sent:
+        made = f" by module {origin.module!r}" if origin and origin.module else " in its forward pass"
+        return f"{applied}; {ranks_text(culprits)} made it{made} and sent it on to the next stage."
     whom = f"{WORDS[where]} of {ranks_text(culprits)}"
     born = f", made by module {origin.module!r}" if origin and origin.module else ""
     return f"{applied}; before the reduction it was in the {whom}{born}."
@@ -224,7 +249,8 @@ def _entry_evidence(step: int, rank: int, entry: Nonfinite) -> Evidence:
     counts = listed(held or ["NaN or Inf"])
     is_first = entry.where == "gradient" and entry.order == 0
     first = ", the first gradient that the backward pass makes" if is_first else ""
-    subject = "the loss" if entry.where == "loss" else f"{SUBJECTS[entry.where]} {entry.name}"
+    loss = entry.name if entry.name.startswith(SENT) else "the loss"
+    subject = loss if entry.where == "loss" else f"{SUBJECTS[entry.where]} {entry.name}"
     amount = "was not finite" if entry.where == "loss" else f"held {counts} in {entry.numel} values"
     return Evidence(
         kind="nonfinite",

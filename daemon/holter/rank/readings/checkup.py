@@ -212,6 +212,8 @@ class Checkup:
         live = {int(value) for value in (*before, *after)}
         between = [p for p in still.between if p not in still.in_step and not self._is_copy(p, frozen[0][p], live)]
         disturbed = sorted({*still.in_step, *between})
+        for place in disturbed:
+            self._context.state_history.see_disturbed(self._frozen[place][0], self.step, still.still[place])
         none, zero, idle_steps = self._idle()
         vitals = Vitals(
             view=self._view,

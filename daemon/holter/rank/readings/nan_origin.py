@@ -92,9 +92,10 @@ class BatchBlameProbe:
             # Labels go past the model.
             seen = {_place(tensor) for _, tensor in _tensors(inputs)}
             bad += batches.read([leaf for leaf in self._leaves if _place(leaf[1]) not in seen])
+        senders = {path: context.inputs.received.get(tensor.data_ptr(), -1) for path, tensor in _tensors(inputs)}
         for entry in bad:
-            healthy_steps = self._healthy_steps[entry.name]
-            context.log.now.suspects.add(msgspec.structs.replace(entry, healthy_steps=healthy_steps))
+            known = {"healthy_steps": self._healthy_steps[entry.name], "received_from": senders.get(entry.name, -1)}
+            context.log.now.suspects.add(msgspec.structs.replace(entry, **known))
         is_sound = all(entry.name in self._healthy_steps for entry in bad)
         if is_sound and self._num_replays < MAX_REPLAYS:
             self._num_replays += 1

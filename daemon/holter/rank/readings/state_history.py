@@ -61,6 +61,8 @@ class StateHistory:
     def __init__(self) -> None:
         self.touched: set[str] = set()
         """Parameters that were seen to move between two steps: the script itself writes to them."""
+        self._disturbed: dict[str, list[int]] = {}
+        """Frozen tensor -> steps at which it was found moved; -1: it had not been still before, and so it is the script's habit."""
         self._known: dict[int, _Known] = {}
         self._usual: dict[str, float] = {}
         """Kind -> the largest usual size."""
@@ -68,6 +70,10 @@ class StateHistory:
         self._state: tuple[Any, ...] = ()
         self._entries: list[Entry] = []
         self._num_trained_bytes = 0
+
+    def see_disturbed(self, name: str, step: int, num_still: int) -> None:
+        """A frozen tensor that is nobody's copy was found moved, after so many readings without a change."""
+        self._disturbed.setdefault(name, []).append(step if num_still >= NUM_STILL else -1)
 
     def choose(self, models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[Entry, Any]]:
         """What is to be read now: as many bytes as train, beginning where the last reading ended."""
@@ -129,6 +135,8 @@ class StateHistory:
                 found[entry.name] = (
                     f"holds values of up to {size:.3g}, where until now it was {known.usual:.3g} at most"
                 )
+            elif (steps := self._disturbed.get(entry.name)) and entry.is_frozen and -1 not in steps:
+                found[entry.name] = f"is frozen, and was changed by step {steps[0]}"
             elif is_live and int(table.fingerprint[row]) != known.fingerprint and self._must_be_same(known, completed):
                 since = f"step {known.step}" if entry.is_frozen else "the last step ended"
                 found[entry.name] = f"has changed since {since}, and no step has done that"
