@@ -53,8 +53,16 @@ def test_who_can_save_its_own_part_does_though_it_is_the_culprit() -> None:
 
 
 def test_of_several_steps_the_commonest_is_kept_then_the_latest() -> None:
-    assert (31, (0, 2)) == _step_and_savers(choose(HANG, ranks(31, 30, 31), JOB, waited_s=0))
-    assert (31, (0,)) == _step_and_savers(choose(HANG, ranks(31, 30), JOB, waited_s=0))
+    assert (32, (0, 2)) == _step_and_savers(choose(HANG, ranks(32, 30, 32), JOB, waited_s=0))
+    assert (32, (0,)) == _step_and_savers(choose(HANG, ranks(32, 30), JOB, waited_s=0))
+    assert (30, (2, 1)) == _step_and_savers(choose(HANG, ranks(31, 30, 30), JOB, waited_s=0))
+
+
+def test_replicas_that_are_one_step_apart_go_on_from_the_rank_that_is_behind() -> None:
+    assert (30, (1,)) == _step_and_savers(choose(HANG, ranks(31, 30, 31), JOB, waited_s=0))
+    assert (30, (1,)) == _step_and_savers(choose(NAN, ranks(31, 30, state="held"), JOB, waited_s=0))
+    torn = but(ranks(31, 30), 1, is_torn=True)
+    assert (31, (0,)) == _step_and_savers(choose(HANG, torn, JOB, waited_s=0)), "it has nothing that is whole"
 
 
 def test_a_torn_state_is_not_saved_and_where_all_are_torn_a_snapshot_is() -> None:

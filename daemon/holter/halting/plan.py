@@ -5,7 +5,8 @@
     everybody trains                            prepare   at a step that nobody has reached
 
 A rank that is inside an optimizer's step, or between two of one round, has weights that are partly new, and one that is stopped can do
-nothing: both save nothing. Of ranks at several steps those of the commonest are chosen, the latest of several; replicas need only one.
+nothing: both save nothing. Of ranks at several steps those of the commonest are chosen, the latest of several; replicas need only one. Replicas that are
+one step apart go on from the rank that is behind: how its step began is known of the others too, each of which shows its last two.
 """
 
 from collections import Counter
@@ -131,6 +132,9 @@ def _commit(wish: Wish, ranks: Sequence[RankSituation], step: int) -> HaltPlan:
 def _rescue(wish: Wish, able: Sequence[RankSituation], lost: tuple[int, ...], job: JobShape) -> HaltPlan:
     whole = [one for one in able if not one.is_torn and one.step is not None]
     step = _commonest(one.step for one in whole if one.step is not None)
+    behind = min((one.step for one in whole if one.step is not None), default=None)
+    if step is not None and behind == step - 1 and not job.is_sharded and max(one.step or 0 for one in whole) == step:
+        step = behind
     is_apart = len(whole) < len(able) or len({one.step for one in whole}) > 1
     if step is None or _is_spoiled(wish, step) or (job.is_sharded and is_apart):
         snapshot = _snapshot(able, before=wish.first_bad)

@@ -33,8 +33,8 @@ NUM_STILL = 3
 """Readings in a row without a change, after which one is not the script's habit."""
 
 
-class Entry(NamedTuple):
-    """A tensor of the state. It is held weakly, as everything of the script's is."""
+class StateTensor(NamedTuple):
+    """One tensor of the state. It is held weakly, as everything of the script's is."""
 
     name: str
     kind: str
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
 
 @dataclass
 class _Known:
-    entry: Entry
+    entry: StateTensor
     usual: float
     """The largest magnitude that it came to by degrees."""
     step: int
@@ -68,20 +68,20 @@ class StateHistory:
         """Kind -> the largest usual size."""
         self._place = 0
         self._state: tuple[Any, ...] = ()
-        self._entries: list[Entry] = []
+        self._entries: list[StateTensor] = []
         self._num_trained_bytes = 0
 
     def see_disturbed(self, name: str, step: int, num_still: int) -> None:
         """A frozen tensor that is nobody's copy was found moved, after so many readings without a change."""
         self._disturbed.setdefault(name, []).append(step if num_still >= NUM_STILL else -1)
 
-    def choose(self, models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[Entry, Any]]:
+    def choose(self, models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[StateTensor, Any]]:
         """What is to be read now: as many bytes as train, beginning where the last reading ended."""
         every = self._alive(models, optimizers)
         if not every:
             return []
         room, start = max(self._num_trained_bytes, LEAST_BYTES), self._place % len(every)
-        chosen: list[tuple[Entry, Any]] = []
+        chosen: list[tuple[StateTensor, Any]] = []
         for entry, tensor in every[start:] + every[:start]:
             room -= entry.num_bytes
             if room < 0 and chosen:
@@ -90,7 +90,7 @@ class StateHistory:
         self._place = (start + len(chosen)) % len(every)
         return chosen
 
-    def _alive(self, models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[Entry, Any]]:
+    def _alive(self, models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> list[tuple[StateTensor, Any]]:
         """All there is to read; looked for again when models or optimizers have changed: naming a thousand tensors takes milliseconds."""
         state = models.generation, *((id(optimizer), len(optimizer.state)) for optimizer in optimizers)
         found = [(entry, entry.tensor()) for entry in self._entries]
@@ -101,7 +101,7 @@ class StateHistory:
             self._num_trained_bytes = sum(entry.num_bytes for entry in trained)
         return found
 
-    def learn(self, step: int, chosen: Sequence[Entry], table: Any) -> None:
+    def learn(self, step: int, chosen: Sequence[StateTensor], table: Any) -> None:
         """These were read after `step`."""
         for row, entry in enumerate(chosen):
             tensor, size = entry.tensor(), float(table.absmax[row])
@@ -153,7 +153,7 @@ class StateHistory:
         return jump * max(known.usual, self._usual[kind])
 
 
-def _entries(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Entry]:
+def _entries(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[StateTensor]:
     """Everything that trains, is frozen or is remembered, and that this rank holds elements of."""
     names: dict[int, str] = {}
     for model in models.all():
@@ -174,6 +174,6 @@ def _entries(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> Ite
                         yield _entry(f"optimizer: {name}.{key}", str(key), value)
 
 
-def _entry(name: str, kind: str, tensor: Any, *, is_frozen: bool = False) -> Entry:
+def _entry(name: str, kind: str, tensor: Any, *, is_frozen: bool = False) -> StateTensor:
     part = local(tensor)
-    return Entry(name, kind, weakref.ref(tensor), is_frozen, int(part.numel() * part.element_size()))
+    return StateTensor(name, kind, weakref.ref(tensor), is_frozen, int(part.numel() * part.element_size()))
