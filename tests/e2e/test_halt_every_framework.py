@@ -146,6 +146,16 @@ def test_a_state_of_which_a_tensor_is_not_as_its_history_has_it_is_suspect(
 
 
 @pytest.mark.release
+@pytest.mark.parametrize("kind", ["pipeline", "pipeline_gpipe", "split"])
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_the_stage_that_makes_a_nan_is_named_and_not_those_that_receive_it(
+    kind: str, rank: int, nursery: Any, tmp_path: Path
+) -> None:
+    ended = start(nursery, tmp_path, kind, 4, "--big", "inf", "--big-at", AT, "--rank", rank)
+    assert [rank] == halt_json(ended.run_dir)["ranks"]
+
+
+@pytest.mark.release
 @pytest.mark.parametrize("by", ["state_dict", "accelerate"])
 def test_a_new_ddp_on_four_ranks_parts_in_its_last_bits_without_holter_too(by: str) -> None:
     command = [BIN / "torchrun", "--standalone", "--nproc-per-node", "4", BUCKETS, "--by", by]

@@ -456,7 +456,7 @@ def is_apart() -> bool:
 def enlarge(job: Loop) -> None:
     """One element, as it lies on this rank."""
     wanted = {
-        "weight": lambda name: "second" in name and "weight" in name,
+        "weight": lambda name: ("second" in name or name.startswith("2.")) and "weight" in name,
         "frozen": lambda name: "frozen" in name and "weight" in name,
         "buffer": lambda name: "mean" in name,
         "moment": lambda name: "exp_avg_sq" in name,
