@@ -390,7 +390,7 @@ class Witness(msgspec.Struct, frozen=True, array_like=True):
 class Inspection(msgspec.Struct, frozen=True, tag="inspection", kw_only=True):
     """One forward pass with hooks on every module: rare, and only to answer a question."""
 
-    reason: Literal["first", "idle"]
+    reason: Literal["first", "idle", "changed"]
     autocast_dtype: str
     """Of the region in which the model was called; empty: none."""
     witnesses: list[Witness]

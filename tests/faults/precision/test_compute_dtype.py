@@ -1,11 +1,14 @@
 """Fires when ranks compute in different precision, or in none of the region's; quiet on modules that are kept wide on purpose."""
 
 import math
+from dataclasses import replace
+
+import msgspec
 
 from holter.diagnosis import top_cause
 from holter.faults import Window
 from holter.faults.precision.compute_dtype import ComputeDtype
-from holter.faults.window import Note
+from holter.faults.window import Note, StepNumbers
 from holter.records import Finding, Inspection, Witness
 
 
@@ -40,6 +43,17 @@ def test_the_minority_is_named() -> None:
     assert (finding.severity, finding.ranks, finding.modules) == ("warning", (2,), ("fc1", "fc2"))
     assert top_cause(finding) == "autocast_not_applied"
     assert "bfloat16 on ranks 0, 1 and 3 and float32 on rank 2" in finding.summary
+
+
+def test_a_rank_whose_passes_are_no_longer_what_they_were_is_named() -> None:
+    late = msgspec.structs.replace(WIDE, reason="changed")
+    notes = *(Note(rank, 2, 0, GOOD) for rank in (0, 1)), Note(1, 34, 0, late)
+    series = tuple(StepNumbers(step, 0, {}) for step in range(40))
+    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=notes, series=series)
+    (finding,) = ComputeDtype().judge(window)
+    assert (34, (1,), ("fc1", "fc2")) == (finding.first_step, finding.ranks, finding.modules)
+    assert not list(ComputeDtype().judge(replace(window, series=series[:36])))
+    assert not list(ComputeDtype().judge(replace(window, notes=(*notes, Note(0, 34, 0, late)))))
 
 
 def test_with_two_ranks_both_are_named() -> None:

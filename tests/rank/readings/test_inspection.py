@@ -91,6 +91,16 @@ def test_the_dtype_of_the_region_and_of_the_outputs_is_told(worn):
     assert ("float32", "bfloat16") == (dtypes["embedding"], dtypes["head"])
 
 
+def test_a_dtype_that_changes_under_autocast_is_told_at_the_next_look(worn):
+    region, model = torch.autocast("cpu", dtype=torch.bfloat16), Net(is_reentrant=False)
+    assert ["first"] == [one.reason for one in train(worn, model, 40, region)]
+    wide = torch.autocast("cpu", enabled=False)(model.head.forward)
+    model.head.forward = lambda x: wide(x.float())
+    (changed,) = [one for one in train(worn, model, 40, region) if one.reason == "changed"]
+    assert "float32" == next(one.output_dtype for one in changed.witnesses if one.module == "head")
+    assert not any(hooks(model)[1:])
+
+
 def test_zeros_are_counted(worn):
     model = Net()
     nn.init.constant_(model.blocks[1][0].bias, -100.0)

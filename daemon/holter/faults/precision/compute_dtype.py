@@ -1,7 +1,8 @@
 """Compute dtype: a rank, or the whole model, computes in another precision than its peers or its autocast region says.
 
 What it detects
-    Modules whose output has another dtype on some ranks than on others in the first training pass; and a model that is called in an
+    Modules whose output has another dtype on some ranks than on others in the first training pass, or later, where a rank's own passes
+    are no longer what its first one was; and a model that is called in an
     autocast region while no linear layer or convolution of it gives the region's dtype.
 
 Why it matters
@@ -28,6 +29,8 @@ from holter.records import Evidence, Finding, Inspection
 
 CAST = ("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 """Classes that every autocast region casts."""
+SETTLED_STEPS = 4
+"""Steps after which every rank has told of a change at one step."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,22 @@ class ComputeDtype:
         """At most one finding: ranks that differ before a region without effect."""
         first: dict[int, Inspection] = {}
         steps: dict[int, int] = {}
+        changed: dict[int, Inspection] = {}
         for note, inspection in window.notes_of(Inspection):
             if inspection.reason == "first" and note.rank not in first:
                 first[note.rank], steps[note.rank] = inspection, note.step
+            elif inspection.reason == "changed" and note.rank not in changed:
+                changed[note.rank], steps[note.rank] = inspection, note.step
         if not first:
             return
         step = min(steps.values())
         if differing := _differing(first):
             yield _ranks_differ(first, differing, step)
+        elif changed and (differing := _differing(first | changed)):
+            since = max(steps[rank] for rank in changed)
+            # All ranks look at the same step: what was said of it has come when others were told of later ones.
+            if max((entry.step for entry in window.series), default=0) >= since + SETTLED_STEPS:
+                yield _ranks_differ(first | changed, differing, since, tuple(sorted(changed)))
         elif idle := {rank: layers for rank, one in first.items() if (layers := self._not_cast(one))}:
             yield _region_idle(first, idle, step)
 
@@ -76,12 +87,16 @@ def _differing(first: dict[int, Inspection]) -> dict[str, dict[str, list[int]]]:
     return {module: by_dtype for module, by_dtype in seen.items() if len(by_dtype) > 1}
 
 
-def _ranks_differ(first: dict[int, Inspection], differing: dict[str, dict[str, list[int]]], step: int) -> Finding:
+def _ranks_differ(
+    first: dict[int, Inspection], differing: dict[str, dict[str, list[int]]], step: int, changed: tuple[int, ...] = ()
+) -> Finding:
     by_dtype = next(iter(differing.values()))
     groups = sorted(by_dtype.values(), key=len, reverse=True)
     everyone = sorted(rank for group in groups for rank in group)
     has_majority = 2 * len(groups[0]) > len(everyone)
-    ranks = tuple(sorted(rank for group in groups[1:] for rank in group)) if has_majority else tuple(everyone)
+    ranks = (
+        tuple(sorted(rank for group in groups[1:] for rank in group)) if has_majority else changed or tuple(everyone)
+    )
     shown = listed(f"{dtype} on {ranks_text(some)}" for dtype, some in sorted(by_dtype.items()))
     regions = sorted({one.autocast_dtype or "none" for one in first.values()})
     modules = tuple(differing)

@@ -240,7 +240,16 @@ def _when_weights(case: Case) -> dict[str, bool | None]:
         "parameters_differ": bool(weights) if before or after else None,
         "parameters_differ_at_first": at_first,
         "parameters_parted_within_a_step": is_within,
+        "gradients_agreed_there": _agreed_at(case.window, "gradients", weights) if weights else None,
     }
+
+
+def _agreed_at(window: Window, tensor_class: str, parting: Parting) -> bool | None:
+    """Whether all who part were compared in another class at that very step, and agreed; None: they were not."""
+    view = window.step(parting.step)
+    roots = view.roots.get(tensor_class, {}) if view else {}
+    compared = {rank for ranks in roots.values() for rank in ranks}
+    return len(roots) == 1 if compared.issuperset(parting.ranks) else None
 
 
 def _when_gradients(case: Case) -> dict[str, bool | None]:

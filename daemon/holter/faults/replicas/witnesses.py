@@ -53,6 +53,12 @@ class Factors:
         return not (_is_same(self.inside[0], self.outside[0]) and _is_same(self.inside[1], self.outside[1]))
 
     @property
+    def is_spread(self) -> bool:
+        """Whether tensors that differ between ranks were changed each by another factor."""
+        low, high = self.inside
+        return high - low > TELLING * high
+
+    @property
     def is_untouched(self) -> bool:
         """Whether it left those that differ as the reduction made them."""
         return _is_same(self.inside[0], 1.0) and _is_same(self.inside[1], 1.0)
@@ -89,7 +95,7 @@ def factors(case: Case) -> dict[int, Factors]:
 def altered(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Ranks whose given gradients are no multiple of the reduced ones, or are gone; and all of whom both are known.
 
-    What scales a tensor scales its norm and its sum alike.
+    What scales gradients scales the norm and the sum of a tensor alike, and one tensor as the other.
     """
     parting = case.given
     if parting is None:
@@ -97,7 +103,13 @@ def altered(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
     reduced = tables_at(case.window, "gradients_reduced", parting.step, parting.ranks)
     given = tables_at(case.window, parting.tensor_class, parting.step, parting.ranks)
     known = tuple(sorted(set(reduced) & set(given)))
-    found = [rank for rank in known if _is_altered(reduced[rank], given[rank], case.in_given.tensors)]
+    of_rank = factors(case)
+    found = [
+        rank
+        for rank in known
+        if (rank in of_rank and of_rank[rank].is_spread)
+        or _is_altered(reduced[rank], given[rank], case.in_given.tensors)
+    ]
     return tuple(found), known
 
 

@@ -2,6 +2,7 @@
 
     step 2      once a run
     idle        when parameters have had no gradient for long, at most three times
+    changed     every 32 steps under autocast (fewer for models of many modules), dtypes alone; told if one is not what it was at step 2
 
 The hooks stay until the backward pass is over: reentrant checkpointing calls its modules without gradients first, and again, with
 gradients, in backward. A model of which torch.compile or TorchScript has any part is left alone.
@@ -24,6 +25,10 @@ from holter.records import Inspection, Named, Witness
 
 FIRST_STEP = 2
 MAX_IDLE = 3
+AGAIN_EVERY, MODULES_AGAIN = 32, 64
+"""Steps between two looks at the dtypes, for models of so many modules; twice as many for twice the modules. By modules, not by time: ranks look together."""
+MAX_CHANGED = 4
+"""Changes of dtypes that are told."""
 MAX_WITNESSES = 256
 MAX_NAMES = 32
 MAX_DEPTH = 3
@@ -49,7 +54,7 @@ class _Seen:
 
 @dataclass
 class _Pass:
-    reason: Literal["first", "idle"]
+    reason: Literal["first", "idle", "changed"]
     seen: dict[str, _Seen] = field(default_factory=dict)
     roots: list[nn.Module] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
@@ -68,6 +73,9 @@ class InspectionProbe:
         self._is_asked = False
         self._num_idle = 0
         self._asked_step = -1
+        self._dtypes: dict[str, str] = {}
+        self._again_every = 0
+        self._num_changed = 0
 
     def ask(self) -> None:
         """Parameters are idle: inspect the next pass, to find out why."""
@@ -80,11 +88,13 @@ class InspectionProbe:
         """A model is called in training."""
         log = self._context.log
         if self._open is None:
-            if log.micro_step or not (self._is_asked or (self._is_first_due and log.step >= FIRST_STEP)):
+            is_first = self._is_first_due and log.step >= FIRST_STEP
+            if log.micro_step or not (self._is_asked or is_first or self._is_again_due(log.step)):
                 return
-            self._open = _Pass("idle" if self._is_asked else "first")
+            self._open = _Pass("idle" if self._is_asked else "first" if is_first else "changed")
             self._is_first_due, self._num_idle = self._is_first_due and self._is_asked, self._num_idle + self._is_asked
-            self._asked_step, self._is_asked = max(log.step, 1), False
+            if self._open.reason != "changed":
+                self._asked_step, self._is_asked = max(log.step, 1), False
         if any(root is module for root in self._open.roots) or is_compiled(module):
             return
         self._open.roots.append(module)
@@ -102,8 +112,23 @@ class InspectionProbe:
             return
         for handle in inspected.handles:
             handle.remove()
-        if is_complete and inspected.called:
+        if is_complete and inspected.called and self._is_news(inspected):
             self._context.writer.say(self._context.log.step, _record_of(inspected))
+
+    def _is_again_due(self, step: int) -> bool:
+        return bool(self._again_every) and self._num_changed < MAX_CHANGED and step % self._again_every == FIRST_STEP
+
+    def _is_news(self, inspected: _Pass) -> bool:
+        """What was asked for is; dtypes are if they are others than at first."""
+        dtypes = {name: seen.dtype for name, seen in inspected.seen.items() if seen.dtype}
+        if inspected.reason == "first":
+            doublings = max(0, (inspected.num_modules - 1) // MODULES_AGAIN).bit_length()
+            self._dtypes, self._again_every = dtypes, AGAIN_EVERY << doublings if inspected.autocast_dtype else 0
+        if inspected.reason != "changed":
+            return True
+        is_changed = any(self._dtypes.get(name, dtype) != dtype for name, dtype in dtypes.items())
+        self._num_changed += is_changed
+        return is_changed
 
     def _put_on(self, inspected: _Pass, root: nn.Module) -> None:
         model = self._context.models.of(root)
@@ -171,7 +196,7 @@ def _watch(inspected: _Pass, seen: _Seen | None) -> Any:
         _note_autocast(inspected, module, first.device.type)
         seen.has_gradient_path |= first.requires_grad
         seen.dtype = str(first.dtype).removeprefix("torch.")
-        if is_plain_moment():
+        if inspected.reason != "changed" and is_plain_moment():
             seen.output_zeros = _zeros(first)
             seen.input_zeros = _zeros(_first(args))
 
