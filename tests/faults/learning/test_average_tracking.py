@@ -46,3 +46,24 @@ def test_an_average_that_goes_away_is_found() -> None:
 
 def test_an_average_that_lags_by_a_lot_and_settles_is_healthy() -> None:
     assert judge([1] * 40, [min(0.05 * step, 0.9) for step in range(40)]) == []
+
+
+def judge_way(toward: float, changed: float, *, is_narrow: bool, logs: int = 40) -> list[Finding]:
+    numbers = {"ema.moved": 1.0, "ema.distance": 0.1, "ema.toward": toward, "ema.changed": changed}
+    numbers["ema.is_narrow"] = float(is_narrow)
+    series = tuple(StepNumbers(step, 0, {name: same(value) for name, value in numbers.items()}) for step in range(logs))
+    return list(AverageTracking().judge(made_window(series=series)))
+
+
+def test_an_average_that_moves_away_step_by_step_is_found_before_it_is_far() -> None:
+    (finding,) = judge_way(-0.9, 1.0, is_narrow=False)
+    assert (True, "average_not_tracking") == (finding.facts["is_copy_leaving"], top_cause(finding))
+    assert judge_way(0.9, 1.0, is_narrow=False) == []
+    assert judge_way(-0.9, 1.0, is_narrow=False, logs=15) == []
+
+
+def test_an_average_in_a_dtype_that_rounds_its_updates_away_is_found() -> None:
+    (finding,) = judge_way(0.4, 0.1, is_narrow=True)
+    assert "held in a narrow dtype" in finding.summary
+    assert judge_way(0.4, 0.9, is_narrow=True) == []
+    assert judge_way(0.4, 0.1, is_narrow=False) == []

@@ -117,6 +117,26 @@ def test_an_averaged_copy_is_held_against_the_live_weights(worn):
     assert 1.0 == logged(worn, ema=average)["ema.moved"]
 
 
+def test_the_way_of_an_average_is_told(worn):
+    model = nn.Linear(40, 40)
+    worn.monitor.add_model(model)
+    average = copy.deepcopy(model)
+    logged(worn, ema=average)
+    with torch.no_grad():
+        model.weight.mul_(1.1)
+        average.weight.lerp_(model.weight, -0.1)
+    told = logged(worn, ema=average)
+    assert (0.0, True) == (told["ema.is_narrow"], told["ema.toward"] < -0.9)
+    with torch.no_grad():
+        for kept, live in zip(average.parameters(), model.parameters(), strict=True):
+            kept.copy_(kept.bfloat16().lerp(live.bfloat16(), 0.001))
+    logged(worn, ema=average)
+    with torch.no_grad():
+        average.weight.copy_(average.weight.bfloat16().lerp(model.weight.bfloat16(), 0.02))
+    told = logged(worn, ema=average)
+    assert (1.0, True) == (told["ema.is_narrow"], 0 < told["ema.changed"] < 0.5)
+
+
 def test_an_average_may_be_a_copy_or_a_state_dict(worn):
     model = nn.Linear(4, 4)
     worn.monitor.add_model(model)

@@ -1,15 +1,17 @@
 """Average tracking: an averaged copy of the weights does not follow them.
 
 What it detects
-    A moving average of the weights (EMA) that was logged and that never changes while the live weights do, or that is far from the
-    live weights and goes further away.
+    A moving average of the weights (EMA) that was logged and that never changes while the live weights do, that is far from the
+    live weights and goes further away, that moves away from them log after log, or that is held in a narrow dtype, in which most of its
+    elements stay where they are.
 
 Why it matters
     The average is what gets evaluated and released. If it stands still, the training's result is the initialisation.
 
 False positives
     An average that is updated every few steps stands still between: its rest must be far longer than its usual one. One that begins
-    late is given twenty steps. A slow average lags behind, by less than the weights' own size.
+    late is given twenty steps. A slow average lags behind, by less than the weights' own size, but each of its elements moves, and toward
+    them. One that is logged rarely may see the live weights turn round meanwhile: most logs must show it.
 
 What to do
     Look at who calls the update, on which parameters, with which decay (`holter explain average_not_tracking`).
@@ -17,7 +19,7 @@ What to do
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,6 +40,10 @@ class AverageTracking:
     """Steps that they span at least."""
     times_usual_rest: int = 3
     """A rest must be so many times the longest one before it."""
+    away: float = threshold(0.5, above=0, below=1)
+    """Cosine between its movement and the way to the live weights, below zero by so much: it goes the other way."""
+    stuck: float = threshold(0.5, above=0, below=1)
+    """Share of the elements of a narrow copy that an update must move."""
     far: float = 3.0
     """Relative distance that no lag explains."""
 
@@ -53,10 +59,33 @@ class AverageTracking:
             if _is_live_moving(window, inside, first):
                 yield _finding(window, first, last, inside, is_still=True)
                 return
+        for name, is_wrong in (("ema.toward", self._is_away), ("ema.changed", self._is_stuck)):
+            run = self._mostly(window, name, is_wrong)
+            if run:
+                inside = [distances[step].mean for step in sorted(distances) if run[0] <= step <= run[1]]
+                yield _finding(window, *run, inside, is_still=False, is_rounded=name == "ema.changed")
+                return
         leaving = self._leaving(sorted(distances.items()))
         if leaving:
             steps = [step for step, _ in leaving]
             yield _finding(window, steps[0], steps[-1], [spread.mean for _, spread in leaving], is_still=False)
+
+    def _is_away(self, toward: float, is_narrow: float) -> bool:
+        del is_narrow
+        return toward < -self.away
+
+    def _is_stuck(self, changed: float, is_narrow: float) -> bool:
+        return is_narrow > 0 and changed < self.stuck
+
+    def _mostly(self, window: Window, name: str, is_wrong: Callable[[float, float], bool]) -> tuple[int, int] | None:
+        """First and last of the newest logs that show it, if they are long enough."""
+        narrow = dict(window.values("ema.is_narrow"))
+        found = [
+            (step, is_wrong(s.mean, narrow[step].low if step in narrow else 0.0)) for step, s in window.values(name)
+        ]
+        run = [step for step, _ in itertools.takewhile(lambda one: one[1], reversed(found))]
+        is_long = len(run) >= self.min_logs and run[0] - run[-1] >= self.min_steps
+        return (run[-1], run[0]) if is_long else None
 
     def _still(self, moved: list[tuple[int, Spread]]) -> tuple[int, int] | None:
         """First and last step of the first rest that is too long; the first log itself has nothing to differ from."""
@@ -89,8 +118,12 @@ def _is_live_moving(window: Window, distances: list[float], first: int) -> bool:
     return any(m.update_ratio > 0 for note, v in window.notes_of(Vitals) if note.step >= first for m in v.modules)
 
 
-def _finding(window: Window, first: int, last: int, distances: list[float], *, is_still: bool) -> Finding:
+def _finding(  # noqa: PLR0913 - what was seen, and how
+    window: Window, first: int, last: int, distances: list[float], *, is_still: bool, is_rounded: bool = False
+) -> Finding:
     what = "has not changed" if is_still else "has moved away from the weights"
+    if is_rounded:
+        what = "is held in a narrow dtype, in which most of its elements have not moved"
     evidence = [
         Evidence(
             kind="average",
@@ -113,6 +146,10 @@ def _finding(window: Window, first: int, last: int, distances: list[float], *, i
         detected_step=last,
         ranks=tuple(sorted(window.attached)),
         summary=f"The averaged copy of the weights {what} since step {first}, while the live weights move.",
-        facts={"is_copy_still": is_still, "is_copy_leaving": not is_still, "is_live_moving": True},
+        facts={
+            "is_copy_still": is_still or is_rounded,
+            "is_copy_leaving": not is_still and not is_rounded,
+            "is_live_moving": True,
+        },
         evidence=tuple(evidence),
     )

@@ -299,6 +299,7 @@ class AverageReader:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._last = 0
+        self._copies: torch.Tensor | None = None
 
     def read(self, average: dict[str, torch.Tensor]) -> Iterator[tuple[str, float]]:
         """How far the copy is from the live weights, and whether it moved."""
@@ -315,6 +316,19 @@ class AverageReader:
         if self._last:
             yield "ema.moved", float(now != self._last)
         self._last = now
+        yield from self._way(copies, live)
+
+    def _way(self, copies: torch.Tensor, live: torch.Tensor) -> Numbers:
+        """Of a copy that moved: the share of its elements that did, and whether toward the live weights (1) or away from them (-1)."""
+        before, self._copies = self._copies, copies
+        if before is None or before.shape != copies.shape:
+            return
+        moved, wanted = copies - before, live - before
+        size = float(moved.norm() * wanted.norm())
+        if size > 0:
+            yield "ema.is_narrow", float(_is_narrow(copies) and not _is_narrow(live))
+            yield "ema.changed", float((moved != 0).double().mean())
+            yield "ema.toward", float(moved @ wanted) / size
 
     def _pairs(self, average: dict[str, torch.Tensor]) -> list[Pair]:
         for model in self._context.models:
@@ -330,6 +344,11 @@ class AverageReader:
             if found and found[0][0].data_ptr() != found[0][1].data_ptr():
                 return found
         return []
+
+
+def _is_narrow(values: torch.Tensor) -> bool:
+    """Whether the values have passed through a dtype of few bits."""
+    return any(bool((values.to(dtype).double() == values).all()) for dtype in (torch.bfloat16, torch.float16))
 
 
 def _bare_name(name: str, live: Mapping[str, Any]) -> str:
