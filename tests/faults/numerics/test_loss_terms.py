@@ -58,6 +58,12 @@ def test_schedules_and_scatter_are_silent(seed: int) -> None:
             assert judge(num, a=usual, b=case) == []
 
 
+def test_a_small_penalty_and_a_task_that_was_learned_are_silent() -> None:
+    assert judge(task=lambda _: 1.4, l2=lambda _: 0.008) == []
+    assert judge(task=lambda i: 1.4 * 0.8**i + 1e-4, commit=lambda _: 0.3) == []
+    assert judge(task=lambda _: 1.4, commit=lambda i: 0.3 if i < 30 else 3000.0)
+
+
 def test_one_term_alone_and_few_logs_are_silent() -> None:
     assert judge(a=lambda _: 900.0) == []
     assert judge(15, a=lambda _: 900.0, b=lambda _: 0.1) == []

@@ -683,9 +683,40 @@ def test_moments_that_part_with_the_weights_between_two_looks(tensors: tuple[str
         view(32, {"optimizer_state": TWO}),
     )
     past = {key: one for step in (16, 17, 23, 24) for key, one in given("parameters_after", step, changed).items()}
+    past |= given("optimizer_state", 32, changed)
     (finding,) = judge(*shown, classes=classes, tables=past)
     assert not finding.needs
     assert top(finding) == cause
+
+
+def test_one_moment_of_several_that_differs_is_the_optimizers_and_no_bad_delivery() -> None:
+    classes = {"gradients_reduced": equal(32), "parameters_after": parted(28), "optimizer_state": parted(32)}
+    classes["parameters_before"] = parted(29)
+    shown = (
+        view(28, {"parameters_after": TWO}),
+        view(29, {"parameters_before": TWO}),
+        view(32, {"optimizer_state": TWO}),
+    )
+    known = given("parameters_after", 28, {"b.weight": 8}) | given("parameters_after", 27, {})
+    moments = ("b.weight.exp_avg", "b.weight.exp_avg_sq")
+    for rank in (0, 1):
+        known["optimizer_state", 32, rank] = Table(
+            tensor_class="optimizer_state", root=rank, names=moments, fingerprints=[7 + rank, 7], norms=[1.0, 1.0]
+        )
+    (finding,) = judge(*shown, classes=classes, tables=known)
+    assert (True, "optimizer_state_mismatch") == (finding.facts["is_one_moment_alone"], top(finding))
+
+
+def test_weights_that_parted_between_two_looks_wait_for_the_moments() -> None:
+    between = ClassHistory(
+        0, is_equal_at_first=True, last_equal_step=24, first_unequal_step=28, num_equal=7, num_unequal=1
+    )
+    classes = {"parameters_after": between, "optimizer_state": equal(16)}
+    known = given("parameters_after", 28, {"b.weight": 8}) | given("parameters_after", 24, {})
+    shown = view(28, {"parameters_after": TWO})
+    assert [] == judge(shown, classes=classes, tables=known, now_s=30)
+    (finding,) = judge(shown, classes=classes, tables=known, now_s=60)
+    assert not finding.needs
 
 
 def test_weights_that_are_near_while_gradients_are_not_are_no_drift() -> None:

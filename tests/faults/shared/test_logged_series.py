@@ -142,3 +142,10 @@ def test_runs_and_halves() -> None:
 def test_a_wrong_threshold_is_named(make: Callable[[], Detector], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_policy_that_becomes_plain_noise_is_found_though_it_began_near_it() -> None:
+    fault = {"log.entropy": lambda step: 2.4 if step < 40 else 2.772, "log.vocabulary": lambda _: 16.0}
+    (finding,) = judge(PolicyEntropy(), fault)
+    assert (40, "entropy_explosion") == (finding.first_step, top_cause(finding))
+    assert judge(PolicyEntropy(), fault | {"log.entropy": lambda _: 2.75}) == []

@@ -11,7 +11,7 @@ Why it matters
 
 False positives
     Entropy falls in every run that learns: only the end of the scale counts, for many logs in a row, and only if it was higher before. A
-    policy that begins untrained begins near log(vocabulary): that is no explosion. Without the vocabulary's size nothing is said of an
+    policy that begins untrained begins near log(vocabulary): there only plain noise, from below it, is an explosion. Without the vocabulary's size nothing is said of an
     explosion, and a collapse must reach a hundredth of a nat. A small task that is solved for good may end like this, and is reported.
 
 What to do
@@ -57,6 +57,11 @@ class PolicyEntropy:
     was_lower: float = 0.7
     """Share of log(vocabulary) below which it must have started, to have exploded."""
 
+    was_not_noise: float = 0.95
+    """Share of log(vocabulary) below which a policy, though it began untrained, was no plain noise."""
+    is_noise: float = 0.995
+    """Share of log(vocabulary) from which on all answers are equally likely."""
+
     def __post_init__(self) -> None:
         check_thresholds(self)
 
@@ -96,6 +101,8 @@ class PolicyEntropy:
         yield lambda value: value < low
         if top and begin < self.was_lower * top:
             yield lambda value: value > self.exploded * top
+        elif top and begin < self.was_not_noise * top:
+            yield lambda value: value > self.is_noise * top
 
 
 def _finding(window: Window, known: tuple[str, float, float | None], run: Sequence[LoggedPoint]) -> Finding:

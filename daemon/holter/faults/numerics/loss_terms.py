@@ -10,7 +10,8 @@ Why it matters
 
 False positives
     A term whose weight is raised by a schedule starts small or at zero and grows: it is silent as long as the others' share grows, and for
-    the first forty logs. A term whose weight is let down to zero by a schedule gets small before it is zero, and is silent too. A policy's
+    the first forty logs. A penalty beside a task is small by design, and a term that was trained down while another stayed is learned: both
+    are silent. A term whose weight is let down to zero by a schedule gets small before it is zero, and is silent too. A policy's
     surrogate is about zero whatever it teaches (advantages have a mean of zero, ratios are one): beside a term that takes both signs,
     or one that is called so, magnitudes say nothing.
 
@@ -33,7 +34,11 @@ from holter.records import Evidence, Finding
 PREFIX = "log.loss_terms."
 SURROGATE = re.compile(r"(^|[._])(policy|pg|actor|surrogate|ppo|grpo|reinforce|rl)([._]|$)")
 """Terms whose value says nothing of their gradient."""
+SMALL_BY_DESIGN = re.compile(r"(^|[._])(l1|l2|reg\w*|penalty|\w*decay|smooth\w*|aux\w*|z_loss|balanc\w*|prior)([._]|$)")
+"""Terms that stand beside a task with a small weight: that the task outweighs them is meant."""
 MAX_LOGS = 400
+RISEN = 3.0
+"""A term that is so many times what it was at first has grown itself."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +94,16 @@ class LossTerms:
             if any(_has_both_signs(points) for other, points in terms.items() if other != name):
                 continue
             if median(rest for _, rest in recent) > 0 and all(own > self.ratio * rest for own, rest in recent):
-                return None if _is_growing([rest / own for own, rest in sums if own > 0]) else name
+                is_healthy = _is_growing([rest / own for own, rest in sums if own > 0]) or self._is_learned(sums)
+                is_small_by_design = all(SMALL_BY_DESIGN.search(_short(other)) for other in terms if other != name)
+                return None if is_healthy or is_small_by_design else name
         return None
+
+    def _is_learned(self, sums: Sequence[tuple[float, float]]) -> bool:
+        """Whether the others were as large at first and have been trained down, while this one stayed about what it was."""
+        first, recent = sums[: self.min_logs // 2], sums[-self.min_logs :]
+        was_usual = median(own for own, _ in first) <= self.ratio * median(rest for _, rest in first)
+        return was_usual and median(own for own, _ in recent) < RISEN * median(own for own, _ in first)
 
 
 def _terms(window: Window) -> dict[str, Points]:

@@ -287,6 +287,7 @@ OPTIMIZER_STATE_MISMATCH = CauseEntry(
         Row("replica_divergence", 0.93, "observation", seen=("hyperparameters_differ",), absent=("gradients_differ",), unless=("given_gradients_differ",)),
         Row("replica_divergence", 0.90, "observation", seen=("optimizer_state_differs",), absent=("gradients_differ",), unless=("given_gradients_differ", "parameters_differ_at_first")),
         Row("replica_divergence", 0.80, "documented", seen=("parameters_parted_within_a_step", "gradients_agreed_there"), absent=("gradients_differ", "parameters_differ_at_first"), unless=("given_gradients_differ", "is_one_side_rounded")),
+        Row("replica_divergence", 0.75, "documented", seen=("state_parted_with_weights", "is_one_moment_alone"), absent=("gradients_differ", "parameters_differ_at_first"), unless=("given_gradients_differ", "own_history_broke_on_some")),
         Row("replica_divergence", 0.85, "documented", seen=("loss_scales_differ", "given_gradients_differ"), absent=("gradients_differ",)),
         Row("replica_divergence", 0.80, "documented", seen=("hyperparameters_differ",), unknown=("gradients_differ",)),
         Row("replica_divergence", 0.50, "inference", seen=("hyperparameters_differ",), missing="whether gradients differed before the settings did: then the settings are not the beginning"),
@@ -322,7 +323,7 @@ CORRUPTED_COLLECTIVE = CauseEntry(
     damage=Damage("before the step", "poisoned", "a collective delivered wrong data, which the weights took"),
     rows=(
         Row("replica_divergence", 0.85, "documented", seen=("given_gradients_differ", "is_result_lost_once"), absent=("gradients_differ",), tensors="gradients"),
-        Row("replica_divergence", 0.70, "inference", seen=("state_parted_with_weights",), absent=("gradients_differ", "parameters_differ_at_first", "parameters_differ_in_all_tensors"), unless=("given_gradients_differ", "own_history_broke_on_some", "hyperparameters_differ", "optimizer_state_differs", "gradients_agreed_there"), tensors="parameters", missing=_NO_MOMENT),
+        Row("replica_divergence", 0.70, "inference", seen=("state_parted_with_weights",), absent=("gradients_differ", "parameters_differ_at_first", "parameters_differ_in_all_tensors"), unless=("given_gradients_differ", "own_history_broke_on_some", "hyperparameters_differ", "optimizer_state_differs", "gradients_agreed_there", "is_one_moment_alone"), tensors="parameters", missing=_NO_MOMENT),
         Row("replica_divergence", 0.90, "observation", seen=("gradients_differ_once", "parameters_differ"), absent=("parameters_differ_at_first",), unless=("own_history_broke_on_some",), tensors="gradients"),
         Row("replica_divergence", 0.80, "documented", seen=("gradients_differ_once",), absent=("parameters_differ_at_first",), tensors="gradients"),
         Row("replica_divergence", 0.50, "inference", seen=("gradients_differ",), absent=("gradients_differ_always", "gradients_differ_ever_since"), tensors="gradients", missing=_NO_SECOND),

@@ -74,6 +74,16 @@ class Case:
         # A decay that is added to the gradient carries weights that differ into the state.
         return state if state and not (before and before.step <= state.step) else None
 
+    @property
+    def state(self) -> Parting | None:
+        """Where moments part, at a look after the weights did, for a reason that gradients do not show."""
+        return None if self.reduced or self.given or self.settings else self.partings.get("optimizer_state")
+
+    @cached_property
+    def in_state(self) -> Difference:
+        """Which moments differ there."""
+        return self.difference(self.state)
+
     @cached_property
     def in_weights(self) -> Difference:
         """Which parameters differ where they first do."""
@@ -110,6 +120,8 @@ class Case:
         wanted = [(parting.tensor_class, parting.step, parting) for parting in (self.weights, self.reduced) if parting]
         if self.given:
             wanted += [(name, self.given.step, self.given) for name in ("gradients", "gradients_reduced")]
+        if self.state:
+            wanted.append((self.state.tensor_class, self.state.step, self.state))
         if self.settings:
             wanted.append((self.settings.tensor_class, self.settings.step, self.settings))
             wanted += [(self.settings.tensor_class, past, self.settings) for past in self.past_of_settings]

@@ -46,6 +46,7 @@ from holter.faults.shared.parting import (
     agreed_since,
     find_parting,
     history_evidence,
+    tables_at,
     tensor_evidence,
 )
 from holter.faults.shared.structure import compare_structures
@@ -63,6 +64,8 @@ class ReplicaDivergence:
 
     patience_s: float = threshold(2.0, at_least=0)
     """How long to wait for ranks that have not reported the step, because they may make the majority, or their calls of it."""
+    state_patience_s: float = threshold(10.0, at_least=0)
+    """How long to wait for the next comparison of the optimizers' moments, where nothing else tells how the weights parted."""
     ranks_per_group: int = 2
     """How many ranks with equal roots are asked for their table of fingerprints."""
     max_ranks_asked: int = threshold(8, at_least=2)  # A comparison needs two.
@@ -115,12 +118,24 @@ class ReplicaDivergence:
                 needs=needs,
             )
             return
-        if not _may_be_left_out(window, first, self.patience_s):
+        if not _may_be_left_out(window, first, self.patience_s) and not self._is_state_awaited(case):
             yield _explained(case, self.rounding_distance)
 
     def _is_waiting(self, window: Window, parting: Parting) -> bool:
         view = window.step(parting.step)
         return bool(view and view.missing and window.now_ns - view.first_seen_ns < self.patience_s * 1e9)
+
+    def _is_state_awaited(self, case: Case) -> bool:
+        """Weights that parted between two comparisons: whether the moments parted too tells a bad update from a bad memory."""
+        window, weights, state = case.window, case.weights, case.window.tensors.classes.get("optimizer_state")
+        view = window.step(weights.step) if weights else None
+        if weights is None or view is None or state is None or case.reduced or case.given or case.settings:
+            return False
+        last = case.agreed_before(weights)
+        is_between = last is not None and last < weights.step - 1 and not case.broke.ranks
+        has_looked = max(state.last_equal_step or 0, state.first_unequal_step or 0) >= weights.step
+        age_s = (window.now_ns - view.first_seen_ns) / 1e9
+        return is_between and not has_looked and age_s < self.state_patience_s and not window.processes.exits
 
 
 def _may_be_left_out(window: Window, parting: Parting, patience_s: float) -> bool:
@@ -240,7 +255,7 @@ def _when_weights(case: Case) -> dict[str, bool | None]:
         "parameters_differ": bool(weights) if before or after else None,
         "parameters_differ_at_first": at_first,
         "parameters_parted_within_a_step": is_within,
-        "gradients_agreed_there": _agreed_at(case.window, "gradients", weights) if weights else None,
+        "gradients_agreed_there": _agreed_at(case.window, "gradients", weights) if weights and is_within else None,
     }
 
 
@@ -272,6 +287,17 @@ def _when_gradients(case: Case) -> dict[str, bool | None]:
     }
 
 
+def _is_one_moment(differing: tuple[str, ...], case: Case) -> bool:
+    """Whether of several moments of a tensor only one differs: a gradient that differed would have changed them all."""
+    tables = tables_at(case.window, "optimizer_state", case.state.step, case.state.ranks) if case.state else {}
+    names = {name for table in tables.values() for name in table.names}
+    for tensor in case.in_weights.tensors:
+        moments = {name for name in names if name.rpartition(".")[0] == tensor and not name.endswith(".step")}
+        if len(moments) > 1 and len(moments & set(differing)) == 1:
+            return True
+    return False
+
+
 def _settings(case: Case) -> dict[str, bool | None]:
     """Facts about the optimizers."""
     classes = case.window.tensors.classes
@@ -279,6 +305,7 @@ def _settings(case: Case) -> dict[str, bool | None]:
     state, parted = case.partings.get("optimizer_state"), bool(case.weights)
     is_of_state = case.settings is not None and case.settings.tensor_class == "optimizer_state"
     return {
+        "is_one_moment_alone": _is_one_moment(case.in_state.tensors, case) if case.in_state.num_tensors else None,
         "state_parted_with_weights": (bool(state) if parted else None) if "optimizer_state" in classes else None,
         "hyperparameters_differ": "hyperparameters" in case.partings if "hyperparameters" in classes else None,
         "optimizer_state_differs": is_of_state if "optimizer_state" in classes else None,
