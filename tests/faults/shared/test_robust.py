@@ -70,3 +70,13 @@ def test_noise_spikes_and_a_rise_that_comes_back_are_none(seed: int) -> None:
     for series in (spiky, bump, scatter, near_zero):
         for end in range(51, len(series), 10):
             assert find_rise(list(enumerate(series[:end]))) is None
+
+
+def test_a_climb_is_a_rise_before_it_has_doubled_and_a_plateau_above_is_not() -> None:
+    fall = [(step, 5.6 - 0.07 * step) for step in range(40)]
+    climb = [(step, 2.8 + 0.045 * (step - 40)) for step in range(40, 100)]
+    found = find_rise([*fall, *climb])
+    assert found is not None
+    assert 40 <= found.first_step <= 60
+    assert find_rise([*fall, *((step, 4.4) for step in range(40, 100))]) is None
+    assert find_rise([*fall, *((step, 2.8 + 0.005 * (step - 40)) for step in range(40, 100))]) is None

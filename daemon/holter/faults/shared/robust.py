@@ -30,6 +30,8 @@ OF_THE_ORDER_OF_ONE = 10.0
 """What is above it is no penalty on a policy's distance."""
 POLICY = frozenset({"log.advantages", "log.ratio", "log.rewards", "ratio.first_deviation"})
 """What only somebody who trains a policy logs."""
+CLIMB_STEPS, MIN_CLIMBS = 10, 5
+"""A climb is so many steps' median above that of the steps before, so many times in a row."""
 MAX_SLOPE_POINTS = 60
 """Pairs grow with the square."""
 
@@ -125,8 +127,26 @@ def find_rise(
     first = _begin_of_stay(series, limit, begin + stretch)
     num_up = len(series) - first
     if num_up < stay or _is_falling(series[first:], best):
-        return None
-    return Rise(points[first][0], points[-1][0], start, best, noise, now, num_up)
+        least = max(best + deviations * noise, best + 0.5 * abs(best), best + 0.5 * (start - best))
+        first = _begin_of_climb(series, begin + stretch, least, noise)
+        num_up = len(series) - first
+    return Rise(points[first][0], points[-1][0], start, best, noise, now, num_up) if num_up >= stay else None
+
+
+def _begin_of_climb(series: Sequence[float], floor: int, least: float, noise: float) -> int:
+    """Since when it has gone up from each ten steps to the next, five times or more, to at least this level; else the end of the series.
+
+    Spikes, restarts and harder batches go up at once, and then not further.
+    """
+    begin = len(series)
+    blocks: list[float] = []
+    while begin - CLIMB_STEPS >= floor:
+        block = median(series[begin - CLIMB_STEPS : begin])
+        if blocks and block > blocks[-1] - noise / 2:
+            break
+        blocks.append(block)
+        begin -= CLIMB_STEPS
+    return begin if len(blocks) >= MIN_CLIMBS and blocks[0] > least else len(series)
 
 
 def is_surrogate(window: Window, losses: Points, rise: Rise) -> bool:
