@@ -11,8 +11,9 @@ Why it matters
 
 False positives
     Entropy falls in every run that learns: only the end of the scale counts, for many logs in a row, and only if it was higher before. A
-    policy that begins untrained begins near log(vocabulary): there only plain noise, from below it, is an explosion. Without the vocabulary's size nothing is said of an
-    explosion, and a collapse must reach a hundredth of a nat. A small task that is solved for good may end like this, and is reported.
+    policy that begins untrained begins near log(vocabulary): there only plain noise, from below it, is an explosion. Without the
+    vocabulary's size nothing is said of an explosion, and a collapse must reach a hundredth of a nat. A small task that is solved for
+    good may end like this, and is reported.
 
 What to do
     Read what the policy writes now (`holter explain entropy_collapse`, `entropy_explosion`).
