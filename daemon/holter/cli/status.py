@@ -50,6 +50,9 @@ def _live(state: dict[str, Any]) -> Iterator[str]:
     yield from (printable(_finding(found)) for found in state["findings"])
     if state["halt"] is not None:
         yield printable(_halt(state["halt"]))
+    yield from (
+        printable(f"compared: {one['num_tensors']} {one['what']}: {one['over']}") for one in state.get("compared", ())
+    )
     yield from (f"blind: {printable(what)}" for what in state["blind"])
     yield from (f"warning: {printable(what)}" for what in state["warnings"])
 

@@ -209,16 +209,14 @@ class Faults:
         """A step begins."""
         if step != self.job.told.at or not self.is_here:
             return
-        if self.name.startswith("flip"):
+        if self.name == "flip_moment":
+            flip(self.job.optimizer.state[self.parameters["blocks.0.up.weight"]]["exp_avg"])
+        elif self.name.startswith("flip"):
             flip(self.parameters[self.name.partition(":")[2] or "blocks.0.up.weight"])
-        elif self.name == "flip_frozen":
-            flip(self.parameters["blocks.0.up.weight"])
         elif self.name == "late_rate":
             self.job.optimizer.param_groups[0]["lr"] *= 0.5
         elif self.name == "stray_write":
             local(self.parameters["head.weight"]).mul_(1.01)
-        elif self.name == "flip_moment":
-            flip(self.job.optimizer.state[self.parameters["blocks.0.up.weight"]]["exp_avg"])
 
     def reduced(self, step: int) -> None:
         """Gradients are there."""

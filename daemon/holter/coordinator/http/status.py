@@ -1,13 +1,15 @@
 """What `/api/v1/status` says, as plain data. Pure."""
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 from holter.clock import rfc3339
 from holter.coordinator.judge import cause_of
 from holter.coordinator.roster import Member
 from holter.coordinator.run import Run
-from holter.records import Diagnosis
+from holter.records import Census, Diagnosis, TensorEntry
+from holter.records.rank import IGNORED, OWN
 
 
 def status(run: Run, now_ns: int, limit: int | None = None) -> dict[str, Any]:
@@ -45,9 +47,35 @@ def about(run: Run, now_ns: int) -> dict[str, Any]:
         },
         "action": run.settings.action,
         "halt": halt(run),
+        "compared": coverage(run.assembly.censuses()),
         "blind": run.blind(),
         "warnings": run.warnings(),
     }
+
+
+def coverage(censuses: Iterable[Census]) -> list[dict[str, Any]]:
+    """What is compared over which axis, and what is not, of the models as the ranks hold them: a line for each kind, equal ones once."""
+    counts: dict[tuple[str, str], int] = {}
+    for census in censuses:
+        own: dict[tuple[str, str], int] = {}
+        for entry in census.entries:
+            key = "buffers" if entry.is_buffer else "parameters", _over(entry)
+            own[key] = own.get(key, 0) + 1
+        # Stages of a pipeline hold different ones: the most of a kind that one rank has.
+        counts = {key: max(counts.get(key, 0), own.get(key, 0)) for key in counts.keys() | own.keys()}
+    return [
+        {"what": what, "over": over, "num_tensors": number} for (what, over), number in sorted(counts.items()) if number
+    ]
+
+
+def _over(entry: TensorEntry) -> str:
+    if entry.axis == OWN:
+        return "own history"
+    if entry.axis == IGNORED:
+        return "all ranks, if it began equal: a wrapper ignores it"
+    if entry.axis:
+        return f"axis {entry.axis}"
+    return "all ranks" if entry.is_replicated else "not compared"
 
 
 def halt(run: Run) -> dict[str, Any] | None:

@@ -61,6 +61,8 @@ MAX_TABLES = 1024
 """The most tables that are kept; any beyond count as not available."""
 MAX_UNAVAILABLE = 65_536
 MAX_ORIGINS = 1024
+MAX_CENSUSES = 64
+"""Different ones that a status is made of."""
 MAX_NONFINITE = 20_000
 """Tensors kept of one step, shared among the ranks."""
 
@@ -196,6 +198,10 @@ class Assembly:
     def classes(self) -> Mapping[str, ClassHistory]:
         """When ranks agreed on each class of tensors, and when not."""
         return self._steps_judged()[1]
+
+    def censuses(self) -> list[Census]:
+        """What the ranks' models are made of, equal ones once; of a job with many, the first few."""
+        return list({id(census): census for census in self._census.joined.values()}.values())[:MAX_CENSUSES]
 
     def newest_vitals(self) -> list[Vitals]:
         """The vitals of the last step at which any rank sent some."""

@@ -5,6 +5,7 @@ from holter.faults.data.batch_values import BatchValues
 from holter.faults.data.data_coverage import DataCoverage
 from holter.faults.data.duplicate_batches import DuplicateBatches
 from holter.faults.data.epoch_order import EpochOrder
+from holter.faults.data.parallel_inputs import ParallelInputs
 from holter.faults.family import (
     NOT_BY_A_NUMBER,
     NOT_BY_A_SCRIPT,
@@ -186,6 +187,31 @@ CORRUPT_LABELS_OR_RANGE = CauseEntry(
     ),
 )  # fmt: skip
 
+PARALLEL_INPUT_MISMATCH = CauseEntry(
+    cause="parallel_input_mismatch",
+    happened="Ranks that compute parts of one result were fed different batches.",
+    mechanism=(
+        "A tensor-parallel group multiplies one batch with parts of each weight and adds the parts up. A sampler, an augmentation or a mask that is seeded "
+        "by the global rank gives each of them another batch: the sum mixes samples, gradients of replicated layers differ, and nothing raises."
+    ),
+    would_refute="The ranks of the group are meant to get different parts of the sequence, and the model knows it.",
+    refuting_fact="are_inputs_different",
+    is_refuted_by=False,
+    damage=Damage("with the step", "suspect", "parts of a result were computed from different batches, and the weights took it"),
+    rows=(Row("parallel_inputs", 0.85, "documented", seen=("are_inputs_different", "is_repeated")),),
+    fix=Fix(
+        do=(
+            "Give all ranks of the group the same batch: seed sampler, augmentation and masks by the rank's place on the data-parallel axis "
+            '(`mesh["dp"].get_local_rank()`), or load on one of them and broadcast. Restart from the beginning, or from a checkpoint older than this step.'
+        ),
+        changes="The batches of the named ranks.",
+        does_not_fix="What was trained on mixed batches.",
+        expect="The ranks of the group have the same batch at every step.",
+        verify="`holter report` of the next run stays empty past the first steps.",
+        otherwise="If the loaders are seeded alike, look for something that draws a random number on some ranks only, before the loader is made.",
+    ),
+)  # fmt: skip
+
 FAMILY = Family(
     detectors=(
         DetectorEntry(BatchLengths(), Stage.FED),
@@ -193,11 +219,15 @@ FAMILY = Family(
         DetectorEntry(EpochOrder(), Stage.FED),
         DetectorEntry(DuplicateBatches(), Stage.FED),
         DetectorEntry(BatchValues(), Stage.FED),
+        DetectorEntry(ParallelInputs(), Stage.FED),
     ),
     causes=(
         DUPLICATE_DATA_ACROSS_RANKS, DOUBLE_SHARDED_DATA, REPEATED_EPOCH_ORDER, UNEVEN_BATCHES, CORRUPT_LABELS_OR_RANGE,
+        PARALLEL_INPUT_MISMATCH,
     ),
     brings_about=(
+        # Replicated layers get gradients of different batches.
+        Consequence("parallel_inputs", ("replica_divergence", "loss_trend"), ("curves",), whenever=True),
         # Ranks that run out of data are waited for until somebody gives up.
         Consequence("batch_lengths", ("collective_mismatch",)),
         Consequence("batch_lengths", ("stalled_rank",), unless_follower_is=NOT_BY_A_SCRIPT),

@@ -32,7 +32,7 @@ import torch
 from holter import clock
 from holter.rank.context import Context
 from holter.rank.mesh import OWN
-from holter.rank.models import Model, is_partial, is_sharded
+from holter.rank.models import Model, held_by, is_partial, is_sharded
 from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings.census import DtypeTraits, Selection, SelectionCache, held_part, marks
 from holter.records import PackedTable
@@ -122,6 +122,8 @@ class ComparisonProbe:
         self._hyperparameters = Hyperparameters(context)
         context.models.on_forget.append(self._selections.forget)
         self._reduced = _ReducedGradients(OpenStep(-1))
+        self._own_reduced: tuple[OpenStep | None, int, float] = (None, 0, 0.0)
+        """Of a step: how many of this rank's own shards of the gradients were read as the reduction left them, and their norm."""
 
     def is_due(self) -> bool:
         """Whether this is a step of comparison, and there is somebody to compare with."""
@@ -268,27 +270,29 @@ class ComparisonProbe:
                 self._context.read(name, kept, learn, step=step)
         step.cost.check_s += clock.thread_s() - started
 
+    def _note_factor(self, step: OpenStep, tensor_class: str, rows: FingerprintRows) -> None:
+        """What became of this rank's own shards of the gradients between the reduction and the optimizer: one factor, the same on all ranks."""
+        norm = math.sqrt(max(0.0, float(rows.square_sums.sum())))
+        if tensor_class == CLIPPED[0]:
+            self._own_reduced = step, len(rows.places), norm
+            return
+        # In the very first step some are known too late to be read at the end of the backward pass.
+        is_whole = self._own_reduced[:2] == (step, len(rows.places))
+        reduced = self._own_reduced[2] if is_whole else 0.0
+        if reduced and math.isfinite(reduced) and math.isfinite(norm):
+            step.numbers |= {"clip.factor": norm / reduced, "clip.given": norm}
+
     def _tell(self, step: OpenStep, tensor_class: str, chosen: Selection, rows: FingerprintRows) -> None:
         for scope, places in chosen.by_scope:
             own = rows.of_places(places)
             if tensor_class in CLIPPED and scope == f"@{OWN}":
-                _note_factor(step, tensor_class, own)
+                self._note_factor(step, tensor_class, own)
                 continue
             packed = own.packed(tensor_class + scope, chosen, places)
             step.roots[tensor_class + scope] = packed.root
             if not scope:
                 step.numbers.update(own.numbers(tensor_class))
             self._context.writer.say(step.step, packed)
-
-
-def _note_factor(step: OpenStep, tensor_class: str, rows: FingerprintRows) -> None:
-    """What became of this rank's own shards of the gradients between the reduction and the optimizer: one factor, the same on all ranks."""
-    norm = math.sqrt(max(0.0, float(rows.square_sums.sum())))
-    reduced = step.numbers.pop("clip.reduced", None)
-    if tensor_class == CLIPPED[0]:
-        step.numbers["clip.reduced"] = norm
-    elif reduced and math.isfinite(reduced) and math.isfinite(norm):
-        step.numbers |= {"clip.factor": norm / reduced, "clip.given": norm}
 
 
 class _ReducedGradients:
@@ -420,14 +424,14 @@ class Hyperparameters:
             self._numbers.setdefault(optimizer, len(self._numbers))
         replicas = set().union(*(model.shared_by_all() for model in self._context.models))
         for optimizer in optimizers:
-            replicas |= {id(flat) for _, flat in self._context.frameworks.partitions.get(optimizer, ())}
             if optimizer in self._context.frameworks.partitions:
-                replicas |= {id(p) for group in optimizer.param_groups for p in group["params"]}
+                replicas |= held_by([optimizer])
         self._groups, self._names, self._told = [], [], b""
         for optimizer in sorted(optimizers, key=self._numbers.__getitem__):
             for place, group in enumerate(optimizer.param_groups):
                 held = [p for p in group["params"] if id(p) in replicas]
-                if held:
+                # ZeRO's third stage lends its groups their partitions for the step alone.
+                if held or optimizer in self._context.frameworks.partitions:
                     # One that is frozen or unused has no state: the first that has tells the count.
                     counting = (p for p in held if _is_number(optimizer.state.get(p, {}).get("step")))
                     first = next(counting, None)
