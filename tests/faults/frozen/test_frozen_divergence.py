@@ -177,3 +177,11 @@ def test_a_frozen_component_in_another_dtype_on_one_rank_is_told_by_its_dtype() 
     assert finding.tensors == tuple(NAMES)
     said = [evidence.summary for evidence in finding.evidence]
     assert "encoder.first.weight is float32 on rank 0 and bfloat16 on rank 1" in said
+
+
+@pytest.mark.parametrize(("marks", "is_found"), [(Mark.HUGE, True), (Mark.NONFINITE, True), (0, False)])
+def test_a_frozen_shard_that_cannot_be_weights_on_some_rank_is_found_without_a_replica(marks, is_found):
+    sound, odd = (census(axis="own", is_sharded=True, marks=mark) for mark in (0, int(marks)))
+    found = list(FrozenDivergence().judge(made_window(census={0: sound, 1: odd})))
+    assert [(1,)] * is_found == [finding.ranks for finding in found]
+    assert ["frozen_component_uninitialised"] * is_found == [rank_causes(finding)[0].cause for finding in found]

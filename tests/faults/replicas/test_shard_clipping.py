@@ -42,3 +42,24 @@ def test_a_limit_that_is_never_reached_changes_nothing() -> None:
 
 def test_a_few_steps_are_not_enough() -> None:
     assert judge(1.4, 2.1, steps=2) == []
+
+
+def scaled(*factors: tuple[float, float]) -> list[Finding]:
+    series = tuple(StepNumbers(step, 0, {"clip.factor": spread(*pair)}) for step, pair in enumerate(factors))
+    return list(ShardClipping().judge(made_window(series=series)))
+
+
+def test_factors_that_follow_each_shard_s_norm_are_a_local_clip_though_no_call_was_seen() -> None:
+    (finding,) = scaled((0.2, 0.4), (0.3, 0.35), (0.25, 0.5), (0.2, 0.3))
+    assert (0, 1) == finding.ranks
+    assert rank_causes(finding)[0].cause == "clip_on_local_shard"
+
+
+def test_a_factor_that_one_rank_applies_at_every_step_is_its_own_doing() -> None:
+    (finding,) = scaled(*[(0.5, 1.0)] * 4)
+    assert (0,) == finding.ranks
+    assert rank_causes(finding)[0].cause == "uneven_clipping"
+
+
+def test_one_factor_for_all_ranks_raises_nothing() -> None:
+    assert scaled((0.2, 0.2), (0.3, 0.3), (0.25, 0.25), (1.0, 1.0)) == []

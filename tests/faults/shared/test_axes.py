@@ -136,3 +136,16 @@ def test_what_is_ignored_and_differs_from_the_start_is_each_rank_s_own():
 def test_the_part_of_a_tensor_follows_from_its_placements():
     assert "0:32 of 64 in dimension 0" == part_text(ENTRY, AXES, 2)
     assert "" == part_text(TensorEntry("b", (4,), "float32", True, False, 0), AXES, 2)
+
+
+def test_of_thousands_of_subgroups_only_the_one_that_parted_is_asked():
+    assembly = Assembly(4096)
+    for rank in range(4096):
+        body = Attached(pid=rank + 1, host="h", world_size=4096, local_rank=0, command=[], versions={})
+        assembly.add(Observation(rank=rank, step=0, at_ns=0, body=body), 0)
+        root = rank % 1024 + (10**6 if rank == 3000 else 0)
+        body = done({f"gradients@replicate#{rank % 1024}": root, "gradients@own": rank})
+        assembly.add(Observation(rank=rank, step=0, at_ns=0, body=body), 0)
+    (asking,) = ReplicaDivergence().judge(assembly.window(10**12))
+    assert {952, 1976, 3000, 4024} >= set(asking.needs[0].ranks) >= {3000}
+    assert "gradients@replicate#952" == asking.needs[0].tensor_class
