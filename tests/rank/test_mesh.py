@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -82,6 +83,18 @@ def test_what_ddp_ignores_is_no_replica_and_an_expert_is_a_rank_s_own():
         assert {id(p) for p in model["shared"].parameters()} == watched.replicas
         assert "@ignored#0" == watched.scope_of(model["head"].weight)
         assert not watched.is_compared(model["expert"].weight, with_own=True)
+
+
+def test_fully_sharded_parameters_are_a_rank_s_own_and_say_what_they_are_cast_to():
+    with pretended(1, 2):
+        axes = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        fully_shard(model, mesh=axes, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        watched = Model(model, "")
+        assert ["@own"] * 4 == [watched.scope_of(p) for p in model.parameters()]
+        assert {"bfloat16,None"} == set(watched.policies.values())
+        assert [("dp", "data")] == [(axis.name, axis.kind) for axis in watched.axes]
+        assert (0, 1) == watched.span
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,8 @@ class Model:
         """Ids of the parameters and buffers that must be equal on all ranks."""
         self.whole_shapes: dict[int, torch.Size] = {}
         """Id of a parameter that shows only this rank's part -> the shape of all of it."""
+        self.policies: dict[int, str] = {}
+        """Id of a parameter -> dtypes that `fully_shard` casts it to, to compute with and to reduce in."""
         self.axes: list[MeshAxis] = []
         """Of the mesh that its parameters lie on."""
         self.span: tuple[int, ...] = ()
@@ -186,6 +188,7 @@ class Model:
         """Who holds the same bytes of each tensor; what is not known stays out."""
         layout = _Layout.of(self)
         self.axes, self.span, self.whole_shapes = layout.axes, layout.span, layout.shapes
+        self.policies = layout.policies
         self.holders = {}
         for name, p in self.parameters:
             found = EVERYONE if name in self.reduced_by_hand else layout.holders(p)
@@ -276,6 +279,7 @@ class _Layout:
         self.span: tuple[int, ...] = ()
         self.axes: list[MeshAxis] = []
         self._tensor_axes: set[str] = set()
+        self.policies: dict[int, str] = {}
         if self._whole is not None:
             self.span = tuple(sorted(self._whole.mesh.reshape(-1).tolist()))
             self._fsdp_axes = fsdp_axes
@@ -288,7 +292,11 @@ class _Layout:
         meshes = list({id(p.device_mesh): p.device_mesh for p in placed}.values())
         root = model.root
         flat = mesh.of_flat(root) if root is not None and _has_flat(root) else {}
-        layout = _Layout(meshes, _fsdp_axes(root) if meshes else frozenset(), flat)
+        groups = list(_fsdp_groups(root)) if meshes else []
+        layout = _Layout(meshes, {name for one in groups for name in mesh.axis_names(one.mesh_info.mesh)}, flat)
+        layout.policies = {
+            id(held.sharded_param): word for one in groups if (word := _policy(one)) for held in one.fsdp_params
+        }
         if any(not set(one.mesh.reshape(-1).tolist()) <= set(layout.span) for one in meshes):
             # Parts of it lie on meshes of their own, as the stages of a pipeline do: nothing is said of the whole.
             layout.span = ()
@@ -332,15 +340,19 @@ def _has_flat(root: torch.nn.Module) -> bool:
     return any(type(part).__name__ == FLAT for part in torch.nn.Module.modules(root))
 
 
-def _fsdp_axes(root: torch.nn.Module | None) -> frozenset[str]:
-    """Names of the axes over which `fully_shard` gathers and reduces."""
-    found: set[str] = set()
+def _fsdp_groups(root: torch.nn.Module | None) -> Iterator[Any]:
+    """What `fully_shard` gathers and reduces together."""
     for module in torch.nn.Module.modules(root) if root is not None else ():
         if mesh.is_fully_sharded(module):
             state: Any = module._get_fsdp_state()  # noqa: SLF001
             groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # noqa: SLF001
-            found.update(name for group in groups if group for name in mesh.axis_names(group.mesh_info.mesh))
-    return frozenset(found)
+            yield from (group for group in groups if group)
+
+
+def _policy(group: Any) -> str:
+    """In words, empty if nothing is cast."""
+    cast = [getattr(group.mp_policy, name, None) for name in ("param_dtype", "reduce_dtype")]
+    return ",".join(str(dtype).removeprefix("torch.") for dtype in cast) if any(cast) else ""
 
 
 def _data_group(engine: Any) -> Any:

@@ -92,6 +92,8 @@ class TensorEntry(msgspec.Struct, frozen=True, array_like=True):
     """Over which axes of a mesh other ranks hold the same bytes, joined by `+`; `own`, `ignored`; empty: all ranks if `is_replicated`, else not known."""
     placements: str = ""
     """How it lies on its mesh: `replicate=R,shard=S(0)`; P is partial. Empty: on none that is known."""
+    policy: str = ""
+    """Dtypes that a wrapper casts it to, to compute with and to reduce in: `bfloat16,float32`; empty: it casts nothing."""
 
 
 class MeshAxis(msgspec.Struct, frozen=True, array_like=True):

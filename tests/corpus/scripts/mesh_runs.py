@@ -12,7 +12,7 @@ from common import work
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.nn.functional import all_to_all_single
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -200,6 +200,11 @@ class Faults:
             local(self.parameters["blocks.0.up.weight"]).fill_(3e19)
         elif self.name == "frozen_zeros" and self.is_here:
             local(self.parameters["blocks.0.up.weight"]).zero_()
+        elif self.name == "nan_forward" and self.is_here:
+            layer = next(part for name, part in job.model.named_modules() if name.endswith("up"))
+            layer.register_forward_hook(
+                lambda _module, _inputs, out: out * (torch.nan if job.number == job.told.at else 1)
+            )
         elif self.name == "never_reduced":
             lose_reductions(lambda: True)
         elif self.name == "lost_once":
@@ -298,7 +303,11 @@ class Job:
         model = self.net()
         if self.told.kind == "checkpointing":
             model.blocks = nn.ModuleList(checkpoint_wrapper(block) for block in model.blocks)
-        return shard(model, init_device_mesh("cpu", (self.world,), mesh_dim_names=("dp",)))
+        mesh = init_device_mesh("cpu", (self.world,), mesh_dim_names=("dp",))
+        if self.told.fault == "other_policy":
+            reduced = torch.float64 if self.rank == self.told.culprit else None
+            return shard(model, mesh, mp_policy=MixedPrecisionPolicy(output_dtype=reduced, reduce_dtype=reduced))
+        return shard(model, mesh)
 
     def hybrid(self) -> nn.Module:
         """HSDP."""

@@ -151,3 +151,20 @@ def test_a_rank_that_was_first_heard_after_layers_were_unfrozen_is_not_held_agai
 def test_a_mismatch_at_the_start_waits_for_the_first_steps() -> None:
     assert judge(census(A, B), census(B, A), steps=1) == []
     assert len(judge(census(A, B), census(B, A), steps=1, now_s=60)) == 1
+
+
+def shard(name: str, **more: object) -> TensorEntry:
+    return entry(name, is_replicated=False, is_sharded=True, axis="own", placements="dp=S(0)", **more)
+
+
+def test_shards_are_compared_by_their_whole_shapes_their_frozenness_and_what_they_are_cast_to() -> None:
+    mine = census(shard("a.weight"), shard("b.weight"), wrapper="FSDPNet")
+    assert [] == judge(mine, census(shard("a.weight"), shard("b.weight"), wrapper="FSDPNet"))
+    for other, cause in (
+        (shard("b.weight", requires_grad=False), "frozen_set_mismatch"),
+        (shard("b.weight", policy="bfloat16,float32"), "dtype_mismatch_across_ranks"),
+        (shard("b.weight", shape=(8, 4)), "model_structure_mismatch"),
+    ):
+        (finding,) = judge(mine, census(shard("a.weight"), other, wrapper="FSDPNet"))
+        assert cause == rank_causes(finding)[0].cause
+        assert ("b.weight",) == finding.tensors

@@ -98,7 +98,7 @@ def _finding(run: list[tuple[StepView, list[tuple[int, ...]]]], axes: list[MeshA
         first_step=first.step,
         detected_step=last.step,
         ranks=ranks,
-        summary=f"{cap(ranks_text(ranks))} of a group along the axis {names} were fed other batches than their peers since step {first.step}.",
+        summary=f"{cap(ranks_text(ranks))} compute parts of one result along the axis {names} and have been fed different batches since step {first.step}.",
         facts={"are_inputs_different": True, "is_repeated": True},
         evidence=(
             Evidence(

@@ -92,7 +92,7 @@ def _scaled(window: Window, scaled: dict[int, Spread]) -> Finding:
         ranks=ranks,
         tensors=tensors,
         modules=modules_of(tensors),
-        summary=f"Since step {steps[0]} {ranks_text(ranks)} scale their shards of the gradients {how}.",
+        summary=f"Since step {steps[0]} the shards of the gradients of {ranks_text(ranks)} are scaled {how}.",
         facts={
             "is_limit_exceeded": not is_one_rank,
             "is_sharded_everywhere": not is_one_rank,

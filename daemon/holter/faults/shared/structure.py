@@ -72,7 +72,7 @@ def _structure(census: Census, world_size: int) -> tuple[TensorEntry, ...]:
         TensorEntry(
             entry.name,
             entry.shape,
-            entry.dtype,
+            f"{entry.dtype} cast to {entry.policy}" if entry.policy else entry.dtype,
             entry.requires_grad,
             False,
             -1,

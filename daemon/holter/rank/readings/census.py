@@ -185,6 +185,7 @@ class CensusTaker:
                     num_distinct=num_distinct if is_buffer else -1,
                     axis=holders.axis if (holders := watched[number].holders.get(id(t))) else "",
                     placements=holders.placements if holders else "",
+                    policy=watched[number].policies.get(id(t), ""),
                 )
             )
         return entries
