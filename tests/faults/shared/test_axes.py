@@ -149,3 +149,16 @@ def test_of_thousands_of_subgroups_only_the_one_that_parted_is_asked():
     (asking,) = ReplicaDivergence().judge(assembly.window(10**12))
     assert {952, 1976, 3000, 4024} >= set(asking.needs[0].ranks) >= {3000}
     assert "gradients@replicate#952" == asking.needs[0].tensor_class
+
+
+def test_gradients_that_part_after_the_settings_did_are_not_the_beginning():
+    mesh = Mesh()
+    for step in range(3):
+        mesh.step(step, lambda rank, step=step: {"hyperparameters": rank == 3, f"gradients@replicate#{rank % 2}": rank == 3 and step > 0})  # fmt: skip
+    (asking,) = ReplicaDivergence().judge(mesh.window())
+    assert ["hyperparameters"] == [need.tensor_class for need in asking.needs]
+    for rank in (1, 3):
+        table = Table(tensor_class="hyperparameters", root=rank, names=["lr"], fingerprints=[rank], norms=[0.1])
+        mesh.say(rank, 0, table)
+    (finding,) = ReplicaDivergence().judge(mesh.window())
+    assert "optimizer_state_mismatch" == rank_causes(finding)[0].cause

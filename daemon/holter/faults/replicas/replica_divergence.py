@@ -24,7 +24,7 @@ What to do
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from holter.faults.replicas.replica_case import (
@@ -54,6 +54,8 @@ from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import cap, modules_of, named, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
+
+GRADIENTS = ("gradients_reduced", "gradients")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class ReplicaDivergence:
             return
         if not are_settings_common(window):
             partings = {name: parting for name, parting in partings.items() if name not in SETTINGS}
+        window, partings = _without_followers(window, partings)
         first = min(partings.values(), key=lambda parting: parting.step, default=None)
         if first is None or is_beginning_forgotten(window, first, partings) or compare_structures(window):
             return
@@ -136,6 +139,21 @@ class ReplicaDivergence:
         has_looked = max(state.last_equal_step or 0, state.first_unequal_step or 0) >= weights.step
         age_s = (window.now_ns - view.first_seen_ns) / 1e9
         return is_between and not has_looked and age_s < self.state_patience_s and not window.processes.exits
+
+
+def _without_followers(window: Window, partings: dict[str, Parting]) -> tuple[Window, dict[str, Parting]]:
+    """Where nothing reduces them along an axis, gradients part after the settings did, because the weights then differ: they tell nothing of their own."""
+    settings = partings.get("hyperparameters")
+    later = {
+        name for name in GRADIENTS if settings and name in partings and partings[name].step > settings.step
+    }  # fmt: skip
+    if not later:
+        return window, partings
+    classes = {name: history for name, history in window.tensors.classes.items() if name not in later}
+    return (
+        replace(window, tensors=replace(window.tensors, classes=classes)),
+        {name: parting for name, parting in partings.items() if name not in later},
+    )
 
 
 def _may_be_left_out(window: Window, parting: Parting, patience_s: float) -> bool:
