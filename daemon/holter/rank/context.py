@@ -18,7 +18,7 @@ from holter.rank.hold.peers import ShardPeers
 from holter.rank.models import Models
 from holter.rank.publish.budget import Schedule
 from holter.rank.publish.step_log import OpenStep, OwedAnswer, PhaseClock, StepLog
-from holter.rank.readings.batches import MAX_LEAVES, Inputs, Leaf, on_device
+from holter.rank.readings.batches import MAX_LEAVES, Inputs, Leaf, on_device, pipeline_stage
 from holter.rank.readings.fused_pass import Readings
 from holter.rank.readings.gradient_answers import GradientAnswers, GradientMark, num_collectives
 from holter.rank.readings.samples import is_capturing, local
@@ -60,6 +60,8 @@ class StepInputs:
     """The call after which the first non-finite value of this step was seen."""
     unread: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
     """What models were given on a device since the last backward pass: it is read with the loss, for later it may be gone."""
+    stage: tuple[int, bool] | None = None
+    """Number of the pipeline stage that the last call was of, and whether it is the first; None: torch's pipelining did not call."""
     healthy_steps: Counter[str] = field(default_factory=Counter)
     """Tensors of a batch that were not finite on steps that were: masks."""
 
@@ -68,7 +70,7 @@ class StepInputs:
 
     def see(self, call: Inputs | None) -> None:
         """A model is called in training."""
-        self.last = call
+        self.last, self.stage = call, pipeline_stage()
         if call is not None and len(self.unread) < MAX_LEAVES:
             self.unread += on_device(call)
 

@@ -186,6 +186,10 @@ class Nonfinite(msgspec.Struct, frozen=True, kw_only=True):
     """Place in backward order for a gradient, 0 the first to be ready; else 0."""
     healthy_steps: int = 0
     """How many healthy steps had non-finite values in this same place: a mask of -inf is not a fault."""
+    stage: int = -1
+    """Number of the pipeline stage that this rank computes, 0 the first; -1: it is in no pipeline that is known."""
+    is_received: bool = False
+    """Of an input: the stage before sent it."""
     is_from_clip: bool = False
     """Of a reduced gradient: this rank's shards were finite before the script clipped by the norm of all, which was not."""
     received_from: int = -1

@@ -3,6 +3,7 @@
 import msgspec
 import pytest
 
+from holter.diagnosis import rank_causes
 from holter.faults import StepView
 from holter.faults.numerics.nonfinite_values import NonfiniteValues
 from holter.records import Finding, Nonfinite, Origin, Where
@@ -268,3 +269,26 @@ def test_an_overflow_that_a_finite_loss_hid_is_still_the_cause_of_its_gradients(
     assert (finding.facts["is_overflow"], finding.modules) == (True, ("layers.1",))
     (masked,) = judge(view(5, (1, gradient)), origins={(1, 5): born(output_absmax=3.0, input_absmax=1.0)})
     assert (masked.facts["is_overflow"], masked.modules) == (None, ("layers.0",))
+
+
+def staged(where: Where, stage: int, *, is_received: bool = False) -> Nonfinite:
+    return msgspec.structs.replace(tensor(where, "up.weight"), stage=stage, is_received=is_received)
+
+
+def test_a_nan_of_a_pipeline_is_the_last_stage_s_that_received_none() -> None:
+    received = [(rank, staged("input", rank, is_received=True)) for rank in (2, 3)]
+    gradients = [(rank, staged("gradient", rank)) for rank in range(4)]
+    (finding,) = judge(view(30, *received, *gradients, (3, staged("loss", 3))), ranks=4)
+    assert (1,) == finding.ranks
+    assert "nonfinite_forward" == rank_causes(finding)[0].cause
+    (proof,) = [one for one in finding.evidence if one.kind == "pipeline"]
+    assert (1, [2, 3]) == (proof.values["stage"], proof.values["received"])
+
+
+def test_a_nan_that_no_stage_received_is_the_last_one_s_and_a_bad_batch_is_the_first_one_s() -> None:
+    gradients = [(rank, staged("gradient", rank)) for rank in range(2)]
+    (finding,) = judge(view(30, *gradients, (1, staged("loss", 1))))
+    assert (1,) == finding.ranks
+    bad = [(0, staged("input", 0)), (1, staged("input", 1, is_received=True))]
+    (finding,) = judge(view(30, *bad, *gradients, (1, staged("loss", 1))))
+    assert ((0,), "nonfinite_input") == (finding.ranks, rank_causes(finding)[0].cause)

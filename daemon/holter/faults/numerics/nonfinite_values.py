@@ -107,6 +107,7 @@ def _of_senders(proofs: list[NonfiniteEntry]) -> list[NonfiniteEntry]:
 
 def _suspects(proofs: list[NonfiniteEntry]) -> tuple[Where, list[int]]:
     """The earliest place in which a NaN was met, and on whom."""
+    proofs = _of_stage(proofs)
     ranks: dict[Where, set[int]] = {where: {rank for rank, entry in proofs if entry.where == where} for where in WORDS}
     # A NaN in a batch that left its rank's own loss and gradients finite harmed nobody.
     harmed = ranks["loss"] | ranks["gradient"]
@@ -116,6 +117,41 @@ def _suspects(proofs: list[NonfiniteEntry]) -> tuple[Where, list[int]]:
     # A clip by the norm of all shards gives one rank's NaN to every shard.
     own = {rank for rank, entry in proofs if not entry.is_from_clip}
     return earliest, sorted(ranks[earliest] & own or ranks[earliest])
+
+
+def _of_stage(proofs: list[NonfiniteEntry]) -> list[NonfiniteEntry]:
+    """In a pipeline: those of the stage that made the NaN.
+
+    Later stages receive it with their inputs, earlier ones with their gradients. So it is the last stage that received nothing bad.
+    """
+    stages = {rank: entry.stage for rank, entry in proofs if entry.stage >= 0}
+    sent = {rank for rank, entry in proofs if entry.is_received and entry.healthy_steps == 0}
+    makers = {rank: stage for rank, stage in stages.items() if rank not in sent}
+    if len(set(stages.values())) < 2 or not makers:  # noqa: PLR2004 - one stage alone received it from nobody
+        return proofs
+    last = max(makers.values())
+    return [(rank, entry) for rank, entry in proofs if makers.get(rank) == last]
+
+
+def _is_sent_on(proofs: list[NonfiniteEntry], culprits: list[int]) -> bool:
+    return any(entry.is_received and rank not in culprits for rank, entry in proofs)
+
+
+def _stage_evidence(step: int, proofs: list[NonfiniteEntry], culprits: list[int]) -> Iterator[Evidence]:
+    stages = {rank: entry.stage for rank, entry in proofs if entry.stage >= 0}
+    if len(set(stages.values())) > 1 and culprits:
+        received = sorted({rank for rank, entry in proofs if entry.is_received})
+        text = (
+            f"{ranks_text(received)} received it from the stage before"
+            if received
+            else "no stage received it with its inputs"
+        )
+        made = stages.get(culprits[0], -1)
+        yield Evidence(
+            kind="pipeline",
+            summary=f"step {step}: stage {made}, on {ranks_text(culprits)}, is the last whose inputs were finite; {text}; earlier stages have it in their gradients",
+            values={"axis": "pipeline", "stage": made, "received": received},
+        )
 
 
 def _finding(window: Window, view: StepView, missing: list[int], headroom: float) -> Finding:
@@ -131,7 +167,8 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
     tensors, modules = _scope(where, of_culprits, origin)
     facts: dict[str, Any] = {
         "has_nonfinite_input": where == "input",
-        "has_nonfinite_loss": any(entry.where == "loss" for entry in of_culprits),
+        # What the next stage of a pipeline received is this one's output: it stands for a loss.
+        "has_nonfinite_loss": any(entry.where == "loss" for entry in of_culprits) or _is_sent_on(proofs, culprits),
         # No entry may also mean that nobody looked: not every framework shows gradients from before the reduction.
         "has_nonfinite_gradient": any(entry.where == "gradient" for entry in of_culprits) or None,
         "is_local_view": is_local,
@@ -154,6 +191,7 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
         evidence=(
             *_nonfinite_evidence(view.step, where, proofs, culprits),
             *_comparison(window, view, proofs, culprits),
+            *_stage_evidence(view.step, proofs, culprits),
             *_origin_evidence(origin),
             *_overflow_evidence(origin, is_overflow=is_overflow),
             *_clip_evidence(view.step, proofs),

@@ -340,7 +340,17 @@ class StepReporter:
         if not found and not any(entry.where == "input" for entry in step.suspects.tensors):
             found = read([(path, tensor) for path, tensor, version in fetched if tensor._version == version])  # noqa: SLF001
         known = [msgspec.structs.replace(entry, healthy_steps=healthy_steps[entry.name]) for entry in found]
-        return step.suspects.tensors + known[:MAX_SUSPECTS]
+        return self._staged(step.suspects.tensors + known[:MAX_SUSPECTS])
+
+    def _staged(self, found: list[Nonfinite]) -> list[Nonfinite]:
+        """The same, with the stage of a pipeline that this rank computes."""
+        if self._context.inputs.stage is None:
+            return found
+        stage, is_first = self._context.inputs.stage
+        return [
+            msgspec.structs.replace(entry, stage=stage, is_received=entry.where == "input" and not is_first)
+            for entry in found
+        ]
 
     def tell_census(
         self, optimizers: Sequence[torch.optim.Optimizer], ready_order: Collection[int], *, is_thorough: bool

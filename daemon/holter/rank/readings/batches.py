@@ -6,6 +6,7 @@ read by torch, which takes microseconds; large ones by the fused pass, which rea
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,19 @@ def detached(thing: Any, depth: int = 0) -> Any:
     if depth < MAX_DEPTH and type(thing) is dict:
         return {key: detached(value, depth + 1) for key, value in thing.items()}
     return thing
+
+
+def pipeline_stage() -> tuple[int, bool] | None:
+    """The stage of torch's pipelining that calls its model just now: its number, and whether it is the first, which is fed and receives nothing."""
+    stages = sys.modules.get("torch.distributed.pipelining.stage")
+    frame = sys._getframe() if stages is not None else None  # noqa: SLF001
+    while frame is not None:
+        if frame.f_globals is vars(stages):
+            stage = frame.f_locals.get("self")
+            if isinstance(index := getattr(stage, "stage_index", None), int):
+                return index, bool(getattr(stage, "is_first", index == 0))
+        frame = frame.f_back
+    return None
 
 
 def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Inputs:
