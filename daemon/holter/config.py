@@ -72,6 +72,8 @@ class Settings:
     mesh: str = ""
     """How ranks are laid out where no wrapper says it: axes with their sizes, outermost first (`pp=2,dp=2`). Plain parameters are compared along axes
     that are called as data-parallel ones are (`dp`, `data`, `replicate`), or that say `dp:replicate=2`; `x:split=2` says that they differ there."""
+    memory: str = ""
+    """File with the incidents of earlier runs, searched when a new one opens; empty: memory.sqlite beside the run directories; `off`: none."""
     webhook: str = ""
     """Address to which the coordinator sends incidents, in the form of Alertmanager's webhooks; empty: none are sent."""
     webhook_token_file: str = ""

@@ -200,7 +200,8 @@ def test_the_record_is_the_public_json() -> None:
     assert record["schema"] == 1
     assert record["causes"][0]["ranks"] == [1]
     assert record["causes"][0]["evidence"][-1]["kind"] == "consequence"
-    assert set(record["causes"][0]["fix"]) == {"do", "changes", "does_not_fix", "expect", "verify", "otherwise"}
+    parts = {"do", "changes", "does_not_fix", "expect", "verify", "otherwise", "alternatives", "prevent", "roll_back"}
+    assert set(record["causes"][0]["fix"]) == parts
     assert record["closed_at"] is None
 
 

@@ -15,6 +15,7 @@ COMMANDS = {
     "replay": "judge a recorded run again, with other thresholds if given",
     "diagnose": "judge what a job without holter left: logs, tables, tracebacks, configs, dumps",
     "verify": "did the fix work: two runs, logs, or an incident and a run, compared",
+    "memory": "incidents of earlier runs: what was tried against them, and what came of it",
     "explain": "the page of a detector or a cause",
     "halt": "stop a run at an agreed step, with a checkpoint",
     "resume": "let a run that was halted start again",

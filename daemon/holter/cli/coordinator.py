@@ -84,6 +84,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(problem)
     address = _address(listener, is_tls=settings.tls.is_on)
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
+    from holter.cli.earlier import earlier_runs  # noqa: PLC0415
     from holter.coordinator.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
     from holter.coordinator.http.doors import DoorSettings, raise_descriptor_limit  # noqa: PLC0415
     from holter.coordinator.identity import RunSettings  # noqa: PLC0415
@@ -101,6 +102,7 @@ def run(args: argparse.Namespace) -> int:
         args.world_size,
         args.action or settings.action,
         args.save_deadline_s,
+        earlier=earlier_runs(run_dir, settings.memory),
     )
     announcing = AnnouncerSettings(
         webhook=WebhookSettings(settings.webhook, settings.webhook_token_file) if settings.webhook else None,

@@ -1,11 +1,11 @@
 """What a run directory shows, as the record that `holter verify`, `holter memory` and `holter mcp` compare."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from holter import clock
-from holter.cli.runs import RunReader, locate
+from holter.cli.runs import locate
 from holter.coordinator.recovery import journal
 from holter.coordinator.recovery.journal import Entry
 from holter.diagnosis.explain import WORST_FIRST
@@ -75,7 +75,7 @@ def record_of_run(path: Path, life: Life = "all") -> RunRecord:
     last = max([steps.last, *(fault.first_step for fault in faults)])
     return RunRecord(
         name=str(path), watched_by="holter", first_step=steps.first, last_step=last, series=steps.series(), faults=faults,
-        settings=settings_of(found), batches=steps.batches, blind=tuple(steps.blind),
+        settings=settings_of(found.identity), batches=steps.batches, blind=tuple(steps.blind),
     )  # fmt: skip
 
 
@@ -102,9 +102,8 @@ def _faults(
             yield fault_of(one, base)
 
 
-def settings_of(found: RunReader) -> dict[str, str]:
+def settings_of(identity: Mapping[str, Any]) -> dict[str, str]:
     """What run.json says of how the run was started."""
-    identity = found.identity
     command = [str(word) for word in identity.get("command") or []]
     made = options_of(command)
     for kind, field in (("version", "versions"), ("environment", "environment"), ("code", "code")):

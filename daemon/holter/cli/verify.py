@@ -10,11 +10,14 @@ from pathlib import Path
 
 import msgspec
 
-from holter import clock, offline
+from holter import clock, config, offline
+from holter.cli.earlier import memory_path, project_of
 from holter.cli.evidence import is_run_directory, record_of_run
+from holter.cli.runs import RUNS
 from holter.errors import UsageError
 from holter.offline.proof import FixVerdict, PastFault, RunRecord, record_of_found
 from holter.offline.proof import verify as judge
+from holter.offline.proof.memory import MemoryEntry, MemoryFile
 from holter.offline.proof.verify import EXIT_CODES
 
 NUM_PATHS = (2, 3)
@@ -26,6 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "paths", nargs="+", metavar="BEFORE [INCIDENT] AFTER", help="run directories, logs or folders of logs"
     )
     parser.add_argument("--cause", help="which fault of BEFORE was to be fixed (default: the gravest)")
+    parser.add_argument(
+        "--fix", metavar="TEXT", help="what was done: it is remembered with the verdict (`holter memory`)"
+    )
     parser.add_argument("--json", action="store_true", help="print facts as JSON")
 
 
@@ -34,6 +40,8 @@ def run(args: argparse.Namespace) -> int:
     verdict = verified(args.paths, args.cause)
     text = msgspec.json.format(msgspec.json.encode(verdict), indent=2).decode() if args.json else rendered(verdict)
     sys.stdout.write(text + "\n")
+    if args.fix:
+        _remember(verdict, args.fix)
     return EXIT_CODES[verdict.verdict]
 
 
@@ -58,6 +66,23 @@ def record_of(path: Path) -> RunRecord:
         raise UsageError(f"{path} is neither a run directory nor a file or folder")
     found = offline.read([path])
     return record_of_found(found, offline.judge(found, run_id=str(path), now_ns=clock.wall_ns()), str(path))
+
+
+def _remember(verdict: FixVerdict, fix: str) -> None:
+    """A fix that was tried, and what came of it."""
+    before, fault = Path(verdict.before), verdict.fault
+    if fault is None:
+        raise UsageError(f"--fix: no fault was found in {before}, so there is nothing to remember")
+    runs = before.absolute().parent if is_run_directory(before) else RUNS
+    path = memory_path(runs, config.load().memory)
+    if path is None:
+        raise UsageError("--fix: there is no memory: HOLTER_MEMORY is off, or anybody may write beside the run")
+    now_ns = clock.wall_ns()
+    entry = MemoryEntry(
+        key=f"verified-{now_ns}", kind="fix", at=clock.rfc3339(now_ns), project=project_of(runs), run=before.name, incident=fault.id, cause=fault.cause,
+        place=fault.place, symptom=fault.symptom, step=fault.first_step, fix=fix, verdict=verdict.verdict,
+    )  # fmt: skip
+    MemoryFile(path).put([entry])
 
 
 def _incident(before: str, incident: str | None) -> tuple[Path, str | None]:

@@ -2,11 +2,22 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from holter.clock import rfc3339
-from holter.records import Action, Attached
+from holter.records import Action, Attached, Diagnosis
+
+
+class EarlierRuns(Protocol):
+    """What earlier runs left in the memory."""
+
+    def recall(self, diagnosis: Diagnosis, identity: "RunIdentity") -> Diagnosis:
+        """The same diagnosis with what is known of it; from memory alone, no disk."""
+
+    def remember(self, diagnosis: Diagnosis, identity: "RunIdentity") -> None:
+        """Write it down; called where the disk may take its time."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +36,7 @@ class RunSettings:
     """How long a save may take in a halt."""
     journal_bytes: int = 64 * 2**20
     """Size of the journal in all; more for thousands of ranks, so that it holds a look at each of them."""
+    earlier: EarlierRuns | None = None
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):

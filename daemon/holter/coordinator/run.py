@@ -11,7 +11,7 @@ diagnoses by the pure functions below.
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from holter.coordinator.disk import Disk
@@ -89,6 +89,7 @@ class Run:
             return FollowUp()
         self.intake.look(now_ns)
         found = self.judging.judge(now_ns, is_final=is_final)
+        found = replace(found, diagnoses=tuple(map(self._recalled, found.diagnoses)))
         self.roster.compare(self.assembly.arrivals())
         self._mark_judged(found, now_ns, is_final=is_final)
         alarms = self.checkpoints.judge(found.findings, found.diagnoses, lambda: self._sight(now_ns))
@@ -169,8 +170,20 @@ class Run:
         incidents = [f"incidents: {lost} of an earlier coordinator could not be read"] if lost else []
         return [*disk, *incidents, *self.intake.warnings(), *self.deliveries.warnings()]
 
+    def _recalled(self, diagnosis: Diagnosis) -> Diagnosis:
+        """With what earlier runs know of it; a memory that fails costs no diagnosis."""
+        earlier = self.settings.earlier
+        if earlier is None:
+            return diagnosis
+        known = self.judging.runner.guard(
+            "the memory", lambda: earlier.recall(diagnosis, self.intake.introductions.record())
+        )
+        return known or diagnosis
+
     def _put(self, diagnosis: Diagnosis) -> None:
         self.incidents.put(self.halts.named(self.checkpoints.named(diagnosis)))
+        if self.settings.earlier is not None:
+            self.disk.submit(partial(self.settings.earlier.remember, diagnosis, self.intake.introductions.record()))
 
     def _write_own(self, body: Body, now_ns: int) -> None:
         self.intake.write_own(body, now_ns)

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from holter.faults import CAUSES
+from holter.faults.aftercare import complete, sources_of
 from holter.faults.family import CauseEntry, Row, engine_facts
 from holter.faults.shared.wording import modules_of
-from holter.records import Basis, Cause, Diagnosis, Directive, Evidence, Finding, Severity
+from holter.records import Basis, Cause, Diagnosis, Directive, Evidence, Finding, Hypothesis, Severity
 
 CAPS: dict[Basis, float] = {"observation": 0.95, "documented": 0.85, "inference": 0.70}
 """No confidence exceeds what its basis allows."""
@@ -28,6 +29,10 @@ WORST_FIRST: tuple[Severity, ...] = ("critical", "warning", "info")
 MAX_STRIKES = 3
 """After so many returns of the same cause the assumption itself is in doubt."""
 
+NOT_LOOKED = "This was not looked for."
+SEEN = "This was seen, and speaks against it."
+NOT_SEEN = "This was looked for and not seen."
+LOOKED = (NOT_LOOKED, SEEN, NOT_SEEN)
 MAX_REMEMBERED = 1024
 _remembered: dict[int, tuple[Finding, tuple[Cause, ...]]] = {}
 """id of a finding -> the finding, which keeps the id its own, and its causes."""
@@ -93,7 +98,8 @@ def _cause(entry: CauseEntry, row: Row, finding: Finding) -> Cause:
         evidence=(*finding.evidence, *gap),
         missing=(row.missing,) if gap else (),
         would_refute=f"{entry.would_refute} {_looked(entry, finding)}",
-        fix=entry.fix,
+        fix=complete(entry),
+        sources=sources_of(entry.cause) if row.basis == "documented" else (),
     )
 
 
@@ -109,10 +115,8 @@ def _tensors(row: Row, finding: Finding) -> tuple[str, ...]:
 def _looked(entry: CauseEntry, finding: Finding) -> str:
     value = finding.facts.get(entry.refuting_fact)
     if value is None:
-        return "This was not looked for."
-    return (
-        "This was seen, and speaks against it." if value is entry.is_refuted_by else "This was looked for and not seen."
-    )
+        return NOT_LOOKED
+    return SEEN if value is entry.is_refuted_by else NOT_SEEN
 
 
 def explain(  # noqa: PLR0913 - the parts of a public record
@@ -149,7 +153,39 @@ def explain(  # noqa: PLR0913 - the parts of a public record
         strikes=strikes,
         causes=causes,
         action=directive,
+        hypotheses=hypotheses(causes),
     )
+
+
+def hypotheses(causes: Sequence[Cause]) -> tuple[Hypothesis, ...]:
+    """The causes behind the first, in the order to test: each with what would confirm it and what would rule it out."""
+    return tuple(
+        Hypothesis(
+            cause=cause.cause,
+            confidence=cause.confidence,
+            confirm=f"Get this: {cause.missing[0]}"
+            if cause.missing
+            else f"{cause.fix.do} Then expect: {cause.fix.expect}",
+            rule_out=next(
+                (
+                    cause.would_refute.removesuffix(said).rstrip()
+                    for said in LOOKED
+                    if cause.would_refute.endswith(said)
+                ),
+                cause.would_refute,
+            ),
+            looked_at=next((said for said in LOOKED if cause.would_refute.endswith(said)), NOT_LOOKED),
+        )
+        for cause in causes[1:]
+    )
+
+
+def strike_out(diagnosis: Diagnosis, strikes: int, lessons: str) -> Diagnosis:
+    """Put the alternatives first: so many fixes of this cause, in this run and earlier ones, did not hold, and this is what they taught."""
+    is_known = any(evidence.kind == "strikes" for evidence in diagnosis.causes[0].evidence)
+    causes = diagnosis.causes if is_known else _in_doubt(diagnosis.causes, strikes)
+    causes = (_with(causes[0], [Evidence(kind="strikes", summary=lessons, values={"strikes": strikes})]), *causes[1:])
+    return msgspec.structs.replace(diagnosis, strikes=strikes, causes=causes, hypotheses=hypotheses(causes))
 
 
 def _consequence(finding: Finding) -> Evidence:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from holter.diagnosis import plots
-from holter.records import Cause, Diagnosis, Evidence, Fix
+from holter.records import Cause, Diagnosis, Evidence, Fix, Hypothesis
 
 MAX_NAMES = 12
 """Tensors and ranks listed before the rest is counted; the JSON has all."""
@@ -53,12 +53,14 @@ class Section:
 
 def sections(diagnosis: Diagnosis) -> Iterator[Section]:
     """In the order in which a person wants to know."""
-    cause, *others = diagnosis.causes
+    cause = diagnosis.causes[0]
     if diagnosis.closed_at:
         over = f"Closed {diagnosis.closed_at}: it passed, or the run was started again. What follows is how it was."
         yield Section("It is over", paragraphs=(over,))
     if doubts := _of_kind(cause, "strikes"):
-        yield Section("Seen before", paragraphs=doubts)
+        yield Section("Stop and think", paragraphs=doubts)
+    if diagnosis.seen_before:
+        yield Section("Seen before", items=diagnosis.seen_before)
     yield Section("Where", pairs=tuple(_scope(diagnosis, cause)))
     yield Section("What to do", paragraphs=(cause.fix.do,))
     yield Section("Why we think so", items=_proofs(cause))
@@ -73,13 +75,23 @@ def sections(diagnosis: Diagnosis) -> Iterator[Section]:
     yield Section("How it comes about", paragraphs=(cause.mechanism,))
     yield Section("What would refute it", paragraphs=(cause.would_refute,))
     yield Section("About the fix", pairs=_fix(cause.fix))
-    if others:
-        yield Section("What else it could be", items=tuple(_alternative(other) for other in others))
+    yield from _others(diagnosis, cause)
     yield Section(
         "What holter did",
         paragraphs=(f"{diagnosis.action.directive}: {diagnosis.action.reason}.",),
         pairs=tuple(_record(diagnosis)),
     )
+
+
+def _others(diagnosis: Diagnosis, cause: Cause) -> Iterator[Section]:
+    """What the first cause rests on, and those behind it."""
+    if cause.sources:
+        yield Section("What this pattern rests on", items=cause.sources)
+    if diagnosis.hypotheses:
+        title = "What else it could be, in the order to test, one change at a time"
+        yield Section(title, items=tuple(map(_hypothesis, diagnosis.hypotheses)))
+    elif len(diagnosis.causes) > 1:
+        yield Section("What else it could be", items=tuple(map(_alternative, diagnosis.causes[1:])))
 
 
 def _of_kind(cause: Cause, kind: str) -> tuple[str, ...]:
@@ -112,7 +124,20 @@ def _fix(fix: Fix) -> tuple[tuple[str, str], ...]:
         ("Expect", fix.expect),
         ("Verify", fix.verify),
         ("Otherwise", fix.otherwise),
+        *(
+            (label, text)
+            for label, text in (
+                *(("Or", one) for one in fix.alternatives),
+                ("Prevent", fix.prevent),
+                ("Roll back", fix.roll_back),
+            )
+            if text
+        ),
     )
+
+
+def _hypothesis(one: Hypothesis) -> str:
+    return f"{one.cause} ({one.confidence:.2f}). Confirmed by: {_sentence(one.confirm)} Ruled out by: {_sentence(one.rule_out)} {one.looked_at}"
 
 
 def _alternative(cause: Cause) -> str:

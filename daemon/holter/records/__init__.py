@@ -92,6 +92,7 @@ from holter.records.verdicts import (
     Finding,
     Fix,
     Healthy,
+    Hypothesis,
     Severity,
     TableRequest,
 )
@@ -100,7 +101,7 @@ __all__ = [
     "EXIT_CODE", "NUMBERS", "Action", "Attached", "Basis", "Body", "Call", "CallBlock", "Cause", "Census",
     "Collective", "Component", "Device", "Diagnosis", "Directive", "Evidence", "Exam", "ExamDepth",
     "ExamRequest", "Exited", "Farewell", "Feed", "Finding", "FirstStep", "Fix", "Flight", "Frame", "Group",
-    "Groups", "HaltAnswered", "HaltAsked", "Halting", "Healthy", "Inspection", "Judged", "LastCalls", "Link",
+    "Groups", "HaltAnswered", "HaltAsked", "Halting", "Healthy", "Hypothesis", "Inspection", "Judged", "LastCalls", "Link",
     "Logged", "Mark", "MeshAxis", "Modes", "ModuleVitals", "Named", "Nonfinite", "Observation", "OnDevice", "Order", "OrderKind",
     "Ordered", "Origin", "Overdue", "Own", "PackedTable", "Phase", "Preparing", "ProcessState", "RankState", "Rare",
     "SaveFinished", "ScriptWarning", "Severity", "SightLost", "Skipped", "Snapped", "StepCalls", "StepDone",

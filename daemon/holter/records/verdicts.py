@@ -66,7 +66,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fix(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do, in six parts."""
+    """What to do, in six parts; and what comes after it."""
 
     do: str
     changes: str
@@ -74,6 +74,12 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     expect: str
     verify: str
     otherwise: str
+    alternatives: tuple[str, ...] = ()
+    """The small fix and the thorough one."""
+    prevent: str = ""
+    """What to watch or test from now on: a setting, an alert or a test."""
+    roll_back: str = ""
+    """The way back, if the fix does harm."""
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +98,21 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     fix: Fix
     missing: tuple[str, ...] = ()
     """Below a confidence of 0.70: which evidence would decide, and how to get it."""
+    sources: tuple[str, ...] = ()
+    """What a documented pattern rests on: issue, paper, page."""
+
+
+class Hypothesis(msgspec.Struct, frozen=True, kw_only=True):
+    """Another cause that fits what was seen, to be tested."""
+
+    cause: str
+    confidence: float
+    confirm: str
+    """What would confirm it."""
+    rule_out: str
+    """What would rule it out."""
+    looked_at: str
+    """Whether that was looked at."""
 
 
 class Healthy(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,3 +153,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     strikes: int = 1
     causes: tuple[Cause, ...]
     action: Directive
+    hypotheses: tuple[Hypothesis, ...] = ()
+    """Other causes, in the order to test, one change at a time."""
+    seen_before: tuple[str, ...] = ()
+    """What the memory of earlier runs knows of it."""

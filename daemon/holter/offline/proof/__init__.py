@@ -2,6 +2,7 @@
 
 record    what one run shows, whoever watched it: its curves, its faults, its settings
 changes   what differs between two runs beside the fault
+memory    incidents of earlier runs, with what was tried against them and what came of it
 verify    did the fix work: a pure function over two records
 """
 

@@ -1,0 +1,102 @@
+"""The memory of a project, for a run that is watched: read once when its coordinator starts, searched when an incident opens, written as incidents are explained."""
+
+import logging
+import stat
+from pathlib import Path
+
+import msgspec
+
+from holter.cli.evidence import settings_of
+from holter.coordinator.identity import RunIdentity
+from holter.diagnosis.explain import strike_out
+from holter.errors import UsageError
+from holter.offline.proof.memory import MAX_STRIKES, NAME, MemoryEntry, MemoryFile, recall
+from holter.offline.proof.record import fault_of
+from holter.records import Diagnosis
+
+logger = logging.getLogger(__name__)
+
+OFF = frozenset({"off", "0", "none", "no"})
+RUNS = "holter-runs"
+
+
+def memory_path(runs: Path, setting: str) -> Path | None:
+    """Where the memory is: what HOLTER_MEMORY says, else beside the run directories; None: there is none."""
+    if setting.lower() in OFF:
+        return None
+    if setting:
+        return Path(setting).expanduser().absolute()
+    try:
+        # In /tmp anybody may have put a file of this name.
+        is_everybodys = bool(runs.stat().st_mode & stat.S_IWOTH)
+    except OSError:
+        is_everybodys = False
+    return None if is_everybodys else runs.absolute() / NAME
+
+
+def project_of(runs: Path) -> str:
+    """The folder that holds the run directories; `holter-runs` itself names nothing."""
+    runs = runs.absolute()
+    return runs.parent.name if runs.name == RUNS else runs.name
+
+
+def entry_of(diagnosis: Diagnosis, project: str, run: str, settings: dict[str, str]) -> MemoryEntry:
+    """An incident as it is remembered."""
+    fault = fault_of(diagnosis)
+    return MemoryEntry(
+        key=f"{run}/{diagnosis.id}", at=diagnosis.opened_at, project=project, run=run, incident=diagnosis.id, cause=fault.cause, place=fault.place,
+        severity=fault.severity, symptom=fault.symptom, step=fault.first_step, fix=fault.fix, settings=settings,
+    )  # fmt: skip
+
+
+def earlier_runs(run_dir: Path, setting: str) -> "ProjectMemory | None":
+    """The memory that a run is watched with; one that cannot be read is said in the log, and the run goes on without."""
+    path = memory_path(run_dir.parent, setting)
+    if path is None:
+        return None
+    memory = ProjectMemory(MemoryFile(path), project_of(run_dir.parent))
+    memory.load()
+    return memory
+
+
+class ProjectMemory:
+    """What the coordinator asks."""
+
+    def __init__(self, file: MemoryFile, project: str) -> None:
+        self._file, self._project = file, project
+        self._entries: list[MemoryEntry] = []
+        self._has_failed = False
+
+    def load(self) -> None:
+        """Read the file; raises nothing."""
+        try:
+            self._entries = self._file.entries()
+        except UsageError as error:
+            self._say(str(error))
+        for remark in self._file.remarks:
+            self._say(remark)
+
+    def recall(self, diagnosis: Diagnosis, identity: RunIdentity) -> Diagnosis:
+        """With what is known of it, and stopped at the third fix that did not hold."""
+        now = entry_of(diagnosis, self._project, identity.run_id, settings_of(msgspec.to_builtins(identity)))
+        known = recall(self._entries, now)
+        if not known.seen and not known.notes and not known.tried and not known.solved_by:
+            return diagnosis
+        diagnosis = msgspec.structs.replace(diagnosis, seen_before=known.sentences())
+        strikes = diagnosis.strikes + len(known.attempts)
+        if strikes < MAX_STRIKES or not known.attempts:
+            return msgspec.structs.replace(diagnosis, strikes=strikes)
+        return strike_out(diagnosis, strikes, known.lessons(now.cause))
+
+    def remember(self, diagnosis: Diagnosis, identity: RunIdentity) -> None:
+        """Write it down; a file that cannot be written is said once."""
+        entry = entry_of(diagnosis, self._project, identity.run_id, settings_of(msgspec.to_builtins(identity)))
+        try:
+            self._file.put([entry])
+        except UsageError as error:
+            self._say(str(error))
+
+    def _say(self, sentence: str) -> None:
+        if not self._has_failed:
+            logger.warning("%s", sentence)
+        self._has_failed = True

@@ -1,0 +1,297 @@
+"""Incidents of earlier runs: what was wrong, what was tried against it, what came of it, and what people noted.
+
+    MemoryFile   SQLite, one file a project or one for all (HOLTER_MEMORY); a damaged file is put aside, a damaged row is left out
+    recall       pure: what the memory knows of an incident that has just opened, and whether this is the third fix that failed
+
+An entry is an incident, a fix that was tried, or a note. Nothing leaves the machine.
+"""
+
+import contextlib
+import itertools
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from holter.errors import UsageError
+from holter.files import UNREADABLE
+from holter.offline.proof.changes import settings_differ
+
+NAME = "memory.sqlite"
+MAX_RECALLED = 4000
+"""Entries that are read; the newest."""
+MAX_STRIKES = 3
+"""After so many fixes that did not hold, the assumption itself is in doubt."""
+MAX_NAMED = 4
+Kind = Literal["incident", "fix", "note"]
+_WORDS = re.compile(r"[a-z0-9_.]{3,}")
+_COMMON = frozenset({"the", "and", "for", "with", "from", "set", "use", "that", "not"})
+
+
+class MemoryEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is remembered."""
+
+    key: str
+    """`RUN/INCIDENT`, or a name of its own."""
+    kind: Kind = "incident"
+    at: str
+    """RFC 3339."""
+    project: str = ""
+    run: str = ""
+    incident: str = ""
+    cause: str = ""
+    place: str = ""
+    """Module, tensor or collective, without numbers of layers."""
+    severity: str = ""
+    symptom: str = ""
+    step: int = -1
+    fix: str = ""
+    """Of an incident: what the diagnosis said to do. Of a fix: what was done."""
+    verdict: str = ""
+    """What `holter verify` said of a fix: fixed, not_fixed, worse, undecided."""
+    note: str = ""
+    settings: dict[str, str] = {}
+    """How the run was started: `command: --lr` -> `0.1`."""
+
+
+class FixAttempt(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that was changed against a fault, which came back all the same."""
+
+    what: str
+    names: tuple[str, ...]
+    """The settings that it touched, or the words in which it was told."""
+    came_back: str
+    """When, and in which run."""
+
+
+class Recollection(msgspec.Struct, frozen=True, kw_only=True):
+    """What the memory knows of one incident."""
+
+    seen: tuple[str, ...] = ()
+    solved_by: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()
+    """Without success."""
+    notes: tuple[str, ...] = ()
+    attempts: tuple[FixAttempt, ...] = ()
+    """In order; each was followed by the same fault."""
+
+    @property
+    def strikes(self) -> int:
+        """How often the fault came, counting only what was changed in between."""
+        return 1 + len(self.attempts)
+
+    def sentences(self) -> tuple[str, ...]:
+        """For the report: seen before on …, solved by …; tried without success: …."""
+        made = [f"Seen before on {'; '.join(self.seen[-MAX_NAMED:])}."] if self.seen else []
+        made += [f"Solved then by: {one}." for one in self.solved_by[-MAX_NAMED:]]
+        made += [f"Tried without success: {one}." for one in self.tried[-MAX_NAMED:]]
+        return (*made, *(f"Noted: {one}" for one in self.notes[-MAX_NAMED:]))
+
+    def lessons(self, cause: str) -> str:
+        """What the attempts taught, and which assumption they share."""
+        taught = "; ".join(
+            f"{number}. {one.what}: {one.came_back}" for number, one in enumerate(self.attempts, start=1)
+        )
+        return f"Stop: {cause} came back after {len(self.attempts)} fixes ({taught}). {shared_assumption(self.attempts, cause)}"
+
+
+def shared_assumption(attempts: Sequence[FixAttempt], cause: str) -> str:
+    """What all attempts have in common, and so what none of them has put in question."""
+    common = set.intersection(*(set(one.names) for one in attempts)) if attempts else set()
+    if common:
+        return f"All of them changed {', '.join(sorted(common))}: they assume that the fault lies there."
+    return f"What they share is the diagnosis itself, that this is {cause}: put that in question first."
+
+
+def recall(entries: Iterable[MemoryEntry], now: MemoryEntry) -> Recollection:
+    """What is known of the same cause, in the same place of the same project, from other runs than `now`'s."""
+    known = sorted((one for one in entries if is_same_fault(one, now) and one.key != now.key), key=lambda one: one.at)
+    others = [one for one in known if one.kind == "incident" and one.run != now.run]
+    fixes = [one for one in known if one.kind == "fix"]
+    return Recollection(
+        seen=tuple(dict.fromkeys(_seen(one) for one in others)),
+        solved_by=tuple(dict.fromkeys(one.fix for one in fixes if one.verdict == "fixed")),
+        tried=tuple(dict.fromkeys(one.fix for one in fixes if one.verdict in {"not_fixed", "worse"})),
+        notes=tuple(one.note for one in known if one.note),
+        attempts=tuple(_attempts([*_first_of_each_run(others), now], fixes)),
+    )
+
+
+def is_same_fault(one: MemoryEntry, other: MemoryEntry) -> bool:
+    """Keyed by cause, place and project; a place that nobody knows fits all."""
+    return (
+        one.cause == other.cause
+        and one.project == other.project
+        and (one.place == other.place or not (one.place and other.place))
+    )
+
+
+def _first_of_each_run(incidents: Sequence[MemoryEntry]) -> list[MemoryEntry]:
+    return list({one.run: one for one in reversed(incidents)}.values())[::-1]
+
+
+def _attempts(runs: Sequence[MemoryEntry], fixes: Sequence[MemoryEntry]) -> Iterator[FixAttempt]:
+    """Between two runs with the fault: what was told, else what differs. The same thing started again is no attempt."""
+    for before, after in itertools.pairwise(runs):
+        told = [one for one in fixes if before.at <= one.at <= after.at and one.fix]
+        changes = settings_differ(before.settings, after.settings)
+        if not told and not changes:
+            continue
+        what = told[-1].fix if told else ", ".join(change.text() for change in changes[:MAX_NAMED])
+        names = {change.name for change in changes} or set(words(told[-1].fix if told else ""))
+        at = f" at step {after.step}" if after.step >= 0 else ""
+        yield FixAttempt(what=what, names=tuple(sorted(names)), came_back=f"it came back{at} in {after.run}")
+
+
+def words(text: str) -> list[str]:
+    """For searching and comparing."""
+    return [word for word in _WORDS.findall(text.lower()) if word not in _COMMON]
+
+
+def _seen(one: MemoryEntry) -> str:
+    at = f", step {one.step}" if one.step >= 0 else ""
+    return f"{one.at[:10]} in {one.run or one.key}{at}"
+
+
+def search(entries: Iterable[MemoryEntry], text: str) -> list[MemoryEntry]:
+    """Those in which most of the words occur, the best first; every entry for an empty text."""
+    wanted = words(text)
+    scored = [(sum(word in _text(one) for word in wanted), one.at, one) for one in entries]
+    least = (len(wanted) + 1) // 2
+    return [one for score, _, one in sorted(scored, key=lambda row: row[:2], reverse=True) if score >= least]
+
+
+def _text(one: MemoryEntry) -> str:
+    return f"{one.key} {one.project} {one.cause} {one.place} {one.symptom} {one.fix} {one.verdict} {one.note}".lower()
+
+
+class MemoryFile:
+    """The file; every call opens it anew, so that several processes may write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.remarks: list[str] = []
+        """What was wrong with the file."""
+
+    def entries(self) -> list[MemoryEntry]:
+        """Oldest first; rows that cannot be read are left out and counted in a remark. Raises nothing but UsageError."""
+        if not self.path.exists():
+            return []
+        try:
+            with self._open() as connection:
+                connection.text_factory = bytes
+                rows = connection.execute(
+                    "SELECT content FROM memories ORDER BY rowid DESC LIMIT ?", (MAX_RECALLED,)
+                ).fetchall()
+        except sqlite3.OperationalError as error:
+            raise UsageError(f"the memory {self.path} cannot be read: {error}") from None
+        except sqlite3.DatabaseError:
+            self._put_aside()
+            return []
+        decoded = [_decoded(content) for (content,) in rows]
+        if lost := decoded.count(None):
+            self.remarks.append(f"{lost} entries of the memory {self.path} cannot be read and are left out")
+        return sorted((one for one in decoded if one is not None), key=lambda one: one.at)
+
+    def put(self, entries: Iterable[MemoryEntry]) -> None:
+        """Add these, or replace what has the same key. Raises UsageError."""
+        rows = [(one.key, msgspec.json.encode(one)) for one in entries]
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._write(rows)
+            except sqlite3.OperationalError:
+                raise
+            except sqlite3.DatabaseError:
+                self._put_aside()
+                self._write(rows)
+        except (OSError, sqlite3.Error) as error:
+            raise UsageError(f"the memory {self.path} cannot be written: {error}") from None
+
+    def _write(self, rows: list[tuple[str, bytes]]) -> None:
+        with self._open() as connection:
+            connection.executemany(
+                "INSERT INTO memories VALUES (?, ?) ON CONFLICT(key) DO UPDATE SET content = excluded.content", rows
+            )
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        if not self.path.exists():
+            self.path.touch(mode=0o600)
+        with contextlib.closing(sqlite3.connect(self.path, timeout=5.0)) as connection, connection:
+            connection.execute("CREATE TABLE IF NOT EXISTS memories (key TEXT PRIMARY KEY, content BLOB NOT NULL)")
+            yield connection
+
+    def _put_aside(self) -> None:
+        """A file that is no database is kept under another name: somebody may still read it."""
+        for number in range(1, 1000):
+            aside = self.path.with_name(f"{self.path.name}.damaged-{number}")
+            if not aside.exists():
+                with contextlib.suppress(OSError):
+                    self.path.rename(aside)
+                break
+        self.remarks.append(f"the memory {self.path} was damaged; it is kept as {aside.name}, and a new one is begun")
+
+
+def _decoded(content: object) -> MemoryEntry | None:
+    try:
+        return msgspec.json.decode(content if isinstance(content, bytes) else b"", type=MemoryEntry)
+    except UNREADABLE:
+        return None
+
+
+TITLE = "# holter memory"
+_FIELDS = tuple(name for name in MemoryEntry.__struct_fields__ if name != "settings")
+
+
+def to_markdown(entries: Iterable[MemoryEntry]) -> str:
+    """For people, and for `holter memory import`: every entry with every field that is set."""
+    parts = [TITLE, ""]
+    for one in entries:
+        parts += [f"## {one.at[:10]} {one.cause or one.kind}", ""]
+        parts += [
+            f"- {name}: {_escaped(str(value))}" for name in _FIELDS if (value := getattr(one, name)) not in {"", -1}
+        ]
+        parts += [f"- setting {_escaped(name)} = {_escaped(value)}" for name, value in one.settings.items()]
+        parts.append("")
+    return "\n".join(parts)
+
+
+def from_markdown(text: str) -> list[MemoryEntry]:
+    """What `to_markdown` wrote, edited by people or not. Raises UsageError, which names the line."""
+    made: list[MemoryEntry] = []
+    values: dict[str, str] = {}
+    settings: dict[str, str] = {}
+    for number, line in enumerate([*text.splitlines(), "## "], start=1):
+        if line.startswith("## "):
+            if values or settings:
+                made.append(_made(values, settings, number))
+            values, settings = {}, {}
+        elif line.startswith("- setting "):
+            name, _, value = line.removeprefix("- setting ").partition(" = ")
+            settings[_unescaped(name)] = _unescaped(value)
+        elif line.startswith("- "):
+            name, _, value = line[2:].partition(": ")
+            values[name.strip()] = _unescaped(value)
+    return made
+
+
+def _made(values: Mapping[str, str], settings: dict[str, str], line: int) -> MemoryEntry:
+    known = {name: value for name, value in values.items() if name in _FIELDS}
+    try:
+        return msgspec.convert({**known, "settings": settings}, MemoryEntry, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(
+            f"the entry that ends before line {line} cannot be read: {str(error)[:1].lower()}{str(error)[1:]}"
+        ) from None
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r").replace(" = ", " \\= ")
+
+
+def _unescaped(text: str) -> str:
+    return re.sub(r"\\(.)", lambda found: {"n": "\n", "r": "\r"}.get(found.group(1), found.group(1)), text)
