@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(problem)
     address = _address(listener, is_tls=settings.tls.is_on)
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
-    from holter.cli.earlier import earlier_runs  # noqa: PLC0415
+    from holter.cli.parts.earlier import earlier_runs  # noqa: PLC0415
     from holter.coordinator.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
     from holter.coordinator.http.doors import DoorSettings, raise_descriptor_limit  # noqa: PLC0415
     from holter.coordinator.identity import RunSettings  # noqa: PLC0415

@@ -1,7 +1,8 @@
-"""`holter doctor --gpu`: check the device path on this machine's own GPUs, before a long run or for a bug report.
+"""`holter doctor`: check a machine and a job's settings before a long run; each line says what to do. In seconds, and nothing is changed.
 
-About two minutes on one GPU; the first time longer, while kernels are compiled. One line a check, and the numbers that prove it. Nothing
-is written but Triton's cache and a temporary directory. Exit 0: all that could be checked is well; 1: something is not, or there is no GPU.
+`--script F` looks at a training script by its syntax, `--launch -- …` runs two steps of a job under holter and says what is seen. `--gpu` checks
+the device path on this machine's own GPUs, in about two minutes, longer while kernels are compiled. Exit 0: all that could be checked is well; 1:
+something will not work, or `--gpu` found no GPU.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from typing import IO, Any, Self
 
 import holter
 from holter import clock
+from holter.cli.parts import preflight
 from holter.cli.terminal import printable
 from holter.errors import UsageError
 from holter.rank.doctor import plan
@@ -36,16 +38,21 @@ WORDS = {"ok": "ok", "failed": "FAILED", "skipped": "skipped"}
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.epilog = "checks:\n" + "\n".join(f"  {check.name:14}{check.asks}" for check in plan.ALL)
-    parser.add_argument("--gpu", action="store_true", help="check the GPUs; so far all that there is")
-    parser.add_argument("--only", action="append", metavar="CHECK", help="this check alone; may be given again")
+    parser.epilog = "checks of --gpu:\n" + "\n".join(f"  {check.name:14}{check.asks}" for check in plan.ALL)
+    parser.add_argument("--gpu", action="store_true", help="check the GPUs")
+    parser.add_argument(
+        "--only", action="append", metavar="CHECK", help="with --gpu: this check alone; may be given again"
+    )
+    preflight.add_options(parser)
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """0: healthy; 1: not, or nothing could be checked."""
     if not args.gpu:
-        raise UsageError("holter doctor checks GPUs so far: say `holter doctor --gpu`")
+        if args.only:
+            raise UsageError("--only chooses among the checks of --gpu: say `holter doctor --gpu`")
+        return preflight.run(args)
     unknown = [name for name in args.only or () if name not in plan.NAMES]
     if unknown:
         raise UsageError(f"there is no check {printable(unknown[0])}; there are {', '.join(plan.NAMES)}")

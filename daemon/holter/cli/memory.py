@@ -13,8 +13,8 @@ from typing import get_args
 import msgspec
 
 from holter import clock, config
-from holter.cli.earlier import entry_of, memory_path, project_of
-from holter.cli.evidence import settings_of
+from holter.cli.parts.earlier import entry_of, memory_path, project_of
+from holter.cli.parts.evidence import settings_of
 from holter.cli.runs import RUNS, locate
 from holter.errors import UsageError
 from holter.faults import CAUSES
@@ -57,10 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do it."""
-    path = memory_path(RUNS, args.memory or config.load().memory)
-    if path is None:
-        raise UsageError("there is no memory: HOLTER_MEMORY is off")
-    file = MemoryFile(path)
+    file = memory_file(args.memory)
     if args.word == "add":
         _add(file, args)
     elif args.word == "import":
@@ -68,9 +65,29 @@ def run(args: argparse.Namespace) -> int:
     else:
         found = file.entries()
         found = search(found, " ".join(args.text)) if args.word == "search" else found
-        _show(found, args, path)
+        _show(found, args, file.path)
     sys.stderr.write("".join(f"holter: {remark}\n" for remark in file.remarks))
     return 0
+
+
+def memory_file(name: str = "") -> MemoryFile:
+    """The file that is named, else the one of HOLTER_MEMORY or of this folder. Raises UsageError."""
+    path = memory_path(RUNS, name or config.load().memory)
+    if path is None:
+        raise UsageError("there is no memory: HOLTER_MEMORY is off, or anybody may write to ./holter-runs")
+    return MemoryFile(path)
+
+
+def add_told(file: MemoryFile, *, cause: str, fix: str, verdict: str, note: str, place: str) -> str:  # noqa: PLR0913 - what a person can say
+    """Remember a fix or a note of somebody; its key. Raises UsageError."""
+    if cause not in CAUSES:
+        raise UsageError(f"there is no cause {cause}; `holter explain` lists them")
+    if not (fix or note):
+        raise UsageError("there is neither a fix nor a note")
+    told = argparse.Namespace(cause=cause, fix=fix, verdict=verdict, note=note, place=place)
+    entry = _told(told, project_of(RUNS), ())
+    file.put([entry])
+    return entry.key
 
 
 def _show(found: list[MemoryEntry], args: argparse.Namespace, path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holter.cli import main
-from holter.cli.earlier import ProjectMemory, memory_path, project_of
+from holter.cli.parts.earlier import ProjectMemory, memory_path, project_of
 from holter.coordinator.identity import RunIdentity
 from holter.diagnosis import explain, to_text
 from holter.offline.proof.memory import MemoryEntry, MemoryFile, from_markdown, recall, search, to_markdown

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from holter.cli.evidence import settings_of
+from holter.cli.parts.evidence import settings_of
 from holter.coordinator.identity import RunIdentity
 from holter.diagnosis.explain import strike_out
 from holter.errors import UsageError

@@ -1,0 +1,38 @@
+"""One line of `holter doctor`."""
+
+from typing import Literal
+
+import msgspec
+
+PreflightOutcome = Literal["ok", "warning", "failed", "skipped"]
+
+
+class PreflightCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """What was looked at, and what to do about it."""
+
+    check: str
+    outcome: PreflightOutcome
+    says: str
+    do: str = ""
+    file: str = ""
+    line: int = 0
+
+
+def failed(check: str, says: str, do: str, *, file: str = "", line: int = 0) -> PreflightCheck:
+    """It will not work."""
+    return PreflightCheck(check=check, outcome="failed", says=says, do=do, file=file, line=line)
+
+
+def warned(check: str, says: str, do: str, *, file: str = "", line: int = 0) -> PreflightCheck:
+    """It will work, and somebody may be surprised."""
+    return PreflightCheck(check=check, outcome="warning", says=says, do=do, file=file, line=line)
+
+
+def fine(check: str, says: str) -> PreflightCheck:
+    """Nothing to do."""
+    return PreflightCheck(check=check, outcome="ok", says=says)
+
+
+def skipped(check: str, says: str) -> PreflightCheck:
+    """It could not be looked at."""
+    return PreflightCheck(check=check, outcome="skipped", says=says)
