@@ -85,6 +85,11 @@ def test_a_disk_or_shared_memory_that_is_full_or_cannot_be_written(tmp_path, mon
         assert (disk, shared) == (found["disk"], found["shared memory"])
 
 
+def test_a_directory_of_a_halted_run(tmp_path):
+    (tmp_path / "halt.json").write_text("{}")
+    assert "failed" == outcomes(runs=tmp_path, run_dir=tmp_path)["run directory"]
+
+
 class LateClock(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response_only(200)

@@ -13,8 +13,9 @@ ORDINARY = JobContext(
 )  # fmt: skip
 
 ENVIRONMENTS = {
-    "nccl": [{"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, {"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx5"},
+    "nccl": [{"TORCH_NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}, {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}, {"NCCL_BLOCKING_WAIT": "1", "TORCH_NCCL_BLOCKING_WAIT": "0"}, {"NCCL_IB_DISABLE": "1", "NCCL_IB_HCA": "mlx5"},
              {"NCCL_P2P_DISABLE": "1", "NCCL_P2P_LEVEL": "NVL"}, {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1"}],
+    "temporary folder": [{"TMPDIR": "/" + "x" * 90}],
     "recorder": [{"TORCH_FR_BUFFER_SIZE": "0"}, {"TORCH_NCCL_TRACE_BUFFER_SIZE": "0", "TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}],
     "cuda": [{"CUDA_LAUNCH_BLOCKING": "1"}],
     "debug": [{"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}],
@@ -53,6 +54,7 @@ def test_variables_that_contradict_each_other_are_said(check, environ):
         ("restarts", "torchrun --max-restarts=3 --nproc-per-node 2 train.py"),
         ("rendezvous", "torchrun --nnodes 2 --rdzv-endpoint localhost:29500 train.py"),
         ("launcher", "torchrun --nproc_per_node 4 train.py"),
+        ("rendezvous", "torchrun --standalone --nnodes 2 train.py"),
     ],
 )
 def test_a_launcher_that_does_something_else_is_said(check, command):
@@ -94,6 +96,7 @@ def test_an_ordinary_accelerate_config_is_silent(tmp_path):
     [
         (yaml("MULTI_CPU"), {}, "MULTI_CPU"), (yaml("NO"), {}, "one process"), (yaml("DEEPSPEED"), {"ACCELERATE_USE_CPU": "true"}, "plain DDP"),
         (yaml(machines=2, ranks=4), {}, "main_process_ip"), (yaml(machines=2, ranks=3, more="main_process_ip: 10.0.0.1\n"), {}, "evenly"),
+        (yaml("FSDP", more="fsdp_config:\n  fsdp_cpu_ram_efficient_loading: true\n  fsdp_sync_module_states: false\n"), {}, "rank 0 alone"),
         (yaml(more="gpu_ids: '0'\n"), {}, "gpu_ids"), (yaml(more="max_restarts: 3\n"), {}, "restarts"),
         (yaml("DEEPSPEED", more="deepspeed_config:\n  zero_stage: 2\n  zero3_init_flag: true\n"), {}, "zero3_init_flag"),
     ],
@@ -126,3 +129,14 @@ def test_a_trap_in_a_deepspeed_config_is_said(content, word, tmp_path):
         "zero_optimization": {"stage": 2},
     }
     assert [] == look(job_with(tmp_path, "sound.json", json.dumps(sound), command=command, plain_save_line=12))
+
+
+def test_two_configs_that_say_different_things_are_said(tmp_path):
+    (tmp_path / "c.yaml").write_text(yaml("DEEPSPEED"))
+    (tmp_path / "ds.json").write_text(json.dumps({"train_micro_batch_size_per_gpu": 8, "fp16": {"enabled": True}}))
+    job = JobContext(environ={}, configs=tuple(offline.read([tmp_path / "c.yaml", tmp_path / "ds.json"]).configs))
+    assert any("mixed_precision: bf16" in one.says for one in look(job))
+
+
+def test_hidden_devices_are_said():
+    assert ["devices"] == [one.check for one in look(JobContext(environ={"CUDA_VISIBLE_DEVICES": ""}, num_devices=8))]

@@ -117,6 +117,7 @@ def _needs(known: config.Settings, job: settings.JobContext) -> machine.MachineN
     ]
     return machine.MachineNeeds(
         runs=Path(known.run_dir).parent if known.run_dir else Path("holter-runs"),
+        run_dir=Path(known.run_dir) if known.run_dir else None,
         local_ranks=job.local_ranks,
         ports=tuple(ports),
         ring_bytes=known.ring_bytes,

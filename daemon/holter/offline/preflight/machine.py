@@ -32,6 +32,8 @@ class MachineNeeds:
     """What the job will ask of it."""
 
     runs: Path = Path("holter-runs")
+    run_dir: Path | None = None
+    """This run's own directory, where one is named."""
     local_ranks: int = 1
     ports: tuple[tuple[str, int], ...] = ()
     """(setting, port) that must be free."""
@@ -184,6 +186,12 @@ def _shared_memory(needs: MachineNeeds) -> PreflightCheck:
 
 
 def _disk(needs: MachineNeeds) -> PreflightCheck:
+    if needs.run_dir is not None and (needs.run_dir / "halt.json").exists():
+        return failed(
+            "run directory",
+            f"{needs.run_dir} holds a run that was halted: the job would end at once with 93",
+            "`holter resume` it, or name another directory.",
+        )
     folder = needs.runs.absolute()
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from holter.offline.found import Config
 from holter.offline.preflight.record import PreflightCheck, failed, warned
 
+MAX_TEMPORARY = 80
+"""Characters: what is put in there has names of its own."""
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _LOCAL = re.compile(r"^(localhost|127\.|::1|\[::1\]|0\.0\.0\.0)")
 
@@ -88,6 +90,7 @@ class JobContext:
 def look(job: JobContext) -> list[PreflightCheck]:
     """Everything that contradicts itself."""
     return [
+        *_names(job),
         *_environment(job),
         *_networks(job),
         *_attaching(job),
@@ -164,6 +167,37 @@ def _environment(job: JobContext) -> Iterator[PreflightCheck]:  # noqa: C901 - o
             "stale variables",
             f"{', '.join(stale)} of an earlier job or a shell are set: scripts without a launcher believe them",
             f"unset {' '.join(stale)}",
+        )
+
+
+def _names(job: JobContext) -> Iterator[PreflightCheck]:
+    """Names that mean the same and say different things, and folders whose names are too long."""
+    for old in ("NCCL_BLOCKING_WAIT", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_DESYNC_DEBUG"):
+        said, new = job.environ.get(old), job.environ.get(f"TORCH_{old}")
+        if said is not None and new is not None and said != new:
+            yield warned(
+                "nccl",
+                f"{old}={said} and TORCH_{old}={new} mean the same setting: the newer name wins",
+                f"Unset {old}.",
+            )
+    if job.environ.get("CUDA_VISIBLE_DEVICES", "unset").strip() in {"", "-1"} and job.num_devices:
+        yield warned(
+            "devices",
+            f"CUDA_VISIBLE_DEVICES hides all {job.num_devices} GPUs of this machine",
+            "Unset it, unless the job is meant for CPUs.",
+        )
+    folder = job.environ.get("TMPDIR", "")
+    if len(folder) > MAX_TEMPORARY:
+        yield failed(
+            "temporary folder",
+            f"TMPDIR has {len(folder)} characters: sockets of loaders' workers cannot be made there (108 is the most for a whole path)",
+            "Set a shorter one.",
+        )
+    if job.option("standalone") and job.num_nodes > 1:
+        yield failed(
+            "rendezvous",
+            f"--standalone meets on one machine, and the job runs on {job.num_nodes}",
+            "Give --rdzv-backend c10d and --rdzv-endpoint instead.",
         )
 
 
@@ -312,6 +346,7 @@ def _accelerate(job: JobContext) -> Iterator[PreflightCheck]:  # noqa: C901 - on
             yield fail(
                 "mixed_precision", "mixed_precision: fp16 does not train on CPUs", "mixed_precision: bf16 or 'no'."
             )
+        yield from _loading(config, values)
         stage = values.get("deepspeed_config.zero_stage", "")
         if (
             kind == "DEEPSPEED"
@@ -325,6 +360,20 @@ def _accelerate(job: JobContext) -> Iterator[PreflightCheck]:  # noqa: C901 - on
             )
         if stage == "3" and job.plain_save_line:
             yield _partitioned(job, at("deepspeed_config.zero_stage"))
+
+
+def _loading(config: Config, values: Mapping[str, str]) -> Iterator[PreflightCheck]:
+    """Weights that only rank 0 loads must be passed on."""
+    is_lean = values.get("fsdp_config.fsdp_cpu_ram_efficient_loading", "").lower() in _TRUE
+    if is_lean and values.get("fsdp_config.fsdp_sync_module_states", "true").lower() not in _TRUE:
+        says = "fsdp_cpu_ram_efficient_loading loads weights on rank 0 alone, and fsdp_sync_module_states is off: the other ranks hold what memory held"
+        yield failed(
+            "accelerate",
+            says,
+            "fsdp_sync_module_states: true.",
+            file=config.file,
+            line=config.lines.get("fsdp_config.fsdp_sync_module_states", 0),
+        )
 
 
 def _partitioned(job: JobContext, where: dict[str, object]) -> PreflightCheck:
@@ -341,6 +390,14 @@ def _deepspeed(job: JobContext) -> Iterator[PreflightCheck]:
             return failed("deepspeed", says, do, file=found.file)
 
         fp16, bf16 = (values.get(f"{name}.enabled", "").lower() in _TRUE for name in ("fp16", "bf16"))
+        chosen = next(
+            (other["mixed_precision"] for _, other in job.values("accelerate") if other.get("mixed_precision")), ""
+        )
+        if (chosen == "bf16" and fp16) or (chosen == "fp16" and bf16):
+            yield fail(
+                f"accelerate's config says mixed_precision: {chosen}, and this one enables the other",
+                "Say the same in both.",
+            )
         if fp16 and bf16:
             yield fail("fp16 and bf16 are both enabled", "Enable one.")
         batch, micro, steps = (
