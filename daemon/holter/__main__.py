@@ -16,7 +16,7 @@ from types import TracebackType
 
 import holter
 from holter import config
-from holter.cli import options as command_line
+from holter.cli.parts import options as command_line
 from holter.errors import ConfigError
 
 WRONG_USE = 2

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 from holter import clock, config
-from holter.cli import options
+from holter.cli.parts import options
 from holter.errors import UsageError
 from holter.halting import halt_record
 from holter.records import EXIT_CODE
