@@ -92,7 +92,7 @@ class Settings:
     """Steps between two copies of the training state in memory; a halt goes back to one where the live weights are poisoned or partly updated. 0: none."""
     snapshot_bytes: int = 0
     """How much of a host's memory such copies may take for each rank; 0: two copies, whatever their size."""
-    guard_wait_s: float = 30.0
+    guard_wait_s: float = 600.0
     """How long a step waits at most for a device to say whether its gradients are finite, where the optimizer cannot leave a step out by itself (torch's fused ones can) or ranks apply shards. 0: it never waits."""
     resume: int = 0
     """1: start although this run was halted."""

@@ -1,8 +1,9 @@
 """A NaN never reaches the weights of a device, however far its host is ahead; and the run that resumes has the bits of one that never met it."""
 
+import io
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from holter.frameworks.halts import RankSaver
 from holter.frameworks.place import RankPlace
 from holter.frameworks.saving import random_states
 from holter.rank.hold.device_flags import RUN_AHEAD, DeviceFlags, takes_flag
+from holter.rank.hold.finite_guard import SAID_AFTER
 from holter.records import Order, StepDone
 
 pytestmark = [pytest.mark.device, pytest.mark.slow]
@@ -316,3 +318,14 @@ def test_the_flag_is_sticky_and_a_scalers_own_is_not_written_to():
         flags.take_back(optimizer)
     assert [1.0, 1.0] == seen[4:]
     assert flags.left_out().step == 4
+
+
+def test_how_long_steps_waited_for_the_device_is_said_once(tmp_path):
+    with watched(tmp_path), redirect_stderr(io.StringIO()) as written:
+        job = Job("foreach")
+        with fake_cuda.delayed(0.0005):
+            for _ in range(SAID_AFTER + 4):
+                job.step()
+    said = [line for line in written.getvalue().splitlines() if "each step waits for the device" in line]
+    assert 1 == len(said)
+    assert " ms so far" in said[0]

@@ -25,6 +25,7 @@ apply something before they call it, or may: they cannot be held, and a NaN of t
 
 import functools
 import operator
+import statistics
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,10 @@ from holter_kernels.devices import warming
 
 WARM_S = 60.0
 """So long a step that is not finite stands until kernels are there to read it with."""
+ASK_S = 0.0002
+"""Between two questions whether a device has answered: as long as it may stand idle for them."""
+SAID_AFTER = 16
+"""Steps, after which it is said how long they waited."""
 END_S = 1.0
 """So long the end of the script waits for what the device has left out."""
 
@@ -60,6 +65,7 @@ class FiniteGuard:
         """Readings that a device has not answered, with their steps."""
         self.flags = DeviceFlags()
         self._has_said = False
+        self._waits_s: list[float] = []
         self._num_scaling = 0
         self._is_unscaled = False
         """Of the call of a scaler that is under way: the script has unscaled the gradients before."""
@@ -133,11 +139,12 @@ class FiniteGuard:
         is_bad = wait_until(event.query, self._wait_s) and bool(place.item())
         if is_bad:
             wait_until(lambda: device not in warming, WARM_S)
+        self._context.guard.own_s -= clock.monotonic_s() - began_s
+        if is_bad:
             tables: list[Any] = []
             answer = self._context.gradient_answers.read(self._context, name, gradients, tables.append)
             if answer is not None and not tables:
                 self._wait_for(answer, tables)
-        self._context.guard.own_s -= clock.monotonic_s() - began_s
         return is_bad
 
     def is_flagged(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -179,10 +186,12 @@ class FiniteGuard:
             return bool(tables)
 
         if self._wait_s > 0:
-            wait_until(is_there, self._wait_s)
+            wait_until(is_there, self._wait_s, poll_s=ASK_S)
         # The device works meanwhile, and the step would wait for it at last.
-        context.guard.own_s -= clock.monotonic_s() - began_s
+        waited_s = clock.monotonic_s() - began_s
+        context.guard.own_s -= waited_s
         if tables:
+            self._say_cost(waited_s)
             return
         self._owed.append((context.log.step, answer))
         if self._wait_s > 0 and not self._has_said:
@@ -190,6 +199,17 @@ class FiniteGuard:
             say(
                 f"rank {context.writer.rank}: the device did not answer within guard_wait_s ({self._wait_s:g} s) whether step "
                 f"{context.log.step} is finite: it is applied, and if it is not, the weights are poisoned"
+            )
+
+    def _say_cost(self, waited_s: float) -> None:
+        """Once, when the first steps have shown it; by the first rank, whose steps are everybody's."""
+        if len(self._waits_s) >= SAID_AFTER:
+            return
+        self._waits_s.append(waited_s)
+        if len(self._waits_s) == SAID_AFTER and self._context.writer.rank == 0:
+            say(
+                f"each step waits for the device to say that its gradients are finite, {1e3 * statistics.median(self._waits_s):.1f} ms so far: the host cannot run ahead of it "
+                "there. A fused optimizer (fused=True) of a model that is not sharded needs no wait; HOLTER_GUARD_WAIT_S=0 turns it off, and a NaN may then reach the weights"
             )
 
     def left_out(self, step: int) -> LeftOut | None:

@@ -63,11 +63,11 @@ def beside_training(devices: Iterable[torch.device], *, is_hung: bool) -> Iterat
                 wait_until(done.query, PATIENCE_S)
 
 
-def wait_until(is_true: Callable[[], bool], seconds: float) -> bool:
+def wait_until(is_true: Callable[[], bool], seconds: float, *, poll_s: float = POLL_S) -> bool:
     """Whether it became so in time. Nothing of the device's is called but what the caller asks, so that other threads go on."""
     until_s = clock.monotonic_s() + seconds
     while not is_true():
         if clock.monotonic_s() > until_s:
             return False
-        threading.Event().wait(POLL_S)
+        threading.Event().wait(poll_s)
     return True
