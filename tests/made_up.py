@@ -23,7 +23,7 @@ def diagnosis(cause: str = "nonfinite_input", first_step: int = 30, **fields: An
     found = Cause(
         cause=cause,
         confidence=0.9,
-        basis="measured",
+        basis="observation",
         ranks=(1,),
         tensors=(),
         modules=(),

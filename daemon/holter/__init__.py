@@ -1,16 +1,45 @@
 """A Holter monitor for distributed training: what went wrong, on which rank, in which tensor, since which step."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+
+if TYPE_CHECKING:
+    from holter.frameworks.attach import Watch
+
+
+class AcceleratorLike(Protocol):
+    """accelerate's `Accelerator`, known by what it does: nothing of accelerate is imported here."""
+
+    def prepare(self, *args: Any) -> Any:
+        """Wrap models, optimizers and loaders."""
+
+    def backward(self, loss: Any, **kwargs: Any) -> None:
+        """Run a backward pass."""
+
+
+class ModuleLike(Protocol):
+    """torch's `Module`, known by what it does."""
+
+    training: bool
+
+    def parameters(self, recurse: bool = True) -> Any:  # noqa: FBT001, FBT002  as torch has it
+        """Of this module, and of all in it."""
+
+
+AnyAccelerator = TypeVar("AnyAccelerator", bound=AcceleratorLike)
 
 __version__ = "0.1.0"
 __all__ = ["HolterCallback", "__version__", "restore", "watch"]
 
 
-def watch(*args: Any, **kwargs: Any) -> Any:
+@overload
+def watch(first: AnyAccelerator) -> AnyAccelerator: ...
+@overload
+def watch(first: ModuleLike, optimizer: object = None) -> "Watch": ...
+def watch(first: Any, optimizer: Any = None) -> Any:
     """Attach to this process: `watch(accelerator)` gives it back, `watch(model, optimizer)` gives a Watch. A second call attaches nothing more."""
     from holter.frameworks import attach  # noqa: PLC0415  imports torch
 
-    return attach.watch(*args, **kwargs)
+    return attach.watch(first, optimizer)
 
 
 def restore(directory: Any, model: Any = None) -> int:

@@ -240,6 +240,11 @@ def _is_mesh(text: str) -> bool:
     return all(name.strip() and size.strip().isdigit() and int(size) > 0 for name, size in sizes)
 
 
+def wants_color(*, is_terminal: bool) -> bool:
+    """Whether output may be coloured: NO_COLOR, set to anything, and a terminal that cannot say no."""
+    return is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") != "dumb"
+
+
 def is_enabled(environ: Mapping[str, str] = os.environ) -> bool:
     """HOLTER=1: attach to an unmodified command."""
     return environ.get("HOLTER", "").strip().lower() in {"1", "true", "yes", "on"}

@@ -168,7 +168,8 @@ class SimulatedRank:
         self.uplink._task.cancel()
 
     def _answer(self, message: wire.Downward) -> wire.Upward | None:
-        if isinstance(message, wire.Notice):
+        # What launchers and the job's log are told at an end is looked at elsewhere.
+        if isinstance(message, wire.Notice) and message.kind in {"incident", "message"}:
             self.notices.append(message)
         if isinstance(message, wire.Halt):
             self.orders.append(message.order)

@@ -20,7 +20,7 @@ def finding(detector: str, **facts: object) -> Finding:
     )
 
 
-def settled_after_s(seen: Finding, window: Window, now_s: float) -> float:
+def settled_after_s(seen: Finding, window: Window, now_s: float) -> float | None:
     (diagnosis,) = IncidentTracker("run", "notify").settle([seen], window, int(now_s * SECOND))
     return diagnosis.detected_after_s
 
@@ -41,9 +41,14 @@ def test_a_death_is_counted_from_itself() -> None:
 
 
 @pytest.mark.parametrize("detector", ["stalled_rank", "dead_rank"])
-def test_without_a_beginning_it_was_found_at_once(detector: str) -> None:
+def test_what_nobody_saw_begin_has_no_time(detector: str) -> None:
     window = made_window()
-    assert 0.0 == settled_after_s(finding(detector), window, 102.0)
+    assert settled_after_s(finding(detector), window, 102.0) is None
+
+
+def test_a_hang_is_counted_from_when_the_rank_last_moved() -> None:
+    stalled = finding("stalled_rank", is_suspended=True, overdue_at_ns=107 * SECOND, began_at_ns=103 * SECOND)
+    assert 5.5 == settled_after_s(stalled, made_window(), 108.5)
 
 
 STALLED = finding("stalled_rank", is_suspended=True)

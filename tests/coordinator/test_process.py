@@ -131,14 +131,20 @@ def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
     with bound() as taken:
         port = taken.getsockname()[1]
         code, _, error = holter("coordinator", "--run-dir", str(tmp_path), "--port", str(port))
-    assert (2, f"holter: cannot listen on 127.0.0.1:{port}: Address already in use\n") == (code, error)
+    assert (
+        2,
+        f"holter: cannot listen on 127.0.0.1:{port}: Address already in use; see `holter coordinator --help`\n",
+    ) == (code, error)
 
 
 def test_a_run_directory_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     path = tmp_path / "file" / "run"
     code, _, error = holter("coordinator", "--run-dir", str(path))
-    assert (2, f"holter: cannot use {path} as run directory: Not a directory\n") == (code, error)
+    assert (2, f"holter: cannot use {path} as run directory: Not a directory; see `holter coordinator --help`\n") == (
+        code,
+        error,
+    )
 
 
 @pytest.mark.parametrize(

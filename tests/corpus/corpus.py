@@ -70,6 +70,7 @@ CASES = (
     case(5, "unfrozen_after_wrapping", "unreduced_parameters", tensors=("a.weight", "a.bias")),
     case(6, "local_statistics", "buffer_divergence", late_by=INTERVAL, tensors=("1.running_mean", "1.running_var"), family="replicas"),
     case(7, "stale_optimizer", "stale_optimizer_parameters", late_by=1, family="learning"),
+    case(0, "kept_outputs", "host_memory_leak", step=0, late_by=60, ranks=(1,), says=("outputs",), family="memory"),
     case(8, "no_zero_grad", "gradients_never_cleared", late_by=INTERVAL),
     case(9, "detached_checkpoint", "graph_detached", late_by=INTERVAL, never=("head", "embedding"), tensors=[f"blocks.{n}.0.{kind}" for n in (0, 1) for kind in ("weight", "bias")], family="learning"),
     case(10, "swapped_reference", "stale_autocast_cache", late_by=INTERVAL, says=("distance",)),

@@ -88,7 +88,7 @@ def test_a_nan_in_a_batch_is_dated_and_said_in_the_log_while_the_job_runs(jobs):
 def test_a_dead_rank_is_named_with_how_it_died(request, way, how, said):
     ended = request.getfixturevalue(way).run(SCRIPTS / "dying_rank.py", how)
     assert ended.code != 0
-    assert ended.top["cause"] == "rank_dead"
+    assert ended.top["cause"] == ("script_error" if how == "exception" else "rank_dead")
     assert ended.top["ranks"] == [1]
     assert any(said in str(evidence) for evidence in ended.top["evidence"])
     assert ended.diagnoses[0]["first_step"] == 20
@@ -98,7 +98,7 @@ def test_a_dead_rank_is_named_with_how_it_died(request, way, how, said):
 def test_an_exception_on_all_ranks_names_all(jobs):
     # By a launcher that waits a moment for the others: one that ends them at once leaves one exception.
     top = jobs.run(SCRIPTS / "dying_rank.py", "all_raise").top
-    assert top["cause"] == "rank_dead"
+    assert top["cause"] == "script_error"
     assert top["ranks"] == [0, 1]
 
 

@@ -186,6 +186,7 @@ POISONED = [
     "nonfinite_backward",
     "nonfinite_forward",
     "nonfinite_input",
+    "nonfinite_loss_function",
     "silent_data_corruption",
 ]
 SUSPECT = [

@@ -9,7 +9,8 @@ import holter
 from holter.errors import ConfigError, UsageError
 
 COMMANDS = {
-    "status": "live table of ranks, steps, phases and findings",
+    "status": "table of ranks, steps, phases and findings; --watch live",
+    "runs": "all runs below a folder: state, steps, incidents",
     "report": "the incidents' diagnoses, for a person",
     "page": "the page of a run that is over, in a browser",
     "replay": "judge a recorded run again, with other thresholds if given",
@@ -36,7 +37,7 @@ class _Parser(argparse.ArgumentParser):
     """Says one sentence and no usage dump: the sentence is what is read at three in the morning."""
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        raise UsageError(f"{message}; see `{self.prog} --help`")
+        raise UsageError(message)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,7 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(arguments)
     except (UsageError, ConfigError) as error:
-        sys.stderr.write(f"holter: {error}\n")
+        pointer = "" if "--help" in str(error) else f"; see `{_help(arguments)}`"
+        sys.stderr.write(f"holter: {error}{pointer}\n")
         return WRONG_USE
     except KeyboardInterrupt:
         return 130
@@ -53,6 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         # `holter report | head`: the reader has seen enough.
         sys.stderr.close()
         return 0
+
+
+def _help(arguments: Sequence[str]) -> str:
+    """The help of the command that was meant."""
+    chosen = next((word for word in arguments if not word.startswith("-")), "")
+    return f"holter {chosen} --help" if chosen in COMMANDS else "holter --help"
 
 
 def _run(arguments: list[str]) -> int:

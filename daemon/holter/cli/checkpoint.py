@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holter.cli.runs import locate
+from holter.cli.run_reader import locate
 from holter.cli.terminal import Meter, printable, size_text, table
 from holter.errors import UsageError, VaultError
 from holter.frameworks.fsdp.framework import ASSEMBLED, PARTS

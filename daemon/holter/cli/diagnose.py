@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from holter import clock, offline
-from holter.cli.terminal import Meter
+from holter import clock, config, offline
+from holter.cli.terminal import Meter, width
 from holter.coordinator.judge import IncidentTracker, Judge
 from holter.coordinator.window.assembly import Assembly
 from holter.diagnosis import report
@@ -105,7 +105,9 @@ def _rendered(found: offline.Found, diagnoses: list[Diagnosis], args: argparse.N
         if found.dumps is not None and not found.runs and not found.errors:
             return f"{known}: all calls match, and nobody is waited for, as far as the recorders reach back\n"
         return f"Nothing speaks of a fault in {known}.\n"
-    shown = [report.to_text(one, color=sys.stdout.isatty()) for one in diagnoses]
+    shown = [
+        report.to_text(one, width(), color=config.wants_color(is_terminal=sys.stdout.isatty())) for one in diagnoses
+    ]
     note = " A dump has no stacks and no steps." if found.dumps is not None else ""
     return "\n".join([*shown, f"Judged from {known}.{note}\n"])
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from holter import clock, config
 from holter.cli.numbers import seconds
-from holter.cli.runs import RunReader, locate
+from holter.cli.run_reader import RunReader, locate
 from holter.errors import UsageError
 
 LOOK_S = 0.2

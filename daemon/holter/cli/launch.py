@@ -25,6 +25,10 @@ LOOK_S = 0.2
 GRACE_S = 20.0
 """How long the launcher may take to end by itself after the halt, and again after it was asked to."""
 NOT_FOUND = 127
+UNWATCHED = (
+    "nothing of this job was watched: no process of it that imports torch built an optimizer or ran a backward pass "
+    "(or TORCH_DEVICE_BACKEND_AUTOLOAD=0 is set); see `holter launch --help`"
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +80,8 @@ def supervise(command: list[str], run_dir: Path, variables: Mapping[str, str]) -
             signal.signal(number, handler)
     halt = halt_record.read(run_dir)
     if halt is None:
+        if not (run_dir / "run.json").exists():
+            sys.stderr.write(f"holter: {UNWATCHED}\n")
         return code
     # The launcher has called it a failure, at length: the last words are not to be those.
     sys.stderr.write(

@@ -15,7 +15,7 @@ import holter
 from holter import clock, offline
 from holter.cli.diagnose import judged
 from holter.cli.memory import add_told
-from holter.cli.runs import RUNS, RunReader, locate
+from holter.cli.run_reader import RUNS, RunReader, locate
 from holter.cli.verify import verified
 from holter.errors import ConfigError, UsageError
 from holter.exporters import pages

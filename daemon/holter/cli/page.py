@@ -8,7 +8,7 @@ import sys
 
 import holter
 from holter.cli.numbers import port
-from holter.cli.runs import RunReader, locate
+from holter.cli.run_reader import RunReader, locate
 from holter.cli.terminal import with_progress
 from holter.errors import UsageError
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import msgspec
 
-from holter.cli.runs import RunReader, has_open_critical, locate
+from holter import config
+from holter.cli.run_reader import RunReader, has_open_critical, locate
+from holter.cli.terminal import width
 from holter.diagnosis import report
 from holter.errors import UsageError
 from holter.records import Diagnosis
@@ -60,7 +62,8 @@ def rendered(run: str, diagnoses: list[Diagnosis], *, is_json: bool, is_markdown
         return f"run {run}: no incident\n"
     if is_markdown:
         return "\n".join(report.to_markdown(one) for one in diagnoses)
-    return "\n".join(report.to_text(one, color=sys.stdout.isatty()) for one in diagnoses)
+    color = config.wants_color(is_terminal=sys.stdout.isatty())
+    return "\n".join(report.to_text(one, width(), color=color) for one in diagnoses)
 
 
 def _write_html(path: Path, diagnoses: list[Diagnosis]) -> None:

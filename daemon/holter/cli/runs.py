@@ -1,175 +1,101 @@
-"""Finding RUN: a run directory, a coordinator's address, or the newest run below ./holter-runs; and reading what it says.
+"""`holter runs [DIR]`: all runs below a folder: state, steps, incidents; 1 when one of them has an open critical incident."""
 
-A coordinator that answers is believed first; a port that another run's coordinator has taken over is not. Else the files speak.
-"""
-
-import http.client
+import argparse
 import json
-from dataclasses import dataclass
+import sys
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from holter import config
-from holter.coordinator.identity import ACCESS, Access
+from holter.cli.run_reader import RUNS, RunReader, has_open_critical, locate
+from holter.cli.terminal import fitted, printable, table
 from holter.errors import UsageError
-from holter.files import UNREADABLE, read_json
+from holter.halting import halt_record
 from holter.records import Diagnosis
-from holter.transport.tls import SCHEME
 
-RUNS = Path("holter-runs")
-DEADLINE_S = 3.0
-"""How long a coordinator may take to answer."""
-POST_DEADLINE_S = 10.0
-"""How long it may take to accept a request."""
+COLUMNS = ("run", "state", "started", "ranks", "steps", "incidents", "worst")
+DEEP = 4
+"""Folders between DIR and a run at most."""
 
 
-@dataclass(frozen=True)
-class RunReader:
-    """Where a run can be read."""
-
-    directory: Path | None
-    address: str
-    """`host:port` of its coordinator, behind `https://` by TLS; empty: not known."""
-    identity: dict[str, Any]
-    """run.json, empty if there is none."""
-
-    @property
-    def name(self) -> str:
-        """For people."""
-        return str(self.identity.get("run_id") or self.directory or self.address)
-
-    @property
-    def url(self) -> str:
-        """For a browser."""
-        return self.address if self.address.startswith(SCHEME) else f"http://{self.address}"
-
-    def ask(self, path: str) -> Any:
-        """What the coordinator answers to GET, decoded; None when none answers, or one of another run."""
-        token = self._read_token()
-        if not self.address or (
-            self.directory and _get(self.address, "/api/v1/status", token, "run_id") != self.identity.get("run_id")
-        ):
-            return None
-        return _get(self.address, path, token)
-
-    def _read_token(self) -> str:
-        """Only for the address in coordinator.json, or for one that the user named."""
-        given = config.load().read_token
-        known = self.access()
-        if self.directory is None or (known is not None and known.address.removeprefix("http://") == self.address):
-            return given or (known.read_token if known else "")
-        return ""
-
-    def access(self) -> Access | None:
-        """coordinator.json, where it can be read."""
-        return read_json(self.directory / ACCESS, Access) if self.directory else None
-
-    def post(self, path: str, body: dict[str, str], token: str, address: str) -> tuple[int, dict[str, Any]]:
-        """Status and content of the answer to POST. Raises UsageError."""
-        try:
-            status, content = _request(address, path, POST_DEADLINE_S, token, body)
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise UsageError(f"the coordinator at {address} did not answer: {error}") from None
-        return status, content if isinstance(content, dict) else {}
-
-    def diagnoses(self) -> list[Diagnosis]:
-        """Every incident, oldest first: from the coordinator if it answers, else from the files."""
-        told = self.ask("/api/v1/incidents")
-        if told is not None:
-            return _understood(told, self.address)
-        if self.directory is None:
-            raise UsageError(f"no coordinator answers at {self.address}")
-        found = [_read(path) for path in sorted(self.directory.glob("incidents/*/diagnosis.json"))]
-        return sorted((one for one in found if one is not None), key=lambda one: (one.opened_at, one.id))
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("directory", nargs="?", metavar="DIR", help=f"folder to look below (default: ./{RUNS})")
+    parser.add_argument("--json", action="store_true", help="as JSON")
 
 
-def locate(run: str | None, runs: Path = RUNS) -> RunReader:
-    """The run that the user means."""
-    if run is None:
-        return _of_directory(_newest(runs))
-    if Path(run).is_dir():
-        return _of_directory(Path(run))
-    address = run.removeprefix("http://").rstrip("/")
-    host, colon, port = address.removeprefix(SCHEME).rpartition(":")
-    if colon and host and port.isascii() and port.isdigit() and int(port[:6]) < 2**16 and "/" not in host:
-        return RunReader(None, address, {})
-    raise UsageError(f"{run} is neither a run directory nor an address such as host:port")
-
-
-def has_open_critical(diagnoses: list[Diagnosis]) -> bool:
-    """Is something wrong with the run: the difference between exit codes 0 and 1."""
-    return any(one.severity == "critical" and one.closed_at is None for one in diagnoses)
-
-
-def _newest(runs: Path) -> Path:
-    found = [(str(_identity(path.parent).get("started_at", "")), path.parent) for path in runs.glob("*/run.json")]
-    if not found:
-        raise UsageError(f"there is no run below ./{runs}; name a run directory or a coordinator's address")
-    return max(found)[1]
-
-
-def _of_directory(directory: Path) -> RunReader:
-    identity = _identity(directory)
-    if not identity and not (directory / "incidents").is_dir():
-        raise UsageError(f"{directory} is not a run directory: it has no run.json")
-    address = str(identity.get("coordinator", "")).removeprefix("http://")
-    return RunReader(directory, "" if identity.get("ended_at") else address, identity)
-
-
-def _identity(directory: Path) -> dict[str, Any]:
-    try:
-        content = json.loads((directory / "run.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
-
-
-def _understood(told: Any, address: str) -> list[Diagnosis]:
-    try:
-        return msgspec.convert(told, list[Diagnosis])
-    except msgspec.ValidationError as error:
-        raise UsageError(f"what answers at {address} speaks another version: {error}") from None
-
-
-def _read(path: Path) -> Diagnosis | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Diagnosis)
-    except (OSError, *UNREADABLE):
-        return None
-
-
-def _get(address: str, path: str, token: str, field: str | None = None) -> Any:
-    """Decoded JSON, or one field of it; None for no answer, no JSON, or none that is a success."""
-    try:
-        status, content = _request(address, path, DEADLINE_S, token)
-    except (OSError, http.client.HTTPException, ValueError, RecursionError):
-        return None
-    content = content if status == http.client.OK else None
-    if field is None:
-        return content
-    return content.get(field) if isinstance(content, dict) else None
-
-
-def _request(
-    address: str, path: str, deadline_s: float, token: str, body: dict[str, str] | None = None
-) -> tuple[int, Any]:
-    """Status and decoded JSON of a GET, with a body of a POST. Raises OSError, HTTPException, ValueError."""
-    host, _, port = address.removeprefix(SCHEME).rpartition(":")
-    connection: http.client.HTTPConnection
-    if address.startswith(SCHEME):
-        trust = config.load().tls.client()
-        connection = http.client.HTTPSConnection(host.strip("[]"), int(port), timeout=deadline_s, context=trust)
+def run(args: argparse.Namespace) -> int:
+    """Newest first."""
+    root = Path(args.directory or RUNS)
+    if not root.is_dir():
+        raise UsageError(f"{root} is not a folder")
+    found = [_about(locate(str(path.parent))) for path in _below(root)]
+    found.sort(key=lambda one: str(one["started_at"]), reverse=True)
+    if args.json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    elif not found:
+        sys.stdout.write(f"no run below {root}\n")
     else:
-        connection = http.client.HTTPConnection(host.strip("[]"), int(port), timeout=deadline_s)
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        if body is None:
-            connection.request("GET", path, headers=headers)
-        else:
-            connection.request("POST", path, json.dumps(body), headers | {"Content-Type": "application/json"})
-        response = connection.getresponse()
-        return response.status, json.loads(response.read())
-    finally:
-        connection.close()
+        rows = [tuple(printable(str(cell)) for cell in _row(one)) for one in found]
+        sys.stdout.write("\n".join(fitted(table(COLUMNS, rows))) + "\n")
+    return int(any(one["is_critical"] for one in found))
+
+
+def _below(root: Path) -> list[Path]:
+    """run.json of each; a run directory holds no other run."""
+    return sorted({path for depth in range(DEEP) for path in root.glob("*/" * depth + "run.json")})
+
+
+def _about(found: RunReader) -> dict[str, Any]:
+    """What is told of one run."""
+    status = found.ask("/api/v1/status")
+    diagnoses = found.diagnoses()
+    still_open = [one for one in diagnoses if one.closed_at is None]
+    about = found.identity
+    return {
+        "run_id": about.get("run_id") or found.name,
+        "directory": str(found.directory),
+        "state": _state(found, is_live=status is not None),
+        "started_at": about.get("started_at", ""),
+        "ended_at": about.get("ended_at"),
+        "ranks": len(about.get("ranks", [])),
+        "world_size": about.get("world_size", 0),
+        "steps": _steps(status) if status is not None else about.get("steps"),
+        "incidents": [_brief(one) for one in diagnoses],
+        "num_open": len(still_open),
+        "is_critical": has_open_critical(diagnoses),
+    }
+
+
+def _state(found: RunReader, *, is_live: bool) -> str:
+    assert found.directory is not None
+    if halt_record.read(found.directory) is not None:
+        return "halted"
+    if is_live:
+        return "running"
+    return "ended" if found.identity.get("ended_at") else "silent"
+
+
+def _steps(status: dict[str, Any]) -> int | None:
+    return max((rank["step"] for rank in status["ranks"] if rank["step"] is not None), default=None)
+
+
+def _brief(one: Diagnosis) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "severity": one.severity,
+        "cause": one.causes[0].cause if one.causes else "unknown",
+        "step": one.first_step,
+        "is_open": one.closed_at is None,
+    }
+
+
+def _row(one: dict[str, Any]) -> tuple[Any, ...]:
+    incidents = one["incidents"]
+    over = len(incidents) - one["num_open"]
+    counted = f"{one['num_open']} open, {over} over" if over else f"{one['num_open']} open" if incidents else "none"
+    order = ("critical", "warning", "info")
+    worst = min(incidents, key=lambda found: (not found["is_open"], order.index(found["severity"])), default=None)
+    steps = "-" if one["steps"] is None else one["steps"]
+    ranks = f"{one['ranks']} of {one['world_size']}"
+    named = f"{worst['severity']}: {worst['cause']} at step {worst['step']}" if worst else ""
+    return (one["directory"], one["state"], one["started_at"][:16].replace("T", " "), ranks, steps, counted, named)

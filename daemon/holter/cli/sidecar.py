@@ -22,6 +22,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metrics-host", default="127.0.0.1", help="address of /metrics (default: %(default)s)")
     parser.add_argument("--metrics-port", type=port, default=0, help="port of /metrics; 0: a free one")
     parser.add_argument("--terminal", default="", help="terminal device for the live line")
+    parser.add_argument("--error-file", default="", help="from which the launcher tells why the rank failed")
+    parser.add_argument("--stderr-fd", type=int, default=-1, help="the rank's standard error, for the last line")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,6 +44,8 @@ def run(args: argparse.Namespace) -> int:
         orders_fd=args.orders_fd,
         metrics=MetricsSettings(args.metrics_host, args.metrics_port, ours.tls, ours.read_token),
         terminal=args.terminal,
+        stderr_fd=args.stderr_fd,
+        error_file=args.error_file,
         version=holter.__version__,
     )
     try:

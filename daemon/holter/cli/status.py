@@ -1,21 +1,24 @@
 """`holter status`: where every rank is, and what is wrong."""
 
 import argparse
+import contextlib
 import json
 import math
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from holter.cli.runs import RunReader, has_open_critical, locate
-from holter.cli.terminal import printable, table
+from holter.cli.run_reader import RunReader, has_open_critical, locate
+from holter.cli.terminal import fitted, printable, table
 from holter.diagnosis.report import headline
 from holter.errors import UsageError
 from holter.halting import halt_record
 from holter.records import Diagnosis
 
+CLEAR = "\x1b[H\x1b[2J"
 COLUMNS = ("rank", "host", "step", "phase", "progress", "loss", "sidecar")
 
 
@@ -25,10 +28,38 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "run", nargs="?", metavar="RUN", help="run directory or coordinator's address (default: the newest run)"
     )
     parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--watch", action="store_true", help="again and again, until the run has ended or Ctrl-C")
+    parser.add_argument(
+        "--interval", type=float, default=2.0, metavar="S", help="between two looks (default: %(default)s s)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Print; 1 when a critical incident is open."""
+    if not args.watch:
+        return _show(args)[0]
+    if args.interval <= 0:
+        raise UsageError(f"--interval must be positive, got {args.interval:g}")
+    return _watch(args)
+
+
+def _watch(args: argparse.Namespace) -> int:
+    """Until nobody answers any more; a terminal is drawn over, elsewhere one look follows the other."""
+    is_drawn = sys.stdout.isatty() and not args.json
+    code = 0
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            sys.stdout.write(CLEAR if is_drawn else "")
+            code, is_live = _show(args)
+            sys.stdout.flush()
+            if not is_live:
+                break
+            threading.Event().wait(args.interval)
+    return code
+
+
+def _show(args: argparse.Namespace) -> tuple[int, bool]:
+    """One look: the exit code, and whether the run is live."""
     found = locate(args.run)
     state = found.ask("/api/v1/status")
     if state is None and found.directory is None:
@@ -39,8 +70,8 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
         lines = _live(state) if state is not None else _past(found)
-        sys.stdout.write("\n".join([*lines, *_incidents(diagnoses)]) + "\n")
-    return int(has_open_critical(diagnoses))
+        sys.stdout.write("\n".join(fitted([*lines, *_incidents(diagnoses)])) + "\n")
+    return int(has_open_critical(diagnoses)), state is not None
 
 
 def _live(state: dict[str, Any]) -> Iterator[str]:

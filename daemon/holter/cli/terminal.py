@@ -1,7 +1,8 @@
 """What commands write to a terminal: tables, and how far a long reading is."""
 
+import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from holter import clock
@@ -9,6 +10,7 @@ from holter import clock
 T = TypeVar("T")
 QUIET_S = 1.0
 """Work that takes longer shows its progress."""
+MIN_WIDTH = 40
 UNITS = ("bytes", "KB", "MB", "GB", "TB")
 Progress = Callable[[int, int], None]
 """Told how many bytes are done, of how many."""
@@ -65,6 +67,18 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str
     widths = [max(len(cell) for cell in column) for column in zip(columns, *rows, strict=True)]
     for row in (columns, *rows):
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def width(most: int = 100) -> int:
+    """Of the terminal, as far as it is good to read; `most` where the output goes elsewhere."""
+    return max(MIN_WIDTH, min(shutil.get_terminal_size((most, 24)).columns, most)) if sys.stdout.isatty() else most
+
+
+def fitted(lines: Iterable[str]) -> Iterator[str]:
+    """Lines of a table that do not wrap in a terminal; whole where the output goes elsewhere."""
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    for line in lines:
+        yield line if not columns or len(line) <= columns else line[: columns - 1] + "…"
 
 
 def printable(text: str) -> str:

@@ -57,6 +57,8 @@ class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Files beside the script -> digest of their content."""
     started_at: str
     ended_at: str | None = None
+    steps: int | None = None
+    """Completed when it ended; None: it has not."""
     coordinator: str
     """`http://host:port`"""
 
@@ -101,7 +103,7 @@ class Introductions:
             self._speaker = (rank, attached)
         return is_new
 
-    def record(self, ended_ns: int | None = None) -> RunIdentity:
+    def record(self, ended_ns: int | None = None, steps: int | None = None) -> RunIdentity:
         """The run as far as it is known."""
         spoken = self._speaker[1] if self._speaker else None
         return msgspec.structs.replace(
@@ -115,4 +117,5 @@ class Introductions:
             world_size=self._world_size,
             ranks=sorted(self._ranks),
             ended_at=None if ended_ns is None else rfc3339(ended_ns),
+            steps=steps,
         )

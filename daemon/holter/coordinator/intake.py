@@ -169,9 +169,9 @@ class Intake:
             self._write_identity(None)
         self.journal.flush(self._disk)
 
-    def end(self, now_ns: int) -> None:
+    def end(self, now_ns: int, steps: int | None = None) -> None:
         """Write the end down; nothing is written afterwards, for the run may have been started again."""
-        self._write_identity(now_ns)
+        self._write_identity(now_ns, steps)
         self.journal.flush(self._disk, is_now=True)
 
     def warnings(self) -> list[str]:
@@ -222,8 +222,8 @@ class Intake:
             return False
         return asked_ns == now_ns
 
-    def _write_identity(self, ended_ns: int | None) -> None:
-        content = as_json(self.introductions.record(ended_ns))
+    def _write_identity(self, ended_ns: int | None, steps: int | None = None) -> None:
+        content = as_json(self.introductions.record(ended_ns, steps))
         self._disk.submit(partial(write_whole, self.run_dir / "run.json", content))
 
 

@@ -46,8 +46,8 @@ class IncidentTracker:
         """The most that may be done."""
         self.count(earlier)
         self._incidents: dict[str, Incident] = {}
-        self._openings: dict[str, tuple[int, float]] = {}
-        """Incident -> (when it was opened, how many seconds after it began)"""
+        self._openings: dict[str, tuple[int, float | None]] = {}
+        """Incident -> (when it was opened, how many seconds after it began, if that is known)"""
         self._absent_since_ns: dict[str, int] = {}
         """Open incidents that can pass and that no detector finds now -> since when."""
 
@@ -105,7 +105,7 @@ class IncidentTracker:
         self._absent_since_ns = {id_: self._absent_since_ns.get(id_, now_ns) for id_ in absent}
 
     def _explain(
-        self, incident: Incident, opening: tuple[int, float], drawn: Sequence[Evidence], now_ns: int
+        self, incident: Incident, opening: tuple[int, float | None], drawn: Sequence[Evidence], now_ns: int
     ) -> Diagnosis:
         (opened_ns, after_s), causes = opening, rank_causes(incident.leading)
         diagnosis = explain(
@@ -155,16 +155,17 @@ def _drawn(finding: Finding, window: Window, errors: list[Exception]) -> tuple[E
         return ()
 
 
-def _detected_after_s(finding: Finding, window: Window, now_ns: int) -> float:
-    """Seconds since the death, since a deadline passed, or since the first report of the step at which it began."""
-    overdue_ns = engine_facts(finding).get("overdue_at_ns")
-    if overdue_ns is not None:
-        return max(0.0, round((now_ns - overdue_ns) / 1e9, 3))
+def _detected_after_s(finding: Finding, window: Window, now_ns: int) -> float | None:
+    """Seconds since the rank last moved, since the death, or since the first report of the step at which it began; None: nobody saw it begin."""
+    facts = engine_facts(finding)
+    known_ns = facts.get("began_at_ns") or facts.get("overdue_at_ns")
+    if known_ns is not None:
+        return max(0.0, round((now_ns - known_ns) / 1e9, 3))
     is_end = finding.detector in DETECTORS and DETECTORS[finding.detector].sees_ends
     deaths = [end.at_ns for end in window.processes.exits if is_end and end.rank in finding.ranks]
     view = window.step(finding.first_step)
-    began_ns = min(deaths, default=view.first_seen_ns if view else now_ns)
-    return max(0.0, round((now_ns - began_ns) / 1e9, 3))
+    began_ns = min(deaths, default=view.first_seen_ns if view else None)
+    return None if began_ns is None else max(0.0, round((now_ns - began_ns) / 1e9, 3))
 
 
 @dataclass

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+from holter.coordinator.closing import RunSummary
 from holter.coordinator.disk import Disk
 from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts, compared_until, reported_until
 from holter.coordinator.halt.driver import Act, Attempt, HaltDriver, View
@@ -26,7 +27,7 @@ from holter.coordinator.roster import Member, Roster
 from holter.exporters.webhook import Deliveries
 from holter.faults import ALL, CAUSES, Detector, ExamKey, TableKey, Window
 from holter.faults.family import engine_facts
-from holter.halting import verdicts
+from holter.halting import halt_record, verdicts
 from holter.halting.plan import JobShape, RankSituation, Wish
 from holter.halting.protocol import SETTLED
 from holter.halting.vault.manifest import Circumstances
@@ -92,7 +93,7 @@ class Run:
         found = replace(found, diagnoses=tuple(map(self._recalled, found.diagnoses)))
         self.roster.compare(self.assembly.arrivals())
         self._mark_judged(found, now_ns, is_final=is_final)
-        alarms = self.checkpoints.judge(found.findings, found.diagnoses, lambda: self._sight(now_ns))
+        alarms = self.checkpoints.judge(found.findings, found.diagnoses, lambda: self._sight(now_ns), is_final=is_final)
         for diagnosis in found.diagnoses:
             self._put(diagnosis)
         return FollowUp(
@@ -153,6 +154,18 @@ class Run:
         if known is not None:
             self._put(known)
 
+    def summary(self) -> RunSummary:
+        """What its last line says."""
+        here = [member.progress.heartbeat.step for member in self.roster.members.values() if member.progress.heartbeat]
+        return RunSummary(
+            run_dir=str(self.settings.run_dir),
+            steps=self.checkpoints.base_step + max(here, default=0),
+            incidents=tuple(self.checkpoints.diagnoses),
+            halt=halt_record.read(self.settings.run_dir),
+            last_healthy=self.checkpoints.last_healthy(),
+            blind=tuple(self.blind()),
+        )
+
     def close(self, deadline_s: float) -> None:
         """Wait for the disk."""
         if not self.disk.close(deadline_s):
@@ -181,7 +194,11 @@ class Run:
         return known or diagnosis
 
     def _put(self, diagnosis: Diagnosis) -> None:
-        self.incidents.put(self.halts.named(self.checkpoints.named(diagnosis)))
+        named = self.halts.named(self.checkpoints.named(diagnosis))
+        self.incidents.put(named)
+        if named.action.exit_code is not None and named.causes:
+            first = named.causes[0]
+            self.disk.submit(partial(halt_record.rename, self.settings.run_dir, named.id, first.cause, first.ranks))
         if self.settings.earlier is not None:
             self.disk.submit(partial(self.settings.earlier.remember, diagnosis, self.intake.introductions.record()))
 

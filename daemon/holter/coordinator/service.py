@@ -22,6 +22,7 @@ from aiohttp import web
 
 from holter import clock
 from holter.coordinator.announcer import Announcer, AnnouncerSettings
+from holter.coordinator.closing import closing_line
 from holter.coordinator.halt import sealing
 from holter.coordinator.halt.driver import Act, Open, Outcome
 from holter.coordinator.http.doors import HEADER_DEADLINE_S, Doors, DoorSettings
@@ -31,13 +32,13 @@ from holter.coordinator.recovery import journal, rebuilt_run
 from holter.coordinator.roster import Roster
 from holter.coordinator.run import FollowUp, Run
 from holter.diagnosis import report
-from holter.faults import ALL, Detector
+from holter.faults import ALL, CAUSES, Detector
 from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit
 from holter.files import as_json, read_json, write_whole
 from holter.halting.protocol import Tell
 from holter.halting.vault.store import Vault
-from holter.records import Order
+from holter.records import Diagnosis, Order
 from holter.transport import wire
 from holter.transport.choice import transport_of
 
@@ -52,6 +53,9 @@ OPEN_DEADLINE_S = 5.0
 """How long making a directory may take; ranks stand and wait for it."""
 
 LINGER_LOOK_S = 0.5
+
+MAX_TOLD = 256
+"""Ranks whose launchers are told what ended the job; one of them shows it."""
 
 MAX_PAUSE_S = 1.0
 """Between two judgements."""
@@ -182,6 +186,7 @@ class Coordinator:
         logger.info("ending: %s", reason)
         await self._judge(is_final=True)
         self.watched.judging.runner.guard("the page", self._pages.page_state.look)
+        await self._say_the_last_line()
         self._is_over.set()
         await self._pages.events.close(reason)
         await self._close()
@@ -203,12 +208,28 @@ class Coordinator:
             text = report.headline(diagnosis)
             logger.warning("incident %s: %s", diagnosis.id, text)
             await self._listener.notify(0, wire.Notice(severity=diagnosis.severity, text=text))
+            await self._tell_launchers(diagnosis)
         self._announcer.tell()
         for text in (*follow_up.alarms, *follow_up.halt_news):
             logger.warning("%s", text)
             await self._listener.notify(0, wire.Notice(severity="critical", text=text))
         for act in follow_up.acts:
             await self._carry_out(act)
+
+    async def _tell_launchers(self, diagnosis: Diagnosis) -> None:
+        """What the launcher of a rank that fails shall show: the rank's own last words are often those of a victim."""
+        entry = CAUSES.get(diagnosis.causes[0].cause) if diagnosis.causes else None
+        if diagnosis.severity != "critical" and (entry is None or not entry.is_death):
+            return
+        text = f"{report.headline(diagnosis)}\n{diagnosis.symptom}\nholter report {self.watched.settings.run_dir}"
+        notice = wire.Notice(severity=diagnosis.severity, text=text, kind="verdict")
+        ranks = sorted(self.watched.roster.members)[:MAX_TOLD]
+        await asyncio.gather(*(self._listener.notify(rank, notice) for rank in ranks))
+
+    async def _say_the_last_line(self) -> None:
+        line = closing_line(self.watched.summary())
+        logger.info("%s", line)
+        await self._listener.notify(0, wire.Notice(severity="info", text=line, kind="closing"))
 
     async def _carry_out(self, act: Act) -> None:
         """Do what a halt asks for; a disk may take its time, and reports are received meanwhile."""
@@ -274,7 +295,7 @@ class Coordinator:
 
     async def _close(self) -> None:
         await self._listener.hang_up()
-        self.watched.intake.end(clock.wall_ns())
+        self.watched.intake.end(clock.wall_ns(), self.watched.summary().steps)
         if self.watched.incidents.standing() or self.watched.halts.outcomes:
             await self._linger()
         await self._announcer.close()

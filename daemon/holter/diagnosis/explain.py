@@ -8,6 +8,7 @@ Of the rows that fit, the surest of each cause counts. A confidence under 0.70 m
 causes becomes a `Diagnosis`: the public record that a person, a pager and a test read.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -33,6 +34,10 @@ NOT_LOOKED = "This was not looked for."
 SEEN = "This was seen, and speaks against it."
 NOT_SEEN = "This was looked for and not seen."
 LOOKED = (NOT_LOOKED, SEEN, NOT_SEEN)
+
+STOP = re.compile(r"^Stop the run(?:\.|:) ")
+"""How a fix begins for a run that goes on."""
+
 MAX_REMEMBERED = 1024
 _remembered: dict[int, tuple[Finding, tuple[Cause, ...]]] = {}
 """id of a finding -> the finding, which keeps the id its own, and its causes."""
@@ -126,7 +131,7 @@ def explain(  # noqa: PLR0913 - the parts of a public record
     incident_id: str,
     run_id: str,
     opened_at: str,
-    detected_after_s: float,
+    detected_after_s: float | None,
     directive: Directive,
     strikes: int = 1,
     plots: Sequence[Evidence] = (),
@@ -143,7 +148,7 @@ def explain(  # noqa: PLR0913 - the parts of a public record
     return Diagnosis(
         id=incident_id,
         run_id=run_id,
-        severity=min((leading, *consequences), key=lambda finding: WORST_FIRST.index(finding.severity)).severity,
+        severity=_severity(causes[0].cause, leading, consequences),
         symptom=leading.summary,
         first_step=leading.first_step,
         detected_step=leading.detected_step,
@@ -186,6 +191,27 @@ def strike_out(diagnosis: Diagnosis, strikes: int, lessons: str) -> Diagnosis:
     causes = diagnosis.causes if is_known else _in_doubt(diagnosis.causes, strikes)
     causes = (_with(causes[0], [Evidence(kind="strikes", summary=lessons, values={"strikes": strikes})]), *causes[1:])
     return msgspec.structs.replace(diagnosis, strikes=strikes, causes=causes, hypotheses=hypotheses(causes))
+
+
+def _severity(cause: str, leading: Finding, consequences: Sequence[Finding]) -> Severity:
+    if cause in CAUSES and CAUSES[cause].keeps_severity:
+        return leading.severity
+    return min((leading, *consequences), key=lambda finding: WORST_FIRST.index(finding.severity)).severity
+
+
+def after_halt(causes: Sequence[Cause], go_on: str) -> tuple[Cause, ...]:
+    """The same causes once the run was halted: nobody is told to stop it, but from where to go on."""
+    return tuple(
+        msgspec.structs.replace(cause, fix=msgspec.structs.replace(cause.fix, do=_do_after_halt(cause.fix.do, go_on)))
+        for cause in causes
+    )
+
+
+def _do_after_halt(do: str, go_on: str) -> str:
+    if do.endswith(go_on):
+        return do
+    rest = STOP.sub("", do, count=1)
+    return f"{rest[:1].upper()}{rest[1:]} {go_on}"
 
 
 def _consequence(finding: Finding) -> Evidence:

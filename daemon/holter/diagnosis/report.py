@@ -159,7 +159,9 @@ def _record(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:
             "deal with the cause, then `holter resume RUN`: it says how to load what was kept, and lets the run start",
         )
     yield "Incident", f"{diagnosis.id} of run {diagnosis.run_id}"
-    yield "Opened", f"{diagnosis.opened_at}, {diagnosis.detected_after_s:.1f} s after it happened"
+    after_s = diagnosis.detected_after_s
+    since = f", {after_s:.1f} s after it began" if after_s is not None else "; when it began was not seen"
+    yield "Opened", f"{diagnosis.opened_at}{since}"
 
 
 def _listed(names: tuple[str, ...]) -> str:

@@ -14,6 +14,7 @@ from holter.faults.frozen.causes import FAMILY as FROZEN
 from holter.faults.hangs.causes import FAMILY as HANGS
 from holter.faults.learning.causes import FAMILY as LEARNING
 from holter.faults.logged.causes import FAMILY as LOGGED
+from holter.faults.memory.causes import FAMILY as MEMORY
 from holter.faults.model.causes import FAMILY as MODEL
 from holter.faults.numerics.causes import FAMILY as NUMERICS
 from holter.faults.precision.causes import FAMILY as PRECISION
@@ -21,7 +22,7 @@ from holter.faults.replicas.causes import FAMILY as REPLICAS
 from holter.faults.slowness.causes import FAMILY as SLOWNESS
 from holter.faults.window import ClassHistory, ExamKey, RankExit, StepView, TableKey, Window
 
-FAMILIES = (NUMERICS, FROZEN, LEARNING, PRECISION, REPLICAS, DATA, MODEL, LOGGED, HANGS, SLOWNESS)
+FAMILIES = (NUMERICS, FROZEN, LEARNING, PRECISION, REPLICAS, DATA, MODEL, LOGGED, MEMORY, HANGS, SLOWNESS)
 
 DETECTORS: dict[str, DetectorEntry] = {entry.detector.name: entry for family in FAMILIES for entry in family.detectors}
 """What is declared of each detector, by its name."""

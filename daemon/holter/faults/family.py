@@ -88,6 +88,8 @@ class CauseEntry:
     """Ranks wait for each other: it is over when they move on, and no rank reaches an agreed step meanwhile."""
     is_death: bool = False
     """A process ended by itself: the survivors wait for it."""
+    keeps_severity: bool = False
+    """What it brings about does not make it graver: peers that wait for a script that has ended itself are no hang."""
     passes_after_steps: int | None = None
     """It leaves nothing behind, and is over after so many steps without it; None: it stays until the run ends."""
     is_measured_against_the_past: bool = False
@@ -125,7 +127,9 @@ class EngineFacts(TypedDict, total=False):
     late_ranks: list[int]
     """Ranks whose lag is drawn."""
     overdue_at_ns: int
-    """When a deadline passed: how long the detection took is counted from then."""
+    """When a deadline passed."""
+    began_at_ns: int | None
+    """When it began, where the detector knows better than the step's report tells: how long the detection took is counted from then."""
     is_beyond_return: bool
     """It does not pass any more, whatever its cause."""
     is_running: bool

@@ -280,10 +280,18 @@ def _start_sidecar(  # noqa: PLR0913 - what is handed down
     arguments += ["--metrics-host", _listen_host(settings, here)]
     if here.rank == 0 and (terminal := _terminal()):
         arguments += ["--terminal", terminal]
+    if error_file := os.environ.get("TORCHELASTIC_ERROR_FILE", ""):
+        arguments += ["--error-file", error_file]
+    errors = _own_stderr() if here.rank == 0 else -1
+    if errors >= 0:
+        arguments += ["--stderr-fd", str(errors)]
+        pass_fds.append(errors)
     try:
         allow_stacks(spawn.start(arguments, pass_fds=pass_fds, environ=os.environ))
     finally:
         os.close(read_end)
+        if errors >= 0:
+            os.close(errors)
         orders.close()
         if listener is not None:
             listener.close()
@@ -336,6 +344,14 @@ def _introduce(here: RankPlace, framework: str) -> Attached:
         environment=startup.environment(os.environ) if here.rank == 0 else {},
         code=startup.code(sys.argv[0] if sys.argv else "") if here.rank == 0 else {},
     )
+
+
+def _own_stderr() -> int:
+    """A copy of standard error's descriptor; -1: there is none."""
+    try:
+        return os.dup(2)
+    except OSError:
+        return -1
 
 
 def _terminal() -> str:

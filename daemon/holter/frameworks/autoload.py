@@ -1,6 +1,9 @@
 """Called at the end of `import torch` in every process, by the `torch.backends` entry point.
 
 An unmodified script is attached when HOLTER=1 says so; the elastic agent, a rank's children and everything else are left alone.
+
+A process that no launcher made a rank (`python train.py`) is watched from the moment it begins to train: when it builds an optimizer, or
+runs its first backward pass. One that only imports torch is left alone.
 """
 
 import contextlib
@@ -36,12 +39,27 @@ def autoload() -> None:
     """Attach, if this process is a rank that wants it; nothing that goes wrong reaches the user's `import torch`."""
     try:
         if _is_rank():
-            from holter.frameworks import attach  # noqa: PLC0415  imports torch, which has just been imported
+            _attach()
+        elif _may_train():
+            from holter.frameworks import first_training  # noqa: PLC0415  imports torch, which has just been imported
 
-            attach.attach()
+            first_training.then(_attach)
     except Exception as error:  # noqa: BLE001
         with contextlib.suppress(Exception):
             sys.stderr.write(f"holter: cannot attach, training goes on unobserved: {error}\n")
+
+
+def _attach() -> None:
+    from holter.frameworks import attach  # noqa: PLC0415  imports torch, which has just been imported
+
+    attach.attach()
+
+
+def _may_train() -> bool:
+    """No launcher has set a rank, and this is no launcher and no child of a rank."""
+    is_child = os.environ.get("HOLTER_RANK_PID", "") not in ("", str(os.getpid()))
+    has_launcher = any(name in os.environ for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+    return is_enabled() and not is_child and not has_launcher and _program() not in LAUNCHERS
 
 
 def _is_rank() -> bool:

@@ -103,6 +103,13 @@ def write(run_dir: Path, halt: HaltRecord) -> None:
             raise error from None
 
 
+def rename(run_dir: Path, incident: str, cause: str, ranks: Iterable[int]) -> None:
+    """The incident for which the run was halted is understood better: halt.json says the same cause. Raises OSError."""
+    halt = read(run_dir)
+    if halt is not None and halt.incident == incident and (halt.cause, halt.ranks) != (cause, list(ranks)):
+        write(run_dir, msgspec.structs.replace(halt, cause=cause, ranks=list(ranks)))
+
+
 def lift(run_dir: Path) -> HaltRecord | None:
     """Move halt.json to the past halts, and return it. None: there was none. Raises OSError."""
     halt = read(run_dir)

@@ -60,7 +60,7 @@ def _why_no_halt(severity: Severity, causes: Sequence[Cause], detector: str) -> 
         return f"{first.cause} rests on {first.basis}, and only what was observed directly halts a run: reported, training goes on"
     if detector in DETECTORS and DETECTORS[detector].tried_on != "jobs":
         return f"{detector} is on trial, and only what is trusted halts a run: reported, training goes on"
-    if first.cause in CAUSES and CAUSES[first.cause].is_death and _is_own_error(first):
+    if detector in DETECTORS and DETECTORS[detector].sees_ends and _is_own_error(first):
         return "the script ended itself with an error of its own: it ends as it would have, reported"
     return ""
 

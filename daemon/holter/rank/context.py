@@ -21,6 +21,7 @@ from holter.rank.publish.step_log import OpenStep, OwedAnswer, PhaseClock, StepL
 from holter.rank.readings.batches import MAX_LEAVES, Inputs, Leaf, on_device, pipeline_stage
 from holter.rank.readings.fused_pass import Readings
 from holter.rank.readings.gradient_answers import GradientAnswers, GradientMark, num_collectives
+from holter.rank.readings.loss_lines import LossTrace
 from holter.rank.readings.samples import is_capturing, local
 from holter.rank.readings.state_history import StateHistory
 from holter.records import Body, Observation, Phase
@@ -58,6 +59,10 @@ class StepInputs:
     last: Inputs | None = None
     suspect: Inputs | None = None
     """The call after which the first non-finite value of this step was seen."""
+    trace: LossTrace | None = None
+    """How the first loss of this step that was not finite was made."""
+    num_models: int = 0
+    """Models that were called in training since the step began."""
     unread: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
     """What models were given on a device since the last backward pass: it is read with the loss, for later it may be gone."""
     stage: tuple[int, bool] | None = None
@@ -70,6 +75,8 @@ class StepInputs:
 
     def see(self, call: Inputs | None) -> None:
         """A model is called in training."""
+        if call is not None and (self.last is None or self.last.model() is not call.model()):
+            self.num_models += 1
         self.last, self.stage = call, pipeline_stage()
         if call is not None and len(self.unread) < MAX_LEAVES:
             self.unread += on_device(call)
@@ -86,8 +93,8 @@ class StepInputs:
 
     def clear(self) -> None:
         """The step is done."""
-        self.last = self.suspect = None
-        self.unread = []
+        self.last = self.suspect = self.trace = None
+        self.unread, self.num_models = [], 0
         self.received.clear()
 
 

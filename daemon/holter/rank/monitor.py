@@ -25,6 +25,7 @@ from holter.rank.publish.budget import Schedule
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.inspection import InspectionProbe
+from holter.rank.readings.memory import MemoryProbe
 from holter.rank.readings.modes import ModeProbe
 from holter.rank.readings.nan_origin import BatchBlameProbe
 from holter.rank.readings.vitals import VitalsProbe
@@ -107,7 +108,13 @@ class Monitor:
         self._saves = SaveProbe(self.context)
         self.logs = LogProbe(self.context)
         self._groups = GroupProbe(self.context)
-        looks = self._saves.look, DeviceProbe(self.context).look, self._groups.look, self._kernels.settle
+        looks = (
+            self._saves.look,
+            DeviceProbe(self.context).look,
+            self._groups.look,
+            self._kernels.settle,
+            MemoryProbe(self.context).look,
+        )
         self.before_backward: list[Callable[[], None]] = [self.context.guard.wrap(look) for look in looks]
         """Called at every backward pass, by those who wait for the script to import something."""
         self._is_searched = False

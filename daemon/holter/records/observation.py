@@ -16,6 +16,7 @@ from holter.records.rank import (
     FirstStep,
     Group,
     Groups,
+    Hoard,
     Inspection,
     Logged,
     Modes,
@@ -55,9 +56,11 @@ class Farewell(msgspec.Struct, frozen=True, tag="farewell", kw_only=True):
     kind: Literal["end", "exception", "interrupt", "exit"]
     """`exit`: by `os._exit`, past everything that Python does at an end."""
     text: str
-    """Exception type and message; `os._exit(3)`; empty for an ordinary end."""
+    """Exception type and message; `os._exit(3)`; `sys.exit(3)`; empty for an ordinary end."""
     where: str
-    """File, line and function of the innermost frame of the script."""
+    """File, line and function of the innermost frame, whoever's code it is."""
+    own: list[str] = []
+    """Frames of the script's own code, the innermost first: `/home/me/train.py:41 in main: loss = criterion(x, y)`."""
 
 
 class Exited(msgspec.Struct, frozen=True, tag="exited", kw_only=True):
@@ -283,7 +286,7 @@ class Link(msgspec.Struct, frozen=True, tag="link", kw_only=True):
     """`closed`: by the other side, whose process ended. `silent`: nothing comes any more, and nobody closed it."""
 
 
-Rare = Vitals | Inspection | Feed | Skipped | Swapped | Modes | ScriptWarning | Device
+Rare = Vitals | Inspection | Feed | Skipped | Swapped | Modes | Hoard | ScriptWarning | Device
 """Records that a window keeps unchanged, up to a limit of each kind."""
 Own = Unavailable | Judged | Unexamined | Link | HaltAsked | HaltAnswered | Ordered
 """What the coordinator records about itself."""

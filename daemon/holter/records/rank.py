@@ -236,6 +236,9 @@ NUMBERS = {
     "log.<name>": "what the script logged",
     "ema.distance": "relative distance of an averaged copy from the live weights, on a sample",
     "ema.moved": "1 if the averaged copy changed since it was last logged",
+    "memory.host_bytes": "resident memory of the rank",
+    "memory.host_left_bytes": "what host or container have left; also memory.device_left_bytes",
+    "memory.device_bytes": "what tensors hold of the device; memory.device_cached_bytes with what the allocator keeps",
     "rewards.num_groups": "of a [groups, samples] tensor of rewards or advantages: groups",
     "rewards.num_flat_groups": "groups without any spread",
     "ratio.first_deviation": "largest distance of importance ratios from 1 on the first micro-step after an update",
@@ -316,6 +319,14 @@ class Origin(msgspec.Struct, frozen=True, tag="origin", kw_only=True):
     output_absmax: float = 0.0
     """Of what is finite in the output."""
     weight_absmax: float = 0.0
+    is_loss_alone: bool = False
+    """It is the model's outermost forward that made it, and only its loss: what its modules gave was finite."""
+    num_models: int = 1
+    """Models that the step had called: the replay is of one of them."""
+    operation: str = ""
+    """What the loss's own graph shows: `log of 3 of 8 values that are zero or negative`; empty: nothing."""
+    lines: list[str] = []
+    """Lines of the script that made the loss, the likeliest first."""
 
 
 class ModuleVitals(msgspec.Struct, frozen=True, array_like=True):
@@ -473,6 +484,19 @@ class Modes(msgspec.Struct, frozen=True, tag="modes", kw_only=True):
     """All modules of the model that compute something else in evaluation mode."""
     is_whole: bool
     """The model itself, its outermost module, was in evaluation mode."""
+
+
+class Hoard(msgspec.Struct, frozen=True, tag="hoard", kw_only=True):
+    """A container of the script that grows with the steps, told when the rank's memory has grown by much."""
+
+    name: str
+    """As the script calls it: `outputs`, `meter.history`."""
+    where: str
+    """Its file, and the function if it is local."""
+    length: int
+    grown: int
+    """Entries that it got in the last `num_steps`."""
+    num_steps: int
 
 
 class ScriptWarning(msgspec.Struct, frozen=True, tag="warned", kw_only=True):

@@ -147,7 +147,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     detected_step: int
     agreed_steps: int | None = None
     """Where ranks were compared: completed steps of the last state in which they agreed, -1 if there was none. The fault may be as old as that."""
-    detected_after_s: float
+    detected_after_s: float | None
+    """From the beginning of the fault to the diagnosis, as far as is known; None: nobody saw it begin."""
     opened_at: str
     closed_at: str | None = None
     strikes: int = 1

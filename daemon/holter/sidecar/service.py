@@ -25,6 +25,7 @@ from holter.files import UNREADABLE
 from holter.page import CONTROL_NOTHING, CONTROL_THIN, PageReader
 from holter.records import Body, Census, Exited, Farewell, LastCalls, Observation, PackedTable, Phase, StepDone, Table
 from holter.sidecar.coordinator_link import CoordinatorLink
+from holter.sidecar.job_log import ErrorFile, LastLine
 from holter.sidecar.orders import Orders
 from holter.sidecar.process import Process, ProcessEnding
 from holter.sidecar.rank_watcher import RankWatcher
@@ -61,6 +62,10 @@ class SidecarSettings:
     """Socket of the rank's halt agent."""
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
     terminal: str = ""
+    stderr_fd: int = -1
+    """The rank's standard error, for what is to be said after its end."""
+    error_file: str = ""
+    """From which the launcher's summary of a failed rank is made; empty: it makes none."""
     version: str = ""
 
 
@@ -83,6 +88,8 @@ class Sidecar:
         """The run directory, as the coordinator calls it."""
         self._thinning, self._dropped_seen, self._thinned_at = 0, 0, 0.0
         self._status = StatusLine(settings.terminal) if settings.terminal else None
+        self._last_line = LastLine(settings.stderr_fd)
+        self._error_file = ErrorFile(settings.error_file)
         self._link = CoordinatorLink(identity, self._answer, log_to, settings.metrics.tls)
         self._orders = Orders(
             self._page, self._process, lambda said: self._link.send(said, urgent=True), lambda: self._link.is_connected
@@ -114,6 +121,7 @@ class Sidecar:
         finally:
             if self._status is not None:
                 self._status.close()
+            self._last_line.close()
             await server.stop()
 
     async def _watch(self, ended: asyncio.Event) -> None:
@@ -171,6 +179,9 @@ class Sidecar:
             self._history.learn_census(body)
         elif isinstance(body, Farewell):
             self._farewell = body
+            if body.kind == "exception":
+                place = f"at step {observation.step}, {body.own[0] if body.own else body.where}"
+                self._error_file.add(f"{body.text}\n{place}")
         self._state.learn(observation)
         self._watcher.learn(observation)
         self._link.send(observation, urgent=isinstance(body, StepDone) and bool(body.nonfinite))
@@ -210,9 +221,20 @@ class Sidecar:
             case wire.Halt():
                 self._orders.run_dir = self._named_dir if self._link.is_own_directory(self._named_dir) else ""
                 self._orders.hear(message.order)
+            case wire.Notice(kind="verdict"):
+                self._error_file.add(message.text)
+            case wire.Notice(kind="closing"):
+                self._close_status()
+                self._last_line.say(message.text)
             case wire.Notice():
                 self._give_notice(message.text)
         return None
+
+    def _close_status(self) -> None:
+        """Give the row of the live line back: what is said now is the last."""
+        if self._status is not None:
+            self._status.close()
+            self._status = None
 
     def _give_notice(self, text: str) -> None:
         """In the job's own log: the rank says it at its next step, and for a rank that stands still we do."""
@@ -255,6 +277,11 @@ class Sidecar:
         )
         logger.info("rank %d ended: exit code %s, signal %s", self.rank, ending.exit_code, ending.signal)
         await self._link.close(GOODBYE_DEADLINE_S)
+        self._close_status()
+        steps = heartbeat.step if heartbeat else 0
+        self._last_line.say(
+            f"rank {self.rank} ended after {steps} steps; no coordinator answered, so nobody can say whether all was well"
+        )
 
     async def _ending(self) -> ProcessEnding:
         deadline = clock.monotonic_s() + ENDING_PATIENCE_S

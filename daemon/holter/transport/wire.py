@@ -115,7 +115,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
 
     severity: Severity
     text: str
-    kind: Literal["incident", "message"] = "incident"
+    kind: Literal["incident", "message", "verdict", "closing"] = "incident"
+    """`verdict`: what a launcher shall show of a rank that fails; `closing`: the last line of the run."""
 
 
 class Halt(msgspec.Struct, frozen=True, kw_only=True, tag="halt"):

@@ -10,7 +10,7 @@ import pytest
 import trustme
 from tests.coordinator.conftest import RUN_ID, TOKEN, Running, eventually
 
-from holter.cli.runs import locate
+from holter.cli.run_reader import locate
 from holter.config import load
 from holter.coordinator.http.doors import DoorSettings
 from holter.errors import ConfigError

@@ -86,7 +86,7 @@ def test_survivors_that_the_launcher_terminated_are_victims() -> None:
     )
     assert finding.ranks == (1,)
     assert "ValueError: bad label 7" in finding.summary
-    assert finding.evidence[0].values["where"] == "train.py:12 in step"
+    assert finding.evidence[1].values["where"] == "train.py:12 in step"
 
 
 def test_a_rank_that_the_launcher_terminated_on_its_way_out_died_of_its_exception() -> None:
@@ -94,7 +94,9 @@ def test_a_rank_that_the_launcher_terminated_on_its_way_out_died_of_its_exceptio
     (finding,) = judge(ended(1, 10.0, code=1, said=said), ended(0, 10.2, by=signal.SIGTERM, said=said))
     assert finding.ranks == (0, 1)
     assert finding.facts["is_exception"] is True
-    assert "rank 0 (pid 4000) ended with RuntimeError: out of ideas" in finding.evidence[1].summary
+    (end,) = [proof for proof in finding.evidence if proof.kind == "process_exit"]
+    assert end.summary.startswith("ranks 0 and 1 ended with RuntimeError: out of ideas")
+    assert "last seen in steps 20 to 21" in end.summary
 
 
 def test_a_peer_that_lost_its_connection_and_was_then_terminated_is_a_victim() -> None:
@@ -434,10 +436,74 @@ def test_a_rank_that_died_or_left_explains_a_timeout_however_long_ago() -> None:
 @pytest.mark.parametrize("text", ["requests.exceptions.ReadTimeout: timed out", "TimeoutError: timed out"])
 def test_a_timeout_that_is_not_the_backends_is_a_death_of_its_own(text: str) -> None:
     (finding,) = judge(ended(0, 10.0, code=1, said=raised(text)), ended(1, 10.5, by=signal.SIGTERM))
-    assert ((0,), "rank_dead") == (finding.ranks, rank_causes(finding)[0].cause)
+    assert ((0,), "script_error") == (finding.ranks, rank_causes(finding)[0].cause)
 
 
 def test_an_error_of_the_rank_itself_that_the_watchdog_tells_is_its_own() -> None:
     text = "torch.distributed.DistBackendError: NCCL watchdog thread terminated with exception: CUDA error: an illegal memory access"
     (finding,) = judge(ended(0, 10.0, code=1, said=raised(text)), ended(1, 10.5, by=signal.SIGTERM))
     assert ((0,), "rank_dead") == (finding.ranks, rank_causes(finding)[0].cause)
+
+
+OWN = ["/home/me/losses.py:12 in total: return terms[7]", "/home/me/train.py:41 in main: loss = total(terms)"]
+
+
+def test_an_exception_of_the_script_is_a_warning_with_its_own_line_first() -> None:
+    said = Farewell(kind="exception", text="KeyError: 7", where="/lib/x.py:3 in get", own=OWN)
+    (finding,) = judge(ended(1, 10.0, code=1, said=said), ended(0, 10.2, code=1, said=raised(LOST)))
+    assert ("warning", (1,), 21) == (finding.severity, finding.ranks, finding.first_step)
+    assert finding.summary == "/home/me/losses.py:12 in total: rank 1 ended with KeyError: 7 at step 21."
+    line = finding.evidence[0]
+    assert ("script_line", "/home/me/losses.py", 12) == (line.kind, line.values["file"], line.values["line"])
+    assert line.summary.startswith(OWN[0])
+    assert line.summary.endswith("called from /home/me/train.py:41 in main; raised in /lib/x.py:3 in get")
+    (cause, *_) = rank_causes(finding)
+    assert ("script_error", 0.93) == (cause.cause, cause.confidence)
+    assert "SIGKILL" not in cause.fix.do + cause.mechanism
+
+
+def test_the_same_exception_on_all_ranks_is_one_finding_that_says_it_once() -> None:
+    ends = [
+        ended(rank, 10.0 + rank / 10, code=1, said=msgspec.structs.replace(raised(f"ValueError: rank {rank}"), own=OWN))
+        for rank in range(4)
+    ]
+    (finding,) = judge(*ends, ranks=4)
+    assert (0, 1, 2, 3) == finding.ranks
+    assert 1 == sum(proof.kind == "script_line" for proof in finding.evidence)
+
+
+def test_sys_exit_with_a_code_is_the_scripts_own_end() -> None:
+    said = Farewell(kind="end", text="sys.exit(3)", where="train.py:9 in main", own=["train.py:9 in main: sys.exit(3)"])
+    (finding,) = judge(ended(0, 10.0, code=3, said=said), ended(1, 10.5, by=signal.SIGTERM))
+    assert ("warning", "script_error") == (finding.severity, rank_causes(finding)[0].cause)
+    assert finding.summary == "train.py:9 in main: rank 0 ended with exit code 3 at step 20."
+    (by_hand,) = judge(ended(0, 10.0, code=3, said=END), ended(1, 10.5, by=signal.SIGTERM))
+    assert "script_error" == rank_causes(by_hand)[0].cause
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        ("OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.", "out_of_memory"),
+        ("MemoryError: ", "out_of_memory"),
+        ("_ArrayMemoryError: Unable to allocate 1.00 TiB for an array", "out_of_memory"),
+        ("RuntimeError: [enforce fail at alloc_cpu.cpp:124] . DefaultCPUAllocator: can't allocate memory", "out_of_memory"),
+        ("OSError: [Errno 12] Cannot allocate memory", "out_of_memory"),
+        ("RuntimeError: DataLoader worker (pid 77) is killed by signal: Killed. ", "out_of_memory"),
+        ("RuntimeError: DataLoader worker (pid 77) is killed by signal: Segmentation fault. ", "stalled_data_loader"),
+        ("RuntimeError: DataLoader worker (pid(s) 77) exited unexpectedly", "stalled_data_loader"),
+        ("AcceleratorError: CUDA error: an illegal memory access was encountered", "rank_dead"),
+        ("AcceleratorError: CUDA error: device-side assert triggered", "script_error"),
+        ("KeyError: 'sample-17' (Caught KeyError in DataLoader worker process 0)", "script_error"),
+        ("ValueError: the memory bank is out of memory slots", "script_error"),
+    ],
+)  # fmt: skip
+def test_what_has_a_name_of_its_own_keeps_it(text: str, cause: str) -> None:
+    (finding,) = judge(ended(0, 10.0, code=1, said=raised(text)), ended(1, 10.5, by=signal.SIGTERM))
+    assert cause == rank_causes(finding)[0].cause
+    assert ("warning" if cause == "script_error" else "critical") == finding.severity
+
+
+def test_a_rank_that_the_kernel_ended_for_memory_is_out_of_memory() -> None:
+    (finding,) = judge(ended(1, 10.0, by=signal.SIGKILL, out_of_memory=True), ended(0, 10.2, by=signal.SIGTERM))
+    assert "out_of_memory" == rank_causes(finding)[0].cause

@@ -96,16 +96,24 @@ class CheckpointVerdicts:
             self._found_in.append(verdicts.Spoil(sealed.verdict, sealed.manifest.step - self.base_step, sealed.why))
 
     def judge(
-        self, findings: Iterable[Finding], diagnoses: Iterable[Diagnosis], sight: Callable[[], Sight]
+        self,
+        findings: Iterable[Finding],
+        diagnoses: Iterable[Diagnosis],
+        sight: Callable[[], Sight],
+        *,
+        is_final: bool = False,
     ) -> list[str]:
-        """Look at each again, with what is new or better understood; returns what must be said at once."""
+        """Look at each again, with what is new or better understood; returns what must be said at once.
+
+        At the end nothing is compared any more: replicas that were not seen to part are believed equal, as in a halt.
+        """
         self._diagnoses |= {diagnosis.id: diagnosis for diagnosis in diagnoses}
         self._applied |= {found.first_step: found for found in findings if verdicts.is_applied(found)}
         waiting = [entry for entry in self._entries if entry.step is not None]
         if not waiting:
             return []
         spoiled, seen = self._spoils(), sight()
-        changed = [entry for entry in waiting if _rejudge(entry, spoiled, seen)]
+        changed = [entry for entry in waiting if _rejudge(entry, spoiled, seen, is_final=is_final)]
         if changed:
             self._write()
         latest = self._entries[-1]
@@ -215,10 +223,12 @@ def compared_until(classes: Mapping[str, ClassHistory], diagnoses: Iterable[Diag
     return None if is_explained else weights_agreed(classes)
 
 
-def _rejudge(entry: _Entry, spoiled: Sequence[verdicts.Spoil], sight: Sight) -> bool:
+def _rejudge(entry: _Entry, spoiled: Sequence[verdicts.Spoil], sight: Sight, *, is_final: bool) -> bool:
     """Judge again; True when the verdict has changed. Losing sight later does not make a healthy checkpoint doubtful."""
     assert entry.step is not None
     found, save = verdicts.of_state(entry.step, spoiled, sight), entry.save
+    if is_final and found.verdict == "unknown" and not sight.blind and sight.until_step >= entry.step:
+        found = verdicts.of_halt(entry.step, spoiled, sight.compared_until)
     is_unseen = found.verdict == "unknown" and not found.incident
     if (is_unseen and save.verdict == "healthy") or (found.verdict, found.why) == (save.verdict, save.why):
         return False

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from holter import patience
+from holter.diagnosis.explain import after_halt
 from holter.faults.hangs.endings import LOST_CONNECTION
 from holter.faults.numerics.causes import NONFINITE_BACKWARD
 from holter.halting import protocol
@@ -68,6 +69,8 @@ class Outcome:
     """The ranks were told to leave."""
     reason: str = ""
     """The reason of the wish."""
+    go_on: str = ""
+    """From which checkpoint and step to go on, one sentence; empty: from none."""
 
 
 @dataclass
@@ -250,7 +253,10 @@ class HaltDriver:
             checkpoint=outcome.checkpoint,
             exit_code=EXIT_CODE if outcome.is_halted else None,
         )
-        return msgspec.structs.replace(diagnosis, action=action)
+        causes = (
+            after_halt(diagnosis.causes, outcome.go_on) if outcome.is_halted and outcome.go_on else diagnosis.causes
+        )
+        return msgspec.structs.replace(diagnosis, action=action, causes=causes)
 
     def sealed(self, outcome: Outcome) -> None:
         """What was saved now has its name, or nothing could be kept."""

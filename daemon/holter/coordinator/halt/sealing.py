@@ -122,12 +122,23 @@ def _record(ending: HaltEnding, sealed: Sealed | None, failure: str) -> halt_rec
 
 
 def _outcome(record: halt_record.HaltRecord, sealed: Sealed | None, failure: str, unmarked: str) -> Outcome:
+    go_on = _go_on(record)
     if sealed is None:
-        return Outcome("failed", f"halted after {record.step} steps, and nothing was saved: {failure}{unmarked}")
+        text = f"halted after {record.step} steps, and nothing was saved: {failure}{unmarked}"
+        return Outcome("failed", text, go_on=go_on)
     where = f"{FOLDER}/{sealed.path.name}"
     if sealed.verdict == "incomplete":
         text = f"halted after {record.step} steps; what could be saved is not whole ({where}): {sealed.why}"
-        return Outcome("incomplete", text + unmarked, where)
+        return Outcome("incomplete", text + unmarked, where, go_on=go_on)
     doubt = f" ({record.why})" if sealed.verdict != "healthy" else ""
     text = f"halted after {record.step} steps; checkpoint {where}, verified, {sealed.verdict}{doubt}"
-    return Outcome("completed", text + unmarked, where)
+    return Outcome("completed", text + unmarked, where, go_on=go_on)
+
+
+def _go_on(record: halt_record.HaltRecord) -> str:
+    """One sentence for whoever has mended the cause."""
+    step, checkpoint = record.offered
+    if checkpoint is None:
+        return f"The run is stopped, after {record.step} steps; no checkpoint was kept, so begin again or from one of your own."
+    verdict = record.verdict if checkpoint == record.checkpoint else "healthy"
+    return f"The run is stopped: once this is mended, go on from step {step}, {checkpoint} ({verdict}); `holter resume` says how."

@@ -1,6 +1,6 @@
 """What ranks say rarely (`Rare`), kept as it was said, a bounded number of each kind. Pure.
 
-    Vitals, Inspection, Skipped, Swapped, Modes, Device   the newest
+    Vitals, Inspection, Skipped, Swapped, Modes, Hoard, Device   the newest
     ScriptWarning                                         of each text the first few ranks that were shown it
     Feed                                                  of each rank and loader: the first beginning, the latest one, the latest two ends
 
@@ -11,9 +11,17 @@ import heapq
 from collections.abc import Iterator
 
 from holter.faults.window import Note
-from holter.records import Device, Feed, Inspection, Modes, Rare, ScriptWarning, Skipped, Swapped, Vitals
+from holter.records import Device, Feed, Hoard, Inspection, Modes, Rare, ScriptWarning, Skipped, Swapped, Vitals
 
-NEWEST: dict[type[Rare], int] = {Vitals: 2048, Inspection: 128, Skipped: 1024, Swapped: 256, Modes: 1024, Device: 4096}
+NEWEST: dict[type[Rare], int] = {
+    Vitals: 2048,
+    Inspection: 128,
+    Skipped: 1024,
+    Swapped: 256,
+    Modes: 1024,
+    Hoard: 256,
+    Device: 4096,
+}
 """How many of a kind are kept."""
 MAX_TEXTS, MAX_TELLERS = 256, 8
 """Different warnings, and ranks kept of each."""

@@ -39,6 +39,9 @@ _NOT_LOOKED_AT = (
 _NO_ABSENTEE = "the ranks' recorders from before the timeout: a rank gave up waiting, and nothing tells which of its peers was missing"
 _LOCKED_TOO = "the interpreter's answer: it is locked, and that alone would explain the wait"
 
+_BETTER_KNOWN = ("is_own_error", "is_out_of_memory", "is_worker_lost")
+"""Why it ended has a name of its own."""
+
 RANK_SUSPENDED = CauseEntry(
     cause="rank_suspended",
     happened="A rank's process is held: stopped by a signal, a debugger or the freezer, or in a system call that does not return.",
@@ -148,6 +151,8 @@ STALLED_DATA_LOADER = CauseEntry(
         Row("stalled_rank", 0.93, "observation", seen=("is_in_data",), absent=("is_everyone_stuck",), unless=(*_HELD, "is_elsewhere")),
         Row("stalled_rank", 0.88, "observation", seen=("is_in_data", "is_everyone_stuck"), unless=(*_HELD, "is_elsewhere")),
         Row("stalled_rank", 0.40, "inference", seen=("is_in_data", "is_interpreter_locked"), missing=_LOCKED_TOO),
+        Row("dead_rank", 0.90, "observation", seen=("is_worker_lost",), unless=("is_worker_killed", "is_out_of_memory")),
+        Row("dead_rank", 0.60, "inference", seen=("is_worker_killed",), missing="who killed the worker: `dmesg -T | grep -i kill` on its host"),
     ),
     fix=Fix(
         do=(
@@ -272,6 +277,31 @@ RANK_MISSING_FROM_COLLECTIVE = CauseEntry(
     ),
 )  # fmt: skip
 
+SCRIPT_ERROR = CauseEntry(
+    cause="script_error",
+    happened="The training script itself raised an exception, or ended itself with an error.",
+    mechanism=(
+        "An exception that nobody catches ends the rank, and `sys.exit` with a code other than 0 does the same. The other ranks then lose their connections, "
+        "or are ended by the launcher with SIGTERM: what they say points elsewhere, and follows from this."
+    ),
+    would_refute="Another rank ended before the named one, and neither by SIGTERM nor over a lost connection.",
+    refuting_fact="has_earlier_death",
+    is_refuted_by=True,
+    is_death=True,
+    keeps_severity=True,
+    rows=(
+        Row("dead_rank", 0.93, "observation", seen=("is_own_error",)),
+    ),
+    fix=Fix(
+        do="Mend the line of the script that the evidence names first, or what it is given: the exception's own sentence says what was wrong with it.",
+        changes="What the script does at that line.",
+        does_not_fix="The messages of the other ranks: they follow from this one, and need no mending.",
+        expect="The run passes this step on all ranks.",
+        verify="Run it to one step beyond this one.",
+        otherwise="If the line is sound, print shapes, dtypes, devices and names of what it is given just before it, on the named rank and on another one.",
+    ),
+)  # fmt: skip
+
 RANK_DEAD = CauseEntry(
     cause="rank_dead",
     happened="A rank's process ended before the training was done.",
@@ -287,11 +317,11 @@ RANK_DEAD = CauseEntry(
         Row("collective_mismatch", 0.45, "inference", seen=("is_dead",), absent=("is_seen_on_both_sides",), missing=_NO_OTHER_SIDE),
         Row("dead_rank", 0.95, "observation", seen=("is_signal",), unless=("is_terminated",)),
         Row("dead_rank", 0.90, "observation", seen=("is_terminated",)),
-        Row("dead_rank", 0.93, "observation", seen=("is_exception",), unless=("is_connection_lost",)),
-        Row("dead_rank", 0.93, "observation", seen=("is_status_known",), absent=("is_signal", "is_exception")),
+        Row("dead_rank", 0.93, "observation", seen=("is_exception",), unless=("is_connection_lost", *_BETTER_KNOWN)),
+        Row("dead_rank", 0.93, "observation", seen=("is_status_known",), absent=("is_signal", "is_exception"), unless=_BETTER_KNOWN),
         Row("dead_rank", 0.85, "observation", seen=("is_order_clear",), absent=("is_status_known",)),
         Row("dead_rank", 0.60, "inference", absent=("is_status_known",), unless=("is_order_clear",), missing="exit codes: all ranks ended at once without last words, so the job may have been stopped from outside"),
-        Row("dead_rank", 0.55, "inference", unless=("is_timed_out",), missing="the end of the peer that closed the connection: no rank was seen to die before this one complained"),
+        Row("dead_rank", 0.55, "inference", unless=("is_timed_out", *_BETTER_KNOWN), missing="the end of the peer that closed the connection: no rank was seen to die before this one complained"),
     ),
     fix=Fix(
         do=(
@@ -431,7 +461,7 @@ FAMILY = Family(
     ),
     causes=(
         RANK_SUSPENDED, HOST_UNREACHABLE, INTERPRETER_LOCKED, STALLED_DATA_LOADER, STALLED_CHECKPOINT, RANK_STUCK_IN_PYTHON,
-        RANK_MISSING_FROM_COLLECTIVE, RANK_DEAD, COLLECTIVE_ORDER_MISMATCH, COLLECTIVE_SHAPE_MISMATCH, COLLECTIVE_DTYPE_MISMATCH,
+        RANK_MISSING_FROM_COLLECTIVE, SCRIPT_ERROR, RANK_DEAD, COLLECTIVE_ORDER_MISMATCH, COLLECTIVE_SHAPE_MISMATCH, COLLECTIVE_DTYPE_MISMATCH,
     ),
     brings_about=(
         # Calls that do not match: what they returned is garbage, on all ranks or on some; or ranks wait for each other until somebody gives up.

@@ -5,6 +5,7 @@ What it detects
     leave without an error, if a peer that still needed it says that it lost its connection. Ranks that fell afterwards are told apart:
     the launcher sends SIGTERM to the survivors, and peers raise errors about a closed connection. A rank that gave up because its
     backend's timeout was over is a victim, too: the finding names the rank that it waited for, or nobody.
+    An exception of the script's own, and `sys.exit` with a code other than 0, are the script's doing: a warning with the script's line.
 
 Why it matters
     The survivors' logs are full of connection errors that point at each other. Only the first death has a cause worth finding.
@@ -33,6 +34,9 @@ from holter.faults.hangs.endings import (
     is_same_exception,
     kind_of,
     last_seen,
+    own_error,
+    own_line,
+    script_lines,
     signal_of,
     victims_of,
 )
@@ -46,6 +50,7 @@ from holter.records import Collective, Evidence, Finding, Flight
 MAX_SHOWN = 4
 """Ranks that died alike, or were missing, whose last doings are shown."""
 NAMED = re.compile(r"\branks? (\d+(?:, *\d+)*) failed to pass monitoredbarrier", re.IGNORECASE)
+KILLED_WORKER = ("signal: Killed", "signal: Bus error")
 FALLEN = ("timed_out", "connection_lost")
 """Ends of ranks that waited."""
 
@@ -115,7 +120,7 @@ class DeadRank:
             first = next((end for end in soon if kind_of(end) not in VICTIMS), gave_up)
         if kind_of(first) in {"connection_lost", "timed_out"}:
             first = self._left_by(first, everyone) or first
-        if kind_of(first) not in {"exception", "connection_lost"}:
+        if kind_of(first) not in {"exception", "connection_lost"} and not own_error(first):
             return [first]
         return [first, *(end for end in ends if end.rank != first.rank and is_same_exception(first, end))]
 
@@ -159,19 +164,19 @@ def _finding(
     window: Window, culprits: list[RankExit], abnormal: list[RankExit], *, is_everyone_gone: bool, is_order_clear: bool
 ) -> Finding:
     first = culprits[0]
-    kind = kind_of(first)
+    kind, own = kind_of(first), own_error(first)
     ranks = tuple(sorted(end.rank for end in culprits))
     victims = [end for end in abnormal if end.rank not in ranks]
-    step, phase = first.exited.last_step, first.exited.last_phase.name.lower()
     number = signal_of(first)
     return Finding(
         detector=DeadRank.name,
-        severity="critical",
-        first_step=step,
-        detected_step=step,
+        severity="warning" if own == "script" else "critical",
+        first_step=first.exited.last_step,
+        detected_step=first.exited.last_step,
         ranks=ranks,
-        summary=f"{ranks_text(ranks).capitalize()} {how(first)} at step {step}, in phase {phase}.",
+        summary=_summary(first, ranks),
         facts={
+            "is_own_error": own == "script",
             "is_signal": kind in {"signal", "terminated"},
             "is_killed": number == signal.SIGKILL,
             "is_terminated": kind == "terminated",
@@ -180,16 +185,49 @@ def _finding(
             "is_status_known": kind != "unknown",
             "is_order_clear": is_order_clear,
             "has_earlier_death": any(end.at_ns < first.at_ns and kind_of(end) not in VICTIMS for end in victims),
-            "is_out_of_memory": first.exited.out_of_memory,
+            "is_out_of_memory": own == "memory" or first.exited.out_of_memory,
+            "is_worker_lost": own == "worker",
+            "is_in_data": True if own == "worker" else None,
+            "is_beyond_return": True,
+            "is_worker_killed": own == "worker" and _is_killed_worker(first),
             "is_on_several_ranks": len(ranks) > 1,
             "is_everyone_gone": is_everyone_gone,
         },
-        evidence=(
-            *(death(end) for end in culprits),
-            *victims_of(first, victims),
-            *(proof for end in culprits[:MAX_SHOWN] for proof in last_seen(window, end.rank)),
-        ),
+        evidence=tuple(_evidence(window, culprits, victims)),
     )
+
+
+def _summary(first: RankExit, ranks: tuple[int, ...]) -> str:
+    """One sentence; of an error of the script's own its line comes first."""
+    step, phase, line = first.exited.last_step, first.exited.last_phase.name.lower(), own_line(first)
+    if own_error(first) == "script" and line:
+        return f"{line.partition(': ')[0]}: {ranks_text(ranks)} {how(first, short=True)} at step {step}."
+    return f"{ranks_text(ranks).capitalize()} {how(first)} at step {step}, in phase {phase}."
+
+
+def _evidence(window: Window, culprits: list[RankExit], victims: list[RankExit]) -> Iterator[Evidence]:
+    """The script's own line first; what several ranks did alike is said once."""
+    first, ranks = culprits[0], sorted(end.rank for end in culprits)
+    if own_error(first) and own_line(first):
+        yield script_lines(first, ranks)
+    yield from (death(alike) for alike in _alike(culprits))
+    yield from victims_of(first, victims)
+    if own_error(first) != "script":
+        yield from (proof for end in culprits[:MAX_SHOWN] for proof in last_seen(window, end.rank))
+
+
+def _alike(ends: list[RankExit]) -> Iterator[list[RankExit]]:
+    """Ranks of which one sentence is true."""
+    groups: dict[str, list[RankExit]] = {}
+    for end in ends:
+        groups.setdefault(how(end), []).append(end)
+    yield from groups.values()
+
+
+def _is_killed_worker(end: RankExit) -> bool:
+    """By the signals of a kernel that has no memory left, main or shared."""
+    said = end.exited.farewell
+    return said is not None and any(words in said.text for words in KILLED_WORKER)
 
 
 def _is_stop(window: Window, abnormal: list[RankExit], *, stop_s: float, settle_s: float) -> bool:
@@ -275,7 +313,7 @@ def _timeout_evidence(
     window: Window, gave_up: RankExit, found: Missing, abnormal: list[RankExit]
 ) -> Iterator[Evidence]:
     """The end of the one that waited, what the missing ones last did, and who else fell."""
-    yield death(gave_up)
+    yield death([gave_up])
     if found.analysis is not None:
         yield from collectives.evidence(found.analysis, (gave_up.rank,), _flights(window))
     for rank in found.ranks[:MAX_SHOWN]:

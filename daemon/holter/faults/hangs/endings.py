@@ -5,6 +5,7 @@ stack.
 """
 
 import math
+import re
 import signal
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -13,12 +14,14 @@ import msgspec
 
 from holter.faults.hangs import stacks
 from holter.faults.shared import collectives
+from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Examined, RankExit, Window
 from holter.records import EXIT_CODE, Evidence, Exam, Flight
 
 EndingKind = Literal[
     "ordinary", "terminated", "connection_lost", "timed_out", "signal", "exception", "exit_code", "unknown"
 ]
+OwnError = Literal["", "script", "memory", "worker"]
 VICTIMS: tuple[EndingKind, ...] = ("terminated", "connection_lost", "timed_out")
 """Ends that a peer's death, or its absence, brings about."""
 MEANT_CODES = (EXIT_CODE, 128 + signal.SIGINT)
@@ -49,8 +52,26 @@ TIMED_OUT = (
     "diststoreerror",
 )
 """What they say when a peer has not come in time: only the backend's own words, for a download may time out as well."""
+OUT_OF_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "not enough memory: you tried to allocate",
+    "cuda out of memory",
+    "hip out of memory",
+    "xpu out of memory",
+    "backend out of memory",
+    "cuda error: out of memory",
+    "cublas_status_alloc_failed",
+    "unable to allocate shared memory",
+)
+"""What torch, the drivers and the kernel say when an allocation failed; exceptions whose own type says it need no words."""
+OF_A_DEVICE = ("cuda error:", "hip error:", "cudnn error", "device lost", "acceleratorerror")
+"""What a device's driver says: the script's line is only where it came to light. But an assertion in a kernel is the script's."""
+LOST_WORKER = ("dataloader worker (pid",)
+"""What torch says when a loader's worker process is gone; what a worker raised itself begins otherwise."""
 MAX_VICTIMS = 4
 """More than these are counted, not listed."""
+PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+) in ")
 MIN_AGE_S = 0.05
 """A younger copy is as good as of the moment itself."""
 
@@ -79,6 +100,23 @@ def _kind_of_exception(text: str) -> EndingKind:
     return "timed_out" if any(words in text for words in TIMED_OUT) else "exception"
 
 
+def own_error(end: RankExit) -> OwnError:
+    """What kind of error the rank ended itself with; empty: none, it was ended, or it is a device's or the backend's."""
+    said = end.exited.farewell
+    if kind_of(end) == "exit_code":
+        # Python came to its end in order, and said 3: `sys.exit(3)`, whoever called it.
+        return "script" if said and said.kind == "end" else ""
+    if kind_of(end) != "exception" or said is None:
+        return ""
+    text, name = said.text.lower(), said.text.partition(":")[0].lower()
+    if name.endswith("memoryerror") or any(words in text for words in OUT_OF_MEMORY):
+        return "memory"
+    if any(words in text for words in LOST_WORKER):
+        return "worker"
+    is_of_a_device = any(words in text for words in OF_A_DEVICE) and "device-side assert" not in text
+    return "" if is_of_a_device else "script"
+
+
 def is_meant(end: RankExit) -> bool:
     """A person or a decision of ours stopped it before it was done."""
     said = end.exited.farewell
@@ -105,14 +143,16 @@ def signal_name(number: int) -> str:
 def is_same_exception(one: RankExit, other: RankExit) -> bool:
     """The same text, or the same type from the same line: messages often hold the rank's own number."""
     a, b = one.exited.farewell, other.exited.farewell
-    if not a or not b or a.kind != "exception" or b.kind != "exception" or kind_of(one) != kind_of(other):
+    if not a or not b or kind_of(one) != kind_of(other) or own_error(one) != own_error(other):
         return False
-    is_same_place = bool(a.where) and a.where == b.where
+    if "exception" not in (a.kind, b.kind):
+        return bool(own_error(one)) and one.exited.exit_code == other.exited.exit_code
+    is_same_place = (bool(a.where) and a.where == b.where) or (bool(a.own) and a.own[:1] == b.own[:1])
     return a.text == b.text or (is_same_place and a.text.partition(":")[0] == b.text.partition(":")[0])
 
 
-def how(end: RankExit) -> str:
-    """`ended by SIGKILL`, `ended with ValueError: ...`, `ended with exit code 3`."""
+def how(end: RankExit, *, short: bool = False) -> str:
+    """`ended by SIGKILL`, `ended with ValueError: ...`, `ended with exit code 3`; `short`: without where that was."""
     number, code, said = signal_of(end), end.exited.exit_code, end.exited.farewell
     if number is not None and kind_of(end) in {"signal", "terminated"}:
         return f"ended by {signal_name(number)}" + (
@@ -120,26 +160,60 @@ def how(end: RankExit) -> str:
         )
     if said and said.kind == "exception":
         return f"ended with {_first_line(said.text)}"
-    called = f", os._exit called at {said.where}" if said and said.kind == "exit" and said.where else ""
+    called = (
+        f", {said.text.partition('(')[0]} called at {said.where}"
+        if said and said.text and said.where and not short
+        else ""
+    )
     if code is not None:
         return f"ended with exit code {code}{called}"
     return f"ended by {said.text}{called}" if said and said.kind == "exit" else "ended without last words"
 
 
 def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0] if text.strip() else "an exception"
+    """A `KeyError:` without a message is still its name."""
+    return text.strip().splitlines()[0].rstrip(": ") if text.strip() else "an exception"
 
 
-def death(end: RankExit) -> Evidence:
-    """How one process ended."""
+def own_line(end: RankExit) -> str:
+    """The script's own line, with its code; else where it was raised; empty: not known."""
+    said = end.exited.farewell
+    return (said.own[0] if said.own else said.where) if said else ""
+
+
+def script_lines(end: RankExit, ranks: Sequence[int]) -> Evidence:
+    """Where in the script it was: what somebody has to look at."""
+    said = end.exited.farewell
+    assert said is not None
+    raised = f"; raised in {said.where}" if said.own and not said.own[0].startswith(said.where) else ""
+    via = "".join(f", called from {frame.partition(': ')[0]}" for frame in said.own[1:3])
+    file, line = file_and_line(own_line(end))
+    return Evidence(
+        kind="script_line",
+        summary=f"{own_line(end)}{via}{raised}",
+        values={"file": file, "line": line, "frames": said.own, "raised": said.where, "ranks": list(ranks)},
+    )
+
+
+def file_and_line(place: str) -> tuple[str, int | None]:
+    """From `/home/me/train.py:41 in main: …`."""
+    found = PLACE.match(place)
+    return (found["file"], int(found["line"])) if found else ("", None)
+
+
+def death(ends: Sequence[RankExit]) -> Evidence:
+    """How processes ended that ended alike."""
+    end, ranks = ends[0], sorted(end.rank for end in ends)
     exited, said = end.exited, end.exited.farewell
     number = signal_of(end)
-    where = f", raised at {said.where}" if said and said.where and said.kind != "exit" else ""
+    where = f", raised at {said.where}" if said and said.where and said.kind == "exception" else ""
+    who = f"rank {end.rank} (pid {exited.pid})" if len(ends) == 1 else ranks_text(ranks)
     return Evidence(
         kind="process_exit",
-        summary=f"rank {end.rank} (pid {exited.pid}) {how(end)}{where}; last seen in step {exited.last_step}, {exited.last_phase.name.lower()}",
+        summary=f"{who} {how(end)}{where}; last seen in {_steps(ends)}, {exited.last_phase.name.lower()}",
         values={
             "rank": end.rank,
+            "ranks": ranks,
             "pid": exited.pid,
             "exit_code": exited.exit_code,
             "signal": signal_name(number) if number is not None else None,
@@ -151,6 +225,11 @@ def death(end: RankExit) -> Evidence:
             "at_ns": end.at_ns,
         },
     )
+
+
+def _steps(ends: Sequence[RankExit]) -> str:
+    known = sorted({end.exited.last_step for end in ends})
+    return f"step {known[0]}" if len(known) == 1 else f"steps {known[0]} to {known[-1]}"
 
 
 def victims_of(first: RankExit, victims: Sequence[RankExit]) -> Iterator[Evidence]:

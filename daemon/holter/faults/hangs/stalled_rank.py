@@ -197,12 +197,18 @@ class StalledRank(CulpritWaits):
             detected_step=max(step, *(scene.step(rank) for rank in scene.window.processes.delays)),
             ranks=blamed.culprits,
             summary=stall_summary(scene, blamed, first.ready_ns),
-            facts=_facts(scene, blamed) | {"overdue_at_ns": first.overdue_ns},
+            facts=_facts(scene, blamed) | {"overdue_at_ns": first.overdue_ns, "began_at_ns": _began_ns(scene, blamed)},
             evidence=tuple(stall_evidence(scene, blamed, first)),
             collective=Collective(group=group_of(place), sequence=place.sequence, operation=place.operation)
             if place
             else None,
         )
+
+
+def _began_ns(scene: Standstill, blamed: Blame) -> int | None:
+    """When the first culprit last moved; None: nobody saw it."""
+    delays = scene.window.processes.delays
+    return min((delays[rank].moved_ns for rank in blamed.culprits if rank in delays), default=None)
 
 
 def _facts(scene: Standstill, blamed: Blame) -> dict[str, Any]:

@@ -56,7 +56,7 @@ IMPLAUSIBLE_INITIALISATION = CauseEntry(
     ),
     fix=Fix(
         do=(
-            "Stop the run if the named tensors matter: they cannot learn to differ. Find who initialises them (`reset_parameters`, "
+            "Stop the run: the named tensors cannot learn to differ, if they matter. Find who initialises them (`reset_parameters`, "
             "`_init_weights`, `load_state_dict(strict=False)` and its missing keys) and give them a random initialisation, or the weights "
             "that should have been loaded. Start again."
         ),

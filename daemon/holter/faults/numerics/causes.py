@@ -70,12 +70,12 @@ NONFINITE_FORWARD = CauseEntry(
     damage=Damage("with the step", "poisoned", "NaN or Inf of the forward pass was applied to the weights"),
     rows=(
         Row("nonfinite_values", 0.95, "observation", seen=("has_nonfinite_loss", "has_origin_module", "is_origin_input_finite"), absent=("has_nonfinite_input",), unless=("is_overflow",)),
-        Row("nonfinite_values", 0.85, "documented", seen=("has_nonfinite_loss",), absent=("has_nonfinite_input",), unless=("has_origin_module",)),
-        Row("nonfinite_values", 0.50, "inference", seen=("has_nonfinite_loss",), absent=("has_nonfinite_input",), missing=_NO_REPLAY + " that starts from finite inputs"),
+        Row("nonfinite_values", 0.85, "documented", seen=("has_nonfinite_loss",), absent=("has_nonfinite_input",), unless=("has_origin_module", "is_outside_modules")),
+        Row("nonfinite_values", 0.50, "inference", seen=("has_nonfinite_loss",), absent=("has_nonfinite_input",), unless=("is_outside_modules",), missing=_NO_REPLAY + " that starts from finite inputs"),
     ),
     fix=Fix(
         do=(
-            "Stop the run. Look at the named module with this step's batch: largest input against its dtype's limit (65504 for fp16), "
+            "Look at the named module, or where none is named at the model's forward pass, with this step's batch: largest input against its dtype's limit (65504 for fp16), "
             "divisions, logs, roots, softmax over a row that is masked entirely. Guard that operation (an epsilon, fp32 for this "
             "module, a clamp on its input) and resume from a checkpoint that is older than this step."
         ),
@@ -85,8 +85,35 @@ NONFINITE_FORWARD = CauseEntry(
         verify="Replay the batch of this step from the older checkpoint: every module's output is finite.",
         otherwise=(
             "If all ranks had it at the same step, the weights were already bad: look at the gradient norm and learning rate of the "
-            "steps before. If the replay makes no NaN, it came from outside the model: the loss function, or the labels."
+            "steps before."
         ),
+    ),
+)  # fmt: skip
+
+NONFINITE_LOSS_FUNCTION = CauseEntry(
+    cause="nonfinite_loss_function",
+    happened="The code that makes the loss made NaN or Inf out of a finite batch and finite outputs of the model, and the optimizer was given the gradients made from it.",
+    mechanism=(
+        "The loss function, or the script's own code around it, took the log or root of a value outside its domain, divided by zero, took the mean of nothing (a mask "
+        "that leaves no element, labels that are all ignored), or was given a target or a weight that is not finite. Every module of the model gave finite numbers."
+    ),
+    would_refute="The batch itself held NaN or Inf.",
+    refuting_fact="has_nonfinite_input",
+    is_refuted_by=True,
+    damage=Damage("with the step", "poisoned", "NaN or Inf of the loss function was applied to the weights"),
+    rows=(
+        Row("nonfinite_values", 0.94, "observation", seen=("has_nonfinite_loss", "is_outside_modules"), absent=("has_nonfinite_input",)),
+    ),
+    fix=Fix(
+        do=(
+            "Look at the line that the evidence names first, with this step's batch. Guard the operation there: an epsilon inside log, root and division "
+            "(`log_softmax` instead of `log(softmax)`), `clamp(min=1)` under a sum over a mask, a step that is skipped where no label counts."
+        ),
+        changes="The loss of the batches that meet the guard; others stay as they are.",
+        does_not_fix="The weights, if the step was applied: then they are NaN on every rank. Nor a batch that should not have been there: an empty one, one without labels.",
+        expect="This step's batch has a finite loss.",
+        verify="Compute the loss of this step's batch from the checkpoint before it: it is finite.",
+        otherwise="If the loss is finite then, the replay was not the same: look for a target, a weight or a counter that the script keeps between steps.",
     ),
 )  # fmt: skip
 
@@ -458,7 +485,7 @@ FAMILY = Family(
         DetectorEntry(LossTrend(), Stage.CURVE, "curves"),
     ),
     causes=(
-        NONFINITE_INPUT, NONFINITE_FORWARD, NONFINITE_BACKWARD, ACTIVATION_OVERFLOW, HIDDEN_NONFINITE_LOSS,
+        NONFINITE_INPUT, NONFINITE_FORWARD, NONFINITE_LOSS_FUNCTION, NONFINITE_BACKWARD, ACTIVATION_OVERFLOW, HIDDEN_NONFINITE_LOSS,
         LEARNING_RATE_TOO_HIGH, EXPLODING_GRADIENTS, VANISHING_GRADIENTS, IMBALANCED_GRADIENTS, LOSS_DIVERGENCE, LOSS_PLATEAU,
         OVERFITTING, DOMINATING_LOSS_TERM,
     ),

@@ -17,7 +17,7 @@ What to do
     Where the action is halt the step is held before it is applied and the run is stopped with a checkpoint from before it: resume
     from that. Else stop the run, which cannot recover by itself, and resume from a checkpoint older than the first step named here.
     In both cases after the fix that the diagnosis gives (`holter explain nonfinite_input`, `nonfinite_forward`,
-    `activation_overflow`, `nonfinite_backward`).
+    `nonfinite_loss_function`, `activation_overflow`, `nonfinite_backward`).
 """
 
 import math
@@ -175,6 +175,7 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
         "has_origin_module": bool(origin.module) if origin and origin.replayed else None,
         "is_origin_input_finite": origin.is_input_finite if origin and origin.module else None,
         "is_overflow": is_overflow,
+        "is_outside_modules": _is_outside(origin) if where == "loss" else None,
         "missing_ranks": missing,
         "series": ["loss", "gradient_norm"],
     }
@@ -189,6 +190,7 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
         summary=_summary(view.step, where, culprits, origin, proofs),
         facts=facts,
         evidence=(
+            *_line_evidence(origin),
             *_nonfinite_evidence(view.step, where, proofs, culprits),
             *_comparison(window, view, proofs, culprits),
             *_stage_evidence(view.step, proofs, culprits),
@@ -204,6 +206,31 @@ def _origin(window: Window, step: int, culprits: list[int]) -> Origin | None:
     return next(
         (window.tensors.origins[rank, step] for rank in culprits if (rank, step) in window.tensors.origins), None
     )
+
+
+def _is_outside(origin: Origin | None) -> bool | None:
+    """Whether no module of the model made it, but the code around them; None: nobody could replay it, or the step called several models."""
+    if origin is None or not origin.replayed or origin.num_models > 1:
+        return None
+    return origin.is_loss_alone or not origin.module_class
+
+
+def _line_evidence(origin: Origin | None) -> Iterator[Evidence]:
+    """The line of the script that made the loss: what somebody has to look at."""
+    if origin is None or _is_outside(origin) is not True or not (origin.lines or origin.operation):
+        return
+    place, _, code = origin.lines[0].partition(": ") if origin.lines else ("", "", "")
+    file, _, line = place.partition(" in ")[0].rpartition(":")
+    what = f": {origin.operation}" if origin.operation else ""
+    also = "".join(f"; also {one.partition(': ')[0]}" for one in origin.lines[1:3])
+    said = f"the loss was made at {place}: {code}{also}" if place else "the loss's own graph shows it"
+    values = {
+        "file": file,
+        "line": int(line) if line.isdigit() else None,
+        "lines": origin.lines,
+        "operation": origin.operation,
+    }
+    yield Evidence(kind="script_line", summary=f"{said}{what}", values=values)
 
 
 def _is_overflow(origin: Origin | None, headroom: float) -> bool | None:
@@ -247,6 +274,9 @@ def _summary(step: int, where: Where, culprits: list[int], origin: Origin | None
         return f"{applied}; {ranks_text(culprits)} made it{made} and sent it on to the next stage."
     whom = f"{WORDS[where]} of {ranks_text(culprits)}"
     born = f", made by module {origin.module!r}" if origin and origin.module else ""
+    if origin and _is_outside(origin):
+        line = f" at {origin.lines[0].partition(': ')[0]}" if origin.lines else ""
+        born = f", made outside the model's modules{line}{f' ({origin.operation})' if origin.operation else ''}"
     return f"{applied}; before the reduction it was in the {whom}{born}."
 
 

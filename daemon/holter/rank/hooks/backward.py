@@ -22,6 +22,7 @@ import torch
 from holter.rank.context import Context
 from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings.batches import Leaf
+from holter.rank.readings.loss_lines import trace
 from holter.records import Nonfinite, Phase, Skipped
 
 MAX_NODES = 16
@@ -38,6 +39,8 @@ REPORTED_AT = frozenset({1, 2, 4, 8, 12, 16, 20})
 REPORTED_FROM = 32
 """From here on every power of two."""
 MAX_SKIP_SUSPECTS = 8
+MAX_TRACES = 3
+"""Losses that are not finite whose lines are looked for: the first is the one that counts."""
 
 
 class LossProbe:
@@ -58,7 +61,7 @@ class LossProbe:
         on_gradients = context.guard.wrap(on_gradients, "any")
         engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
         self._queue = context.guard.wrap(lambda _: engine.queue_callback(on_gradients), "any")
-        self._depth = 0
+        self._depth = self._num_traced = 0
         self._is_round_over = False
         self._interrupted = Phase.OTHER
         self._unscaled: tuple[Any, torch.Tensor, float | None] | None = None
@@ -161,7 +164,9 @@ class LossProbe:
         raw = self._raw(loss) if loss.numel() == 1 else None
         step = self._context.log.now
         if raw is not None and raw.device.type == "cpu":
-            self._learn(step, float(raw))
+            self._learn(step, value := float(raw))
+            if not math.isfinite(value):
+                self._context.guard.attempt(self._trace, loss)
             raw = None
         number, first = step.passes.num_done, 0 if raw is None else 1
         asked = ([] if raw is None else [raw]) + [tensor for _, tensor in given]
@@ -185,6 +190,13 @@ class LossProbe:
 
         # A list of its own for each micro-step: the device may not have answered the one before.
         self._context.read(f"loss{number}", asked, learn, step=step)
+
+    def _trace(self, loss: torch.Tensor) -> None:
+        """Only now the graph still holds what its operations were given."""
+        inputs = self._context.inputs
+        if inputs.trace is None and self._num_traced < MAX_TRACES:
+            self._num_traced += 1
+            inputs.trace = trace(loss, inputs.last.called if inputs.last is not None else None)
 
     def _raw(self, loss: torch.Tensor) -> torch.Tensor:
         """As it was before a scaler multiplied it."""

@@ -1,8 +1,11 @@
-"""How a rank ends, told while it still can: an exception that reaches the top, an ordinary end, or `os._exit`. A process that is killed tells nothing.
+"""How a rank ends, told while it still can: an exception that reaches the top, an ordinary end, `sys.exit` or `os._exit`. A process that is killed tells nothing.
 
 With an exception, and with `os._exit`, its newest collectives are left on the page too: where gloo aborts one process over sizes that do not
 match, the other side of the mismatch is in the one that raises. And a rank with an exception may be asked to save before it ends: its peers
 may be gone, and its state good.
+
+`sys.exit` reaches no excepthook: it is remembered where it was called, and told if the interpreter then ends. Called while an exception is
+being handled, it and `os._exit` end the rank over that exception: `multiprocessing` and many scripts do so.
 
 `os._exit` leaves past excepthook, atexit and every destructor. The page outlives the process, so what is written there is kept; then the
 original is called with the same code. A forked child that ends so, as every worker of `multiprocessing` does, is not the rank and
@@ -14,7 +17,6 @@ import builtins
 import functools
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, Literal
@@ -23,6 +25,7 @@ import msgspec
 
 from holter.rank.context import Context
 from holter.rank.flight_server import dump
+from holter.rank.own_code import frames_of, own_frames, place_of, text_of
 from holter.records import Farewell, LastCalls
 
 MAX_CALLS = 64
@@ -37,6 +40,8 @@ class EndingProbe:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._previous: Any = None
+        self._exit: Farewell | None = None
+        """The last call of `sys.exit`."""
         self._is_said = False
 
     def install(self) -> None:
@@ -56,7 +61,7 @@ class EndingProbe:
             self._previous(kind, error, trace)
             return
         guard = self._context.guard
-        guard.wrap(self._exception)(kind, error, trace)
+        guard.wrap(self._exception)(error)
         if not issubclass(kind, KeyboardInterrupt):
             guard.wrap(leave_last_calls)(self._context)
         self._previous(kind, error, trace)
@@ -64,24 +69,29 @@ class EndingProbe:
             # The traceback is printed by now, whatever comes. A peer may have died: this rank's state may be all that is left.
             guard.wrap(self._context.hold.agent.linger)(f"{kind.__name__}: {error}"[:MAX_TEXT])
 
-    def _exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        frames = traceback.extract_tb(trace)
-        where = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-        is_interrupt = issubclass(kind, KeyboardInterrupt)
-        self.say("interrupt" if is_interrupt else "exception", f"{kind.__name__}: {error}"[:MAX_TEXT], where)
+    def _exception(self, error: BaseException) -> None:
+        self._say(_of_exception(error, "interrupt" if isinstance(error, KeyboardInterrupt) else "exception"))
 
     def _end(self) -> None:
-        self.say("end", "", "")
+        self._say(self._exit or Farewell(kind="end", text="", where=""))
 
-    def say(self, kind: Kind, text: str, where: str) -> None:
+    def remember(self, called: Farewell) -> None:
+        """`sys.exit` was called; whoever catches it may go on."""
+        self._exit = called
+
+    def leave(self, farewell: Farewell) -> None:
+        """`os._exit` is called now."""
+        self._say(farewell)
+
+    def _say(self, farewell: Farewell) -> None:
         """Tell why the rank ends; only the first reason counts."""
         if not self._is_said:
             self._is_said = True
-            self._context.writer.say(self._context.log.step, Farewell(kind=kind, text=text, where=where))
+            self._context.writer.say(self._context.log.step, farewell)
 
 
 class ExitProbe:
-    """Stands before `os._exit`."""
+    """Stands before `os._exit` and `sys.exit`."""
 
     def __init__(self, context: Context, ending: EndingProbe) -> None:
         self._context = context
@@ -89,12 +99,13 @@ class ExitProbe:
         self._pid = os.getpid()
 
     def install(self) -> None:
-        """From now on `os._exit` says where it was called."""
-        self._context.patches.replace("_exit", self._around, os)
+        """From now on they say where they were called."""
+        self._context.patches.replace("_exit", self._around_os_exit, os)
+        self._context.patches.replace("exit", self._around_sys_exit, sys)
 
-    def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _around_os_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
         guard = self._context.guard
-        leave_calls, tell = guard.wrap(leave_last_calls, "any"), guard.wrap(self._tell, "any")
+        leave_calls, tell = guard.wrap(leave_last_calls, "any"), guard.wrap(self._leave, "any")
 
         @functools.wraps(original)
         def _exit(*args: Any, **kwargs: Any) -> Any:
@@ -105,10 +116,43 @@ class ExitProbe:
 
         return _exit
 
-    def _tell(self, frame: FrameType | None, status: object) -> None:
-        # At exit and in a bare thread the interpreter itself calls, from no line.
-        where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}" if frame is not None else ""
-        self._ending.say("exit", f"os._exit({status})", where)
+    def _around_sys_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        tell = self._context.guard.wrap(self._remember)
+
+        @functools.wraps(original)
+        def exit_(*args: Any) -> Any:
+            if os.getpid() == self._pid:
+                tell(sys._getframe().f_back, args[0] if args else None)  # noqa: SLF001
+            return original(*args)
+
+        return exit_
+
+    def _leave(self, frame: FrameType | None, status: object) -> None:
+        self._ending.leave(_handled(status) or _called("exit", f"os._exit({status})", frame))
+
+    def _remember(self, frame: FrameType | None, status: object) -> None:
+        self._ending.remember(_handled(status) or _called("end", f"sys.exit({status!r})"[:MAX_TEXT], frame))
+
+
+def _handled(status: object) -> Farewell | None:
+    """The exception over which the process is ended, if there is one and the end is no success."""
+    error = sys.exc_info()[1]
+    if status in (None, 0) or error is None or isinstance(error, SystemExit | KeyboardInterrupt):
+        return None
+    return _of_exception(error, "exception")
+
+
+def _of_exception(error: BaseException, kind: Kind) -> Farewell:
+    frames = frames_of(error)
+    return Farewell(kind=kind, text=text_of(error), where=place_of(frames[-1]) if frames else "", own=own_frames(error))
+
+
+def _called(kind: Kind, text: str, frame: FrameType | None) -> Farewell:
+    """At exit and in a bare thread the interpreter itself calls, from no line."""
+    if frame is None:
+        return Farewell(kind=kind, text=text, where="")
+    place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+    return Farewell(kind=kind, text=text, where=place, own=own_frames(frame))
 
 
 def leave_last_calls(context: Context) -> None:

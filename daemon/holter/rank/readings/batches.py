@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from holter.rank.readings.loss_lines import Place, caller
 from holter.records import Nonfinite
 from holter_kernels import summarize
 from holter_kernels.cpu import fingerprint_memory
@@ -48,6 +49,8 @@ class Inputs:
     """Path, tensor, and the tensor's version when the model was called: a higher one means that it was changed in place."""
     random_state: torch.Tensor
     autocast: tuple[bool, torch.dtype]
+    called: Place | None = None
+    """Where the script called it."""
 
 
 def leaves(thing: Any, path: str, depth: int = 0) -> Iterator[Leaf]:
@@ -104,6 +107,7 @@ def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], 
         leaves=[(path, t, t._version) for path, t in found[:MAX_LEAVES]],  # noqa: SLF001
         random_state=torch.random.get_rng_state(),
         autocast=(torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        called=caller(),
     )
 
 

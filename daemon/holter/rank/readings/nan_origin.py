@@ -27,6 +27,7 @@ from holter.rank.context import Context
 from holter.rank.hooks.data import FetchedBatch
 from holter.rank.readings import batches
 from holter.rank.readings.batches import Inputs, leaves
+from holter.rank.readings.loss_lines import LossTrace, lines_in
 from holter.records import Origin
 
 COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_dtensor"})
@@ -41,6 +42,7 @@ MAX_CALLS = 32
 """Calls of a step that are signed: a model may be called once for each element of a sequence."""
 MAX_LEAVES = 8
 """Tensors of a batch whose statistics travel."""
+MAX_LINES = 6
 
 
 class BatchBlameProbe:
@@ -141,7 +143,20 @@ class BatchBlameProbe:
         model = next((model for model in context.models if model.inner is module), None)
         with context.guard.paused():
             found = find(inputs, model.prefix if model else "")
-        context.writer.say(context.log.step, found)
+        traced = context.inputs.trace or LossTrace()
+        lines = traced.lines
+        if found.is_loss_alone and module is not None:
+            word = traced.operation.partition(" ")[0]
+            lines = [*lines_in(type(module).forward, word), *lines]
+        context.writer.say(
+            context.log.step,
+            msgspec.structs.replace(
+                found,
+                operation=traced.operation,
+                lines=list(dict.fromkeys(lines))[:MAX_LINES],
+                num_models=max(1, context.inputs.num_models),
+            ),
+        )
 
 
 def _tensors(inputs: Inputs | None) -> list[batches.Leaf]:
@@ -233,6 +248,7 @@ class _OriginSearch:
     """
 
     def __init__(self, module: torch.nn.Module, prefix: str) -> None:
+        self._root = module
         self._names = {id(child): prefix + name for name, child in module.named_modules()}
         self._suspects: list[torch.nn.Module] = []
         self.origins: list[Origin] = []
@@ -253,7 +269,8 @@ class _OriginSearch:
         if not is_mild and any(part is suspect for suspect in self._suspects for part in child.modules()):
             raise _FoundError
         self._suspects.append(child)
-        self.origins.append(self._origin(child, taken, made))
+        found = self._origin(child, taken, made)
+        self.origins.append(msgspec.structs.replace(found, is_loss_alone=child is self._root and _is_scalar(output)))
         if not is_mild:
             # What was suspected before is no part of it.
             del self.origins[:-1]
@@ -277,6 +294,12 @@ class _OriginSearch:
             output_absmax=made.absmax,
             weight_absmax=own.absmax,
         )
+
+
+def _is_scalar(output: Any) -> bool:
+    """Whether of a model's outputs only single numbers are not finite: its loss."""
+    odd = [t for _, t in leaves(output, "") if t.is_floating_point() and not bool(torch.isfinite(t).all())]
+    return all(t.numel() == 1 for t in odd)
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Memory that grows without bound, or has run out."""

@@ -1,0 +1,153 @@
+"""How much memory the rank holds, at every step, and who keeps it when it grows: names of the script that hold more and more.
+
+A step's reading is one small file of /proc, held open; what is left on the host and in the container every sixteenth. Only when memory has
+grown by much are the script's own names looked at, twice: lists, dictionaries and the like that are global in its modules or local in the
+functions that are running. Nothing of theirs is called but their length.
+"""
+
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holter.rank.context import Context
+from holter.rank.own_code import is_own
+from holter.records import Hoard
+
+PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+LEFT_EVERY = 16
+WARM_UP = 16
+"""Steps in which allocators and caches fill up."""
+GROWN_BYTES = 48 << 20
+BETWEEN = 24
+"""Steps from one look at names to the next."""
+MAX_LOOKS = 4
+MAX_NAMES = 2000
+CONTAINERS = (list, dict, set, deque, bytearray)
+
+
+class MemoryProbe:
+    """Looks once a step."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._statm = _opened("/proc/self/statm")
+        self._step = -1
+        self._warm_bytes = 0
+        self._lengths: dict[tuple[str, str], int] = {}
+        self._looked_step = -1
+        self._num_looks = 0
+
+    def look(self) -> None:
+        """At the first backward pass of a step."""
+        log = self._context.log
+        if log.step == self._step or self._statm < 0:
+            return
+        self._step = log.step
+        held = int(os.pread(self._statm, 128, 0).split()[1]) * PAGE_BYTES
+        numbers = log.now.numbers
+        numbers["memory.host_bytes"] = float(held)
+        if log.step % LEFT_EVERY == 0:
+            numbers["memory.host_left_bytes"] = float(host_left_bytes())
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            numbers |= _device_numbers()
+        if log.step == WARM_UP:
+            self._warm_bytes = held
+        is_due = self._looked_step < 0 or log.step - self._looked_step >= BETWEEN
+        if self._warm_bytes and held - self._warm_bytes > GROWN_BYTES and is_due and self._num_looks < MAX_LOOKS:
+            self._look_at_names(log.step)
+
+    def _look_at_names(self, step: int) -> None:
+        """Tell which name grew most since the last look, if one did."""
+        now = {(name, where): len(thing) for name, where, thing in _containers()}
+        before, since = self._lengths, self._looked_step
+        self._lengths, self._looked_step, self._num_looks = now, step, self._num_looks + 1
+        grown = {key: length - before[key] for key, length in now.items() if key in before}
+        if since < 0 or not grown:
+            return
+        key = max(grown, key=lambda name: grown[name])
+        if grown[key] >= (step - since) // 2:
+            hoard = Hoard(name=key[0], where=key[1], length=now[key], grown=grown[key], num_steps=step - since)
+            self._context.writer.say(step, hoard)
+
+
+def _opened(path: str) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
+def _device_numbers() -> dict[str, float]:
+    """What tensors hold of the device, and what the allocator and the driver have left: no device is asked for the former."""
+    free, _ = torch.cuda.mem_get_info()
+    held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    left = free + reserved - held
+    return {
+        "memory.device_bytes": float(held),
+        "memory.device_cached_bytes": float(reserved),
+        "memory.device_left_bytes": float(left),
+    }
+
+
+def host_left_bytes() -> int:
+    """What the kernel has to give, or the container's limit, whichever ends first; 0: not known."""
+    found = [_available(), _cgroup_left()]
+    return min((left for left in found if left is not None), default=0)
+
+
+def _available() -> int | None:
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    line = next((line for line in text.splitlines() if line.startswith("MemAvailable:")), "")
+    return int(line.split()[1]) * 1024 if line else None
+
+
+def _cgroup_left() -> int | None:
+    """Of the group that the process is in, if it has a limit."""
+    try:
+        own = Path("/proc/self/cgroup").read_text(encoding="utf-8").rpartition("::")[2].strip().lstrip("/")
+        folder = Path("/sys/fs/cgroup") / own
+        limit, held = ((folder / name).read_text(encoding="utf-8").strip() for name in ("memory.max", "memory.current"))
+        return int(limit) - int(held) if limit.isdigit() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _containers() -> Iterator[tuple[str, str, Any]]:
+    """(name, where, thing): globals of the script's modules, then locals of its running functions, and one level of their attributes."""
+    num = 0
+    for owner, names in _namespaces():
+        for name, thing in list(names.items()):
+            num += 1
+            if num > MAX_NAMES:
+                return
+            if name.startswith("__"):
+                continue
+            if isinstance(thing, CONTAINERS):
+                yield name, owner, thing
+            elif type(thing).__module__ not in ("builtins", "torch") and not isinstance(thing, torch.nn.Module | type):
+                for part, held in list(getattr(thing, "__dict__", {}).items())[:50]:
+                    if isinstance(held, CONTAINERS):
+                        yield f"{name}.{part}", owner, held
+
+
+def _namespaces() -> Iterator[tuple[str, dict[str, Any]]]:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and is_own(file):
+            yield file, vars(module)
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+    for _ in range(100):
+        if frame is None:
+            return
+        if is_own(frame.f_code.co_filename) and frame.f_code.co_name != "<module>":
+            yield f"{frame.f_code.co_filename} in {frame.f_code.co_name}", frame.f_locals
+        frame = frame.f_back
