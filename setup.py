@@ -38,6 +38,16 @@ setup(
             py_limited_api=True,
             optional=True,
         ),
+        Extension(
+            "holter.rank._rows",
+            sources=["daemon/holter/rank/csrc/rows.c"],
+            depends=sorted(str(path) for path in SOURCES.glob("*.h")),
+            include_dirs=[str(SOURCES)],
+            extra_compile_args=["-O2", *FLAGS],
+            libraries=["m"],
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -49,17 +49,21 @@ class Part(Protocol):
 class Reading:
     """The answer of one `Pass.start`; it stays its own, however many starts come after it."""
 
-    __slots__ = ("__weakref__", "_claims", "_left_out", "_num_rows", "_table", "flag")
+    __slots__ = ("__weakref__", "_claims", "_is_whole", "_left_out", "_num_rows", "_table", "flag")
 
     def __init__(self, claims: list[tuple[list[int] | None, Claim]], num_rows: int, left_out: int) -> None:
         self._claims, self._num_rows, self._left_out = claims, num_rows, left_out
         self._table: Table | None = None
+        self._is_whole = len(claims) == 1 and claims[0][0] is None
         self.flag = claims[0][1].flag if len(claims) == 1 else None
         """On a device: float32, of shape (), as fused optimizers want found_inf: 1.0 if anything read was not finite, written in stream order. It is the slot's: a start eight starts later writes it again."""
 
     def poll(self) -> Table | None:
         """The table, the same at every call; None while the device has not answered. Never waits."""
-        if self._table is None:
+        if self._table is None and self._is_whole:
+            if (answer := self._claims[0][1].fetch()) is not None:
+                self._table = Table(*answer, left_out=self._left_out)
+        elif self._table is None:
             answers = [(positions, claim.fetch()) for positions, claim in self._claims]
             if all(answer is not None for _, answer in answers):
                 rows, bins = self._joined(answers)  # type: ignore[arg-type]
@@ -75,13 +79,13 @@ class Reading:
 
     def device_s(self) -> float | None:
         """Seconds that devices spent on it, once the table is there; None on the CPU."""
+        if self._is_whole:
+            return self._claims[0][1].device_s() if self._table is not None else None
         spent = [claim.device_s() for _, claim in self._claims]
         known = [seconds for seconds in spent if seconds is not None]
         return sum(known) if known and self._table is not None else None
 
     def _joined(self, answers: list[tuple[list[int] | None, Answer]]) -> Answer:
-        if len(answers) == 1 and answers[0][0] is None:
-            return answers[0][1]
         rows = np.zeros(self._num_rows, ROW)
         has_bins = any(part_bins is not None for _, (_, part_bins) in answers)
         bins = np.zeros((self._num_rows, NUM_BINS), np.uint64) if has_bins else None

@@ -75,7 +75,11 @@ class Placement:
             self._specs = specs
         elif self._specs:
             self._is_valid, self._specs = False, []
-        return None if found == _NOT_PLAIN or any(map(_is_neg, as_list)) or _has_lost_memory(as_list) else found
+        if found == _NOT_PLAIN or any(map(_is_neg, as_list)):
+            return None
+        # Memory that is where it was is not lost: a view of a storage that was freed lies as far from 0 as it lay from its storage's beginning.
+        is_where_it_was = found == _SAME and self._is_valid
+        return None if not is_where_it_was and _has_lost_memory(as_list) else found
 
 
 def _local_parts(tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[object]] | None:

@@ -22,10 +22,11 @@ class Table:
     that nothing here knows (float8 fnuz, e8m0, unsigned integers): its bits are read, its other counts are 0, min to square_sum NaN.
     """
 
-    __slots__ = ("_rows", "histogram", "left_out", *_COLUMNS)
+    __slots__ = ("histogram", "left_out", "rows", *_COLUMNS)
 
     def __init__(self, rows: np.ndarray, histogram: np.ndarray | None, left_out: int = 0) -> None:
-        self._rows = rows
+        self.rows = rows
+        """All columns, as `layout.ROW` has them."""
         self.histogram = histogram
         self.left_out = left_out
         """How many tensors could not be read; each has the row of an empty one."""
@@ -34,16 +35,16 @@ class Table:
         """A column, made when it is first asked for: most readings need three or four."""
         if name not in _COLUMNS:
             raise AttributeError(name)
-        column: np.ndarray = self._rows[name]
+        column: np.ndarray = self.rows[name]
         setattr(self, name, column)
         return column
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.rows)
 
     def __iter__(self) -> Iterator[np.void]:
         """Rows as numpy records: `row["nans"]`."""
-        return iter(self._rows)
+        return iter(self.rows)
 
     def __repr__(self) -> str:
-        return f"Table({len(self)} tensors, {int(self._rows['numel'].sum())} elements)"
+        return f"Table({len(self)} tensors, {int(self.rows['numel'].sum())} elements)"

@@ -211,7 +211,8 @@ class Context:
     def enter(self, phase: Phase) -> Phase:
         """Begin a phase and let the sidecar see it; returns the phase to go back to."""
         interrupted = self.phases.enter(phase)
-        self.writer.beat(self.log.step, phase, self.log.micro_step)
+        log = self.log
+        self.writer.beat(log.step, phase, log.now.passes.num_done)
         return interrupted
 
 

@@ -115,7 +115,7 @@ class Monitor:
             self._kernels.settle,
             MemoryProbe(self.context).look,
         )
-        self.before_backward: list[Callable[[], None]] = [self.context.guard.wrap(look) for look in looks]
+        self.before_backward: list[Callable[[], None]] = list(looks)
         """Called at every backward pass, by those who wait for the script to import something."""
         self._is_searched = False
 
@@ -214,7 +214,7 @@ class Monitor:
         self.context.gradient_answers.clear()
         attempt(self._batches.begin_backward, attempt(self._data.trained) or [])
         for call in self.before_backward:
-            call()
+            attempt(call)
         attempt(self._calls.find_wrapped)
         if not self._is_searched and not list(self.context.models):
             attempt(self._find_models)

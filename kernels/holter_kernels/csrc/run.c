@@ -2,6 +2,7 @@
 #include <math.h>
 
 #include "pass.h"
+#include "tree.h"
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -44,13 +45,6 @@ static void set_pass_mode(int flushes_subnormals)
     (void)flushes_subnormals;
     set_float_mode(0);
 #endif
-}
-
-static uint64_t mix64(uint64_t x)
-{
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB;
-    return x ^ (x >> 31);
 }
 
 static const uint8_t in_word[NUM_CODES] = {1, 1, 2, 2, 4, 4, 1, 1, 4, 4, 4, 2};

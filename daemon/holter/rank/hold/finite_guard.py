@@ -38,7 +38,7 @@ from holter.rank.guard import say
 from holter.rank.hold.device_flags import RUN_AHEAD, DeviceFlags, LeftOut, device_of, flag_of, takes_flag
 from holter.rank.models import is_split
 from holter.rank.readings.fused_pass import has_nonfinite
-from holter.rank.readings.gradient_answers import PLAIN, GradientAnswer
+from holter.rank.readings.gradient_answers import GradientAnswer, are_plain
 from holter.rank.readings.samples import local
 from holter.rank.undo.side_stream import wait_until
 from holter.records import SightLost
@@ -251,8 +251,7 @@ class FiniteGuard:
 
     def _unshown(self, held: list[torch.Tensor]) -> list[torch.Tensor]:
         unshown = self._context.hold.known_finite.unshown(held)
-        is_plain = set(map(type, unshown)) <= PLAIN and set(map(_layout, unshown)) <= {torch.strided}
-        if is_plain and all(dtype.is_floating_point for dtype in set(map(_dtype, unshown))):
+        if are_plain(unshown) and all(dtype.is_floating_point for dtype in set(map(_dtype, unshown))):
             return unshown
         return [part for part in map(_part, unshown) if _is_dense_float(part) or part.is_complex()]
 
@@ -263,7 +262,7 @@ def _is_unscaled(scaler: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return getattr(state.get("stage"), "name", "") == "UNSCALED"
 
 
-_layout, _dtype = operator.attrgetter("layout"), operator.attrgetter("dtype")
+_dtype = operator.attrgetter("dtype")
 
 
 def _is_dense_float(part: torch.Tensor) -> bool:

@@ -199,6 +199,8 @@ class StepProbe:
             not context.log.micro_step and not self._stepped and optimizer not in self._last and bool(self._last)
         )
         self._attempt(self._take_census)
+        # Held while we ask for them: a gradient that nobody holds gets a new Python object each time.
+        applied = [p.grad for group in optimizer.param_groups for p in group["params"]]
         if context.world_size > 1:
             # What was reduced is one value, what is applied another: a script may have written to `.data`, which torch does not count.
             context.gradient_answers.clear()
@@ -207,6 +209,7 @@ class StepProbe:
             self._attempt(self._hold_if_need_be, optimizer, has_closure=has_closure)
         if not self._stepped and not self._is_straggler and not (has_closure and closures.is_followed(optimizer)):
             self._attempt(self._compare_before, optimizer, has_gradients=not has_closure)
+        applied.clear()
         if context.undo.snapshots is not None:
             self._attempt(context.undo.snapshots.settle)
         self._is_applying = True

@@ -39,6 +39,8 @@ MIN_RANGE = 1.5
 """Of the ends of a geometric progression: what hardly grows may be any progression."""
 MAX_BYTES = 1 << 30
 """Of all tensors that one census reads."""
+MARK_THRESHOLDS = (HUGE, NEARLY_ALL, MANY_SUBNORMALS, float(MIN_ROUNDED))
+"""As the native code takes them."""
 WIDE = (torch.float32, torch.float64)
 ROUNDOFF = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-20, torch.float64: 2.0**-20}
 """Of one value; generous for the wide ones, whose values were computed, in float32 most often."""
@@ -59,6 +61,12 @@ class DtypeTraits:
     is_float: np.ndarray
     is_normal: np.ndarray
     """A float that is not often subnormal: float16 begins to be at 6e-5."""
+
+    @cached_property
+    def flags(self) -> np.ndarray:
+        """All three as bits of one byte a tensor, as the native code reads them."""
+        bits = self.is_wide * np.uint8(1) | self.is_float * np.uint8(2) | self.is_normal * np.uint8(4)
+        return np.asarray(bits, dtype=np.uint8)
 
     @staticmethod
     def of(dtypes: Sequence[torch.dtype]) -> "DtypeTraits":

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from holter import clock
 from holter_kernels import Pass, Reading, Table, fingerprint, summarize
 from holter_kernels.layout import FORMATS
 
@@ -33,8 +32,6 @@ class Readings:
 
     def __init__(self, make_pass: Callable[..., Pass] = Pass) -> None:
         self._make_pass = make_pass
-        self.spent_s = 0.0
-        """Seconds of the training thread that went into reading."""
         self.device_s = 0.0
         """Seconds of devices that went into readings that were answered since."""
         self.declined: Counter[str] = Counter()
@@ -55,7 +52,6 @@ class Readings:
         None, and `then` is never called, if nothing could be started: that is counted in `declined`.
         """
         assert tensors, "a reading of nothing would be owed for ever"
-        started = clock.monotonic_s()
         self.poll()
         reading = self._start(name, tensors, histogram)
         if reading is not None:
@@ -65,7 +61,6 @@ class Readings:
                 self._hand_out(reading, table, then)
             else:
                 self._open.append(_Owed(reading, then))
-        self.spent_s += clock.monotonic_s() - started
         return reading
 
     def poll(self) -> None:

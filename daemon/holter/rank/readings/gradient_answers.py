@@ -23,9 +23,16 @@ if TYPE_CHECKING:
 
 OnTable = Callable[[Any], None]
 _address, _version = torch.Tensor.data_ptr, operator.attrgetter("_version")
+_layout = operator.attrgetter("layout")
 PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_DENSE = frozenset({torch.strided})
 MAX_KEPT = 8
 """Lists of gradients that are remembered at a time: several models and optimizers."""
+
+
+def are_plain(tensors: Sequence[Any]) -> bool:
+    """Whether all of these are dense tensors of torch's own: none is missing, sparse, or a wrapper of others. In native loops: it is asked of every list."""
+    return PLAIN.issuperset(map(type, tensors)) and _DENSE.issuperset(map(_layout, tensors))
 
 
 class GradientMark(NamedTuple):
@@ -58,7 +65,9 @@ class TableRows:
         self._table, self._places = table, places
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._table, name)[self._places]
+        """A column, or all as `rows`; chosen once, for some ask row by row."""
+        column = self.__dict__[name] = getattr(self._table, name)[self._places]
+        return column
 
     def __len__(self) -> int:
         return len(self._places)

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from holter import clock
 from holter.rank.context import Context
 from holter.rank.models import Model, gradient_view, held_by
 from holter.rank.publish.step_log import OpenStep
+from holter.rank.readings.gradient_answers import are_plain
 from holter.records import Nonfinite, Where
 
 NamedGradients = tuple[Sequence[tuple[str, Any]], Sequence[torch.Tensor]]
@@ -98,7 +98,7 @@ class GradientProbe:
         """The rank's own gradients, where the framework still shows them."""
         context = self._context
         step = context.log.now
-        started = clock.thread_s()
+        reading_s = context.reading_s
         # Micro-steps add up in .grad: the last reading of a step has them all.
         step.gradients.square_sum = None
         stride = context.schedule.plan.gradient_stride
@@ -112,7 +112,7 @@ class GradientProbe:
                 step.gradients.is_local_whole &= is_read
             else:
                 step.gradients.is_local_whole = False
-        step.cost.gradients_s += clock.thread_s() - started
+        step.cost.gradients_s += context.reading_s - reading_s
 
     def read_applied(self, optimizer: torch.optim.Optimizer, *, is_known_bad: bool = False) -> None:
         """What the optimizer applies: read if something is suspected, or if nothing was seen before the reduction."""
@@ -195,7 +195,7 @@ class GradientProbe:
 def _with_gradients(named: Sequence[tuple[str, Any]]) -> NamedGradients:
     # `.grad` is asked for once: a gradient that nobody holds gets a new Python object each time.
     gradients = [p.grad for _, p in named]
-    if not all(type(g) is torch.Tensor and not g.is_sparse for g in gradients):
+    if not are_plain(gradients):
         found = [(each, g) for each, g in zip(named, gradients, strict=True) if g is not None and not g.is_sparse]
         return [each for each, _ in found], [g for _, g in found]
     return named, gradients

@@ -135,6 +135,8 @@ class IdleParameters:
 
     def look(self, step: int, trainable: Parameters) -> None:
         """A step of comparison: which gradients are None."""
+        if not self._none and type(None) not in {type(p.grad) for _, p in trainable}:
+            return
         known = self._none
         self._none = {
             id(p): known.get(id(p)) or _IdleSince(weakref.ref(p), name, step) for name, p in trainable if p.grad is None
