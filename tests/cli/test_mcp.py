@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from mcp import Client, StdioServerParameters
 
 from free_port import free_port
 from holter.cli import main
 
+mcp = pytest.importorskip("mcp", reason="the extra holter[mcp] is not installed")
+Client, StdioServerParameters = mcp.Client, mcp.StdioServerParameters
 ROOT = Path(__file__).resolve().parents[2]
 READING = {"runs", "status", "incidents", "evidence", "explain", "diagnose", "verify", "memory_search"}
 
@@ -38,13 +39,13 @@ def folder(tmp_path):
     return tmp_path
 
 
-def server(folder: Path, *words: str) -> StdioServerParameters:
+def server(folder: Path, *words: str):
     return StdioServerParameters(
         command=sys.executable, args=["-m", "holter.cli", "mcp", *words], cwd=folder, env={"PATH": os.environ["PATH"], "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     )  # fmt: skip
 
 
-async def asked(client: Client, tool: str, **arguments):
+async def asked(client, tool: str, **arguments):
     return json.loads((await client.call_tool(tool, arguments)).content[0].text)
 
 

@@ -2,6 +2,8 @@
 
     found = offline.read([Path("logs/")])            series, errors, configs, code, dumps
     diagnoses = offline.judge(found, run_id="logs", now_ns=clock.wall_ns())
+    record = offline.record_of_found(found, diagnoses, "logs")
+    offline.verify(record, another).verdict          did the fix work
 
 Nothing is executed: code is parsed, pickles go through the restricted reader. Dumps of the Flight Recorder are judged by whoever may ask
 the coordinator's window (`holter diagnose`).
@@ -10,17 +12,22 @@ the coordinator's window (`holter diagnose`).
 from holter.offline.dumps import Dumps, afterwards, rank_in_name, read_dumps
 from holter.offline.found import Found, LoggedError, LoggedRun
 from holter.offline.judging import curves_of, judge
+from holter.offline.proof import FixVerdict, RunRecord, record_of_found, verify
 from holter.offline.reading import read
 
 __all__ = [
     "Dumps",
+    "FixVerdict",
     "Found",
     "LoggedError",
     "LoggedRun",
+    "RunRecord",
     "afterwards",
     "curves_of",
     "judge",
     "rank_in_name",
     "read",
     "read_dumps",
+    "record_of_found",
+    "verify",
 ]

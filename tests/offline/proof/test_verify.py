@@ -4,6 +4,9 @@ import json
 import math
 import random
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -178,3 +181,14 @@ def test_wrong_use_is_one_sentence(words, capsys, tmp_path, monkeypatch):
     said = capsys.readouterr().err
     assert said.startswith("holter: ")
     assert 1 == said.count("\n")
+
+
+def test_the_library_says_the_same_as_the_page_of_agents_shows(logs, monkeypatch):
+    before, after = logs
+    page = (Path(__file__).resolve().parents[3] / "docs" / "agents.md").read_text(encoding="utf-8")
+    code = page.split("```python\n")[1].split("```")[0]
+    assert '"before.log"' in code
+    monkeypatch.chdir(Path(before).parent)
+    after(300)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "fixed\n" == done.stdout
