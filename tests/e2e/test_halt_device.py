@@ -35,6 +35,7 @@ FAST = Case("ddp", "--by fused --is-ahead", "batch", "nonfinite_input")
 CASES = [
     Case("ddp", "--by fused", "batch", "nonfinite_input"),
     Case("ddp", "--by fused --is-ahead", "layer", "nonfinite_forward"),
+    Case("ddp", "--by fused --is-ahead", "label", "nonfinite_input"),
     Case("ddp", "--by fused --is-ahead --optimizer sgd", "batch", "nonfinite_input"),
     Case("ddp", "--by foreach", "batch", "nonfinite_input"),
     Case("ddp", "--by foreach --is-ahead", "layer", "nonfinite_forward"),

@@ -102,6 +102,8 @@ class Suspects:
     """Tensors of the batch on a device, which are read in any step."""
     fetched: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
     """What loaders gave in host memory, with each tensor's version then: labels go past the model, and a device tells of a NaN when the batch would be gone."""
+    odd: set[str] = field(default_factory=set)
+    """Tensors of the batch in host memory that are not finite: by their nature, if the step turns out to be."""
     is_skipped: bool = False
     """A scaler answers for the step: that it went on says nothing about its batch."""
 
@@ -335,7 +337,7 @@ class StepReporter:
         fetched, step.suspects.fetched = step.suspects.fetched, []
         if not step.suspects.is_applied:
             if not step.suspects.is_skipped:
-                healthy_steps.update({entry.name for entry in found})
+                healthy_steps.update({entry.name for entry in found} | step.suspects.odd)
             return []
         if not found and not any(entry.where == "input" for entry in step.suspects.tensors):
             found = read([(path, tensor) for path, tensor, version in fetched if tensor._version == version])  # noqa: SLF001

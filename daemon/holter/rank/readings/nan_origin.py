@@ -129,8 +129,16 @@ class BatchBlameProbe:
         for path, tensor in inputs:
             same = found.get(paths.get(_place(tensor), ""))
             if path in odd or (same is not None and (same.nans or same.infs)):
-                self._healthy_steps[path] += 1
+                self._learn_odd(path)
         for path in {path for path, entry in found.items() if entry.nans or entry.infs} - {path for path, _ in inputs}:
+            self._learn_odd(path)
+
+    def _learn_odd(self, path: str) -> None:
+        """A tensor of the batch is not finite and the step is: that is its nature. Of what a device still owes that is not known yet."""
+        now = self._context.log.now
+        if now.num_owed:
+            now.suspects.odd.add(path)
+        else:
             self._healthy_steps[path] += 1
 
     def _claim(self) -> None:
