@@ -9,6 +9,8 @@ from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts, comp
 from holter.faults.window import ClassHistory, StepView
 from holter.halting import halt_record
 from holter.halting.vault import store
+from holter.halting.vault.manifest import Manifest
+from holter.halting.vault.store import Sealed
 from holter.halting.verdicts import Sight
 from holter.records import Attached, Finding, FirstStep, Halting, Healthy, Observation, SaveFinished
 from made_up import HALT, diagnosis
@@ -102,6 +104,26 @@ def test_the_ranks_words_about_one_path_are_one_save_and_a_later_one_takes_its_p
     saver.save("latest.pt", 20)
     assert saver.checkpoints.last_healthy() is None
     assert {"latest.pt": (20, "unknown")} == saver.written()
+
+
+def test_what_a_halt_found_in_a_state_speaks_against_what_the_script_saved_of_it_and_since(saver):
+    saver.save("a.pt", 9)
+    saver.save("b.pt", 10)
+    saver.checkpoints.judge(NOTHING, NOTHING, seen(10))
+    manifest = Manifest(
+        run_id="r",
+        step=10,
+        framework="dcp",
+        world_size=1,
+        verdict="suspect",
+        why="a.weight",
+        files={},
+        tensors=[],
+        sealed_at="",
+    )
+    saver.checkpoints.note_sealed(Sealed(saver.run_dir / "checkpoints" / "10", manifest))
+    saver.checkpoints.judge(NOTHING, NOTHING, seen(10))
+    assert {"a.pt": (9, "healthy"), "b.pt": (10, "suspect")} == saver.written()
 
 
 def test_one_that_was_rotated_away_is_not_named(saver):

@@ -84,6 +84,14 @@ def test_why_ranks_could_not_save_is_in_the_manifest_the_stone_and_the_outcome(t
     assert found["why"].endswith("; the last healthy checkpoint is of step 20: checkpoints/20/state")
 
 
+def test_what_is_found_in_a_state_is_in_what_the_script_saved_of_it_too(tmp_path: Path) -> None:
+    partial = saved(tmp_path)
+    write(partial, 0, {"model.bin": b"weights", "random_states_0.pkl": b"r"}, oversized={"a.weight": 1e37})
+    same = Healthy(step=30, path="checkpoint-30")
+    assert "last healthy" not in seal(ending(tmp_path, partial, last_healthy=same)).outcome.text
+    assert ("suspect", None) == (halt_json(tmp_path)["verdict"], halt_json(tmp_path).get("healthy_checkpoint"))
+
+
 def test_who_asked_for_it_and_why_is_in_the_stone_and_in_what_a_blind_restart_says(tmp_path: Path) -> None:
     asked = "asked for by ann@head: node drain"
     wish = Wish(cause="requested", reason=asked, incident="i-1")
