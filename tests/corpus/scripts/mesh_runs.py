@@ -12,7 +12,7 @@ from common import work
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
 from torch.distributed.nn.functional import all_to_all_single
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
@@ -304,9 +304,6 @@ class Job:
         if self.told.kind == "checkpointing":
             model.blocks = nn.ModuleList(checkpoint_wrapper(block) for block in model.blocks)
         mesh = init_device_mesh("cpu", (self.world,), mesh_dim_names=("dp",))
-        if self.told.fault == "other_policy":
-            reduced = torch.float64 if self.rank == self.told.culprit else None
-            return shard(model, mesh, mp_policy=MixedPrecisionPolicy(output_dtype=reduced, reduce_dtype=reduced))
         return shard(model, mesh)
 
     def hybrid(self) -> nn.Module:
