@@ -8,8 +8,8 @@ import argparse
 import dataclasses
 import json
 import sys
+import textwrap
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -97,19 +97,19 @@ def _rendered(found: offline.Found, diagnoses: list[Diagnosis], args: argparse.N
     if args.json:
         return msgspec.json.format(msgspec.json.encode(diagnoses), indent=2).decode() + "\n"
     if args.package:
-        return json.dumps(package(diagnoses), indent=2) + "\n"
+        return json.dumps(offline.answer(found, diagnoses), indent=2) + "\n"
     if args.markdown:
         return "\n".join(report.to_markdown(one) for one in diagnoses) or "Nothing was found.\n"
     known = _known(found)
     if not diagnoses:
         if found.dumps is not None and not found.runs and not found.errors:
             return f"{known}: all calls match, and nobody is waited for, as far as the recorders reach back\n"
-        return f"Nothing speaks of a fault in {known}.\n"
+        return f"Nothing speaks of a fault in {known}.\n{_unseen(found)}{_asked(found, diagnoses)}"
     shown = [
         report.to_text(one, width(), color=config.wants_color(is_terminal=sys.stdout.isatty())) for one in diagnoses
     ]
     note = " A dump has no stacks and no steps." if found.dumps is not None else ""
-    return "\n".join([*shown, f"Judged from {known}.{note}\n"])
+    return "\n".join([*shown, f"Judged from {known}.{note}\n{_counted(found)}{_asked(found, diagnoses)}"])
 
 
 def _known(found: offline.Found) -> str:
@@ -118,12 +118,44 @@ def _known(found: offline.Found) -> str:
         gap = f"; there is none of {ranks_text(absent)}" if absent else ""
         return f"{len(found.dumps.flights)} dumps of {len(found.dumps.ranks)} ranks{gap}"
     points = sum(run.num_points for run in found.runs)
-    return f"{len(found.files)} files: {len(found.runs)} runs of {points:,} logs, {len(found.errors)} messages, {len(found.configs)} sets of settings, {len(found.code)} scripts"
+    counts = (
+        (len(found.runs), "run"), (points, "log"), (len(found.errors), "message"), (len(found.configs), "set", " of settings"), (len(found.code), "script"),
+    )  # fmt: skip
+    told = ", ".join(f"{_num(*one)}" for one in counts if one[0])
+    return f"{_num(len(found.files), 'file')} ({told})" if told else _num(len(found.files), "file")
+
+
+def _num(num: int, name: str, more: str = "") -> str:
+    return f"{num:,} {name}{'' if num == 1 else 's'}{more}"
+
+
+def _counted(found: offline.Found) -> str:
+    """What a step is, where the log has none."""
+    by = {run.counted_by for run in found.runs} - {"step"}
+    names = {"epoch": "epochs", "log": "rows as they were logged"}
+    return "".join(f"The log counts no steps: its {names[one]} are counted instead.\n" for one in sorted(by))
+
+
+def _unseen(found: offline.Found) -> str:
+    """What was not there to be judged: silence is no proof."""
+    lacking = offline.lacking(found)
+    return f"Not in it, and so not judged: {', '.join(lacking)}.\n" if lacking else ""
+
+
+def _asked(found: offline.Found, diagnoses: list[Diagnosis]) -> str:
+    """What would decide, where something is unsure."""
+    asked = offline.questions(found, diagnoses)
+    lines = [textwrap.fill(one, 100, initial_indent="  - ", subsequent_indent="    ", break_long_words=False) for one in asked]  # fmt: skip
+    return "\n".join(["", "Not enough evidence yet. What would decide:", *lines, ""]) if lines else ""
 
 
 def _write(args: argparse.Namespace, diagnoses: list[Diagnosis]) -> None:
     """The files that were asked for."""
-    body = "\n<hr>\n".join(report.to_html(one) for one in diagnoses) or "<p>Nothing was found.</p>"
+    body = (
+        report.to_html(*diagnoses)
+        if diagnoses
+        else "<!doctype html>\n<title>holter</title>\n<p>Nothing was found.</p>\n"
+    )
     text = "\n".join(report.to_markdown(one) for one in diagnoses) or "Nothing was found.\n"
     for name, content in ((args.html, body), (args.root_cause, text)):
         if name:
@@ -131,30 +163,3 @@ def _write(args: argparse.Namespace, diagnoses: list[Diagnosis]) -> None:
                 Path(name).write_text(content, encoding="utf-8")
             except OSError as error:
                 raise UsageError(f"{name} cannot be written: {error.strerror}") from None
-
-
-def package(diagnoses: list[Diagnosis]) -> dict[str, Any]:
-    """The answer to a context package."""
-    tops = [(one, one.causes[0]) for one in diagnoses]
-    return {
-        "status": "diagnosed"
-        if any(not cause.missing for _, cause in tops)
-        else "not_enough_evidence"
-        if tops
-        else "healthy",
-        "root_causes": [
-            {
-                "issue": cause.cause,
-                "severity": one.severity,
-                "evidence": [
-                    evidence.summary for evidence in cause.evidence if evidence.kind not in {"missing", "series"}
-                ],
-                "fix": cause.fix.do,
-                "confidence": cause.confidence,
-                "missing": list(cause.missing),
-            }
-            for one, cause in tops
-        ],
-        "quick_fixes": [cause.fix.do for _, cause in tops],
-        "analysis_artifacts": msgspec.to_builtins(diagnoses),
-    }

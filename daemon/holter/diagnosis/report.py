@@ -226,14 +226,19 @@ def to_markdown(diagnosis: Diagnosis) -> str:
     return "\n".join(lines)
 
 
-def to_html(diagnosis: Diagnosis) -> str:
-    """One self-contained file: no script, nothing fetched, light or dark as the reader's system is."""
+def to_html(diagnosis: Diagnosis, *others: Diagnosis) -> str:
+    """One self-contained file: no script, nothing fetched, light or dark as the reader's system is; further diagnoses below the first."""
     return _HTML.format(
         title=_html(headline(diagnosis)),
         severity=_html(diagnosis.severity),
         symptom=_html(diagnosis.symptom),
         style=f"{_STYLE}\n{plots.STYLE}\n{_BLOCK_STYLE}",
-        body="\n".join(_html_section(section) for section in sections(diagnosis)),
+        body="\n".join(
+            [
+                *(_html_section(section) for section in sections(diagnosis)),
+                *(f"<hr>\n{to_fragment(one)}" for one in others),
+            ]
+        ),
     )
 
 

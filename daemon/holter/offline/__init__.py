@@ -12,6 +12,7 @@ the coordinator's window (`holter diagnose`).
 from holter.offline.dumps import Dumps, afterwards, rank_in_name, read_dumps
 from holter.offline.found import Found, LoggedError, LoggedRun
 from holter.offline.judging import curves_of, judge
+from holter.offline.package import answer, lacking, questions
 from holter.offline.proof import FixVerdict, RunRecord, record_of_found, verify
 from holter.offline.reading import read
 
@@ -23,8 +24,11 @@ __all__ = [
     "LoggedRun",
     "RunRecord",
     "afterwards",
+    "answer",
     "curves_of",
     "judge",
+    "lacking",
+    "questions",
     "rank_in_name",
     "read",
     "read_dumps",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from holter.offline.found import Code, Shapes
 
-MAX_BYTES = 2 * 2**20
+MAX_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -41,11 +41,17 @@ def _parsed(text: str) -> ast.Module | None:
     return tree if any(isinstance(node, kinds) for node in tree.body) else None
 
 
-def hints(code: Code) -> list[Hint]:  # noqa: C901
+def hints(code: Code) -> list[Hint]:
     """What stands in a script that has to do with faults of training."""
     tree = _parsed(code.text)
-    if tree is None:
+    try:
+        return _hints(code, tree) if tree is not None else []
+    except RecursionError:
+        # An expression that no person wrote.
         return []
+
+
+def _hints(code: Code, tree: ast.Module) -> list[Hint]:
     lines = code.text.splitlines()
     found: list[Hint] = []
 
@@ -138,8 +144,14 @@ Sizes = Mapping[str, float]
 def shapes(code: Code, settings: Mapping[str, str]) -> Shapes | None:
     """The parameters of the layers that a model's `__init__` makes, as far as their sizes can be computed from constants, defaults and settings."""
     tree = _parsed(code.text)
-    if tree is None:
+    try:
+        return _shapes(code, tree, settings) if tree is not None else None
+    except (RecursionError, OverflowError, ValueError):
+        # Sizes that no model has.
         return None
+
+
+def _shapes(code: Code, tree: ast.Module, settings: Mapping[str, str]) -> Shapes | None:
     known = _constants(tree, settings)
     entries: list[tuple[str, tuple[int, ...], str]] = []
     classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}

@@ -379,6 +379,7 @@ def _of_rise(  # noqa: PLR0913
     usual = median([value for at, value in norms if at < step] or [value for _, value in norms[:3]] or [0.0])
     peak = max(
         ((value, at) for at, value in curves.norm if at >= step - span // 20 and value == value),  # noqa: PLR0124
+        key=lambda one: (one[0], -one[1]),
         default=(0.0, step),
     )
     norm_first = next((at for at, value in norms if usual > 0 and value > 5 * usual and at >= step - span // 10), None)
@@ -423,7 +424,7 @@ def _of_rise(  # noqa: PLR0913
         "critical" if is_nan or now > 1000 * max(abs(best), abs(start)) else "warning", step, last, f"{head}: {'NaN or Inf' if is_nan else f'{now:.4g}'} at the end, after {best:.4g} at its best.",
         {"is_rising": True, "has_jump": bool(jump), "is_early": is_early, "is_at_peak": is_peak, "is_beyond_start": bool(is_beyond), "is_norm_up": bool(is_norm),
          "is_norm_first": norm_first is not None and norm_first <= step, "has_rate": bool(curves.rate), "came_back": False, "is_nan": False, "is_explosive": True,
-         "series": ["loss", "learning_rate", "gradient_norm"]},
+         "series": ["loss", "gradient_norm"]},
         evidence,
     )  # fmt: skip
 
@@ -503,7 +504,7 @@ def _plateau(curves: Curves) -> Finding | None:
     )
     return finding(
         "warning" if is_constant or is_norm_zero or is_rate_zero else "info", known[0][0], known[-1][0], f"The loss has not moved since step {known[0][0]}: {level:.4g} at {len(known)} logs; {why}.",
-        {"is_still": True, "is_rising": False, "is_norm_zero": is_norm_zero, "is_rate_zero": is_rate_zero, "is_constant": is_constant, "is_guess": bool(classes), "series": ["loss", "gradient_norm", "learning_rate"]},
+        {"is_still": True, "is_rising": False, "is_norm_zero": is_norm_zero, "is_rate_zero": is_rate_zero, "is_constant": is_constant, "is_guess": bool(classes), "series": ["loss", "gradient_norm"]},
         [Evidence(kind="trend", summary=f"loss: {level:.4g} +- {noise:.2g} over {len(known)} logs, moved by {move:.2g}; {why}", values={"level": level, "noise": noise, "move": move, "num_logs": len(known)})],
     )  # fmt: skip
 

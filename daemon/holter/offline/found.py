@@ -192,8 +192,12 @@ class Found:
     tables: list[Shapes] = field(default_factory=list)
     samples: list[WrittenSample] = field(default_factory=list)
     dumps: Dumps | None = None
+    task: str = ""
     symptoms: list[str] = field(default_factory=list)
     """What people say of it, where a context package says so."""
+    constraints: list[str] = field(default_factory=list)
+    absent: list[str] = field(default_factory=list)
+    """Files that a context package names and that are not there."""
     remarks: list[str] = field(default_factory=list)
     """A sentence for each file that says nothing here."""
     failures: list[str] = field(default_factory=list)
@@ -210,4 +214,7 @@ class Found:
     @property
     def is_empty(self) -> bool:
         """Nothing that anybody could judge."""
-        return not (self.runs or self.errors or self.configs or self.code or self.tables or self.samples or self.dumps)
+        is_something = (
+            self.runs or self.errors or self.configs or self.code or self.tables or self.samples or self.dumps
+        )
+        return not (is_something or self.symptoms)

@@ -84,11 +84,16 @@ def judge(found: Found, *, run_id: str, now_ns: int, detectors: Iterable[Detecto
                 opened_at=rfc3339(now_ns),
                 detected_after_s=0.0,
                 directive=NOTHING,
-                plots=(*lead.drawn, *_heat(lead), *plots(lead.window, lead.finding)),
+                plots=(*lead.drawn, *_heat(lead), *_plots(lead)),
                 causes=ranked,
             )  # fmt: skip  # noqa: RUF028
         )
     return sorted(made, key=lambda one: (WORST_FIRST.index(one.severity), one.first_step))
+
+
+def _plots(lead: _Judged) -> Iterator[Evidence]:
+    """Those of the live detectors; no log holds the norms of weights."""
+    return (one for one in plots(lead.window, lead.finding) if one.values["title"] != "weight norm by module")
 
 
 def _heat(lead: _Judged) -> Iterator[Evidence]:
@@ -232,8 +237,14 @@ def _placed(evidence: Evidence, finding: Finding, run: LoggedRun) -> Evidence:
     names = sorted(run.names(), key=lambda name: naming.role(name) != "loss")
     line = next((line for name in names if (line := run.line_of(name, step))), 0)
     return msgspec.structs.replace(
-        evidence, values={"file": run.file, "line": line, "step": step, "counted_by": run.counted_by} | evidence.values
+        evidence,
+        summary=f"{evidence.summary} ({_where(run.file, line)})",
+        values={"file": run.file, "line": line, "step": step, "counted_by": run.counted_by} | evidence.values,
     )
+
+
+def _where(file: str, line: int) -> str:
+    return f"{file}, line {line}" if line else file
 
 
 def _by_layer(window: Window) -> Iterator[Finding]:
@@ -254,17 +265,42 @@ def _by_layer(window: Window) -> Iterator[Finding]:
         (name for name, value in known.items() if value < min(1e-6, 1e-5 * top)), key=lambda name: known[name]
     )
     huge = sorted(
-        (name for name, value in last.items() if not math.isfinite(value) or (value > 1e3 and value > 1e4 * middle)),  # noqa: PLR2004
+        (name for name, value in last.items() if _is_huge(value, middle, _usual(checks, name))),
         key=lambda name: -last[name] if math.isfinite(last[name]) else -math.inf,
     )
     for names, fact, what in ((huge, "is_exploding", "explode"), (tiny, "is_vanishing", "vanish")):
         if names:
             shown = ", ".join(f"{name} {last[name]:.3g}" for name in names[:5])
             yield Finding(
-                detector="by_layer", severity="warning", first_step=checks[0][0] if names[0] in checks[0][1] and fact == "is_vanishing" else step, detected_step=step, ranks=(), modules=tuple(names),
+                detector="by_layer", severity="warning", first_step=_began(checks, names[0], fact), detected_step=step, ranks=(), modules=tuple(names),
                 summary=f"Gradients {what} in {len(names)} of {len(last)} layers at step {step}: {shown}; the middle one has {middle:.3g}.", facts={fact: True, "series": ["gradient_norm", "loss"]},
                 evidence=(Evidence(kind="modules", summary=f"gradient norms at step {step}: {shown}; the middle one {middle:.3g}, the largest {top:.3g}", values={"step": step, "norms": {name: last[name] if math.isfinite(last[name]) else None for name in names[:8]}}),),
             )  # fmt: skip
+
+
+def _is_huge(value: float, middle: float, usual: float) -> bool:
+    """Beyond all bounds beside the others, or beside its own beginning."""
+    if not math.isfinite(value):
+        return True
+    return value > 1e3 and (value > 1e4 * middle or value > 1e3 * usual > 0)  # noqa: PLR2004 - as the sentence says
+
+
+def _usual(checks: Sequence[tuple[int, dict[str, float]]], name: str) -> float:
+    """A layer's gradient in the first quarter of the checks."""
+    known = [norms[name] for _, norms in checks if name in norms]
+    early = sorted(value for value in known[: max(1, len(known) // 4)] if math.isfinite(value))
+    return early[len(early) // 2] if early else 0.0
+
+
+def _began(checks: Sequence[tuple[int, dict[str, float]]], name: str, fact: str) -> int:
+    """Since when a layer's gradient is as it is at the end: next to nothing, or far above its own beginning."""
+    known = [(step, norms[name]) for step, norms in checks if name in norms]
+    usual, first = _usual(checks, name), known[-1][0]
+    for step, value in reversed(known):
+        if not (value < 1e-6 if fact == "is_vanishing" else not math.isfinite(value) or value > 10 * usual):  # noqa: PLR2004 - as in `_by_layer`
+            break
+        first = step
+    return first
 
 
 EMPTY = Window(now_ns=0, world_size=1, attached=frozenset())
@@ -314,8 +350,10 @@ def _of_model(found: Found, detectors: Sequence[Detector]) -> Iterator[_Judged]:
         )  # fmt: skip
         window = Window(now_ns=0, world_size=1, attached=frozenset({0}), models=ModelView(census={0: census}))
         for finding in _safely(detector, window) if detector else ():
-            yield _lopsided(finding, table)
-            return
+            # Of a small network one layer holds nearly all: that is nobody's fault.
+            if finding.facts.get("is_most_in_embeddings"):
+                yield _lopsided(finding, table)
+                return
 
 
 def _with_output_embeddings(table: Shapes) -> Shapes:
@@ -373,10 +411,11 @@ def _of_samples(found: Found) -> Iterator[_Judged]:
 def _grouped(judged: Sequence[_Judged]) -> Iterator[tuple[_Judged, list[_Judged]]]:
     """What has one cause: the first of it, and what follows."""
     left = [one for one in judged if one.causes]
+    has_jump = any(one.finding.facts.get("has_jump") for one in left)
     order = sorted(
         left,
         key=lambda one: (
-            _stage(one.finding),
+            _stage(one.finding, has_jump=has_jump),
             WORST_FIRST.index(one.finding.severity),
             one.finding.first_step,
             moment(one.finding),
@@ -389,9 +428,10 @@ def _grouped(judged: Sequence[_Judged]) -> Iterator[tuple[_Judged, list[_Judged]
         yield lead, followers
 
 
-def _stage(finding: Finding) -> int:
-    if finding.detector == "by_layer" and finding.facts.get("is_vanishing"):
-        # A loss that does not move, or gradients that are all next to nothing, follow from it.
+def _stage(finding: Finding, *, has_jump: bool) -> int:
+    """What explains others comes first."""
+    if finding.detector == "by_layer" and (finding.facts.get("is_vanishing") or not has_jump):
+        # A loss that does not move, or rises, follows from it; but a rate that jumped explains both.
         return 1
     return {"layers": 0, "architecture": 0, "variance_of_nothing": 1, "curve": 2}.get(
         finding.detector, 3 if finding.detector != "message" else 4
@@ -401,6 +441,8 @@ def _stage(finding: Finding) -> int:
 def _follows(lead: _Judged, other: _Judged) -> bool:
     if lead.causes[0].cause == other.causes[0].cause or brings_about(lead.finding, other.finding):
         return True
+    if lead.finding.detector == "variance_of_nothing" and other.finding.detector == "message":
+        return "nan" in other.finding.summary.lower()
     if lead.finding.detector in {"layers", "architecture"}:
         return other.finding.detector in {"samples", "output_variety"} or other.finding.facts.get("is_still") is True
     is_own = lead.finding.detector in {"curve", "learning_rate", "by_layer", "gradient_explosion"}
@@ -425,7 +467,7 @@ def _with_context(lead: _Judged, found: Found, code_hints: Sequence[Hint]) -> tu
     more = [
         Evidence(
             kind="setting",
-            summary=f"{name} = {value}",
+            summary=f"{_where(config.file, config.lines.get(name, 0))}: `{name} = {value}`",
             values={
                 "file": config.file,
                 "line": config.lines.get(name, 0),
@@ -441,7 +483,7 @@ def _with_context(lead: _Judged, found: Found, code_hints: Sequence[Hint]) -> tu
     more += [
         Evidence(
             kind="code",
-            summary=f"{hint.file}, line {hint.line}: `{hint.text}`: {hint.why}",
+            summary=f"{_where(hint.file, hint.line)}: `{hint.text}`: {hint.why}",
             values={"file": hint.file, "line": hint.line, "basis": "inference"},
         )
         for hint in code_hints

@@ -29,6 +29,7 @@ _EPOCH = re.compile(
 _OF = re.compile(r"(?<![\w/])(step|iter(?:ation)?|it|batch)s?\s*[:=#]?\s*\[?\s*(\d+)\s*/\s*(\d+)", re.IGNORECASE)
 _BAR = re.compile(r"(\d{1,3})%\|[^|]*\|\s*(\d+)/(\d+)\s*\[")
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s+(?:\[|\S*━|\x1b)")
+_VALUE = re.compile(r"\d|nan|inf")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _RANK = re.compile(
     r"^\s*(?:\[\d+\]\s*)?\[(?:rank|default)\s*(\d{1,6})\]:?|^(\d{1,6}): |\[Rank (\d{1,6})\]|(?<![\w])rank[=: ](\d{1,6})(?!\d)",
@@ -119,7 +120,7 @@ def number(text: str) -> float:
 def parse(line: str, context: LineContext) -> LogRow | None:
     """The row that a line is; None: it is none."""
     low = line.lower()
-    if not any(word in low for word in LIKELY):
+    if not any(word in low for word in LIKELY) or not _VALUE.search(low):
         return None
     row = LogRow({})
     _progress(line, row, context)

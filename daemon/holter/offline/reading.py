@@ -1,9 +1,12 @@
 """Files and folders in, what they hold out: each file is what its content says, whatever its name is."""
 
 import gzip
+import io
 import json
 import os
+import re
 import struct
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -15,12 +18,21 @@ from holter.offline.found import Code, Config, Found, LoggedRun, Shapes, Written
 from holter.offline.text import TextReader
 
 HEAD = 65_536
-MAX_WHOLE = 192 * 2**20
-"""A JSON document that is read at once; what is larger is searched like a log."""
+MAX_WHOLE = 12 * 2**20
+"""Bytes of a JSON document that is read at once; of a larger one the objects that hold nothing but numbers and texts are read one by one."""
+MAX_HEADER = 32 * 2**20
+"""Bytes of the table at the beginning of a file of weights."""
+MAX_INFLATED = 4 * 2**30
+"""Bytes of a compressed file that are looked at."""
+MAX_ROW = 2**20
+"""Bytes that are read at once, and of a line that are looked at."""
+LARGE = 12 * 2**20
+PER_CHUNK = 400
+"""Rows of a table that is larger than that which are read of each megabyte."""
 MAX_FILES = 20_000
 SKIPPED = frozenset({".git", "__pycache__", ".venv", "node_modules", ".ipynb_checkpoints"})
 _BINARY = {b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture", b"PK\x03\x04": "an archive or a checkpoint", b"SQLite format 3": "a database", b"%PDF": "a PDF",
-           b"\x7fELF": "a program", b"\x93NUMPY": "an array", b"BZh": "compressed by bzip2", b"\xfd7zXZ": "compressed by xz"}  # fmt: skip
+           b"\x7fELF": "a program", b"\x93NUMPY": "an array", b"BZh": "compressed by bzip2", b"\xff\xfe": "in UTF-16 (`iconv -f utf-16 -t utf-8` makes it readable)", b"\xfd7zXZ": "compressed by xz"}  # fmt: skip
 
 Progress = Callable[[int, int], None]
 """Told how many bytes are done, of how many."""
@@ -38,7 +50,7 @@ def read(paths: Sequence[Path], progress: Progress = lambda _done, _total: None)
             _read_file(path, sizes[path], found, flights, lambda num: progress(_count(found, num), total))
         except OSError as error:
             found.failures.append(f"{path} cannot be read: {error.strerror or error}")
-        except (ValueError, RecursionError, struct.error, EOFError, OverflowError, MemoryError) as error:
+        except (ValueError, RecursionError, struct.error, EOFError, OverflowError, MemoryError, zlib.error) as error:
             found.failures.append(f"{path} cannot be used: {type(error).__name__}: {str(error)[:120]}")
     if flights:
         _read_dumps(flights, found)
@@ -47,6 +59,27 @@ def read(paths: Sequence[Path], progress: Progress = lambda _done, _total: None)
     if found.is_empty:
         raise UsageError(_nothing(paths, found))
     return found
+
+
+class _Bounded(io.RawIOBase):
+    """A compressed stream that ends at a bound: what inflates without end is not followed."""
+
+    def __init__(self, inner: gzip.GzipFile) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def read(self, size: int = -1) -> bytes:
+        left = MAX_INFLATED - self._inner.tell()
+        return self._inner.read(min(size, left) if size >= 0 else min(left, 4 * codes.MAX_BYTES)) if left > 0 else b""
+
+    def readline(self, size: int | None = -1) -> bytes:
+        return self._inner.readline(size or -1) if self._inner.tell() < MAX_INFLATED else b""
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        return self._inner.seek(place, whence)
+
+    def tell(self) -> int:
+        return self._inner.tell()
 
 
 def _joined(runs: list[LoggedRun]) -> list[LoggedRun]:
@@ -115,7 +148,7 @@ def _read_file(path: Path, size: int, found: Found, flights: list[Path], report:
         raw.seek(0)
         stream: BinaryIO = raw
         if head[:2] == b"\x1f\x8b":
-            stream = cast("BinaryIO", gzip.GzipFile(fileobj=raw))
+            stream = cast("BinaryIO", _Bounded(gzip.GzipFile(fileobj=raw)))
             head, size = stream.read(HEAD), size * 12
             stream.seek(0)
         if not head.strip():
@@ -150,7 +183,7 @@ def _safetensors(file: str, head: bytes, size: int) -> Shapes | None:
     if len(head) < 16 or head[8:9] != b"{":  # noqa: PLR2004 - its length, and a table
         return None
     (length,) = struct.unpack("<Q", head[:8])
-    if not 2 < length < min(size, MAX_WHOLE):  # noqa: PLR2004 - an empty table
+    if not 2 < length < min(size, MAX_HEADER):  # noqa: PLR2004 - an empty table
         return None
     with Path(file).open("rb") as stream:
         stream.seek(8)
@@ -166,19 +199,26 @@ def _safetensors(file: str, head: bytes, size: int) -> Shapes | None:
     return Shapes(file, entries) if entries else None
 
 
-def _read_text(  # noqa: C901, PLR0911, PLR0913, PLR0917
+def _read_text(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917 - one question after another
     path: Path, head: str, stream: BinaryIO, size: int, found: Found, flights: list[Path], report: Callable[[int], None]
 ) -> None:
     file, begin = str(path), head.lstrip("﻿ \t\r\n")
-    if begin[:1] in "{[" and size <= MAX_WHOLE and _read_json(path, stream, found, flights, report):
-        return
+    if begin[:1] in {"{", "["}:
+        is_read = (
+            _read_json(path, stream, found, flights, report)
+            if size <= MAX_WHOLE
+            else _read_large_json(file, begin, stream, found, report)
+        )
+        if is_read:
+            return
+        stream.seek(0)
     if separator := tables.looks_like_csv(head.lstrip("﻿")):
         stream.seek(0)
-        if tables.read_csv(file, _decoded(stream, report), separator, found):
+        if tables.read_csv(file, _numbered(stream, size, report), separator, found):
             return
     if tables.looks_numeric(head):
         stream.seek(0)
-        if tables.read_numeric(file, path.name, _decoded(stream, report), found):
+        if tables.read_numeric(file, path.name, _numbered(stream, size, report), found):
             return
     stream.seek(0)
     if size <= codes.MAX_BYTES:
@@ -224,12 +264,35 @@ def repetition(text: str) -> float:
     return max((parts.count(word) for word in set(parts[:400])), default=0) / len(parts) if parts else 0.0
 
 
-def _decoded(stream: BinaryIO, report: Callable[[int], None]) -> Iterator[str]:
-    for line in stream:
-        report(len(line))
-        text = line[:65_536].decode("utf-8", "replace").rstrip("\r\n")
-        if text:
-            yield text
+def _numbered(stream: BinaryIO, size: int, report: Callable[[int], None]) -> Iterator[tuple[int, str]]:
+    """(number, line) of lines that hold something, each cut to a bound; of a large file an even choice, and all that are not numbers."""
+    number, rest = 1, b""
+    while chunk := stream.read(MAX_ROW):
+        report(len(chunk))
+        *whole, rest = (rest[:MAX_ROW] + chunk).split(b"\n")
+        stride = max(1, len(whole) // PER_CHUNK) if size > LARGE else 1
+        for place, line in enumerate(whole):
+            if (number == 1 or place % stride == 0 or b"nan" in line or b"NaN" in line or b"nf" in line) and line.strip():  # fmt: skip
+                yield number + place, line[:65_536].decode("utf-8", "replace").rstrip("\r")
+        number += len(whole)
+    if rest.strip():
+        yield number, rest[:65_536].decode("utf-8", "replace").rstrip("\r")
+
+
+def _read_large_json(file: str, begin: str, stream: BinaryIO, found: Found, report: Callable[[int], None]) -> bool:
+    """Without ever holding the whole: JSON lines by the line, anything else by the objects that have nothing inside."""
+    if begin.partition("\n")[0].rstrip().endswith("}"):
+        return tables.read_json_lines(file, _numbered(stream, LARGE + 1, report), found) > 0
+    num = tables.salvage(file, _pieces(stream, report), found, PER_CHUNK)
+    if num:
+        found.remarks.append(f"{file} is too large to be read at once: {num:,} rows of it are used")
+    return num > 0
+
+
+def _pieces(stream: BinaryIO, report: Callable[[int], None]) -> Iterator[str]:
+    while piece := stream.read(MAX_ROW):
+        report(len(piece))
+        yield piece.decode("utf-8", "replace")
 
 
 def _read_json(path: Path, stream: BinaryIO, found: Found, flights: list[Path], report: Callable[[int], None]) -> bool:
@@ -244,7 +307,7 @@ def _read_json(path: Path, stream: BinaryIO, found: Found, flights: list[Path], 
         if is_lines:
             report(len(content))
             return True
-        if num := tables.salvage(file, text, found) if '"' in text[:2000] and "'" not in first[:20] else 0:
+        if num := tables.salvage(file, [text], found) if '"' in text[:2000] and "'" not in first[:20] else 0:
             found.failures.append(f"{file} is no whole JSON: {num} rows of it are used")
             report(len(content))
             return True
@@ -299,14 +362,21 @@ def _shapes(file: str, whole: dict[str, Any]) -> Shapes | None:
 
 def _read_package(path: Path, whole: dict[str, Any], found: Found) -> None:
     """A context package: artifacts are files beside it, or texts in it."""
-    said = whole.get("symptoms")
-    found.symptoms.extend(map(str, said) if isinstance(said, list) else [str(said)] if said else [])
+    found.task = str(whole.get("task") or "")[:2000]
+    found.symptoms.extend(_texts(whole.get("symptoms")))
+    found.constraints.extend(_texts(whole.get("constraints")))
     for kind, value in whole["artifacts"].items():
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, str) and "\n" not in one and len(one) < 1024 and (path.parent / one).is_file():  # noqa: PLR2004 - a name of a file
-                inner = read([path.parent / one])
+                try:
+                    inner = read([path.parent / one])
+                except UsageError as error:
+                    found.failures.append(str(error))
+                    continue
                 for name in ("runs", "errors", "configs", "code", "tables", "samples", "remarks", "failures"):
                     getattr(found, name).extend(getattr(inner, name))
+            elif isinstance(one, str) and _FILE_NAME.fullmatch(one.strip()):
+                found.absent.append(one.strip())
             elif isinstance(one, str) and one.strip():
                 _inline(f"{path}#{kind}", one, found)
             elif isinstance(one, dict):
@@ -317,6 +387,14 @@ def _read_package(path: Path, whole: dict[str, Any], found: Found) -> None:
             elif isinstance(value, list) and isinstance(one, (int, float)):
                 tables.series_of(f"{path}#{kind}", {"loss": value}, found)
                 break
+
+
+_FILE_NAME = re.compile(r"[\w./\\ -]{1,200}\.[A-Za-z]\w{0,9}")
+
+
+def _texts(said: object) -> list[str]:
+    """One text or many."""
+    return [str(one)[:2000] for one in said[:100]] if isinstance(said, list) else [str(said)[:2000]] if said else []
 
 
 def _inline(file: str, text: str, found: Found) -> None:
@@ -340,5 +418,6 @@ def _read_dumps(paths: list[Path], found: Found) -> None:
 def _nothing(paths: Sequence[Path], found: Found) -> str:
     said = [*found.failures, *found.remarks]
     more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
-    reason = f": {said[0]}{more}" if said else ": there is no file"
+    nothing = "it holds no numbers, errors or settings that are known here" if found.files else "there is no file"
+    reason = f": {said[0]}{more}" if said else f": {nothing}"
     return f"nothing in {', '.join(map(str, paths[:4]))} can be judged{reason}"

@@ -14,7 +14,7 @@ from holter.offline.found import Found, Shapes, WrittenSample
 from holter.offline.recorder import RowRecorder, add_values, as_number
 
 MAX_DEPTH = 6
-_FLAT = re.compile(r"\{[^{}]*\}")
+_FLAT = re.compile(r"\{[^{}]{0,65536}\}")
 _LAX = re.compile(r"\b(nan|inf|-inf|-?Inf)\b")
 _WRITTEN = (
     "completion",
@@ -31,6 +31,8 @@ _WRITTEN = (
 """Keys under which tools keep what a model wrote."""
 _ASKED = frozenset({"prompt", "input", "question", "instruction", "query", "prompts", "inputs"})
 MAX_SAMPLES = 2000
+MAX_OBJECT = 65_536
+"""Letters of an object that is a row."""
 HEADER_WORDS = re.compile(r"[A-Za-z]")
 
 
@@ -103,17 +105,28 @@ def read_json_lines(file: str, lines: Iterable[tuple[int, str]], found: Found) -
     return num
 
 
-def salvage(file: str, text: str, found: Found) -> int:
-    """The rows of a JSON file that ends too early: every object in it that is whole and has nothing inside."""
-    rows = []
-    for match in _FLAT.finditer(text):
-        try:
-            row = loads(match.group())
-        except ValueError:
-            continue
-        if isinstance(row, dict) and any(as_number(value) is not None for value in row.values()):
-            rows.append(row)
-    return read_history(file, rows, found) if rows else 0
+def salvage(file: str, pieces: Iterable[str], found: Found, at_most: int = 10**9) -> int:
+    """The rows of a JSON file that ends too early, or is too large: every object in it that is whole and has nothing inside, or so many of each piece."""
+    return read_history(file, _whole_objects(pieces, at_most), found)
+
+
+def _whole_objects(pieces: Iterable[str], at_most: int) -> Iterator[dict[str, Any]]:
+    rest = ""
+    for piece in pieces:
+        text, end = rest + piece, 0
+        objects = [match.span() for match in _FLAT.finditer(text)]
+        stride = max(1, len(objects) // at_most)
+        for place, (begin, end) in enumerate(objects):
+            if place % stride and "N" not in text[begin:end] and "eval" not in text[begin:end]:
+                continue
+            try:
+                row = loads(text[begin:end])
+            except ValueError:
+                continue
+            if isinstance(row, dict) and any(as_number(value) is not None for value in row.values()):
+                yield row
+        # An object that is cut in two begins near the end.
+        rest = text[max(end, len(text) - MAX_OBJECT) :]
 
 
 def series_of(file: str, columns: Mapping[str, list[Any]], found: Found) -> bool:
@@ -164,21 +177,19 @@ def looks_like_csv(head: str) -> str:
     return ""
 
 
-def read_csv(file: str, stream: Iterable[str], separator: str, found: Found) -> int:
+def read_csv(file: str, lines: Iterable[tuple[int, str]], separator: str, found: Found) -> int:
     """Rows; empty cells are what was not logged at that row."""
-    rows = csv.reader((line.replace("\x00", "") for line in stream), delimiter=separator)
     recorder, names, num = RowRecorder(file), [""], 0
-    try:
-        for number, cells in enumerate(rows, start=1):
-            if number == 1:
-                names = [name.strip().strip("﻿\"'") for name in cells]
-            elif any(cell.strip() for cell in cells):
-                if [cell.strip() for cell in cells] == names:
-                    continue
-                add_values(recorder, dict(zip(names, cells, strict=False)), number)
-                num += 1
-    except csv.Error:
-        found.failures.append(f"{file} is no table from its row {num + 2} on: the rows before are used")
+    for number, line in lines:
+        try:
+            cells = next(csv.reader([line.replace("\x00", "")], delimiter=separator), [])
+        except csv.Error:
+            continue
+        if number == 1:
+            names = [name.strip().strip("﻿\"'") for name in cells]
+        elif any(cell.strip() for cell in cells) and [cell.strip() for cell in cells] != names:
+            add_values(recorder, dict(zip(names, cells, strict=False)), number)
+            num += 1
     found.runs.extend(run for run in recorder.runs() if run.names())
     return num
 
@@ -199,11 +210,11 @@ def looks_numeric(head: str) -> int:
     )
 
 
-def read_numeric(file: str, name: str, lines: Iterable[str], found: Found) -> int:
+def read_numeric(file: str, name: str, lines: Iterable[tuple[int, str]], found: Found) -> int:
     """One, two or three columns without names: loss; step and loss; mlflow's time, value, step."""
     recorder = RowRecorder(file)
     num = 0
-    for number, line in enumerate(lines, start=1):
+    for number, line in lines:
         cells = [as_number(cell) for cell in line.replace(",", " ").split()]
         if not cells or None in cells:
             continue

@@ -6,7 +6,7 @@ bound. So a log of gigabytes costs seconds a gigabyte, and what is rare in it is
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
 from holter.offline import lines
@@ -19,12 +19,14 @@ SMALL = 12 * 2**20
 CHUNK = 2**20
 MAX_LINE = 16_384
 """What is longer is cut: no line of numbers is."""
-PER_CHUNK = 160
-"""Lines of numbers that are parsed of a megabyte of a large file."""
+MAX_PARSED, MIN_PER_CHUNK, MAX_PER_CHUNK = 60_000, 40, 400
+"""Lines of numbers that are parsed of a large file, and of each megabyte of it."""
 MAX_RARE = 20_000
 """Lines of evaluations of a large file."""
 _NUMBERS = re.compile(rb"loss|trl:|reward|grad[_ ]norm")
 _RARE = re.compile(rb"(?:val|eval|valid|test|dev)(?:idation|uation)?[ _/]*(?:loss|ppl)|tel:")
+_HELD_OUT = (b"val", b"test", b"dev", b"tel:")
+"""Without one of them nothing rare is in a chunk."""
 _SETTING = re.compile(r"^\s{2,}([a-z][\w.-]*) \.{3,} (.+)$|^\s*--?([a-z][\w-]*)[= ](\S+)$")
 _NAMESPACE = re.compile(r"(?:Namespace|Arguments|Args|Config|TrainingArguments)\(([^()]{10,20000})")
 _ASSIGNED = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^,\s)]+)")
@@ -49,12 +51,14 @@ class TextReader:
         self._settings: dict[str, str] = {}
         self._setting_lines: dict[str, int] = {}
         self._num_rare = 0
+        self._per_chunk = MAX_PER_CHUNK
 
     def read(self, stream: BinaryIO, size: int, report: Report) -> None:
         """All of it."""
         if size <= SMALL:
             self._read_lines(stream, report)
         else:
+            self._per_chunk = max(MIN_PER_CHUNK, min(MAX_PER_CHUNK, MAX_PARSED * CHUNK // size))
             self._search(stream, report)
         self._finish()
 
@@ -144,17 +148,22 @@ class TextReader:
         return line - number + chunk.count(b"\n", at)
 
     def _places(self, chunk: bytes) -> Iterable[int]:
-        frequent = [match.start() for match in _NUMBERS.finditer(chunk)]
-        stride = -(-len(frequent) // PER_CHUNK) or 1
-        chosen = set(frequent[::stride])
-        if self._num_rare < MAX_RARE and stride > 1:
+        chosen = set(_even(chunk, self._per_chunk))
+        if self._num_rare < MAX_RARE and any(word in chunk for word in _HELD_OUT):
             rare = [match.start() for match in _RARE.finditer(chunk)]
             # What is in most lines is not rare.
-            if 4 * len(rare) < len(frequent):
+            if 4 * len(rare) < chunk.count(b"\n"):
                 self._num_rare += len(rare)
                 chosen.update(rare)
         chosen.update(self._errors.places(chunk))
         return sorted(chosen)
+
+
+def _even(chunk: bytes, num: int) -> Iterator[int]:
+    """Lines of numbers from all over a chunk: the next one after each of evenly spaced places."""
+    for begin in range(0, len(chunk), max(1, len(chunk) // num)):
+        if match := _NUMBERS.search(chunk, begin):
+            yield match.start()
 
 
 def _end(chunk: bytes, place: int) -> int:

@@ -442,6 +442,39 @@ def healthy() -> dict[str, Case]:
     return {name: (write, None) for name, write in made.items()}
 
 
+def later() -> dict[str, Case]:
+    """Made after everything above had been mended, and judged once before anything else was."""
+    halves = lambda s: 0.5 ** (s // 60)  # noqa: E731
+    return {
+        "later_rate_jump_llm_c": (lambda p: writers.llm_c(p, regression(Knobs(schedule=_jump(90, 200), seed=301, rate=2e-3, steps=200))), Expected(RATE, 90, 200)),
+        "later_rate_jump_keras_bars": (lambda p: writers.keras_bars(p, classes(Knobs(schedule=_jump(240, 150), seed=302, steps=400))), Expected((*RATE, "loss_divergence"), 240, 400)),
+        "later_nan_first_step_titan": (lambda p: writers.titan(p, language(Knobs(seed=303, on_loss=_log_zero(0), steps=60))), Expected(NONFINITE, 0, 60)),
+        "later_nan_bars": (lambda p: writers.bars(p, classes(Knobs(seed=304, on_batch=_nan_batch(260)))), Expected(NONFINITE, 260)),
+        "later_nan_ranks": (lambda p: writers.ranks(p, regression(Knobs(seed=305, on_loss=_log_zero(75), steps=150)), num=2), Expected(NONFINITE, 75, 150)),
+        "later_overfit_llm_c": (lambda p: writers.llm_c(p, classes(Knobs(seed=306, num_data=100, eval_every=20, steps=500, rate=8e-3), noise=2.5)), Expected(("overfitting",), None)),
+        "later_labels_fairseq": (lambda p: writers.fairseq(p, language(Knobs(seed=307, on_batch=_shuffled(240), steps=400))), Expected(("loss_divergence", "distribution_shift"), 240, 400)),
+        "later_zero_gradients_yolo_free": (lambda p: writers.fairseq(p, regression(Knobs(seed=308, on_loss=lambda loss, _s: loss.detach() * 0 + 1.3 + 0 * loss))), Expected(("zero_gradients", "graph_detached", "loss_plateau"), 0)),
+        "later_entropy_trl": (lambda p: writers.trl(p, policy(seed=9, steps=250, rate=0.1, bonus=-3.0)), Expected(("entropy_collapse",), None)),
+        "later_two_ranks_raise": (lambda p: (p / "slurm.out").write_text("".join(f"{r}: step {i} loss {2 - i / 100:.3f}\n" for i in range(20) for r in range(3)) + '2: Traceback (most recent call last):\n2:   File "/home/me/run.py", line 17, in step\n2:     batch = next(loader)\n2: FileNotFoundError: [Errno 2] No such file or directory: shard-0017.tar\n0: Traceback (most recent call last):\n0:   File "/home/me/run.py", line 40, in step\n0:     dist.all_reduce(loss)\n0: RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.3]:31911\n'), Expected(("script_error",), 19, 20, (2,))),
+        "later_slow_divergence_epochs": (lambda p: writers.epochs(p, regression(Knobs(seed=310, steps=600, on_loss=lambda loss, s: loss if s < 400 else -0.2 * loss, rate=1e-2)), per_epoch=20), Expected(("loss_divergence", *RISING), 21, 30)),
+        "later_step_decay_fairseq": (lambda p: writers.fairseq(p, classes(Knobs(seed=311, schedule=halves))), None),
+        "later_one_cycle_wandb": (lambda p: tools.wandb(p, language(Knobs(seed=312, rate=1e-2, schedule=lambda s: min((s + 1) / 100, (301 - s) / 200), eval_every=25))), None),
+        "later_restarts_mlruns": (lambda p: tools.mlruns(p, classes(Knobs(seed=313, steps=150, rate=1e-2, schedule=lambda s: 0.05 + 0.95 * (1 - (s % 50) / 50)))), None),
+        "later_batch_of_one_bars": (lambda p: writers.bars(p, regression(Knobs(seed=314, batch=1))), None),
+        "later_policy_verl": (lambda p: writers.verl(p, policy(seed=11, steps=120, bonus=0.2, rate=0.01)), None),
+        "later_gan_jsonl": (lambda p: writers.json_lines(p, adversaries(seed=3, steps=250)), None),
+        "later_fine_tuning_state": (lambda p: writers.trainer_state(p, language(Knobs(seed=316, warm=400, rate=5e-4, every=10, eval_every=50))), None),
+        "later_resumed_twice_csv": (_twice, None),
+        "later_dropout_epochs": (lambda p: writers.epochs(p, language(Knobs(seed=318, dropout=0.4, eval_every=20)), per_epoch=20), None),
+        "later_short": (lambda p: writers.hf4(p, classes(Knobs(seed=319, steps=8))), None),
+    }  # fmt: skip
+
+
+def _twice(path: Path) -> None:
+    rows = list(classes(Knobs(seed=317)))
+    writers.plain_csv(path, rows[:120] + rows[100:220] + rows[180:])
+
+
 def _restarted(path: Path) -> None:
     for number in range(3):
         folder = path / str(number)
@@ -500,7 +533,7 @@ def _checked(content: bytes) -> bytes:
 def main(arguments: list[str]) -> None:
     """Write the cases into a folder, and the archive beside this file if all were made."""
     target, names = Path(arguments[0]), arguments[1:]
-    cases = faulty() | healthy()
+    cases = faulty() | healthy() | later()
     save({name: expected for name, (_, expected) in cases.items()})
     for name, (write, _) in cases.items():
         if names and name not in names:
