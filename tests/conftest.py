@@ -300,7 +300,8 @@ def _environ(more: dict[str, str]) -> dict[str, str]:
     """The environment of a job: nothing of holter's from outside, one thread, no colours; a fault is looked at to its end."""
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HOLTER")}
     environ |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore", "TERM": "dumb"}
-    environ |= {"HOLTER_ACTION": "notify", "HOLTER_LINGER_S": "0"}
+    # Jobs of one test lie side by side: what one leaves in the memory is no business of the next.
+    environ |= {"HOLTER_ACTION": "notify", "HOLTER_LINGER_S": "0", "HOLTER_MEMORY": "off"}
     return environ | more
 
 
