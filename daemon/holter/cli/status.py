@@ -135,6 +135,12 @@ def _incidents(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:
         yield printable(f"incident {one.id}: {headline(one)}")
 
 
+def _loss(loss: float, num_divided: int) -> str:
+    """The one that the script means; where it divides it over several backward passes, what each was given as well."""
+    each = f" ({loss:.4g} x {num_divided})" if num_divided > 1 and math.isfinite(loss) else ""
+    return f"{loss * num_divided:.4g}{each}".replace("nan", "NaN")
+
+
 def _row(rank: dict[str, Any]) -> tuple[str, ...]:
     age_s, loss = rank["last_progress_age_s"], math.nan if "loss" in rank.get("not_finite", ()) else rank["loss"]
     state = "rank exited" if rank["exited"] else rank["sidecar"]
@@ -144,7 +150,7 @@ def _row(rank: dict[str, Any]) -> tuple[str, ...]:
         "-" if rank["step"] is None else rank["step"],
         rank["phase"] or "-",
         "-" if age_s is None else f"{age_s:.1f} s ago",
-        "-" if loss is None else f"{loss:.4g}".replace("nan", "NaN"),
+        "-" if loss is None else _loss(loss, int(rank.get("num_divided", 1))),
         state,
     )
     return tuple(printable(str(cell)) for cell in cells)

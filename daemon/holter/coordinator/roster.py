@@ -66,6 +66,9 @@ class RankNumbers:
     """What a rank last measured."""
 
     loss: float | None = None
+    """As backward passes were given it, their mean."""
+    num_divided: int = 1
+    """By how much the script divided it for each."""
     gradient_norm: float | None = None
     overhead_ratio: float | None = None
     step_s: float | None = None
@@ -78,6 +81,7 @@ class RankNumbers:
     def observe(self, done: StepDone) -> None:
         """A step was completed."""
         self.loss = self.loss if done.loss is None else done.loss
+        self.num_divided = done.num_divided
         self.gradient_norm = self.gradient_norm if done.gradient_norm is None else done.gradient_norm
         self.overhead_ratio, self.step_s = done.overhead_ratio, done.seconds
         self.step_times = self.step_times.add(done.seconds)

@@ -219,6 +219,11 @@ class StepDone(msgspec.Struct, frozen=True, tag="step", kw_only=True):
     numbers: dict[str, float] = {}
     """Other figures of this step, few and small; `NUMBERS` names those that detectors read."""
 
+    @property
+    def num_divided(self) -> int:
+        """By how much the script divided its loss for each backward pass, as an accumulating loop does: the loss that it means is so much larger."""
+        return self.micro_steps if self.micro_steps > 1 and self.numbers.get("loss.is_divided") == 1.0 else 1
+
 
 NUMBERS = {
     "clip.norm": "total norm that a clip call returned, before clipping",

@@ -36,6 +36,7 @@ class RankState:
     def __init__(self, rank: int, hostname: str) -> None:
         self.seconds = 0.0
         self._learning_rate: float | None = None
+        self._num_divided = 1
         self._last = RankSnapshot(rank=rank, hostname=hostname, step=0)
 
     @property
@@ -55,7 +56,7 @@ class RankState:
             self._last = replace(last, gpu_uuid=done.uuid)
         if not isinstance(done, StepDone):
             return
-        self.seconds = done.seconds
+        self.seconds, self._num_divided = done.seconds, done.num_divided
         self._learning_rate = done.learning_rate if done.learning_rate is not None else self._learning_rate
         self._last = replace(
             last,
@@ -107,7 +108,7 @@ class RankState:
         if self._last.phase is not None:
             parts.append(self._last.phase.name.lower())
         if self.loss is not None:
-            parts.append(f"loss {self.loss:.4g}" if math.isfinite(self.loss) else "loss is not finite")
+            parts.append(loss_text(self.loss, self._num_divided))
         if self.seconds:
             parts.append(f"{self.seconds * 1e3:.0f} ms a step" if self.seconds < 1 else f"{self.seconds:.1f} s a step")
         if self._last.overhead_ratio is not None:
@@ -124,6 +125,15 @@ class MetricsSettings:
     tls: TlsFiles = NO_TLS
     read_token: str = ""
     """Needed to read; empty: who reaches the port may."""
+
+
+def loss_text(loss: float, num_divided: int) -> str:
+    """The loss that the script means; where it divides it over several backward passes, what each was given as well."""
+    if not math.isfinite(loss):
+        return "loss is not finite"
+    if num_divided == 1:
+        return f"loss {loss:.4g}"
+    return f"loss {loss * num_divided:.4g} ({loss:.4g} in each of {num_divided} backward passes)"
 
 
 class MetricsServer:

@@ -119,6 +119,7 @@ def rank_status(member: Member, now_ns: int) -> dict[str, Any]:
     return {
         "rank": member.hello.rank,
         "host": member.hello.host,
+        "num_divided": member.numbers.num_divided,
         "pid": member.hello.rank_pid,
         "sidecar": member.state,
         "exited": member.exited is not None,
