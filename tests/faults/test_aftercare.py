@@ -18,11 +18,11 @@ def test_a_fix_is_followed_up(cause):
     assert ("healthy" in fix.roll_back) == (CAUSES[cause].damage is not None)
 
 
-def test_a_documented_pattern_says_what_it_rests_on():
+def test_a_documented_pattern_says_what_it_rests_on_and_most_cite_others():
     rows = [(name, row) for name, entry in CAUSES.items() for row in entry.rows] + list(offline_causes.ROWS)
     documented = {name for name, row in rows if row.basis == "documented"}
-    lacking = {name for name in documented if name in TABLE and not TABLE[name].sources}
-    assert set() == lacking
+    cited = [name for name in documented if any("http" in one or "arXiv" in one for one in sources_of(name))]
+    assert len(cited) > 0.8 * len(documented)
     assert all(sources_of(name) for name in documented)
 
 
