@@ -279,9 +279,10 @@ class Sidecar:
         await self._link.close(GOODBYE_DEADLINE_S)
         self._close_status()
         steps = heartbeat.step if heartbeat else 0
-        self._last_line.say(
-            f"rank {self.rank} ended after {steps} steps; no coordinator answered, so nobody can say whether all was well"
-        )
+        how = "no coordinator answered, so nobody can say whether all was well"
+        if self._named_dir:
+            how = f"others had not by then, or the coordinator was busy; how the run ended: holter report {self._named_dir}"
+        self._last_line.say(f"rank {self.rank} ended after {steps} steps; {how}")
 
     async def _ending(self) -> ProcessEnding:
         deadline = clock.monotonic_s() + ENDING_PATIENCE_S
