@@ -198,7 +198,10 @@ PARALLEL_INPUT_MISMATCH = CauseEntry(
     refuting_fact="are_inputs_different",
     is_refuted_by=False,
     damage=Damage("with the step", "suspect", "parts of a result were computed from different batches, and the weights took it"),
-    rows=(Row("parallel_inputs", 0.85, "documented", seen=("are_inputs_different", "is_repeated")),),
+    rows=(
+        Row("parallel_inputs", 0.85, "documented", seen=("are_inputs_different", "is_repeated")),
+        Row("parallel_inputs", 0.10, "inference", missing="whether the inputs differ at the steps that follow too"),
+    ),
     fix=Fix(
         do=(
             "Give all ranks of the group the same batch: seed sampler, augmentation and masks by the rank's place on the data-parallel axis "

@@ -338,6 +338,7 @@ ZERO_GRADIENTS = CauseEntry(
         Row("zero_gradients", 0.93, "observation", seen=("is_loss_constant",), absent=("is_any_nonzero",)),
         Row("zero_gradients", 0.92, "observation", seen=("is_from_start",), absent=("is_any_nonzero",)),
         Row("zero_gradients", 0.85, "documented", absent=("is_any_nonzero",)),
+        Row("zero_gradients", 0.10, "inference", missing="whether some gradient is not zero"),
     ),
     fix=Fix(
         do=(
@@ -368,6 +369,7 @@ TRAINED_IN_EVALUATION_MODE = CauseEntry(
     rows=(
         Row("evaluation_mode", 0.93, "observation", seen=("do_ranks_differ", "is_stepped")),
         Row("evaluation_mode", 0.93, "observation", seen=("is_whole_model", "is_stepped")),
+        Row("evaluation_mode", 0.10, "inference", missing="whether what is in evaluation mode is stepped"),
     ),
     fix=Fix(
         do=(

@@ -53,6 +53,7 @@ HOST_MEMORY_LEAK = CauseEntry(
     rows=(
         Row("memory_growth", 0.93, "observation", seen=("is_host", "is_owner_known")),
         Row("memory_growth", 0.85, "observation", seen=("is_host",)),
+        Row("memory_growth", 0.10, "inference", missing="whose memory grows: the host's or a device's"),
     ),
     fix=Fix(
         do="Look at the container that is named, or at what is kept beyond a step: append `loss.item()`, not `loss`; detach outputs that are stored; bound caches; clear lists when a report is written.",
