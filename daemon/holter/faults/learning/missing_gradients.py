@@ -11,18 +11,16 @@ Why it matters
     should.
 
 False positives
-    Modules that a pretrained model brings along and a task does not call (a pooler, a head), and experts without a token, raise nothing
-    where the step does not call them. Zero gradients
-    while the learning rate is zero do not count; LoRA's A beside a B of zeros, and gates that begin at zero, are over after one step. A
-    branch that is called and whose result the loss ignores, or weighs with zero, looks like a detached one: unless most of the model is
-    concerned, that is reported as information only.
+    Modules that no step calls are reported as information only: pretrained models bring poolers and heads along that a task does not
+    call, experts wait for a token, and branches are left unused on purpose. Zero gradients while the learning rate is zero do not count;
+    LoRA's A beside a B of zeros, and gates that begin at zero, are over after one step. A branch that is called and whose result the loss
+    ignores, or weighs with zero, looks like a detached one: unless most of the model is concerned, that is information too.
 
 What to do
     Look at the call of the modules named: `no_grad`, `detach`, reentrant checkpointing on an input that needs no gradient, a ReLU
     whose inputs are all negative (`holter explain graph_detached`, `dead_activations`).
 """
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
@@ -32,9 +30,6 @@ from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import names_text, ranks_text
 from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Inspection, Vitals, Witness
-
-USUALLY_UNCALLED = re.compile(r"pooler|expert|moe|lm_head|classifier|projector")
-"""Parts that pretrained models bring along and a task does not call, and experts, who may wait long for a token."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +107,9 @@ class MissingGradients:
         return _case_of(astray, called, is_most=num_idle >= self.most * max(vitals.num_trainable, 1))
 
     def _uncalled(self, vitals: Vitals, inspection: Inspection) -> _Case | None:
-        """Parameters of modules that no pass calls, as far as that is not usual."""
+        """Parameters of modules that no pass calls."""
         uncalled = set(inspection.uncalled.names)
         names = [name for name in vitals.no_gradient.names if name.rpartition(".")[0] in uncalled]
-        names = [name for name in names if not USUALLY_UNCALLED.search(name.lower())]
         if not names or vitals.idle_steps < self.uncalled_steps:
             return None
         modules = tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))
@@ -192,7 +186,7 @@ def _finding(ranks: tuple[int, ...], latest: tuple[Note, Vitals], inspection: In
         summary = f"{case.modules[0]} gives zero for all inputs: {len(case.tensors)} parameters have had {what} since step {first_step}"
     return Finding(
         detector=MissingGradients.name,
-        severity="warning" if case.is_proven or case.is_dead or case.is_most or case.is_uncalled else "info",
+        severity="warning" if case.is_proven or case.is_dead or case.is_most else "info",
         first_step=first_step,
         detected_step=note.step,
         ranks=ranks,
