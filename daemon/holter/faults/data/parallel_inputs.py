@@ -1,20 +1,20 @@
 """Parallel inputs: ranks that compute parts of one result are fed different batches.
 
 What it detects
-    Ranks of a tensor-parallel group (they hold cut parameters along an axis that no `fully_shard` reduces over) whose models were called with
-    batches of other content, at several steps in a row. Ranks that differ on another axis of the mesh are not compared.
+    Ranks of a tensor-parallel group (they hold cut parameters along an axis that no `fully_shard` reduces over) whose models were
+    called with batches of other content, at several steps in a row. Ranks that differ on another axis of the mesh are not compared.
 
 Why it matters
-    Each rank multiplies its part of a weight with another batch, and the parts are added up as if they belonged together. Nothing raises, and
-    the loss often still falls.
+    Each rank multiplies its part of a weight with another batch, and the parts are added up as if they belonged together. Nothing
+    raises, and the loss often still falls.
 
 False positives
     A script that hands each rank its own part of the sequence, before the model is called, would be reported: let the model cut it, as
     `SequenceParallel` does. Batches without a signature are not compared.
 
 What to do
-    Seed the sampler and the augmentation by the data-parallel place of a rank (`mesh["dp"].get_local_rank()`), not by its global rank, or broadcast
-    the batch within the group.
+    Seed the sampler and the augmentation by the data-parallel place of a rank (`mesh["dp"].get_local_rank()`), not by its global rank,
+    or broadcast the batch within the group.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,19 +1,22 @@
 """Shard history: a rank's shard of the weights is not what its last step left.
 
 What it detects
-    Weights that no other rank holds (FSDP's and ZeRO's shards, ZeRO's float32 partitions) and that changed on some ranks between the end of one
-    step and the start of the next, while the others' did not: which rank, which tensors, which part of them, between which steps.
+    Weights that no other rank holds (FSDP's and ZeRO's shards, ZeRO's float32 partitions) and that changed on some ranks between the
+    end of one step and the start of the next, while the others' did not: which rank, which tensors, which part of them, between which
+    steps.
 
 Why it matters
-    There is no replica to compare with. A flipped bit, a stray write or a wrong load goes into every forward pass of every rank from then on, and
-    the loss hardly shows it.
+    There is no replica to compare with. A flipped bit, a stray write or a wrong load goes into every forward pass of every rank from
+    then on, and the loss hardly shows it.
 
 False positives
-    A script that changes weights between steps does so on every rank, or again and again: neither is reported. At least three steps must have
-    been seen at which nobody's weights changed. Where steps are compared now and then only, a change at another step is not seen.
+    A script that changes weights between steps does so on every rank, or again and again: neither is reported. At least three steps
+    must have been seen at which nobody's weights changed. Where steps are compared now and then only, a change at another step is not
+    seen.
 
 What to do
-    Resume from a checkpoint older than this step, with the named rank on another host; read that host's memory and device error counters.
+    Resume from a checkpoint older than this step, with the named rank on another host; read that host's memory and device error
+    counters.
 """
 
 from collections.abc import Iterator

@@ -5,6 +5,7 @@ grown by much are the script's own names looked at, twice: lists, dictionaries a
 functions that are running. Nothing of theirs is called but their length.
 """
 
+import inspect
 import os
 import sys
 import threading
@@ -21,6 +22,8 @@ from holter.records import Hoard
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LEFT_EVERY = 16
+DEVICE_EVERY = 4
+"""The allocator's counters are gathered into a large dictionary whenever they are asked for."""
 WARM_UP = 16
 """Steps in which allocators and caches fill up."""
 GROWN_BYTES = 48 << 20
@@ -54,7 +57,7 @@ class MemoryProbe:
         numbers["memory.host_bytes"] = float(held)
         if log.step % LEFT_EVERY == 0:
             numbers["memory.host_left_bytes"] = float(host_left_bytes())
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if log.step % DEVICE_EVERY == 0 and torch.cuda.is_available() and torch.cuda.is_initialized():
             numbers |= _device_numbers()
         if log.step == WARM_UP:
             self._warm_bytes = held
@@ -84,10 +87,10 @@ def _opened(path: str) -> int:
 
 
 def _device_numbers() -> dict[str, float]:
-    """What tensors hold of the device, and what the allocator and the driver have left: no device is asked for the former."""
-    free, _ = torch.cuda.mem_get_info()
-    held, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
-    left = free + reserved - held
+    """What tensors hold of the device, and what is left if nobody else uses it: the driver is not asked, which could wait."""
+    counted = torch.cuda.memory_stats()
+    held, reserved = counted.get("allocated_bytes.all.current", 0), counted.get("reserved_bytes.all.current", 0)
+    left = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory - held
     return {
         "memory.device_bytes": float(held),
         "memory.device_cached_bytes": float(reserved),
@@ -144,10 +147,17 @@ def _namespaces() -> Iterator[tuple[str, dict[str, Any]]]:
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and is_own(file):
             yield file, vars(module)
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)  # noqa: SLF001
+    # A debugger writes what it finds in f_locals back into the function.
+    if threading.current_thread() is not threading.main_thread() or sys.gettrace() is not None:
+        return
+    frame = inspect.currentframe()
     for _ in range(100):
         if frame is None:
             return
-        if is_own(frame.f_code.co_filename) and frame.f_code.co_name != "<module>":
-            yield f"{frame.f_code.co_filename} in {frame.f_code.co_name}", frame.f_locals
+        if is_own(frame.f_code.co_filename) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            names = frame.f_locals
+            yield f"{frame.f_code.co_filename} in {frame.f_code.co_name}", names
+            if sys.version_info < (3, 13):
+                # A copy that stays with the frame: it would keep this step's tensors until the function ends.
+                names.clear()
         frame = frame.f_back
