@@ -116,7 +116,8 @@ def test_what_a_module_counts_itself_is_untouched(worn):
     model = Counting(4, 1)
     worn.monitor.add_model(model)
     spoil(model).step()
-    assert [True] == [observation.body.replayed for observation in worn.said(Origin)]
+    (origin,) = [observation.body for observation in worn.said(Origin)]
+    assert "is changed by each call" in origin.reason, "it was replayed"
     assert (1, 1, 1) == (model.num_calls, model._num_calls, len(model._shapes))
 
 
@@ -281,3 +282,31 @@ def test_the_logarithm_of_zero_is_blamed_before_what_follows_it(worn):
 
     origin = train(worn, nn.Sequential(nn.Linear(4, 4), Log(), nn.Linear(4, 4)), torch.ones(2, 4))
     assert ("1", "Log") == (origin.module, origin.module_class)
+
+
+class NanAtThirdCall(nn.Module):
+    """What it does depends on how often it was called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls = nn.Linear(4, 1), 0
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.linear(values) * (math.nan if self.calls == 3 else 1.0)
+
+
+def test_a_replay_that_is_finite_says_nothing_of_a_module_that_counts_its_calls(worn):
+    model = NanAtThirdCall()
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(4, 4)).sum().backward()
+        optimizer.step()
+    (origin,) = [observation.body for observation in worn.said(Origin)]
+    assert (False, "NanAtThirdCall.calls is changed by each call: the replay did not do what the step did") == (
+        origin.replayed,
+        origin.reason,
+    )
+    assert 3 == model.calls

@@ -13,7 +13,7 @@ import contextlib
 import io
 import random
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -186,22 +186,21 @@ def find(inputs: Inputs | None, prefix: str) -> Origin:
         return _unknown(obstacle)
     search = _OriginSearch(module, prefix)
     try:
-        _replay(module, inputs, search)
+        counts = _replay(module, inputs, search)
     except _FoundError:
         return search.origins[0]
     except _CollectiveError as collective:
         return _unknown(f"the model communicates ({collective}): one rank cannot replay it alone")
     except Exception as error:  # noqa: BLE001  the script's module may not bear a second call
         return _unknown(f"the replay raised {type(error).__name__}: {error}")
-    reason = "replayed with the same batch and random state: every module's output is finite"
-    nowhere = Origin(module="", module_class="", is_input_finite=True, input_absmax=0.0, replayed=True, reason=reason)
-    return next(iter(search.origins), nowhere)
+    return next(iter(search.origins), _nowhere(counts))
 
 
-def _replay(module: torch.nn.Module, inputs: Inputs, search: "_OriginSearch") -> None:
+def _replay(module: torch.nn.Module, inputs: Inputs, search: "_OriginSearch") -> str:
+    """Returns what the modules keep between calls, if anything: one that counts may have done something else the first time."""
     is_cast, dtype = inputs.autocast
     with (
-        _left_as_it_was(module),
+        _left_as_it_was(module) as moved,
         _hooked(module, search),
         warnings.catch_warnings(action="ignore"),
         contextlib.redirect_stdout(io.StringIO()),
@@ -211,6 +210,7 @@ def _replay(module: torch.nn.Module, inputs: Inputs, search: "_OriginSearch") ->
     ):
         torch.random.set_rng_state(inputs.random_state)
         module(*inputs.args, **inputs.kwargs)
+        return moved()
 
 
 def _obstacle(inputs: Inputs, module: torch.nn.Module) -> str:
@@ -243,6 +243,14 @@ class _NoCollectives(TorchDispatchMode):  # type: ignore[misc]
         if func.namespace in COLLECTIVES:
             raise _CollectiveError(func.name())
         return func(*args, **(kwargs or {}))
+
+
+def _nowhere(counts: str) -> Origin:
+    """No module gave a number that is not finite."""
+    if counts:
+        return _unknown(f"{counts} is changed by each call: the replay did not do what the step did")
+    reason = "replayed with the same batch and random state: every module's output is finite"
+    return Origin(module="", module_class="", is_input_finite=True, input_absmax=0.0, replayed=True, reason=reason)
 
 
 def _unknown(reason: str) -> Origin:
@@ -363,17 +371,25 @@ def _hooked(module: torch.nn.Module, search: _OriginSearch) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
-    """Random states, buffers and plain attributes, all put back at the end."""
+def _left_as_it_was(module: torch.nn.Module) -> Iterator[Callable[[], str]]:
+    """Random states, buffers and plain attributes, all put back at the end; gives who tells which number among them has changed."""
     now = torch.random.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
     parts = list(module.modules())
     buffers = [(part, dict(part._buffers)) for part in parts]  # noqa: SLF001
     attributes = [(part, {k: v for k, v in part.__dict__.items() if k not in TORCHS_OWN}) for part in parts]
     contents = [(v, v.copy()) for _, kept in attributes for v in kept.values() if type(v) in PLAIN]
+
+    def moved() -> str:
+        for part, kept in attributes:
+            for name, value in kept.items():
+                if type(value) in (int, float, bool) and part.__dict__.get(name) != value:
+                    return f"{type(part).__name__}.{name}"
+        return ""
+
     try:
         for part, kept in buffers:
             part._buffers.update({name: b.detach().clone() for name, b in kept.items() if b is not None})  # noqa: SLF001
-        yield
+        yield moved
     finally:
         for part, kept in buffers:
             part._buffers.update(kept)  # noqa: SLF001
