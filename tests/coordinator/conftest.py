@@ -180,8 +180,10 @@ class SimulatedRank:
         self.fetches.append(message)
         return wire.Fetched(request=message.request, observation=self._table(message) if self.has_tables else None)
 
-    def _table(self, asked: wire.Fetch) -> Observation:
-        root = self.roots[asked.step][asked.tensor_class]
+    def _table(self, asked: wire.Fetch) -> Observation | None:
+        root = self.roots[asked.step].get(asked.tensor_class)
+        if root is None:
+            return None
         # The first tensor carries the root's difference, the second is equal everywhere.
         body = Table(
             tensor_class=asked.tensor_class, root=root, names=list(TENSORS), fingerprints=[root, 1], norms=[1.0, 1.0]

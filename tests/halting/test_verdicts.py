@@ -218,6 +218,7 @@ SUSPECT = [
     "model_structure_mismatch",
     "nondeterministic_drift",
     "optimizer_state_mismatch",
+    "parallel_input_mismatch",
     "precision_round_trip",
     "reward_collapse",
     "uneven_clipping",

@@ -71,7 +71,7 @@ def test_a_process_ends_as_it_says(code, status):
 
 
 def test_a_suspended_process_is_stopped_until_it_is_resumed():
-    process = start("import sys; sys.stdin.read()")
+    process = start("import time; time.sleep(600)")
     testing.suspend(process.pid)
     until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
     testing.resume(process.pid)

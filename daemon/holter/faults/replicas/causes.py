@@ -157,6 +157,7 @@ SILENT_DATA_CORRUPTION = CauseEntry(
         Row("replica_divergence", 0.45, "inference", seen=("gradients_differ",), absent=("gradients_differ_always", "gradients_differ_ever_since"), missing="the collective's result on each rank: gradients differed at some steps and agreed at others"),
         Row("replica_divergence", 0.10, "inference", missing=_NO_TIE_BREAK),
         Row("shard_history", 0.93, "observation", seen=("own_history_broke_on_some",), absent=("own_history_broke_on_all",)),
+        Row("shard_history", 0.10, "inference", missing="whether the shards of the other ranks stayed as they were"),
         Row("frozen_divergence", 0.85, "documented", seen=("own_history_broke_on_some", "did_agree_before")),
         Row("frozen_divergence", 0.50, "inference", seen=("did_agree_before",), missing="the tensors' fingerprints from before, on both sides"),
     ),
