@@ -347,12 +347,15 @@ def _part(
     found = {tensor.content for tensor in tensors}
     live, with_nan, oversized = [], [], {}
     is_sharded = _is_split(sizes, task) or bool(getattr(keeper, "is_sharded", False))
+    used = getattr(keeper, "used", lambda _name, tensor: [tensor])
     for name, tensor in keeper.live():
         if tensor.numel():
             live.append(_described(name, tensor, "", task.rank))
-            if (count_nonfinite if _must_be_finite(name, tensor) else count_nan)(tensor):
+            parts = [part for part in used(name, tensor) if part.numel()]
+            must_be_finite = _must_be_finite(name, tensor)
+            if any((count_nonfinite if must_be_finite else count_nan)(part) for part in parts):
                 with_nan.append(name)
-            elif _must_be_finite(name, tensor) and (size := largest(tensor)) > _limit(name, tensor):
+            elif must_be_finite and (size := max(map(largest, parts), default=0.0)) > _limit(name, tensor):
                 oversized[name] = size
         is_sharded = is_sharded or any(placement.is_shard() for placement in getattr(tensor, "placements", ()))
     described_own = [_described(name, tensor, "", task.rank) for name, tensor in own if tensor.numel()]

@@ -179,7 +179,8 @@ while micro < arguments.steps * EVERY:
         if is_faulty and arguments.fault in FAULTS:
             print(f"fault at {time.time()}", flush=True)
             FAULTS[arguments.fault]()
-        where = (arguments.where or ("gradient" if arguments.kind == "fsdp" else "batch")) if is_faulty else ""
+        is_spoiled = is_faulty and arguments.fault == "nan"
+        where = (arguments.where or ("gradient" if arguments.kind == "fsdp" else "batch")) if is_spoiled else ""
         if where == "label":
             y.fill_(float("nan"))
         x, y = x.to(arguments.device), y.to(arguments.device)  # noqa: PLW2901

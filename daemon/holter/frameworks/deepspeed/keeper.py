@@ -11,11 +11,13 @@ free ZeRO-3's parameters is left out: the main thread may be using them. The par
 that moment is written as the placeholder that it is between steps. All ranks must be able to save: each partition is on one rank alone.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from holter.errors import SaveError
 from holter.frameworks.loop import named_state
@@ -67,6 +69,21 @@ class DeepSpeedKeeper:
                     yield f"optimizer: {number}.{key}", value.detach()
         if engine.save_non_zero_checkpoint:
             yield from _module_tensors(engine.module)
+
+    def used(self, name: str, tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+        """What of a live tensor is somebody's: ZeRO-3 pads the last rank's part of each parameter with whatever lay in that memory."""
+        number = re.match(r"(?:master weights of group |optimizer: )(\d+)", name)
+        groups = getattr(self._engine.optimizer, "fp16_groups", ())
+        group = groups[int(number[1])] if number and int(number[1]) < len(groups) else ()
+        if not group or sum(parameter.ds_tensor.ds_numel for parameter in group) != tensor.numel():
+            yield tensor
+            return
+        start = 0
+        for parameter in group:
+            size = parameter.ds_tensor.ds_numel
+            left = parameter.ds_numel - size * dist.get_rank(parameter.ds_process_group)
+            yield tensor.view(-1)[start : start + max(0, min(size, left))]
+            start += size
 
 
 @contextmanager
