@@ -18,8 +18,8 @@ from holter.records import Exam
 SCRIPTS = Path(__file__).parent / "scripts"
 DEADLINE_S = 90.0
 """For a job to be diagnosed, beginning with its start."""
-DETECTED_S = 15.0
-"""From the moment a rank was overdue (or dead, or late for long enough) to the diagnosis, on a busy machine; alone it takes under 3."""
+DETECTED_S = 35.0
+"""From the moment at which a rank last moved to the diagnosis, on a busy machine. A rank that saves may take twenty seconds before it is overdue."""
 SETTLED_S, MATURE_S = 2.0, 12.0
 """How long an incident is left to mature before the job is stopped: at least, and while something is missing. Native frames take py-spy
 a second of one core, and on a busy machine the incident is told before they are there."""
