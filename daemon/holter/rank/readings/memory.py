@@ -161,8 +161,10 @@ def _running_functions() -> Iterator[tuple[str, dict[str, Any]]]:
             return
         if is_own(frame.f_code.co_filename) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             names = frame.f_locals
-            yield f"{frame.f_code.co_filename} in {frame.f_code.co_name}", names
-            if sys.version_info < (3, 13):
-                # A copy that stays with the frame: it would keep this step's tensors until the function ends.
-                names.clear()
+            try:
+                yield f"{frame.f_code.co_filename} in {frame.f_code.co_name}", names
+            finally:
+                if sys.version_info < (3, 13):
+                    # A copy that stays with the frame: it would keep this step's tensors until the function ends.
+                    names.clear()
         frame = frame.f_back
