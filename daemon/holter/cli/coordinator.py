@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 import holter
 from holter import clock
-from holter.cli.numbers import count, port, seconds
 from holter.cli.parts.logs import log_to
+from holter.cli.parts.numbers import count, port, seconds
 from holter.config import Settings, load, secret_in, usable
 from holter.errors import ConfigError, UsageError
 from holter.records import Action

@@ -14,7 +14,7 @@ import threading
 from typing import Any
 
 from holter import clock, config
-from holter.cli.numbers import seconds
+from holter.cli.parts.numbers import seconds
 from holter.cli.run_reader import RunReader, locate
 from holter.errors import UsageError
 

@@ -7,7 +7,7 @@ import socket
 import sys
 
 import holter
-from holter.cli.numbers import port
+from holter.cli.parts.numbers import port
 from holter.cli.run_reader import RunReader, locate
 from holter.cli.terminal import with_progress
 from holter.errors import UsageError

@@ -5,8 +5,8 @@ import asyncio
 import sys
 
 import holter
-from holter.cli.numbers import port
 from holter.cli.parts.logs import log_to
+from holter.cli.parts.numbers import port
 from holter.config import usable
 from holter.errors import PageError, UsageError
 

@@ -119,11 +119,11 @@ def _spaces() -> Iterator[Mapping[str, Any]]:
             return
         module = frame.f_globals.get("__name__", "")
         if not module.startswith((OURS, "torch")):
-            yield _variables(frame)
+            yield variables(frame)
         frame = frame.f_back
 
 
-def _variables(frame: FrameType) -> dict[str, Any]:
+def variables(frame: FrameType) -> dict[str, Any]:
     """The variables of a frame, as they are now.
 
     Before Python 3.13 a function's frame keeps the mapping that `f_locals` returns, and so keeps alive a batch that the script has let go of.

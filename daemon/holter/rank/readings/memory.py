@@ -8,7 +8,6 @@ functions that are running. Nothing of theirs is called but their length.
 import inspect
 import os
 import sys
-import threading
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch
 
 from holter.rank.context import Context
 from holter.rank.own_code import is_own
+from holter.rank.search import variables
 from holter.records import Hoard
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -152,19 +152,10 @@ def _namespaces() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _running_functions() -> Iterator[tuple[str, dict[str, Any]]]:
-    # A debugger writes what it finds in f_locals back into the function.
-    if threading.current_thread() is not threading.main_thread() or sys.gettrace() is not None:
-        return
     frame = inspect.currentframe()
     for _ in range(100):
         if frame is None:
             return
-        if is_own(frame.f_code.co_filename) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-            names = frame.f_locals
-            try:
-                yield f"{frame.f_code.co_filename} in {frame.f_code.co_name}", names
-            finally:
-                if sys.version_info < (3, 13):
-                    # A copy that stays with the frame: it would keep this step's tensors until the function ends.
-                    names.clear()
+        if is_own(frame.f_code.co_filename) and frame.f_code.co_name != "<module>":
+            yield f"{frame.f_code.co_filename} in {frame.f_code.co_name}", variables(frame)
         frame = frame.f_back
