@@ -39,6 +39,13 @@ setup(
             optional=True,
         ),
         Extension(
+            "holter.rank._living",
+            sources=["daemon/holter/rank/csrc/living.c"],
+            extra_compile_args=["-O2", *FLAGS],
+            py_limited_api=True,
+            optional=True,
+        ),
+        Extension(
             "holter.rank._rows",
             sources=["daemon/holter/rank/csrc/rows.c"],
             depends=sorted(str(path) for path in SOURCES.glob("*.h")),

@@ -10,7 +10,6 @@ how it is placed; and a gradient that the script itself reduces over all ranks m
 """
 
 import fnmatch
-import gc
 import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from holter.rank import mesh
 from holter.rank.mesh import EVERYONE, IGNORED, OWN, Holders
-from holter.rank.search import parameters_of, top_level, unique, variable_of
+from holter.rank.search import living, parameters_of, top_level, unique, variable_of
 from holter.records import MeshAxis, View
 
 logger = logging.getLogger("holter")
@@ -502,10 +501,7 @@ class Models:
 
 def wrapped(module: torch.nn.Module) -> torch.nn.Module:
     """The DDP wrapper that was put around this module before anybody watched; the module itself if there is none."""
-    for thing in gc.get_objects():
-        if type(thing) is DistributedDataParallel and _part(thing, "module") is module:
-            return thing
-    return module
+    return next((each for each in living(DistributedDataParallel) if _part(each, "module") is module), module)
 
 
 def _part(module: Any, name: str) -> Any:

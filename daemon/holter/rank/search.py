@@ -10,13 +10,20 @@ on every rank:
 import gc
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
 from torch.nn.parameter import UninitializedParameter
 from torch.optim.lr_scheduler import LRScheduler
+
+_native: Any
+try:
+    from holter.rank import _living as _native
+except ImportError:
+    # There was no compiler.
+    _native = None
 
 MAX_FRAMES = 64
 OURS = "holter"
@@ -26,23 +33,30 @@ GENERIC = frozenset({"self", "module", "mod", "m", "layer", "child", "root", "ob
 """Names that a loop or a wrapper has for any module."""
 
 
-def living(kind: type) -> Iterator[Any]:
-    """All living objects of a class. By `type`, not `isinstance`: that would ask lazy proxies for their class and wake them up."""
-    return (each for each in gc.get_objects() if issubclass(type(each), kind))
+def living(*kinds: type) -> list[Any]:
+    """All living objects of these classes and of what is derived from them.
+
+    By `type`, not `isinstance`: that would ask lazy proxies for their class and wake them up. In one native call, so that no other thread
+    runs while we refer to all its objects: see living.c. Where that was not built, a thread that fills a tuple just then may be hit.
+    """
+    wanted = _with_derived(kinds)
+    if _native is not None:
+        found: list[Any] = _native.of_kinds(list(wanted))
+        return found
+    return [each for each in gc.get_objects() if type(each) in wanted]
 
 
 def top_level() -> list[Any]:
     """Modules that are no other module's child."""
-    kinds = _kinds()
-    modules = [thing for thing in gc.get_objects() if type(thing) in kinds]
+    modules = living(torch.nn.Module)
     children = {id(child) for module in modules for child in _children(module)}
     return [module for module in modules if id(module) not in children]
 
 
-def _kinds() -> set[type]:
-    """All classes of modules: to look a type up in a set is ten times faster than `issubclass`."""
+def _with_derived(kinds: Iterable[type]) -> set[type]:
+    """These classes and all that are derived from them."""
     found: set[type] = set()
-    new: list[type] = [torch.nn.Module]
+    new: list[type] = list(kinds)
     while new:
         kind = new.pop()
         if kind not in found:
@@ -141,10 +155,13 @@ def variables(frame: FrameType) -> dict[str, Any]:
 def _attribute(things: Iterable[Any], wanted: set[int]) -> str:
     names = set()
     for thing in things:
-        for holder in gc.get_referrers(thing) if thing is not None else ():
+        for holder in _holders(thing) if thing is not None else ():
             space = holder if type(holder) is dict else _vars(holder)
             names |= {key for key, value in list(space.items()) if id(value) in wanted and _is_name(key)}
     return min(names, default="")
+
+
+_holders: Callable[[Any], list[Any]] = gc.get_referrers if _native is None else _native.holders
 
 
 def _vars(holder: Any) -> Mapping[str, Any]:
