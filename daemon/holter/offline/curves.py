@@ -17,6 +17,8 @@ from holter.records import Evidence, Finding, Severity
 Points = list[tuple[int, float]]
 MIN_POINTS = 6
 MAX_BLOCKS = 60
+MIN_NAN_NORMS = 10
+"""A scaler that looks for its scale skips a few steps, not so many."""
 DETECTOR = "curve"
 """Under this name the rows of `causes` know these findings."""
 GUESSES = (
@@ -292,11 +294,11 @@ def _hidden(curves: Curves) -> Finding | None:
     while zeros and curves.loss[zeros - 1][1] == 0:
         zeros -= 1
     num = len(curves.loss) - zeros
-    if num < 3 or curves.is_reward or curves.is_adversarial:  # noqa: PLR2004 - once is an empty batch
+    if num < 2 or curves.is_reward or curves.is_adversarial:  # noqa: PLR2004 - once is an empty batch
         return None
     step = curves.loss[zeros][0]
     norms = [value for at, value in curves.norm if at >= step]
-    is_nan = bool(norms) and sum(not math.isfinite(value) for value in norms) >= 0.8 * len(norms)
+    is_nan = len(norms) > 1 and sum(not math.isfinite(value) for value in norms) >= 0.8 * len(norms)
     falls = [value for _, value in curves.loss[max(0, zeros - 5) : zeros]]
     if not is_nan and (norms or not falls or min(falls) < 0.05 or num < 5):  # noqa: PLR2004 - it has arrived
         return None
@@ -315,6 +317,8 @@ def _nan_norm(curves: Curves) -> Finding | None:
     while first and not math.isfinite(norm[first - 1][1]):
         first -= 1
     num = len(norm) - first
+    if first == 0 and num >= MIN_NAN_NORMS and not curves.loss:
+        return _norms_alone(norm)
     if first == 0 or num < max(5, len(norm) // 20):
         return None
     step = norm[first][0]
@@ -325,6 +329,15 @@ def _nan_norm(curves: Curves) -> Finding | None:
         "critical", step, norm[-1][0], f"The gradient norm is NaN or Inf at all {num} logs since step {step}, and the loss gets no better.",
         {"is_nan": True, "is_norm_first": True, "is_from_start": False, "is_explosive": False, "has_norm": True, "series": ["gradient_norm", "loss"]},
         [Evidence(kind="trend", summary=f"gradient norm: finite before step {step}, NaN or Inf at {num} logs since", values={"step": step, "num_logs": num})],
+    )  # fmt: skip
+
+
+def _norms_alone(norm: Points) -> Finding:
+    """No norm was ever finite, and the log has no loss that could say whether anything is learned."""
+    return finding(
+        "warning", norm[0][0], norm[-1][0], f"The gradient norm is NaN or Inf at all {len(norm)} logs since step {norm[0][0]}, and the log has no loss.",
+        {"is_nan": True, "is_norm_first": False, "is_from_start": True, "is_explosive": False, "has_norm": True, "series": ["gradient_norm"]},
+        [Evidence(kind="trend", summary=f"gradient norm: NaN or Inf at all {len(norm)} logs", values={"step": norm[0][0], "num_logs": len(norm)})],
     )  # fmt: skip
 
 

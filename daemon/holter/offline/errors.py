@@ -46,9 +46,10 @@ KINDS = (
          re.compile(r"DataLoader worker \(pid(?:\(s\))?\s*(?P<pid>[\d, ]+)\) (?:is killed by signal: (?P<signal>\w[\w ]*)|exited unexpectedly)"), needs=True),
     Kind("shared_memory", ("unable to allocate shared memory", "insufficient shared memory", "unable to open shared memory object", "out of shared memory"), None),
     Kind("watchdog", ("Watchdog caught collective operation timeout",),
-         re.compile(r"(?:\[Rank (?P<rank>\d+)\]|Rank (?P<rank2>\d+)\]).*?SeqNum=(?P<sequence>\d+), OpType=(?P<operation>\w+)"
+         re.compile(r"(?:\[Rank (?P<rank>\d+)\]|Rank (?P<rank2>\d+)\]).*?SeqNum=(?P<sequence>\d+)(?:, OpType=(?P<operation>\w+))?"
                     r"(?:, NumelIn=(?P<numel>\d+))?(?:, NumelOut=\d+)?(?:, TensorShape=(?P<shape>\[[\d, ]*\]))?(?:.*?Timeout\(ms\)=(?P<timeout>\d+))?"
                     r"(?:.*?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+))?"), needs=True),
+    Kind("watchdog_stuck", ("watchdog got stuck for", "Heartbeat monitor timed out"), re.compile(r"(?:Rank |\[Rank )(?P<rank>\d+)\]")),
     Kind("work_status", ("last enqueued NCCL work", "last enqueued work"),
          re.compile(r"\[?(?:PG (?:ID )?(?P<group>\d+)[^\]]*?)?\s?Rank (?P<rank>\d+)\].*?(?:at work(?: sequence id)?:? (?P<sequence>\d+))?[^\d]*?"
                     r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"), needs=True),
@@ -80,12 +81,14 @@ KINDS = (
 )  # fmt: skip
 TRACEBACK = "Traceback (most recent call last)"
 SEARCHED = (
-    b"Traceback (", b"rror", b"Xid", b"ECC", b"illed", b"oom", b"OOM", b"ut Of Memory", b"ut of memory", b"atchdog caught", b"last enqueued", b"onitored", b"onnection ",
+    b"Traceback (", b"rror", b"Xid", b"ECC", b"illed", b"oom", b"OOM", b"ut Of Memory", b"ut of memory", b"atchdog ", b"eartbeat monitor", b"last enqueued", b"onitored", b"onnection ",
     b"remote process", b"ssertion `", b"degrees of freedom", b"verflow", b"VERFLOW", b"stopping", b"NaN ", b"Root Cause", b"exitcode", b"egmentation", b"fallen off",
     b"Cuda failure", b"Signals.SIG", b"minimum", b"loss scale reached", b"socket closed", b"shared memory",
 )  # fmt: skip
 """In a large file only lines with one of these are looked at: every word of `KINDS` holds one, or is part of what an exception says."""
-_PREFIX = re.compile(r"^(?:\s*\[(?:rank|default)\d+\]:?\s?|\s*\(\w+ pid=[^)]*\)\s?|\s*\[\d+\]\s?|\d+:\s)+")
+_PREFIX = re.compile(r"^(?:\s*\[(?:rank|default)\d+\]:?\s?|\s*\(\w+ pid=[^)]*\)\s?|\s*\[\d+\]\s?|\d+:\s|std(?:err|out):\s)+")
+_HARMLESS = re.compile(r"^[WI]\d{4} |\b(?:WARN(?:ING)?|INFO|DEBUG)\b")
+"""A logger that passes a traceback on at one of these levels reports something that was dealt with."""
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
 _LAST = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Timeout|Iteration)?)(?::\s?(?P<text>.*))?$"
@@ -101,9 +104,16 @@ class _Open:
     line: int
     rank: int | None
     step: int
+    prefix: str = ""
+    """What a logger writes in front of each line, with its digits made alike."""
     frames: list[FrameAt] = field(default_factory=list)
     num_lines: int = 0
     awaits_code: bool = False
+
+    def own(self, text: str) -> str:
+        """The line without what every line of this traceback has in front."""
+        size = len(self.prefix)
+        return text[size:] if size and _alike(text[:size]) == self.prefix else _PREFIX.sub("", text)
 
 
 class ErrorReader:
@@ -135,10 +145,11 @@ class ErrorReader:
         rank = rank_of(text) if "ank" in text or "default" in text or text[:1].isdigit() else None
         if self._open:
             opened = self._open.get(rank)
-            if opened is not None and self._goes_on(opened, _PREFIX.sub("", text), number, rank):
+            if opened is not None and self._goes_on(opened, opened.own(text), number, rank):
                 return True
         if TRACEBACK in text:
-            self._open[rank] = _Open(number, rank, step)
+            before = text.partition(TRACEBACK)[0]
+            self._open[rank] = _Open(number, rank, step, "" if before.startswith("Exception ") else _alike(before))
             return True
         return self._is_known(text, number, step, rank)
 
@@ -153,7 +164,7 @@ class ErrorReader:
             if kind.name == "root_cause":
                 self._is_root, self._summary = True, {"line": str(number)}
                 return True
-            if kind.name == "work_status" and "rank" in values:
+            if kind.name in {"work_status", "watchdog_stuck"} and "rank" in values:
                 rank = int(values["rank"])
             if kind.name == "watchdog":
                 rank = int(values.get("rank") or values.get("rank2") or 0)
@@ -189,7 +200,7 @@ class ErrorReader:
         return True
 
     def _ended(self, opened: _Open, last: re.Match[str], text: str, number: int) -> None:
-        if text.startswith(MEANT):
+        if text.startswith(MEANT) or _HARMLESS.search(opened.prefix):
             return
         frames = tuple(opened.frames)
         name = last["type"].rpartition(".")[2]
@@ -263,12 +274,19 @@ class ErrorReader:
         yield from sorted(self._errors.values(), key=lambda error: error.line)
 
 
+def _alike(prefix: str) -> str:
+    """Times and numbers of processes differ from line to line, and are of one length."""
+    return re.sub(r"\d", "0", prefix)
+
+
 def _shape(error: LoggedError) -> str:
     """Messages that differ in numbers only are one."""
     if error.kind == "traceback":
         place = f"{error.frames[-1].file}:{error.frames[-1].line}" if error.frames else ""
         return f"{error.values.get('type', '')} {place}"
-    if error.kind in {"overflow", "device_assert", "connection_lost", "work_status", "device_oom", "gloo_timeout"}:
+    if error.kind == "work_status":
+        return error.values.get("group", "")
+    if error.kind in {"overflow", "device_assert", "connection_lost", "watchdog_stuck", "device_oom", "gloo_timeout"}:
         return ""
     return re.sub(r"\d+", "#", error.text)[:120]
 

@@ -26,8 +26,27 @@ _EPOCH = re.compile(
     r"(?:\s*[,|:;\-]*\s*(?:(?:step|batch|iter(?:ation)?|it)\b)?\s*:?\s*\[?\s*(\d+)\s*/\s*(\d+))?",
     re.IGNORECASE,
 )
+_COUNTER = re.compile(
+    r"(?<![\w/.-])(?:global[ _])?(?:step|iter|iteration|update)s?\s*[:=#]?\s*\[?\s*(\d+)\]?\s*(?::(?!\d)|[,|;\])-]|\s[A-Za-z]|$)",
+    re.IGNORECASE,
+)
+"""`iter 250: loss 2.1`, `[Step 40] loss ...`: a counter in front of what was measured."""
+_CELL = re.compile(rf"^\s*({_NAME}(?: [A-Za-z_][\w/-]*){{0,3}})\s+({_NUMBER})%?\s*$")
+"""`gnorm 0.390`: one of several between bars."""
+MIN_CELLS = 3
+_HELD_OUT_LINE = re.compile(
+    r"(?:^|[|\]>]|\s-\s)\s*[*\[(]?(?:val|valid|validation|test|testing|eval|evaluation|dev)\b(?: set| epoch| phase| results?| step)?\s*(?:[:|\])\[#-]|\d)"
+    r"|valid on '|Epoch\s*\((?:val|test)\)",
+    re.IGNORECASE,
+)
+"""`Test set: Average loss: 0.05`, `| valid | epoch 002 | loss 9.3`: a line that is about held-out data, though its names do not say so."""
 _OF = re.compile(r"(?<![\w/])(step|iter(?:ation)?|it|batch)s?\s*[:=#]?\s*\[?\s*(\d+)\s*/\s*(\d+)", re.IGNORECASE)
-_BAR = re.compile(r"(\d{1,3})%\|[^|]*\|\s*(\d+)/(\d+)\s*\[")
+_BAR = re.compile(r"([^|\]]*?)(\d{1,3})%\|[^|]*\|\s*(\d+)/(\d+)\s*\[")
+_OTHER_BARS = re.compile(
+    r"map|filter|download|load|token|eval|valid|test|generat|sampl|rollout|sanity|fetch|group|pack|convert|sav|predict|process|shard|extract|rank",
+    re.IGNORECASE,
+)
+"""Bars that count something else than steps of the training say so in front."""
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s+(?:\[|\S*━|\x1b)")
 _VALUE = re.compile(r"\d|nan|inf")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -128,19 +147,34 @@ def parse(line: str, context: LineContext) -> LogRow | None:
         _take(row, match.group(1), match.group(2), line[match.end() : match.end() + 4])
     for match in _SPACED.finditer(line):
         _take(row, match.group(1), match.group(2), "")
+    if line.count("|") >= MIN_CELLS:
+        for match in filter(None, map(_CELL.match, line.split("|"))):
+            _take(row, match.group(1), match.group(2), "")
+    if row.step is None and (counter := _COUNTER.search(line)):
+        row.step = int(counter.group(1))
     if not row.values:
         return None
+    if _HELD_OUT_LINE.search(line) and not any(naming.is_held_out(name) for name in row.values):
+        row.values = {f"eval_{name}" if naming.role(name) == "loss" else name: value for name, value in row.values.items()}
     if row.epoch is None:
         row.epoch = context.epoch
     row.rank = rank_of(line)
     return row
 
 
+def note_bar(line: str, context: LineContext) -> re.Match[str] | None:
+    """The training's progress bar in a line; the context knows its step from then on."""
+    bar = _BAR.search(line) if "%|" in line else None
+    if bar is None or _OTHER_BARS.search(bar.group(1)[-40:]):
+        return None
+    context.bar_step, context.bar_used = int(bar.group(3)), False
+    return bar
+
+
 def _progress(line: str, row: LogRow, context: LineContext) -> None:
     """Counters: epochs, steps of how many, bars."""
-    if bar := _BAR.search(line):
-        context.bar_step, context.bar_used = int(bar.group(2)), False
-        row.step, row.total = int(bar.group(2)), int(bar.group(3))
+    if bar := note_bar(line, context):
+        row.step, row.total = int(bar.group(3)), int(bar.group(4))
     if found := _EPOCH.search(line):
         row.epoch = context.epoch = float(found.group(1))
         if found.group(3):
@@ -158,6 +192,8 @@ def _take(row: LogRow, name: str, text: str, after: str) -> None:
     if not name:
         return
     if naming.is_step(name):
+        if row.within_epoch and naming.counts_the_run(name):
+            row.step, row.total, row.within_epoch = None, None, False
         # `update: 0.02` is a share of an epoch.
         if row.step is None and value == value and abs(value) < 1e15 and ("." not in text or text.endswith(".0")):  # noqa: PLR0124, PLR2004 - NaN counts nothing
             row.step = int(value)
@@ -179,8 +215,16 @@ def _meant(name: str) -> str:
     parts = name.split()
     for begin in range(len(parts)):
         candidate = naming.tidy(" ".join(parts[begin:]))
+        if len(parts) - begin == 2 and _is_term(parts[begin], candidate):  # noqa: PLR2004 - `box loss`, `D loss`
+            return candidate
         if naming.is_step(candidate) or naming.is_epoch(candidate) or naming.role(candidate):
             return candidate
     whole = naming.tidy(name)
     # `graph.py:979` is a place in code.
     return "" if whole.endswith(_SOURCES) or set(naming.words(whole)) & _TIMES else whole
+
+
+def _is_term(word: str, name: str) -> bool:
+    """Whether a word in front of `loss` says which one it is, and is not what a logger writes there."""
+    is_logger = word.isupper() and len(word) > 1
+    return not is_logger and (naming.is_adversarial(name) or bool(naming.term_of_loss(name)))

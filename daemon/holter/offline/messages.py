@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from holter.offline.found import FrameAt, LoggedError
 from holter.records import Collective, Evidence, Finding
@@ -17,17 +18,21 @@ FACTS = {
     "unfinished_reduction": "is_unreduced", "unused_indices": "is_unreduced", "no_graph": "is_without_graph", "empty_optimizer": "is_empty_optimizer",
     "device_assert": "is_out_of_range", "label_range": "is_out_of_range", "anomaly": "is_anomaly", "minimum_scale": "is_every_step_skipped",
     "loss_stopped": "is_loss_stopped", "device_error": "is_device_error", "segfault": "is_signal", "connection_lost": "is_connection_lost", "gloo_timeout": "is_timed_out",
+    "watchdog_stuck": "is_watchdog_stuck",
 }  # fmt: skip
 ORDER = (
     "xid", "ecc", "kernel_oom", "device_oom", "shared_memory", "worker_killed", "fingerprint", "monitored_barrier", "unused_indices", "unfinished_reduction", "no_graph",
     "empty_optimizer", "device_assert", "label_range", "anomaly", "minimum_scale", "overflow", "segfault", "root_signal", "traceback", "loss_stopped", "watchdog",
-    "work_status", "killed", "device_error", "gloo_timeout", "root_cause", "connection_lost", "child_failed",
+    "watchdog_stuck", "work_status", "killed", "device_error", "gloo_timeout", "root_cause", "connection_lost", "child_failed",
 )  # fmt: skip
 """What explains the others comes first: a rank that is lost, then what a script raised, then those who waited."""
 VICTIM = re.compile(
     r"closed by peer|reset by peer|NCCL|timed? ?out|Timed out|DistBackendError|DistStoreError|ChildFailedError|ProcessRaisedException|broken pipe",
     re.IGNORECASE,
 )
+
+LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError")
+"""What a launcher raises when a rank has failed: it says that, and nothing else."""
 
 
 def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
@@ -37,7 +42,9 @@ def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
         for error in errors
         if error.kind != "variance_warning" and not (error.kind == "overflow" and error.num_times < MANY_OVERFLOWS)
     ]
-    known = [error for error in known if error.kind not in {"process_failed"}]  # noqa: FURB171
+    has_summary = any(error.kind == "root_cause" for error in known)
+    # Before its summary, or instead of it, the launcher says in one line which of its processes failed first.
+    known = [_as_root(error) for error in known if error.kind != "process_failed" or ("code" in error.values and not has_summary)]
     if not known:
         return
     lead = min(known, key=lambda error: (_place(error), error.line))
@@ -51,8 +58,18 @@ def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def _as_root(error: LoggedError) -> LoggedError:
+    if error.kind != "process_failed":
+        return error
+    local = error.values["local"]
+    values = {"code": error.values["code"], "exitcode": error.values["code"], "rank": f"{local} of its host"}
+    return replace(error, kind="root_cause", rank=int(local), values=values)
+
+
 def _place(error: LoggedError) -> int:
     kind = error.kind
+    if kind == "traceback" and LAUNCHER.search(error.text):
+        return len(ORDER)
     if kind == "traceback" and VICTIM.search(error.text):
         # Who says a gloo timeout says it twice: as its traceback, and as the message in it.
         kind = "connection_lost"
@@ -141,56 +158,59 @@ def _ranks(lead: LoggedError, known: Sequence[LoggedError]) -> tuple[int, ...]:
 def _waiting(known: Sequence[LoggedError], num_ranks: int) -> Verdict:
     """Who is missing, by the sequence numbers of all who speak."""
     spoke = [error for error in known if error.kind in {"watchdog", "work_status"} and error.rank is not None]
-    enqueued: dict[int, int] = {}
     calls: dict[int, tuple[int, str, str]] = {}
     for error in spoke:
-        rank = error.rank
-        assert rank is not None
-        if "enqueued" in error.values:
-            enqueued[rank] = max(int(error.values["enqueued"]), enqueued.get(rank, -1))
-        if "operation" in error.values:
-            calls.setdefault(
-                rank, (int(error.values["sequence"]), error.values["operation"], error.values.get("numel", ""))
-            )
+        if error.rank is not None and "operation" in error.values:
+            call = (int(error.values["sequence"]), error.values["operation"], error.values.get("numel", ""))
+            calls[error.rank] = min(call, calls.get(error.rank, call))
+    enqueued = _enqueued(spoke)
     sequence, operation, _ = min(calls.values(), default=(max(enqueued.values(), default=-1), "?", ""))
     collective = Collective(group="", sequence=sequence, operation=operation.lower())
     waiting = sorted({error.rank for error in spoke if error.rank is not None})
-    behind = tuple(rank for rank, number in sorted(enqueued.items()) if number < max(enqueued.values())) or _earlier(
-        calls
-    )
+    behind = tuple(rank for rank, number in sorted(enqueued.items()) if number < max(enqueued.values())) or _earlier(calls)  # fmt: skip
     what = f"{operation} #{sequence}"
+    timed_out = {"is_timed_out": True}
     if behind:
-        return (
-            {"is_behind": True, "is_timed_out": True},
-            behind,
-            f"Ranks {', '.join(map(str, behind))} are behind: others wait in {what}.",
-            collective,
-        )
+        named = f"Ranks {_listed(behind)} are behind: others wait in {what}."
+        return {"is_behind": True} | timed_out, behind, named, collective
+    if (apart := _apart(calls, sequence)) is not None:
+        return *apart, collective
+    silent = tuple(rank for rank in range(num_ranks) if rank not in waiting)
+    # One rank's log alone says nothing of the others.
+    if silent and len(silent) <= len(waiting) and len(waiting) > 1:
+        named = f"Ranks {_listed(silent)} say nothing while all others time out in {what}."
+        return {"is_silent": True} | timed_out, silent, named, collective
+    return timed_out, (), f"Ranks {_listed(waiting)} timed out in {what}; who is missing cannot be told from this log.", collective  # fmt: skip
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def _enqueued(spoke: Sequence[LoggedError]) -> dict[int, int]:
+    """Rank -> the last call it made, in the group of which most ranks speak: every group counts by itself."""
+    groups: dict[str, dict[int, int]] = {}
+    for error in spoke:
+        if error.rank is not None and "enqueued" in error.values:
+            of = groups.setdefault(error.values.get("group", ""), {})
+            of[error.rank] = max(int(error.values["enqueued"]), of.get(error.rank, -1))
+    return max(groups.values(), key=lambda of: (len(of), len(set(of.values()))), default={})
+
+
+def _apart(calls: Mapping[int, tuple[int, str, str]], sequence: int) -> tuple[dict[str, bool], tuple[int, ...], str] | None:  # fmt: skip
+    """Ranks that are in different calls: at one number, or, where few speak, at numbers far from each other."""
     at_one = {call for call in calls.values() if call[0] == sequence}
     if len({call[1] for call in at_one}) > 1 or len({call[2] for call in at_one}) > 1:
         counts = {call: [rank for rank, own in calls.items() if own == call] for call in at_one}
         odd = min(counts.values(), key=len)
         fact = "is_order" if len({call[1] for call in at_one}) > 1 else "is_shape"
-        return (
-            {fact: True},
-            tuple(sorted(odd)),
-            f"At #{sequence} ranks call different things: {', '.join(sorted(f'{call[1]} of {call[2]}' for call in at_one))}.",
-            collective,
-        )
-    silent = tuple(rank for rank in range(num_ranks) if rank not in waiting)
-    if silent and len(silent) <= len(waiting):
-        return (
-            {"is_silent": True, "is_timed_out": True},
-            silent,
-            f"Ranks {', '.join(map(str, silent))} say nothing while all others time out in {what}.",
-            collective,
-        )
-    return (
-        {"is_timed_out": True},
-        (),
-        f"Ranks {', '.join(map(str, waiting))} timed out in {what}; who is missing cannot be told from this log.",
-        collective,
-    )
+        named = ", ".join(sorted(f"{call[1]} of {call[2]}" for call in at_one))
+        return {fact: True}, tuple(sorted(odd)), f"At #{sequence} ranks call different things: {named}."
+    first = tuple(sorted(rank for rank, call in calls.items() if call[0] == sequence))
+    if len(first) < len(calls):
+        others = max(call[0] for call in calls.values())
+        return {"is_apart": True, "is_timed_out": True}, first, f"Ranks {_listed(first)} wait at #{sequence}, others at #{others}: in one group, they are behind."  # fmt: skip
+    return None
 
 
 def _silent(known: Sequence[LoggedError], num_ranks: int, text: str) -> Verdict:

@@ -16,7 +16,8 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 HELD_OUT = frozenset({"eval", "evaluation", "val", "valid", "validation", "test", "dev", "heldout"})
 _PLAIN = frozenset(
     {"train", "training", "trainer", "step", "epoch", "avg", "average", "mean", "total", "lm", "running", "batch", "iter", "metrics", "global",
-     "actor", "optim", "optimizer", "log", "logs", "raw", "smoothed", "tr", "scalars", "ce", "nll", "model", "l2", "pre", "clip", "preclip"}
+     "actor", "optim", "optimizer", "log", "logs", "raw", "smoothed", "smooth", "tr", "scalars", "ce", "nll", "model", "l2", "pre", "clip", "preclip", "current", "curr",
+     "cur", "overall", "mini", "minibatch", "reduced", "xent", "root", "info"}
 )  # fmt: skip
 _LOSS = frozenset({"loss", "trl"})
 _NORM_WORDS = frozenset({"grad", "gradient", "gradients", "norm", "gnorm", "gradnorm", "grads"})
@@ -26,6 +27,7 @@ _KNOWN = {"tel": "test_loss", "vl": "val_loss", "gnorm": "grad_norm"}
 _STEP = frozenset({"step", "steps", "iter", "iteration", "iterations", "it", "s", "global_step", "globalstep", "num_updates", "train_num_updates",
                    "trainer/global_step", "_step", "current_iteration", "step_num", "optimizer_step", "total_steps_done", "update", "updates", "global_steps",
                    "training/global_step", "n_updates", "time/iterations", "num_steps", "train/global_step"})  # fmt: skip
+_OF_THE_RUN = frozenset({"num_updates", "train_num_updates", "global_step", "globalstep", "global_steps", "trainer/global_step", "train/global_step", "training/global_step"})  # fmt: skip
 _EPOCH = frozenset({"epoch", "epochs", "train/epoch", "ep"})
 REWARDS = frozenset({"reward", "rewards", "return", "returns", "advantage", "advantages", "ep_rew_mean", "score"})
 _ADVERSARIAL = re.compile(r"(^|[/_. ])(g|d|gen|disc|generator|discriminator|critic)([/_. ]|\d|$)")
@@ -50,6 +52,16 @@ def words(name: str) -> tuple[str, ...]:
 def is_step(name: str) -> bool:
     """Whether it counts steps."""
     return name in _STEP
+
+
+def is_held_out(name: str) -> bool:
+    """Whether it was measured on data that are not trained on."""
+    return any(word in HELD_OUT for word in words(name))
+
+
+def counts_the_run(name: str) -> bool:
+    """Whether it counts steps from the run's beginning, whatever else its line counts."""
+    return name in _OF_THE_RUN
 
 
 def is_epoch(name: str) -> bool:

@@ -98,13 +98,18 @@ class TextReader:
 
     def _line(self, raw: bytes, number: int) -> None:
         text = lines.plain(raw[:MAX_LINE].decode("utf-8", "replace"))
-        if self._errors.line(text, number, self._recorder.last_step):
+        if self._errors.line(text, number, self._step(text)):
             return
         row = lines.parse(text, self._context)
         if row is not None:
             self._recorder.add(row, number, self._context)
         elif "=" in text or "..." in text or ":" in text or "--" in text:
             self._setting(text, number)
+
+    def _step(self, text: str) -> int:
+        """The last step that the log has reached, by its rows or by its progress bar."""
+        lines.note_bar(text, self._context)
+        return max(self._recorder.last_step, -1 if self._context.bar_step is None else self._context.bar_step)
 
     def _setting(self, text: str, number: int) -> None:
         """Settings that a script prints of itself: argparse's namespace, Megatron's list, versions."""
