@@ -236,7 +236,7 @@ def _nonfinite(curves: Curves) -> Finding | None:
     hidden = _hidden(curves)
     if hidden is not None:
         return hidden
-    if len(loss) < 2 or math.isfinite(loss[-1][1]):  # noqa: PLR2004 - one point is no curve
+    if not loss or math.isfinite(loss[-1][1]):
         return _nan_norm(curves)
     first = len(loss) - 1
     while first and not math.isfinite(loss[first - 1][1]):
@@ -251,7 +251,7 @@ def _nonfinite(curves: Curves) -> Finding | None:
     )
     shown = f"{before[-1][1]:.4g} at step {before[-1][0]}" if before else "no finite value before"
     return finding(
-        "critical", step, loss[-1][0], f"The loss is NaN or Inf since step {step}, out of ordinary values: {shown}.",
+        "critical", step, loss[-1][0], f"The loss is NaN or Inf since step {step}, out of ordinary values: {shown}." if before else f"The loss is NaN or Inf at every log, from step {step} on.",
         {"is_nan": True, "is_norm_first": is_backward, "is_from_start": not before, "is_explosive": False, "has_norm": bool(norms), "series": ["loss", "gradient_norm"]},
         [Evidence(kind="trend", summary=f"loss: {shown}, not finite at all {len(loss) - first} logs since step {step}", values={"step": step, "num_logs": len(loss) - first})],
     )  # fmt: skip

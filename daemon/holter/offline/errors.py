@@ -93,6 +93,11 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<
 _LAST = re.compile(
     r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Failure|Timeout|Iteration)?)(?::\s?(?P<text>.*))?$"
 )
+_BARE = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception)):\s(?P<text>\S.{7,})")
+_SHOWN = re.compile(
+    r"^│\s+(?P<file>/\S+\.py):(?P<line>\d+) in\s*(?P<function><?\w*>?)|^(?P<cell>(?:~|/|<ipython)[^ ]*(?:\.py|>)) in (?P<name><?\w+>?)\("
+)
+"""A frame as rich and notebooks show it."""
 _SUMMARY = re.compile(r"^\s*(time|host|rank|exitcode|error_file|traceback)\s*:\s*(.*)$")
 MEANT = ("KeyboardInterrupt", "SystemExit: 0", "BdbQuit")
 
@@ -125,6 +130,10 @@ class ErrorReader:
         self._errors: dict[tuple[str, str, int | None], LoggedError] = {}
         self._summary: dict[str, str] = {}
         self._is_root = False
+        self._num_rows = 0
+        self._places_shown: list[tuple[int, FrameAt]] = []
+        self._rows: dict[tuple[str, str, int | None], int] = {}
+        """Error -> rows of numbers that came before it."""
 
     def places(self, chunk: bytes) -> Iterator[int]:
         """Where in a chunk something may be said; tracebacks with all their lines."""
@@ -138,10 +147,13 @@ class ErrorReader:
                     yield from _following(chunk, at)
                 at = chunk.find(word, at + len(word))
 
-    def line(self, text: str, number: int, step: int) -> bool:
-        """Look at a line; whether it was part of an error."""
+    def line(self, text: str, number: int, step: int, num_rows: int = 0) -> bool:
+        """Look at a line, before which so many rows of numbers came; whether it was part of an error."""
+        self._num_rows = num_rows
         if self._is_root and self._of_summary(text, number, step):
             return True
+        if (shown := _SHOWN.match(text)) and len(self._places_shown) < MAX_FRAMES:
+            self._places_shown.append((number, FrameAt(shown["file"] or shown["cell"], int(shown["line"] or 0), shown["function"] or shown["name"] or "")))
         rank = rank_of(text) if "ank" in text or "default" in text or text[:1].isdigit() else None
         if self._open:
             opened = self._open.get(rank)
@@ -151,7 +163,24 @@ class ErrorReader:
             before = text.partition(TRACEBACK)[0]
             self._open[rank] = _Open(number, rank, step, "" if before.startswith("Exception ") else _alike(before))
             return True
-        return self._is_known(text, number, step, rank)
+        return self._is_known(text, number, step, rank) or self._is_bare(text, number, step, rank)
+
+    def _is_bare(self, text: str, number: int, step: int, rank: int | None) -> bool:
+        """The last line of a traceback without the rest of it: cut out by somebody, in a frame, or as a notebook prints it."""
+        if "Error" not in text and "Exception" not in text:
+            return False
+        found = _BARE.match(_PREFIX.sub("", text).strip(" #`'│|"))
+        if found is None:
+            return False
+        name = found["type"].rpartition(".")[2]
+        self._keep(LoggedError("traceback", found.group(0)[:MAX_TEXT], self._file, number, rank, step, self._shown(number), {"type": name, "is_bare": "yes"}))  # fmt: skip
+        return True
+
+    def _shown(self, number: int) -> tuple[FrameAt, ...]:
+        """The frames that a notebook or a frame of lines showed shortly before."""
+        frames = tuple(frame for at, frame in self._places_shown if number - at < LOOKAHEAD)
+        self._places_shown = []
+        return frames
 
     def _is_known(self, text: str, number: int, step: int, rank: int | None) -> bool:
         for kind in KINDS:
@@ -253,9 +282,10 @@ class ErrorReader:
             self._errors[key] = replace(known, num_times=known.num_times + 1, values=values)
         elif len(self._errors) < MAX_ERRORS:
             self._errors[key] = error
+        self._rows[key] = self._num_rows
 
-    def finish(self, step: int) -> Iterator[LoggedError]:
-        """What broke, in the order in which it was written."""
+    def finish(self, step: int, num_rows: int = 0) -> Iterator[LoggedError]:
+        """What broke, in the order in which it was written, in a file of so many rows of numbers."""
         for opened in self._open.values():
             if opened.frames:
                 text = "the traceback ends without its last line"
@@ -271,7 +301,8 @@ class ErrorReader:
                 )
         if self._is_root and "exitcode" in self._summary:
             self._of_summary("", 10**9, step)
-        yield from sorted(self._errors.values(), key=lambda error: error.line)
+        made = [replace(error, num_rows_after=max(0, num_rows - self._rows[key])) for key, error in self._errors.items()]
+        yield from sorted(made, key=lambda error: error.line)
 
 
 def _alike(prefix: str) -> str:

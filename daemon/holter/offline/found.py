@@ -140,6 +140,8 @@ class LoggedError:
     """Outermost first."""
     values: Mapping[str, str] = field(default_factory=dict)
     num_times: int = 1
+    num_rows_after: int = 0
+    """Rows of numbers that the file holds after it: a training that goes on has dealt with it."""
 
 
 @dataclass(frozen=True)

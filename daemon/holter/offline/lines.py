@@ -8,13 +8,14 @@ Pure: text in, numbers out.
 
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
 from holter.offline import naming
 
 _NUMBER = r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf(?:inity)?|NaN|NAN|Infinity)"
 _NAME = r"[A-Za-z_][\w/.@%-]*(?:\([\w/%]+\))?"
 _PAIR = re.compile(
-    rf"({_NAME}(?: {{1,2}}[A-Za-z(][\w/.@()%-]*){{0,4}})['\"]?\s*[:=]\s*(?:np\.float\d*\(|tensor\(|\[)?['\"]?({_NUMBER})(?![\w]*:[\d])"
+    rf"({_NAME}(?: {{1,2}}[A-Za-z(][\w/.@()%-]*){{0,4}})['\"]?\s*[:=]\s*(?:np\.float\d*\(|tensor\(|\[)?['\"]?({_NUMBER})(?![\w]*:[\d])([KMB](?!\w))?"
 )
 _SPACED = re.compile(
     rf"(?<![\w/])((?:train(?:ing)?|val(?:idation)?|valid|test|eval|lm) loss|loss|lr|norm|grad norm|grad_norm|step|iter|iteration|epoch|ppl|train_loss|val_loss"
@@ -27,13 +28,16 @@ _EPOCH = re.compile(
     re.IGNORECASE,
 )
 _COUNTER = re.compile(
-    r"(?<![\w/.-])(?:global[ _])?(?:step|iter|iteration|update)s?\s*[:=#]?\s*\[?\s*(\d+)\]?\s*(?::(?!\d)|[,|;\])-]|\s[A-Za-z]|$)",
+    r"(?<![\w/.-])(?:global[ _])?(?:step|iter|iteration|update)s?\s*[:=#]?\s*\[?\s*(\d+)\]?\s*(?::(?!\d)|[,|;\])(-]|\s[A-Za-z]|$)",
     re.IGNORECASE,
 )
 """`iter 250: loss 2.1`, `[Step 40] loss ...`: a counter in front of what was measured."""
 _CELL = re.compile(rf"^\s*({_NAME}(?: [A-Za-z_][\w/-]*){{0,3}})\s+({_NUMBER})%?\s*$")
 """`gnorm 0.390`: one of several between bars."""
 MIN_CELLS = 3
+_TABLE_CELL = re.compile(rf"^\|\s*([A-Za-z][\w/ .-]*?)\s*\|\s*({_NUMBER})?\s*\|$")
+MIN_RULE = 8
+"""Characters of the line that ends a table."""
 _HELD_OUT_LINE = re.compile(
     r"(?:^|[|\]>]|\s-\s)\s*[*\[(]?(?:val|valid|validation|test|testing|eval|evaluation|dev)\b(?: set| epoch| phase| results?| step)?\s*(?:[:|\])\[#-]|\d)"
     r"|valid on '|Epoch\s*\((?:val|test)\)",
@@ -54,6 +58,7 @@ _RANK = re.compile(
     r"^\s*(?:\[\d+\]\s*)?\[(?:rank|default)\s*(\d{1,6})\]:?|^(\d{1,6}): |\[Rank (\d{1,6})\]|(?<![\w])rank[=: ](\d{1,6})(?!\d)",
     re.IGNORECASE,
 )
+_SUFFIX = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9}
 _UNIT = {"GiB": 1.0, "MiB": 2**-10, "GB": 1.0, "MB": 1e-3, "G": 1.0, "M": 2**-10}
 _TIMES = frozenset(
     {
@@ -108,6 +113,8 @@ class LogRow:
     within_epoch: bool = False
     """Its step counts within the epoch."""
     rank: int | None = None
+    rounded_to: int = 1
+    """`step:12K` is one of a thousand steps."""
 
 
 @dataclass
@@ -118,6 +125,9 @@ class LineContext:
     bar_step: int | None = None
     bar_used: bool = True
     seen: dict[str, int] = field(default_factory=dict)
+    table: dict[str, str] = field(default_factory=dict)
+    """Names and numbers of a table that is being printed, one a line."""
+    section: str = ""
 
 
 def plain(line: str) -> str:
@@ -138,13 +148,15 @@ def number(text: str) -> float:
 
 def parse(line: str, context: LineContext) -> LogRow | None:
     """The row that a line is; None: it is none."""
+    if (table := _of_table(line, context)) is not None:
+        return table or None
     low = line.lower()
     if not any(word in low for word in LIKELY) or not _VALUE.search(low):
         return None
     row = LogRow({})
     _progress(line, row, context)
     for match in _PAIR.finditer(line):
-        _take(row, match.group(1), match.group(2), line[match.end() : match.end() + 4])
+        _take(row, match.group(1), match.group(2), line[match.end() : match.end() + 4], match.group(3) or "")
     for match in _SPACED.finditer(line):
         _take(row, match.group(1), match.group(2), "")
     if line.count("|") >= MIN_CELLS:
@@ -162,9 +174,35 @@ def parse(line: str, context: LineContext) -> LogRow | None:
     return row
 
 
+def _of_table(line: str, context: LineContext) -> LogRow | Literal[False] | None:
+    """The row that a table of two columns makes once its last line is printed; False: it goes on; None: this is no table.
+
+    | rollout/           |          |
+    |    ep_rew_mean     | 22.9     |
+    ---------------------------------
+    """
+    text = line.strip()
+    if cell := _TABLE_CELL.match(text):
+        name, value = cell.group(1).strip(), cell.group(2) or ""
+        if not value and name.endswith("/"):
+            context.section = name
+        elif value:
+            context.table[f"{context.section}{name}"] = value
+        return False
+    if not context.table or len(text) < MIN_RULE or set(text) - {"-", "+", "="}:
+        return None
+    row = LogRow({})
+    for name, value in context.table.items():
+        _take(row, name, value, "")
+    context.table, context.section = {}, ""
+    return row if row.values else False
+
+
 def note_bar(line: str, context: LineContext) -> re.Match[str] | None:
     """The training's progress bar in a line; the context knows its step from then on."""
-    bar = _BAR.search(line) if "%|" in line else None
+    bar = None
+    for bar in _BAR.finditer(line) if "%|" in line else ():
+        pass
     if bar is None or _OTHER_BARS.search(bar.group(1)[-40:]):
         return None
     context.bar_step, context.bar_used = int(bar.group(3)), False
@@ -186,8 +224,8 @@ def _progress(line: str, row: LogRow, context: LineContext) -> None:
         row.within_epoch = row.epoch is not None and of.group(1).lower() in {"batch", "it", "step", "iter"}
 
 
-def _take(row: LogRow, name: str, text: str, after: str) -> None:
-    value = number(text)
+def _take(row: LogRow, name: str, text: str, after: str, suffix: str = "") -> None:
+    value = number(text) * _SUFFIX[suffix]
     name = _meant(name)
     if not name:
         return
@@ -196,7 +234,7 @@ def _take(row: LogRow, name: str, text: str, after: str) -> None:
             row.step, row.total, row.within_epoch = None, None, False
         # `update: 0.02` is a share of an epoch.
         if row.step is None and value == value and abs(value) < 1e15 and ("." not in text or text.endswith(".0")):  # noqa: PLR0124, PLR2004 - NaN counts nothing
-            row.step = int(value)
+            row.step, row.rounded_to = int(value), int(_SUFFIX[suffix])
     elif naming.is_epoch(name):
         if row.epoch is None and value == value:  # noqa: PLR0124 - as above
             row.epoch = value

@@ -13,6 +13,10 @@ LINK_XIDS = frozenset({74})
 LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|^<")
 MANY_OVERFLOWS = 16
 """So many in a row are no search for a scale."""
+MANY_ROWS = 12
+"""Rows of numbers after an error: a training that writes so many has gone on."""
+SURVIVED = frozenset({"traceback", "connection_lost", "worker_killed", "device_oom", "label_range", "loss_stopped"})
+"""What a script can catch, or be started again after."""
 FACTS = {
     "device_oom": "is_out_of_memory", "kernel_oom": "is_out_of_memory", "shared_memory": "is_worker_killed", "killed": "is_killed", "ecc": "is_memory_error",
     "unfinished_reduction": "is_unreduced", "unused_indices": "is_unreduced", "no_graph": "is_without_graph", "empty_optimizer": "is_empty_optimizer",
@@ -40,7 +44,9 @@ def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
     known = [
         error
         for error in errors
-        if error.kind != "variance_warning" and not (error.kind == "overflow" and error.num_times < MANY_OVERFLOWS)
+        if error.kind != "variance_warning"
+        and not (error.kind == "overflow" and error.num_times < MANY_OVERFLOWS)
+        and not (error.kind in SURVIVED and error.num_rows_after >= (2 if "is_bare" in error.values else MANY_ROWS))
     ]
     has_summary = any(error.kind == "root_cause" for error in known)
     # Before its summary, or instead of it, the launcher says in one line which of its processes failed first.

@@ -32,6 +32,8 @@ class _Track:
         """Kind of row -> its last step."""
         self.first: dict[frozenset[str], int] = {}
         self.num: dict[frozenset[str], int] = {}
+        self.interval: dict[frozenset[str], int] = {}
+        """Kind of row -> steps between its last two."""
         self.highest = -1
         self.offset = 0
         self.epoch: float | None = None
@@ -88,6 +90,10 @@ class RowRecorder:
         else:
             step = row.step + track.offset
         last = track.last.get(kind)
+        if row.rounded_to > 1 and last is not None:
+            step = _unrounded(step, row.rounded_to, last, track.interval.get(kind, 1))
+        elif last is not None and step > last:
+            track.interval[kind] = step - last
         if last is not None and step < last:
             step = self._went_back(track, kind, row, step, last)
             track = self._tracks.get(row.rank if row.rank is not None else 0, track)
@@ -126,6 +132,7 @@ class RowRecorder:
         if context is not None and context.bar_step is not None and not context.bar_used:
             context.bar_used = True
             self._counted_by.add("step")
+            track.last[kind] = context.bar_step
             return context.bar_step
         if (
             row.epoch is not None
@@ -148,6 +155,8 @@ class RowRecorder:
         ):
             self._close()
             track = self._tracks.setdefault(row.rank if row.rank is not None else 0, _Track())
+        if "step" in self._counted_by and track.highest >= 0:
+            return self._beside(track, kind)
         self._counted_by.add("log")
         track.epoch = row.epoch if row.epoch is not None else track.epoch
         is_held_out = any("eval" in name or "val" in name for name in kind)
@@ -158,6 +167,15 @@ class RowRecorder:
             track.counts[kind] = track.counts.get(kind, 0) + 1
             return track.counts[kind]
         return track.counted
+
+    @staticmethod
+    def _beside(track: _Track, kind: frozenset[str]) -> int:
+        """Other lines count steps: this one is of the step that they have reached, or, if it was said of that already, of the next."""
+        step = track.highest if track.last.get(kind, -1) < track.highest else track.last[kind] + 1
+        track.last[kind] = step
+        track.first.setdefault(kind, step)
+        track.num[kind] = track.num.get(kind, 0) + 1
+        return step
 
     def _close(self) -> None:
         """What was read so far is a run."""
@@ -183,6 +201,12 @@ class RowRecorder:
         """All of them, once the file has been read."""
         last = self._run()
         return [*self._done, *([last] if last is not None else [])]
+
+
+def _unrounded(step: int, unit: int, last: int, interval: int) -> int:
+    """`1K` after 800, where logs were 200 apart, is 1,000, and the `1K` after it 1,200."""
+    expected = last + interval
+    return expected if abs(expected - step) <= unit else max(step, last + 1)
 
 
 def add_values(recorder: RowRecorder, values: dict[str, object], line: int, *, step: int | None = None) -> None:

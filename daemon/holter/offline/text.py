@@ -69,7 +69,7 @@ class TextReader:
 
     def _finish(self) -> None:
         self._found.runs.extend(run for run in self._recorder.runs() if run.names())
-        self._found.errors.extend(self._errors.finish(self._recorder.last_step))
+        self._found.errors.extend(self._errors.finish(self._recorder.last_step, self._recorder.num_rows))
         if self._settings:
             self._found.configs.append(Config(self._file, self._settings, self._setting_lines))
 
@@ -98,7 +98,7 @@ class TextReader:
 
     def _line(self, raw: bytes, number: int) -> None:
         text = lines.plain(raw[:MAX_LINE].decode("utf-8", "replace"))
-        if self._errors.line(text, number, self._step(text)):
+        if self._errors.line(text, number, self._step(text), self._recorder.num_rows):
             return
         row = lines.parse(text, self._context)
         if row is not None:
