@@ -15,7 +15,7 @@ LAUNCHER = """Traceback (most recent call last):
     sys.exit(main())
   File "/opt/torch/distributed/launcher/api.py", line 269, in launch_agent
     raise ChildFailedError(
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 """
 WATCHDOG = "[rank{rank}]:[E419 10:42:28.85 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={number}, OpType=ALLREDUCE, NumelIn=46, NumelOut=46, Timeout(ms)=600000) ran for 600013 milliseconds before timing out.\n"
 

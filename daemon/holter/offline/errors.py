@@ -86,7 +86,9 @@ SEARCHED = (
     b"Cuda failure", b"Signals.SIG", b"minimum", b"loss scale reached", b"socket closed", b"shared memory",
 )  # fmt: skip
 """In a large file only lines with one of these are looked at: every word of `KINDS` holds one, or is part of what an exception says."""
-_PREFIX = re.compile(r"^(?:\s*\[(?:rank|default)\d+\]:?\s?|\s*\(\w+ pid=[^)]*\)\s?|\s*\[\d+\]\s?|\d+:\s|std(?:err|out):\s)+")
+_PREFIX = re.compile(
+    r"^(?:\s*\[(?:rank|default)\d+\]:?\s?|\s*\(\w+ pid=[^)]*\)\s?|\s*\[\d+\]\s?|\d+:\s|std(?:err|out):\s)+"
+)
 _HARMLESS = re.compile(r"^[WI]\d{4} |\b(?:WARN(?:ING)?|INFO|DEBUG)\b")
 """A logger that passes a traceback on at one of these levels reports something that was dealt with."""
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?')
@@ -153,7 +155,16 @@ class ErrorReader:
         if self._is_root and self._of_summary(text, number, step):
             return True
         if (shown := _SHOWN.match(text)) and len(self._places_shown) < MAX_FRAMES:
-            self._places_shown.append((number, FrameAt(shown["file"] or shown["cell"], int(shown["line"] or 0), shown["function"] or shown["name"] or "")))
+            self._places_shown.append(
+                (
+                    number,
+                    FrameAt(
+                        shown["file"] or shown["cell"],
+                        int(shown["line"] or 0),
+                        shown["function"] or shown["name"] or "",
+                    ),
+                )
+            )
         rank = rank_of(text) if "ank" in text or "default" in text or text[:1].isdigit() else None
         if self._open:
             opened = self._open.get(rank)
@@ -301,7 +312,9 @@ class ErrorReader:
                 )
         if self._is_root and "exitcode" in self._summary:
             self._of_summary("", 10**9, step)
-        made = [replace(error, num_rows_after=max(0, num_rows - self._rows[key])) for key, error in self._errors.items()]
+        made = [
+            replace(error, num_rows_after=max(0, num_rows - self._rows[key])) for key, error in self._errors.items()
+        ]
         yield from sorted(made, key=lambda error: error.line)
 
 

@@ -155,6 +155,23 @@ def parse(line: str, context: LineContext) -> LogRow | None:
         return None
     row = LogRow({})
     _progress(line, row, context)
+    _numbers(line, row)
+    if row.step is None and (counter := _COUNTER.search(line)):
+        row.step = int(counter.group(1))
+    if not row.values:
+        return None
+    if _HELD_OUT_LINE.search(line) and not any(naming.is_held_out(name) for name in row.values):
+        row.values = {
+            f"eval_{name}" if naming.role(name) == "loss" else name: value for name, value in row.values.items()
+        }
+    if row.epoch is None:
+        row.epoch = context.epoch
+    row.rank = rank_of(line)
+    return row
+
+
+def _numbers(line: str, row: LogRow) -> None:
+    """Everything that has a name and a number."""
     for match in _PAIR.finditer(line):
         _take(row, match.group(1), match.group(2), line[match.end() : match.end() + 4], match.group(3) or "")
     for match in _SPACED.finditer(line):
@@ -162,16 +179,6 @@ def parse(line: str, context: LineContext) -> LogRow | None:
     if line.count("|") >= MIN_CELLS:
         for match in filter(None, map(_CELL.match, line.split("|"))):
             _take(row, match.group(1), match.group(2), "")
-    if row.step is None and (counter := _COUNTER.search(line)):
-        row.step = int(counter.group(1))
-    if not row.values:
-        return None
-    if _HELD_OUT_LINE.search(line) and not any(naming.is_held_out(name) for name in row.values):
-        row.values = {f"eval_{name}" if naming.role(name) == "loss" else name: value for name, value in row.values.items()}
-    if row.epoch is None:
-        row.epoch = context.epoch
-    row.rank = rank_of(line)
-    return row
 
 
 def _of_table(line: str, context: LineContext) -> LogRow | Literal[False] | None:
@@ -200,9 +207,8 @@ def _of_table(line: str, context: LineContext) -> LogRow | Literal[False] | None
 
 def note_bar(line: str, context: LineContext) -> re.Match[str] | None:
     """The training's progress bar in a line; the context knows its step from then on."""
-    bar = None
-    for bar in _BAR.finditer(line) if "%|" in line else ():
-        pass
+    bars = list(_BAR.finditer(line)) if "%|" in line else []
+    bar = bars[-1] if bars else None
     if bar is None or _OTHER_BARS.search(bar.group(1)[-40:]):
         return None
     context.bar_step, context.bar_used = int(bar.group(3)), False

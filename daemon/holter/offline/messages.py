@@ -50,7 +50,11 @@ def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
     ]
     has_summary = any(error.kind == "root_cause" for error in known)
     # Before its summary, or instead of it, the launcher says in one line which of its processes failed first.
-    known = [_as_root(error) for error in known if error.kind != "process_failed" or ("code" in error.values and not has_summary)]
+    known = [
+        _as_root(error)
+        for error in known
+        if error.kind != "process_failed" or ("code" in error.values and not has_summary)
+    ]
     if not known:
         return
     lead = min(known, key=lambda error: (_place(error), error.line))

@@ -26,7 +26,7 @@ _MEMORY = frozenset({"memory", "mem", "vram", "gpumem"})
 _KNOWN = {"tel": "test_loss", "vl": "val_loss", "gnorm": "grad_norm", "grdn": "grad_norm"}
 _STEP = frozenset({"step", "steps", "iter", "iteration", "iterations", "it", "s", "global_step", "globalstep", "num_updates", "train_num_updates",
                    "trainer/global_step", "_step", "current_iteration", "step_num", "optimizer_step", "total_steps_done", "update", "updates", "global_steps",
-                   "training/global_step", "n_updates", "time/iterations", "num_steps", "train/global_step", "total_timesteps", "time/total_timesteps"})  # fmt: skip
+                   "training/global_step", "n_updates", "time/iterations", "num_steps", "train/global_step", "total_timesteps", "time/total_timesteps", "train/n_updates"})  # fmt: skip
 _OF_THE_RUN = frozenset({"num_updates", "train_num_updates", "global_step", "globalstep", "global_steps", "trainer/global_step", "train/global_step", "training/global_step"})  # fmt: skip
 _EPOCH = frozenset({"epoch", "epochs", "train/epoch", "ep", "epch"})
 REWARDS = frozenset({"reward", "rewards", "return", "returns", "advantage", "advantages", "ep_rew_mean", "score"})
