@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+SAME_NS = 50_000_000
+"""Clocks that differ by less may be taken for one; they are compared where they fall on two sides of a multiple of it."""
 
 
 _base_ns = time.time_ns() - time.monotonic_ns()
@@ -56,12 +58,16 @@ def thread_s() -> float:
     return time.thread_time()
 
 
-def boot_id() -> str:
-    """Names the kernel whose clock this is: two processes with the same one read the same clock; empty: not known."""
+def clock_id() -> str:
+    """Names the run's clock of this process: two processes with the same one read the same time; empty: not known.
+
+    Beside the kernel's it is the base: a host whose clock was set between the starts of two processes has given them two.
+    """
     try:
-        return BOOT_ID.read_text(encoding="ascii").strip()
+        boot = BOOT_ID.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):
         return ""
+    return f"{boot}/{round(_base_ns / SAME_NS)}"
 
 
 def rfc3339(at_ns: int) -> str:

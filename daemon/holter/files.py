@@ -1,13 +1,18 @@
 """Files of JSON, and files that are there whole, and on the disk, or not at all."""
 
 import contextlib
+import errno
 import os
+import stat
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
 T = TypeVar("T")
+
+MAX_BYTES = 256 * 2**20
+"""No file of a run directory that is read at once is larger; a manifest of 16,000 ranks is not."""
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What msgspec raises over bytes that are not what they should be."""
@@ -16,9 +21,25 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 def read_json(path: Path, kind: type[T]) -> T | None:
     """What the file says; None where there is none, or it cannot be read as this."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(read_plain(path), type=kind)
     except (OSError, *UNREADABLE):
         return None
+
+
+def read_plain(path: Path) -> bytes:
+    """The content of a plain file. Raises OSError: for a pipe, which would be waited for, and for a device or a file without end, too."""
+    # O_NONBLOCK: the open itself waits for who writes to a pipe.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        about = os.fstat(descriptor)
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "is no plain file", str(path))
+        if about.st_size > MAX_BYTES:
+            raise OSError(errno.EFBIG, "is too large", str(path))
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(MAX_BYTES)
+    finally:
+        os.close(descriptor)
 
 
 def as_json(record: msgspec.Struct) -> bytes:

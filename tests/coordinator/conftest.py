@@ -129,6 +129,7 @@ class SimulatedRank:
     settings: UplinkSettings | None = None
     boot_id: str = ""
     metrics_address: str = ""
+    key: str = ""
     uplink: WebSocketUplink = field(init=False)
 
     def __post_init__(self) -> None:
@@ -141,6 +142,7 @@ class SimulatedRank:
             sidecar_pid=1,
             metrics_address=self.metrics_address,
             boot_id=self.boot_id,
+            key=self.key,
         )
         self.uplink = WebSocketUplink(f"127.0.0.1:{self.port}", self.token, hello, self._answer, self.settings)
         self.uplink.start()

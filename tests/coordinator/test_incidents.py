@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from tests.coordinator.conftest import attached, done
 
+from holter import clock
 from holter.coordinator.disk import Disk
 from holter.coordinator.incidents import DATABASE, PATIENCE_S, SETTLE_S, Incidents
 from holter.coordinator.judge import IncidentTracker, cause_of
@@ -203,3 +204,20 @@ def test_a_disk_that_fails_is_counted_and_goes_on(tmp_path: Path) -> None:
     assert disk.close(5.0)
     assert (1, True) == (disk.failures, (tmp_path / "b").exists())
     assert "No such file" in disk.last_failure
+
+
+def test_a_database_that_somebody_locks_is_not_damaged_and_not_waited_for(tmp_path: Path) -> None:
+    disk = Disk()
+    first = Incidents(tmp_path, disk)
+    first.put(judged(IncidentTracker("r", "halt"), 3)[0])
+    assert disk.close(10.0)
+    locked = sqlite3.connect(tmp_path / DATABASE, isolation_level=None)
+    locked.execute("PRAGMA locking_mode=EXCLUSIVE")
+    locked.execute("BEGIN EXCLUSIVE")
+    began_s = clock.monotonic_s()
+    again = Incidents(tmp_path, Disk())
+    again.load()
+    locked.close()
+    assert clock.monotonic_s() - began_s < 4.0
+    assert [one.id for one in first.all()] == [one.id for one in again.all()], "read from its file"
+    assert not list(tmp_path.glob("*.damaged"))

@@ -14,7 +14,9 @@ import pytest
 from tests.coordinator.conftest import RUN_ID, TOKEN, SimulatedRank, bound, eventually
 
 from holter.cli import main
+from holter.coordinator.recovery import journal
 from holter.records import Nonfinite
+from holter.transport.limits import UplinkSettings
 
 HOLTER = (sys.executable, "-m", "holter.cli")
 NAN = [Nonfinite(where="loss", name="loss", nans=1, infs=0, numel=1)]
@@ -176,3 +178,43 @@ def test_wrong_use_is_one_sentence(
 def test_the_coordinator_imports_no_torch() -> None:
     code = "import sys, holter.coordinator.service, holter.transport.websocket.uplink; sys.exit('torch' in sys.modules)"
     assert 0 == subprocess.run([sys.executable, "-c", code], check=False, env=dict(os.environ)).returncode
+
+
+async def test_nobody_takes_the_place_of_a_rank_while_the_coordinator_is_started_again(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        first = start(run_dir, listener)
+        rank = SimulatedRank(0, port, world_size=1, key="true")
+        rank.attach()
+        await eventually(lambda: journal.segments(run_dir / "journal"))
+        await asyncio.sleep(1.5)
+        first.kill()
+        first.wait()
+        await rank.uplink.close(0.0)
+        second = start(run_dir, listener)
+        try:
+            pretender = SimulatedRank(0, port, world_size=1, key="false", settings=UplinkSettings(replaced_pause_s=1.0))
+            await eventually(lambda: pretender.uplink.refusal)
+            assert "is kept for the sidecar" in pretender.uplink.refusal
+            returned = SimulatedRank(0, port, world_size=1, key="true")
+            await eventually(lambda: returned.uplink.is_connected)
+            assert not pretender.uplink.is_connected
+            await pretender.uplink.close(0.0)
+            await returned.uplink.close(0.0)
+        finally:
+            second.kill()
+            second.wait()
+
+
+async def test_a_second_coordinator_on_one_directory_is_refused_by_hand(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        first = start(tmp_path, listener)
+        try:
+            await eventually((tmp_path / "coordinator.json").exists)
+            code, _, errors = holter("coordinator", "--run-dir", str(tmp_path))
+        finally:
+            first.kill()
+            first.wait()
+    assert (2, True) == (code, f"another coordinator (process {first.pid}) writes to {tmp_path}" in errors)
+    assert "Traceback" not in errors

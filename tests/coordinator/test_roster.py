@@ -4,7 +4,7 @@ import pytest
 from tests.coordinator.conftest import done, exited, seen
 
 from holter import clock
-from holter.coordinator.roster import Roster
+from holter.coordinator.roster import Roster, digest_of
 from holter.coordinator.service import Limits, end_reason
 from holter.faults.window import Arrival, StepArrivals
 from holter.records import OnDevice, Phase, SightLost, StepCalls, Traffic
@@ -279,3 +279,15 @@ def test_the_device_that_a_rank_said_is_shown() -> None:
     roster.connect(hello(0, world_size=1))
     roster.observe(seen(0, 0, OnDevice(uuid="GPU-1")), 1)
     assert "GPU-1" == roster.snapshots()[0].gpu_uuid
+
+
+def test_a_coordinator_that_is_started_again_keeps_places_for_a_while() -> None:
+    roster = Roster(2)
+    roster.keep_places({0: digest_of("true")})
+    assert "is kept for the sidecar" in str(roster.refusal(hello(0, key="false")))
+    assert roster.refusal(hello(1, key="other")) is None
+    assert roster.refusal(hello(0, key="true")) is None
+    assert not roster.is_new_key(hello(0, key="true")), "it is written down already"
+    for second in range(17):
+        roster.look(second * 10**9)
+    assert roster.refusal(hello(0, key="false")) is None, "it has not come back"

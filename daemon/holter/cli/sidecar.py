@@ -5,6 +5,7 @@ import asyncio
 import sys
 
 import holter
+from holter import clock
 from holter.cli.parts.logs import log_to
 from holter.cli.parts.numbers import port
 from holter.config import usable
@@ -23,6 +24,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metrics-port", type=port, default=0, help="port of /metrics; 0: a free one")
     parser.add_argument("--terminal", default="", help="terminal device for the live line")
     parser.add_argument("--error-file", default="", help="from which the launcher tells why the rank failed")
+    parser.add_argument("--clock-base-ns", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--stderr-fd", type=int, default=-1, help="the rank's standard error, for the last line")
 
 
@@ -32,6 +34,9 @@ def run(args: argparse.Namespace) -> int:
     from holter.sidecar.service import Sidecar, SidecarSettings  # noqa: PLC0415
     from holter.sidecar.state import MetricsSettings  # noqa: PLC0415
 
+    if args.clock_base_ns is not None:
+        # A rank and its sidecar compare times: the host's clock may have been set since the rank started.
+        clock.go_on_from(args.clock_base_ns)
     # What is wrong with the settings the rank has said already.
     ours, _ = usable()
     page: int | str = int(args.page) if args.page.isdigit() else args.page

@@ -3,15 +3,44 @@
 A failed write is counted and logged once; it is never an error for the caller and never silent in the status.
 """
 
+import contextlib
+import fcntl
 import logging
+import os
 import queue
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
 MAX_WAITING = 4096
 """How many writes may wait; more are dropped and counted, because the disk hangs."""
+
+
+class DirectoryLock:
+    """One coordinator writes to a run directory at a time; the lock goes with the process, so none is ever stale."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
+        self._descriptor = -1
+
+    def take(self) -> bool:
+        """False: another coordinator has it. Where the directory or its file system cannot do it, nobody is kept out."""
+        with contextlib.suppress(OSError):
+            self._descriptor = os.open(self._run_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.release()
+                return False
+        return True
+
+    def release(self) -> None:
+        """Let the next one write."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 class Disk:

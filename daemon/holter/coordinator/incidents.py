@@ -27,7 +27,7 @@ from holter.coordinator.judge import cause_of, confidence_of
 from holter.diagnosis import report
 from holter.diagnosis.explain import SURE
 from holter.faults import CAUSES
-from holter.files import UNREADABLE, as_json, write_whole
+from holter.files import UNREADABLE, as_json, read_json, write_whole
 from holter.records import Diagnosis, Severity
 
 SETTLE_S, UNSURE_S, PATIENCE_S = 2.0, 5.0, 10.0
@@ -35,6 +35,8 @@ SETTLE_S, UNSURE_S, PATIENCE_S = 2.0, 5.0, 10.0
 INCIDENT_ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}-[0-9]{1,9}")
 """Ids name folders."""
 MAX_IN_MEMORY = 2000
+LOAD_TIMEOUT_S = 0.3
+"""For a lock that somebody holds, a few times in a row, before the coordinator listens."""
 DATABASE = "incidents.sqlite"
 FOLDER = "incidents"
 
@@ -195,8 +197,8 @@ def write_files(folder: Path, diagnosis: Diagnosis) -> None:
 
 
 @contextlib.contextmanager
-def _database(path: Path) -> Iterator[sqlite3.Connection]:
-    with contextlib.closing(sqlite3.connect(path, timeout=5.0)) as connection, connection:
+def _database(path: Path, timeout_s: float = 5.0) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(path, timeout=timeout_s)) as connection, connection:
         # Shared file systems cannot do it; the default journal is slower and as safe.
         with contextlib.suppress(sqlite3.Error):
             connection.execute("PRAGMA journal_mode=WAL")
@@ -224,20 +226,22 @@ class _Stored(NamedTuple):
 
 
 def _stored(path: Path) -> _Stored:
-    if not path.exists():
+    if not path.is_file():
+        # Opening a pipe would wait for who writes to it.
         return _Stored()
     rows: list[tuple[object, object]] = []
     said: list[tuple[object, object]] = []
     is_damaged = False
     try:
-        with _database(path) as connection:
+        with _database(path, LOAD_TIMEOUT_S) as connection:
             # As bytes: text that is no UTF-8 would stop at its row.
             connection.text_factory = bytes
             rows += connection.execute("SELECT diagnosis, checksum FROM diagnoses ORDER BY rowid")
             said += connection.execute("SELECT id, cause FROM causes")
             is_damaged = connection.execute("PRAGMA quick_check(1)").fetchone() not in [(b"ok",), ("ok",)]
-    except sqlite3.Error:
-        is_damaged = True
+    except sqlite3.Error as error:
+        # One that somebody else has locked is not damaged; the incidents' own files are read instead.
+        is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     read = [_incident(content, checksum) for content, checksum in rows]
     diagnoses = [one for one in read if one is not None]
     known = {one.id for one in diagnoses}
@@ -264,8 +268,12 @@ def _decoded(content: bytes) -> Diagnosis | None:
 def _in_files(folder: Path, known: Container[str]) -> list[Diagnosis]:
     """Incidents that have a folder of their name and are not among those that are known."""
     names = [path for path in folder.glob("*/diagnosis.json") if path.parent.name not in known]
-    found = [_decoded(path.read_bytes()) for path in names]
-    return [one for one, path in zip(found, names, strict=True) if one is not None and one.id == path.parent.name]
+    found = [read_json(path, Diagnosis) for path in names]
+    return [one for one, path in zip(found, names, strict=True) if one is not None and _is_of(one, path.parent.name)]
+
+
+def _is_of(diagnosis: Diagnosis, folder: str) -> bool:
+    return diagnosis.id == folder and INCIDENT_ID.fullmatch(folder) is not None
 
 
 def _number(diagnosis: Diagnosis) -> tuple[str, int]:

@@ -17,7 +17,7 @@ from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts
 from holter.coordinator.halt.driver import HaltDriver
 from holter.coordinator.identity import Introductions, RunSettings
 from holter.coordinator.recovery.journal import Journal
-from holter.coordinator.roster import Roster
+from holter.coordinator.roster import Roster, digest_of
 from holter.coordinator.window.assembly import Assembly
 from holter.faults import ExamKey, TableKey
 from holter.files import as_json, write_whole
@@ -34,6 +34,7 @@ from holter.records import (
     Observation,
     Overdue,
     Own,
+    Seated,
     Skipped,
     StepDone,
     Swapped,
@@ -95,6 +96,9 @@ class Intake:
         known = self.roster.members.get(hello.rank)
         if known is not None and known.hello.rank_pid != hello.rank_pid:
             self._halts.forget(hello.rank)
+        if self.roster.is_new_key(hello):
+            seated = Seated(digest=digest_of(hello.key))
+            self.journal.append(now_ns, Observation(rank=hello.rank, step=-1, at_ns=now_ns, body=seated))
         connection = self.roster.connect(hello)
         self._note_link(hello.rank, now_ns)
         return connection

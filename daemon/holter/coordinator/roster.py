@@ -8,6 +8,7 @@ hello -> connected --goodbye--> ended
 Silence is measured in the coordinator's attention: time in which it was itself not scheduled is nobody's silence.
 """
 
+import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ SILENT_NS = 5 * 10**9
 ABSENT_NS = 120 * 10**9
 """A rank counts as missing if its sidecar has not come so long after the first one: hosts load libraries and models at their own pace."""
 KEPT_SNAPSHOTS = 2
+KEPT_NS = 15 * 10**9
+"""How long a coordinator that is started again keeps every rank's place for the sidecar that had it; they come back within seconds."""
 LOOK_NS = 10**9
 """Between two looks at most so much counts; all ranks are passed over no more often than this."""
 
@@ -138,6 +141,8 @@ class Roster:
         """How often a rank connected from a second process while the first still lived."""
         self._dropped_before = 0
         """Observations lost by processes whose place another has taken."""
+        self._kept: dict[int, bytes] = {}
+        """Rank -> digest of the key of the sidecar that a former coordinator heard."""
         self._first_at_ns: int | None = None
         """When the first sidecar came, in the coordinator's attention."""
         self._connections = 0
@@ -152,10 +157,23 @@ class Roster:
             return f"world size is {self.world_size} here, {hello.world_size} there"
         if not 0 <= hello.rank < hello.world_size:
             return f"rank {hello.rank} is outside 0..{hello.world_size - 1}"
-        known = self.members.get(hello.rank)
+        known, place = self.members.get(hello.rank), self._kept.get(hello.rank)
+        is_kept = place is not None and self._attention_ns < KEPT_NS
+        if is_kept and not hmac.compare_digest(place or b"", digest_of(hello.key)):
+            return f"the place of rank {hello.rank} is kept for the sidecar that had it before this coordinator was started again"
         if known is not None and known.state == "connected" and not hmac.compare_digest(known.hello.key, hello.key):
             return f"another process speaks for rank {hello.rank}, and is on the line"
         return None
+
+    def keep_places(self, digests: Mapping[int, bytes]) -> None:
+        """These ranks' sidecars spoke to a former coordinator: for a while nobody else is taken for them."""
+        self._kept = dict(digests)
+
+    def is_new_key(self, hello: Hello) -> bool:
+        """Whether this sidecar is not yet known to speak for its rank."""
+        known = self.members.get(hello.rank)
+        before = self._kept.get(hello.rank) if known is None else digest_of(known.hello.key)
+        return bool(hello.key) and before != digest_of(hello.key)
 
     def connect(self, hello: Hello) -> int:
         """A sidecar is there, perhaps again; returns the number of its connection."""
@@ -295,6 +313,11 @@ class Roster:
         known = {rank: _snapshot(member) for rank, member in self.members.items() if member.state != "ended"}
         known |= {rank: RankSnapshot(rank, hostname="", is_sidecar_up=False) for rank in self.absent()}
         return [snapshot for _, snapshot in sorted(known.items())]
+
+
+def digest_of(key: str) -> bytes:
+    """What is written down of a sidecar's key."""
+    return hashlib.blake2b(key.encode("utf-8", "surrogateescape"), digest_size=16).digest()
 
 
 def _snapshot(member: Member) -> RankSnapshot:

@@ -81,6 +81,8 @@ class Run:
         """Nothing is judged before: sidecars come back to a coordinator that was started again."""
         self.left_open: list[Diagnosis] = []
         """Incidents that a former life of this run left open."""
+        self.also_written_by = ""
+        """A sentence, where another coordinator writes to the same directory."""
         self.deliveries = Deliveries()
         """What became of messages to the webhook; nothing, if there is none."""
 
@@ -181,7 +183,8 @@ class Run:
         disk = [f"run directory: {failed} writes failed, last {last}"] if failed else []
         lost = self.incidents.num_unreadable
         incidents = [f"incidents: {lost} of an earlier coordinator could not be read"] if lost else []
-        return [*disk, *incidents, *self.intake.warnings(), *self.deliveries.warnings()]
+        two = [self.also_written_by] if self.also_written_by else []
+        return [*two, *disk, *incidents, *self.intake.warnings(), *self.deliveries.warnings()]
 
     def _recalled(self, diagnosis: Diagnosis) -> Diagnosis:
         """With what earlier runs know of it; a memory that fails costs no diagnosis."""

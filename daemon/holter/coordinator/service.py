@@ -23,6 +23,7 @@ from aiohttp import web
 from holter import clock
 from holter.coordinator.announcer import Announcer, AnnouncerSettings
 from holter.coordinator.closing import closing_line
+from holter.coordinator.disk import DirectoryLock
 from holter.coordinator.halt import sealing
 from holter.coordinator.halt.driver import Act, Open, Outcome
 from holter.coordinator.http.doors import HEADER_DEADLINE_S, Doors, DoorSettings
@@ -32,6 +33,7 @@ from holter.coordinator.recovery import journal, rebuilt_run
 from holter.coordinator.roster import Roster
 from holter.coordinator.run import FollowUp, Run
 from holter.diagnosis import report
+from holter.errors import UsageError
 from holter.faults import ALL, CAUSES, Detector
 from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit
@@ -106,6 +108,8 @@ class ServiceSettings:
     """At the end, for what is still to be written."""
     seal_s: float = 600.0
     """How long a halt whose ranks are gone is still sealed."""
+    is_only_one: bool = False
+    """Refuse to start where another coordinator writes to the run directory; a job must be watched in any case, and has a warning."""
     limits: Limits = field(default_factory=Limits)
     announcing: AnnouncerSettings = field(default_factory=AnnouncerSettings)
 
@@ -131,6 +135,7 @@ class Coordinator:
         )
         self.doors = Doors(settings.doors)
         self._announcer = Announcer(self.watched, settings.announcing)
+        self._lock = DirectoryLock(about.run_dir)
         self._stop = asyncio.Event()
         self._is_over = asyncio.Event()
         self._runner: web.AppRunner | None = None
@@ -140,6 +145,8 @@ class Coordinator:
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
+        if not self._lock.take():
+            self._say_there_are_two()
         with contextlib.suppress(OSError):
             clock.be_at_least(journal.written_ns(self.watched.intake.journal.folder))
         rebuilt_run.recall(self.watched, clock.wall_ns())
@@ -161,6 +168,15 @@ class Coordinator:
         self.watched.disk.submit(partial(write_whole, about.run_dir / ACCESS, as_json(access), 0o600))
         self.watched.intake.write_down()
         self._announcer.start()
+
+    def _say_there_are_two(self) -> None:
+        run_dir = self.watched.settings.run_dir
+        known = read_json(run_dir / ACCESS, Access)
+        who = f"another coordinator{f' (process {known.pid})' if known is not None else ''} writes to {run_dir}"
+        if self._settings.is_only_one:
+            raise UsageError(f"{who}; end it, or give this run a directory of its own")
+        logger.warning("%s too", who)
+        self.watched.also_written_by = f"run directory: {who} too"
 
     def stop(self) -> None:
         """End soon, after a last judgement."""
@@ -297,12 +313,14 @@ class Coordinator:
         await self._listener.hang_up()
         self.watched.intake.end(clock.wall_ns(), self.watched.summary().steps)
         if self.watched.incidents.standing() or self.watched.halts.outcomes:
+            self.watched.disk.submit(self._lock.release)
             await self._linger()
         await self._announcer.close()
         await self.doors.close()
         if self._runner is not None:
             await self._runner.cleanup()
         await asyncio.to_thread(self.watched.close, self._settings.disk_deadline_s)
+        self._lock.release()
 
     async def _linger(self) -> None:
         """Nothing is written any more; but whoever scrapes now and then must find what ended the run. A new life of it takes over at once."""

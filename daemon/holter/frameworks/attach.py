@@ -268,6 +268,7 @@ def _start_sidecar(  # noqa: PLR0913 - what is handed down
 ) -> "Pipe":
     read_end, write_end = os.pipe()
     arguments = ["sidecar", "--page", str(page.fd), "--bootstrap-fd", str(read_end)]
+    arguments += ["--clock-base-ns", str(clock.base_ns())]
     arguments += ["--crash-fd", str(crash_notice.sidecar_fd), "--orders-fd", str(orders.fileno())]
     pass_fds = [page.fd, read_end, crash_notice.sidecar_fd, orders.fileno()]
     if recorder_path:

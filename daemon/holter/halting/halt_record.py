@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from holter.clock import rfc3339, wall_ns
-from holter.files import UNREADABLE, as_json, read_json, sync_folder, write_whole
+from holter.files import UNREADABLE, as_json, read_json, read_plain, sync_folder, write_whole
 from holter.records import EXIT_CODE
 
 ROOM = ".halt.room"
@@ -79,7 +79,7 @@ def read(run_dir: Path) -> HaltRecord | None:
     """The halt that stands in this run directory; one that is there and cannot be read stands too."""
     path = run_dir / "halt.json"
     try:
-        content = path.read_bytes()
+        content = read_plain(path)
     except OSError:
         if not os.path.lexists(path):
             # A directory that nobody can look into is no reason to end a training.

@@ -40,6 +40,7 @@ from holter.records.observation import (
     Phase,
     ProcessState,
     Rare,
+    Seated,
     SightLost,
     StepCalls,
     ThreadStack,
@@ -105,7 +106,7 @@ __all__ = [
     "Groups", "HaltAnswered", "HaltAsked", "Halting", "Healthy", "Hoard", "Hypothesis", "Inspection", "Judged", "LastCalls", "Link",
     "Logged", "Mark", "MeshAxis", "Modes", "ModuleVitals", "Named", "Nonfinite", "Observation", "OnDevice", "Order", "OrderKind",
     "Ordered", "Origin", "Overdue", "Own", "PackedTable", "Phase", "Preparing", "ProcessState", "RankState", "Rare",
-    "SaveFinished", "ScriptWarning", "Severity", "SightLost", "Skipped", "Snapped", "StepCalls", "StepDone",
+    "SaveFinished", "ScriptWarning", "Seated", "Severity", "SightLost", "Skipped", "Snapped", "StepCalls", "StepDone",
     "Swapped", "Table", "TableRequest", "TensorEntry", "ThreadStack", "Traffic", "Unavailable", "Unexamined",
     "Verdict", "View", "Vitals", "Watched", "Where", "Witness",
 ]  # fmt: skip

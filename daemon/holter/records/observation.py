@@ -279,6 +279,13 @@ class Unexamined(msgspec.Struct, frozen=True, tag="unexamined", kw_only=True):
     asked_ns: int
 
 
+class Seated(msgspec.Struct, frozen=True, tag="seated", kw_only=True):
+    """A sidecar speaks for this rank; in the coordinator's own journal, so that one that is started again keeps its place for it."""
+
+    digest: bytes
+    """Of the sidecar's key."""
+
+
 class Link(msgspec.Struct, frozen=True, tag="link", kw_only=True):
     """The line to a rank's sidecar changed its state."""
 
@@ -288,7 +295,7 @@ class Link(msgspec.Struct, frozen=True, tag="link", kw_only=True):
 
 Rare = Vitals | Inspection | Feed | Skipped | Swapped | Modes | Hoard | ScriptWarning | Device
 """Records that a window keeps unchanged, up to a limit of each kind."""
-Own = Unavailable | Judged | Unexamined | Link | HaltAsked | HaltAnswered | Ordered
+Own = Unavailable | Judged | Unexamined | Link | HaltAsked | HaltAnswered | Ordered | Seated
 """What the coordinator records about itself."""
 Body = (
     Attached

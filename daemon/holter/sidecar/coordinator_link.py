@@ -37,6 +37,8 @@ PAUSES_S = (0.5, 0.5, 1.0, 2.0, 4.0, 4.0, 8.0, 8.0, 8.0, 8.0, 60.0)
 """Before the coordinator is started again, by the number of short lives in a row; it never ends, since nobody else would start one."""
 UNWATCHED_S = 10.0
 """A coordinator that has not been heard for so long is said to be missing."""
+SILENT_S = 14.0
+"""The same for one whose line stands: it is stopped, or its host is; a healthy one answers a ping every ten seconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -67,21 +69,18 @@ class CoordinatorLink:
 
     def look(self, now_s: float) -> str | None:
         """A sentence when the coordinator has gone missing, and when it is back."""
-        if self.is_connected:
-            self._heard_s = now_s
+        self._heard_s = max(self._heard_s, self._uplink.heard_s if self._uplink is not None else 0.0)
         was_missing, self._is_missing = self._is_missing, self.is_unwatched(now_s)
         if self._is_missing == was_missing:
             return None
         rank = self._identity.rank
         if self._is_missing:
-            return (
-                f"no coordinator has been heard for {UNWATCHED_S:.0f} s: rank {rank} is not watched. Training goes on"
-            )
+            return f"no coordinator has been heard for {now_s - self._heard_s:.0f} s: rank {rank} is not watched. Training goes on"
         return f"the coordinator is back: rank {rank} is watched again"
 
     def is_unwatched(self, now_s: float) -> bool:
         """Whether nobody judges what this rank reports."""
-        return not self.is_connected and now_s - self._heard_s > UNWATCHED_S
+        return now_s - self._heard_s > (SILENT_S if self.is_connected else UNWATCHED_S)
 
     def is_own_directory(self, run_dir: str) -> bool:
         """Whether this is the directory of the coordinator that we report to: the job was told so, or our token lies in it, where its owner alone can put it.

@@ -176,6 +176,7 @@ class RankWatcher:
         """The rank is about to end, knows it, and has left what its recorder held."""
         try:
             flight = from_json(dump, at_ns)
+            flight = flight if self._recorder is None else self._recorder.host_clock.of_run(flight)
         except FlightError as error:
             logger.warning("what the rank left of its recorder cannot be read: %s", error)
             return

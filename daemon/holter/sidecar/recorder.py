@@ -39,6 +39,7 @@ from holter import clock
 from holter.errors import RecorderError
 from holter.flight import FlightError, blocks, from_json
 from holter.records import Call, CallBlock, Flight, Observation, StepCalls, StepDone, Traffic
+from holter.sidecar.host_clock import HostClock
 
 MAX_BYTES = 64 << 20
 """Some 130,000 calls; a recorder of more is set so by hand."""
@@ -75,14 +76,15 @@ class Recorder:
         self._path = path
         self._costs_s: deque[float] = deque(maxlen=COSTS_KEPT)
         self._question: asyncio.Task[bytes] | None = None
+        self.host_clock = HostClock()
+        """Its calls are stamped by the host's clock, which somebody may set."""
 
     async def flight(self, deadline_s: float = 3.0) -> Flight:
         """A copy; raises RecorderError. It holds all that was called before it was asked for, and perhaps some of what came later."""
-        # Its calls are stamped by the host's clock.
-        began, asked_ns = clock.monotonic_s(), clock.system_ns()
+        began, asked_ns = clock.monotonic_s(), clock.wall_ns()
         data = await self._ask("fr_trace_json", deadline_s)
         try:
-            flight = from_json(data, asked_ns)
+            flight = self.host_clock.of_run(from_json(data, asked_ns))
         except FlightError as error:
             raise RecorderError(f"the recorder's copy cannot be read: {error}") from error
         self._costs_s.append(clock.monotonic_s() - began)

@@ -6,6 +6,7 @@ StatusLine      one live line at the bottom of the launching terminal, below the
 say_in_job_log  a sentence in the job's own log while the rank itself cannot speak: its main thread waits, and that is the news
 """
 
+import asyncio
 import ctypes
 import fcntl
 import logging
@@ -14,6 +15,7 @@ import os
 import stat
 import struct
 import termios
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -28,6 +30,8 @@ from holter.transport.tls import NO_TLS, SCHEME, TlsFiles
 logger = logging.getLogger(__name__)
 _PIDFD_GETFD = 438
 _STDERR = 2
+MAX_CONNECTIONS = 64
+"""To /metrics at once; a scraper or two need one each."""
 
 
 class RankState:
@@ -137,7 +141,7 @@ def loss_text(loss: float, num_divided: int) -> str:
 
 
 class MetricsServer:
-    """Serves on its port, or on a free one if that is taken."""
+    """Serves on its port, or on a free one if that is taken. Of very many connections the oldest makes room: each is a descriptor that the watcher may need."""
 
     def __init__(
         self,
@@ -148,31 +152,43 @@ class MetricsServer:
         self._settings = settings
         self._scrape, self._health = scrape, health
         self._names = own_names()
-        self._runner: web.AppRunner | None = None
+        self._requests = web.Server(self._answer, access_log=None)
+        self._listener: asyncio.Server | None = None
+        self._connections: deque[asyncio.BaseProtocol] = deque()
 
     async def start(self) -> str:
         """`host:port`, behind `https://` by TLS; empty when no port can be had, which is no reason to stop watching."""
-        app = web.Application()
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/healthz", self._healthz)
-        self._runner = web.AppRunner(app, access_log=None)
-        await self._runner.setup()
-        host, tls = self._settings.host, self._settings.tls
+        host, tls, loop = self._settings.host, self._settings.tls, asyncio.get_running_loop()
         for port in (self._settings.port, 0):
             try:
-                await web.TCPSite(self._runner, host, port, ssl_context=tls.server()).start()
+                self._listener = await loop.create_server(self._admit, host, port, ssl=tls.server())
             except OSError as error:
                 logger.warning("cannot serve metrics on port %d: %s", port, error)
                 continue
-            return f"{SCHEME if tls.is_on else ''}{host}:{self._runner.addresses[0][1]}"
+            return f"{SCHEME if tls.is_on else ''}{host}:{self._listener.sockets[0].getsockname()[1]}"
         return ""
 
     async def stop(self) -> None:
         """Close the port."""
-        if self._runner is not None:
-            await self._runner.cleanup()
+        if self._listener is not None:
+            self._listener.close()
+        await self._requests.shutdown(1.0)
 
-    async def _metrics(self, request: web.Request) -> web.Response:
+    def _admit(self) -> asyncio.BaseProtocol:
+        while len(self._connections) >= MAX_CONNECTIONS:
+            oldest = getattr(self._connections.popleft(), "transport", None)
+            if oldest is not None:
+                oldest.abort()
+        handler = self._requests()
+        self._connections.append(handler)
+        return handler
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.path == "/healthz":
+            return web.json_response(self._health())
+        return self._metrics(request) if request.path == "/metrics" else web.Response(status=404, text="not found\n")
+
+    def _metrics(self, request: web.BaseRequest) -> web.Response:
         token = self._settings.read_token
         if not is_own_host(request.host, self._names):
             return web.Response(status=421, text="no such host here\n")
@@ -180,9 +196,6 @@ class MetricsServer:
             return web.Response(status=401, text="a read token is needed\n", headers={"WWW-Authenticate": "Bearer"})
         body, content_type = self._scrape(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
-
-    async def _healthz(self, _: web.Request) -> web.Response:
-        return web.json_response(self._health())
 
 
 class StatusLine:

@@ -28,6 +28,8 @@ class Uplink(Protocol):
     """The sidecar's end. It reconnects by itself: records wait meanwhile, and nothing is ever raised."""
 
     is_connected: bool
+    heard_s: float
+    """When the coordinator last gave a sign of life, on the clock of durations; 0: never."""
     dropped_before: int
     """Records already lost between rank and sidecar; the owner keeps it up to date, reports carry the sum."""
     clock: ClockOffset

@@ -6,9 +6,10 @@
 The tag of a message is its name in lower case; unknown fields are ignored, so that a newer side can talk to an older one.
 """
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from holter.records import ExamDepth, Observation, Order, Phase, Severity
 
@@ -16,6 +17,9 @@ PROTOCOL = 1
 
 MAX_FRAME_BYTES = 8 * 2**20
 """The largest frame either side takes."""
+MAX_NAME = 1024
+"""Characters of a host, an address, a key: what is shown everywhere and kept for every rank."""
+MAX_WORLD_SIZE = 2**20
 REFUSED = 4000
 """Code with which the coordinator ends the connection of a sidecar that it turns away, with the reason; a WebSocket's close code."""
 REPLACED = 4001
@@ -26,17 +30,17 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     """The first message of a connection; the token travels in the HTTP header, not here."""
 
     protocol: int = PROTOCOL
-    run_id: str
+    run_id: Annotated[str, Meta(max_length=MAX_NAME)]
     rank: int
-    world_size: int
-    host: str
+    world_size: Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE)]
+    host: Annotated[str, Meta(max_length=MAX_NAME)]
     rank_pid: int
     sidecar_pid: int
-    metrics_address: str
+    metrics_address: Annotated[str, Meta(max_length=MAX_NAME)]
     """`host:port` of the sidecar's own /metrics, behind `https://` if that is how it serves; empty if it has none."""
-    key: str = ""
+    key: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     """A secret of this sidecar's process: while it is on the line, nobody else speaks for its rank."""
-    boot_id: str = ""
+    boot_id: Annotated[str, Meta(max_length=MAX_NAME)] = ""
     """Equal where the coordinator's is: both read the same clock."""
 
 
@@ -82,7 +86,7 @@ class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     run_id: str
     run_dir: str
     boot_id: str = ""
-    """Of the coordinator's host; a coordinator that has none here does not know the question for the clock."""
+    """Of the coordinator's clock; a coordinator that has none here does not know the question for the clock."""
 
 
 class Fetch(msgspec.Struct, frozen=True, kw_only=True, tag="fetch"):

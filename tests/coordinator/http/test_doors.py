@@ -94,3 +94,9 @@ async def test_a_browser_shows_the_token_once(run_coordinator: Any) -> None:
 def test_too_few_descriptors_are_said() -> None:
     assert raise_descriptor_limit(0) is None
     assert "raise `ulimit -n`" in str(raise_descriptor_limit(10**9))
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/api/v1/status", "/api/v1/events"])
+async def test_the_token_to_report_does_not_read_where_a_read_token_is_set(run_coordinator: Any, path: str) -> None:
+    running = await run_coordinator(doors=DoorSettings(TOKEN, read_token=EYES))
+    assert 401 == await status_of(running, path, token=TOKEN)

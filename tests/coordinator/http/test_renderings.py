@@ -1,5 +1,8 @@
 """One rendering for all who ask, for longer the more it cost."""
 
+from typing import Any
+
+import aiohttp
 import pytest
 
 from holter import clock
@@ -44,3 +47,13 @@ def test_only_so_many_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(2 * MAX_KEPT):
         renderings.get(f"report {number}", lambda: time.make(0.01))
     assert MAX_KEPT == len(renderings._kept)
+
+
+async def test_scrapers_that_ask_for_odd_forms_share_a_rendering(run_coordinator: Any) -> None:
+    running = await run_coordinator()
+    url = f"http://127.0.0.1:{running.port}/metrics"
+    async with aiohttp.ClientSession() as session:
+        for number in range(8):
+            async with session.get(url, headers={"Accept": f"text/plain;q=0.{number}"}) as answer:
+                assert 200 == answer.status
+    assert 1 == len(running.coordinator._pages._renderings._kept)

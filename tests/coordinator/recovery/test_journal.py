@@ -1,5 +1,6 @@
 """What was appended comes back, in order, whatever happened to the last bytes."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -136,3 +137,25 @@ def test_a_disk_that_hangs_costs_records_not_memory(tmp_path: Path) -> None:
     while kept.dropped == 0:
         kept.append(0, done(0, 1))
     assert kept._buffered_bytes <= journal.MAX_BUFFER_BYTES
+
+
+@pytest.mark.parametrize("odd", ["pipe", "folder", "loop", "endless", "1².msgpack", "9" * 200 + ".msgpack"])
+def test_what_lies_among_its_files_and_is_none_of_them_is_passed_over(odd: str, tmp_path: Path) -> None:
+    said = entries(4)
+    write(tmp_path, said[:-1])
+    place = tmp_path / "0007.msgpack"
+    match odd:
+        case "pipe":
+            os.mkfifo(place)
+        case "folder":
+            place.mkdir()
+        case "loop":
+            place.symlink_to(place.name)
+        case "endless":
+            place.symlink_to("/dev/zero")
+        case _:
+            (tmp_path / odd).write_bytes(b"no journal")
+    assert said[:-1] == list(journal.read(tmp_path))
+    assert journal.written_ns(tmp_path) > 0
+    write(tmp_path, said[-1:])
+    assert said == list(journal.read(tmp_path))

@@ -337,7 +337,7 @@ async def test_the_clock_of_another_host_is_asked_for(peer: Peer) -> None:
 
 
 async def test_the_own_hosts_clock_needs_no_question(peer: Peer) -> None:
-    peer.behaviour = telling(peer, clock.boot_id())
+    peer.behaviour = telling(peer, clock.clock_id())
     await peer.start()
     uplink = uplink_to(peer, settings=CURIOUS)
     await eventually(lambda: len(peer.heard) >= 5)

@@ -85,8 +85,9 @@ class Doors:
         """Refuse what comes under a name that is not ours, and who may not read."""
         if self._has(request, self._settings.report_token):
             self._strangers.pop(request.protocol, None)
-            return await handler(request)
-        if not is_own_host(request.host, self._names):
+            if request.path == "/ingest":
+                return await handler(request)
+        elif not is_own_host(request.host, self._names):
             self.foreign_hosts += 1
             return web.Response(status=421, text="no such host here; HOLTER_PUBLIC_URL names one\n")
         if self._settings.read_token and request.path not in {"/healthz", "/ingest", "/api/v1/halt"}:
@@ -99,8 +100,15 @@ class Doors:
             return await handler(request)
         if is_same(request.query.get("token", ""), self._settings.read_token):
             # A browser shows it once, in the address; from then on it is in a cookie and no longer in the address.
-            found = web.HTTPFound(quote(request.path))
-            found.set_cookie(READ_COOKIE, self._settings.read_token, httponly=True, samesite="Strict", path="/")
+            found = web.HTTPFound("/" + quote(request.path.lstrip("/")))
+            found.set_cookie(
+                READ_COOKIE,
+                self._settings.read_token,
+                httponly=True,
+                samesite="Strict",
+                secure=request.secure,
+                path="/",
+            )
             raise found
         why = "a read token is needed: as `Authorization: Bearer …`, or once as ?token=… in a browser\n"
         return web.Response(status=401, text=why, headers={hdrs.WWW_AUTHENTICATE: "Bearer"})

@@ -32,7 +32,7 @@ from holter.diagnosis import report
 from holter.diagnosis.explain import WORST_FIRST
 from holter.diagnosis.report import printable
 from holter.exporters.alert_text import incident_info
-from holter.exporters.prometheus import expose, families
+from holter.exporters.prometheus import accepted_format, expose, families
 from holter.exporters.snapshot import CoordinatorSnapshot, IncidentInfo, JobFigures, ModuleFigures
 from holter.faults.window import Spread, StepNumbers
 from holter.files import UNREADABLE
@@ -150,7 +150,8 @@ class Pages:
         return web.Response(text="ok\n", headers=HEADERS)
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        accept = request.headers.get(hdrs.ACCEPT, "")[:MAX_ACCEPT]
+        # One of two: each form that is wanted would be rendered by itself.
+        accept = accepted_format(request.headers.get(hdrs.ACCEPT, "")[:MAX_ACCEPT])
         body, content_type = self._renderings.get(f"/metrics {accept}", lambda: self._expose(accept))
         return web.Response(body=body, headers={hdrs.CONTENT_TYPE: content_type})
 

@@ -1,6 +1,6 @@
 """What the ranks reported, kept so that `holter replay` can judge it again.
 
-    journal/0000.msgpack   who they are: Attached, Census, Exited; never deleted
+    journal/0000.msgpack   who they are: Attached, Seated, Census, Exited; never deleted
     journal/0001.msgpack   everything else, in order of arrival; the oldest of these files goes when the whole grows too large
     ...
     a file: [MARK][length: u32][CRC-32 of what follows: u32][Entry as msgpack] ...   (little-endian)
@@ -10,9 +10,11 @@ MARK whose checksum holds, so that each damage costs the entry that it hit, and 
 census: it is written once, and the others refer to it.
 """
 
+import contextlib
 import hashlib
 import heapq
 import os
+import re
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
@@ -25,7 +27,7 @@ import msgspec
 from holter import clock
 from holter.coordinator.disk import Disk
 from holter.files import UNREADABLE
-from holter.records import Attached, Census, Exited, Observation
+from holter.records import Attached, Census, Exited, Observation, Seated
 
 IDENTITY = 0
 """Number of the file that is kept."""
@@ -42,6 +44,7 @@ SEARCH_BYTES = 2**16
 MAX_WASTED_BYTES = 2**30
 """What is read in vain in a file that only looks like a journal: seconds, not hours."""
 
+_SEGMENT = re.compile(r"[0-9]{4,12}\.msgpack")
 _HEADER = struct.Struct(f"<{len(MARK)}sII")
 
 
@@ -81,7 +84,7 @@ class Journal:
 
     def append(self, received_ns: int, observation: Observation) -> None:
         """Keep one; costs no system call."""
-        is_identity = isinstance(observation.body, Attached | Census | Exited)
+        is_identity = isinstance(observation.body, Attached | Seated | Census | Exited)
         if is_identity and self._is_known(observation):
             return
         content = _ENCODER.encode(self._entry(received_ns, observation))
@@ -164,13 +167,19 @@ class Journal:
 
 
 def written_ns(folder: Path) -> int:
-    """When the journal was last written to, by the run's clock; 0 if there is none."""
-    return max((path.stat().st_mtime_ns for _, path in segments(folder)), default=0)
+    """When the journal was last written to, by the run's clock; 0 if there is none, or nobody can say."""
+    with contextlib.suppress(OSError):
+        return max((path.stat().st_mtime_ns for _, path in segments(folder)), default=0)
+    return 0
 
 
 def segments(folder: Path) -> list[tuple[int, Path]]:
-    """The journal's files, oldest first."""
-    return sorted((int(path.stem), path) for path in folder.glob("[0-9]*.msgpack") if path.stem.isdigit())
+    """The journal's files, oldest first; a pipe or a device that lies among them is none."""
+    return sorted(
+        (int(path.stem), path)
+        for path in folder.glob("[0-9]*.msgpack")
+        if _SEGMENT.fullmatch(path.name) and path.is_file()
+    )
 
 
 def read(folder: Path, damage: list[str] | None = None) -> Iterator[Entry]:
@@ -264,7 +273,7 @@ def _append(path: Path, entries: list[bytes]) -> None:
     """All entries or none: what a full disk took of them is cut off again."""
     if not entries:
         return
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     try:
         size = os.fstat(descriptor).st_size
         try:

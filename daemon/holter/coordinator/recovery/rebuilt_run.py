@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from aiohttp import web
 
 from holter import clock
@@ -30,7 +29,7 @@ from holter.coordinator.recovery.journal import Entry
 from holter.coordinator.recovery.replay import Moment, judge_again, with_moments
 from holter.coordinator.run import Run
 from holter.faults import ALL, Detector
-from holter.files import UNREADABLE
+from holter.files import read_json
 from holter.halting import halt_record
 from holter.records import (
     Attached,
@@ -42,6 +41,7 @@ from holter.records import (
     Halting,
     Observation,
     Ordered,
+    Seated,
 )
 from holter.transport.wire import Hello
 
@@ -68,6 +68,8 @@ class Recovered:
     halting: list[Observation] = field(default_factory=list)
     """What ranks said of a halt."""
     orders: list[Ordered] = field(default_factory=list)
+    places: dict[int, bytes] = field(default_factory=dict)
+    """Rank -> digest of its sidecar's key, of ranks that have not ended."""
     asked: HaltAsked | None = None
     """A request that has no answer yet."""
     is_complete: bool = True
@@ -112,16 +114,15 @@ def read(entries: Iterable[Entry], judging: Judge, stopwatch_s: Callable[[], flo
 
 def _is_interrupted(run_dir: Path, run_id: str, now_ns: int) -> bool:
     """Whether the coordinator of this very run stopped writing a moment ago, without having come to an end."""
-    try:
-        known = msgspec.json.decode((run_dir / "run.json").read_bytes(), type=RunIdentity)
-        written_ns = journal.written_ns(run_dir / "journal")
-    except (OSError, *UNREADABLE):
+    known = read_json(run_dir / "run.json", RunIdentity)
+    if known is None or known.run_id != run_id or known.ended_at is not None:
         return False
-    return known.run_id == run_id and known.ended_at is None and now_ns - written_ns < MAX_AWAY_NS
+    return now_ns - journal.written_ns(run_dir / "journal") < MAX_AWAY_NS
 
 
 def _take_over(run: Run, found: Recovered, now_ns: int) -> None:
     run.silent_until_ns = now_ns + RETURN_NS
+    run.roster.keep_places(found.places)
     for observation in found.first_steps.values():
         run.checkpoints.hear(observation)
     run.checkpoints.recall(found.diagnoses.values())
@@ -153,6 +154,10 @@ def _note(found: Recovered, observation: Observation) -> None:
         # Asking is in the journal twice: as the rank's word, which may have its answer, and as the request.
         case Halting(state=state) if state != "asking":
             found.halting.append(observation)
+        case Seated(digest=digest):
+            found.places[observation.rank] = digest
+        case Exited():
+            found.places.pop(observation.rank, None)
         case FirstStep():
             found.first_steps[observation.rank] = observation
         case Attached() as attached:

@@ -51,7 +51,6 @@ class WebSocketListener:
         self._questions: dict[int, tuple[int, asyncio.Future[Observation | None]]] = {}
         """Number -> (rank that was asked, its answer)"""
         self._num_questions = 0
-        self._boot_id = clock.boot_id()
         self._is_over = False
         """We hang up ourselves."""
 
@@ -121,7 +120,7 @@ class WebSocketListener:
         self._sockets[hello.rank] = socket
         try:
             about = wire.Welcome(
-                run_id=self._receiver.run_id, run_dir=str(self._receiver.run_dir), boot_id=self._boot_id
+                run_id=self._receiver.run_id, run_dir=str(self._receiver.run_dir), boot_id=clock.clock_id()
             )
             await _send(socket, about)
             await self._listen(socket, hello.rank)

@@ -46,6 +46,8 @@ class WebSocketUplink:
         self, address: str, token: str, hello: wire.Hello, on_message: OnMessage, settings: UplinkSettings | None = None
     ) -> None:
         self.is_connected = False
+        self.heard_s = 0.0
+        """When the coordinator last sent anything, if only the answer to a ping, or hung up; on the clock of durations."""
         self.reconnects = 0
         self.garbage = 0
         """Frames of the coordinator that could not be read."""
@@ -57,7 +59,7 @@ class WebSocketUplink:
         """How far this host's clock is from the coordinator's."""
         self._url = f"{address}/ingest" if address.startswith(SCHEME) else f"http://{address}/ingest"
         self._token = token
-        self._hello = hello if hello.boot_id else msgspec.structs.replace(hello, boot_id=clock.boot_id())
+        self._hello = hello if hello.boot_id else msgspec.structs.replace(hello, boot_id=clock.clock_id())
         self._asks_clock = False
         self._clock_asked_s = 0.0
         self._on_message = on_message
@@ -163,6 +165,7 @@ class WebSocketUplink:
                 headers={"Authorization": f"Bearer {self._token}"},
                 max_msg_size=wire.MAX_FRAME_BYTES,
                 heartbeat=self._settings.ping_interval_s,
+                autoping=False,
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
                 ssl=self._settings.tls.client() if self._url.startswith(SCHEME) else False,
             )
@@ -270,7 +273,7 @@ class WebSocketUplink:
         """The next message that can be read; None at the connection's end."""
         num_garbage = 0
         while True:
-            frame = await socket.receive()
+            frame = await self._next_frame_of(socket)
             if frame.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSING, aiohttp.WSMsgType.CLOSED):
                 if frame.type is aiohttp.WSMsgType.CLOSE and frame.data >= wire.REFUSED:
                     self._turned_away(str(frame.extra))
@@ -288,6 +291,17 @@ class WebSocketUplink:
             num_garbage += 1
             if num_garbage >= self._settings.garbage_limit:
                 raise _ConnectionEndedError("the coordinator talks nonsense")
+
+    async def _next_frame_of(self, socket: aiohttp.ClientWebSocketResponse) -> aiohttp.WSMessage:
+        """The next one that is no ping; a line that was given up for want of an answer (ERROR) is no sign of life."""
+        while True:
+            frame = await socket.receive()
+            if frame.type is not aiohttp.WSMsgType.ERROR:
+                self.heard_s = clock.monotonic_s()
+            if frame.type is aiohttp.WSMsgType.PING:
+                await socket.pong(frame.data)
+            elif frame.type is not aiohttp.WSMsgType.PONG:
+                return frame
 
     def _tell(self, message: wire.Downward) -> wire.Upward | None:
         try:
