@@ -14,6 +14,8 @@ import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
@@ -30,6 +32,8 @@ FLAT = "FullyShardedDataParallel"
 """FSDP's first kind: what it trains are flat shards."""
 REDUCING_WRAPPERS = frozenset({FLAT, "DeepSpeedEngine"})
 """Wrappers whose `.grad` is reduced, sharded or gone by the end of backward."""
+_gradient, _dtype, _kind = attrgetter("grad"), attrgetter("dtype"), attrgetter("requires_grad", "dtype")
+_tensor = itemgetter(1)
 CALLED_STEPS = 3
 """A component counts when training has called it at this many steps in a row: an average that is evaluated now and then is one rank's own."""
 
@@ -157,8 +161,10 @@ class Model:
 
     def has_thawed(self) -> bool:
         """Whether a parameter froze, thawed or was cast since the last refresh: cheap to ask."""
-        kinds = [(p.requires_grad, p.dtype) for _, p in self.parameters]
-        return kinds != self._kinds or [b.dtype for _, b in self.buffers] != self._buffer_dtypes
+        return (
+            list(map(_kind, map(_tensor, self.parameters))) != self._kinds
+            or list(map(_dtype, map(_tensor, self.buffers))) != self._buffer_dtypes
+        )
 
     def learn_reduced(self, name: str, parameter: torch.Tensor) -> None:
         """The script reduces this parameter's gradient over all ranks."""
@@ -543,7 +549,17 @@ def _parts(tables: Sequence[dict[str, Any]], ddp: Any, reduced_by_hand: Abstract
 
 def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
     """Ids of the parameters that these optimizers hold."""
-    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    return set(map(id, chain.from_iterable(group["params"] for each in optimizers for group in each.param_groups)))
+
+
+def gradients_of(parameters: Iterable[torch.Tensor]) -> list[Any]:
+    """The gradient of each, None where there is none, in a native loop. Asked for once: one that nobody holds gets a new Python object each time."""
+    return list(map(_gradient, parameters))
+
+
+def applied_by(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The gradient of each parameter that this optimizer holds, None where there is none."""
+    return gradients_of(chain.from_iterable(group["params"] for group in optimizer.param_groups))
 
 
 def gradient_view(models: Sequence[Model]) -> View:

@@ -18,6 +18,7 @@ while all ranks learn of a step before the same later one: the first to stand wo
 Each rank's flag is of its own gradients. Replicas have the same. Shards have not, and are not left to it: see `finite_guard`.
 """
 
+import operator
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,6 +28,8 @@ from typing import Any
 import torch
 
 from holter.rank.undo.side_stream import wait_until
+
+_device = operator.attrgetter("device")
 
 RUN_AHEAD = 2
 """Steps after which the answer is waited for, and acted on where there are several ranks."""
@@ -67,7 +70,7 @@ def takes_flag(optimizer: torch.optim.Optimizer) -> bool:
 
 def device_of(gradients: Sequence[torch.Tensor]) -> torch.device | None:
     """The one device with streams on which all of them lie; None: there is none."""
-    found = {gradient.device for gradient in gradients}
+    found = set(map(_device, gradients))
     return found.pop() if len(found) == 1 and all(device.type == "cuda" for device in found) else None
 
 

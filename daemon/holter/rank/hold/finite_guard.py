@@ -36,7 +36,7 @@ from holter import clock
 from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.hold.device_flags import RUN_AHEAD, DeviceFlags, LeftOut, device_of, flag_of, takes_flag
-from holter.rank.models import is_split
+from holter.rank.models import applied_by, is_split
 from holter.rank.readings.fused_pass import has_nonfinite
 from holter.rank.readings.gradient_answers import GradientAnswer, are_plain
 from holter.rank.readings.samples import local
@@ -246,8 +246,8 @@ class FiniteGuard:
         lent = self._context.frameworks.lent.get(optimizer)
         if lent is not None:
             return [gradient for _, gradient in lent]
-        # Asked for once: a gradient that nobody holds gets a new Python object each time.
-        return [g for group in optimizer.param_groups for p in group["params"] if (g := p.grad) is not None]
+        applied = applied_by(optimizer)
+        return applied if type(None) not in map(type, applied) else [g for g in applied if g is not None]
 
     def _unshown(self, held: list[torch.Tensor]) -> list[torch.Tensor]:
         unshown = self._context.hold.known_finite.unshown(held)

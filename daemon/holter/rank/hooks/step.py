@@ -31,7 +31,7 @@ from holter.rank.hold.device_flags import LeftOut
 from holter.rank.hold.finite_guard import FiniteGuard, Shards
 from holter.rank.hold.halts import HoldReason
 from holter.rank.hooks import closures
-from holter.rank.models import held_by
+from holter.rank.models import applied_by, held_by
 from holter.rank.publish.budget import SMALL_ELEMENTS
 from holter.rank.publish.step_log import StepReporter, StepTimes, tell_completed_before
 from holter.rank.readings.comparison import ComparisonProbe
@@ -200,7 +200,7 @@ class StepProbe:
         )
         self._attempt(self._take_census)
         # Held while we ask for them: a gradient that nobody holds gets a new Python object each time.
-        applied = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        applied = applied_by(optimizer)
         if context.world_size > 1:
             # What was reduced is one value, what is applied another: a script may have written to `.data`, which torch does not count.
             context.gradient_answers.clear()

@@ -282,6 +282,11 @@ class Selection:
         return DtypeTraits.of([tensor.dtype for tensor in self.tensors])
 
     @cached_property
+    def is_partitioned(self) -> bool:
+        """Whether ZeRO's third stage keeps parts of some beside them: from the first step on, or never."""
+        return any(getattr(tensor, "ds_tensor", None) is not None for tensor in self.tensors)
+
+    @cached_property
     def outline(self) -> "Selection":
         """The same without the tensors, for who waits for an answer about them: they are the script's to let go of."""
         return Selection(self.size, self.places, [], self.over, self.keys, self.scopes, self.names)
@@ -371,6 +376,16 @@ class SelectionCache:
             begins = np.cumsum(sizes) - sizes
             self._sizes["slices", at_least_bytes] = num_slices, begins * num_slices // max(int(sizes.sum()), 1)
         return self._sizes["slices", at_least_bytes]
+
+    def once_for_each(self, chosen: Selection, keys: tuple[str, ...]) -> Selection:
+        """The same entries once for each of these keys."""
+
+        def make() -> Selection:
+            places = np.concatenate([chosen.places + chosen.size * turn for turn in range(len(keys))])
+            tensors, scopes = chosen.tensors * len(keys), chosen.scopes * len(keys)
+            return Selection(chosen.size * len(keys), places, tensors, keys=keys, scopes=scopes)
+
+        return self._once(("keys", id(chosen), keys), make)
 
     def places_of(self, parameters: Sequence[torch.Tensor]) -> np.ndarray:
         """Where these are among all parameters of the census."""

@@ -20,10 +20,12 @@ step's own optimizers train take part: what else a rank still holds, an average 
 
 import hashlib
 import math
+import operator
 import struct
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,11 +33,11 @@ import torch
 
 from holter.rank.context import Context
 from holter.rank.mesh import OWN
-from holter.rank.models import Model, held_by, is_partial, is_sharded
+from holter.rank.models import Model, gradients_of, held_by, is_partial, is_sharded
 from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings import census
 from holter.rank.readings.census import DtypeTraits, Selection, SelectionCache, held_part
-from holter.rank.readings.gradient_answers import are_plain
+from holter.rank.readings.gradient_answers import PLAIN, are_plain
 from holter.records import PackedTable
 from holter_kernels import Table, root
 
@@ -163,7 +165,7 @@ class ComparisonProbe:
         self._read(
             f"parameters_{moment}",
             chosen,
-            [p if getattr(p, "ds_tensor", None) is None else held_part(p) for p in chosen.tensors],
+            list(map(held_part, chosen.tensors)) if chosen.is_partitioned else chosen.tensors,
         )
         self._read_partitions(f"parameters_{moment}", optimizers)
 
@@ -190,7 +192,7 @@ class ComparisonProbe:
         if reduced.step is step and reduced.num_parts:
             join, outline = FingerprintRows.joined, chosen.outline
             reduced.ask(lambda parts: self._tell(step, "gradients_reduced", outline, join(parts, outline.places)))
-        self._read("gradients", chosen, [p.grad for p in chosen.tensors])
+        self._read("gradients", chosen, gradients_of(chosen.tensors))
 
     def reduced_gradients(self) -> None:
         """Gradients as a backward pass that reduces left them, before any clipping."""
@@ -248,24 +250,18 @@ class ComparisonProbe:
         if self._context.log.step // plan.check_interval % STATE_EVERY or "ZeroRedundancy" in type(optimizer).__name__:
             return
         chosen = self._selections.parameters([optimizer], held_only=True)
-        states = [optimizer.state.get(p, {}) for p in chosen.tensors]
-        keys = sorted({key for state in states for key, value in state.items() if isinstance(value, torch.Tensor)})
-        if not keys:
-            return
-        places = np.concatenate([chosen.places + chosen.size * turn for turn in range(len(keys))])
-        tensors = [_tensor(state.get(key)) for key in keys for state in states]
-        every = Selection(
-            chosen.size * len(keys), places, chosen.tensors * len(keys), keys=keys, scopes=chosen.scopes * len(keys)
-        )
-        self._read("optimizer_state", every, tensors)
+        states = [state or {} for state in map(optimizer.state.get, chosen.tensors)]
+        keys, tensors = _state_tensors(states)
+        if keys:
+            self._read("optimizer_state", self._selections.once_for_each(chosen, keys), tensors)
 
     def _hold(self, name: str, chosen: Selection) -> None:
         """Read reduced gradients; which of them count is known when an optimizer is about to apply them."""
         step = self._context.log.now
         if self._reduced.step is not step:
             self._reduced = _ReducedGradients(step)
-        gradients = [p.grad for p in chosen.tensors]
-        if any(gradient is not None for gradient in gradients):
+        gradients = gradients_of(chosen.tensors)
+        if any(kind is not type(None) for kind in set(map(type, gradients))):
             self._launch(name, chosen, gradients, self._reduced.part(name))
 
     def _read(self, tensor_class: str, chosen: Selection, tensors: Sequence[Entry]) -> None:
@@ -365,8 +361,17 @@ class _ReducedGradients:
             self._then = None
 
 
-def _tensor(value: Any) -> Entry:
-    return value if isinstance(value, torch.Tensor) else None
+def _state_tensors(states: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], list[Entry]]:
+    """What an optimizer keeps for its parameters: the names, and the tensors of all parameters for the first name, then for the second."""
+    first = sorted(states[0]) if states else []
+    if set(map(len, states)) == {len(first)} and all(map(set(first).issuperset, states)):
+        # All alike, as most often: in native loops.
+        tensors: list[Any] = list(chain.from_iterable(map(operator.itemgetter(key), states) for key in first))
+        if PLAIN.issuperset(map(type, tensors)):
+            return tuple(first), tensors
+    keys = sorted({key for state in states for key, value in state.items() if isinstance(value, torch.Tensor)})
+    found = (state.get(key) for key in keys for state in states)
+    return tuple(keys), [value if isinstance(value, torch.Tensor) else None for value in found]
 
 
 @dataclass(frozen=True)

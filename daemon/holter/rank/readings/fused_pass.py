@@ -57,7 +57,7 @@ class Readings:
         if reading is not None:
             if not self._open and (table := reading.poll()) is not None:
                 if name in KEPT:
-                    self.kept[name] = [id(tensor) for tensor in tensors], table
+                    self.kept[name] = list(map(id, tensors)), table
                 self._hand_out(reading, table, then)
             else:
                 self._open.append(_Owed(reading, then))

@@ -5,6 +5,7 @@ optimizer is given.
 """
 
 import math
+import operator
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,10 +14,12 @@ import numpy as np
 import torch
 
 from holter.rank.context import Context
-from holter.rank.models import Model, gradient_view, held_by
+from holter.rank.models import Model, gradient_view, gradients_of, held_by
 from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings.gradient_answers import are_plain
 from holter.records import Nonfinite, Where
+
+_parameter = operator.itemgetter(1)
 
 NamedGradients = tuple[Sequence[tuple[str, Any]], Sequence[torch.Tensor]]
 """Parameters by their names, and the gradient of each."""
@@ -193,8 +196,7 @@ class GradientProbe:
 
 
 def _with_gradients(named: Sequence[tuple[str, Any]]) -> NamedGradients:
-    # `.grad` is asked for once: a gradient that nobody holds gets a new Python object each time.
-    gradients = [p.grad for _, p in named]
+    gradients = gradients_of(map(_parameter, named))
     if not are_plain(gradients):
         found = [(each, g) for each, g in zip(named, gradients, strict=True) if g is not None and not g.is_sparse]
         return [each for each, _ in found], [g for _, g in found]

@@ -5,6 +5,7 @@ a                            b                    c           a != b: moved betw
 """
 
 import math
+import operator
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,10 @@ import numpy as np
 import torch
 
 from holter.rank.context import Context
+from holter.rank.models import gradients_of
 from holter.rank.readings.samples import is_readable, local, spread
+
+_parameter = operator.itemgetter(1)
 
 MAX_NAMES = 32
 MANY = 16
@@ -135,7 +139,7 @@ class IdleParameters:
 
     def look(self, step: int, trainable: Parameters) -> None:
         """A step of comparison: which gradients are None."""
-        if not self._none and type(None) not in {type(p.grad) for _, p in trainable}:
+        if not self._none and type(None) not in map(type, gradients_of(map(_parameter, trainable))):
             return
         known = self._none
         self._none = {
