@@ -36,7 +36,7 @@ from holter import clock
 from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.hold.device_flags import RUN_AHEAD, DeviceFlags, LeftOut, device_of, flag_of, takes_flag
-from holter.rank.models import applied_by, is_split
+from holter.rank.models import is_split
 from holter.rank.readings.fused_pass import has_nonfinite
 from holter.rank.readings.gradient_answers import GradientAnswer, are_plain
 from holter.rank.readings.samples import local
@@ -246,7 +246,7 @@ class FiniteGuard:
         lent = self._context.frameworks.lent.get(optimizer)
         if lent is not None:
             return [gradient for _, gradient in lent]
-        applied = applied_by(optimizer)
+        applied = self._context.gradient_answers.applied_by(optimizer)
         return applied if type(None) not in map(type, applied) else [g for g in applied if g is not None]
 
     def _unshown(self, held: list[torch.Tensor]) -> list[torch.Tensor]:

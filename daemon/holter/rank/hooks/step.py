@@ -31,7 +31,7 @@ from holter.rank.hold.device_flags import LeftOut
 from holter.rank.hold.finite_guard import FiniteGuard, Shards
 from holter.rank.hold.halts import HoldReason
 from holter.rank.hooks import closures
-from holter.rank.models import applied_by, held_by
+from holter.rank.models import held_by
 from holter.rank.publish.budget import SMALL_ELEMENTS
 from holter.rank.publish.step_log import StepReporter, StepTimes, tell_completed_before
 from holter.rank.readings.comparison import ComparisonProbe
@@ -199,8 +199,15 @@ class StepProbe:
             not context.log.micro_step and not self._stepped and optimizer not in self._last and bool(self._last)
         )
         self._attempt(self._take_census)
-        # Held while we ask for them: a gradient that nobody holds gets a new Python object each time.
-        applied = applied_by(optimizer)
+        with context.gradient_answers.held(optimizer):
+            self._look_at_applied(optimizer, has_closure=has_closure)
+        if context.undo.snapshots is not None:
+            self._attempt(context.undo.snapshots.settle)
+        self._is_applying = True
+        self._interrupted = context.enter(Phase.OPTIMIZER)
+
+    def _look_at_applied(self, optimizer: torch.optim.Optimizer, *, has_closure: bool) -> None:
+        context = self._context
         if context.world_size > 1:
             # What was reduced is one value, what is applied another: a script may have written to `.data`, which torch does not count.
             context.gradient_answers.clear()
@@ -209,11 +216,6 @@ class StepProbe:
             self._attempt(self._hold_if_need_be, optimizer, has_closure=has_closure)
         if not self._stepped and not self._is_straggler and not (has_closure and closures.is_followed(optimizer)):
             self._attempt(self._compare_before, optimizer, has_gradients=not has_closure)
-        applied.clear()
-        if context.undo.snapshots is not None:
-            self._attempt(context.undo.snapshots.settle)
-        self._is_applying = True
-        self._interrupted = context.enter(Phase.OPTIMIZER)
 
     def _begin_closure(self) -> None:
         """The step computes its own gradients: nothing is applied meanwhile."""

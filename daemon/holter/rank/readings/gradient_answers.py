@@ -8,13 +8,15 @@ Two moments have the same value if the memory is the same, torch counted no writ
 what a collective writes. Nor does it count what is written to `.data`: where ranks are compared, a value as applied is never taken from an earlier moment. An answer that a device still owes is shared too: all who asked get it when it is there.
 """
 
+import contextlib
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from holter.rank.models import applied_by
 from holter.rank.publish.step_log import OwedAnswer
 
 if TYPE_CHECKING:
@@ -117,6 +119,20 @@ class GradientAnswers:
 
     def __init__(self) -> None:
         self._answers: list[GradientAnswer] = []
+        self._held: tuple[Any, list[Any]] = (None, [])
+
+    @contextlib.contextmanager
+    def held(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
+        """Meanwhile its gradients are held, for all that ask: one that nobody holds gets a new Python object each time."""
+        self._held = optimizer, applied_by(optimizer)
+        try:
+            yield
+        finally:
+            self._held = None, []
+
+    def applied_by(self, optimizer: torch.optim.Optimizer) -> list[Any]:
+        """The gradient of each parameter that this optimizer holds, None where there is none."""
+        return self._held[1] if self._held[0] is optimizer else applied_by(optimizer)
 
     def clear(self) -> None:
         """A backward pass begins, or the step is over: nothing that was read of the gradients holds any longer."""

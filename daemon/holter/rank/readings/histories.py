@@ -5,7 +5,6 @@ a                            b                    c           a != b: moved betw
 """
 
 import math
-import operator
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,10 +14,7 @@ import numpy as np
 import torch
 
 from holter.rank.context import Context
-from holter.rank.models import gradients_of
 from holter.rank.readings.samples import is_readable, local, spread
-
-_parameter = operator.itemgetter(1)
 
 MAX_NAMES = 32
 MANY = 16
@@ -137,9 +133,9 @@ class IdleParameters:
         self._none: dict[int, _IdleSince] = {}
         self._zero: dict[int, _IdleSince] = {}
 
-    def look(self, step: int, trainable: Parameters) -> None:
-        """A step of comparison: which gradients are None."""
-        if not self._none and type(None) not in map(type, gradients_of(map(_parameter, trainable))):
+    def look(self, step: int, trainable: Parameters, *, has_none: bool) -> None:
+        """A step of comparison: which gradients are None, if any of these optimizers' is."""
+        if not self._none and not has_none:
             return
         known = self._none
         self._none = {

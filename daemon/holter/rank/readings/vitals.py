@@ -109,7 +109,9 @@ class VitalsProbe:
         # Without a backward pass before it the step makes its gradients itself, in a closure.
         if not context.log.micro_step or _is_skipping(optimizers):
             return
-        self._idle.look(step, self._trained(optimizers))
+        applied = [context.gradient_answers.applied_by(each) for each in optimizers]
+        has_none = any(type(None) in map(type, gradients) for gradients in applied)
+        self._idle.look(step, self._trained(optimizers), has_none=has_none)
         self._leftovers.judge(optimizers)
         is_vital = self._schedule.is_vital(step, context.schedule.plan.check_interval)
         self._remembered_step = step if is_vital else -1
