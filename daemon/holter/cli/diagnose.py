@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from holter import clock, config, offline
+from holter.cli.parts.earlier import memory_of_logs
 from holter.cli.terminal import Meter, width
 from holter.coordinator.judge import IncidentTracker, Judge
 from holter.coordinator.window.assembly import Assembly
@@ -54,6 +55,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--root-cause", metavar="FILE", help="write the report as Markdown, for the archive: root_cause.md"
     )
+    parser.add_argument(
+        "--remember", action="store_true", help="write what is found to the project's memory (`holter memory`)"
+    )
+    parser.add_argument(
+        "--memory", default="", metavar="FILE",
+        help="the memory in which is looked up what was seen before (default: HOLTER_MEMORY, else holter-runs/memory.sqlite)",
+    )  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:
@@ -66,6 +74,7 @@ def run(args: argparse.Namespace) -> int:
     if found.dumps is not None:
         hung, failing = judged(found.dumps, str(args.paths[0]))
         diagnoses = [*hung, *diagnoses]
+    diagnoses = _recalled(diagnoses, found, args)
     unjudged = (*found.failures, *failing)
     sys.stderr.write("".join(f"holter: {line}\n" for line in (*found.remarks, *unjudged)))
     sys.stdout.write(_rendered(found, diagnoses, args))
@@ -73,6 +82,21 @@ def run(args: argparse.Namespace) -> int:
     if not diagnoses and unjudged and not found.runs:
         raise UsageError(f"nothing was found, but not everything could be judged: {unjudged[0]}")
     return int(any(one.severity == "critical" for one in diagnoses))
+
+
+def _recalled(diagnoses: list[Diagnosis], found: offline.Found, args: argparse.Namespace) -> list[Diagnosis]:
+    """With what earlier runs of this project showed; remembered in turn where that is asked for."""
+    memory = memory_of_logs(args.memory or config.load().memory)
+    if memory is None:
+        if args.remember:
+            raise UsageError("--remember: there is no memory: HOLTER_MEMORY is off, or anybody may write to ./holter-runs")  # fmt: skip
+        return diagnoses
+    recalled = memory.recall(diagnoses, found)
+    if args.remember:
+        num = memory.remember(diagnoses, found)
+        sys.stderr.write(f"holter: remembered {num} in {memory.file.path}\n")
+    sys.stderr.write("".join(f"holter: {remark}\n" for remark in memory.file.remarks))
+    return recalled
 
 
 def judged(found: offline.Dumps, run_id: str) -> tuple[list[Diagnosis], list[str]]:

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 
 import holter
-from holter import clock, offline
+from holter import clock, config, offline
 from holter.cli.diagnose import judged
 from holter.cli.memory import add_told
+from holter.cli.parts.earlier import memory_of_logs
 from holter.cli.run_reader import RUNS, RunReader, locate
 from holter.cli.verify import verified
 from holter.errors import ConfigError, UsageError
@@ -189,11 +190,13 @@ class Tools:
         return {"name": name, "page": page}
 
     def diagnose(self, paths: list[str]) -> dict[str, Any]:
-        """What a job without holter left (logs, tables, tracebacks, configs, code, dumps), judged: a list of diagnoses, and what could not be read."""
+        """What a job without holter left (logs, tables, tracebacks, configs, code, dumps), judged: a list of diagnoses, each with what was seen before, and what could not be read."""
         found = offline.read([self._below(path) for path in paths])
         diagnoses = offline.judge(found, run_id=paths[0], now_ns=clock.wall_ns())
         if found.dumps is not None:
             diagnoses = [*judged(found.dumps, paths[0])[0], *diagnoses]
+        memory = memory_of_logs(self._memory or config.load().memory)
+        diagnoses = memory.recall(diagnoses, found) if memory is not None else diagnoses
         return {"diagnoses": msgspec.to_builtins(diagnoses), "remarks": [*found.remarks, *found.failures]}
 
     def verify(self, before: str, after: str, incident: str = "", cause: str = "") -> dict[str, Any]:

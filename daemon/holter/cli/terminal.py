@@ -36,7 +36,7 @@ class Meter:
 
     def of(self, what: str) -> Progress:
         """For work that is told how far it is."""
-        return lambda done, total: self._show(f"{what}: {size_text(done)} of {size_text(total)}")
+        return lambda done, total: self._show(f"{what} {bar(done, total)} {size_text(done)} of {size_text(total)}")
 
     def per_file(self, total: int) -> Callable[[str, int], None]:
         """For work that is told of each file before it is read."""
@@ -60,6 +60,13 @@ class Meter:
             self._said_s, self._is_shown = now_s, True
             sys.stderr.write(f"\r\x1b[Kholter: {text}")
             sys.stderr.flush()
+
+
+def bar(done: int, total: int, cells: int = 24) -> str:
+    """`[######..................]  25 %`"""  # noqa: D400 - it is a picture
+    share = min(1.0, done / total) if total else 1.0
+    full = int(share * cells)
+    return f"[{'#' * full}{'.' * (cells - full)}] {share:4.0%}"
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -34,6 +34,9 @@ SKIPPED = frozenset({".git", "__pycache__", ".venv", "node_modules", ".ipynb_che
 _BINARY = {b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture", b"PK\x03\x04": "an archive or a checkpoint", b"SQLite format 3": "a database", b"%PDF": "a PDF",
            b"\x7fELF": "a program", b"\x93NUMPY": "an array", b"BZh": "compressed by bzip2", b"\xff\xfe": "in UTF-16 (`iconv -f utf-16 -t utf-8` makes it readable)", b"\xfd7zXZ": "compressed by xz"}  # fmt: skip
 
+_JSON = re.compile(r"""\{|\[\s*(?:[\[{"\]]|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?\s*[,\]]|NaN|null|true|false)""")
+"""How JSON begins; `[rank0]: ...` and `[2026-05-18 16:04:46] ...` are lines of a log."""
+
 Progress = Callable[[int, int], None]
 """Told how many bytes are done, of how many."""
 
@@ -46,8 +49,10 @@ def read(paths: Sequence[Path], progress: Progress = lambda _done, _total: None)
     total = sum(sizes.values())
     flights: list[Path] = []
     for path in files:
+        meter = _Meter(progress, found.num_bytes, sizes[path], total)
+        found.num_bytes += sizes[path]
         try:
-            _read_file(path, sizes[path], found, flights, lambda num: progress(_count(found, num), total))
+            _read_file(path, sizes[path], found, flights, meter.read)
         except OSError as error:
             found.failures.append(f"{path} cannot be read: {error.strerror or error}")
         except (ValueError, RecursionError, struct.error, EOFError, OverflowError, MemoryError, zlib.error) as error:
@@ -101,9 +106,17 @@ def _joined(runs: list[LoggedRun]) -> list[LoggedRun]:
     return made
 
 
-def _count(found: Found, num: int) -> int:
-    found.num_bytes += num
-    return found.num_bytes
+class _Meter:
+    """Bytes of one file that were read; what is looked at twice counts once."""
+
+    def __init__(self, progress: Progress, before: int, size: int, total: int) -> None:
+        self._progress, self._before, self._size, self._total = progress, before, size, total
+        self._num = 0
+
+    def read(self, num: int) -> None:
+        """So many more."""
+        self._num += num
+        self._progress(self._before + min(self._num, self._size), self._total)
 
 
 def _size(path: Path) -> int:
@@ -203,7 +216,7 @@ def _read_text(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917 - one question
     path: Path, head: str, stream: BinaryIO, size: int, found: Found, flights: list[Path], report: Callable[[int], None]
 ) -> None:
     file, begin = str(path), head.lstrip("﻿ \t\r\n")
-    if begin[:1] in {"{", "["}:
+    if _JSON.match(begin):
         is_read = (
             _read_json(path, stream, found, flights, report)
             if size <= MAX_WHOLE

@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -210,3 +211,40 @@ def test_a_verdict_is_remembered_with_what_was_done(here, capsys):
 
 def test_entries_are_records():
     assert msgspec.json.decode(msgspec.json.encode(NOW), type=MemoryEntry) == NOW
+
+
+def _diverging(folder: Path, rate: float) -> Path:
+    """A run whose loss rises from its sixtieth step on, with its settings beside it."""
+    folder.mkdir()
+    losses = [3 - 0.04 * step for step in range(60)] + [0.6 + 0.1 * step for step in range(60)]
+    (folder / "train.log").write_text("".join(f"step {step}: loss {loss:.3f}\n" for step, loss in enumerate(losses)))
+    (folder / "config.yaml").write_text(f"lr: {rate}\nseed: 1\nbatch_size: 8\n")
+    return folder
+
+
+def test_what_a_log_shows_is_looked_up_and_remembered(here, capsys):
+    def diagnosed(path, *options):
+        main(["diagnose", str(path), "--json", *options])
+        return json.loads(capsys.readouterr().out)[0]
+
+    first = _diverging(here / "a", 0.1)
+    assert diagnosed(first)["seen_before"] == []
+    assert diagnosed(first, "--remember")["strikes"] == 1
+    again = diagnosed(first, "--remember")
+    assert (again["seen_before"], again["strikes"]) == ([], 1)
+
+    second = diagnosed(_diverging(here / "b", 0.05), "--remember")
+    assert second["strikes"] == 2
+    assert "Seen before on" in second["seen_before"][0]
+
+    third = diagnosed(_diverging(here / "c", 0.01))
+    assert third["strikes"] == 3
+    assert "lr" in json.dumps(third)
+    assert "Stop" in json.dumps(third)
+
+
+def test_without_a_memory_remember_is_wrong_use(here, capsys, monkeypatch):
+    monkeypatch.setenv("HOLTER_MEMORY", "off")
+
+    assert main(["diagnose", str(_diverging(here / "a", 0.1)), "--remember"]) == 2
+    assert "--remember" in capsys.readouterr().err

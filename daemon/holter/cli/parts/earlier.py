@@ -1,7 +1,12 @@
-"""The memory of a project, for a run that is watched: read once when its coordinator starts, searched when an incident opens, written as incidents are explained."""
+"""The memory of a project, for a run that is watched and for logs of one that was not.
+
+A coordinator reads it once when it starts, searches it when an incident opens, and writes incidents as they are explained. `holter diagnose`
+searches it, and writes to it where it is told to.
+"""
 
 import logging
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -10,6 +15,7 @@ from holter.cli.parts.evidence import settings_of
 from holter.coordinator.identity import RunIdentity
 from holter.diagnosis.explain import strike_out
 from holter.errors import UsageError
+from holter.offline.found import Found
 from holter.offline.proof.memory import MAX_STRIKES, NAME, MemoryEntry, MemoryFile, recall
 from holter.offline.proof.record import fault_of
 from holter.records import Diagnosis
@@ -18,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 OFF = frozenset({"off", "0", "none", "no"})
 RUNS = "holter-runs"
+MAX_SETTINGS = 400
+"""Settings of a log that are remembered, to be compared with the next one's."""
 
 
 def memory_path(runs: Path, setting: str) -> Path | None:
@@ -47,6 +55,50 @@ def entry_of(diagnosis: Diagnosis, project: str, run: str, settings: dict[str, s
         key=f"{run}/{diagnosis.id}", at=diagnosis.opened_at, project=project, run=run, incident=diagnosis.id, cause=fault.cause, place=fault.place,
         severity=fault.severity, symptom=fault.symptom, step=fault.first_step, fix=fault.fix, settings=settings,
     )  # fmt: skip
+
+
+def recalled(diagnosis: Diagnosis, now: MemoryEntry, entries: Sequence[MemoryEntry]) -> Diagnosis:
+    """With what the memory knows of it, and stopped at the third fix that did not hold."""
+    known = recall(entries, now)
+    if not known.seen and not known.notes and not known.tried and not known.solved_by:
+        return diagnosis
+    diagnosis = msgspec.structs.replace(diagnosis, seen_before=known.sentences())
+    strikes = diagnosis.strikes + len(known.attempts)
+    if strikes < MAX_STRIKES or not known.attempts:
+        return msgspec.structs.replace(diagnosis, strikes=strikes)
+    return strike_out(diagnosis, strikes, known.lessons(now.cause))
+
+
+class LogMemory:
+    """The memory of a project, for what runs without holter left behind."""
+
+    def __init__(self, file: MemoryFile, project: str) -> None:
+        self.file, self._project = file, project
+
+    def entry(self, diagnosis: Diagnosis, found: Found) -> MemoryEntry:
+        """An incident of a log: looked at twice, it is still one."""
+        run = str(Path(diagnosis.run_id).absolute())
+        settings = {f"{Path(config.file).name}: {name}": value for name, value, config in found.settings()}
+        made = entry_of(diagnosis, self._project, run, dict(list(settings.items())[:MAX_SETTINGS]))
+        return msgspec.structs.replace(made, key=f"{run}/{made.cause}/{made.place}")
+
+    def recall(self, diagnoses: Sequence[Diagnosis], found: Found) -> list[Diagnosis]:
+        """The same with what is known of each. Raises UsageError."""
+        entries = self.file.entries()
+        return [recalled(one, self.entry(one, found), entries) if one.causes else one for one in diagnoses]
+
+    def remember(self, diagnoses: Sequence[Diagnosis], found: Found) -> int:
+        """How many were written down. Raises UsageError."""
+        made = [self.entry(one, found) for one in diagnoses if one.causes]
+        if made:
+            self.file.put(made)
+        return len(made)
+
+
+def memory_of_logs(setting: str) -> LogMemory | None:
+    """That of the folder in which somebody asks; None: there is none."""
+    path = memory_path(Path(RUNS), setting)
+    return LogMemory(MemoryFile(path), project_of(Path(RUNS))) if path is not None else None
 
 
 def earlier_runs(run_dir: Path, setting: str) -> "ProjectMemory | None":
@@ -79,14 +131,7 @@ class ProjectMemory:
     def recall(self, diagnosis: Diagnosis, identity: RunIdentity) -> Diagnosis:
         """With what is known of it, and stopped at the third fix that did not hold."""
         now = entry_of(diagnosis, self._project, identity.run_id, settings_of(msgspec.to_builtins(identity)))
-        known = recall(self._entries, now)
-        if not known.seen and not known.notes and not known.tried and not known.solved_by:
-            return diagnosis
-        diagnosis = msgspec.structs.replace(diagnosis, seen_before=known.sentences())
-        strikes = diagnosis.strikes + len(known.attempts)
-        if strikes < MAX_STRIKES or not known.attempts:
-            return msgspec.structs.replace(diagnosis, strikes=strikes)
-        return strike_out(diagnosis, strikes, known.lessons(now.cause))
+        return recalled(diagnosis, now, self._entries)
 
     def remember(self, diagnosis: Diagnosis, identity: RunIdentity) -> None:
         """Write it down; a file that cannot be written is said once."""
