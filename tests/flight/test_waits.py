@@ -57,3 +57,25 @@ def test_sizes_are_not_compared_where_the_numbers_do_not_agree():
 def test_a_message_to_nobody_knows_whom_is_left_out():
     analysis = analyse(pipeline([talk(1, "coalesced", over=False)], [talk(1, "send 7->9", over=False)]))
     assert (analysis.waits, analysis.culprits) == ((), ())
+
+
+def test_a_call_left_out_in_a_group_of_its_own_is_missing_though_the_others_go_on():
+    """Ranks 0 and 2 average a number among themselves after each step; rank 2 left that out, and waits for all in the next step."""
+    pace_ns = {"0": 0, "1": 700}
+
+    def call(group: str, sequence: int, *, over: bool = True) -> Call:
+        size = 5829 if group == "0" else 1
+        made_ns = 1000 * sequence + pace_ns[group]
+        return Call(group, sequence, "all_reduce", ((size,),), ("float32",), made_ns, over, record=2 * sequence + int(group))  # fmt: skip
+
+    def program(rounds: int) -> list[Call]:
+        return [call(group, number) for number in range(1, rounds + 1) for group in "01"]
+
+    groups = [Group("0", "default_pg", (0, 2), 99, 99), Group("1", "pair", (0, 2), 99, 99)]
+    of_rank = {
+        0: [*program(20), call("0", 21), call("1", 21, over=False)],
+        2: [*program(20), call("0", 21), call("0", 22, over=False)],
+    }
+    flights = {rank: Flight(groups=groups, calls=calls, taken_ns=0) for rank, calls in of_rank.items()}
+    (deviation,) = analyse(flights).deviations
+    assert ("missing", (2,), "1", 21) == (deviation.kind, deviation.ranks, deviation.group, deviation.sequence)

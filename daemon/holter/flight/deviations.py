@@ -386,10 +386,15 @@ def _by_history(board: Board, cycle: tuple[int, ...], left: dict[int, _Departure
     numbers: dict[_Step, int] = {}
     seen, expected = ([numbers.setdefault(step, len(numbers)) for step in steps] for steps in departure.kind_from)
     texts = [step.text if step.group == departure.expected.group else f"{step.group}:{step.text}" for step in numbers]
-    kind, instead = _kinds_of(
-        texts, seen, expected, lambda by: is_within_step(departure.times_ns, departure.period, by)
-    )
     call = departure.seen
+    # Two groups are given to two streams of calls: who leaves one out goes on in the other, and seldom comes back to it.
+    is_other_group = call.group != departure.expected.group
+    kind, instead = _kinds_of(
+        texts,
+        seen,
+        expected,
+        lambda by: not is_other_group and is_within_step(departure.times_ns, departure.period, by),
+    )
     is_about_seen = kind == "extra"
     group = call.group if is_about_seen else departure.expected.group
     table = board.tables[group]
