@@ -44,6 +44,8 @@ NUM_FLOORS = 4.0
 """Where a step is so short that the budget's floor counts, so many floors: a short run is to be seen too."""
 UNHELD_STEPS = 8
 """Steps after which an optimizer that has not stepped is looked for."""
+NUM_WARM = 2
+"""Vital steps before their cost is known."""
 NUM_COSTS = 5
 NUM_STEPS = 32
 
@@ -286,7 +288,8 @@ class VitalsSchedule:
         number = step // check_interval
         room_s = max(self._budget * statistics.median(self._steps_s or [0.0]), NUM_FLOORS * self._floor_s)
         cost_s = min(self._costs_s, default=0.0)
-        if self._num_checks <= NUM_DENSE and cost_s <= DENSE_FACTOR * room_s:
+        # What the first one costs is mostly what is done once: it says little of the others.
+        if len(self._costs_s) < NUM_WARM or (self._num_checks <= NUM_DENSE and cost_s <= DENSE_FACTOR * room_s):
             return number % self._turns == self._rank % self._turns
         stride = max(min(LEAST_STRIDE, RARE_STEPS // check_interval), 1)
         while stride < MAX_STRIDE and cost_s > BUDGET_SHARE * room_s * stride * check_interval:
