@@ -65,6 +65,19 @@ def test_a_healthy_pass_reaches_every_module_with_gradients(worn, is_reentrant):
     assert 0 == sum(hooks(model)[1:])
 
 
+def test_witnesses_come_in_the_order_of_their_calls(worn):
+    class Turned(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head, self.act, self.embedding = nn.Linear(4, 2), nn.ReLU(), nn.Embedding(10, 4)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.act(self.embedding(tokens)))
+
+    (inspection,) = train(worn, Turned(), 4)
+    assert ["embedding", "act", "head"] == [witness.module for witness in inspection.witnesses]
+
+
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_blocks_cut_off_by_reentrant_checkpointing_are_shown(worn):
     inspection, *more = train(worn, Net(is_frozen=True), 12)

@@ -60,7 +60,8 @@ class _Pass:
     handles: list[Any] = field(default_factory=list)
     autocast_dtype: str = ""
     num_modules: int = 0
-    called: set[int] = field(default_factory=set)
+    called: dict[int, int] = field(default_factory=dict)
+    """Modules by their identity -> the how many-eth to be called first."""
 
 
 class InspectionProbe:
@@ -185,7 +186,7 @@ def _own(module: nn.Module) -> bool:
 
 def _watch(inspected: _Pass, seen: _Seen | None) -> Any:
     def watch(module: nn.Module, args: Any, output: Any) -> None:
-        inspected.called.add(id(module))
+        inspected.called.setdefault(id(module), len(inspected.called))
         if seen is None:
             return
         seen.num_calls += 1
@@ -233,8 +234,12 @@ def _note_autocast(inspected: _Pass, module: nn.Module, device: str = "") -> Non
 
 
 def _record_of(inspected: _Pass) -> Inspection:
+    """Witnesses in the order of their calls: who feeds whom shows in it, and not in the order in which a model was built."""
     witnesses, uncalled = [], []
-    for name, seen in inspected.seen.items():
+    never = len(inspected.called)
+    for name, seen in sorted(
+        inspected.seen.items(), key=lambda item: inspected.called.get(id(item[1].module()), never)
+    ):
         module = seen.module()
         if module is None:
             continue
