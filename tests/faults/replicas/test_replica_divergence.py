@@ -749,16 +749,53 @@ def test_a_sum_that_jumped_on_one_rank_breaks_the_tie_between_two_checks() -> No
     shown = view(24, {"parameters_after": TWO, "gradients_reduced": SAME})
     now = given("parameters_after", 24, {"b.weight": 8}, sums={"b.weight": 3.0})
     (asking,) = judge(shown, classes=classes, tables=now)
-    assert asking.needs == (TableRequest("parameters_after", 23, (0, 1)),)
+    assert asking.needs == tuple(TableRequest("parameters_after", step, (0, 1)) for step in (23, 22))
     then = {
         ("parameters_after", 23, rank): msgspec.structs.replace(
             table("parameters_after", 9, {}), sums=[0.99] * len(NAMES)
         )
         for rank in (0, 1)
     }
-    (finding,) = judge(shown, classes=classes, tables=now | then)
+    lost = frozenset(("parameters_after", 22, rank) for rank in (0, 1))
+    (finding,) = judge(shown, classes=classes, tables=now | then, unavailable=lost)
     assert finding.ranks == (1,)
     assert top(finding) == "silent_data_corruption"
+
+
+@pytest.mark.parametrize(("sums", "ranks"), [((1.05, 1.12), (1,)), ((1.12, 1.05), (0,)), ((1.08, 1.12), (0, 1))])
+def test_whose_step_leaves_the_way_of_the_one_before_has_the_damaged_moments(
+    sums: tuple[float, float], ranks: tuple[int, ...]
+) -> None:
+    """All went from 0.9 to 0.96 and 1.0 by equal gradients; then one step was twice or three times as long."""
+    classes = {
+        "parameters_before": equal(24),
+        "parameters_after": parted(24),
+        "gradients": equal(24),
+        "gradients_reduced": equal(24),
+    }
+    roots = {"parameters_after": TWO, "gradients": SAME, "gradients_reduced": SAME}
+    known = {
+        ("parameters_after", step, rank): msgspec.structs.replace(
+            table("parameters_after", 9 + (step == 24) * rank, {"b.weight": 8} if step == 24 and rank else {}),
+            sums=[sums[rank] if step == 24 and name == "b.weight" else before for name in NAMES],
+        )
+        for step, before in ((24, 1.0), (23, 1.0), (22, 0.96))
+        for rank in (0, 1)
+    }
+    (finding,) = judge(view(24, roots), classes=classes, tables=known)
+    assert (ranks, "optimizer_state_mismatch") == (finding.ranks, top(finding))
+
+
+def test_tensors_too_small_to_be_marked_do_not_hide_that_one_side_was_rounded() -> None:
+    known = given("parameters_before", 0, OTHER)
+    marks = [0] + [Mark.ROUNDED] * (len(NAMES) - 1)
+    known = {key: msgspec.structs.replace(t, marks=[mark * key[2] for mark in marks]) for key, t in known.items()}
+    classes = {"parameters_before": parted(0), "gradients_reduced": equal(4)}
+    small = msgspec.structs.replace(entry(NAMES[0]), shape=[5])
+    whole = msgspec.structs.replace(census(*NAMES), entries=[small, *(entry(name) for name in NAMES[1:])])
+    shown = view(0, {"parameters_before": TWO})
+    (finding,) = judge(shown, classes=classes, tables=known, census={0: whole, 1: whole})
+    assert top(finding) == "precision_round_trip"
 
 
 def test_it_says_after_how_many_steps_the_weights_last_agreed() -> None:

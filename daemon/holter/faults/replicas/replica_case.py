@@ -127,7 +127,7 @@ class Case:
             wanted += [(self.settings.tensor_class, past, self.settings) for past in self.past_of_settings]
         found = [asked for part in wanted if (asked := self._request(*part))]
         yield from found
-        if not found and (past := self.past_of_weights) is not None and self.weights:
+        for past in () if found or not self.weights else self.past_of_weights:
             asked = self._request(self.weights.tensor_class, past, self.weights)
             yield from [asked] if asked else []
 
@@ -135,14 +135,15 @@ class Case:
         return request(self.window, tensor_class, step, parting.asked(self.max_ranks_asked, self.ranks_per_group))
 
     @property
-    def past_of_weights(self) -> int | None:
-        """The step whose tables may tell whose weights went where no training leads; None where nothing is left to tell."""
+    def past_of_weights(self) -> tuple[int, ...]:
+        """Steps whose tables may tell whose weights went where no training leads, the last one first; two show the step that all took before."""
         if not self.weights or self.reduced or self.given or self.settings or self.first.minority:
-            return None
+            return ()
         now = tables_at(self.window, self.weights.tensor_class, self.weights.step, self.weights.ranks)
-        if not all(table.sums for table in now.values()) or self.broke.ranks:
-            return None
-        return self.agreed_before(self.weights) if now else None
+        last = self.agreed_before(self.weights)
+        if not now or not all(table.sums for table in now.values()) or self.broke.ranks or last is None:
+            return ()
+        return (last, last - 1) if last == self.weights.step - 1 and last else (last,)
 
     @property
     def past_of_settings(self) -> tuple[int, ...]:

@@ -20,6 +20,10 @@ FAR = 20.0
 """So many times the way that a peer's tensor went is no training."""
 TELLING = 0.02
 """A sum of so much of the norm is no rounding; a sum that follows its norm's factor less closely than this was not scaled."""
+STRAYED = 2.0
+"""So many times as far from the step before as a peer's step."""
+NOISE = 1e-5
+"""Of a sum: less is rounding."""
 ROUND = 1e-5
 """A factor this close to a multiple of a twentieth was written by hand; no clip arrives at one."""
 MAX_SETTINGS_SHOWN = 8
@@ -169,7 +173,7 @@ def _settings_changed_alone(case: Case) -> tuple[int, ...]:
 
 def _jump(case: Case) -> tuple[tuple[int, ...], str]:
     """Ranks on which a tensor went much farther since an earlier step than on the others, and the sentence that says so."""
-    parting, past = case.weights, case.past_of_weights
+    parting, past = case.weights, next(iter(case.past_of_weights), None)
     if parting is None or past is None:
         return (), ""
     now = tables_at(case.window, parting.tensor_class, parting.step, parting.ranks)
@@ -184,6 +188,43 @@ def _jump(case: Case) -> tuple[tuple[int, ...], str]:
             text = f"from step {past} to step {parting.step} the sum of {name} moved by {shown}"
             return parting.group_of(far), text
     return (), ""
+
+
+def _stride(case: Case) -> tuple[tuple[int, ...], str]:
+    """Ranks whose step, made of equal gradients, is least like the step that all had taken before, and the sentence that says so.
+
+    Moments change little from one step to the next, and so does what they make of the gradients: whose were damaged leaves that way.
+    """
+    parting, past = case.weights, case.past_of_weights
+    if parting is None or len(past) != 2:  # noqa: PLR2004 - the two steps before this one
+        return (), ""
+    now, last, before = (
+        tables_at(case.window, parting.tensor_class, step, parting.ranks) for step in (parting.step, *past)
+    )
+    if not last or not before:
+        return (), ""
+    # All agreed there: any rank's tables are everybody's.
+    last_sums, before_sums = (_sums(next(iter(tables.values()))) for tables in (last, before))
+    names = [name for name in case.in_weights.tensors if name in last_sums and name in before_sums]
+    # This step less the one before it.
+    strayed = {
+        rank: math.hypot(
+            *(_sums(table).get(name, math.nan) - 2 * last_sums[name] + before_sums[name] for name in names)
+        )
+        for rank, table in sorted(now.items())
+    }
+    noise = NOISE * math.hypot(*(last_sums[name] for name in names))
+    known = all(map(math.isfinite, strayed.values())) and max(strayed.values(), default=0.0) > noise
+    far = [rank for rank, way in strayed.items() if known and way > STRAYED * min(strayed.values())]
+    if not far or len(far) == len(strayed):
+        return (), ""
+    shown = ", ".join(f"{way:.3g} on rank {rank}" for rank, way in strayed.items())
+    text = f"how far step {parting.step} leaves the way of the step before it, by the tensors' sums: {shown}"
+    return parting.group_of(far), text
+
+
+def _sums(table: Table) -> dict[str, float]:
+    return column(table, table.sums)
 
 
 WITNESSES: tuple[tuple[AskWitness, str], ...] = (
@@ -206,6 +247,7 @@ WITNESSES: tuple[tuple[AskWitness, str], ...] = (
     (lambda case: case.first.minority, "most ranks agree"),
     (lambda case: case.in_weights.rounded_ranks, "its weights have lost their low bits"),
     (lambda case: case.in_weights.odd_ranks, "the norm of its weights is implausible"),
+    (lambda case: _stride(case)[0], "its step is least like the one before it"),
 )
 """In the order in which they are asked, each with its reason."""
 
@@ -216,8 +258,8 @@ def parting_evidence(case: Case) -> Iterator[Evidence]:
         yield from _clipping_evidence(factors(case), case.given.step)
     elif case.settings:
         yield from _settings_evidence(case, case.settings)
-    elif (jump := _jump(case))[0]:
-        yield Evidence(kind="history", summary=jump[1], values={"ranks": list(jump[0])})
+    elif (strayed := _jump(case) if _jump(case)[0] else _stride(case))[0]:
+        yield Evidence(kind="history", summary=strayed[1], values={"ranks": list(strayed[0])})
 
 
 def culprit_evidence(case: Case) -> Iterator[Evidence]:

@@ -12,6 +12,8 @@ RankGroups = tuple[tuple[int, ...], ...]
 """Ranks with equal roots, the largest group first."""
 MATRIX = 2
 """Dimensions from which on two tensors are not equal by chance."""
+MIN_ROUNDED = 16
+"""Elements from which on a rank marks a tensor as rounded."""
 RANKS_PER_GROUP = 2
 """How many ranks with equal roots are asked for their tables."""
 WORDS = {
@@ -178,7 +180,7 @@ def find_difference(
         odd_text=odd_text,
         has_norms=bool(norms),
         distance=_distance(differing, tables),
-        rounded_ranks=_rounded(differing, tables, parting, nearly_all),
+        rounded_ranks=_rounded(_large_enough(window, differing), tables, parting, nearly_all),
     )
 
 
@@ -225,6 +227,13 @@ def _distance(names: Iterable[str], tables: Mapping[int, Table]) -> float | None
             return None
         found.append(max(max(of_norms) - min(of_norms), max(of_sums) - min(of_sums)) / max(of_norms))
     return max(found, default=None)
+
+
+def _large_enough(window: Window, names: Iterable[str]) -> Iterator[str]:
+    """Without those of so few elements that nobody marks them as rounded: they may be so by chance."""
+    census = next(iter(window.models.census.values()), None)
+    small = {e.name for e in census.entries if math.prod(e.shape) < MIN_ROUNDED} if census else set[str]()
+    return (name for name in names if name not in small)
 
 
 def _rounded(names: Iterable[str], tables: Mapping[int, Table], parting: Parting, nearly_all: float) -> tuple[int, ...]:
