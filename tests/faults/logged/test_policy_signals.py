@@ -7,6 +7,7 @@ from holter.diagnosis import rank_causes
 from holter.faults import Window
 from holter.faults.logged.importance_ratio import ImportanceRatio
 from holter.faults.logged.inactive_terms import InactiveTerms
+from holter.faults.logged.kl_term import KlTerm
 from holter.faults.logged.policy_entropy import PolicyEntropy
 from holter.faults.logged.reward_spread import RewardSpread
 from holter.faults.numerics.loss_terms import LossTerms
@@ -132,3 +133,22 @@ def test_a_policys_loss_that_rises_with_its_distance_is_no_divergence() -> None:
 def test_a_loss_that_was_trained_down_and_rises_is_still_a_divergence() -> None:
     series: Series = {"loss": lambda step: 2.0 - 0.03 * step if step < 50 else 4.0}
     assert causes(list(LossTrend().judge(window_of(series, 150)))) == ["loss_divergence"]
+
+
+def test_a_kl_of_nothing_but_rounding_is_no_kl() -> None:
+    """A reference that is renewed after each step; and a policy that has only just set out from it."""
+    noise = random.Random(3)  # noqa: S311 - noise, no secret
+
+    def judged(kl: Callable[[int], float]) -> list[str]:
+        series: Series = {
+            "log.grpo/kl": kl,
+            "log.loss_terms.kl": lambda step: 0.05 * kl(step),
+            "gradient_norm": lambda _: 1.0,
+            "learning_rate": lambda _: 1e-3,
+        }
+        return causes(list(KlTerm().judge(window_of(series))))
+
+    assert judged(lambda step: 0.01 * step if step < 24 else noise.gauss(0, 1e-8)) == ["kl_inactive"]
+    assert judged(lambda _: noise.gauss(0, 1e-8)) == ["kl_inactive"]
+    assert judged(lambda step: 2e-10 * step**2) == []
+    assert judged(lambda step: 0.01 * (step % 12)) == []

@@ -147,6 +147,15 @@ def test_a_loss_that_the_first_steps_left_worse_than_it_was_is_named_after_sixte
     assert judge([5.0] * 24, [0.5] * 24, [1.4, 1.9, 1.6, *[1.0] * 21], large) == []
 
 
+def test_a_loss_that_came_back_to_chance_and_no_further_is_named_whenever_it_is_looked_at() -> None:
+    losses = [1.7, 6.6, *([4.4, 6.0, 3.6] * 8), *([1.65, 1.7, 1.6] * 30)]
+    large = tuple(vitals(step, 0.4) for step in range(8))
+    (finding,) = judge([0.5] * len(losses), [0.5] * len(losses), losses, large)
+    assert (0, False) == (finding.first_step, finding.facts["has_jump"])
+    better = [*losses[:60], *[1.2] * 40]
+    assert judge([0.5] * 100, [0.5] * 100, better, large) == []
+
+
 def test_a_wrong_threshold_is_named() -> None:
     with pytest.raises(ValueError, match=r"learning_rate\.factor must be above 1, got 1"):
         LearningRate(factor=1)

@@ -1,7 +1,7 @@
 """KL term: the pull toward the reference is exactly zero, or pushes the other way.
 
 What it detects
-    A logged KL that is exactly zero log after log although the policy is being trained; and a KL term of the loss that is negative while
+    A logged KL that is zero, or no more than rounding, log after log although the policy is being trained; and a KL term of the loss that is negative while
     the KL itself is positive and grows.
 
 Why it matters
@@ -32,6 +32,9 @@ from holter.records import Evidence, Finding, Swapped
 TERM = re.compile(r"^(loss_terms?\.(.*[._])?kl([._].*)?|kl_loss)$")
 """A KL term of the loss by its name."""
 
+ROUNDING, FALLEN, MIN_TINY, MAX_GROWTH = 1e-6, 100.0, 16, 2.0
+"""A KL of two models that are equal but for rounding; what it had been before, in so many of those; logs; a policy that has just set out leaves faster."""
+
 
 @dataclass(frozen=True)
 class KlTerm:
@@ -54,7 +57,7 @@ class KlTerm:
             if run:
                 yield _finding(window, run, [name, "log.kl"], is_flipped=True, has_term=True)
                 return
-        zero = trailing(values, lambda value: value == 0)
+        zero = _nothing(values)
         if len(zero) >= self.min_logs and _is_training(window, zero[0][0]) and not any(window.notes_of(Swapped)):
             yield _finding(window, zero, ["log.kl", *sorted(terms)], is_flipped=False, has_term=bool(terms))
 
@@ -66,6 +69,16 @@ class KlTerm:
             return ()
         before, after = halves([(step, values[step]) for step, _ in run])
         return run if after > before else ()
+
+
+def _nothing(values: Sequence[LoggedPoint]) -> Sequence[LoggedPoint]:
+    """The newest logs that are zero, or no more than rounding after it had been more, or all along and without growing."""
+    zero, tiny = trailing(values, lambda value: value == 0), trailing(values, lambda value: abs(value) <= ROUNDING)
+    if len(tiny) == len(zero) or len(tiny) < MIN_TINY:
+        return zero
+    before, after = halves([(step, abs(value)) for step, value in tiny])
+    has_fallen = max((value for _, value in values[: len(values) - len(tiny)]), default=0.0) > FALLEN * ROUNDING
+    return tiny if has_fallen or after <= MAX_GROWTH * before else zero
 
 
 def _is_training(window: Window, since: int) -> bool:
@@ -83,7 +96,7 @@ def _finding(
     what = (
         "the loss is lowered by a KL that grows"
         if is_flipped
-        else "the KL to the reference is exactly zero although the policy is trained"
+        else f"the KL to the reference is {'exactly zero' if not any(value for _, value in run) else 'no more than rounding'} although the policy is trained"
     )
     return Finding(
         detector=KlTerm.name,

@@ -5,7 +5,7 @@ What it detects
     gradient norm that leaves its history upward, while both were ordinary at the step of the jump itself: that step's forward pass
     still used the old weights. Without a jump: a loss that rises and stays, or grows a thousandfold at once, while steps change most
     modules by a tenth of themselves; and a loss that the first steps of a run, as large as that, left worse than it was, and that has
-    not come back in sixteen steps.
+    not become better than it was since.
 
 Why it matters
     A wrong line in a schedule destroys in a few steps what days of training reached, and the loss shows it only afterwards.
@@ -39,8 +39,8 @@ MOST = 0.5
 """Share of the modules."""
 FIRST_STEPS = 8
 """Steps at which a rate that is too high from the start makes its largest updates."""
-WORSE, NEARLY_ALL = 1.1, 0.85
-"""A loss that is a tenth above its beginning, at nearly all steps, is no better than at the start."""
+WORSE, NEARLY_ALL, BETTER = 1.1, 0.85, 0.9
+"""A loss that the first steps left a tenth above its beginning, nearly all of them, and that did not come to a tenth below it since."""
 MIN_BLOW_UP = 8
 """Steps of a loss that grew a thousandfold."""
 
@@ -242,17 +242,19 @@ def _blow_up(losses: Points) -> Rise | None:
 
 
 def _no_better(losses: Points) -> Rise | None:
-    """A loss that was left behind by the first steps of a run and has hardly ever been as good since."""
-    if not losses or losses[0][0] > 1 or losses[0][1] <= 0:
+    """A loss that the first steps of a run left behind, and that has not become better than it was before them since."""
+    if len(losses) < 2 * FIRST_STEPS or losses[0][0] > 1 or losses[0][1] <= 0:
         return None
-    start = median(value for _, value in losses[:2])
-    later = [value for _, value in losses[FIRST_STEPS // 2 :]]
-    if len(losses) < 2 * FIRST_STEPS or median(later[-FIRST_STEPS:]) <= WORSE * start:
+    # Before any step: the second loss may be ruined already.
+    start = losses[0][1]
+    early = [value for _, value in losses[FIRST_STEPS // 2 : 3 * FIRST_STEPS]]
+    now = median(value for _, value in losses[-FIRST_STEPS:])
+    if median(early) <= WORSE * start or sum(value > start for value in early) < NEARLY_ALL * len(early):
         return None
-    if sum(value > start for value in later) < NEARLY_ALL * len(later):
+    if now <= BETTER * start:
         return None
     best = min(value for _, value in losses)
-    return Rise(losses[0][0], losses[-1][0], start, best, 0.0, median(later[-FIRST_STEPS:]), len(later))
+    return Rise(losses[0][0], losses[-1][0], start, best, 0.0, now, len(losses) - FIRST_STEPS // 2)
 
 
 def _of_size(window: Window, rise: Rise, share: float, largest: float) -> Finding:
