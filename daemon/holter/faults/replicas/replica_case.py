@@ -127,9 +127,9 @@ class Case:
             wanted += [(self.settings.tensor_class, past, self.settings) for past in self.past_of_settings]
         found = [asked for part in wanted if (asked := self._request(*part))]
         yield from found
-        for past in () if found or not self.weights else self.past_of_weights:
-            asked = self._request(self.weights.tensor_class, past, self.weights)
-            yield from [asked] if asked else []
+        if not found and self.weights:
+            past = (self._request(self.weights.tensor_class, step, self.weights) for step in self.past_of_weights)
+            yield from (asked for asked in past if asked)
 
     def _request(self, tensor_class: str, step: int, parting: Parting) -> TableRequest | None:
         return request(self.window, tensor_class, step, parting.asked(self.max_ranks_asked, self.ranks_per_group))
