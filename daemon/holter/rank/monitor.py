@@ -28,6 +28,7 @@ from holter.rank.readings.inspection import InspectionProbe
 from holter.rank.readings.memory import MemoryProbe
 from holter.rank.readings.modes import ModeProbe
 from holter.rank.readings.nan_origin import BatchBlameProbe
+from holter.rank.readings.routing import RoutingProbe
 from holter.rank.readings.vitals import VitalsProbe
 from holter.rank.readings.warming import KernelWarmUp
 from holter.rank.undo.past_steps import PastSteps
@@ -85,6 +86,7 @@ class Monitor:
             on_return=self._on_return,
         )
         self._modes = ModeProbe(self.context)
+        self._routing = RoutingProbe(self.context)
         self._clips = ClipProbe(self.context)
         self._components = ComponentProbe(self.context, self._calls)
         self._replication = ReplicationProbe(self.context, self._comparison.reduced_by_hand)
@@ -199,10 +201,12 @@ class Monitor:
         if self.context.log.micro_step == 0 and attempt(self._comparison.is_due):
             attempt(self._comparison.buffers, model)
         attempt(self._inspection.begin, module)
+        attempt(self._routing.begin, module)
 
     def _on_return(self, module: torch.nn.Module, output: object) -> None:
         self.context.guard.attempt(self._regions.end, module, output)
         self.context.guard.attempt(self._modes.see, module, output)
+        self.context.guard.attempt(self._routing.returned, module)
         self._inspection.failed()
 
     def _on_backward(self) -> None:
@@ -227,6 +231,7 @@ class Monitor:
         attempt = self.context.guard.attempt
         attempt(self._gradients.unfollow_order)
         attempt(self._inspection.end)
+        attempt(self._routing.end)
         if attempt(self._comparison.is_due):
             attempt(self._comparison.reduced_gradients)
 

@@ -504,6 +504,47 @@ class Hoard(msgspec.Struct, frozen=True, tag="hoard", kw_only=True):
     num_steps: int
 
 
+class Routing(msgspec.Struct, frozen=True, tag="routing", kw_only=True):
+    """Where one router of a mixture of experts sent the tokens of one forward pass; told now and then, in large jobs by some ranks."""
+
+    module: str
+    """That holds the router and the experts."""
+    num_experts: int
+    top_k: int
+    """Experts that each token is sent to."""
+    num_tokens: int
+    counts: list[int]
+    """Tokens that the router sent to each expert."""
+    received: list[int] = []
+    """Tokens, rows that are not all zero, that this rank's experts were given; empty where they are not modules of their own."""
+    term: str = ""
+    """A scalar of the module that calls itself a balancing or other auxiliary loss, and could carry a gradient; empty: none."""
+    is_term_learning: bool = False
+    """The backward pass brought a gradient to it."""
+
+
+class ScaleGroup(msgspec.Struct, frozen=True, array_like=True):
+    """Parameters whose gradients are summed over the same ranks and divided by the same number."""
+
+    names: Named
+    divisor: float
+    """What the sum over ranks is divided by."""
+    num_losses: int
+    """Ranks whose losses have a part in these gradients."""
+    how: str
+    """How that is known, for a person."""
+    axes: list[int] = []
+    """Sizes of the axes that the gradients are reduced over."""
+
+
+class GradientScales(msgspec.Struct, frozen=True, tag="gradient_scales", kw_only=True):
+    """By how much the gradients of a model's parameters are divided; told once the first steps are done, by the lowest rank that holds them."""
+
+    groups: list[ScaleGroup]
+    is_scale_free: bool
+    """No clipping was seen and every optimizer divides the gradient by its own size, as Adam does: a constant factor changes nothing."""
+
+
 class ScriptWarning(msgspec.Struct, frozen=True, tag="warned", kw_only=True):
     """A warning that Python or torch showed the script, of the few kinds that matter here. Journals call it `warned`."""
 

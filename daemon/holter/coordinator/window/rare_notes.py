@@ -1,6 +1,7 @@
 """What ranks say rarely (`Rare`), kept as it was said, a bounded number of each kind. Pure.
 
-    Vitals, Inspection, Skipped, Swapped, Modes, Hoard, Device   the newest
+    Vitals, Inspection, Skipped, Swapped, Modes, Hoard,
+    Routing, GradientScales, Device                       the newest
     ScriptWarning                                         of each text the first few ranks that were shown it
     Feed                                                  of each rank and loader: the first beginning, the latest one, the latest two ends
 
@@ -11,7 +12,20 @@ import heapq
 from collections.abc import Iterator
 
 from holter.faults.window import Note
-from holter.records import Device, Feed, Hoard, Inspection, Modes, Rare, ScriptWarning, Skipped, Swapped, Vitals
+from holter.records import (
+    Device,
+    Feed,
+    GradientScales,
+    Hoard,
+    Inspection,
+    Modes,
+    Rare,
+    Routing,
+    ScriptWarning,
+    Skipped,
+    Swapped,
+    Vitals,
+)
 
 NEWEST: dict[type[Rare], int] = {
     Vitals: 2048,
@@ -20,6 +34,8 @@ NEWEST: dict[type[Rare], int] = {
     Swapped: 256,
     Modes: 1024,
     Hoard: 256,
+    Routing: 4096,
+    GradientScales: 64,
     Device: 4096,
 }
 """How many of a kind are kept."""
