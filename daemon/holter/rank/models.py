@@ -297,7 +297,7 @@ class _Layout:
         meshes = list({id(p.device_mesh): p.device_mesh for p in placed}.values())
         root = model.root
         flat = mesh.of_flat(root) if root is not None and _has_flat(root) else {}
-        groups = list(_fsdp_groups(root)) if meshes else []
+        groups = list(fsdp_groups(root)) if meshes else []
         layout = _Layout(meshes, {name for one in groups for name in mesh.axis_names(one.mesh_info.mesh)}, flat)
         layout.policies = {
             id(held.sharded_param): word for one in groups if (word := _policy(one)) for held in one.fsdp_params
@@ -345,7 +345,7 @@ def _has_flat(root: torch.nn.Module) -> bool:
     return any(type(part).__name__ == FLAT for part in torch.nn.Module.modules(root))
 
 
-def _fsdp_groups(root: torch.nn.Module | None) -> Iterator[Any]:
+def fsdp_groups(root: torch.nn.Module | None) -> Iterator[Any]:
     """What `fully_shard` gathers and reduces together."""
     for module in torch.nn.Module.modules(root) if root is not None else ():
         if mesh.is_fully_sharded(module):

@@ -23,6 +23,7 @@ from holter.rank.hooks.step import StepProbe, StepReaders
 from holter.rank.models import Models, wrapped
 from holter.rank.publish.budget import Schedule
 from holter.rank.readings.comparison import ComparisonProbe
+from holter.rank.readings.gradient_scales import GradientScaleProbe
 from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.inspection import InspectionProbe
 from holter.rank.readings.memory import MemoryProbe
@@ -95,7 +96,10 @@ class Monitor:
         self._batches = BatchBlameProbe(self.context)
         self._finite = FiniteGuard(self.context, guard_wait_s)
         self._kernels = KernelWarmUp(self.context)
-        readers = StepReaders(self._gradients, self._comparison, self._batches, self._vitals, self._modes, self._finite)
+        self._scales = GradientScaleProbe(self.context)
+        readers = StepReaders(
+            self._gradients, self._comparison, self._batches, self._vitals, self._modes, self._finite, self._scales
+        )
         self.steps = StepProbe(self.context, readers, self._find_models)
         if snapshot_every:
             from holter.rank.undo.snapshots import Snapshots  # noqa: PLC0415  imports what most scripts do not
@@ -127,6 +131,7 @@ class Monitor:
             probe.install()
         for each in (
             self._replication,
+            self._scales,
             self._receives,
             self._regions,
             self._clips,
@@ -232,6 +237,7 @@ class Monitor:
         attempt(self._gradients.unfollow_order)
         attempt(self._inspection.end)
         attempt(self._routing.end)
+        attempt(self._scales.backward_ended)
         if attempt(self._comparison.is_due):
             attempt(self._comparison.reduced_gradients)
 

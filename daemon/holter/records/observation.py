@@ -295,7 +295,9 @@ class Link(msgspec.Struct, frozen=True, tag="link", kw_only=True):
     """`closed`: by the other side, whose process ended. `silent`: nothing comes any more, and nobody closed it."""
 
 
-Rare = Vitals | Inspection | Feed | Skipped | Swapped | Modes | Hoard | Routing | GradientScales | ScriptWarning | Device
+Rare = (
+    Vitals | Inspection | Feed | Skipped | Swapped | Modes | Hoard | Routing | GradientScales | ScriptWarning | Device
+)
 """Records that a window keeps unchanged, up to a limit of each kind."""
 Own = Unavailable | Judged | Unexamined | Link | HaltAsked | HaltAnswered | Ordered | Seated
 """What the coordinator records about itself."""

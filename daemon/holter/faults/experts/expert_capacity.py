@@ -91,7 +91,9 @@ def _loss(look: Look, world_size: int) -> _Loss | None:
     num_full = sum(count >= (1 - SLACK) * full for one in told.values() for count in one.received)
     # Without knowing which expert lies where: several that are equally full have a capacity.
     is_capped = num_full > 1 or max(look.counts) > full
-    return _Loss(look.step, dict.fromkeys(told, 1 - received / max(sent, 1)), sent, received, full) if is_capped else None
+    return (
+        _Loss(look.step, dict.fromkeys(told, 1 - received / max(sent, 1)), sent, received, full) if is_capped else None
+    )
 
 
 def _own_loss(told: Routing) -> float | None:

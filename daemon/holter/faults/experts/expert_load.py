@@ -82,7 +82,14 @@ def _first(looks: list[Look], limit: float) -> Look:
 
 
 def _finding(  # noqa: PLR0913, PLR0917 - what was found, all of it
-    window: Window, module: str, first: Look, recent: list[Look], totals: list[int], shares: list[float], *, is_grave: bool
+    window: Window,
+    module: str,
+    first: Look,
+    recent: list[Look],
+    totals: list[int],
+    shares: list[float],
+    *,
+    is_grave: bool,
 ) -> Finding:
     size, top_k = len(totals), recent[-1].top_k
     idle = sum(not total for total in totals)

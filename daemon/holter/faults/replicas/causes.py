@@ -12,6 +12,8 @@ from holter.faults.family import (
     Stage,
 )
 from holter.faults.replicas.buffer_divergence import BufferDivergence
+from holter.faults.replicas.gradient_scale import GradientScale
+from holter.faults.replicas.rank_shares import RankShares
 from holter.faults.replicas.replica_divergence import ReplicaDivergence
 from holter.faults.replicas.shard_clipping import ShardClipping
 from holter.faults.replicas.shard_history import ShardHistory
@@ -431,20 +433,78 @@ DTYPE_MISMATCH_ACROSS_RANKS = CauseEntry(
     ),
 )  # fmt: skip
 
+GRADIENT_SCALE_MISMATCH = CauseEntry(
+    cause="gradient_scale_mismatch",
+    happened="The gradients of some parameters, or of some rank, are a multiple of what another axis or number of micro-batches implies.",
+    mechanism=(
+        "Each axis of a mesh sums gradients or averages them, and somebody must divide once by the number of losses. Experts that receive the tokens of all ranks hold the sum of all "
+        "losses, while their wrapper divides by the few ranks of its own mesh; a divide factor is set on one module, or for one axis; a gradient that is whole already is summed "
+        "again; one rank sums its loss or has fewer micro-batches where the others average over more."
+    ),
+    would_refute="Losses over divisor are the same for all parameters and ranks.",
+    refuting_fact="is_scale_one",
+    is_refuted_by=True,
+    rows=(
+        Row("gradient_scale", 0.93, "observation", seen=("is_scale_apart",), absent=("is_scale_one",)),
+        Row("rank_shares", 0.90, "observation", seen=("is_count_apart",), absent=("is_scale_one",)),
+        Row("rank_shares", 0.80, "documented", seen=("is_loss_apart", "is_factor_steady"), absent=("is_scale_one",)),
+        Row("rank_shares", 0.45, "inference", seen=("is_loss_apart",), missing="whether the loss of the named rank is reduced and divided as on the others"),
+    ),
+    fix=Fix(
+        do=(
+            "Divide once, and everywhere by the same number: give the experts' wrapper the whole number of data-parallel ranks (`set_gradient_divide_factor`), or divide their gradients by hand; remove "
+            "a second sum; use one reduction of the loss and one number of micro-batches on all ranks."
+        ),
+        changes="The effective learning rate of the named parameters, by the factor that is named; the total norm, and so how often it is clipped.",
+        does_not_fix="What the larger steps have done until now; with Adam that is little, unless it was clipped.",
+        expect="The gradient norm of the named parameters is that of a run on one rank with the same global batch.",
+        verify="One step on one rank and on all ranks with the same samples: gradients of every parameter agree up to rounding.",
+        otherwise="If the scale is meant (a rate of its own for these parameters), say so in the optimizer's groups, where it can be seen.",
+    ),
+)  # fmt: skip
+
+OUTLYING_RANK_LOSS = CauseEntry(
+    cause="outlying_rank_loss",
+    happened="One rank's loss is in another world than that of its peers.",
+    mechanism=(
+        "Ranks of one job see different samples of the same data with the same weights, so that their losses are alike. A rank whose loss is many times the others' at every step has other labels, "
+        "inputs that are off, another loss function, or weights that are not the others'."
+    ),
+    would_refute="The losses of the ranks come together by themselves.",
+    refuting_fact="is_scale_one",
+    is_refuted_by=True,
+    rows=(
+        Row("rank_shares", 0.85, "documented", seen=("is_loss_apart",), absent=("is_factor_steady",)),
+        Row("rank_shares", 0.40, "inference", seen=("is_loss_apart",), missing="batch, labels and weights of the named rank beside those of another"),
+    ),
+    fix=Fix(
+        do="On the named rank print one batch (smallest, largest, mean; labels), the loss's reduction and a checksum of the weights, beside those of another rank; mend what differs and resume from a checkpoint older than the first step.",
+        changes="What the named rank contributes to the gradient.",
+        does_not_fix="What its part has done to the weights that all share.",
+        expect="Losses of all ranks within a factor of a few of each other.",
+        verify="Feed the named rank the batch of another: its loss is the same.",
+        otherwise="If batch, loss and weights agree, look at what the model keeps for itself on that rank: buffers, caches, its dtype, its mode.",
+    ),
+)  # fmt: skip
+
 FAMILY = Family(
     detectors=(
+        DetectorEntry(GradientScale(), Stage.MODEL_BUILT, incident_per="run"),
         DetectorEntry(StructureMismatch(), Stage.MODEL_BUILT, incident_per="run"),
         DetectorEntry(BufferDivergence(), Stage.WEIGHTS_BEFORE),
         DetectorEntry(ShardClipping(), Stage.REDUCED, tried_on="made-up windows"),
         DetectorEntry(ReplicaDivergence(), Stage.UNKNOWN, incident_per="run"),
         DetectorEntry(ShardHistory(), Stage.WEIGHTS_BEFORE, incident_per="run"),
+        DetectorEntry(RankShares(), Stage.BACKWARD),
     ),
     causes=(
         UNSYNCED_INITIALISATION, GRADIENT_SYNC_BYPASSED, UNREDUCED_PARAMETERS, UNEVEN_CLIPPING, CLIP_ON_LOCAL_SHARD,
         OPTIMIZER_STATE_MISMATCH, CORRUPTED_COLLECTIVE, NONDETERMINISTIC_DRIFT, SILENT_DATA_CORRUPTION, BUFFER_DIVERGENCE,
-        MODEL_STRUCTURE_MISMATCH, DTYPE_MISMATCH_ACROSS_RANKS,
+        MODEL_STRUCTURE_MISMATCH, DTYPE_MISMATCH_ACROSS_RANKS, GRADIENT_SCALE_MISMATCH, OUTLYING_RANK_LOSS,
     ),
     brings_about=(
+        # Weights, inputs or numbers that are wrong on one rank show in its loss.
+        *(Consequence(leader, ("rank_shares",), whenever=True) for leader in ("structure_mismatch", "replica_divergence", "buffer_divergence", "shard_history")),
         # Another model on some rank: everything downstream is its doing, and ranks that do not call the same wait for each other until somebody gives up.
         Consequence("structure_mismatch", ("replica_divergence", "frozen_divergence", "frozen_movement", "buffer_divergence", "compute_dtype", "dtype_drift", "collective_mismatch"), ("weights", "curves"), whenever=True),
         Consequence("structure_mismatch", ("stalled_rank",), unless_follower_is=NOT_BY_A_SCRIPT, whenever=True),

@@ -35,6 +35,7 @@ from holter.rank.models import held_by
 from holter.rank.publish.budget import SMALL_ELEMENTS
 from holter.rank.publish.step_log import StepReporter, StepTimes, tell_completed_before
 from holter.rank.readings.comparison import ComparisonProbe
+from holter.rank.readings.gradient_scales import GradientScaleProbe
 from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.modes import ModeProbe
 from holter.rank.readings.nan_origin import BatchBlameProbe
@@ -59,6 +60,7 @@ class StepReaders(NamedTuple):
     vitals: VitalsProbe
     modes: ModeProbe
     finite: FiniteGuard
+    scales: GradientScaleProbe
 
 
 class StepProbe:
@@ -68,7 +70,9 @@ class StepProbe:
         self._context = context
         self._attempt = context.guard.attempt
         self._find_models = find_models
-        self._gradients, self._comparison, self._batches, self._vitals, self._modes, self._finite = readers
+        self._gradients, self._comparison, self._batches, self._vitals, self._modes, self._finite, self._scales = (
+            readers
+        )
         self._shards = Shards(context)
         self._known: list[weakref.ref[torch.optim.Optimizer]] = []
         """In order of their first step."""
@@ -425,6 +429,7 @@ class StepProbe:
         self._attempt(self._comparison.hyperparameters, together)
         self._attempt(self._modes.settle, together)
         self._attempt(self._vitals.glance, together)
+        self._attempt(self._scales.before_step, together)
         if not is_check and not plan.is_after_check(step):
             return
         if self._attempt(self._comparison.is_possible):

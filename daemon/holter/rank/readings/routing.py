@@ -115,7 +115,9 @@ class RoutingProbe:
         seen, self._seen, self._root = self._seen, [], None
         self._remove()
         self._settle()
-        known = [one for one in seen if one.counts is not None or any(isinstance(r, torch.Tensor) for r in one.received)]
+        known = [
+            one for one in seen if one.counts is not None or any(isinstance(r, torch.Tensor) for r in one.received)
+        ]
         if not known:
             return
         with torch.no_grad():
@@ -218,10 +220,9 @@ def _note_routes(seen: _Seen, output: Any) -> None:
     found = [part for part in (output if isinstance(output, (tuple, list)) else (output,)) if _is_plain(part)]
     with torch.no_grad():
         for part in found:
-            if _is_whole(part) and part.dim() > 1 and (not seen.num_experts or part.shape[-1] <= seen.num_experts):
-                if seen.num_experts:
-                    _add(seen, part.reshape(-1), part.numel() // part.shape[-1], part.shape[-1])
-                    return
+            if _is_whole(part) and part.dim() > 1 and part.shape[-1] <= seen.num_experts:
+                _add(seen, part.reshape(-1), part.numel() // part.shape[-1], part.shape[-1])
+                return
         for part in found:
             is_routing = part.dim() > 1 and part.is_floating_point() and part.shape[-1] > 1
             if is_routing and part.shape[-1] == (seen.num_experts or part.shape[-1]):
@@ -265,7 +266,12 @@ def _follow_term(seen: _Seen) -> None:
     holder, router = seen.site.holder(), seen.site.router() if seen.site.router is not None else None
     for owner in (holder, router):
         for name, value in vars(owner).items() if owner is not None else ():
-            if isinstance(value, torch.Tensor) and value.numel() == 1 and value.grad_fn is not None and TERM.search(name):
+            if (
+                isinstance(value, torch.Tensor)
+                and value.numel() == 1
+                and value.grad_fn is not None
+                and TERM.search(name)
+            ):
                 seen.term = name
                 value.register_hook(seen.note_gradient)
                 return

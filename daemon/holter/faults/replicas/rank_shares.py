@@ -1,0 +1,132 @@
+"""Rank shares: ranks whose losses are joined into one gradient put in parts of very different weight.
+
+What it detects
+    One rank whose loss is twenty times the others' or more, or a twentieth, at twelve steps in a row, always the same rank, while the others are not yet
+    near zero. And ranks that make their steps of different numbers of micro-batches, each always of its own number, at twelve steps in a row.
+
+Why it matters
+    Gradients are averaged over ranks: the one that sums its loss where the others average it, or lives in another world (other labels, garbage inputs,
+    weights that are not the others'), drowns them. Ranks with half the micro-batches count each sample twice.
+
+False positives
+    Losses of ranks differ by a factor of a few where data differ, and by more when they come near zero: then nothing is said. Numbers of micro-batches
+    that change from step to step, as with batches of equal tokens, are silent; so are a pipeline's stages, of which one has a loss.
+
+What to do
+    Print reduction, labels and the divisor of the loss on the named rank (`holter explain gradient_scale_mismatch`, `outlying_rank_loss`).
+"""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.shared.thresholds import check_thresholds, threshold
+from holter.faults.window import Spread, Window
+from holter.records import Evidence, Finding
+
+SHOWN = 3
+TWO = 2
+"""Of two ranks nobody is in the minority: the higher loss is the odd one."""
+CONVERGED = 0.02
+"""A loss under this share of its first is near zero, where ratios mean nothing."""
+STEADY = 1.5
+"""A factor whose largest is less than this times its smallest is one factor: a sum against a mean, not another world."""
+
+
+@dataclass(frozen=True)
+class RankShares:
+    """Judges the ranks' parts in one gradient."""
+
+    name: ClassVar[str] = "rank_shares"
+
+    ratio: float = threshold(20.0, above=1)
+    """Between one rank's loss and the nearest that can be known of the others'."""
+    min_steps: int = threshold(12, at_least=3)
+    """Steps in a row."""
+
+    def __post_init__(self) -> None:
+        check_thresholds(self)
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most two findings."""
+        losses = [(step, loss) for step, loss in window.values("loss") if loss.num > 1]
+        run = self._apart(losses)
+        if run:
+            yield _loss_finding(run)
+        counts = [(step, count) for step, count in window.values("micro_steps") if count.num > 1][-self.min_steps :]
+        kept = {(count.low, count.high, count.low_rank, count.high_rank) for _, count in counts}
+        # A stage of a pipeline counts its passes in its own way, and has no loss.
+        is_joined = bool(losses) and losses[-1][1].num == counts[-1][1].num if counts else False
+        if len(counts) >= self.min_steps and len(kept) == 1 and 0 < counts[0][1].low < counts[0][1].high and is_joined:
+            yield _count_finding(counts)
+
+    def _apart(self, losses: Sequence[tuple[int, Spread]]) -> list[tuple[int, Spread, int, float]]:
+        """The steps in a row, until now, at which one rank's loss was far from the others'."""
+        first = next((loss.low for _, loss in losses if loss.low > 0), 0.0)
+        run: list[tuple[int, Spread, int, float]] = []
+        for step, loss in reversed(losses):
+            if loss.num_nonfinite or loss.low <= 0 or loss.high < self.ratio * loss.low:
+                break
+            rest = (loss.mean * loss.num - loss.high) / (loss.num - 1)
+            is_high = loss.num == TWO or loss.high >= self.ratio * rest
+            rank = loss.high_rank if is_high else loss.low_rank
+            near_zero = loss.low < CONVERGED * first and is_high
+            if near_zero or (run and run[0][2] != rank):
+                break
+            run.insert(0, (step, loss, rank, loss.high / (rest if is_high else loss.low)))
+        return run if len(run) >= self.min_steps else []
+
+
+def _loss_finding(run: list[tuple[int, Spread, int, float]]) -> Finding:
+    rank, factors = run[0][2], [factor for *_, factor in run]
+    middle, last = statistics.median(factors), run[-1]
+    is_steady = max(factors) < STEADY * STEADY * min(factors)
+    return Finding(
+        detector=RankShares.name,
+        severity="warning",
+        first_step=run[0][0],
+        detected_step=last[0],
+        ranks=(rank,),
+        summary=f"The loss of rank {rank} has been {middle:.3g} times away from the others' since step {run[0][0]}: {last[1].high:.4g} on rank {last[1].high_rank}, {last[1].low:.4g} on rank {last[1].low_rank}.",
+        facts={
+            "is_factor_steady": is_steady,
+            "is_loss_apart": True,
+            "is_count_apart": False,
+            "is_scale_one": False,
+            "series": ["loss"],
+        },
+        evidence=tuple(
+            Evidence(
+                kind="loss",
+                summary=f"step {step}: {loss.low:.4g} on rank {loss.low_rank}, {loss.high:.4g} on rank {loss.high_rank}, {loss.mean:.4g} on average",
+                values={"step": step, "low": loss.low, "high": loss.high, "factor": factor},
+            )
+            for step, loss, _, factor in (run[:1] + run[-SHOWN + 1 :])
+        ),
+    )
+
+
+def _count_finding(counts: list[tuple[int, Spread]]) -> Finding:
+    step, count = counts[-1]
+    middle = (count.low + count.high) / 2
+    # Of more than two ranks the one that is alone; of two nobody can say.
+    ranks = (count.low_rank,) if count.mean > middle else (count.high_rank,)
+    if count.num == TWO:
+        ranks = (count.low_rank, count.high_rank)
+    return Finding(
+        detector=RankShares.name,
+        severity="warning",
+        first_step=counts[0][0],
+        detected_step=step,
+        ranks=tuple(sorted(ranks)),
+        summary=f"Ranks make their steps of different numbers of micro-batches: {count.low:.0f} on rank {count.low_rank}, {count.high:.0f} on rank {count.high_rank}.",
+        facts={"is_factor_steady": True, "is_loss_apart": False, "is_count_apart": True, "is_scale_one": False},
+        evidence=(
+            Evidence(
+                kind="micro_batches",
+                summary=f"at {len(counts)} steps in a row: {count.low:.0f} backward passes on rank {count.low_rank}, {count.high:.0f} on rank {count.high_rank}",
+                values={"low": count.low, "high": count.high},
+            ),
+        ),
+    )

@@ -1,0 +1,95 @@
+"""One scale for all parameters of a model, and one weight for all ranks."""
+
+import pytest
+from tests.made_up import made_window
+
+from holter.diagnosis import rank_causes
+from holter.faults.replicas.gradient_scale import GradientScale
+from holter.faults.replicas.rank_shares import RankShares
+from holter.faults.window import Note, Spread, StepNumbers
+from holter.records import Finding, GradientScales, Named, ScaleGroup
+
+DENSE = ScaleGroup(Named(3, ["a", "b", "c"]), 4.0, 4, "fully_shard", [4])
+
+
+def scales(*groups: ScaleGroup, is_free: bool = False) -> list[Finding]:
+    told = GradientScales(groups=list(groups), is_scale_free=is_free)
+    return list(GradientScale().judge(made_window(notes=(Note(0, 3, 0, told),))))
+
+
+def experts(divisor: float, how: str = "fully_shard") -> ScaleGroup:
+    return ScaleGroup(Named(1, ["moe.experts.w1"]), divisor, 4, how)
+
+
+def test_experts_that_are_divided_by_fewer_ranks_than_have_losses_in_them_are_found_and_explained():
+    (finding,) = scales(DENSE, experts(2.0))
+    assert ("warning", ("moe.experts.w1",)) == (finding.severity, finding.tensors)
+    assert 2.0 == finding.evidence[0].values["scale"]
+    assert ["gradient_scale_mismatch"] == [cause.cause for cause in rank_causes(finding)]
+
+
+def test_what_adam_takes_back_is_information_if_it_was_only_measured():
+    assert ["info"] == [one.severity for one in scales(DENSE, experts(1.0, "experts: measured"), is_free=True)]
+    assert ["warning"] == [one.severity for one in scales(DENSE, experts(1.0, "experts: measured"))]
+
+
+def test_a_mean_over_one_axis_and_a_sum_over_another_is_found():
+    (finding,) = scales(ScaleGroup(Named(2, ["a", "b"]), 2.0, 8, "fully_shard", [4, 2]))
+    assert "4 times the mean over all ranks" in finding.summary
+
+
+@pytest.mark.parametrize("divisor", [8.0, 1.0, 3.0], ids=["mean", "sum", "own_factor"])
+def test_one_scale_for_all_is_silent(divisor):
+    assert [] == scales(*[ScaleGroup(Named(1, [name]), divisor, 8, "fully_shard", [4, 2]) for name in "ab"])
+
+
+def numbers(name: str, values, num_ranks: int = 2) -> list[Finding]:
+    """The first rank has the usual value, the last the odd one."""
+    series = tuple(
+        StepNumbers(
+            step,
+            step,
+            {
+                "loss": Spread(1, 1, 1, 0, 0, num_ranks),
+                name: Spread(
+                    (usual * (num_ranks - 1) + odd) / num_ranks,
+                    min(usual, odd),
+                    max(usual, odd),
+                    0 if usual < odd else num_ranks - 1,
+                    num_ranks - 1 if usual < odd else 0,
+                    num_ranks,
+                ),
+            },
+        )
+        for step, (usual, odd) in enumerate(values)
+    )
+    return list(RankShares().judge(made_window(world_size=num_ranks, series=series)))
+
+
+def test_a_rank_that_sums_its_loss_is_found_with_its_factor():
+    (finding,) = numbers("loss", [(2.5 - step / 50, 80 - step) for step in range(20)], num_ranks=4)
+    assert ((3,), 0) == (finding.ranks, finding.first_step)
+    assert ["gradient_scale_mismatch"] == [cause.cause for cause in rank_causes(finding)][:1]
+
+
+def test_a_rank_in_another_world_is_found_as_such():
+    (finding,) = numbers("loss", [(2.5, 2.5)] * 5 + [(2.5, 113_426.0 / (1 + step % 5)) for step in range(15)])
+    assert ((1,), 5) == (finding.ranks, finding.first_step)
+    assert "outlying_rank_loss" == rank_causes(finding)[0].cause
+
+
+@pytest.mark.parametrize(
+    "values",
+    [[(2.5, 9.0)] * 20, [(2.5, 2.5)] * 5 + [(0.001, 0.04)] * 20, [(2.5, 100.0)] * 8, [(0.1, 3.0), (3.0, 0.1)] * 10],
+    ids=["harder_data", "near_zero", "a_spike", "in_turns"],
+)
+def test_losses_that_differ_as_losses_do_are_silent(values):
+    assert [] == numbers("loss", values)
+
+
+def test_ranks_with_other_numbers_of_micro_batches_are_found_unless_they_change():
+    (finding,) = numbers("micro_steps", [(4, 2)] * 15, num_ranks=4)
+    assert (3,) == finding.ranks
+    assert ["gradient_scale_mismatch"] == [cause.cause for cause in rank_causes(finding)][:1]
+    assert [] == numbers("micro_steps", [(4, 4)] * 15)
+    assert [] == numbers("micro_steps", [(4, 2), (4, 3)] * 8)
