@@ -27,7 +27,9 @@ def test_a_folder_has_two_dozen_files_at_most():
 
 def test_every_family_of_faults_has_a_real_job_in_make_test():
     families = {type(detector).__module__.split(".")[2] for detector in faults.ALL}
-    assert families - NEVER_IN_A_JOB == {case.family for case in (*corpus.CASES, *hangs.CASES) if case.family}
+    assert families - NEVER_IN_A_JOB == {
+        case.family for case in (*corpus.CASES, *corpus.COMPOSED_CASES, *hangs.CASES) if case.family
+    }
 
 
 def test_the_numbers_are_counted_right(tmp_path):

@@ -124,6 +124,31 @@ MESH_CASES = (
     mesh("3", "frozen_garbage", "frozen_component_uninitialised", script="zero_runs", ranks=(1,), tensors=("frozen.weight",)),
 )  # fmt: skip
 """Silent faults of sharded jobs, on two ranks or four."""
+
+
+def composed(kind: str, cause: str, **expected: Any) -> Case:
+    """A fault of composed parallelism."""
+    return case(0, "composed_runs", cause, arguments=(kind,), **expected)
+
+
+SECOND_LAYER = [
+    f"layers.1.{name}" for name in ("norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias")
+]
+COMPOSED_CASES = (
+    composed("collapse", "expert_collapse", step=2, modules=("layers.0",), says=("expert 2",), family="experts"),
+    composed("overflow", "expert_overflow", step=2, late_by=12, ranks=BOTH, modules=("layers.0",)),
+    composed("idle_term", "auxiliary_loss_inactive", step=2, modules=("layers.0",), says=("aux_loss",)),
+    composed("doubled_experts", "gradient_scale_mismatch", tensors=[f"layers.0.expert.{n}.{kind}" for n in (0, 2) for kind in ("weight", "bias")]),
+    composed("expert_mesh", "gradient_scale_mismatch", tensors=[f"layers.0.expert.{n}.{kind}" for n in (0, 2) for kind in ("weight", "bias")], ranks_run=4),
+    composed("one_divisor", "gradient_scale_mismatch", tensors=SECOND_LAYER),
+    composed("axis_divisor", "gradient_scale_mismatch", says=("2 x 2",), ranks_run=4),
+    composed("summed_twice", "gradient_scale_mismatch", tensors=[f"layers.{n}.norm.{kind}" for n in (0, 1) for kind in ("weight", "bias")]),
+    composed("micro_batches", "gradient_scale_mismatch", late_by=2, ranks=BOTH),
+    composed("summed_loss", "gradient_scale_mismatch", ranks=(1,)),
+    composed("other_world", "corrupt_labels_or_range", ranks=(1,)),
+    composed("drifting_norm", "silent_data_corruption", step=13, ranks=(1,), tensors=("layers.0.norm.weight",), env=EVERY_STEP),
+)  # fmt: skip
+"""Re-created from public reports and from what they describe: mixtures of experts, scales of gradients, ranks in other worlds."""
 RECIPES = {
     "fsdp2": 2, "hsdp": 4, "tp": 2, "sequence": 2, "loss_parallel": 2, "tp_fsdp2": 4, "sequence_fsdp2": 4, "pipeline": 2, "pipeline_1f1b": 2,
     "experts": 2, "checkpointing": 2, "fsdp1": 2, "hybrid1": 4, "zero1": 2, "zero2": 2, "zero3": 2,

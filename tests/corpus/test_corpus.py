@@ -6,6 +6,7 @@ import pytest
 
 from corpus import (
     CASES,
+    COMPOSED_CASES,
     MESH_CASES,
     RECIPES,
     RECIPES_IN_MAKE_TEST,
@@ -25,11 +26,11 @@ pytestmark = pytest.mark.job
 RELEASE = pytest.mark.release
 FAULTS = [
     pytest.param(case, fault(case), id=case.name, marks=() if case.family else RELEASE)
-    for case in (*CASES, *MESH_CASES)
+    for case in (*CASES, *MESH_CASES, *COMPOSED_CASES)
 ]
 HEALTHY = [
     *(pytest.param(silent(name), id=name, marks=() if name in SILENT_IN_MAKE_TEST else RELEASE) for name in SILENT),
-    *(pytest.param(twin(case), id=case.name, marks=RELEASE) for case in (*CASES, *MESH_CASES)),
+    *(pytest.param(twin(case), id=case.name, marks=RELEASE) for case in (*CASES, *MESH_CASES, *COMPOSED_CASES)),
     *(
         pytest.param(recipe(name, ranks), id=f"recipe-{name}", marks=() if name in RECIPES_IN_MAKE_TEST else RELEASE)
         for name, ranks in RECIPES.items()

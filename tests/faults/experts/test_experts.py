@@ -90,7 +90,7 @@ def test_experts_of_other_ranks_are_counted_with_all_that_was_sent():
     assert (32, 14) == (finding.evidence[0].values["sent"], finding.evidence[0].values["received"])
 
 
-def term(is_learning: bool, num_looks: int = 8, term: str = "aux_loss") -> list[Finding]:
+def term(*, is_learning: bool, num_looks: int = 8, term: str = "aux_loss") -> list[Finding]:
     notes = [told([4, 4], step, term=term, is_term_learning=is_learning) for step in STEPS[:num_looks]]
     return judged(BalanceTerm(), notes)
 

@@ -75,7 +75,7 @@ def test_a_rank_that_sums_its_loss_is_found_with_its_factor():
 def test_a_rank_in_another_world_is_found_as_such():
     (finding,) = numbers("loss", [(2.5, 2.5)] * 5 + [(2.5, 113_426.0 / (1 + step % 5)) for step in range(15)])
     assert ((1,), 5) == (finding.ranks, finding.first_step)
-    assert "outlying_rank_loss" == rank_causes(finding)[0].cause
+    assert "corrupt_labels_or_range" == rank_causes(finding)[0].cause
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,7 @@ CORRUPT_LABELS_OR_RANGE = CauseEntry(
     is_refuted_by=True,
     damage=Damage("with the step", "suspect", "weights learn from labels or inputs that are out of range"),
     rows=(
+        Row("rank_shares", 0.80, "documented", seen=("is_loss_apart",), absent=("is_factor_steady",)),
         Row("batch_values", 0.93, "observation", seen=("is_out_of_range",), absent=("is_on_all_ranks",)),
         Row("batch_values", 0.85, "documented", seen=("is_out_of_range", "is_on_all_ranks")),
         Row("batch_values", 0.90, "observation", seen=("is_constant",), absent=("is_on_all_ranks",)),

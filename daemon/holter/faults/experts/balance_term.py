@@ -1,15 +1,16 @@
 """Balance term: a mixture of experts computes a balancing loss that no backward pass reaches.
 
 What it detects
-    A scalar that a mixture of experts keeps under a name such as `aux_loss` or `balance_loss`, which hangs on the graph, and to which the backward pass of
-    the same step brought no gradient, at eight looks in a row and never in between.
+    A scalar that a mixture of experts keeps under a name such as `aux_loss` or `balance_loss`, which hangs on the graph, and to
+    which the backward pass of the same step brought no gradient, at eight looks in a row and never in between.
 
 Why it matters
     The term was written to keep experts in use. Detached, or never added to the loss, it is shown on a chart and balances nothing.
 
 False positives
-    A term that is detached where it is kept (for a chart alone) is not looked at. One that is added with a weight of zero gets a gradient, of zero, and is
-    silent. A model that keeps such a term and is balanced in another way would be reported: detach it there.
+    A term that is detached where it is kept (for a chart alone) is not looked at. One that is added with a weight of zero gets a
+    gradient, of zero, and is silent. A model that keeps such a term and is balanced in another way would be reported: detach it
+    there.
 
 What to do
     Add the term itself to the loss, not a detached copy or its number (`holter explain auxiliary_loss_inactive`).

@@ -16,7 +16,10 @@ EXPERT_COLLAPSE = CauseEntry(
     would_refute="The load evens out by itself over the next hundred steps.",
     refuting_fact="is_evening_out",
     is_refuted_by=True,
-    rows=(Row("expert_load", 0.93, "observation", seen=("is_one_sided",), absent=("is_evening_out",)),),
+    rows=(
+        Row("expert_load", 0.93, "observation", seen=("is_one_sided",), absent=("is_evening_out",)),
+        Row("expert_load", 0.40, "inference", missing="more looks at where the router sends its tokens"),
+    ),
     fix=Fix(
         do="Raise the weight of the balancing term (0.01 is usual), or balance by a bias of the router that is moved against the load; look for a bias, an initialisation or a scale that favours one expert.",
         changes="Where tokens go; the loss rises a little at first.",
@@ -37,7 +40,10 @@ EXPERT_OVERFLOW = CauseEntry(
     would_refute="The dropped share falls under a few per cent by itself.",
     refuting_fact="is_evening_out",
     is_refuted_by=True,
-    rows=(Row("expert_capacity", 0.92, "observation", seen=("is_capacity_exceeded",), absent=("is_evening_out",)),),
+    rows=(
+        Row("expert_capacity", 0.92, "observation", seen=("is_capacity_exceeded",), absent=("is_evening_out",)),
+        Row("expert_capacity", 0.40, "inference", missing="more looks at what experts are sent and given"),
+    ),
     fix=Fix(
         do="Raise the capacity factor (1.25 to 2 while training), and see that capacity is computed from the tokens of this call; if few experts take everything, balance the router first.",
         changes="Memory and time of the expert layers.",
@@ -59,5 +65,11 @@ FAMILY = Family(
         # What balances nothing lets the router collapse, and a collapsed router fills its experts.
         Consequence("balance_term", ("expert_load", "expert_capacity"), whenever=True),
         Consequence("expert_load", ("expert_capacity",), whenever=True),
+        # A router that is sure of itself has no gradient, nor have experts that get nothing.
+        Consequence(
+            "expert_load",
+            ("gradient_vanishing", "gradient_balance", "zero_gradients", "missing_gradients"),
+            whenever=True,
+        ),
     ),
 )

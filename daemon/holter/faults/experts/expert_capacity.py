@@ -1,16 +1,18 @@
 """Expert capacity: tokens that a router sent to an expert do not arrive there, because it was full.
 
 What it detects
-    A rank whose experts were given far fewer tokens than its router had sent them, at eight looks in a row, where only experts that were full lost any:
-    those that were sent less than the fullest one received got all of it. Thirty per cent or more are lost, and not less at the last look than at the
-    first. Where experts lie on other ranks, what all ranks sent is held against what all received.
+    A rank whose experts were given far fewer tokens than its router had sent them, at eight looks in a row, where only experts that
+    were full lost any: those that were sent less than the fullest one received got all of it. Thirty per cent or more are lost, and
+    not less at the last look than at the first. Where experts lie on other ranks, what all ranks sent is held against what all
+    received.
 
 Why it matters
     A token beyond capacity passes the layer by. Nothing raises; the layer learns from what is left, and the loss tells little.
 
 False positives
-    Some loss belongs to routing by capacity, above all in the first steps: a share that falls is none, nor one under a third. Padding that is not
-    routed is missing from all experts alike, which is no overflow. Experts that are computed densely, or not as modules, are not judged.
+    Some loss belongs to routing by capacity, above all in the first steps: a share that falls is none, nor one under a third.
+    Padding that is not routed is missing from all experts alike, which is no overflow. Experts that are computed densely, or not as
+    modules, are not judged.
 
 What to do
     Raise the capacity factor, or balance the router (`holter explain expert_overflow`).
@@ -20,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.experts.looks import Look, is_long_enough, looks_of
+from holter.faults.experts.looks import RoutingLook, is_long_enough, looks_of
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Window
@@ -74,7 +76,7 @@ class ExpertCapacity:
                 yield _finding(module, losses, tuple(sorted(steady)))
 
 
-def _loss(look: Look, world_size: int) -> _Loss | None:
+def _loss(look: RoutingLook, world_size: int) -> _Loss | None:
     """None: nobody can say, or it is no overflow."""
     told = look.by_rank
     sent = sum(sum(one.counts) for one in told.values())

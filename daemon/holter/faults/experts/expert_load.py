@@ -1,28 +1,28 @@
 """Expert load: a router sends nearly everything to few of its experts, or nothing at all to many.
 
 What it detects
-    A mixture of experts whose busiest experts, as many as one token is sent to, get nine tenths of all tokens or more, at eight looks in a row, and not
-    less at the last than at the first; or of whose experts a quarter or more got no token in all of these looks. Counts are those of the router's own
-    results, summed over the ranks that told of them.
+    A mixture of experts whose busiest experts, as many as one token is sent to, get nine tenths of all tokens or more, at eight
+    looks in a row, and not less at the last than at the first; or of whose experts a quarter or more got no token in all of these
+    looks. Counts are those of the router's own results, summed over the ranks that told of them.
 
 Why it matters
-    Experts that get nothing learn nothing, and take memory and time; the model computes what a dense one of a fraction of its size would. Left alone,
-    a collapsed router stays collapsed: only experts that are chosen become better.
+    Experts that get nothing learn nothing, and take memory and time; the model computes what a dense one of a fraction of its size
+    would. Left alone, a collapsed router stays collapsed: only experts that are chosen become better.
 
 False positives
-    Routers are uneven when they begin, and even out: where the share falls over the looks nothing is said. An uneven load as such is none, nor one
-    idle expert of many (information). A router that may choose nearly all of its experts is not judged. Too few tokens, fewer than sixteen an expert
-    over all looks, tell nothing.
+    Routers are uneven when they begin, and even out: where the share falls over the looks nothing is said. An uneven load as such
+    is none, nor one idle expert of many (information). A router that may choose nearly all of its experts is not judged. Too few
+    tokens, fewer than sixteen an expert over all looks, tell nothing.
 
 What to do
-    Look at the balancing term: is it added, does it have a gradient, is its weight large enough (`holter explain expert_collapse`)?
+    RoutingLook at the balancing term: is it added, does it have a gradient, is its weight large enough (`holter explain expert_collapse`)?
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.experts.looks import Look, is_long_enough, looks_of
+from holter.faults.experts.looks import RoutingLook, is_long_enough, looks_of
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -73,7 +73,7 @@ class ExpertLoad:
                 yield _finding(window, module, first, recent, totals, shares, is_grave=is_grave)
 
 
-def _first(looks: list[Look], limit: float) -> Look:
+def _first(looks: list[RoutingLook], limit: float) -> RoutingLook:
     """Where the unbroken run of collapsed looks began."""
     place = len(looks)
     while place and looks[place - 1].busiest_share >= limit:
@@ -84,8 +84,8 @@ def _first(looks: list[Look], limit: float) -> Look:
 def _finding(  # noqa: PLR0913, PLR0917 - what was found, all of it
     window: Window,
     module: str,
-    first: Look,
-    recent: list[Look],
+    first: RoutingLook,
+    recent: list[RoutingLook],
     totals: list[int],
     shares: list[float],
     *,

@@ -8,7 +8,7 @@ from holter.records import Routing
 
 
 @dataclass(frozen=True)
-class Look:
+class RoutingLook:
     """One mixture at one step, all ranks that told of it together."""
 
     step: int
@@ -32,20 +32,23 @@ class Look:
         return sum(counts[: self.top_k]) / max(sum(counts), 1)
 
 
-def looks_of(window: Window) -> dict[str, list[Look]]:
+def looks_of(window: Window) -> dict[str, list[RoutingLook]]:
     """Module -> its looks, ascending; those with another number of experts than the newest are left out."""
     found: dict[str, dict[int, dict[int, Routing]]] = {}
     for note, routing in window.notes_of(Routing):
         found.setdefault(routing.module, {}).setdefault(note.step, {})[note.rank] = routing
-    return {module: _alike(Look(step, told) for step, told in sorted(steps.items())) for module, steps in found.items()}
+    return {
+        module: _alike(RoutingLook(step, told) for step, told in sorted(steps.items()))
+        for module, steps in found.items()
+    }
 
 
-def _alike(looks: Iterable[Look]) -> list[Look]:
+def _alike(looks: Iterable[RoutingLook]) -> list[RoutingLook]:
     known = list(looks)
     size = len(known[-1].counts) if known else 0
     return [look for look in known if len(look.counts) == size > 1]
 
 
-def is_long_enough(looks: list[Look], min_looks: int, min_steps: int) -> bool:
+def is_long_enough(looks: list[RoutingLook], min_looks: int, min_steps: int) -> bool:
     """Whether so many looks went over so many steps."""
     return len(looks) >= min_looks and looks[-1].step - looks[0].step >= min_steps

@@ -97,6 +97,7 @@ AUXILIARY_LOSS_INACTIVE = CauseEntry(
     rows=(
         Row("inactive_terms", 0.92, "observation", seen=("is_without_gradient",), absent=("has_gradient",), unless=("is_kl",)),
         Row("balance_term", 0.92, "observation", seen=("is_without_gradient",), absent=("has_gradient",)),
+        Row("balance_term", 0.50, "inference", missing="more looks at the term's gradient"),
         Row("inactive_terms", 0.50, "inference", missing="the term's tensor at more logs (`watch.log(loss_terms={...})`)"),
     ),
     fix=Fix(

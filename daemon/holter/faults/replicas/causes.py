@@ -448,7 +448,8 @@ GRADIENT_SCALE_MISMATCH = CauseEntry(
         Row("gradient_scale", 0.93, "observation", seen=("is_scale_apart",), absent=("is_scale_one",)),
         Row("rank_shares", 0.90, "observation", seen=("is_count_apart",), absent=("is_scale_one",)),
         Row("rank_shares", 0.80, "documented", seen=("is_loss_apart", "is_factor_steady"), absent=("is_scale_one",)),
-        Row("rank_shares", 0.45, "inference", seen=("is_loss_apart",), missing="whether the loss of the named rank is reduced and divided as on the others"),
+        Row("rank_shares", 0.45, "inference", missing="whether the loss of the named rank is reduced and divided as on the others"),
+        Row("gradient_scale", 0.40, "inference", missing="by what the gradients of each parameter are divided"),
     ),
     fix=Fix(
         do=(
@@ -460,30 +461,6 @@ GRADIENT_SCALE_MISMATCH = CauseEntry(
         expect="The gradient norm of the named parameters is that of a run on one rank with the same global batch.",
         verify="One step on one rank and on all ranks with the same samples: gradients of every parameter agree up to rounding.",
         otherwise="If the scale is meant (a rate of its own for these parameters), say so in the optimizer's groups, where it can be seen.",
-    ),
-)  # fmt: skip
-
-OUTLYING_RANK_LOSS = CauseEntry(
-    cause="outlying_rank_loss",
-    happened="One rank's loss is in another world than that of its peers.",
-    mechanism=(
-        "Ranks of one job see different samples of the same data with the same weights, so that their losses are alike. A rank whose loss is many times the others' at every step has other labels, "
-        "inputs that are off, another loss function, or weights that are not the others'."
-    ),
-    would_refute="The losses of the ranks come together by themselves.",
-    refuting_fact="is_scale_one",
-    is_refuted_by=True,
-    rows=(
-        Row("rank_shares", 0.85, "documented", seen=("is_loss_apart",), absent=("is_factor_steady",)),
-        Row("rank_shares", 0.40, "inference", seen=("is_loss_apart",), missing="batch, labels and weights of the named rank beside those of another"),
-    ),
-    fix=Fix(
-        do="On the named rank print one batch (smallest, largest, mean; labels), the loss's reduction and a checksum of the weights, beside those of another rank; mend what differs and resume from a checkpoint older than the first step.",
-        changes="What the named rank contributes to the gradient.",
-        does_not_fix="What its part has done to the weights that all share.",
-        expect="Losses of all ranks within a factor of a few of each other.",
-        verify="Feed the named rank the batch of another: its loss is the same.",
-        otherwise="If batch, loss and weights agree, look at what the model keeps for itself on that rank: buffers, caches, its dtype, its mode.",
     ),
 )  # fmt: skip
 
@@ -500,7 +477,7 @@ FAMILY = Family(
     causes=(
         UNSYNCED_INITIALISATION, GRADIENT_SYNC_BYPASSED, UNREDUCED_PARAMETERS, UNEVEN_CLIPPING, CLIP_ON_LOCAL_SHARD,
         OPTIMIZER_STATE_MISMATCH, CORRUPTED_COLLECTIVE, NONDETERMINISTIC_DRIFT, SILENT_DATA_CORRUPTION, BUFFER_DIVERGENCE,
-        MODEL_STRUCTURE_MISMATCH, DTYPE_MISMATCH_ACROSS_RANKS, GRADIENT_SCALE_MISMATCH, OUTLYING_RANK_LOSS,
+        MODEL_STRUCTURE_MISMATCH, DTYPE_MISMATCH_ACROSS_RANKS, GRADIENT_SCALE_MISMATCH,
     ),
     brings_about=(
         # Weights, inputs or numbers that are wrong on one rank show in its loss.

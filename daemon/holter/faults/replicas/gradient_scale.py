@@ -1,22 +1,24 @@
 """Gradient scale: within one model, the gradients of some parameters are a whole number of times what they are for the others.
 
 What it detects
-    Every parameter's gradient is a sum over the losses of some ranks, divided by a number. Losses over divisor must be the same for all parameters of a
-    model. Found are parameters for which it is not (one module of `fully_shard` with another divide factor or another mesh; experts that receive the
-    tokens of all ranks and are divided by fewer, or by nobody; gradients that were whole on every rank and that the script summed again), and a model
-    whose gradients are averaged over one axis of its mesh and summed over another.
+    Every parameter's gradient is a sum over the losses of some ranks, divided by a number. Losses over divisor must be the same for
+    all parameters of a model. Found are parameters for which it is not (one module of `fully_shard` with another divide factor or
+    another mesh; experts that receive the tokens of all ranks and are divided by fewer, or by nobody; gradients that were whole on
+    every rank and that the script summed again), and a model whose gradients are averaged over one axis of its mesh and summed over
+    another.
 
 Why it matters
-    Those parameters train with a multiple of the learning rate; clipping by a common norm takes from the others what these have too much. The loss
-    falls all the same, and the run cannot be compared with one on another number of ranks.
+    Those parameters train with a multiple of the learning rate; clipping by a common norm takes from the others what these have too
+    much. The loss falls all the same, and the run cannot be compared with one on another number of ranks.
 
 False positives
-    A sum over all ranks instead of a mean is silent: whoever divides the loss by the tokens of all ranks wants it. So is a divide factor that is
-    no size of an axis. Experts that nobody divides are information where it changes nothing: an optimizer like Adam, and no clipping. Comm hooks,
-    parameters' own hooks and other frameworks are not judged.
+    A sum over all ranks instead of a mean is silent: whoever divides the loss by the tokens of all ranks wants it. So is a divide
+    factor that is no size of an axis. Experts that nobody divides are information where it changes nothing: an optimizer like Adam,
+    and no clipping. Comm hooks, parameters' own hooks and other frameworks are not judged.
 
 What to do
-    Divide by the same number everywhere: `set_gradient_divide_factor` of the experts, or one reduction (`holter explain gradient_scale_mismatch`).
+    Divide by the same number everywhere: `set_gradient_divide_factor` of the experts, or one reduction (`holter explain
+    gradient_scale_mismatch`).
 """
 
 import itertools
@@ -98,7 +100,7 @@ def _finding(  # noqa: PLR0913 - what was found, all of it
         tensors=tensors,
         modules=modules_of(tensors),
         summary=f"The gradients of {count} parameters ({named(tensors)}) are {times:.3g} times {others}.",
-        facts={"is_scale_apart": True, "is_scale_one": False, "is_scale_free": is_free},
+        facts={"is_scale_apart": True, "is_scale_one": False},
         evidence=tuple(
             Evidence(
                 kind="gradient",

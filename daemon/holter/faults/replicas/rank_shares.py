@@ -1,21 +1,26 @@
 """Rank shares: ranks whose losses are joined into one gradient put in parts of very different weight.
 
 What it detects
-    One rank whose loss is twenty times the others' or more, or a twentieth, at twelve steps in a row, always the same rank, while the others are not yet
-    near zero. And ranks that make their steps of different numbers of micro-batches, each always of its own number, at twelve steps in a row.
+    One rank whose loss is twenty times the others' or more, or a twentieth, at twelve steps in a row, always the same rank, while
+    the others are not yet near zero. And ranks that make their steps of different numbers of micro-batches, each always of its own
+    number, at twelve steps in a row.
 
 Why it matters
-    Gradients are averaged over ranks: the one that sums its loss where the others average it, or lives in another world (other labels, garbage inputs,
-    weights that are not the others'), drowns them. Ranks with half the micro-batches count each sample twice.
+    Gradients are averaged over ranks: the one that sums its loss where the others average it, or lives in another world (other
+    labels, garbage inputs, weights that are not the others'), drowns them. Ranks with half the micro-batches count each sample
+    twice.
 
 False positives
-    Losses of ranks differ by a factor of a few where data differ, and by more when they come near zero: then nothing is said. Numbers of micro-batches
-    that change from step to step, as with batches of equal tokens, are silent; so are a pipeline's stages, of which one has a loss.
+    Losses of ranks differ by a factor of a few where data differ, and by more when they come near zero: then nothing is said.
+    Numbers of micro-batches that change from step to step, as with batches of equal tokens, are silent; so are a pipeline's stages,
+    of which one has a loss.
 
 What to do
-    Print reduction, labels and the divisor of the loss on the named rank (`holter explain gradient_scale_mismatch`, `outlying_rank_loss`).
+    Print reduction, labels and the divisor of the loss on the named rank (`holter explain gradient_scale_mismatch`,
+    `corrupt_labels_or_range`).
 """
 
+import itertools
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -54,12 +59,18 @@ class RankShares:
         run = self._apart(losses)
         if run:
             yield _loss_finding(run)
-        counts = [(step, count) for step, count in window.values("micro_steps") if count.num > 1][-self.min_steps :]
-        kept = {(count.low, count.high, count.low_rank, count.high_rank) for _, count in counts}
+        counts = self._uneven([(step, count) for step, count in window.values("micro_steps") if count.num > 1])
         # A stage of a pipeline counts its passes in its own way, and has no loss.
-        is_joined = bool(losses) and losses[-1][1].num == counts[-1][1].num if counts else False
-        if len(counts) >= self.min_steps and len(kept) == 1 and 0 < counts[0][1].low < counts[0][1].high and is_joined:
+        if counts and losses and losses[-1][1].num == counts[-1][1].num:
             yield _count_finding(counts)
+
+    def _uneven(self, counts: Sequence[tuple[int, Spread]]) -> list[tuple[int, Spread]]:
+        """The steps in a row, until now, at which each rank had its own number of micro-batches, and always the same."""
+        if not counts or not 0 < counts[-1][1].low < counts[-1][1].high:
+            return []
+        now = counts[-1][1]
+        run = list(itertools.takewhile(lambda told: _pair(told[1]) == _pair(now), reversed(counts)))[::-1]
+        return run if len(run) >= self.min_steps else []
 
     def _apart(self, losses: Sequence[tuple[int, Spread]]) -> list[tuple[int, Spread, int, float]]:
         """The steps in a row, until now, at which one rank's loss was far from the others'."""
@@ -76,6 +87,10 @@ class RankShares:
                 break
             run.insert(0, (step, loss, rank, loss.high / (rest if is_high else loss.low)))
         return run if len(run) >= self.min_steps else []
+
+
+def _pair(count: Spread) -> tuple[float, int, float, int]:
+    return count.low, count.low_rank, count.high, count.high_rank
 
 
 def _loss_finding(run: list[tuple[int, Spread, int, float]]) -> Finding:
