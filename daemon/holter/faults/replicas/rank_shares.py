@@ -126,9 +126,9 @@ def _count_finding(counts: list[tuple[int, Spread]]) -> Finding:
     step, count = counts[-1]
     middle = (count.low + count.high) / 2
     # Of more than two ranks the one that is alone; of two nobody can say.
-    ranks = (count.low_rank,) if count.mean > middle else (count.high_rank,)
+    ranks = [count.low_rank if count.mean > middle else count.high_rank]
     if count.num == TWO:
-        ranks = (count.low_rank, count.high_rank)
+        ranks = [count.low_rank, count.high_rank]
     return Finding(
         detector=RankShares.name,
         severity="warning",
