@@ -84,6 +84,27 @@ def prepare_triton_cache() -> None:
         say_once(f"Triton's cache {wanted} cannot be written: kernels are compiled to {directory} for this process")
 
 
+def has_streams(device: torch.device) -> bool:
+    """Whether work can be queued beside the training's: by streams that a thread can choose."""
+    return all(hasattr(module(device), name) for name in ("Stream", "Event", "current_stream", "stream"))
+
+
+def obeys_flag(device: torch.device) -> bool:
+    """Whether the fused optimizers' kernels of a device are known to leave a step out where `found_inf` says so: CUDA's are."""
+    return device.type == "cuda"
+
+
+@lru_cache(maxsize=16)
+def can_pin(kind: str) -> bool:
+    """Whether host memory can be pinned for devices of this type, so that copies of it make nobody wait."""
+    if kind in ("cpu", "meta"):
+        return False
+    try:
+        return torch.empty(1, pin_memory=True).is_pinned()
+    except Exception:  # noqa: BLE001 - another maker's device: whatever it raises, it cannot
+        return False
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether the current stream records a graph: nothing may be launched, allocated or waited for then."""
     if not hasattr(module(device), "is_current_stream_capturing"):
@@ -116,6 +137,25 @@ def is_past(event: Any, device: torch.device) -> bool:
     return not is_capturing(device) and bool(event.query())
 
 
+def recorded(device: torch.device) -> Any:
+    """An event that passes when all that was queued by now is done."""
+    event = new_event(device)
+    record(event, current_stream(device))
+    return event
+
+
+def wait_for(event: Any, device: torch.device) -> None:
+    """Have the device wait, not this thread; where there is but one queue, it is in order already."""
+    stream = current_stream(device)
+    if stream is not None:
+        stream.wait_event(event)
+
+
+def on_stream(stream: Any, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Have this thread use a stream; None: the one that it uses already."""
+    return contextlib.nullcontext() if stream is None else module(device).stream(stream)
+
+
 def record(event: Any, stream: Any) -> None:
     """Record an event on a stream, or wherever the device's work goes if it has no streams."""
     if stream is None:
@@ -138,7 +178,7 @@ def side_stream(device: torch.device, purpose: str = "results") -> Any:
     torch hands out streams from a pool of 32 in turn, and NCCL takes its own from it: a stream of the pool may be one on which a collective
     hangs. So ours is made by the runtime itself where that can be reached, and does not wait for the default stream either.
     """
-    if getattr(module(device), "Stream", None) is None:
+    if not has_streams(device):
         return None
     key = torch.device(device.type, module(device).current_device() if device.index is None else device.index), purpose
     with _lock:

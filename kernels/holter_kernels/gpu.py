@@ -337,7 +337,7 @@ class DevicePass:
             devices.record(slot.copied, None)
             return
         side.wait_event(slot.ended)
-        with devices.module(self._device).stream(side):
+        with devices.on_stream(side, self._device):
             self._copy(slot)
             slot.copied.record(side)
 

@@ -1,6 +1,7 @@
 """The import rule of the design, enforced: who may import whom, and who may not import what."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -203,3 +204,21 @@ def test_threads_in_the_rank_take_no_signals(where):
 def test_no_torch_is_loaded_in_fact(module):
     check = f"import sys, {module}; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_one_module_of_each_package_knows_the_types_of_devices():
+    """Whoever asks `torch.cuda` by its name forgets all others; the doctor's checks are of CUDA."""
+    known = {HOLTER / "rank" / "accelerator.py", KERNELS / "devices.py"}
+    for package in (HOLTER / "rank", HOLTER / "frameworks", KERNELS):
+        for path in {*package.rglob("*.py")} - known - {*(HOLTER / "rank" / "doctor").rglob("*.py")}:
+            code = ast.unparse(_without_docstrings(ast.parse(path.read_text())))
+            assert not re.search(r"torch\.(cuda|xpu|mps|npu|hpu)\b|['\"](cuda|xpu|mps|npu|hpu)['\"]", code), path
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [
+                line for line in node.body if not (isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant))
+            ] or [ast.Pass()]
+    return tree

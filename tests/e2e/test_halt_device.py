@@ -67,11 +67,31 @@ def name_of(case: Case) -> str:
 def test_a_nan_is_halted_and_the_resumed_run_has_the_same_bits(
     case: Case, jobs: Any, device_environment: dict[str, str], tmp_path: Path
 ) -> None:
+    halted_and_resumed(case, jobs, "cuda", device_environment, tmp_path)
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("how", ["--by fused --is-ahead", "--by foreach"])
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_so_it_is_on_the_device_of_another_maker(
+    kind: str, how: str, jobs: Any, npu_environment: dict[str, str], tmp_path: Path
+) -> None:
+    halted_and_resumed(Case(kind, how, "layer", "nonfinite_forward"), jobs, "npu", npu_environment, tmp_path)
+
+
+@pytest.mark.release
+def test_so_it_is_on_a_device_without_streams(jobs: Any, bare_environment: dict[str, str], tmp_path: Path) -> None:
+    case = Case("alone", "--by foreach", "layer", "nonfinite_forward")
+    halted_and_resumed(case, jobs, "bare", bare_environment, tmp_path)
+
+
+def halted_and_resumed(case: Case, jobs: Any, device: str, environment: dict[str, str], tmp_path: Path) -> None:
+    """One job with the fault, one that goes on from its checkpoint, one that never met the fault."""
     ranks, faulty = case.num_ranks, case.num_ranks - 1
 
     def run(name: str, *arguments: object) -> Any:
-        words = ["--out", tmp_path / name, "--device", "cuda", "--kind", case.kind, "--steps", 10, *case.how.split()]
-        return jobs.run(LOOP, *words, *arguments, ranks=ranks, by="scheduler", env={**HALT, **device_environment})
+        words = ["--out", tmp_path / name, "--device", device, "--kind", case.kind, "--steps", 10, *case.how.split()]
+        return jobs.run(LOOP, *words, *arguments, ranks=ranks, by="scheduler", env={**HALT, **environment})
 
     ended = run("faulted", "--fault", "nan", "--where", case.where, "--at", AT, "--rank", faulty)
     assert ended.code == 93, ended.stderr[-3000:]

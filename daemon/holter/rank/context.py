@@ -12,6 +12,7 @@ import torch
 
 from holter import clock
 from holter.page import PageWriter
+from holter.rank.accelerator import is_capturing
 from holter.rank.framework import Frameworks
 from holter.rank.guard import Guard, Patches, is_from_signal_handler
 from holter.rank.hold.peers import ShardPeers
@@ -22,7 +23,7 @@ from holter.rank.readings.batches import MAX_LEAVES, Inputs, Leaf, on_device, pi
 from holter.rank.readings.fused_pass import Readings
 from holter.rank.readings.gradient_answers import GradientAnswers, GradientMark, num_collectives
 from holter.rank.readings.loss_lines import LossTrace
-from holter.rank.readings.samples import is_capturing, local
+from holter.rank.readings.samples import local
 from holter.rank.readings.state_history import StateHistory
 from holter.records import Body, Observation, Phase
 

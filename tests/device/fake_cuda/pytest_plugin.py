@@ -1,4 +1,4 @@
-"""Tests marked `device` run in a process that has the device; the rest of the session never sees it.
+"""Tests marked `device` (or `device("npu")`, one of another maker) run in a process that has the device; the rest of the session never sees it.
 
 A server that has torch and the device loaded forks a child for each test, so a test begins on a fresh device and costs no import. The test's
 arguments (parameters, `tmp_path`: what can be pickled) go to the child, its failure comes back as text. `tests/conftest.py` takes this in.
@@ -23,13 +23,13 @@ DEADLINE_S = 240
 class Server:
     """The process that forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, wanted: str) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fake_cuda.server"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=_environ(),
+            env=_environ(wanted),
         )
         self.refusal = self._read() or None
         """Why there is no device."""
@@ -51,34 +51,59 @@ class Server:
         return pickle.loads(base64.b64decode(line)) if line else "the device's server died"  # noqa: S301
 
 
-def _environ() -> dict[str, str]:
+class Servers(dict[str, Server]):
+    """By the kind of device that their children have; each is started when it is first asked for."""
+
+    def __missing__(self, wanted: str) -> Server:
+        self[wanted] = Server(wanted)
+        return self[wanted]
+
+
+def _environ(wanted: str) -> dict[str, str]:
     """What tests import here they import there."""
     path = os.pathsep.join(filter(None, sys.path))
     more = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    return {**os.environ, **environment(), **more}
+    return {**os.environ, **environment(wanted), **more}
 
 
 @pytest.fixture(scope="session")
-def device_server() -> Iterator[Server]:
-    """One a session, or a worker; skips, with the reason, where the device cannot be built."""
-    server = Server()
-    yield server
-    server.stop()
+def device_servers() -> Iterator[Servers]:
+    """One a session, or a worker, and kind; skips, with the reason, where the device cannot be built."""
+    servers = Servers()
+    yield servers
+    for server in servers.values():
+        server.stop()
 
 
 @pytest.fixture(scope="session")
-def device_environment(device_server: Server) -> dict[str, str]:
+def device_environment(device_servers: Servers) -> dict[str, str]:
     """Variables for jobs on the device: `jobs.run(script, env=device_environment)`."""
-    if device_server.refusal:
-        pytest.skip(f"no device: {device_server.refusal}")
-    return environment()
+    return _job_environment(device_servers, "1")
+
+
+@pytest.fixture(scope="session")
+def npu_environment(device_servers: Servers) -> dict[str, str]:
+    """The same, for the device of another maker."""
+    return _job_environment(device_servers, "npu")
+
+
+@pytest.fixture(scope="session")
+def bare_environment(device_servers: Servers) -> dict[str, str]:
+    """The same, for one that shows no streams and has no float64."""
+    return _job_environment(device_servers, "bare")
+
+
+def _job_environment(servers: Servers, wanted: str) -> dict[str, str]:
+    if servers[wanted].refusal:
+        pytest.skip(f"no device: {servers[wanted].refusal}")
+    return environment(wanted)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marked tests get the server."""
     for item in items:
         if item.get_closest_marker("device") and isinstance(item, pytest.Function):
-            item.fixturenames.insert(0, "device_server")
+            item.fixturenames.insert(0, "device_servers")
 
 
 def places_of(test: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, int]:
@@ -97,9 +122,10 @@ def places_of(test: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, i
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """A marked test is run by the server's child."""
-    if not pyfuncitem.get_closest_marker("device"):
+    marker = pyfuncitem.get_closest_marker("device")
+    if marker is None:
         return None
-    server: Server = pyfuncitem.funcargs["device_server"]
+    server: Server = pyfuncitem.funcargs["device_servers"]["".join(marker.args) or "1"]
     if server.refusal:
         pytest.skip(f"no device: {server.refusal}")
     # A parameter may be what cannot be pickled, a function say: the child finds it where the parent did.

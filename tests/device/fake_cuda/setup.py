@@ -1,11 +1,12 @@
-"""`install()`: the device, `torch.cuda` on top of it, Triton's kernels on its streams."""
+"""`install()`: the device, `torch.cuda` on top of it (or the module of another maker), Triton's kernels on its streams."""
 
 import atexit
 import functools
 import os
 import sys
 
-from fake_cuda import build, process_group, torch_cuda, triton_kernels
+from fake_cuda import build, process_group, torch_cuda, torch_npu, triton_kernels
+from fake_cuda.environment import kind
 
 
 @functools.cache
@@ -15,9 +16,12 @@ def install() -> None:
         raise build.Unavailable("triton was imported before the device, without TRITON_INTERPRET=1")
     os.environ["TRITON_INTERPRET"] = "1"
     device = build.load()
-    torch_cuda.fill(device)
-    process_group.install(device)
-    triton_kernels.install_when_imported(device)
+    if kind() == "cuda":
+        torch_cuda.fill(device)
+        process_group.install(device)
+        triton_kernels.install_when_imported(device)
+    else:
+        torch_npu.install(device, kind())
     atexit.register(device.stop)
 
 

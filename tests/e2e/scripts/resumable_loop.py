@@ -116,7 +116,8 @@ def spoil(model: nn.Module) -> None:
     (gradient.to_local() if isinstance(gradient, DTensor) else gradient).view(-1)[0] = float("nan")
 
 
-dist.init_process_group("gloo" if arguments.device == "cpu" else "cpu:gloo,cuda:nccl")
+COLLECTIVES = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
+dist.init_process_group(COLLECTIVES.get(arguments.device, f"cpu:gloo,{arguments.device}:hccl"))
 rank = dist.get_rank()
 torch.manual_seed(7)
 width = arguments.width

@@ -125,8 +125,8 @@ class AccelerateKeeper:
                 kept["numpy_random_seed"] = states.numpy_state
             if rank == task.rank and (own_buffers := named_state.own_buffers(self._context.models.active())):
                 kept["buffers"] = own_buffers
-            if "torch_cuda_manual_seed" in written and states.cuda:
-                kept["torch_cuda_manual_seed"] = states.cuda_states
+            if (key := random_states.device_key(states.device_type)) in written and states.device_words:
+                kept[key] = states.device_states
             torch.save(written | kept, _path(task, rank))
         random_states.check_all_known(task, ranks)
 

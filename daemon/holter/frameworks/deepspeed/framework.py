@@ -146,11 +146,11 @@ def _is_copied(zero: Any, gradient: "torch.Tensor") -> bool:
 
     ZeRO-Offload copies on streams of its own and waits for them in its step. Nobody waits here: a stream is asked whether it has work left.
     """
-    cuda = sys.modules["torch"].cuda
-    if not gradient.is_cpu or not cuda.is_initialized():
+    if not gradient.is_cpu:
         return True
-    own = [stream for stream in vars(zero).values() if isinstance(stream, cuda.Stream)]
-    return all(stream.query() for stream in (*own, cuda.current_stream()))
+    from holter.rank import accelerator  # noqa: PLC0415  imports torch
+
+    return all(stream.query() for stream in accelerator.streams_of(zero))
 
 
 def _gradients(zero: Any, names: dict[int, str]) -> "Iterator[tuple[tuple[str, Any], torch.Tensor]]":

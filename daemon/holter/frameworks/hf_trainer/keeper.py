@@ -113,9 +113,12 @@ class TrainerKeeper:
         kept: dict[str, Any] = {"python": states.python_state, "cpu": states.torch_state}
         if states.numpy is not None:
             kept["numpy"] = states.numpy_state
-        if "cuda" in own and states.cuda:
-            is_all = isinstance(own["cuda"], list)
-            kept["cuda"] = states.cuda_states if is_all else states.cuda_states[torch.cuda.current_device()]
+        kind = states.device_type
+        if kind in own and states.device_words:
+            is_all = isinstance(own[kind], list)
+            kept[kind] = (
+                states.device_states if is_all else states.device_states[torch.accelerator.current_device_index()]
+            )
         return kept
 
     def _is_at_epoch(self) -> bool:

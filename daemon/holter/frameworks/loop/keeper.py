@@ -48,6 +48,7 @@ from holter.errors import PartlySavedError, SaveError
 from holter.frameworks.loop import named_state, own_state
 from holter.frameworks.loop.own_state import NOTHING, Division, StatePath
 from holter.frameworks.saving import averages, random_states
+from holter.rank import accelerator
 from holter.rank.context import Context
 from holter.rank.framework import Task
 
@@ -186,7 +187,9 @@ class DistributedKeeper:
         division: Division,
     ) -> str:
         """Returns what is missing of the whole, if this rank is the one who knows."""
-        is_first, writer = task.rank == savers[0], dcp.FileSystemWriter(task.state)
+        # torch's writer copies ahead on a stream wherever there is an accelerator, and fails on one without streams.
+        ahead = {} if accelerator.has_streams() else {"per_thread_copy_ahead": 0}
+        is_first, writer = task.rank == savers[0], dcp.FileSystemWriter(task.state, **ahead)
         writer.set_up_storage_writer(is_first, rank=task.rank, use_collectives=True)
         exchange.put("plan", writer.prepare_local_plan(planner.create_local_plan()))
         if is_first:

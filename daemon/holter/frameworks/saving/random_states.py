@@ -1,6 +1,6 @@
 """Random states of every rank, from what a rewind kept of them, as frameworks store them; and their way back.
 
-    state/random_states_<rank>.pkl    {"step", "random_state", "numpy_random_seed", "torch_manual_seed", "torch_cuda_manual_seed", "buffers"}
+    state/random_states_<rank>.pkl    {"step", "random_state", "numpy_random_seed", "torch_manual_seed", "torch_cuda_manual_seed" (or another accelerator's), "buffers"}
 
 The file and its shape are accelerate's. `buffers` are this rank's own: running statistics that nobody keeps equal, of which a checkpoint has
 those of one rank.
@@ -33,6 +33,7 @@ from holter.errors import PartlySavedError, SaveError, VaultError
 from holter.frameworks import place
 from holter.frameworks.loop import named_state
 from holter.halting.vault import manifest
+from holter.rank import accelerator
 from holter.rank.framework import STATE, Task
 from holter.rank.models import Model
 
@@ -85,12 +86,17 @@ def write(task: Task, buffers: Mapping[str, torch.Tensor]) -> list[int]:
             "numpy_random_seed": states.numpy_state,
             "torch_manual_seed": states.torch_state,
         }
-        if states.cuda:
-            content["torch_cuda_manual_seed"] = states.cuda_states
+        if states.device_words:
+            content[device_key(states.device_type)] = states.device_states
         if buffers and rank == task.rank:
             content["buffers"] = dict(buffers)
         torch.save(content, _path(task.state, rank))
     return sorted(ranks)
+
+
+def device_key(kind: str) -> str:
+    """As accelerate names the states of an accelerator's generators."""
+    return f"torch_{kind}_manual_seed"
 
 
 def restore(directory: str | Path, model: torch.nn.Module | None = None) -> int:
@@ -108,8 +114,7 @@ def restore(directory: str | Path, model: torch.nn.Module | None = None) -> int:
     if kept.get("numpy_random_seed") is not None:
         np.random.set_state(kept["numpy_random_seed"])  # noqa: NPY002  the global generator is what was kept
     torch.set_rng_state(kept.get(AT_STEP, kept["torch_manual_seed"]))
-    if kept.get("torch_cuda_manual_seed"):
-        torch.cuda.set_rng_state_all(kept["torch_cuda_manual_seed"])
+    accelerator.set_generators(kept.get(device_key(accelerator.kind()), ()))
     try:
         return manifest.read(state.parent).step
     except VaultError:

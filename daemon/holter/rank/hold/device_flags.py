@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 from holter.rank.undo.side_stream import wait_until
+from holter_kernels.devices import current_stream, obeys_flag, recorded
 
 _device = operator.attrgetter("device")
 
@@ -69,9 +70,9 @@ def takes_flag(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def device_of(gradients: Sequence[torch.Tensor]) -> torch.device | None:
-    """The one device with streams on which all of them lie; None: there is none."""
+    """The one device on which all of them lie and whose optimizers obey the flag; None: there is none."""
     found = set(map(_device, gradients))
-    return found.pop() if len(found) == 1 and all(device.type == "cuda" for device in found) else None
+    return found.pop() if len(found) == 1 and all(map(obeys_flag, found)) else None
 
 
 def flag_of(gradients: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -125,11 +126,10 @@ class DeviceFlags:
         while len(self._answers) >= NUM_SLOTS:
             # Its place is written again: whether it was the first bad one is not known any more, the next ones tell.
             self._answers.popleft().then()
-        event = torch.cuda.current_stream(device).record_event()
-        self._answers.append(_Answer(step, is_torn, place, event, then))
+        self._answers.append(_Answer(step, is_torn, place, recorded(device), then))
 
     def _stick(self, device: torch.device, flag: torch.Tensor | None, scalers: torch.Tensor | None) -> torch.Tensor:
-        stream = torch.cuda.current_stream(device)
+        stream = current_stream(device)
         if device not in self._sticky:
             self._sticky[device] = torch.zeros((), dtype=torch.float32, device=device)
             self._slots[device] = torch.zeros(NUM_SLOTS, dtype=torch.float32, pin_memory=True)

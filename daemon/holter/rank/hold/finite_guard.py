@@ -42,7 +42,7 @@ from holter.rank.readings.gradient_answers import GradientAnswer, are_plain
 from holter.rank.readings.samples import local
 from holter.rank.undo.side_stream import wait_until
 from holter.records import SightLost
-from holter_kernels.devices import warming
+from holter_kernels.devices import is_capturing, obeys_flag, recorded, warming
 
 WARM_S = 60.0
 """So long a step that is not finite stands until kernels are there to read it with."""
@@ -135,7 +135,7 @@ class FiniteGuard:
         """The same while kernels are being compiled: by torch's own operations, and waited for whatever the optimizer. What was found is then read, once it can be."""
         place = torch.empty((), dtype=torch.float32, pin_memory=True)
         place.copy_(flag_of(gradients), non_blocking=True)
-        event, began_s = torch.cuda.current_stream(device).record_event(), clock.monotonic_s()
+        event, began_s = recorded(device), clock.monotonic_s()
         is_bad = wait_until(event.query, self._wait_s) and bool(place.item())
         if is_bad:
             wait_until(lambda: device not in warming, WARM_S)
@@ -152,7 +152,7 @@ class FiniteGuard:
         if not takes_flag(optimizer):
             return False
         first = next((p for group in optimizer.param_groups for p in group["params"]), None)
-        return first is not None and first.device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+        return first is not None and obeys_flag(first.device) and not is_capturing(first.device)
 
     def _give(
         self,

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from holter.rank import accelerator
 from holter.rank.context import Context
 from holter.rank.readings.samples import is_plain_moment, is_readable, local, spread, strided
 from holter.records import Swapped
@@ -109,9 +110,7 @@ class RegionProbe:
 
 
 def _is_cached() -> bool:
-    if not torch.is_autocast_cache_enabled():
-        return False
-    return bool(torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"))
+    return torch.is_autocast_cache_enabled() and accelerator.is_autocast_on()
 
 
 def _sample(module: torch.nn.Module) -> torch.Tensor | None:

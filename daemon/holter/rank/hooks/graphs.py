@@ -1,4 +1,4 @@
-"""CUDA graphs: a replay runs what was captured and calls no hook, so that a healthy job would look stalled.
+"""Graphs of an accelerator (`torch.cuda.CUDAGraph` and its likes): a replay runs what was captured and calls no hook, so that a healthy job would look stalled.
 
     capture    hooks run once, and nothing is computed      nothing is read: a reading would become a part of the script's graph
     replay     no hook runs                                 the heart beats; optimizer steps that the graph contains are counted
@@ -11,13 +11,12 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+from holter.rank import accelerator
 from holter.rank.context import Context
 
 
 class GraphProbe:
-    """Follows `torch.cuda.CUDAGraph`."""
+    """Follows every class of graphs that torch has here."""
 
     def __init__(self, context: Context, on_steps: Callable[[int], None]) -> None:
         self._context = context
@@ -28,8 +27,8 @@ class GraphProbe:
 
     def install(self) -> None:
         """Call through ours when a capture begins and ends, and at a replay."""
-        graph, replace = getattr(torch.cuda, "CUDAGraph", None), self._context.patches.replace
-        if graph is not None:
+        replace = self._context.patches.replace
+        for graph in accelerator.graph_classes():
             replace("capture_begin", self._after(self._begin), graph)
             replace("capture_end", self._after(self._end), graph)
             replace("replay", self._after(self._replayed), graph)

@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
+from holter.rank import accelerator
 from holter.rank.context import Context
 from holter.records import Group, Groups, OnDevice
 
@@ -90,10 +90,8 @@ class DeviceProbe:
 
     def look(self) -> None:
         """Starts no device that the script did not start, and waits for none."""
-        if self._is_done or not torch.cuda.is_initialized():
+        if self._is_done or accelerator.module() is None:
             return
         self._is_done = True
-        uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
-        if uuid:
-            name = uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
-            self._context.writer.say(self._context.log.step, OnDevice(uuid=name))
+        if uuid := accelerator.uuid():
+            self._context.writer.say(self._context.log.step, OnDevice(uuid=uuid))

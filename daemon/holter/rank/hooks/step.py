@@ -25,6 +25,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from holter import clock
+from holter.rank.accelerator import is_capturing
 from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.hold.device_flags import LeftOut
@@ -39,7 +40,6 @@ from holter.rank.readings.gradient_scales import GradientScaleProbe
 from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.modes import ModeProbe
 from holter.rank.readings.nan_origin import BatchBlameProbe
-from holter.rank.readings.samples import is_capturing
 from holter.rank.readings.vitals import VitalsProbe
 from holter.records import Phase
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from holter.rank.accelerator import is_capturing
 from holter.rank.context import Context
 from holter.rank.models import Model, gradient_view, held_by
 from holter.rank.readings import histories
@@ -28,7 +29,7 @@ from holter.rank.readings.histories import (
     MovedTensors,
     prints,
 )
-from holter.rank.readings.samples import Samples, is_capturing, is_readable, local, strided
+from holter.rank.readings.samples import Samples, is_readable, local, strided
 from holter.records import ModuleVitals, Named, Vitals
 
 ROUNDED_SHARE = 0.999

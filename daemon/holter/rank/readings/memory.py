@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from holter.rank import accelerator
 from holter.rank.context import Context
 from holter.rank.own_code import is_own
 from holter.rank.search import variables
@@ -57,8 +58,8 @@ class MemoryProbe:
         numbers["memory.host_bytes"] = float(held)
         if log.step % LEFT_EVERY == 0:
             numbers["memory.host_left_bytes"] = float(host_left_bytes())
-        if log.step % DEVICE_EVERY == 0 and torch.cuda.is_available() and torch.cuda.is_initialized():
-            numbers |= _device_numbers()
+        if log.step % DEVICE_EVERY == 0 and (found := accelerator.memory()) is not None:
+            numbers |= _device_numbers(found)
         if log.step == WARM_UP:
             self._warm_bytes = held
         is_due = self._looked_step < 0 or log.step - self._looked_step >= BETWEEN
@@ -86,15 +87,12 @@ def _opened(path: str) -> int:
         return -1
 
 
-def _device_numbers() -> dict[str, float]:
-    """What tensors hold of the device, and what is left if nobody else uses it: the driver is not asked, which could wait."""
-    counted = torch.cuda.memory_stats()
-    held, reserved = counted.get("allocated_bytes.all.current", 0), counted.get("reserved_bytes.all.current", 0)
-    left = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory - held
+def _device_numbers(found: accelerator.Memory) -> dict[str, float]:
+    """What tensors hold of the device, and what is left if nobody else uses it."""
     return {
-        "memory.device_bytes": float(held),
-        "memory.device_cached_bytes": float(reserved),
-        "memory.device_left_bytes": float(left),
+        "memory.device_bytes": float(found.held),
+        "memory.device_cached_bytes": float(found.reserved),
+        "memory.device_left_bytes": float(found.total - found.held),
     }
 
 

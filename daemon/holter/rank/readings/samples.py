@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from holter.rank.accelerator import is_capturing
+
 MAX_TENSORS = 64
 MAX_ELEMENTS = 1024
 IMAGE_DIMS = 4
@@ -39,17 +41,6 @@ def is_readable(tensor: torch.Tensor) -> bool:
             or (tensor.dim() == IMAGE_DIMS and tensor.is_contiguous(memory_format=torch.channels_last))
         )
     )
-
-
-def is_capturing() -> bool:
-    """Whether a graph is being captured on this thread's stream: what is started now would become a part of it."""
-    if not torch.cuda.is_initialized():
-        return False
-    try:
-        return bool(torch.cuda.is_current_stream_capturing())
-    except RuntimeError:
-        # A build without graphs.
-        return False
 
 
 def is_plain_moment() -> bool:

@@ -11,6 +11,7 @@ import threading
 
 import torch
 
+from holter.rank import accelerator
 from holter.rank.context import Context
 from holter.records import Preparing
 from holter.threads import without_signals
@@ -28,14 +29,15 @@ class KernelWarmUp:
 
     def see(self, module: torch.nn.Module) -> None:
         """A model is called in training."""
-        if self._is_done or self._work is not None or not torch.cuda.is_initialized():
+        if self._is_done or self._work is not None or accelerator.module() is None:
             return
         tensors = [*module.parameters(), *module.buffers()]
-        on = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
+        on = {tensor.device for tensor in tensors if not tensor.is_cpu and not tensor.is_meta}
         if not on:
             return
-        self._is_done = not any(map(is_needed, on))
-        if not self._is_done:
+        on = set(filter(is_needed, on))
+        self._is_done = not on
+        if on:
             # Losses and norms are float32, whatever the model is.
             self._begin(WarmUp(on, {torch.float32, *(tensor.dtype for tensor in tensors)}))
 

@@ -35,6 +35,7 @@ import numpy as np
 import torch
 
 from holter.errors import RewindError
+from holter.rank import accelerator
 from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.undo.buffers import MovingBuffers
@@ -75,7 +76,7 @@ class Numpy(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RandomStates(msgspec.Struct, frozen=True):
-    """Of torch's, Python's, numpy's and the CUDA devices' generators at one moment, in a form that travels; the properties are what torch, Python and numpy take back."""
+    """Of torch's, Python's, numpy's and the accelerator's generators at one moment, in a form that travels; the properties are what torch, Python and numpy take back."""
 
     torch_words: bytes
     python_version: int
@@ -83,7 +84,10 @@ class RandomStates(msgspec.Struct, frozen=True):
     python_gauss: float | None
     numpy: Numpy | None
     """None: the script put another bit generator in its place."""
-    cuda: list[bytes]
+    device_type: str
+    """Of the accelerator; nothing where there is none."""
+    device_words: list[bytes]
+    """One of each of its devices."""
 
     @property
     def torch_state(self) -> torch.Tensor:
@@ -104,9 +108,9 @@ class RandomStates(msgspec.Struct, frozen=True):
         return _LEGACY, np.frombuffer(kept.words, np.uint32).copy(), kept.place, kept.has_gauss, kept.gauss
 
     @property
-    def cuda_states(self) -> list[torch.Tensor]:
-        """For `torch.cuda.set_rng_state_all`."""
-        return [_tensor(words) for words in self.cuda]
+    def device_states(self) -> list[torch.Tensor]:
+        """For `torch.cuda.set_rng_state_all` and its likes."""
+        return [_tensor(words) for words in self.device_words]
 
     def restore(self) -> None:
         """Set every generator of this process back."""
@@ -114,8 +118,8 @@ class RandomStates(msgspec.Struct, frozen=True):
         random.setstate(self.python_state)
         if (numpy_state := self.numpy_state) is not None:
             np.random.set_state(numpy_state)  # noqa: NPY002  the global generator is what was kept
-        for generator, state in zip(_cuda_generators(), self.cuda_states, strict=False):
-            generator.set_state(state)
+        if self.device_type == accelerator.kind():
+            accelerator.set_generators(self.device_states)
 
 
 class Generators:
@@ -137,7 +141,8 @@ class Generators:
             python_words=python.words,
             python_gauss=random._inst.gauss_next,  # type: ignore[attr-defined]  # noqa: SLF001  what getstate() gives
             numpy=self._take_numpy(),
-            cuda=[_bytes(generator.get_state()) for generator in _cuda_generators()],
+            device_type=accelerator.kind(),
+            device_words=[_bytes(generator.get_state()) for generator in accelerator.generators()],
         )
 
     def _take_python(self) -> Python:
@@ -165,12 +170,6 @@ class Generators:
             self._numpy = Numpy(words.tobytes(), int(place), int(has_gauss), float(gauss))
             self._numpy_raw = raw
         return self._numpy
-
-
-def _cuda_generators() -> list[torch.Generator]:
-    """None where no CUDA context was made yet: ours would be the first."""
-    found = list(torch.cuda.default_generators) if torch.cuda.is_initialized() else []
-    return [] if found and torch.cuda.is_current_stream_capturing() else found
 
 
 def _bytes(state: torch.Tensor) -> bytes:

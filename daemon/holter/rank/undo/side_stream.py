@@ -23,6 +23,7 @@ import torch
 from holter import clock
 from holter.errors import SaveError
 from holter_kernels import side_stream
+from holter_kernels.devices import current_stream, has_streams, on_stream, recorded
 
 PATIENCE_S = 60.0
 POLL_S = 0.002
@@ -30,7 +31,7 @@ POLL_S = 0.002
 
 def devices_of(tensors: Iterable[torch.Tensor]) -> list[torch.device]:
     """The devices with streams on which these lie."""
-    return sorted({each.device for each in tensors if each.device.type == "cuda"}, key=str)
+    return sorted({each.device for each in tensors if has_streams(each.device)}, key=str)
 
 
 @contextlib.contextmanager
@@ -43,21 +44,21 @@ def beside_training(devices: Iterable[torch.device], *, is_hung: bool) -> Iterat
     pairs = []
     with contextlib.ExitStack() as inside:
         for device in devices:
-            training, side = torch.cuda.current_stream(device), side_stream(device, "rescue")
+            training, side = current_stream(device), side_stream(device, "rescue")
             if training == side:
                 continue
             if not is_hung:
-                queued = training.record_event()
+                queued = recorded(device)
                 if not wait_until(queued.query, PATIENCE_S):
                     raise SaveError(f"{device} has not finished what was queued within {PATIENCE_S:.0f} s: it hangs")
                 side.wait_event(queued)
-            inside.enter_context(torch.cuda.stream(side))
-            pairs.append((training, side))
+            inside.enter_context(on_stream(side, device))
+            pairs.append((device, training))
         try:
             yield
         finally:
-            for training, side in pairs:
-                done = side.record_event()
+            for device, training in pairs:
+                done = recorded(device)
                 if not is_hung:
                     training.wait_event(done)
                 wait_until(done.query, PATIENCE_S)

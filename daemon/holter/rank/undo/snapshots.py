@@ -37,6 +37,7 @@ from holter.rank.undo.state_parts import RestingParameter, StateGatherer, StateP
 from holter.records import Snapped
 from holter.threads import without_signals
 from holter_kernels import side_stream
+from holter_kernels.devices import can_pin, on_stream, recorded, wait_for
 
 NUM_COPIES = 2
 SLAB_BYTES = 1 << 20
@@ -53,7 +54,7 @@ def room_for(sources: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     torch rounds each pinned allocation up to a power of two, which may double it. Slabs are powers of two themselves, as large as the largest tensor needs:
     they are filled from the largest tensor to the smallest, and the last one is cut short.
     """
-    large = [index for index, source in enumerate(sources) if source.device.type == "cuda" and source.nbytes]
+    large = [index for index, source in enumerate(sources) if can_pin(source.device.type) and source.nbytes]
     large.sort(key=lambda index: -sources[index].nbytes)
     slab_bytes = max([SLAB_BYTES, *(_power_of_two(sources[index].nbytes) for index in large[:1])])
     filled: list[int] = []
@@ -84,13 +85,8 @@ def _power_of_two(number: int) -> int:
 def fits(room: torch.Tensor, source: torch.Tensor) -> bool:
     """Whether a copy may go there."""
     return (room.shape, room.dtype, room.stride()) == (source.shape, source.dtype, source.stride()) and (
-        room.is_pinned() or source.device.type != "cuda"
+        room.is_pinned() or not can_pin(source.device.type)
     )
-
-
-def is_captured() -> bool:
-    """Whether a graph is being captured, which would take our copies along."""
-    return torch.cuda.is_initialized() and bool(torch.cuda.is_current_stream_capturing())
 
 
 class BackgroundCopy:
@@ -112,11 +108,12 @@ class BackgroundCopy:
         """Copy what moves at once and begin with the rest, which may not change before `settle`."""
         _copy(self._moving)
         for device in {source.device for _, source in (*self._moving, *self._there)} - {torch.device("cpu")}:
-            side, training = side_stream(device, "snapshots"), torch.cuda.current_stream(device)
-            side.wait_stream(training)
-            with torch.cuda.stream(side):
+            side = side_stream(device, "snapshots")
+            if side is not None:
+                side.wait_event(recorded(device))
+            with on_stream(side, device):
                 _copy([pair for pair in self._there if pair[1].device == device])
-                self._events.append((device, side.record_event()))
+                self._events.append((device, recorded(device)))
         with without_signals():
             self._thread.start()
 
@@ -131,7 +128,7 @@ class BackgroundCopy:
         """The sources are about to change: wait for the thread, and have the device wait. Raises what the copying raised."""
         self._thread.join()
         for device, event in self._events:
-            torch.cuda.current_stream(device).wait_event(event)
+            wait_for(event, device)
         if self._error is not None:
             raise self._error
         self._here, self._moving = [], []
@@ -205,7 +202,7 @@ class Snapshots:
         if not self._is_due(step):
             return
         self._last_forward = step
-        if not is_plain_moment() or is_captured():
+        if not is_plain_moment():
             return
         with self._unharmed():
             self._open = self._lay_out(step)

@@ -1,6 +1,7 @@
-// A CUDA device that is none, registered under DeviceType::CUDA of a torch that was built for the CPU alone. tests/device/README.md says
-// what it is for; fake_cuda/torch_cuda.py puts torch.cuda on top.
+// A CUDA device that is none, registered under DeviceType::CUDA of a torch that was built for the CPU alone; or one of another maker, under
+// PrivateUse1. tests/device/README.md says what it is for; fake_cuda/torch_cuda.py and fake_cuda/torch_npu.py put torch's modules on top.
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/Generator.h>
 
@@ -10,16 +11,16 @@
 
 namespace fake_cuda {
 struct Guard final : c10::impl::DeviceGuardImplInterface {
-  static constexpr DeviceType static_type = DeviceType::CUDA;
+  static constexpr DeviceType static_type = DEVICE_TYPE;
   Guard() = default;
   explicit Guard(DeviceType) {}
   static DeviceIndex index(Device device) { return device.has_index() ? device.index() : current_device; }
-  static c10::Stream wrap(DeviceIndex device, StreamId id) { return c10::Stream(c10::Stream::UNSAFE, Device(DeviceType::CUDA, device), id); }
+  static c10::Stream wrap(DeviceIndex device, StreamId id) { return c10::Stream(c10::Stream::UNSAFE, Device(DEVICE_TYPE, device), id); }
   static EventPtr& event(void* event) { return *static_cast<EventPtr*>(event); }
 
-  DeviceType type() const override { return DeviceType::CUDA; }
+  DeviceType type() const override { return DEVICE_TYPE; }
   DeviceIndex deviceCount() const noexcept override { return NUM_DEVICES; }
-  Device getDevice() const override { return {DeviceType::CUDA, current_device}; }
+  Device getDevice() const override { return {DEVICE_TYPE, current_device}; }
   void setDevice(Device device) const override {
     check_device(device.index());
     current_device = device.index();
@@ -74,37 +75,46 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override { record_stream_on(data.get(), stream_of(stream)); }
 };
-C10_REGISTER_GUARD_IMPL(CUDA, Guard);
+C10_REGISTER_GUARD_IMPL(DEVICE_KEY, Guard);
 
-struct Hooks : at::CUDAHooksInterface {
-  explicit Hooks(at::CUDAHooksArgs) {}
+// What every accelerator answers torch.
+template <typename Interface>
+struct CommonHooks : Interface {
   void init() const override {}
-  bool hasCUDA() const override { return true; }
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
   bool hasPrimaryContext(DeviceIndex) const override { return true; }
   DeviceIndex deviceCount() const override { return NUM_DEVICES; }
-  int getNumGPUs() const override { return NUM_DEVICES; }
-  DeviceIndex current_device() const override { return fake_cuda::current_device; }
   DeviceIndex getCurrentDevice() const override { return fake_cuda::current_device; }
-  void setCurrentDevice(DeviceIndex device) const override { Guard().setDevice({DeviceType::CUDA, device}); }
-  DeviceIndex exchangeDevice(DeviceIndex device) const override { return Guard().exchangeDevice({DeviceType::CUDA, device}).index(); }
+  void setCurrentDevice(DeviceIndex device) const override { Guard().setDevice({DEVICE_TYPE, device}); }
+  DeviceIndex exchangeDevice(DeviceIndex device) const override { return Guard().exchangeDevice({DEVICE_TYPE, device}).index(); }
   DeviceIndex maybeExchangeDevice(DeviceIndex device) const override { return device < 0 ? fake_cuda::current_device : exchangeDevice(device); }
   bool isPinnedPtr(const void* address) const override { return is_pinned(address); }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator(); }
-  at::Allocator* getCUDADeviceAllocator() const override { return &device_allocator(); }
-  Device getDeviceFromPtr(void* address) const override { return {DeviceType::CUDA, static_cast<DeviceIndex>(device_of(address))}; }
+  Device getDeviceFromPtr(void* address) const override { return {DEVICE_TYPE, static_cast<DeviceIndex>(device_of(address))}; }
   const at::Generator& getDefaultGenerator(DeviceIndex device) const override { return default_generator(device); }
   at::Generator getNewGenerator(DeviceIndex device) const override { return at::make_generator<DeviceGenerator>(device < 0 ? fake_cuda::current_device : device); }
+};
+
+struct CudaHooks : CommonHooks<at::CUDAHooksInterface> {
+  bool hasCUDA() const override { return true; }
+  int getNumGPUs() const override { return NUM_DEVICES; }
+  DeviceIndex current_device() const override { return fake_cuda::current_device; }
+  at::Allocator* getCUDADeviceAllocator() const override { return &device_allocator(); }
   void deviceSynchronize(DeviceIndex device) const override { Guard().synchronizeDevice(device); }
 };
 
-// torch asked for its hooks while it was imported and keeps the ones without CUDA; these have the same size, so their table is put in its place.
-void take_over_hooks() {
-  static_assert(sizeof(Hooks) == sizeof(at::CUDAHooksInterface));
+struct OtherHooks : CommonHooks<at::PrivateUse1HooksInterface> {
+  void resizePrivateUse1Bytes(const c10::Storage& storage, size_t bytes) const override { resize_storage(storage.unsafeGetStorageImpl(), bytes); }
+};
+
+// torch asked for its hooks of CUDA while it was imported and keeps the ones without it; these have the same size, so their table is put in its place.
+void register_hooks() {
+  if (DEVICE_TYPE == DeviceType::PrivateUse1) return at::RegisterPrivateUse1HooksInterface(new OtherHooks);
+  static_assert(sizeof(CudaHooks) == sizeof(at::CUDAHooksInterface));
   auto& hooks = const_cast<at::CUDAHooksInterface&>(at::detail::getCUDAHooks());
   TORCH_CHECK(!hooks.hasCUDA(), "this torch was built with CUDA: fake_cuda is for builds without");
-  *reinterpret_cast<void**>(&hooks) = *reinterpret_cast<void**>(new Hooks({}));
+  *reinterpret_cast<void**>(&hooks) = *reinterpret_cast<void**>(new CudaHooks);
 }
 
 std::map<std::string, int64_t> counts() {
@@ -168,8 +178,8 @@ void enqueue(const std::string& name, py::function function) {
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   using namespace fake_cuda;
-  c10::SetAllocator(DeviceType::CUDA, &device_allocator());
-  take_over_hooks();
+  c10::SetAllocator(DEVICE_TYPE, &device_allocator());
+  register_hooks();
   using Unlocked = py::call_guard<py::gil_scoped_release>;
 
   m.def("set_gate", [](bool is_open) { set_gate(is_open, nullptr); });
@@ -193,6 +203,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     raise_error_of_device();
   }, Unlocked());
   m.def("stop", &stop, Unlocked());
+  m.def("set_float64", [](bool has) { controls().has_float64 = has; });
   m.def("limit_memory", [](size_t bytes) { memory().limit_bytes = bytes; });
 
   m.def("get_device", [] { return current_device; });

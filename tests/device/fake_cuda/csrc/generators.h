@@ -15,7 +15,7 @@ struct DeviceGenerator final : c10::GeneratorImpl {
   uint64_t seed_ = c10::default_rng_seed_val, offset_ = 0;
 
   explicit DeviceGenerator(DeviceIndex device)
-      : c10::GeneratorImpl(Device(DeviceType::CUDA, device), c10::DispatchKeySet(c10::DispatchKey::CUDA)) {}
+      : c10::GeneratorImpl(Device(DEVICE_TYPE, device), c10::DispatchKeySet(c10::DispatchKey::DEVICE_KEY)) {}
   void set_current_seed(uint64_t seed) override {
     seed_ = seed;
     offset_ = 0;

@@ -147,7 +147,7 @@ inline void collect_pending() {  // with the lock
 }
 
 inline at::DataPtr allocate_on(DeviceIndex device, size_t requested) {
-  Device where(DeviceType::CUDA, device);
+  Device where(DEVICE_TYPE, device);
   if (!requested) return {nullptr, nullptr, &release, where};
   auto& m = memory();
   size_t bytes = (requested + 511) / 512 * 512;

@@ -43,7 +43,7 @@ using Late = std::function<IValue()>;
 
 inline Late late_tensor(const at::Tensor& tensor) {
   if (!tensor.defined()) return [] { return IValue(at::Tensor()); };
-  if (tensor.is_cuda()) return [place = place_of(tensor)] { return IValue(seen_by_streams(place)); };
+  if (is_ours(tensor.device())) return [place = place_of(tensor)] { return IValue(seen_by_streams(place)); };
   return [copy = tensor.detach().clone()] { return IValue(copy); };
 }
 inline Late late(const IValue& value) {
@@ -67,7 +67,7 @@ inline Late late(const IValue& value) {
       return IValue(list);
     };
   }
-  if (value.isDevice() && value.toDevice().is_cuda()) return [] { return IValue(Device(DeviceType::CPU)); };
+  if (value.isDevice() && is_ours(value.toDevice())) return [] { return IValue(Device(DeviceType::CPU)); };
   return [value] { return value; };
 }
 
@@ -75,7 +75,7 @@ inline Late late(const IValue& value) {
 
 inline at::Tensor meta_tensor(const at::Tensor& tensor) {
   // A number stays one: it promotes less than a tensor without dimensions.
-  if (!tensor.defined() || (!tensor.is_cuda() && tensor.dim() == 0)) return tensor;
+  if (!tensor.defined() || (!is_ours(tensor.device()) && tensor.dim() == 0)) return tensor;
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(at::kMeta));
 }
 inline IValue meta(const IValue& value) {
@@ -91,7 +91,7 @@ inline IValue meta(const IValue& value) {
       list.push_back(tensor ? std::optional(meta_tensor(*tensor)) : std::nullopt);
     return list;
   }
-  if (value.isDevice() && value.toDevice().is_cuda()) return Device(DeviceType::Meta);
+  if (value.isDevice() && is_ours(value.toDevice())) return Device(DeviceType::Meta);
   if (value.isGenerator()) return IValue();
   return value;
 }
@@ -117,7 +117,7 @@ inline DeviceIndex device_of_call(const std::string& name, const std::vector<IVa
   for (auto& argument : arguments)
     visit_tensors(argument, [&](const at::Tensor& tensor) {
       if (!tensor.defined()) return;
-      if (!tensor.is_cuda()) {
+      if (!is_ours(tensor.device())) {
         TORCH_CHECK(tensor.dim() == 0 || takes_host_tensors || tensor.numel() == 0, "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (", name, ")");
         return;
       }
@@ -125,7 +125,7 @@ inline DeviceIndex device_of_call(const std::string& name, const std::vector<IVa
       if (device < 0 || tensor.dim() > 0) device = tensor.get_device();
     });
   for (auto& argument : arguments)
-    if (device < 0 && argument.isDevice() && argument.toDevice().is_cuda() && argument.toDevice().has_index()) device = argument.toDevice().index();
+    if (device < 0 && argument.isDevice() && is_ours(argument.toDevice()) && argument.toDevice().has_index()) device = argument.toDevice().index();
   return device < 0 ? current_device : device;
 }
 
@@ -193,7 +193,7 @@ struct Call {
       return;
     }
     for (size_t i = 0; i < arguments.size(); i++) {
-      if (!arguments[i].isTensor() || !arguments[i].toTensor().defined() || !arguments[i].toTensor().is_cuda()) continue;
+      if (!arguments[i].isTensor() || !arguments[i].toTensor().defined() || !is_ours(arguments[i].toTensor().device())) continue;
       auto sizes = given_to_meta_[i].toTensor().sizes();
       if (arguments[i].toTensor().sizes() != sizes) arguments[i].toTensor().resize_(sizes);
     }
@@ -216,7 +216,7 @@ struct Call {
       targets.push_back({});
       return meta;
     }
-    auto made = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(Device(DeviceType::CUDA, device)));
+    auto made = at::empty_strided(meta.sizes(), meta.strides(), meta.options().device(Device(DEVICE_TYPE, device)));
     targets.push_back(place_of(made));
     return made;
   }
@@ -301,13 +301,18 @@ struct OnDevice {
   explicit OnDevice(DeviceIndex device) { current_device = device; }
   ~OnDevice() { current_device = before; }
 };
+inline at::ScalarType checked(std::optional<at::ScalarType> dtype) {
+  auto found = dtype.value_or(at::get_default_dtype_as_scalartype());
+  TORCH_CHECK_TYPE(found != at::kDouble || controls().has_float64, "this device has no float64");
+  return found;
+}
 inline at::Tensor empty(c10::IntArrayRef sizes, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device> device, std::optional<bool>, std::optional<at::MemoryFormat> format) {
   OnDevice here(index_of(device));
-  return at::detail::empty_generic(sizes, &device_allocator(), c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype.value_or(at::get_default_dtype_as_scalartype()), format);
+  return at::detail::empty_generic(sizes, &device_allocator(), c10::DispatchKeySet(c10::DispatchKey::DEVICE_KEY), checked(dtype), format);
 }
 inline at::Tensor empty_strided(c10::IntArrayRef sizes, c10::IntArrayRef strides, std::optional<at::ScalarType> dtype, std::optional<at::Layout>, std::optional<Device> device, std::optional<bool>) {
   OnDevice here(index_of(device));
-  return at::detail::empty_strided_generic(sizes, strides, &device_allocator(), c10::DispatchKeySet(c10::DispatchKey::CUDA), dtype.value_or(at::get_default_dtype_as_scalartype()));
+  return at::detail::empty_strided_generic(sizes, strides, &device_allocator(), c10::DispatchKeySet(c10::DispatchKey::DEVICE_KEY), checked(dtype));
 }
 inline void resize_storage(c10::StorageImpl* storage, size_t bytes) {
   auto device = storage->device().index();
@@ -343,7 +348,7 @@ inline at::Tensor& copy_(at::Tensor& to, const at::Tensor& given, bool non_block
   at::NoGradGuard no_grad;
   if (to.is_same(given) || !to.numel()) return to;
   at::Tensor from = given.expand(to.sizes());
-  if (to.is_cuda() && from.is_cuda()) {
+  if (is_ours(to.device()) && is_ours(from.device())) {
     if (to.get_device() != from.get_device()) return copy_between_devices(to, from);
     push(current_stream(to.get_device()), "copy", [to = place_of(to), from = place_of(from)] { seen_by_streams(to).copy_(seen_by_streams(from)); });
     return to;
@@ -398,8 +403,8 @@ inline std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input
 inline int64_t choose_attention(const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, double, bool, std::optional<double>, bool) { return 0; }
 }  // namespace fake_cuda
 
-TORCH_LIBRARY_IMPL(_, CUDA, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fake_cuda::fallback>()); }
-TORCH_LIBRARY_IMPL(aten, CUDA, m) {
+TORCH_LIBRARY_IMPL(_, DEVICE_KEY, m) { m.fallback(torch::CppFunction::makeFromBoxedFunction<&fake_cuda::fallback>()); }
+TORCH_LIBRARY_IMPL(aten, DEVICE_KEY, m) {
   m.impl("empty.memory_format", fake_cuda::empty);
   m.impl("empty_strided", fake_cuda::empty_strided);
   m.impl("resize_", fake_cuda::resize_);

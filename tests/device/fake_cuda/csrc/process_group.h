@@ -35,7 +35,7 @@ struct CollectiveWork final : c10d::Work {
 
   CollectiveWork(Stream& stream, Tensors outputs, bool is_barrier)
       : device(stream.device), event(record_event(stream)), outputs(std::move(outputs)), is_barrier(is_barrier) {
-    future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), std::vector<Device>{Device(DeviceType::CUDA, device)});
+    future = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), std::vector<Device>{Device(DEVICE_TYPE, device)});
     auto before = std::exchange(current_ids[device], stream.id);  // the future's event belongs to the group's stream
     future->markCompleted(IValue(this->outputs));
     current_ids[device] = before;
@@ -243,5 +243,5 @@ inline void bind_process_group(py::module& m) {
 }  // namespace fake_cuda
 
 namespace c10d {
-C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::kCUDA, fake_cuda::PhaseTimer)
+C10_REGISTER_TYPED_CLASS(TimerRegistry, c10::DeviceType::DEVICE_KEY, fake_cuda::PhaseTimer)
 }  // namespace c10d

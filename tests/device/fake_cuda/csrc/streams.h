@@ -21,6 +21,11 @@
 #include <thread>
 #include <vector>
 
+// What all of this is registered as: CUDA, or PrivateUse1, which torch keeps for the makers of other accelerators.
+#ifndef DEVICE_KEY
+#define DEVICE_KEY CUDA
+#endif
+
 namespace fake_cuda {
 using c10::Device;
 using c10::DeviceIndex;
@@ -29,6 +34,7 @@ using c10::StreamId;
 using Clock = std::chrono::steady_clock;
 using Function = std::function<void()>;
 
+constexpr DeviceType DEVICE_TYPE = DeviceType::DEVICE_KEY;
 constexpr int NUM_DEVICES = 2;
 constexpr int POOL_SIZE = 32;
 constexpr StreamId FIRST_EXTERNAL = 1 << 20;
@@ -56,6 +62,7 @@ struct Controls {
   std::atomic<int64_t> num_launches{0};
   std::atomic<int> num_running{0};
   std::atomic<int> sync_debug_mode{0};
+  bool has_float64 = true;    // some devices have none
   std::atomic<int64_t> num_to_device{0}, bytes_to_device{0}, num_to_host{0}, bytes_to_host{0};
   std::vector<std::string> syncs;
   std::vector<std::string> launches;
@@ -220,6 +227,7 @@ inline StreamId make_external() {
   return FIRST_EXTERNAL + streams().num_external++;
 }
 
+inline bool is_ours(Device device) { return device.type() == DEVICE_TYPE; }
 inline thread_local DeviceIndex current_device = 0;
 inline thread_local StreamId current_ids[NUM_DEVICES] = {};
 inline Stream& current_stream(DeviceIndex device) { return stream_of(device, current_ids[device]); }
