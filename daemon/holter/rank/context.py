@@ -107,11 +107,14 @@ class KnownFinite:
 
     def __init__(self) -> None:
         self._versions: dict[int, int] = {}
-        self._num_collectives = -1
+        self._num_collectives: int | None = -1
 
     def note(self, gradients: Iterable[Any]) -> None:
         """These, as they are now, are finite."""
-        if self._num_collectives != (now := num_collectives()):
+        now = num_collectives()
+        if now is None:
+            return
+        if self._num_collectives != now:
             self._versions, self._num_collectives = {}, now
         self._versions.update((local(g).data_ptr(), g._version) for g in gradients)  # noqa: SLF001
 

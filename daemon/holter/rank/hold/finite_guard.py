@@ -37,6 +37,7 @@ from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.hold.device_flags import RUN_AHEAD, DeviceFlags, LeftOut, device_of, flag_of, takes_flag
 from holter.rank.models import is_split
+from holter.rank.readings.batches import Inputs
 from holter.rank.readings.fused_pass import has_nonfinite
 from holter.rank.readings.gradient_answers import GradientAnswer, are_plain
 from holter.rank.readings.samples import local
@@ -50,6 +51,8 @@ ASK_S = 0.0002
 """Between two questions whether a device has answered: as long as it may stand idle for them."""
 SAID_AFTER = 16
 """Steps, after which it is said how long they waited."""
+MAX_KEPT_BYTES = 16 << 20
+"""Of a call that is kept until a device has decided on its step, two or three steps later."""
 END_S = 1.0
 """So long the end of the script waits for what the device has left out."""
 
@@ -169,8 +172,9 @@ class FiniteGuard:
             flag = getattr(answer.reading, "flag", None)
         if flag is None and gradients:
             flag = flag_of(gradients)
-        step = self._context.log.now
+        step, inputs = self._context.log.now, self._context.inputs
         step.num_owed += 1
+        step.suspects.call = kept_call(inputs.suspect or inputs.last)
 
         def known() -> None:
             step.num_owed -= 1
@@ -273,6 +277,12 @@ def _part(gradient: torch.Tensor) -> torch.Tensor:
     """What this rank holds of it, dense."""
     part = local(gradient) if hasattr(gradient, "placements") else gradient
     return part._values() if part.is_sparse else part  # noqa: SLF001
+
+
+def kept_call(call: Inputs | None) -> Inputs | None:
+    """The call, if its tensors are small."""
+    is_small = call is not None and sum(t.nbytes for _, t, _ in call.leaves) <= MAX_KEPT_BYTES
+    return call if is_small else None
 
 
 class Shards:

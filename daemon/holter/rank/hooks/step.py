@@ -261,7 +261,7 @@ class StepProbe:
             self._is_straggler = False
             return
         # A closure calls backward inside the step.
-        self._attempt(self._read_applied, optimizer)
+        self._attempt(self._read_applied, optimizer, is_applied=True)
         self._stepped.add(optimizer)
         self._attempt(self._note_rate, optimizer)
         if all(other in self._stepped for other in self._last):
@@ -302,16 +302,16 @@ class StepProbe:
         if (found := self._context.frameworks.registered(optimizer)) is not None:
             self._context.undo.rewind.registered.find = found
 
-    def _read_applied(self, optimizer: torch.optim.Optimizer) -> None:
+    def _read_applied(self, optimizer: torch.optim.Optimizer, *, is_applied: bool = False) -> None:
         """Ask whether what the optimizer applies is finite, and if not, where that comes from."""
         self._gradients.read_applied(optimizer)
         if self._context.log.now.suspects.is_applied:
-            self._ask_about_batch()
+            self._ask_about_batch(is_applied=is_applied)
 
-    def _ask_about_batch(self) -> None:
+    def _ask_about_batch(self, *, is_applied: bool = False) -> None:
         if not self._was_batch_asked:
             self._was_batch_asked = True
-            self._batches.investigate()
+            self._batches.investigate(is_applied=is_applied)
 
     def is_torn(self) -> bool:
         """Whether weights are partly new: inside an optimizer's step, or between two optimizers of one step."""
@@ -371,7 +371,7 @@ class StepProbe:
         context = self._context
         hold, step = context.hold, context.log.step
         self._finite.flags.act()
-        self._reporter.tell_until(left_out.step)
+        self._reporter.tell_until(left_out.step, self._batches.investigate_left_out)
         hold.left_out = left_out
         # It stands where its weights are: one that has beaten at a later step is taken to have gone on.
         context.writer.beat(left_out.step, context.phases.phase, 0)
@@ -402,6 +402,9 @@ class StepProbe:
         if not step.suspects.is_applied and not step.gradients.is_local_whole:
             # Nobody has seen all of this rank's own gradients: it cannot be said that another one made the NaN.
             self._attempt(self._gradients.read_applied, optimizer, is_known_bad=True)
+            self._attempt(self._ask_about_batch)
+        elif step.suspects.tensors:
+            # A device has answered only now that this rank's own are not finite.
             self._attempt(self._ask_about_batch)
         return True
 

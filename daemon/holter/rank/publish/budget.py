@@ -122,8 +122,9 @@ class Schedule:
     @property
     def overhead_ratio(self) -> float:
         """What holter took of the recent steps, as a share of what they would have taken without it."""
-        own_s = sum(self._own_s)
-        return own_s / max(sum(self._step_s) - own_s, 1e-9)
+        own_s, all_s = sum(self._own_s), sum(self._step_s)
+        # A device that is busy with readings alone leaves nothing to compare them with.
+        return own_s / max(all_s - own_s, all_s / 100, 1e-9)
 
     def thin(self, doublings: int) -> None:
         """The sidecar cannot keep up: compare this many doublings less often than the budget would allow."""

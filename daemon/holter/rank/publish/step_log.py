@@ -104,6 +104,8 @@ class Suspects:
     """What loaders gave in host memory, with each tensor's version then: labels go past the model, and a device tells of a NaN when the batch would be gone."""
     odd: set[str] = field(default_factory=set)
     """Tensors of the batch in host memory that are not finite: by their nature, if the step turns out to be."""
+    call: Any = None
+    """The model's last call (`Inputs`), while a device decides on the step: should it leave it out, the call is replayed."""
     is_skipped: bool = False
     """A scaler answers for the step: that it went on says nothing about its batch."""
 
@@ -284,13 +286,15 @@ class StepReporter:
         for step in self._context.log.ready():
             self._tell_once(step)
 
-    def tell_until(self, number: int) -> None:
-        """Steps up to this one, in order: a device has come past them, and what it owes of them is a matter of moments."""
+    def tell_until(self, number: int, investigate: Callable[[OpenStep], None]) -> None:
+        """Steps up to this one, in order: a device has come past them, and what it owes of them is a matter of moments. The last of them is bad, and is investigated."""
         steps, until_s = self._context.log.until(number), clock.monotonic_s() + ANSWERS_S
         while any(step.num_owed > 0 for step in steps) and clock.monotonic_s() < until_s:
             self._context.readings.poll()
             threading.Event().wait(0.001)
         for step in steps:
+            if step.step == number:
+                self._context.guard.attempt(investigate, step)
             self._tell_once(step)
 
     def tell_held(self, step: OpenStep) -> None:
@@ -334,7 +338,7 @@ class StepReporter:
     def _blamed(self, step: OpenStep) -> list[Nonfinite]:
         """What was not finite, if that was applied; of a step that was, what stands in a batch by right is learnt."""
         healthy_steps, found = self._context.inputs.healthy_steps, step.suspects.inputs
-        fetched, step.suspects.fetched = step.suspects.fetched, []
+        fetched, step.suspects.fetched, step.suspects.call = step.suspects.fetched, [], None
         if not step.suspects.is_applied:
             if not step.suspects.is_skipped:
                 healthy_steps.update({entry.name for entry in found} | step.suspects.odd)

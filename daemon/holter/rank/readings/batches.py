@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from holter.rank import accelerator
 from holter.rank.readings.loss_lines import Place, caller
 from holter.records import Nonfinite
 from holter_kernels import summarize
@@ -33,6 +34,8 @@ SAMPLED_INTEGERS = 1 << 20
 """Of a larger tensor of integers every n-th is asked."""
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
+HOST = torch.device("cpu")
+
 Leaf = tuple[str, torch.Tensor]
 """Path in the batch, and the tensor there."""
 
@@ -49,6 +52,11 @@ class Inputs:
     """Path, tensor, and the tensor's version when the model was called: a higher one means that it was changed in place."""
     random_state: torch.Tensor
     autocast: tuple[bool, torch.dtype]
+    """On the device that its tensors are on."""
+    device: torch.device
+    """Of the first tensor that is not in host memory."""
+    device_states: list[torch.Tensor]
+    """Of the accelerator's random generators, if it is on one."""
     called: Place | None = None
     """Where the script called it."""
 
@@ -100,13 +108,17 @@ def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], 
     found = list(leaves(args[0], "input") if len(args) == 1 else leaves(args, "input"))
     for name, value in kwargs.items():
         found += leaves(value, name)
+    device = next((t.device for _, t in found if not t.is_cpu and not t.is_meta), HOST)
+    is_there = device is not HOST
     return Inputs(
         model=model,
         args=args,
         kwargs=kwargs,
         leaves=[(path, t, t._version) for path, t in found[:MAX_LEAVES]],  # noqa: SLF001
         random_state=torch.random.get_rng_state(),
-        autocast=(torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
+        autocast=(torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)),
+        device=device,
+        device_states=[generator.get_state() for generator in accelerator.generators()] if is_there else [],
         called=caller(),
     )
 

@@ -46,18 +46,21 @@ class GradientMark(NamedTuple):
 
     @staticmethod
     def of(gradients: Sequence[Any]) -> "GradientMark | None":
-        """As they are now; None where that cannot be told: a write to a part of a DTensor is not counted."""
-        if not set(map(type, gradients)) <= PLAIN:
+        """As they are now; None where that cannot be told: a write to a part of a DTensor is not counted, nor are collectives everywhere."""
+        if not set(map(type, gradients)) <= PLAIN or (number := num_collectives()) is None:
             return None
-        return GradientMark(list(map(_address, gradients)), list(map(_version, gradients)), num_collectives())
+        return GradientMark(list(map(_address, gradients)), list(map(_version, gradients)), number)
 
 
-def num_collectives() -> int:
-    """Collectives that this rank has called in all its groups; it never goes back while the groups are the same."""
+def num_collectives() -> int | None:
+    """Collectives that this rank has called in all its groups; it never goes back while the groups are the same. None: a group of another maker does not count them."""
     if not dist.is_available() or not dist.is_initialized():
         return 0
     world = dist.distributed_c10d._world  # noqa: SLF001  nothing public lists the groups; what raises is counted, and nothing is shared
-    return sum(group._get_sequence_number_for_group() for group in list(world.pg_map))  # noqa: SLF001
+    try:
+        return int(sum(group._get_sequence_number_for_group() for group in list(world.pg_map)))  # noqa: SLF001
+    except RuntimeError:
+        return None
 
 
 class TableRows:

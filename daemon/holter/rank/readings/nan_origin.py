@@ -7,6 +7,9 @@ whether finite), and tensors that are never finite, such as a mask of -inf, are 
 If the batch was finite, it is run through the model once more, under hooks. Nothing is left behind: no gradient is recorded; random states are
 put back; buffers and what modules keep in plain attributes are copies meanwhile. The wrapper is not called, and a collective that the
 model calls itself ends the replay: one rank alone would wait for its peers for ever.
+
+On a device too, once the rank stands: before a step that is not applied, or after the device has left it out, with the call that was kept for that. The device is waited for
+then, which has nothing else to do. A step that was applied is not replayed there: its weights are not those of the call.
 """
 
 import contextlib
@@ -16,20 +19,26 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from holter.rank import accelerator
 from holter.rank.context import Context
 from holter.rank.hooks.data import FetchedBatch
+from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings import batches
 from holter.rank.readings.batches import Inputs, leaves
 from holter.rank.readings.loss_lines import LossTrace, lines_in
+from holter.rank.undo.side_stream import wait_until
 from holter.records import Origin
+from holter_kernels.devices import recorded
 
+PATIENCE_S = 10.0
+"""So long a replay waits for what a device was given before."""
 COLLECTIVES = frozenset({"c10d", "c10d_functional", "_c10d_functional", "_dtensor"})
 PLAIN = (list, dict, set)
 TORCHS_OWN = frozenset(name for name in vars(torch.nn.Module()) if name.startswith("_"))
@@ -85,7 +94,7 @@ class BatchBlameProbe:
         kept += [(path, t, t._version) for path, t in leaves if t.is_cpu and t.is_floating_point()]  # noqa: SLF001
         del kept[:-MAX_LEAVES]
 
-    def investigate(self) -> None:
+    def investigate(self, *, is_applied: bool = False) -> None:
         """The step is not finite: look for the fault in its batch, and if that is sound, for the module that made it."""
         context = self._context
         inputs = context.inputs.suspect or context.inputs.last
@@ -100,8 +109,13 @@ class BatchBlameProbe:
             context.log.now.suspects.add(msgspec.structs.replace(entry, **known))
         is_sound = all(entry.name in self._healthy_steps for entry in bad)
         if is_sound and self._num_replays < MAX_REPLAYS:
-            self._num_replays += 1
-            self._replay(inputs)
+            self._replay(inputs, context.log.now, is_applied=is_applied)
+
+    def investigate_left_out(self, step: OpenStep) -> None:
+        """A device has left out a step, some steps ago: the weights are still those of its call."""
+        is_sound = all(entry.name in self._healthy_steps for entry in step.suspects.inputs)
+        if step.suspects.call is not None and is_sound and self._num_replays < MAX_REPLAYS:
+            self._replay(step.suspects.call, step)
 
     def observe(self, *, is_check: bool) -> None:
         """A step is about to be applied: its batch is complete."""
@@ -145,19 +159,22 @@ class BatchBlameProbe:
         now = self._context.log.now
         now.batch, self._signature = batches.fold(now.batch, self._signature), 0
 
-    def _replay(self, inputs: Inputs | None) -> None:
+    def _replay(self, inputs: Inputs | None, step: OpenStep, *, is_applied: bool = False) -> None:
+        self._num_replays += 1
         context = self._context
         module = inputs.model() if inputs is not None else None
         model = next((model for model in context.models if model.inner is module), None)
         with context.guard.paused():
-            found = find(inputs, model.prefix if model else "")
+            is_later = step is not context.log.now
+            moment = Moment(is_applied=is_applied, num_passes=step.passes.num_done, is_later=is_later)
+            found = find(inputs, model.prefix if model else "", moment)
         traced = context.inputs.trace or LossTrace()
         lines = traced.lines
         if found.is_loss_alone and module is not None:
             word = traced.operation.partition(" ")[0]
             lines = [*lines_in(type(module).forward, word), *lines]
         context.writer.say(
-            context.log.step,
+            step.step,
             msgspec.structs.replace(
                 found,
                 operation=traced.operation,
@@ -176,12 +193,26 @@ def _place(tensor: torch.Tensor) -> tuple[int, torch.Size, torch.dtype]:
     return tensor.data_ptr() if is_here else id(tensor), tensor.shape, tensor.dtype
 
 
-def find(inputs: Inputs | None, prefix: str) -> Origin:
+class Moment(NamedTuple):
+    """When a step is asked about, which matters on a device: it tells of a NaN later."""
+
+    is_applied: bool = False
+    """What was computed from the call is in the weights, or may be."""
+    num_passes: int = 1
+    """Backward passes of the step."""
+    is_later: bool = False
+    """Other steps have been computed since."""
+
+
+AT_ONCE = Moment()
+
+
+def find(inputs: Inputs | None, prefix: str, moment: Moment = AT_ONCE) -> Origin:
     """Replay the captured call; says why if that cannot be done."""
     module = inputs.model() if inputs is not None else None
     if inputs is None or module is None:
         return _unknown("the inputs of the step were not seen")
-    obstacle = _obstacle(inputs, module)
+    obstacle = _obstacle(inputs, module, moment)
     if obstacle:
         return _unknown(obstacle)
     search = _OriginSearch(module, prefix)
@@ -193,7 +224,7 @@ def find(inputs: Inputs | None, prefix: str) -> Origin:
         return _unknown(f"the model communicates ({collective}): one rank cannot replay it alone")
     except Exception as error:  # noqa: BLE001  the script's module may not bear a second call
         return _unknown(f"the replay raised {type(error).__name__}: {error}")
-    return next(iter(search.origins), _nowhere(counts))
+    return next(iter(search.origins), _nowhere(counts, moment))
 
 
 def _replay(module: torch.nn.Module, inputs: Inputs, search: "_OriginSearch") -> str:
@@ -205,20 +236,22 @@ def _replay(module: torch.nn.Module, inputs: Inputs, search: "_OriginSearch") ->
         warnings.catch_warnings(action="ignore"),
         contextlib.redirect_stdout(io.StringIO()),
         torch.no_grad(),
-        torch.autocast("cpu", dtype=dtype, enabled=is_cast),
+        torch.autocast(inputs.device.type, dtype=dtype, enabled=is_cast),
         _NoCollectives(),
     ):
         torch.random.set_rng_state(inputs.random_state)
+        accelerator.set_generators(inputs.device_states)
         module(*inputs.args, **inputs.kwargs)
         return moved()
 
 
-def _obstacle(inputs: Inputs, module: torch.nn.Module) -> str:
+def _obstacle(inputs: Inputs, module: torch.nn.Module, moment: Moment) -> str:
     if not inputs.leaves:
         return "no tensor was seen among the inputs: it is not known where they are, nor whether they have changed"
     held = chain(module.parameters(), module.buffers(), (t for _, t, _ in inputs.leaves))
-    if any(t.device.type != "cpu" for t in held):
-        return "the model is on a device: a replay would have to wait for it"
+    there = {t.device for t in held if not t.is_cpu}
+    if there and (obstacle := _obstacle_of_device(there, moment)):
+        return obstacle
     if any(t._version != version for _, t, version in inputs.leaves):  # noqa: SLF001
         return "an input was changed in place since: the replay would not see what the model saw"
     if any(hasattr(p, "ds_tensor") for p in module.parameters()):
@@ -226,6 +259,17 @@ def _obstacle(inputs: Inputs, module: torch.nn.Module) -> str:
     if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
         return "a part of the model is compiled by TorchScript and takes no hooks"
     return ""
+
+
+def _obstacle_of_device(there: set[torch.device], moment: Moment) -> str:
+    if any(device.type == "meta" for device in there):
+        return "a part of the model is on a device without values"
+    if moment.is_applied:
+        return "the model is on a device, which had applied the step before it told of it: its weights are not those of the call"
+    if moment.num_passes > 1:
+        return "the model is on a device, which told of the step as a whole: which of its micro-batches made the NaN is not known"
+    is_idle = not accelerator.is_capturing() and all(wait_until(recorded(device).query, PATIENCE_S) for device in there)
+    return "" if is_idle else "the model is on a device that does not come to the end of what was queued"
 
 
 class _FoundError(Exception):
@@ -245,8 +289,12 @@ class _NoCollectives(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def _nowhere(counts: str) -> Origin:
+def _nowhere(counts: str, moment: Moment) -> Origin:
     """No module gave a number that is not finite."""
+    if moment.is_later:
+        return _unknown(
+            "every module's output was finite some steps later, when the device had told of it: a module may have changed since"
+        )
     if counts:
         return _unknown(f"{counts} is changed by each call: the replay did not do what the step did")
     reason = "replayed with the same batch and random state: every module's output is finite"
@@ -374,6 +422,7 @@ def _hooked(module: torch.nn.Module, search: _OriginSearch) -> Iterator[None]:
 def _left_as_it_was(module: torch.nn.Module) -> Iterator[Callable[[], str]]:
     """Random states, buffers and plain attributes, all put back at the end; gives who tells which number among them has changed."""
     now = torch.random.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    there = [generator.get_state() for generator in accelerator.generators()]
     parts = list(module.modules())
     buffers = [(part, dict(part._buffers)) for part in parts]  # noqa: SLF001
     attributes = [(part, {k: v for k, v in part.__dict__.items() if k not in TORCHS_OWN}) for part in parts]
@@ -401,5 +450,6 @@ def _left_as_it_was(module: torch.nn.Module) -> Iterator[Callable[[], str]]:
             container.clear()
             container.extend(before) if isinstance(container, list) else container.update(before)
         torch.random.set_rng_state(now[0])
+        accelerator.set_generators(there)
         random.setstate(now[1])
         np.random.set_state(now[2])  # noqa: NPY002
