@@ -166,7 +166,7 @@ class BatchBlameProbe:
         model = next((model for model in context.models if model.inner is module), None)
         with context.guard.paused():
             is_later = step is not context.log.now
-            moment = Moment(is_applied=is_applied, num_passes=step.passes.num_done, is_later=is_later)
+            moment = AskedWhen(is_applied=is_applied, num_passes=step.passes.num_done, is_later=is_later)
             found = find(inputs, model.prefix if model else "", moment)
         traced = context.inputs.trace or LossTrace()
         lines = traced.lines
@@ -193,7 +193,7 @@ def _place(tensor: torch.Tensor) -> tuple[int, torch.Size, torch.dtype]:
     return tensor.data_ptr() if is_here else id(tensor), tensor.shape, tensor.dtype
 
 
-class Moment(NamedTuple):
+class AskedWhen(NamedTuple):
     """When a step is asked about, which matters on a device: it tells of a NaN later."""
 
     is_applied: bool = False
@@ -204,10 +204,10 @@ class Moment(NamedTuple):
     """Other steps have been computed since."""
 
 
-AT_ONCE = Moment()
+AT_ONCE = AskedWhen()
 
 
-def find(inputs: Inputs | None, prefix: str, moment: Moment = AT_ONCE) -> Origin:
+def find(inputs: Inputs | None, prefix: str, moment: AskedWhen = AT_ONCE) -> Origin:
     """Replay the captured call; says why if that cannot be done."""
     module = inputs.model() if inputs is not None else None
     if inputs is None or module is None:
@@ -245,7 +245,7 @@ def _replay(module: torch.nn.Module, inputs: Inputs, search: "_OriginSearch") ->
         return moved()
 
 
-def _obstacle(inputs: Inputs, module: torch.nn.Module, moment: Moment) -> str:
+def _obstacle(inputs: Inputs, module: torch.nn.Module, moment: AskedWhen) -> str:
     if not inputs.leaves:
         return "no tensor was seen among the inputs: it is not known where they are, nor whether they have changed"
     held = chain(module.parameters(), module.buffers(), (t for _, t, _ in inputs.leaves))
@@ -261,7 +261,7 @@ def _obstacle(inputs: Inputs, module: torch.nn.Module, moment: Moment) -> str:
     return ""
 
 
-def _obstacle_of_device(there: set[torch.device], moment: Moment) -> str:
+def _obstacle_of_device(there: set[torch.device], moment: AskedWhen) -> str:
     if any(device.type == "meta" for device in there):
         return "a part of the model is on a device without values"
     if moment.is_applied:
@@ -289,7 +289,7 @@ class _NoCollectives(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **(kwargs or {}))
 
 
-def _nowhere(counts: str, moment: Moment) -> Origin:
+def _nowhere(counts: str, moment: AskedWhen) -> Origin:
     """No module gave a number that is not finite."""
     if moment.is_later:
         return _unknown(
