@@ -78,6 +78,7 @@ class Monitor:
             on_gradients=self._on_gradients,
             on_end=self._on_backward_end,
             on_round=lambda: self.steps.end_round(),  # noqa: PLW0108  they are made later
+            on_stuck=lambda: self._batches.investigate(),  # noqa: PLW0108  likewise
         )
         self._calls = CallProbe(
             self.context,

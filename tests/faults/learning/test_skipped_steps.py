@@ -3,7 +3,7 @@
 from holter.diagnosis import top_cause
 from holter.faults.learning.skipped_steps import SkippedSteps
 from holter.faults.window import Note
-from holter.records import Finding, Nonfinite, Skipped
+from holter.records import Finding, Nonfinite, Origin, Skipped
 from made_up import made_window
 
 
@@ -41,3 +41,14 @@ def test_a_scaler_that_skips_its_first_steps_is_healthy() -> None:
 
 def test_one_success_between_begins_the_count_again() -> None:
     assert judge(*skips(10), *skips(10, first=64.0, taken=1, step=1)) == []
+
+
+def test_an_overflow_that_was_seen_in_a_skipped_step_is_the_cause() -> None:
+    origin = Origin(
+        module="head", module_class="Linear", is_input_finite=True, input_absmax=3.0, replayed=True, reason="", dtype="float16",
+        dtype_max=65504.0, output_infs=8, output_absmax=0.0, weight_absmax=1e6,
+    )  # fmt: skip
+    window = made_window(notes=tuple(skips(20)), origins={(0, 0): origin})
+    (finding,) = SkippedSteps().judge(window)
+    assert (("head",), "activation_overflow") == (finding.modules, top_cause(finding))
+    assert "beyond 6.55e+04" in finding.evidence[0].summary

@@ -86,3 +86,19 @@ def test_buffers_that_are_local_by_intention_raise_nothing() -> None:
         model=0, wrapper="DDP", is_replicated=True, optimizers=[], backward_order=[], part=0, parts=1, entries=entries
     )
     assert judge({"buffers": history(1, 2)}, census=census) == []
+
+
+def test_a_table_of_another_dtype_on_one_rank_is_named_so() -> None:
+    def census(dtype: str) -> Census:
+        entries = [TensorEntry(name, (4,), dtype, False, True, -1, is_replicated=True) for name in NAMES]
+        return Census(
+            model=0, wrapper="DDP", is_replicated=True, optimizers=[], backward_order=[], part=0, parts=1, entries=entries
+        )  # fmt: skip
+
+    classes = {"buffers": history(1, 2), "parameters_before": AGREED, "gradients": AGREED}
+    views = (StepView(1, 0, 2, (), roots={"buffers": TWO}), StepView(8, 0, 2, (), roots={"buffers": TWO}))
+    told = {0: census("float32"), 1: census("bfloat16")}
+    window = made_window(10**12, 2, frozenset({0, 1}), steps=views, classes=classes, tables=tables(1), census=told)
+    (finding,) = BufferDivergence().judge(window)
+    assert rank_causes(finding)[0].cause == "dtype_mismatch_across_ranks"
+    assert "float32 on rank 0 and bfloat16 on rank 1" in finding.evidence[0].summary

@@ -250,7 +250,8 @@ EVERY_STEP_SKIPPED = CauseEntry(
     refuting_fact="is_every_step_skipped",
     is_refuted_by=False,
     rows=(
-        Row("skipped_steps", 0.95, "observation", seen=("is_every_step_skipped",)),
+        Row("skipped_steps", 0.95, "observation", seen=("is_every_step_skipped",), unless=("is_overflow",)),
+        Row("skipped_steps", 0.85, "observation", seen=("is_every_step_skipped", "is_overflow")),
         Row("skipped_steps", 0.60, "inference", missing=_NO_SCALER),
     ),
     fix=Fix(

@@ -21,10 +21,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.shared.overflow import is_overflown
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import Note, Window
-from holter.records import Evidence, Finding, Skipped
+from holter.records import Evidence, Finding, Origin, Skipped
+
+HEADROOM = 16.0
+"""What is finite in an overflown output comes within this factor of the dtype's largest number."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class SkippedSteps:
         ranks = tuple(
             sorted(rank for rank, said in by_rank.items() if said[-1][1].in_a_row >= self.in_a_row_when_low - 1)
         )
-        yield _finding(by_rank[leader], found[leader], tuple(sorted({*found, *ranks})))
+        origin = next((seen for (rank, _), seen in sorted(window.tensors.origins.items()) if rank in by_rank), None)
+        yield _finding(by_rank[leader], found[leader], tuple(sorted({*found, *ranks})), origin)
 
     def _first(self, said: list[tuple[Note, Skipped]]) -> int | None:
         return next((place for place, (_, skipped) in enumerate(said) if self._is_stuck(skipped)), None)
@@ -68,8 +73,11 @@ class SkippedSteps:
         return skipped.in_a_row >= (2 * self.in_a_row if is_searching else self.in_a_row)
 
 
-def _finding(said: list[tuple[Note, Skipped]], place: int, ranks: tuple[int, ...]) -> Finding:
+def _finding(
+    said: list[tuple[Note, Skipped]], place: int, ranks: tuple[int, ...], origin: Origin | None = None
+) -> Finding:
     note, skipped = said[place]
+    is_overflow = is_overflown(origin, HEADROOM)
     first_step = _first_of_run(said, place).step
     places = sorted({entry.where for entry in skipped.nonfinite})
     return Finding(
@@ -78,15 +86,29 @@ def _finding(said: list[tuple[Note, Skipped]], place: int, ranks: tuple[int, ...
         first_step=first_step,
         detected_step=note.step,
         ranks=ranks,
-        tensors=tuple(dict.fromkeys(entry.name for entry in skipped.nonfinite)),
+        tensors=() if is_overflow else tuple(dict.fromkeys(entry.name for entry in skipped.nonfinite)),
+        modules=(origin.module,) if origin and is_overflow else (),
         summary=f"The loss scaler skips every step since step {first_step}: its scale fell from {skipped.first_scale:g} to {skipped.scale:g}, and no weight changes.",
         facts={
             "is_every_step_skipped": True,
             "has_collapsed_scale": skipped.scale < 1,
             "has_passed_step": skipped.num_taken > 0,
             "has_nonfinite_input": "input" in places if skipped.nonfinite else None,
+            "is_overflow": is_overflow,
         },
-        evidence=tuple(_evidence(note, skipped, ranks, places)),
+        evidence=(
+            *(_overflow_evidence(origin) if origin and is_overflow else ()),
+            *_evidence(note, skipped, ranks, places),
+        ),
+    )
+
+
+def _overflow_evidence(origin: Origin) -> Iterator[Evidence]:
+    yield Evidence(
+        kind="replay",
+        summary=f"{origin.module} ({origin.module_class}) was run once more on the batch of a skipped step: of finite inputs, up to {origin.input_absmax:.3g}, "
+        f"and weights up to {origin.weight_absmax:.3g} it made {origin.output_infs} values beyond {origin.dtype_max:.4g}, the largest number of its dtype",
+        values={"module": origin.module, "input_absmax": origin.input_absmax, "weight_absmax": origin.weight_absmax},
     )
 
 

@@ -153,7 +153,7 @@ NONFINITE_BACKWARD = CauseEntry(
 
 ACTIVATION_OVERFLOW = CauseEntry(
     cause="activation_overflow",
-    happened="A module's output passed the largest number of its dtype, and the optimizer was given the gradients made from it.",
+    happened="A module's output passed the largest number of its dtype, and the gradients made from it are not finite.",
     mechanism=(
         "Values grew from layer to layer, or from step to step, until a product or a sum no longer fitted the output's dtype: 65504 for "
         "fp16, 3.4e38 for bf16 and fp32. It became Inf, the next subtraction or normalisation made NaN of it, and the loss with it. Ranks "
@@ -166,6 +166,7 @@ ACTIVATION_OVERFLOW = CauseEntry(
     rows=(
         Row("nonfinite_values", 0.93, "observation", seen=("is_overflow", "has_nonfinite_loss", "has_origin_module", "is_origin_input_finite"), absent=("has_nonfinite_input",)),
         Row("nonfinite_values", 0.90, "observation", seen=("is_overflow", "has_origin_module", "is_origin_input_finite"), absent=("has_nonfinite_input", "has_nonfinite_loss")),
+        Row("skipped_steps", 0.93, "observation", seen=("is_overflow",)),
     ),
     fix=Fix(
         do=(

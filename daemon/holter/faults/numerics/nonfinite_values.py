@@ -20,13 +20,13 @@ What to do
     `nonfinite_loss_function`, `activation_overflow`, `nonfinite_backward`).
 """
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import msgspec
 
+from holter.faults.shared.overflow import is_overflown
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text, was
 from holter.faults.window import StepView, Window
@@ -46,14 +46,8 @@ SUBJECTS: dict[Where, str] = {
     "gradient": "own gradient of",
     "reduced_gradient": "reduced gradient of",
 }
-SUMS = (
-    "Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "Bilinear", "Conv1D",
-)  # fmt: skip
-"""Modules that only multiply and add: out of finite numbers they can make Inf by overflow alone."""
 SENT = "what it sent to rank"
 """Begins the name of a pipeline stage's output."""
-WEIGHTS_ARE_BAD = "its own weights are not finite"
-"""How the replay says so: the largest weight is that of the finite ones."""
 MAX_ENTRIES = 6
 """Evidence lines about single tensors; the rest is counted."""
 
@@ -160,7 +154,7 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
     of_culprits = [entry for rank, entry in proofs if rank in culprits]
     is_local = where in LOCAL
     origin = _origin(window, view.step, culprits) if where != "input" else None
-    is_overflow = _is_overflow(origin, headroom)
+    is_overflow = is_overflown(origin, headroom)
     # A finite loss says that what is not finite in the forward pass may be meant, a mask of -inf; an overflow is not.
     if where != "loss" and not is_overflow:
         origin, is_overflow = None, None
@@ -231,22 +225,6 @@ def _line_evidence(origin: Origin | None) -> Iterator[Evidence]:
         "operation": origin.operation,
     }
     yield Evidence(kind="script_line", summary=f"{said}{what}", values=values)
-
-
-def _is_overflow(origin: Origin | None, headroom: float) -> bool | None:
-    """Whether magnitudes tell that the module's output passed its dtype's range; None: nobody measured them.
-
-    log(0) is -Inf as well, but what is finite beside it is small.
-    """
-    if origin is None or not origin.module or origin.dtype_max <= 0:
-        return None
-    weight = origin.weight_absmax
-    if not origin.is_input_finite or not math.isfinite(weight) or WEIGHTS_ARE_BAD in origin.reason:
-        return False
-    is_near = math.isfinite(origin.output_absmax) and origin.output_absmax * headroom >= origin.dtype_max
-    is_beyond = origin.input_absmax * weight > origin.dtype_max
-    is_sum = origin.module_class in SUMS and weight > 0 and origin.output_infs > 0
-    return is_near or is_beyond or is_sum
 
 
 def _scope(where: Where, entries: list[Nonfinite], origin: Origin | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

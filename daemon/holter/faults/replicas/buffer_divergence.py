@@ -16,7 +16,7 @@ What to do
     Leave `broadcast_buffers` on, or synchronise the statistics (SyncBatchNorm), or average them before evaluating and saving.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -93,9 +93,22 @@ def _without_local(window: Window, names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for name in names if name not in known or known[name].is_replicated or known[name].axis)
 
 
+def _dtypes(window: Window, ranks: Iterable[int], tensors: tuple[str, ...]) -> dict[str, dict[str, list[int]]]:
+    """Buffer -> dtype -> ranks, of those whose dtype is not the same everywhere."""
+    found: dict[str, dict[str, list[int]]] = {}
+    names = set(tensors)
+    for rank in ranks:
+        census = window.models.census.get(rank)
+        for entry in census.entries if census else ():
+            if entry.is_buffer and entry.name in names:
+                found.setdefault(entry.name, {}).setdefault(entry.dtype, []).append(rank)
+    return {name: by_dtype for name, by_dtype in found.items() if len(by_dtype) > 1}
+
+
 def _finding(window: Window, parting: Parting, history: ClassHistory, difference: Difference) -> Finding:
     tensors = _without_local(window, difference.tensors)
     ranks = parting.minority or parting.ranks
+    dtypes = _dtypes(window, parting.ranks, tensors)
     compared = [known for name in PARAMETERS if (known := window.tensors.classes.get(name))]
     count = f"{len(tensors)} of {difference.num_tensors} buffers" if difference.num_tensors else "buffers"
     return Finding(
@@ -115,8 +128,10 @@ def _finding(window: Window, parting: Parting, history: ClassHistory, difference
             "buffers_agreed_at_first": history.is_equal_at_first,
             "parameters_differ": any(known.num_unequal for known in compared) if compared else None,
             "has_majority": bool(parting.minority),
+            "are_dtypes_different": bool(dtypes),
         },
         evidence=(
+            *(_dtype_evidence(name, by_dtype) for name, by_dtype in dtypes.items()),
             Evidence(
                 kind="fingerprint",
                 summary=f"buffers differed at {history.num_unequal} of {history.num_unequal + history.num_equal} comparisons, first at step "
@@ -131,3 +146,8 @@ def _finding(window: Window, parting: Parting, history: ClassHistory, difference
             majority_evidence(parting),
         ),
     )
+
+
+def _dtype_evidence(name: str, by_dtype: dict[str, list[int]]) -> Evidence:
+    shown = " and ".join(f"{dtype} on {ranks_text(ranks)}" for dtype, ranks in by_dtype.items())
+    return Evidence(kind="census", summary=f"{name} is {shown}", values={"name": name})

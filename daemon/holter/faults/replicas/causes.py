@@ -359,7 +359,7 @@ BUFFER_DIVERGENCE = CauseEntry(
     refuting_fact="parameters_differ",
     is_refuted_by=True,
     rows=(
-        Row("buffer_divergence", 0.93, "observation", seen=("buffers_differ_repeatedly",), absent=("parameters_differ",)),
+        Row("buffer_divergence", 0.93, "observation", seen=("buffers_differ_repeatedly",), absent=("parameters_differ",), unless=("are_dtypes_different",)),
         Row("buffer_divergence", 0.80, "documented", seen=("buffers_differ_repeatedly",), unless=("parameters_differ",)),
         Row("buffer_divergence", 0.60, "inference", missing="a comparison of the parameters, and a second one of the buffers"),
     ),
@@ -419,6 +419,8 @@ DTYPE_MISMATCH_ACROSS_RANKS = CauseEntry(
         Row("structure_mismatch", 0.95, "observation", seen=("are_dtypes_different",), absent=("is_structure_different", "are_frozen_sets_different")),
         Row("structure_mismatch", 0.60, "inference", seen=("are_dtypes_different",), missing="whether the other difference brought this one about"),
         Row("frozen_divergence", 0.95, "observation", seen=("are_dtypes_different",), absent=("is_implausible",)),
+        Row("buffer_divergence", 0.93, "observation", seen=("are_dtypes_different",), absent=("parameters_differ",)),
+        Row("buffer_divergence", 0.60, "inference", seen=("are_dtypes_different",), missing="a comparison of the parameters: another dtype of those would explain the buffers"),
     ),
     fix=Fix(
         do=(

@@ -37,6 +37,8 @@ LOOKED_THROUGH = (
 )
 REPORTED_AT = frozenset({1, 2, 4, 8, 12, 16, 20})
 REPORTED_FROM = 32
+STUCK_AT = 8
+"""Skips in a row after which a loss that is not finite is looked into."""
 """From here on every power of two."""
 MAX_SKIP_SUSPECTS = 8
 MAX_TRACES = 3
@@ -46,7 +48,7 @@ MAX_TRACES = 3
 class LossProbe:
     """Follows `torch.autograd.backward`; calls back when a pass begins, when its gradients are there, when it is over, and when a scaler ends a round."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  one a moment
         self,
         context: Context,
         *,
@@ -54,9 +56,10 @@ class LossProbe:
         on_gradients: Callable[[], None],
         on_end: Callable[[], None],
         on_round: Callable[[], None],
+        on_stuck: Callable[[], None],
     ) -> None:
         self._context = context
-        self._skips = SkipProbe(context)
+        self._skips = SkipProbe(context, on_stuck)
         self._on_begin, self._on_end, self._on_round = on_begin, on_end, on_round
         on_gradients = context.guard.wrap(on_gradients, "any")
         engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
@@ -271,8 +274,8 @@ class _SkipSeries:
 class SkipProbe:
     """Follows the rounds of each loss scaler."""
 
-    def __init__(self, context: Context) -> None:
-        self._context = context
+    def __init__(self, context: Context, on_stuck: Callable[[], None]) -> None:
+        self._context, self._on_stuck = context, on_stuck
         self._series: weakref.WeakKeyDictionary[Any, _SkipSeries] = weakref.WeakKeyDictionary()
 
     def end_round(self, scaler: Any) -> None:
@@ -309,6 +312,9 @@ class SkipProbe:
         series.lowest_scale = min(series.lowest_scale, scale)
         if not (_is_reported(series.in_a_row) if is_skipped else was):
             return
+        if series.in_a_row == STUCK_AT and not math.isfinite(ended.loss) and self._context.log.step == ended.step:
+            # No scale mends a loss that is not finite before it is scaled: what made it is looked for while its batch is there.
+            self._on_stuck()
         skipped = Skipped(
             in_a_row=series.in_a_row,
             scale=scale,
