@@ -17,7 +17,8 @@ _NORMS = (
 _ORIGIN = "which tensor was the first that was not finite: repeat the last steps from a checkpoint under `python -m holter train.py`, or with `torch.autograd.set_detect_anomaly(True)`"
 
 ROWS: tuple[tuple[str, Row], ...] = (
-    ("learning_rate_too_high", Row("curve", 0.90, "observation", seen=("is_rising", "has_jump"))),
+    ("learning_rate_too_high", Row("curve", 0.90, "observation", seen=("is_rising", "has_jump"), unless=("is_rate_computed",))),
+    ("learning_rate_too_high", Row("curve", 0.70, "inference", seen=("is_rising", "has_jump", "is_rate_computed"))),
     ("learning_rate_too_high", Row("curve", 0.70, "inference", seen=("is_rising", "is_early", "is_beyond_start", "is_at_peak"), absent=("has_jump",))),
     ("learning_rate_too_high", Row("curve", 0.66, "inference", seen=("is_rising", "is_early", "is_beyond_start"), absent=("has_jump", "has_rate"), missing=_RATE)),
     ("learning_rate_too_high", Row("curve", 0.45, "inference", seen=("is_rising",), absent=("has_jump",), missing=_RATE)),

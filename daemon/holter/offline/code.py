@@ -5,7 +5,7 @@ A hint is a place to look at, by inference: code shows what may happen, not what
 
 import ast
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from holter.offline.found import Code, Shapes
@@ -104,6 +104,26 @@ def _hints(code: Code, tree: ast.Module) -> list[Hint]:
                 "the optimizer is built before the model is sharded: it may hold tensors that are the model's no more",
             )
     return sorted(found, key=lambda hint: hint.line)
+
+
+def calls_with_constants(code: Code, names: Collection[str]) -> list[tuple[str, int, dict[str, str]]]:
+    """(name, line, arguments that are constants) of every call of one of these, in the order of the script."""
+    tree = _parsed(code.text)
+    found = []
+    for node in ast.walk(tree) if tree is not None else ():
+        name = _called(node).rpartition(".")[2] if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and name in names:
+            given = {word.arg: _constant(word.value) for word in node.keywords if word.arg}
+            found.append((name, node.lineno, {key: value for key, value in given.items() if value}))
+    return sorted(found, key=lambda one: one[1])
+
+
+def _constant(node: ast.expr) -> str:
+    """As it is written, if it is a number or a list of numbers."""
+    try:
+        return str(ast.literal_eval(node))[:300]
+    except (ValueError, TypeError, MemoryError, RecursionError):
+        return ""
 
 
 def _called(call: ast.Call) -> str:

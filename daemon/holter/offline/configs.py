@@ -12,6 +12,8 @@ _VERSION = re.compile(r"^([A-Za-z][\w.\-]*)==(\S+)$")
 _OPTION = re.compile(r"^\s*--?([A-Za-z][\w-]*)(?:[ =](\S+))?\s*\\?$")
 MAX_LINES = 20_000
 MAX_DEPTH = 8
+MAX_LISTED = 300
+"""Characters of a list that are kept."""
 _MODEL_KEYS = frozenset(
     {"vocab_size", "hidden_size", "num_hidden_layers", "n_layer", "n_embd", "d_model", "num_layers"}
 )
@@ -66,7 +68,9 @@ def _yaml(file: str, text: str, num_lines: int) -> Config | None:
     for number, line in enumerate(text.splitlines()[:MAX_LINES], start=1):
         match = _ENTRY.match(line)
         if not match or line.lstrip().startswith("#"):
-            num += line.lstrip().startswith("- ")
+            if line.lstrip().startswith("- "):
+                num += 1
+                _listed(line, above, values)
             continue
         num += 1
         indent = len(match.group(1))
@@ -82,3 +86,12 @@ def _yaml(file: str, text: str, num_lines: int) -> Config | None:
         return None
     kind = "accelerate" if "distributed_type" in values or "compute_environment" in values else "settings"
     return Config(file, values, places, kind)
+
+
+def _listed(line: str, above: list[tuple[int, str]], values: dict[str, str]) -> None:
+    """An entry of a list whose name stands above it: `milestones:` and `- 30` are `[30]`."""
+    name = ".".join(one[1] for one in above)
+    entry = line.lstrip()[2:].partition(" #")[0].strip()
+    if name and entry and len(values.get(name, "")) < MAX_LISTED:
+        known = values.get(name, "[]")[1:-1]
+        values[name] = f"[{known}, {entry}]" if known else f"[{entry}]"

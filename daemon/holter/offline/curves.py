@@ -61,6 +61,8 @@ class Curves:
     is_reward: bool = False
     """Reinforcement learning: its loss is no measure of anything."""
     is_adversarial: bool = False
+    is_rate_computed: bool = False
+    """The log has no rates: these are what the settings give."""
 
 
 @dataclass(frozen=True)
@@ -436,7 +438,7 @@ def _of_rise(  # noqa: PLR0913
     return finding(
         "critical" if is_nan or now > 1000 * max(abs(best), abs(start)) else "warning", step, last, f"{head}: {'NaN or Inf' if is_nan else f'{now:.4g}'} at the end, after {best:.4g} at its best.",
         {"is_rising": True, "has_jump": bool(jump), "is_early": is_early, "is_at_peak": is_peak, "is_beyond_start": bool(is_beyond), "is_norm_up": bool(is_norm),
-         "is_norm_first": norm_first is not None and norm_first <= step, "has_rate": bool(curves.rate), "came_back": False, "is_nan": False, "is_explosive": True,
+         "is_norm_first": norm_first is not None and norm_first <= step, "has_rate": bool(curves.rate), "is_rate_computed": curves.is_rate_computed, "came_back": False, "is_nan": False, "is_explosive": True,
          "series": ["loss", "gradient_norm"]},
         evidence,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from holter.diagnosis.plots import heat_map, plots, shares
 from holter.faults import ALL, DETECTORS, Detector, Window
 from holter.faults.model.architecture import Architecture
 from holter.faults.window import ModelView, Note, Spread, StepNumbers
-from holter.offline import causes, curves, messages, naming
+from holter.offline import causes, curves, messages, naming, schedules
 from holter.offline.code import Hint, hints, shapes
 from holter.offline.found import Found, LoggedRun, Shapes
 from holter.offline.reading import repetition
@@ -63,6 +63,8 @@ class _Judged:
     file: str
     drawn: tuple[Evidence, ...] = ()
     """Plots beside those of the window."""
+    computed: tuple[Evidence, ...] = ()
+    """What the settings have to do with it."""
 
 
 def judge(found: Found, *, run_id: str, now_ns: int, detectors: Iterable[Detector] = ALL) -> list[Diagnosis]:
@@ -185,10 +187,11 @@ def _spread(value: float) -> Spread:
 
 
 def _of_run(run: LoggedRun, found: Found, detectors: Sequence[Detector]) -> Iterator[_Judged]:
-    made, window = curves_of(run), window_of(run, found)
+    made, window = _with_rates(curves_of(run), run, found), window_of(run, found)
     own = list(curves.judge(made))
     for finding in (*own, *_by_layer(window)):
-        yield _judged(finding, window, run)
+        computed = tuple(schedules.against(made, finding, found, run.counted_by))
+        yield dataclasses.replace(_judged(finding, window, run), computed=computed)
     is_explained = any(
         finding.facts.get("is_rising")
         or finding.facts.get("is_nan")
@@ -211,6 +214,14 @@ def _of_run(run: LoggedRun, found: Found, detectors: Sequence[Detector]) -> Iter
                 finding.detector == "overfitting" and any(one.facts.get("is_overfitting") for one in own)
             ):
                 yield _judged(finding, window, run)
+
+
+def _with_rates(made: curves.Curves, run: LoggedRun, found: Found) -> curves.Curves:
+    """With the rates that the settings give, where the log has none; of several runs nobody knows whose they are."""
+    if made.rate or len(found.runs) > 1:
+        return made
+    rates = schedules.computed_rates(found, run.counted_by, made.loss)
+    return dataclasses.replace(made, rate=rates, is_rate_computed=bool(rates))
 
 
 def _safely(detector: Detector, window: Window) -> list[Finding]:
@@ -464,7 +475,9 @@ def _with_context(lead: _Judged, found: Found, code_hints: Sequence[Hint]) -> tu
     """The causes, the first with the settings and lines of code that it points to."""
     first, *rest = lead.causes
     words = SETTINGS.get(first.cause, ())
-    more = [
+    named = {(one.values["file"], one.values["name"]) for one in lead.computed}
+    more = [*lead.computed]
+    more += [
         Evidence(
             kind="setting",
             summary=f"{_where(config.file, config.lines.get(name, 0))}: `{name} = {value}`",
@@ -477,7 +490,10 @@ def _with_context(lead: _Judged, found: Found, code_hints: Sequence[Hint]) -> tu
             },
         )
         for name, value, config in found.settings()
-        if any(word == part or word in name.lower() for word in words for part in naming.words(name.rpartition(".")[2]))
+        if (config.file, name) not in named
+        and any(
+            word == part or word in name.lower() for word in words for part in naming.words(name.rpartition(".")[2])
+        )
     ][:10]
     kinds = HINTS.get(first.cause, ())
     more += [
