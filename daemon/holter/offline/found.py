@@ -205,6 +205,8 @@ class Found:
     failures: list[str] = field(default_factory=list)
     """A sentence for each file, or part of one, that cannot be used."""
     files: list[Path] = field(default_factory=list)
+    named_ranks: set[int] = field(default_factory=set)
+    """Ranks that have a file of their own, whatever it holds."""
     num_bytes: int = 0
 
     def settings(self) -> Iterator[tuple[str, str, Config]]:

@@ -235,10 +235,29 @@ def _safely(detector: Detector, window: Window) -> list[Finding]:
 def _judged(finding: Finding, window: Window, run: LoggedRun) -> _Judged:
     finding = msgspec.structs.replace(
         finding,
-        ranks=tuple(sorted(run.by_rank)) if len(run.by_rank) > 1 else (),
+        ranks=_concerned(run, finding),
         evidence=tuple(_placed(one, finding, run) for one in finding.evidence),
     )
     return _Judged(finding, window, causes.rank_causes(finding), run.file)
+
+
+def _concerned(run: LoggedRun, finding: Finding) -> tuple[int, ...]:
+    """The ranks of a log that has several: those whose own loss is not a number, or far above the others', where it is only some."""
+    if len(run.by_rank) <= 1:
+        return ()
+    ranks = tuple(sorted(run.by_rank))
+    last = {
+        rank: points[-1][1]
+        for rank, series in run.by_rank.items()
+        for name, one in series.items()
+        if naming.role(name) == "loss"
+        and (points := [point for point in one.points() if point[0] >= finding.first_step])
+    }
+    lost = tuple(rank for rank in ranks if rank in last and not math.isfinite(last[rank]))
+    if not lost and finding.facts.get("is_rising"):
+        usual = sorted(last.values())[(len(last) - 1) // 2] if last else 0.0
+        lost = tuple(rank for rank in ranks if rank in last and last[rank] > 3 * abs(usual) + 1e-9)
+    return lost if lost and len(lost) < len(ranks) else ranks
 
 
 def _placed(evidence: Evidence, finding: Finding, run: LoggedRun) -> Evidence:
@@ -321,6 +340,7 @@ def _of_errors(found: Found) -> Iterator[_Judged]:
     said = {error.rank for error in found.errors if error.rank is not None} | {
         rank for run in found.runs for rank in run.by_rank
     }
+    said |= found.named_ranks
     sizes = [
         int(value)
         for name, value, _ in found.settings()

@@ -1,5 +1,6 @@
 """Files and folders in, what they hold out: each file is what its content says, whatever its name is."""
 
+import codecs
 import gzip
 import io
 import json
@@ -12,8 +13,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from holter.errors import UsageError
+from holter.offline import by_name, configs, dumps, events, naming, tables
 from holter.offline import code as codes
-from holter.offline import configs, dumps, events, naming, tables
 from holter.offline.found import Code, Config, Found, LoggedRun, Shapes, WrittenSample
 from holter.offline.text import TextReader
 
@@ -32,7 +33,7 @@ PER_CHUNK = 400
 MAX_FILES = 20_000
 SKIPPED = frozenset({".git", "__pycache__", ".venv", "node_modules", ".ipynb_checkpoints"})
 _BINARY = {b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture", b"PK\x03\x04": "an archive or a checkpoint", b"SQLite format 3": "a database", b"%PDF": "a PDF",
-           b"\x7fELF": "a program", b"\x93NUMPY": "an array", b"BZh": "compressed by bzip2", b"\xff\xfe": "in UTF-16 (`iconv -f utf-16 -t utf-8` makes it readable)", b"\xfd7zXZ": "compressed by xz"}  # fmt: skip
+           b"\x7fELF": "a program", b"\x93NUMPY": "an array", b"BZh": "compressed by bzip2", b"\xfd7zXZ": "compressed by xz"}  # fmt: skip
 
 _JSON = re.compile(r"""\{|\[\s*(?:[\[{"\]]|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?\s*[,\]]|NaN|null|true|false)""")
 """How JSON begins; `[rank0]: ...` and `[2026-05-18 16:04:46] ...` are lines of a log."""
@@ -57,9 +58,10 @@ def read(paths: Sequence[Path], progress: Progress = lambda _done, _total: None)
             found.failures.append(f"{path} cannot be read: {error.strerror or error}")
         except (ValueError, RecursionError, struct.error, EOFError, OverflowError, MemoryError, zlib.error) as error:
             found.failures.append(f"{path} cannot be used: {type(error).__name__}: {str(error)[:120]}")
+    by_name.note_ranks(found, files)
     if flights:
         _read_dumps(flights, found)
-    found.runs = _joined(found.runs)
+    found.runs = by_name.joined(_joined(found.runs))
     found.files = files
     if found.is_empty:
         raise UsageError(_nothing(paths, found))
@@ -85,6 +87,39 @@ class _Bounded(io.RawIOBase):
 
     def tell(self) -> int:
         return self._inner.tell()
+
+
+class _Recoded(io.RawIOBase):
+    """A text in UTF-16, as PowerShell writes it, given out as UTF-8."""
+
+    def __init__(self, inner: BinaryIO, encoding: str) -> None:
+        super().__init__()
+        self._inner, self._encoding = inner, encoding
+        self._decoder = codecs.getincrementaldecoder(encoding)("replace")
+
+    def read(self, size: int = -1) -> bytes:
+        while chunk := self._inner.read(size):
+            if made := self._decoder.decode(chunk).encode():
+                return made
+        return b""
+
+    def seek(self, place: int, whence: int = 0) -> int:
+        self._decoder.reset()
+        return self._inner.seek(place, whence)
+
+    def tell(self) -> int:
+        return self._inner.tell()
+
+
+def _encoding(head: bytes) -> str:
+    """`utf-16`, or one of its orders where there is no mark; empty: it is something else."""
+    if head[:2] in {codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE}:
+        return "utf-16"
+    sample = head[:400]
+    for encoding, zeros in (("utf-16-le", sample[1::2]), ("utf-16-be", sample[0::2])):
+        if len(zeros) >= 8 and zeros.count(0) > 0.8 * len(zeros) and sample.count(0) < 0.6 * len(sample):  # noqa: PLR2004 - letters of the first 256
+            return encoding
+    return ""
 
 
 def _joined(runs: list[LoggedRun]) -> list[LoggedRun]:
@@ -163,6 +198,10 @@ def _read_file(path: Path, size: int, found: Found, flights: list[Path], report:
         if head[:2] == b"\x1f\x8b":
             stream = cast("BinaryIO", _Bounded(gzip.GzipFile(fileobj=raw)))
             head, size = stream.read(HEAD), size * 12
+            stream.seek(0)
+        if encoding := _encoding(head):
+            stream = cast("BinaryIO", _Recoded(stream, encoding))
+            head = stream.read(HEAD)
             stream.seek(0)
         if not head.strip():
             found.remarks.append(f"{file} is empty")
