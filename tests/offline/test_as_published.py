@@ -155,3 +155,12 @@ def test_overflows_are_dated_by_the_progress_bar(tmp_path: Path, capsys: pytest.
     text += "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.\n"
 
     assert first(capsys, tmp_path, text) == ("every_step_skipped", [], 383)
+
+
+def test_held_out_terms_that_rise_while_those_of_the_training_fall_are_overfitting(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{i},{3 / (1 + i):.4f},{2 / (1 + i):.4f},{1.5 / (1 + i) + 0.03 * i:.4f},{1 / (1 + i) + 0.02 * i:.4f}\n" for i in range(1, 41)]  # fmt: skip
+    text = "".join(["epoch,train/box_loss,train/cls_loss,val/box_loss,val/cls_loss\n", *rows])
+
+    assert first(capsys, tmp_path, text)[0] == "overfitting"

@@ -457,7 +457,7 @@ def _overfitting(curves: Curves) -> Finding | None:
             continue
         level = median(since[-3:])
         noise = scatter([value for _, value in known])
-        if level < best * 1.12 or level < best + 4 * noise or level < best + 0.6 * (max(since) - best):
+        if level < best * 1.12 or level < best + 4 * noise or max(level, since[-1]) < best + 0.6 * (max(since) - best):
             continue
         before = [value for at, value in training if at <= step][-5:]
         after = [value for at, value in training if at <= known[-1][0]][-5:]

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -120,16 +120,19 @@ def curves_of(run: LoggedRun) -> curves.Curves:
     def longest(role: str) -> curves.Points:
         return max((run.points(name) for name in of.get(role, [])), key=len, default=[])
 
+    evaluations = {name: run.points(name) for name in of.get("evaluation", [])}
+    if not evaluations and (whole := _sum_of_terms(run, naming.held_out_term)):
+        evaluations = {"held-out loss": whole}
     is_adversarial = any(naming.is_adversarial(name) for name in names)
     return curves.Curves(
-        loss=longest("loss") or ([] if is_adversarial else _sum_of_terms(run)), norm=longest("gradient_norm"), rate=longest("learning_rate"), evaluations={name: run.points(name) for name in of.get("evaluation", [])},
+        loss=longest("loss") or ([] if is_adversarial else _sum_of_terms(run, naming.term_of_loss)), norm=longest("gradient_norm"), rate=longest("learning_rate"), evaluations=evaluations,
         scale=longest("loss_scale"), memory=longest("memory"), is_reward=any(naming.is_reward(name) for name in names), is_adversarial=is_adversarial,
     )  # fmt: skip
 
 
-def _sum_of_terms(run: LoggedRun) -> curves.Points:
+def _sum_of_terms(run: LoggedRun, term_of: Callable[[str], str]) -> curves.Points:
     """The loss of a log that has only its terms (`box_loss`, `cls_loss`)."""
-    terms = [dict(run.points(name)) for name in run.names() if naming.term_of_loss(name)]
+    terms = [dict(run.points(name)) for name in run.names() if term_of(name)]
     shared = set.intersection(*map(set, terms)) if terms else set()
     return [(step, sum(term[step] for term in terms)) for step in sorted(shared)]
 

@@ -21,7 +21,7 @@ _PLAIN = frozenset(
 )  # fmt: skip
 _LOSS = frozenset({"loss", "trl"})
 _NORM_WORDS = frozenset({"grad", "gradient", "gradients", "norm", "gnorm", "gradnorm", "grads"})
-_RATE_WORDS = frozenset({"lr", "learning", "rate", "learningrate", "pg", "group", "adam", "adamw", "sgd", "param", "groups", "max", "pg0", "pg1", "group0"})  # fmt: skip
+_RATE_WORDS = frozenset({"lr", "learning", "rate", "learningrate", "pg", "group", "adam", "adamw", "sgd", "param", "groups", "max", "pg0", "pg1", "group0", "lr0", "lr1", "optim0", "optim1"})  # fmt: skip
 _MEMORY = frozenset({"memory", "mem", "vram", "gpumem"})
 _KNOWN = {"tel": "test_loss", "vl": "val_loss", "gnorm": "grad_norm", "grdn": "grad_norm"}
 _STEP = frozenset({"step", "steps", "iter", "iteration", "iterations", "it", "s", "global_step", "globalstep", "num_updates", "train_num_updates",
@@ -83,7 +83,7 @@ def role(name: str) -> Role:  # noqa: PLR0911 - one line a role
         return "loss"
     if set(own) <= _NORM_WORDS and any("norm" in word for word in own):
         return "gradient_norm"
-    if set(own) <= _RATE_WORDS and ({"lr", "learningrate"} & set(own) or {"learning", "rate"} <= set(own)):
+    if set(own) <= _RATE_WORDS and ({"lr", "lr0", "learningrate"} & set(own) or {"learning", "rate"} <= set(own)):
         return "learning_rate"
     if "scale" in own and ("loss" in own or own == ["scale"] or "grad" in own) and len(own) <= 2:  # noqa: PLR2004 - `loss scale`
         return "loss_scale"
@@ -129,7 +129,20 @@ def is_adversarial(name: str) -> bool:
 def term_of_loss(name: str) -> str:
     """The term of a loss that is a sum: `loss_bbox`, `loss/kl`, `cls_loss` -> `bbox`, `kl`, `cls`; empty: none."""
     parts = words(name)
-    if "loss" not in parts or role(name) or set(parts) & HELD_OUT or is_adversarial(name):
+    if set(parts) & HELD_OUT:
+        return ""
+    return _term(name)
+
+
+@lru_cache(maxsize=8192)
+def held_out_term(name: str) -> str:
+    """The same of a loss on held-out data: `val/box_loss` -> `box`."""
+    return _term(name) if set(words(name)) & HELD_OUT else ""
+
+
+def _term(name: str) -> str:
+    parts = [word for word in words(name) if word not in HELD_OUT]
+    if "loss" not in parts or role(name) or is_adversarial(name):
         return ""
     own = [word for word in parts if word not in _PLAIN and word != "loss"]
     bad = {

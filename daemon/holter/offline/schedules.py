@@ -58,7 +58,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RateSchedule:
     """How the rate should go, as far as the settings say so."""
 
     base: float
@@ -102,7 +102,7 @@ def settings_of(found: Found) -> list[Setting]:
     return made
 
 
-def schedule_of(settings: Sequence[Setting], last_step: int) -> Schedule | None:
+def schedule_of(settings: Sequence[Setting], last_step: int) -> RateSchedule | None:
     """The schedule that the settings give a run that came to this step; None: they name no rate."""
     rate = _first(settings, RATE)
     if rate is None:
@@ -126,7 +126,7 @@ def schedule_of(settings: Sequence[Setting], last_step: int) -> Schedule | None:
     if kind is not None:
         said.append(kind)
     warm_up = number(WARM_UP) or number(WARM_UP_SHARE) * (total or last_step)
-    return Schedule(
+    return RateSchedule(
         base=rate[1], kind=kind.value.lower() if kind else "", warm_up=max(0.0, warm_up), total=max(total, 0.0) or last_step, milestones=milestones, period=number(PERIOD),
         factor=number(FACTOR, 0.1), restart=number(RESTART), least=number(LEAST), said=tuple(said),
     )  # fmt: skip
@@ -160,7 +160,7 @@ def against(curves: Curves, finding: Finding, found: Found, counted_by: str) -> 
         yield from _lengths(settings, onset, curves)
 
 
-def _rate_at(made: Schedule, curves: Curves, onset: int, span: int, unit: float) -> Iterator[Evidence]:
+def _rate_at(made: RateSchedule, curves: Curves, onset: int, span: int, unit: float) -> Iterator[Evidence]:
     now = made.rate(onset * unit)
     before = made.rate(max(0.0, (onset - NEAR * span)) * unit)
     at, jump = _jump(made, onset, span, unit)
@@ -179,7 +179,7 @@ def _rate_at(made: Schedule, curves: Curves, onset: int, span: int, unit: float)
     )
 
 
-def _jump(made: Schedule, onset: int, span: int, unit: float) -> tuple[float | None, float]:
+def _jump(made: RateSchedule, onset: int, span: int, unit: float) -> tuple[float | None, float]:
     """(step, factor) of the last rise of the rate shortly before the onset."""
     points = [*made.milestones, *(made.restart * k for k in range(1, 200) if made.restart)]
     points += [made.period * k for k in range(1, 200) if made.period]
@@ -192,7 +192,7 @@ def _jump(made: Schedule, onset: int, span: int, unit: float) -> tuple[float | N
     return None, 1.0
 
 
-def _warm_up(made: Schedule, onset: int, span: int, unit: float) -> Iterator[Evidence]:
+def _warm_up(made: RateSchedule, onset: int, span: int, unit: float) -> Iterator[Evidence]:
     end = made.warm_up / unit
     is_early = onset <= 0.15 * span
     if made.warm_up and abs(onset - end) <= max(2 * NEAR * span, 1):
@@ -242,7 +242,7 @@ def _is_fp16(one: Setting) -> bool:
     return _last(one) in {"precision", "mixed_precision", "dtype", "torch_dtype", "amp_dtype"} and value in {"fp16", "float16", "16", "16-mixed", "half", "torch.float16"}  # fmt: skip
 
 
-def _moments(settings: Sequence[Setting], onset: float, span: float, made: Schedule | None) -> Iterator[Evidence]:
+def _moments(settings: Sequence[Setting], onset: float, span: float, made: RateSchedule | None) -> Iterator[Evidence]:
     """Whatever else begins or ends by its settings shortly before the onset."""
     known = {(one.file, one.name) for one in made.said} if made else set()
     for one in settings:
