@@ -91,6 +91,7 @@ bench: install  ## ratios against peers in the same run
 	$(BIN)/python tests/bench/bench_guard.py
 	$(BIN)/python tests/bench/bench_collectives.py
 	$(BIN)/python tests/bench/bench_scrape.py
+	$(BIN)/python tests/bench/bench_strangers.py
 	$(BIN)/python tests/bench/bench_corpus.py --write
 
 pictures: install system  ## the dashboards, drawn from real jobs' data where no Grafana can run

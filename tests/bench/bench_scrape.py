@@ -10,6 +10,7 @@ Exits with 1 when the median is above the limit, or when what was scraped is not
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import statistics
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -138,8 +139,9 @@ def get(url: str, accept: str = "") -> tuple[float, bytes]:
     return time.perf_counter() - began, body
 
 
-def measured(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Start both processes, wait until every rank reports, scrape, and check what was scraped."""
+@contextlib.contextmanager
+def reporting(num_ranks: int, step_s: float, folder: Path) -> Iterator[str]:
+    """Both processes, from when every rank reports; the coordinator's address."""
     command = [sys.executable, "-m", "holter.cli", "coordinator", "--run-dir", str(folder / "run"), "--run-id", "bench"]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("HOLTER")}
     coordinator = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
@@ -149,18 +151,24 @@ def measured(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         _until(access.exists, "the coordinator")
         known = json.loads(access.read_text())
         address = known["address"]
-        words = ["--be", address, "--ranks", str(arguments.ranks), "--step-s", str(arguments.step_s)]
+        words = ["--be", address, "--ranks", str(num_ranks), "--step-s", str(step_s)]
         ranks = subprocess.Popen([sys.executable, __file__, *words], stdin=subprocess.PIPE)
         assert ranks.stdin is not None
         ranks.stdin.write(known["token"].encode() + b"\n")
         ranks.stdin.close()
-        _until(lambda: _num_at(address, SETTLING_STEPS) == arguments.ranks, f"{arguments.ranks} ranks")
-        return _scraped(address, arguments.scrapes) | {"ranks": arguments.ranks}
+        _until(lambda: _num_at(address, SETTLING_STEPS) == num_ranks, f"{num_ranks} ranks")
+        yield address
     finally:
         for process in (ranks, coordinator):
             if process is not None:
                 process.kill()
                 process.wait()
+
+
+def measured(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Scrape while every rank reports, and check what was scraped."""
+    with reporting(arguments.ranks, arguments.step_s, folder) as address:
+        return _scraped(address, arguments.scrapes) | {"ranks": arguments.ranks}
 
 
 def _scraped(address: str, scrapes: int) -> dict[str, Any]:

@@ -109,3 +109,18 @@ def test_a_directory_that_was_deleted_is_no_reason_to_fail(tmp_path: Path, monke
 def test_nobody_listens_wider_than_needed(listen_host: str, is_one_host: bool, expected: str) -> None:  # noqa: FBT001
     here = RankPlace(rank=1, world_size=2, local_rank=1, is_one_host=is_one_host, address="node-0")
     assert expected == attach._listen_host(Settings(listen_host=listen_host), here)
+
+
+@pytest.mark.parametrize(
+    ("listen_host", "expected"),
+    [
+        ("", "127.0.0.1"),
+        ("0.0.0.0", "127.0.0.1"),  # noqa: S104
+        ("::", "127.0.0.1"),
+        ("10.1.2.3", "10.1.2.3"),
+        ("fd00::1", "[fd00::1]"),
+    ],
+)
+def test_ranks_find_a_coordinator_that_listens_on_one_interface_there(listen_host: str, expected: str) -> None:
+    here = RankPlace(rank=0, world_size=2, local_rank=0, address="127.0.0.1", is_one_host=True)
+    assert expected == attach._reached_at(Settings(listen_host=listen_host), here)

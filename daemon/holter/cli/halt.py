@@ -17,6 +17,7 @@ from holter import clock, config
 from holter.cli.parts.numbers import seconds
 from holter.cli.run_reader import RunReader, locate
 from holter.errors import UsageError
+from holter.halting import halt_record
 
 LOOK_S = 0.2
 REFUSED = 1
@@ -72,12 +73,11 @@ def _wait(found: RunReader, wait_s: float, *, is_quiet: bool) -> tuple[int, dict
 
 
 def _from_files(found: RunReader, last: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    if found.directory is not None and (found.directory / "halt.json").exists():
-        record = json.loads((found.directory / "halt.json").read_text(encoding="utf-8"))
-        kept = record.get("checkpoint") or "no checkpoint"
-        text = f"halted after {record['step']} steps; {kept}, {record['verdict']}"
-        outcome = "completed" if record.get("checkpoint") else "incomplete"
-        return 0, {**last, "outcome": outcome, "text": text, "checkpoint": record.get("checkpoint")}
+    record = halt_record.read(found.directory) if found.directory is not None else None
+    if record is not None:
+        text = f"halted after {record.step} steps; {record.checkpoint or 'no checkpoint'}, {record.verdict}"
+        outcome = "completed" if record.checkpoint else "incomplete"
+        return 0, {**last, "outcome": outcome, "text": text, "checkpoint": record.checkpoint}
     return REFUSED, {"outcome": "ended", "text": "the run ended before it was halted"}
 
 

@@ -5,6 +5,7 @@ A coordinator that answers is believed first; a port that another run's coordina
 
 import http.client
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import msgspec
 from holter import config
 from holter.coordinator.identity import ACCESS, Access
 from holter.errors import UsageError
-from holter.files import UNREADABLE, read_json
+from holter.files import read_json, read_plain
 from holter.records import Diagnosis
 from holter.transport.tls import SCHEME
 
@@ -81,7 +82,11 @@ class RunReader:
             return _understood(told, self.address)
         if self.directory is None:
             raise UsageError(f"no coordinator answers at {self.address}")
-        found = [_read(path) for path in sorted(self.directory.glob("incidents/*/diagnosis.json"))]
+        paths = sorted(self.directory.glob("incidents/*/diagnosis.json"))
+        found = [read_json(path, Diagnosis) for path in paths]
+        for path in [path for path, one in zip(paths, found, strict=True) if one is None]:
+            # Else a run whose incidents cannot be read would be one without.
+            sys.stderr.write(f"holter: {path} cannot be read: there was an incident, and it is not shown\n")
         return sorted((one for one in found if one is not None), key=lambda one: (one.opened_at, one.id))
 
 
@@ -120,7 +125,7 @@ def _of_directory(directory: Path) -> RunReader:
 
 def _identity(directory: Path) -> dict[str, Any]:
     try:
-        content = json.loads((directory / "run.json").read_text(encoding="utf-8"))
+        content = json.loads(read_plain(directory / "run.json"))
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
@@ -131,13 +136,6 @@ def _understood(told: Any, address: str) -> list[Diagnosis]:
         return msgspec.convert(told, list[Diagnosis])
     except msgspec.ValidationError as error:
         raise UsageError(f"what answers at {address} speaks another version: {error}") from None
-
-
-def _read(path: Path) -> Diagnosis | None:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Diagnosis)
-    except (OSError, *UNREADABLE):
-        return None
 
 
 def _get(address: str, path: str, token: str, field: str | None = None) -> Any:

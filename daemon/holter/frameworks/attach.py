@@ -216,7 +216,7 @@ def _bootstrap(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, s
     _check_writable(run_dir)
     begin_life(run_dir, os.environ)
     return Bootstrap(
-        address=f"{SCHEME if settings.tls.is_on else ''}{here.address}:{listener.getsockname()[1]}",
+        address=f"{SCHEME if settings.tls.is_on else ''}{_reached_at(settings, here)}:{listener.getsockname()[1]}",
         token=settings.token or secrets.token_hex(16),
         run_id=run_id,
         run_dir=run_dir,
@@ -234,6 +234,14 @@ def _listen_host(settings: Settings, here: RankPlace) -> str:
         return own_address(here.address)[0]
     except OSError:
         return "0.0.0.0"  # noqa: S104 - a name that this host cannot resolve may be its own
+
+
+def _reached_at(settings: Settings, here: RankPlace) -> str:
+    """Where the ranks find the coordinator: where the job meets, unless it listens on one interface that was named."""
+    named = settings.listen_host
+    if named in {"", "0.0.0.0", "::"}:  # noqa: S104 - compared, not listened on
+        return here.address
+    return f"[{named}]" if ":" in named else named
 
 
 def _check_writable(run_dir: str) -> None:

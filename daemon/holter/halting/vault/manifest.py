@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from holter.errors import VaultError
-from holter.files import UNREADABLE
+from holter.files import UNREADABLE, read_json, read_plain
 from holter.records import Verdict
 
 NAME = "manifest.json"
@@ -143,7 +143,7 @@ def read(directory: Path) -> Manifest:
     """The manifest of a checkpoint's directory. Raises VaultError with the sentence."""
     path = directory / NAME
     try:
-        content = path.read_bytes()
+        content = read_plain(path)
         found, digest = msgspec.json.decode(content, type=Manifest), digest_of(content)
     except FileNotFoundError:
         raise VaultError(f"{directory} has no {NAME}") from None
@@ -160,7 +160,7 @@ def read(directory: Path) -> Manifest:
 def read_part(path: Path) -> RankPart:
     """What one rank says. Raises VaultError with the sentence."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RankPart)
+        return msgspec.json.decode(read_plain(path), type=RankPart)
     except OSError as error:
         raise VaultError(f"{path} cannot be read: {error.strerror}") from None
     except UNREADABLE as error:
@@ -193,11 +193,8 @@ def parted_replicas(directory: Path, parts: Mapping[int, RankPart]) -> str:
 
 
 def _table(directory: Path, rank: int, ranks: str) -> dict[str, str]:
-    try:
-        tables = msgspec.json.decode(replicas_path(directory, rank).read_bytes(), type=dict[str, dict[str, str]])
-        return tables.get(ranks, {})
-    except (OSError, *UNREADABLE):
-        return {}
+    tables = read_json(replicas_path(directory, rank), dict[str, dict[str, str]])
+    return tables.get(ranks, {}) if tables is not None else {}
 
 
 def listed(directory: Path) -> dict[str, int]:

@@ -23,7 +23,7 @@ import msgspec
 
 from holter.clock import rfc3339, wall_ns
 from holter.errors import VaultError
-from holter.files import UNREADABLE, read_json, write_whole
+from holter.files import read_json, write_whole
 from holter.halting.vault import manifest as manifests
 from holter.halting.vault.manifest import (
     Circumstances,
@@ -346,7 +346,5 @@ def script_saves_path(run_dir: Path) -> Path:
 
 def read_script_saves(run_dir: Path) -> list[ScriptSave]:
     """What is written down; a file that cannot be read says nothing."""
-    try:
-        return msgspec.json.decode(script_saves_path(run_dir).read_bytes(), type=ScriptSaves).saves
-    except (OSError, *UNREADABLE):
-        return []
+    found = read_json(script_saves_path(run_dir), ScriptSaves)
+    return found.saves if found is not None else []

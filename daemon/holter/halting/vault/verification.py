@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from holter.errors import VaultError
+from holter.files import read_plain
 from holter.halting.vault import manifest as manifests
 from holter.halting.vault.manifest import Manifest, Progress
 from holter.halting.vault.store import SEALED, Vault
@@ -111,7 +112,7 @@ def _belonging(directory: Path, found: CheckpointExamination) -> Iterator[Proble
 
 def _run_id(run_dir: Path) -> list[str]:
     try:
-        content = json.loads((run_dir / "run.json").read_bytes())
+        content = json.loads(read_plain(run_dir / "run.json"))
         return [str(content["run_id"])]
     except (OSError, ValueError, KeyError, TypeError):
         return []
