@@ -55,6 +55,13 @@ setup(
             py_limited_api=True,
             optional=True,
         ),
+        Extension(
+            "holter.rank._samples",
+            sources=["daemon/holter/rank/csrc/samples.c"],
+            extra_compile_args=["-O2", *FLAGS],
+            py_limited_api=True,
+            optional=True,
+        ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -10,7 +11,7 @@ from holter.rank.framework import Framework, Frameworks
 from holter.rank.hold.finite_guard import FiniteGuard
 from holter.rank.hooks.autocast import RegionProbe
 from holter.rank.hooks.backward import LossProbe
-from holter.rank.hooks.data import DataProbe
+from holter.rank.hooks.data import DataProbe, FetchedBatch
 from holter.rank.hooks.endings import EndingProbe, ExitProbe
 from holter.rank.hooks.gradient_calls import ClipProbe, ReplicationProbe
 from holter.rank.hooks.graphs import GraphProbe
@@ -22,10 +23,12 @@ from holter.rank.hooks.saves import SaveProbe
 from holter.rank.hooks.step import StepProbe, StepReaders
 from holter.rank.models import Models, wrapped
 from holter.rank.publish.budget import Schedule
+from holter.rank.readings.batches import leaves, tensors_of
 from holter.rank.readings.comparison import ComparisonProbe
 from holter.rank.readings.gradient_scales import GradientScaleProbe
 from holter.rank.readings.gradients import GradientProbe
 from holter.rank.readings.inspection import InspectionProbe
+from holter.rank.readings.labels import LabelProbe
 from holter.rank.readings.memory import MemoryProbe
 from holter.rank.readings.modes import ModeProbe
 from holter.rank.readings.nan_origin import BatchBlameProbe
@@ -79,12 +82,13 @@ class Monitor:
             on_end=self._on_backward_end,
             on_round=lambda: self.steps.end_round(),  # noqa: PLW0108  they are made later
             on_stuck=lambda: self._batches.investigate(),  # noqa: PLW0108  likewise
+            on_loss=lambda loss: self._labels.look(loss, self._batches.num_last_samples),
         )
         self._calls = CallProbe(
             self.context,
             self._on_call,
             on_compiled_call=self._on_forward,
-            on_call=self._regions.begin,
+            on_call=self._on_any_call,
             on_return=self._on_return,
         )
         self._modes = ModeProbe(self.context)
@@ -96,6 +100,7 @@ class Monitor:
         self._graphs = GraphProbe(self.context, lambda num_steps: self.steps.replayed(num_steps))  # noqa: PLW0108  they are made later
         self._batches = BatchBlameProbe(self.context)
         self._finite = FiniteGuard(self.context, guard_wait_s)
+        self._labels = LabelProbe(self.context)
         self._kernels = KernelWarmUp(self.context)
         self._scales = GradientScaleProbe(self.context)
         readers = StepReaders(
@@ -209,6 +214,20 @@ class Monitor:
         attempt(self._inspection.begin, module)
         attempt(self._routing.begin, module)
 
+    def _on_any_call(self, module: torch.nn.Module, given: tuple[tuple[Any, ...], dict[str, Any]]) -> None:
+        """A model is called, in training or not; `given` is what it is called with."""
+        self.context.guard.attempt(self._regions.begin, module, given)
+        if not module.training:
+            self._data.overlap.evaluation_call(lambda: list(leaves(given, "input")))
+
+    def _see_samples(self, fetched: list[FetchedBatch]) -> None:
+        """A backward pass begins: which samples it is about."""
+        if fetched:
+            last = fetched[-1]
+            self._data.overlap.train(last.leaves, last.origin.loader.number, last.origin.epoch)
+        else:
+            self._data.overlap.train(tensors_of(self.context.inputs.last), -1, 0)
+
     def _on_return(self, module: torch.nn.Module, output: object) -> None:
         self.context.guard.attempt(self._regions.end, module, output)
         self.context.guard.attempt(self._modes.see, module, output)
@@ -222,7 +241,9 @@ class Monitor:
         attempt(self.context.undo.rewind.backward_begins)
         self.context.hold.known_finite.clear()
         self.context.gradient_answers.clear()
-        attempt(self._batches.begin_backward, attempt(self._data.trained) or [])
+        fetched = attempt(self._data.trained) or []
+        attempt(self._batches.begin_backward, fetched)
+        attempt(self._see_samples, fetched)
         for call in self.before_backward:
             attempt(call)
         attempt(self._calls.find_wrapped)

@@ -19,10 +19,12 @@ from holter.records.rank import (
     Groups,
     Hoard,
     Inspection,
+    Labels,
     Logged,
     Modes,
     OnDevice,
     Origin,
+    Overlap,
     PackedTable,
     Preparing,
     Routing,
@@ -296,7 +298,19 @@ class Link(msgspec.Struct, frozen=True, tag="link", kw_only=True):
 
 
 Rare = (
-    Vitals | Inspection | Feed | Skipped | Swapped | Modes | Hoard | Routing | GradientScales | ScriptWarning | Device
+    Vitals
+    | Inspection
+    | Feed
+    | Skipped
+    | Swapped
+    | Modes
+    | Hoard
+    | Overlap
+    | Labels
+    | Routing
+    | GradientScales
+    | ScriptWarning
+    | Device
 )
 """Records that a window keeps unchanged, up to a limit of each kind."""
 Own = Unavailable | Judged | Unexamined | Link | HaltAsked | HaltAnswered | Ordered | Seated

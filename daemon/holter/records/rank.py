@@ -236,6 +236,7 @@ NUMBERS = {
     "sum.<class>": "sum over all elements of a class of tensors that must agree: a projection, so that its spread tells the ranks' distance",
     "norm.<class>": "L2 norm of the same",
     "batch.<leaf>.min": "of a tensor in the batch; also .max, .mean, .absmax; integers and floats alike",
+    "batch.<leaf>.spread": "standard deviation over a sample of its elements",
     "batch.<leaf>.is_constant": "1 if all its elements are equal",
     "batch.num_samples": "first dimension of the batch, summed over micro-steps",
     "log.<name>": "what the script logged",
@@ -543,6 +544,42 @@ class GradientScales(msgspec.Struct, frozen=True, tag="gradient_scales", kw_only
     groups: list[ScaleGroup]
     is_scale_free: bool
     """No clipping was seen and every optimizer divides the gradient by its own size, as Adam does: a constant factor changes nothing."""
+
+
+class Overlap(msgspec.Struct, frozen=True, tag="overlap", kw_only=True):
+    """Samples of an evaluation that this rank has trained on, as far as it remembers; told again whenever there are twice as many."""
+
+    loader: int
+    """Number of the loader that is evaluated; -1: the model was called with tensors that no loader gave."""
+    dataset: str
+    """Class."""
+    num_evaluated: int
+    """Different samples of it that were looked at."""
+    num_met: int
+    """Those among them that were trained on."""
+    num_trained: int
+    """Different samples of the training that were looked at."""
+    num_pairs: int
+    """Pairs of samples within one pass, of training or of evaluation."""
+    num_repeats: int
+    """Those among them that were the same: how often that happens by chance."""
+    is_distinctive: bool
+    """Samples are rows of numbers that are not whole, which are never the same by chance."""
+    is_same_dataset: bool
+    """The loader reads the very object that a loader of the training reads."""
+    num_clean: int = 0
+    """Samples of other loaders of which none was trained on."""
+
+
+class Labels(msgspec.Struct, frozen=True, tag="labels", kw_only=True):
+    """How often this rank's loss was given each class, at the steps since the last time it was told."""
+
+    counts: dict[int, int]
+    num_classes: int
+    """Of the loss's input; 0: not known."""
+    is_weighted: bool
+    """The loss weighs its classes."""
+    first_step: int
 
 
 class ScriptWarning(msgspec.Struct, frozen=True, tag="warned", kw_only=True):

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 
 from holter.rank.readings.batches import SMALL, survey
@@ -13,9 +14,14 @@ def numbers(**tensors: torch.Tensor) -> dict[str, float]:
 
 def test_range_and_mean_of_floats_and_integers():
     told = numbers(x=torch.tensor([[-3.0, 1.0], [2.0, 0.0]]), labels=torch.tensor([4, 0, 2]))
-    assert {"min": -3.0, "max": 2.0, "mean": 0.0, "absmax": 3.0, "is_constant": 0.0} == {
-        name.rpartition(".")[2]: number for name, number in told.items() if name.startswith("batch.x.")
-    }
+    assert {
+        "min": -3.0,
+        "max": 2.0,
+        "mean": 0.0,
+        "absmax": 3.0,
+        "spread": pytest.approx(3.5**0.5),
+        "is_constant": 0.0,
+    } == {name.rpartition(".")[2]: number for name, number in told.items() if name.startswith("batch.x.")}
     assert (0.0, 4.0, 2.0) == tuple(told[f"batch.labels.{what}"] for what in ("min", "max", "mean"))
 
 

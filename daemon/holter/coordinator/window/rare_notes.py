@@ -1,7 +1,7 @@
 """What ranks say rarely (`Rare`), kept as it was said, a bounded number of each kind. Pure.
 
     Vitals, Inspection, Skipped, Swapped, Modes, Hoard,
-    Routing, GradientScales, Device                       the newest
+    Overlap, Labels, Routing, GradientScales, Device      the newest
     ScriptWarning                                         of each text the first few ranks that were shown it
     Feed                                                  of each rank and loader: the first beginning, the latest one, the latest two ends
 
@@ -18,7 +18,9 @@ from holter.records import (
     GradientScales,
     Hoard,
     Inspection,
+    Labels,
     Modes,
+    Overlap,
     Rare,
     Routing,
     ScriptWarning,
@@ -36,6 +38,8 @@ NEWEST: dict[type[Rare], int] = {
     Hoard: 256,
     Routing: 4096,
     GradientScales: 64,
+    Overlap: 1024,
+    Labels: 4096,
     Device: 4096,
 }
 """How many of a kind are kept."""

@@ -5,7 +5,10 @@ from holter.faults.data.batch_values import BatchValues
 from holter.faults.data.data_coverage import DataCoverage
 from holter.faults.data.duplicate_batches import DuplicateBatches
 from holter.faults.data.epoch_order import EpochOrder
+from holter.faults.data.input_shift import InputShift
+from holter.faults.data.label_counts import LabelCounts
 from holter.faults.data.parallel_inputs import ParallelInputs
+from holter.faults.data.sample_overlap import SampleOverlap
 from holter.faults.family import (
     NOT_BY_A_NUMBER,
     NOT_BY_A_SCRIPT,
@@ -216,6 +219,81 @@ PARALLEL_INPUT_MISMATCH = CauseEntry(
     ),
 )  # fmt: skip
 
+DATA_LEAKAGE = CauseEntry(
+    cause="data_leakage",
+    happened="Samples of the evaluation are trained on.",
+    mechanism=(
+        "The two sets were cut from one source that holds samples twice, or before it was shuffled and again after, or the evaluation was "
+        "joined to the training data. What is evaluated was learned by heart: the figure says how well the model remembers."
+    ),
+    would_refute="The evaluation is meant to show the training data: it reads the same data set, or another evaluation is clean.",
+    refuting_fact="is_by_chance",
+    is_refuted_by=True,
+    rows=(
+        Row("sample_overlap", 0.93, "observation", seen=("is_trained_on",), absent=("is_same_dataset", "has_clean_evaluation", "is_by_call")),
+        Row("sample_overlap", 0.80, "documented", seen=("is_trained_on",), absent=("is_by_call",)),
+        Row("sample_overlap", 0.65, "inference", seen=("is_trained_on", "is_by_call"), missing="whether the script evaluates its training data on purpose"),
+        Row("sample_overlap", 0.10, "inference", missing="fingerprints of samples of both sets"),
+    ),
+    fix=Fix(
+        do="Take the shared samples out of the evaluation, or out of the training data, and evaluate again. Training need not stop: what it learns is sound, only its evaluation is not.",
+        changes="The evaluation's figures: they will be worse, and true.",
+        does_not_fix="Choices that were made by the old figures: the checkpoint that was kept as the best, when training was stopped, hyper-parameters.",
+        expect="No sample is in both sets, and evaluation loss and training loss part as they did not before.",
+        verify="Hash every sample of both sets, before augmentation, and intersect: nothing is left. `holter report` of the next run has no data_leakage.",
+        otherwise="If the sets are disjoint by their indices, look for duplicates in the source: the same file twice, the same text under two numbers.",
+    ),
+)  # fmt: skip
+
+CLASS_IMBALANCE = CauseEntry(
+    cause="class_imbalance",
+    happened="One class has nearly all labels.",
+    mechanism=(
+        "The loss is a mean over samples. Where nineteen of twenty have the same label, a model that always answers with it is nearly right, "
+        "and the gradient of the other classes is lost among theirs. Often a filter, a join or a mapping of labels has made it so."
+    ),
+    would_refute="Counts over a whole pass of the data are even: what was seen so far was a part that is not.",
+    refuting_fact="is_evened_out",
+    is_refuted_by=True,
+    rows=(
+        Row("label_counts", 0.90, "observation", seen=("has_one_class_nearly_all",), absent=("is_evened_out",)),
+        Row("label_counts", 0.10, "inference", missing="counts of labels over several stretches of the run"),
+    ),
+    fix=Fix(
+        do="Compare the counts with those that the data set should have. If they are right, weigh the classes in the loss or sample them evenly, and judge by a metric of each class. If they are not, look at the code that maps and filters labels.",
+        changes="How much each class weighs in the gradient.",
+        does_not_fix="A class of which there are too few samples to learn from.",
+        expect="The accuracy of all together falls a little, that of the rare classes rises.",
+        verify="Print the counts of labels of a whole pass, and recall by class at the evaluation.",
+        otherwise="If rare classes stay unlearned though they weigh as much, look at their labels: they may be wrong.",
+    ),
+)  # fmt: skip
+
+DISTRIBUTION_SHIFT = CauseEntry(
+    cause="distribution_shift",
+    happened="Inputs are no longer what they were.",
+    mechanism=(
+        "From one step on the loader gives something else: another file or source, a normalisation that was left out or made twice, another "
+        "tokenizer, a decoder that fails quietly. It has the right shape, so nothing raises, and the model follows."
+    ),
+    would_refute="The inputs return to what they were by themselves.",
+    refuting_fact="has_returned",
+    is_refuted_by=True,
+    rows=(
+        Row("input_shift", 0.90, "observation", seen=("has_shifted", "is_on_one_rank")),
+        Row("input_shift", 0.80, "documented", seen=("has_shifted", "is_on_all_ranks")),
+        Row("input_shift", 0.10, "inference", missing="statistics of the batches before and after"),
+    ),
+    fix=Fix(
+        do="Take batches of the named rank from before and after the named step and compare them: as images, as text, as numbers. If the change is meant (a curriculum, a second stage), nothing is wrong. If not, repair the source and go on from a checkpoint that is older than the named step.",
+        changes="What the named rank is fed.",
+        does_not_fix="What the weights have learned from the other inputs since.",
+        expect="Mean, spread and range of the named tensor are those of before, on every rank.",
+        verify="Log mean and standard deviation of the inputs on each rank for some steps: they agree with each other and with the first steps of the run.",
+        otherwise="If only one host's ranks have it, compare its files, mounts and library versions with another's.",
+    ),
+)  # fmt: skip
+
 FAMILY = Family(
     detectors=(
         DetectorEntry(BatchLengths(), Stage.FED),
@@ -224,10 +302,13 @@ FAMILY = Family(
         DetectorEntry(DuplicateBatches(), Stage.FED),
         DetectorEntry(BatchValues(), Stage.FED),
         DetectorEntry(ParallelInputs(), Stage.FED),
+        DetectorEntry(InputShift(), Stage.FED),
+        DetectorEntry(LabelCounts(), Stage.FED),
+        DetectorEntry(SampleOverlap(), Stage.FED),
     ),
     causes=(
         DUPLICATE_DATA_ACROSS_RANKS, DOUBLE_SHARDED_DATA, REPEATED_EPOCH_ORDER, UNEVEN_BATCHES, CORRUPT_LABELS_OR_RANGE,
-        PARALLEL_INPUT_MISMATCH,
+        PARALLEL_INPUT_MISMATCH, DISTRIBUTION_SHIFT, CLASS_IMBALANCE, DATA_LEAKAGE,
     ),
     brings_about=(
         # Replicated layers get gradients of different batches.
@@ -239,6 +320,9 @@ FAMILY = Family(
         Consequence("data_coverage", ("duplicate_batches", "overfitting", "loss_trend"), whenever=True),
         Consequence("duplicate_batches", ("overfitting", "loss_trend"), whenever=True),
         Consequence("epoch_order", ("overfitting", "loss_trend")),
+        # What is off its scale or its range is another's to name, and the better explanation.
+        Consequence("batch_values", ("input_shift",), whenever=True),
+        Consequence("input_shift", (), ("curves",)),
         Consequence("batch_values", ("nonfinite_values",), ("curves",), unless_follower_is=("nonfinite_input",)),
     ),
 )  # fmt: skip

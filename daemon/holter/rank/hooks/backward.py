@@ -57,10 +57,11 @@ class LossProbe:
         on_end: Callable[[], None],
         on_round: Callable[[], None],
         on_stuck: Callable[[], None],
+        on_loss: Callable[[torch.Tensor], None] = lambda _: None,
     ) -> None:
         self._context = context
         self._skips = SkipProbe(context, on_stuck)
-        self._on_begin, self._on_end, self._on_round = on_begin, on_end, on_round
+        self._on_begin, self._on_end, self._on_round, self._on_loss = on_begin, on_end, on_round, on_loss
         on_gradients = context.guard.wrap(on_gradients, "any")
         engine = torch.autograd.Variable._execution_engine  # noqa: SLF001
         self._queue = context.guard.wrap(lambda _: engine.queue_callback(on_gradients), "any")
@@ -153,6 +154,7 @@ class LossProbe:
         if loss is None:
             return
         self._context.guard.attempt(self._read, loss, given)
+        self._context.guard.attempt(self._on_loss, loss)
         hooks.append(loss.register_hook(self._queue))
 
     def _end(self, hooks: list[Any]) -> None:

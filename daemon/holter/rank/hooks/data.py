@@ -28,6 +28,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDat
 from holter.rank.context import Context, in_phase
 from holter.rank.readings import batches
 from holter.rank.readings.batches import Leaf
+from holter.rank.readings.overlap import OverlapProbe
 from holter.records import Feed, Phase
 
 MAX_LOADERS = 64
@@ -103,6 +104,7 @@ class DataProbe:
         """Batches since the last backward pass."""
         self._before: list[_Loader] = []
         """Loaders that were read before the last backward pass."""
+        self.overlap = OverlapProbe(context, self._is_same_dataset)
 
     def install(self) -> None:
         """Call through ours whenever a pass begins and a batch is fetched."""
@@ -124,6 +126,8 @@ class DataProbe:
             last.loader.num_in_a_row = last.loader.num_in_a_row + 1 if last.loader in self._before else 1
             is_last = last is recent[-1].origin
             if not last.is_over and (is_last or last.loader.num_in_a_row >= TOGETHER):
+                if not last.loader.is_training:
+                    self.overlap.trains(last.loader.number)
                 last.loader.is_training = True
             if last.loader.is_training:
                 self._tell_beginning(last)
@@ -231,14 +235,24 @@ class DataProbe:
             # One batch is held, whatever is fetched before the next backward pass.
             self._recent[-1].leaves = []
         self._recent.append(FetchedBatch(here, signature, num_samples, leaves))
+        if not here.loader.is_training:
+            dataset = here.description.dataset if here.description is not None else ""
+            self.overlap.fetched(here.loader.number, here.epoch, leaves, dataset)
 
     def _end(self, iterator: Any) -> None:
         here = self._passes.get(iterator)
         if here is not None and not here.is_over:
             here.is_over = True
             self._context.undo.rewind.ended(here.loader.number)
+            self.overlap.ended(here.loader.number)
             self._tell_beginning(here)
             self._tell(here, is_end=True)
+
+    def _is_same_dataset(self, number: int) -> bool:
+        """Whether this loader reads the very object that a loader of the training reads."""
+        loaders = list(self._loaders.items())
+        own = [loader.dataset for loader, held in loaders if held.number == number]
+        return any(held.is_training and loader.dataset is one for loader, held in loaders for one in own)
 
     def _tell_beginning(self, here: _Pass) -> None:
         if not here.is_told:

@@ -123,6 +123,11 @@ def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], 
     )
 
 
+def tensors_of(call: Inputs | None) -> list[Leaf]:
+    """Path and tensor of what a model was given."""
+    return [(path, tensor) for path, tensor, _ in call.leaves] if call else []
+
+
 def on_device(call: Inputs) -> list[tuple[str, torch.Tensor, int]]:
     """Its tensors on a device that may be other than finite; a batch of token numbers has none."""
     return [leaf for leaf in call.leaves if leaf[1].device.type != "cpu" and _is_float(leaf[1])]
@@ -190,6 +195,7 @@ class Survey:
     mean: float
     nans: int = 0
     infs: int = 0
+    spread: float = math.nan
 
     def numbers(self) -> Iterator[tuple[str, float]]:
         """By the names of `records.NUMBERS`."""
@@ -198,6 +204,8 @@ class Survey:
             yield f"batch.{self.path}.max", self.high
             yield f"batch.{self.path}.mean", self.mean
             yield f"batch.{self.path}.absmax", max(abs(self.low), abs(self.high))
+            if math.isfinite(self.spread):
+                yield f"batch.{self.path}.spread", self.spread
             is_constant = self.numel > 1 and self.low == self.high and not self.nans and not self.infs
             yield f"batch.{self.path}.is_constant", float(is_constant)
 
@@ -223,15 +231,19 @@ def _integers(path: str, tensor: torch.Tensor) -> Survey:
     if tensor.numel() > SAMPLED_INTEGERS and tensor.is_contiguous():
         tensor = tensor.view(-1)[:: -(-tensor.numel() // SAMPLED_INTEGERS) | 1]
     low, high = tensor.aminmax()
-    return Survey(path, tensor.numel(), float(low), float(high), float(tensor.sum()) / tensor.numel())
+    few = tensor.reshape(-1)[:: -(-tensor.numel() // SMALL) | 1] if tensor.numel() > SMALL else tensor
+    spread, mean = torch.std_mean(few.float(), correction=0)
+    return Survey(path, tensor.numel(), float(low), float(high), float(mean), spread=float(spread))
 
 
 def _floats(path: str, tensor: torch.Tensor) -> Survey | None:
     """None: something is not finite, and is to be counted."""
-    low, high = map(float, tensor.float().aminmax())
+    values = tensor if tensor.dtype is torch.float64 else tensor.float()
+    low, high = map(float, values.aminmax())
     if not math.isfinite(low) or not math.isfinite(high):
         return None
-    return Survey(path, tensor.numel(), low, high, float(tensor.mean(dtype=torch.float64)))
+    spread, mean = torch.std_mean(values, correction=0)
+    return Survey(path, tensor.numel(), low, high, float(mean), spread=float(spread))
 
 
 def _fused(leaves: list[Leaf]) -> list[Survey]:
@@ -241,7 +253,10 @@ def _fused(leaves: list[Leaf]) -> list[Survey]:
         nans, infs = int(table.nans[row]), int(table.pos_infs[row] + table.neg_infs[row])
         num_finite = tensor.numel() - nans - infs
         low, high = (float(table.min[row]), float(table.max[row])) if num_finite else (math.nan, math.nan)
-        found.append(Survey(path, tensor.numel(), low, high, float(table.sum[row]) / max(num_finite, 1), nans, infs))
+        mean = float(table.sum[row]) / max(num_finite, 1)
+        square = float(table.square_sum[row]) / max(num_finite, 1)
+        spread = math.sqrt(max(square - mean * mean, 0.0)) if num_finite else math.nan
+        found.append(Survey(path, tensor.numel(), low, high, mean, nans, infs, spread))
     return found
 
 

@@ -31,7 +31,7 @@ from holter.rank.context import Context
 from holter.rank.hooks.data import FetchedBatch
 from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings import batches
-from holter.rank.readings.batches import Inputs, leaves
+from holter.rank.readings.batches import Inputs, leaves, tensors_of
 from holter.rank.readings.loss_lines import LossTrace, lines_in
 from holter.rank.undo.side_stream import wait_until
 from holter.records import Origin
@@ -74,7 +74,7 @@ class BatchBlameProbe:
         self._num_calls += 1
         if self._num_calls > MAX_CALLS:
             return
-        tensors = [tensor for _, tensor in _tensors(self._context.inputs.last)]
+        tensors = [tensor for _, tensor in tensors_of(self._context.inputs.last)]
         self._signature = batches.fold(self._signature, batches.sign(tensors))
         self._num_samples[0] += next((t.shape[0] for t in tensors if t.dim()), 0)
 
@@ -98,12 +98,12 @@ class BatchBlameProbe:
         """The step is not finite: look for the fault in its batch, and if that is sound, for the module that made it."""
         context = self._context
         inputs = context.inputs.suspect or context.inputs.last
-        bad = batches.read(_tensors(inputs))
+        bad = batches.read(tensors_of(inputs))
         if all(entry.name in self._healthy_steps for entry in bad):
             # Labels go past the model.
-            seen = {_place(tensor) for _, tensor in _tensors(inputs)}
+            seen = {_place(tensor) for _, tensor in tensors_of(inputs)}
             bad += batches.read([leaf for leaf in self._leaves if _place(leaf[1]) not in seen])
-        senders = {path: context.inputs.received.get(tensor.data_ptr(), -1) for path, tensor in _tensors(inputs)}
+        senders = {path: context.inputs.received.get(tensor.data_ptr(), -1) for path, tensor in tensors_of(inputs)}
         for entry in bad:
             known = {"healthy_steps": self._healthy_steps[entry.name], "received_from": senders.get(entry.name, -1)}
             context.log.now.suspects.add(msgspec.structs.replace(entry, **known))
@@ -117,6 +117,11 @@ class BatchBlameProbe:
         if step.suspects.call is not None and is_sound and self._num_replays < MAX_REPLAYS:
             self._replay(step.suspects.call, step)
 
+    @property
+    def num_last_samples(self) -> int:
+        """Samples that the model was given in its last call of training."""
+        return next((t.shape[0] for _, t in tensors_of(self._context.inputs.last) if t.dim()), 0)
+
     def observe(self, *, is_check: bool) -> None:
         """A step is about to be applied: its batch is complete."""
         self._claim()
@@ -126,7 +131,7 @@ class BatchBlameProbe:
 
     def _survey(self) -> None:
         """The step is healthy: take the statistics of its batch."""
-        inputs, numbers = _tensors(self._context.inputs.last), self._context.log.now.numbers
+        inputs, numbers = tensors_of(self._context.inputs.last), self._context.log.now.numbers
         told = (self._leaves or inputs)[:MAX_LEAVES]
         found = {entry.path: entry for entry in batches.survey(told)}
         for entry in found.values():
@@ -138,8 +143,11 @@ class BatchBlameProbe:
             numbers["batch.num_samples"] = float(called if called and (is_one_call_each or not fetched) else fetched)
         # The loader's tensors are often the very inputs: no memory is read twice.
         paths = {_place(tensor): path for path, tensor in told}
-        others = [(path, t) for path, t in inputs if t.is_floating_point() and _place(t) not in paths]
-        odd = [entry.path for entry in batches.survey(others) if entry.nans or entry.infs]
+        others = batches.survey([(path, t) for path, t in inputs if _place(t) not in paths])
+        for entry in others[: MAX_LEAVES - len(told)]:
+            # What a script makes of a loader's batch is looked at as well: it may be there that inputs change.
+            numbers.update(entry.numbers())
+        odd = [entry.path for entry in others if entry.nans or entry.infs]
         for path, tensor in inputs:
             same = found.get(paths.get(_place(tensor), ""))
             if path in odd or (same is not None and (same.nans or same.infs)):
@@ -182,10 +190,6 @@ class BatchBlameProbe:
                 num_models=max(1, context.inputs.num_models),
             ),
         )
-
-
-def _tensors(inputs: Inputs | None) -> list[batches.Leaf]:
-    return [(path, tensor) for path, tensor, _ in inputs.leaves] if inputs else []
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, torch.Size, torch.dtype]:

@@ -1,0 +1,93 @@
+"""Label counts: one class has nearly all labels.
+
+What it detects
+    A class to which nineteen of twenty labels or more belong that the losses of all ranks were given, in each of several stretches of the
+    run, while others occur as well. It counts the labels of samples, as the loss got them; those of tokens and pixels are uneven by nature.
+
+Why it matters
+    A model that always answers with this class has a small loss and a high accuracy, and has learned nothing of the others.
+
+False positives
+    Sorted data shows one class after the other: a class that is rare must have come in three stretches at least. Balanced samplers show a
+    class as often as any other. Rare events are rare: so this is information, with counts, and says whether the loss weighs its classes.
+
+What to do
+    Weigh the classes or sample evenly, and look at a metric by class (`holter explain class_imbalance`).
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from holter.faults.shared.thresholds import check_thresholds, threshold
+from holter.faults.window import Window
+from holter.records import Evidence, Finding, Labels
+
+SHOWN = 6
+
+
+@dataclass(frozen=True)
+class LabelCounts:
+    """Judges the classes that losses are given."""
+
+    name: ClassVar[str] = "label_counts"
+
+    max_share: float = threshold(0.95, above=0.5)
+    """Of all labels that one class may have."""
+    min_stretches: int = threshold(3, at_least=2)  # Sorted data shows two classes where one ends.
+    """Stretches of the run in which the commonest class must have that share, and another must occur."""
+    min_labels: int = 256
+    min_rare: int = 4
+    """Labels of other classes."""
+
+    def __post_init__(self) -> None:
+        check_thresholds(self)
+
+    def judge(self, window: Window) -> Iterator[Finding]:
+        """At most one finding."""
+        stretches: dict[int, Counter[int]] = {}
+        told: list[Labels] = []
+        for note, labels in window.notes_of(Labels):
+            stretches.setdefault(note.step, Counter()).update(labels.counts)
+            told.append(labels)
+        counts = sum(stretches.values(), Counter[int]())
+        if not told or not counts or counts.total() < self.min_labels:
+            return
+        common, num = counts.most_common(1)[0]
+        rare = counts.total() - num
+        is_steady = all(one[common] >= (self.max_share - 0.05) * one.total() for one in stretches.values())
+        num_with_rare = sum(one.total() > one[common] for one in stretches.values())
+        if num < self.max_share * counts.total() or rare < self.min_rare or not is_steady:
+            return
+        if num_with_rare >= self.min_stretches:
+            yield _finding(window, counts, told, max(stretches))
+
+
+def _finding(window: Window, counts: Counter[int], told: list[Labels], step: int) -> Finding:
+    common, num = counts.most_common(1)[0]
+    total, num_classes = counts.total(), max(labels.num_classes for labels in told)
+    is_weighted = any(labels.is_weighted for labels in told)
+    shown = ", ".join(f"class {label}: {times}" for label, times in counts.most_common(SHOWN))
+    unseen = f"; of {num_classes} classes {num_classes - len(counts)} never came" if num_classes > len(counts) else ""
+    return Finding(
+        detector=LabelCounts.name,
+        severity="info",
+        first_step=min(labels.first_step for labels in told),
+        detected_step=step,
+        ranks=tuple(sorted(window.attached)),
+        summary=f"Class {common} has {num} of {total} labels ({100 * num / total:.3g} %).",
+        facts={"has_one_class_nearly_all": True, "is_weighted": is_weighted, "is_evened_out": False},
+        evidence=(
+            Evidence(
+                kind="labels",
+                summary=f"labels that the losses of all ranks were given: {shown}{unseen}",
+                values={"counts": {str(k): v for k, v in counts.most_common(SHOWN)}, "num_labels": total},
+            ),
+            Evidence(
+                kind="loss",
+                summary="the loss weighs its classes" if is_weighted else "the loss does not weigh its classes",
+                values={"is_weighted": is_weighted},
+            ),
+        ),
+    )

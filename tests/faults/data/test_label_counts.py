@@ -1,0 +1,47 @@
+"""One class that has nearly all labels; sorted, balanced and merely uneven data are silent."""
+
+from collections.abc import Mapping, Sequence
+
+from holter.diagnosis import rank_causes
+from holter.faults import Window
+from holter.faults.data.label_counts import LabelCounts
+from holter.faults.window import Note
+from holter.records import Finding, Labels
+
+
+def judge(stretches: Sequence[Mapping[int, int]], *, is_weighted: bool = False) -> list[Finding]:
+    notes = tuple(
+        Note(
+            rank,
+            12 * (number + 1),
+            number,
+            Labels(counts=dict(counts), num_classes=3, is_weighted=is_weighted, first_step=12 * number),
+        )
+        for number, counts in enumerate(stretches)
+        for rank in (0, 1)
+    )
+    return list(LabelCounts().judge(Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=notes)))
+
+
+def test_a_class_with_nearly_all_labels_is_told_with_counts():
+    (finding,) = judge([{0: 97, 1: 3}, {0: 98, 1: 2}, {0: 97, 1: 3}])
+    assert ("info", 0, 36) == (finding.severity, finding.first_step, finding.detected_step)
+    assert "Class 0 has 584 of 600 labels (97.3 %)." == finding.summary
+    assert "of 3 classes 1 never came" in finding.evidence[0].summary
+    assert ["class_imbalance"] == [cause.cause for cause in rank_causes(finding)]
+
+
+def test_whether_the_loss_weighs_its_classes_is_said():
+    (finding,) = judge([{0: 97, 1: 3}] * 3, is_weighted=True)
+    assert "the loss weighs its classes" == finding.evidence[1].summary
+
+
+def test_sorted_data_is_silent_while_one_class_follows_the_other():
+    assert [] == judge([{0: 100}] * 5)
+    assert [] == judge([{0: 100}] * 5 + [{0: 97, 1: 3}])
+    assert [] == judge([{0: 100}] * 5 + [{0: 50, 1: 50}, {1: 100}])
+
+
+def test_uneven_and_few_labels_are_silent():
+    assert [] == judge([{0: 90, 1: 10}] * 4)
+    assert [] == judge([{0: 19, 1: 1}] * 3)
