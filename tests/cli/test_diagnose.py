@@ -70,7 +70,9 @@ def test_the_recorded_traces_name_exactly_the_faulty_ranks(scenario: str, capsys
 def test_the_report_is_for_a_person_and_says_what_was_skipped(capsys: pytest.CaptureFixture[str]) -> None:
     assert 1 == main(["diagnose", str(TRACES / "lock_gil_1st")])
     out, err = capsys.readouterr()  # noqa: RUF059
-    assert out.startswith("critical: rank_missing_from_collective on ranks 9, 14 (confidence")
+    assert out.startswith(
+        "critical: Rank missing from collective (rank_missing_from_collective) on ranks 9, 14 (confidence"
+    )
     assert "ranks 9 and 14 have not entered it" in out
     assert "Judged from 16 dumps of 16 ranks" in out
     assert "step -1" not in out

@@ -61,7 +61,10 @@ def test_lost_hooks_are_a_bypassed_reduction_of_all_tensors() -> None:
         },
         tables=tables("gradients", 0, NAMES) | tables("parameters_after", 0, NAMES),
     )
-    assert headline(diagnosis) == "critical: gradient_sync_bypassed on ranks 0, 1 at step 0 (confidence 0.95)"
+    assert (
+        headline(diagnosis)
+        == "critical: Gradient sync bypassed (gradient_sync_bypassed) on ranks 0, 1 at step 0 (confidence 0.95)"
+    )
     assert diagnosis.causes[0].tensors == tuple(NAMES)
 
 
@@ -75,7 +78,10 @@ def test_a_seed_per_rank_is_an_unsynced_initialisation() -> None:
         },
         tables=tables("parameters_before", 0, NAMES),
     )
-    assert headline(diagnosis) == "critical: unsynced_initialisation on ranks 0, 1 at step 0 (confidence 0.95)"
+    assert (
+        headline(diagnosis)
+        == "critical: Unsynced initialisation (unsynced_initialisation) on ranks 0, 1 at step 0 (confidence 0.95)"
+    )
     assert diagnosis.causes[0].tensors == tuple(NAMES)
 
 
@@ -95,7 +101,10 @@ def test_a_flipped_bit_is_laid_to_the_rank_whose_history_broke() -> None:
         },
         tables=tables("parameters_before", 30, ["b.weight"]),
     )
-    assert headline(diagnosis) == "critical: silent_data_corruption on rank 1 at step 30 (confidence 0.93)"
+    assert (
+        headline(diagnosis)
+        == "critical: Silent data corruption (silent_data_corruption) on rank 1 at step 30 (confidence 0.93)"
+    )
     assert diagnosis.causes[0].tensors == ("b.weight",)
 
 
@@ -118,7 +127,7 @@ def test_a_nan_in_a_batch_is_one_incident_although_replicas_then_differ() -> Non
         },
         unavailable=frozenset((name, 30, rank) for name in ("gradients", "parameters_after") for rank in (0, 1)),
     )
-    assert headline(diagnosis) == "critical: nonfinite_input on rank 1 at step 30 (confidence 0.93)"
+    assert headline(diagnosis) == "critical: Non-finite input (nonfinite_input) on rank 1 at step 30 (confidence 0.93)"
     assert [e.values["detector"] for e in diagnosis.causes[0].evidence if e.kind == "consequence"] == [
         "replica_divergence"
     ]
@@ -135,7 +144,7 @@ def test_sigkill_is_a_dead_rank_with_its_signal() -> None:
         farewell=None,
     )
     (diagnosis,) = diagnose(exits=(RankExit(1, 0, killed),))
-    assert headline(diagnosis) == "critical: rank_dead on rank 1 at step 20 (confidence 0.95)"
+    assert headline(diagnosis) == "critical: Rank dead (rank_dead) on rank 1 at step 20 (confidence 0.95)"
     assert "SIGKILL" in diagnosis.symptom
 
 

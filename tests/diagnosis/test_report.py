@@ -84,7 +84,10 @@ def diagnose(leading: Finding, *consequences: Finding, strikes: int = 1) -> Diag
 
 
 def test_the_headline_is_one_line() -> None:
-    assert headline(diagnose(bad_batch())) == "critical: nonfinite_input on rank 1 at step 30 (confidence 0.93)"
+    assert (
+        headline(diagnose(bad_batch()))
+        == "critical: Non-finite input (nonfinite_input) on rank 1 at step 30 (confidence 0.93)"
+    )
 
 
 def test_many_ranks_do_not_make_it_long() -> None:
@@ -166,7 +169,10 @@ def test_an_unsure_diagnosis_says_what_is_missing_and_that_both_are_named() -> N
     text = " ".join(to_text(diagnosis).split())
     assert "Missing evidence" in text
     assert "all ranks that differ are named" in text
-    assert headline(diagnosis) == "critical: silent_data_corruption on ranks 0, 1 at step 12 (confidence 0.60)"
+    assert (
+        headline(diagnosis)
+        == "critical: Silent data corruption (silent_data_corruption) on ranks 0, 1 at step 12 (confidence 0.60)"
+    )
 
 
 def test_the_third_strike_puts_the_alternatives_first_and_says_so() -> None:

@@ -171,8 +171,10 @@ def test_a_run_moves_before_ones_eyes_and_an_incident_appears_by_itself(visit: V
         expect(page.locator("#facts")).to_contain_text(re.compile(r"\b(1[2-9]|[2-9]\d) steps"))
         picture(page, "2-healthy")
         run.tell("fault")
-        expect(page.locator("#announced")).to_contain_text("New incident: critical: nonfinite_input on rank 1")
-        expect(page.locator("#verdict")).to_contain_text("nonfinite_input on rank 1 at step")
+        expect(page.locator("#announced")).to_contain_text(
+            "New incident: critical: Non-finite input (nonfinite_input) on rank 1"
+        )
+        expect(page.locator("#verdict")).to_contain_text("(nonfinite_input) on rank 1 at step")
         expect(page).to_have_title("(1) holter two")
         expect(page.locator("#legend")).to_contain_text("named by a critical incident 1")
         expect(page.locator("#charts figure:visible")).to_have_count(4)
@@ -192,7 +194,7 @@ def test_an_incident_has_an_address_and_is_shown_in_full(visit: Visit, few: Simu
     expect(article).to_be_focused()
     expect(page.locator("#overview")).to_be_hidden()
     again = visit(few.address, f"/{urlsplit(page.url).fragment and '#' + urlsplit(page.url).fragment}")
-    expect(again.locator("#incident h2")).to_contain_text("nonfinite_input on rank 10")
+    expect(again.locator("#incident h2")).to_contain_text("(nonfinite_input) on rank 10")
     picture(again, "16-incident")
     again.get_by_role("link", name="All of the run").click()
     expect(again.locator("#overview")).to_be_visible()
@@ -284,7 +286,7 @@ def test_without_script_there_is_the_plain_table(visit: Visit, few: Simulated, w
     expect(page.locator("noscript tr").last).to_contain_text(f"{HOSTILE}0001")
     expect(page.locator("noscript tr").last).to_be_visible()
     incidents.get_by_role("link", name="in full").first.click()
-    expect(page.locator("h2")).to_contain_text("nonfinite_input on rank 10")
+    expect(page.locator("h2")).to_contain_text("(nonfinite_input) on rank 10")
     assert [] == is_accessible(visit(few.address, "/plain"))
 
 
@@ -358,11 +360,11 @@ def test_a_page_opened_after_the_end_shows_what_ended_the_run(visit: Visit, tmp_
     options = ("--ranks", "4", "--step-s", "0.1", "--fault", "nan", "--fault-step", "5", "--linger-s", "120")
     with Simulated(tmp_path / "over", options) as run:
         first = visit(run.address)
-        expect(first.locator("#verdict")).to_contain_text("nonfinite_input on rank 2")
+        expect(first.locator("#verdict")).to_contain_text("(nonfinite_input) on rank 2")
         run.tell("end")
         expect(first.locator("#line")).to_have_text("the coordinator has ended: every rank has ended")
         page = visit(run.address)
-        expect(page.locator("#verdict")).to_contain_text("nonfinite_input on rank 2")
+        expect(page.locator("#verdict")).to_contain_text("(nonfinite_input) on rank 2")
         expect(page.locator("#verdict")).to_contain_text("The coordinator has ended")
         expect(page.locator("#line")).to_have_text("the coordinator has ended: every rank has ended")
         expect(page.locator("#legend")).to_contain_text("ended 3")
@@ -371,7 +373,7 @@ def test_a_page_opened_after_the_end_shows_what_ended_the_run(visit: Visit, tmp_
         expect(page.locator("#table tbody tr")).to_have_count(4)
         picture(page, "4-over")
         page.get_by_role("link", name="The diagnosis in full").click()
-        expect(page.locator("#incident h2")).to_contain_text("nonfinite_input on rank 2")
+        expect(page.locator("#incident h2")).to_contain_text("(nonfinite_input) on rank 2")
 
 
 def test_a_page_that_was_told_nothing_says_so_and_can_be_used(visit: Visit, few: Simulated) -> None:
@@ -531,7 +533,7 @@ def test_a_real_job_that_hangs_is_explained_with_stacks_side_by_side(
     )
     page = visit(f"http://{job.coordinator()}")
     expect(page.locator("#facts")).to_contain_text("2 of 2 ranks", timeout=LONG_MS)
-    expect(page.locator("#verdict")).to_contain_text("rank_stuck_in_python on rank 1", timeout=LONG_MS)
+    expect(page.locator("#verdict")).to_contain_text("(rank_stuck_in_python) on rank 1", timeout=LONG_MS)
     page.get_by_role("link", name="The diagnosis in full").click()
     columns = page.locator("#incident .columns > div")
     expect(columns).to_have_count(2)

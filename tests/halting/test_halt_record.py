@@ -92,7 +92,7 @@ def test_a_rank_that_is_started_blindly_ends_with_93_and_says_how_to_resume(tmp_
         attach.obey_standing_halt(Settings(run_dir=str(tmp_path)), place(), {})
     assert ended.value.code == 93
     said = capsys.readouterr().err
-    assert "nonfinite_input on rank 1" in said
+    assert "Non-finite input (nonfinite_input) on rank 1" in said
     assert f"holter resume {tmp_path}" in said
     assert str(tmp_path / "checkpoints/30/state") in said
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from holter.cli.run_reader import locate
 from holter.cli.terminal import Meter, printable, size_text, table
+from holter.diagnosis.titles import titled
 from holter.errors import UsageError, VaultError
 from holter.frameworks.fsdp.framework import ASSEMBLED, PARTS
 from holter.halting.vault import store, verification
@@ -131,7 +132,7 @@ def _exam_lines(found: CheckpointExamination) -> Iterator[str]:
     manifest = found.manifest
     yield printable(f"{found.directory}: {'good' if found.is_good else 'not good'}")
     if manifest is not None:
-        halted = f", halted for {manifest.cause}" if manifest.cause else ""
+        halted = f", halted for {titled(manifest.cause)}" if manifest.cause else ""
         ranks = f"{manifest.world_size} rank{'s' * (manifest.world_size != 1)}"
         yield printable(f"  step {manifest.step} of run {manifest.run_id}, {manifest.framework}, {ranks}{halted}")
         yield printable(f"  {manifest.verdict}" + (f": {manifest.why}" if manifest.why else ""))

@@ -14,6 +14,7 @@ import msgspec
 
 from holter.cli import launch
 from holter.cli.run_reader import RunReader, locate
+from holter.diagnosis.titles import titled
 from holter.errors import UsageError
 from holter.frameworks.all import ALL
 from holter.frameworks.fsdp.framework import PARTS, RESUME_PARTS
@@ -58,7 +59,9 @@ def _as_json(halt: HaltRecord, path: str | None) -> str:
 
 def _as_text(found: RunReader, halt: HaltRecord, path: str | None) -> str:
     where = f" on rank {', '.join(map(str, halt.ranks))}" if halt.ranks else ""
-    lines = [f"lifted: halted by {halt.cause}{where} after {halt.step} steps" + (f", {halt.at}" if halt.at else "")]
+    lines = [
+        f"lifted: halted by {titled(halt.cause)}{where} after {halt.step} steps" + (f", {halt.at}" if halt.at else "")
+    ]
     if path is None:
         lines.append("no checkpoint was kept: " + (halt.why or "see `holter report`"))
     else:

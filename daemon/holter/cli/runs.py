@@ -8,6 +8,7 @@ from typing import Any
 
 from holter.cli.run_reader import RUNS, RunReader, has_open_critical, locate
 from holter.cli.terminal import fitted, printable, table
+from holter.diagnosis.titles import titled
 from holter.errors import UsageError
 from holter.halting import halt_record
 from holter.records import Diagnosis
@@ -97,5 +98,5 @@ def _row(one: dict[str, Any]) -> tuple[Any, ...]:
     worst = min(incidents, key=lambda found: (not found["is_open"], order.index(found["severity"])), default=None)
     steps = "-" if one["steps"] is None else one["steps"]
     ranks = f"{one['ranks']} of {one['world_size']}"
-    named = f"{worst['severity']}: {worst['cause']} at step {worst['step']}" if worst else ""
+    named = f"{worst['severity']}: {titled(worst['cause'])} at step {worst['step']}" if worst else ""
     return (one["directory"], one["state"], one["started_at"][:16].replace("T", " "), ranks, steps, counted, named)

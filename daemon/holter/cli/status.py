@@ -14,6 +14,7 @@ import msgspec
 from holter.cli.run_reader import RunReader, has_open_critical, locate
 from holter.cli.terminal import fitted, printable, table
 from holter.diagnosis.report import headline
+from holter.diagnosis.titles import titled
 from holter.errors import UsageError
 from holter.halting import halt_record
 from holter.records import Diagnosis
@@ -100,7 +101,7 @@ def _past(found: RunReader) -> Iterator[str]:
     halted = _halt_record(found)
     if halted is not None:
         kept = f"{halted.checkpoint}, {halted.verdict}" if halted.checkpoint else "no checkpoint"
-        yield printable(f"  halted    after {halted.step} steps, {halted.cause}; {kept}")
+        yield printable(f"  halted    after {halted.step} steps, {titled(halted.cause)}; {kept}")
 
 
 def _finding(found: dict[str, Any]) -> str:
@@ -113,7 +114,7 @@ def _halt(halt: dict[str, Any]) -> str:
     if halt["outcome"]:
         return f"halt: {halt['outcome']}: {halt['text']}"
     course = halt["course"] if halt.get("step") is None else f"{halt['course']}, step {halt['step']}"
-    why = ": ".join(filter(None, (halt.get("cause"), halt.get("reason"))))
+    why = ": ".join(filter(None, (titled(halt.get("cause") or ""), halt.get("reason"))))
     return f"halt: {course}" + (f" ({why})" if why else "")
 
 

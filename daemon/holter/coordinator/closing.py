@@ -3,6 +3,7 @@
 import msgspec
 
 from holter.coordinator.judge import cause_of
+from holter.diagnosis.titles import titled
 from holter.faults.shared.wording import ranks_text
 from holter.halting.halt_record import HaltRecord
 from holter.records import Diagnosis, Healthy
@@ -42,7 +43,7 @@ def _named(one: Diagnosis) -> str:
     ranks = one.causes[0].ranks if one.causes else ()
     where = f" on {ranks_text(ranks)}" if ranks else ""
     over = ", over" if one.closed_at else ""
-    return f"{cause_of(one)}{where} at step {one.first_step} ({one.severity}{over})"
+    return f"{titled(cause_of(one))}{where} at step {one.first_step} ({one.severity}{over})"
 
 
 def _checkpoint(run: RunSummary) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from holter.diagnosis import plots
+from holter.diagnosis.titles import titled
 from holter.records import Cause, Diagnosis, Evidence, Fix, Hypothesis
 
 MAX_NAMES = 12
@@ -137,14 +138,12 @@ def _fix(fix: Fix) -> tuple[tuple[str, str], ...]:
 
 
 def _hypothesis(one: Hypothesis) -> str:
-    return f"{one.cause} ({one.confidence:.2f}). Confirmed by: {_sentence(one.confirm)} Ruled out by: {_sentence(one.rule_out)} {one.looked_at}"
+    return f"{titled(one.cause)}, {one.confidence:.2f}. Confirmed by: {_sentence(one.confirm)} Ruled out by: {_sentence(one.rule_out)} {one.looked_at}"
 
 
 def _alternative(cause: Cause) -> str:
     gap = next((evidence.summary for evidence in reversed(cause.evidence) if evidence.kind == "missing"), "")
-    text = (
-        f"{cause.cause} ({cause.confidence:.2f}, by {cause.basis}). It would be refuted by this: {cause.would_refute}"
-    )
+    text = f"{titled(cause.cause)}, {cause.confidence:.2f}, by {cause.basis}. It would be refuted by this: {cause.would_refute}"
     return f"{text} Missing: {gap}." if gap and cause.confidence < 0.70 else text  # noqa: PLR2004 - the public bound of INTERFACE
 
 
@@ -176,12 +175,12 @@ def _sentence(text: str) -> str:
 
 
 def headline(diagnosis: Diagnosis) -> str:
-    """One line: `critical: nonfinite_input on rank 1 at step 30 (confidence 0.93)`."""
+    """One line: `critical: Non-finite input (nonfinite_input) on rank 1 at step 30 (confidence 0.93)`."""
     cause = diagnosis.causes[0]
     who = "rank" if len(cause.ranks) == 1 else "ranks"
     on = f" on {who} {_listed(tuple(map(str, cause.ranks)))}" if cause.ranks else ""
     at = f" at step {diagnosis.first_step}" if diagnosis.first_step >= 0 else ""
-    return f"{diagnosis.severity}: {cause.cause}{on}{at} (confidence {cause.confidence:.2f})"
+    return f"{diagnosis.severity}: {titled(cause.cause)}{on}{at} (confidence {cause.confidence:.2f})"
 
 
 def to_text(diagnosis: Diagnosis, width: int = 100, *, color: bool = False) -> str:

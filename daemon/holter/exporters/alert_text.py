@@ -10,6 +10,7 @@ A panel is named without Grafana's SDK; a test holds that it is there. An alert 
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from holter.diagnosis.titles import titled
 from holter.exporters.snapshot import IncidentInfo
 from holter.records import Collective, Diagnosis
 
@@ -46,7 +47,7 @@ def describe(info: IncidentInfo, run_id: str) -> str:
     where = (("Rank", info.ranks), ("Tensor", info.tensors), ("Collective", info.collective), ("Since step", info.step))
     said = "".join(f" {word} {value}." for word, value in where if value)
     return (
-        f"Run {run_id}: {info.cause}.{said} Diagnosis: {info.url} (incident {info.incident}); what to do: holter explain "
+        f"Run {run_id}: {titled(info.cause)}.{said} Diagnosis: {info.url} (incident {info.incident}); what to do: holter explain "
         f"{info.cause}."
     )
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from holter import faults
+from holter.diagnosis.titles import titled
 from holter.exporters.alert_text import RUNBOOKS, alert_name, panel_annotations, panel_of
 from holter.faults.family import CauseEntry
 
@@ -103,7 +104,7 @@ def _cause_rule(entry: CauseEntry) -> AlertRule:
         severity="{{ $labels.severity }}",
         summary=entry.happened,
         description=(
-            f"Run {{{{ $labels.run_id }}}}: {entry.cause}.{SAYS_WHERE} Diagnosis: {{{{ $labels.url }}}} (incident "
+            f"Run {{{{ $labels.run_id }}}}: {titled(entry.cause)}.{SAYS_WHERE} Diagnosis: {{{{ $labels.url }}}} (incident "
             f"{{{{ $labels.incident }}}}); what to do: holter explain {entry.cause}."
         ),
         labels=OFF,

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, cast
 
+from holter.diagnosis.titles import title
 from holter.exporters.alerts import WATCHER_RULES, WatcherRule
 from holter.faults import CAUSES, DETECTORS
 from holter.faults.family import CauseEntry, DetectorEntry
@@ -66,10 +67,10 @@ def _cause_page(entry: CauseEntry) -> str:
         ("What happened", entry.happened),
         ("How it comes about", entry.mechanism),
         ("What would refute it", entry.would_refute),
-        *((title, getattr(entry.fix, key)) for key, title in FIX_PARTS.items()),
+        *((heading, getattr(entry.fix, key)) for key, heading in FIX_PARTS.items()),
         ("Seen by", ", ".join(dict.fromkeys(row.detector for row in entry.rows))),
     )
-    return _of_sections(f"{entry.cause} (cause)", sections)
+    return _of_sections(f"{title(entry.cause)} ({entry.cause}, cause)", sections)
 
 
 def _watcher_page(watch: WatcherRule) -> str:

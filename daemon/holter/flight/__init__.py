@@ -9,7 +9,16 @@ from holter.errors import FlightError
 from holter.flight.analysis import Analysis, Deviation, Kind, Wait
 from holter.flight.digests import BLOCK_CALLS, blocks, signature
 from holter.flight.matching import analyse
-from holter.flight.reading import from_bytes, from_json, from_pickle, is_over, trimmed, with_members
+from holter.flight.reading import (
+    from_bytes,
+    from_json,
+    from_pickle,
+    is_over,
+    script_lines,
+    trimmed,
+    with_lines,
+    with_members,
+)
 
 __all__ = [
     "BLOCK_CALLS",
@@ -24,7 +33,9 @@ __all__ = [
     "from_json",
     "from_pickle",
     "is_over",
+    "script_lines",
     "signature",
     "trimmed",
+    "with_lines",
     "with_members",
 ]

@@ -16,7 +16,9 @@ dict, while the fast one would reserve whatever memory a forged index asks for.
 import functools
 import io
 import pickle
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import Any, ClassVar, Literal, Never, cast
 
 import msgspec
@@ -59,6 +61,11 @@ _DTYPES = {
     "Float8_e4m3fn": "float8_e4m3fn",
     "Float8_e5m2": "float8_e5m2",
 }
+_LIBRARY = re.compile(
+    r"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^<|/holter/(rank|frameworks)/|/holter/__main__\.py$"
+)
+MAX_LINES = 3
+MAX_LINE = 200
 _State = Literal["scheduled", "started", "completed"]
 _Sizes = tuple[tuple[int, ...], ...]
 _RANKS = msgspec.json.Decoder(tuple[int, ...])
@@ -103,6 +110,12 @@ def _refuse_bombs(value: Any, most: int) -> None:
             raise FlightError("this pickle unfolds to far more than it holds; it is not read")
 
 
+class _Frame(msgspec.Struct, gc=False):
+    name: str = ""
+    filename: str = ""
+    line: int = 0
+
+
 class _Entry(msgspec.Struct, gc=False):
     profiling_name: str = ""
     process_group: tuple[str, ...] = ()
@@ -120,6 +133,9 @@ class _Entry(msgspec.Struct, gc=False):
     time_created_ns: int | None = None
     time_discovered_started_ns: int | None = None
     time_discovered_completed_ns: int | None = None
+    frames: tuple[_Frame, ...] | None = None
+    lines: tuple[str, ...] = ()
+    """What a rank of ours adds to its own last words."""
 
 
 class _Config(msgspec.Struct):
@@ -227,7 +243,28 @@ def _call(entry: _Entry) -> Call:
         entry.output_sizes or (),
         _dtypes(entry.output_dtypes or ()),
         entry.record_id,
+        tuple(entry.lines[:MAX_LINES])
+        or script_lines((one.filename, one.line, one.name) for one in entry.frames or ()),
     )
+
+
+def script_lines(frames: Iterable[tuple[str, int, str]]) -> tuple[str, ...]:
+    """Of a call's stack, innermost first: the few innermost lines that are no library's.
+
+    >>> script_lines([("/lib/site-packages/torch/distributed/distributed_c10d.py", 3245, "all_reduce"), ("/home/me/train.py", 41, "main")])
+    ('/home/me/train.py:41 in main',)
+    """
+    own = (one for one in frames if one[0] and not _LIBRARY.search(one[0].replace("\\", "/")))
+    return tuple(f"{file}:{line} in {name}"[:MAX_LINE] for file, line, name in islice(own, MAX_LINES))
+
+
+def with_lines(flight: Flight, lines: Mapping[int, tuple[str, ...]]) -> Flight:
+    """The same, with the script's lines where they are known: number of the call in its rank's recorder -> lines."""
+    calls = [
+        msgspec.structs.replace(call, lines=lines[call.record]) if call.record in lines and not call.lines else call
+        for call in flight.calls
+    ]
+    return msgspec.structs.replace(flight, calls=calls) if lines else flight
 
 
 @functools.lru_cache(maxsize=1024)

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from holter.clock import rfc3339, wall_ns
+from holter.diagnosis.titles import titled
 from holter.files import UNREADABLE, as_json, read_json, read_plain, sync_folder, write_whole
 from holter.records import EXIT_CODE
 
@@ -194,7 +195,7 @@ def sentences(run_dir: Path, halt: HaltRecord, environ: Mapping[str, str]) -> li
     verdict = halt.verdict if step == halt.step else f"healthy; what was kept at step {halt.step} is {halt.verdict}"
     kept = f"go on from step {step}: {run_dir / checkpoint} ({verdict})" if checkpoint else "no checkpoint was kept"
     return [
-        f"this run was halted ({halt.cause}{where}) and is not started again blindly; {kept}",
+        f"this run was halted: {titled(halt.cause)}{where}; it is not started again blindly; {kept}",
         f"once its cause is dealt with: `holter resume {run_dir}`{variable}",
         f"what happened: `holter report {run_dir}`",
     ]

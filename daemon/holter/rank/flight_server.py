@@ -2,8 +2,9 @@
 
     sidecar --POST /handler/fr_trace_json--> native threads of torch's worker server --> the recorder's JSON, without the interpreter lock
             --POST /handler/dump_traceback->                                         --> stacks, if the interpreter lock can be had
+            --POST /handler/call_lines-----> a thread of Python on a socket beside it --> the script's lines of its newest calls, likewise
 
-The worker server is private API of torch. Where it is missing or fails, a thread of Python answers the same two questions
+The worker server is private API of torch. Where it is missing or fails, a thread of Python answers the same questions
 (`flight_thread`): then a rank that holds the interpreter lock cannot answer, and everything else is the same.
 
 The socket lies in a directory that only the user can enter. The rank removes it at its end, the sidecar if the rank could not.
@@ -13,25 +14,33 @@ import atexit
 import contextlib
 import ctypes
 import os
+import pickle
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from holter import clock
+from holter.flight import script_lines
 from holter.threads import without_signals
 
 NATIVE, PYTHON = "native", "python"
 """Names of the socket: native threads answer, or a thread of Python."""
+LINES = "lines"
+"""The socket beside it. torch's server takes answers from Python too, but lets go of them after the interpreter has ended, and aborts the process."""
+MAX_CALLS = 64
 MAX_PATH_BYTES = 107
 """What fits a socket's address, with its final zero."""
 STOP_PATIENCE_S = 0.5
 POLL_S = 0.005
+REQUEST_DEADLINE_S = 2.0
 LOG_LEVEL_ERROR = 2
 _STATE, _CONNECTED = 5, ("02", "03")
 """Field of /proc/net/unix, and what it says of a connection that waits or is open."""
@@ -86,6 +95,20 @@ def dump() -> bytes | None:
     return None if copy is None else bytes(copy())
 
 
+def call_lines(most: int = MAX_CALLS) -> dict[int, tuple[str, ...]]:
+    """Number of a call in the recorder -> the script's own lines that made it; of the newest calls, and of those that are not over."""
+    native = getattr(torch._C, "_distributed_c10d", None)  # noqa: SLF001  private: it may be gone
+    copy = getattr(native, "_dump_fr_trace", None)
+    if copy is None:
+        return {}
+    entries = pickle.loads(copy(True, True, False)).get("entries", [])  # noqa: S301  this process wrote it
+    chosen = [entry for entry in entries[:-most] if not entry.get("retired")][-most:] + entries[-most:]
+    return {
+        int(entry["record_id"]): script_lines((f["filename"], f["line"], f["name"]) for f in entry.get("frames") or ())
+        for entry in chosen
+    }
+
+
 def _private_directory() -> Path:
     for parent in (None, "/tmp"):  # noqa: S108  mkdtemp makes it ours alone
         directory = Path(tempfile.mkdtemp(prefix="holter-", dir=parent))
@@ -100,12 +123,36 @@ def _serve(directory: Path) -> tuple[Any, str]:
         from torch._C._distributed_c10d import _WorkerServer  # noqa: PLC0415  private: it may be gone
 
         with _quiet(), without_signals():
-            return _WorkerServer(str(directory / NATIVE)), NATIVE
+            server = _WorkerServer(str(directory / NATIVE))
     except Exception:  # noqa: BLE001  whatever is wrong with it, the other way is tried
         # An HTTP server is not loaded into every rank for the few whose torch has none.
         from holter.rank.flight_thread import FlightThread  # noqa: PLC0415
 
         return FlightThread(str(directory / PYTHON), dump), PYTHON
+    _serve_lines(directory)
+    return server, NATIVE
+
+
+def _serve_lines(directory: Path) -> None:
+    """A thread that sleeps until it is asked, and ends with the process. Without it, evidence shows calls without their lines."""
+    with contextlib.suppress(OSError, RuntimeError):
+        listening = socket.socket(socket.AF_UNIX)
+        listening.bind(str(directory / LINES))
+        listening.listen(1)
+        with without_signals():
+            threading.Thread(target=_answer_lines, args=(listening,), name="holter-lines", daemon=True).start()
+
+
+def _answer_lines(listening: socket.socket) -> None:
+    """Whatever is asked, the lines are the answer; whoever is slow to ask is cut off."""
+    while True:
+        with contextlib.suppress(Exception):
+            asking, _ = listening.accept()
+            with asking:
+                asking.settimeout(REQUEST_DEADLINE_S)
+                asking.recv(4096)
+                body = msgspec.json.encode(call_lines())
+                asking.sendall(b"HTTP/1.0 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
 
 def _is_anyone_in(path: str) -> bool:

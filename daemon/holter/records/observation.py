@@ -106,6 +106,8 @@ class Call(msgspec.Struct, frozen=True, array_like=True):
     output_dtypes: tuple[str, ...] = ()
     record: int = 0
     """Counts all calls of the rank."""
+    lines: tuple[str, ...] = ()
+    """The script's own lines that made it, innermost first: `/home/me/train.py:41 in main`; empty: not asked for."""
 
 
 class Flight(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ import msgspec
 
 from holter import clock
 from holter.files import UNREADABLE
-from holter.flight import trimmed, with_members
+from holter.flight import trimmed, with_lines, with_members
 from holter.page import PageHeartbeat
 from holter.records import Exam, ExamDepth, Flight, Frame, Group, Phase, ProcessState, ThreadStack
 from holter.sidecar.process import Process
@@ -119,6 +119,8 @@ class Examiner:
             self._flight(process, CRASH_S if is_hurried else FLIGHT_S),
             self._inside(process, depth, is_hurried=is_hurried),
         )
+        if flight is not None and is_lock_free:
+            flight = with_lines(flight, await self._call_lines())
         return self._compose(
             asked_ns=asked_ns,
             depth="native" if _has_native(taken) else depth,
@@ -243,6 +245,12 @@ class Examiner:
                 f"it was paused for them {now_s - self._paused_s:.0f} s ago and does not stand still by its own measure"
             )
         return ""
+
+    async def _call_lines(self) -> dict[int, tuple[str, ...]]:
+        """Only asked of an interpreter that has just answered: a question that is not answered holds a thread of the rank's."""
+        assert self._recorder is not None
+        found = await _in_time(self._recorder.call_lines(), LOCK_S, "the lines of its calls")
+        return found if isinstance(found, dict) else {}
 
     async def _is_lock_free(self, process: ProcessState | None) -> bool | None:
         if self._recorder is None or (process is not None and process.state in HALTED):

@@ -34,6 +34,7 @@ from typing import TypeVar
 from zlib import crc32
 
 import aiohttp
+import msgspec
 
 from holter import clock
 from holter.errors import RecorderError
@@ -66,6 +67,8 @@ MAX_UNTOLD = 4096
 """Steps that are remembered until a copy holds their calls."""
 MAX_STRIDE = 1 << 62
 """Where numbers repeat, as 0 may, no stride tells them apart."""
+_LINES_SOCKET = "lines"
+_LINES = msgspec.json.Decoder(dict[int, tuple[str, ...]])
 Item = TypeVar("Item")
 
 
@@ -89,6 +92,13 @@ class Recorder:
             raise RecorderError(f"the recorder's copy cannot be read: {error}") from error
         self._costs_s.append(clock.monotonic_s() - began)
         return flight
+
+    async def call_lines(self, deadline_s: float = 1.0) -> dict[int, tuple[str, ...]]:
+        """Number of a call -> the script's lines that made it, of the newest; raises RecorderError. It needs the interpreter."""
+        try:
+            return _LINES.decode(await self._ask("call_lines", deadline_s, _lines_path(self._path)))
+        except msgspec.MsgspecError as error:
+            raise RecorderError(f"the lines of its calls cannot be read: {error}") from error
 
     @property
     def cost_s(self) -> float:
@@ -123,9 +133,9 @@ class Recorder:
                 await self._question
         remove(self._path)
 
-    async def _ask(self, handler: str, deadline_s: float) -> bytes:
+    async def _ask(self, handler: str, deadline_s: float, path: str | None = None) -> bytes:
         timeout = aiohttp.ClientTimeout(total=deadline_s)
-        connector = aiohttp.UnixConnector(self._path, force_close=True)
+        connector = aiohttp.UnixConnector(path or self._path, force_close=True)
         try:
             async with (
                 aiohttp.ClientSession(connector=connector, timeout=timeout) as session,
@@ -155,12 +165,20 @@ def _forget_error(question: asyncio.Task[bytes]) -> None:
         question.exception()
 
 
+def _lines_path(path: str) -> str:
+    """Where the script's lines are asked for: a socket beside torch's own."""
+    return str(Path(path).with_name(_LINES_SOCKET))
+
+
 def remove(path: str) -> None:
     """The socket and its directory, if they are still there and nothing else lies in it."""
     socket = Path(path)
     with contextlib.suppress(OSError):
         if stat.S_ISSOCK(socket.lstat().st_mode):
             socket.unlink()
+            beside = socket.with_name(_LINES_SOCKET)
+            if beside.is_socket():
+                beside.unlink()
             socket.parent.rmdir()
 
 

@@ -8,6 +8,7 @@ from holter.clock import rfc3339
 from holter.coordinator.judge import cause_of
 from holter.coordinator.roster import Member
 from holter.coordinator.run import Run
+from holter.diagnosis.titles import titled
 from holter.records import Census, Diagnosis, TensorEntry
 from holter.records.rank import IGNORED, OWN
 
@@ -90,6 +91,7 @@ def halt(run: Run) -> dict[str, Any] | None:
         "course": attempt.course,
         "step": attempt.plan.kept_step,
         "cause": attempt.wish.cause,
+        "title": titled(attempt.wish.cause),
         "reason": attempt.wish.reason,
         "savers": attempt.plan.savers,
         "lost": attempt.plan.lost,

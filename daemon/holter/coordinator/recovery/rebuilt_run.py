@@ -28,6 +28,7 @@ from holter.coordinator.recovery import journal
 from holter.coordinator.recovery.journal import Entry
 from holter.coordinator.recovery.replay import Moment, judge_again, with_moments
 from holter.coordinator.run import Run
+from holter.diagnosis.titles import titled
 from holter.faults import ALL, Detector
 from holter.files import read_json
 from holter.halting import halt_record
@@ -231,7 +232,14 @@ class FinishedRun:
         halt = halt_record.read(self._settings.run_dir)
         if halt is not None:
             kept = {"checkpoint": halt.checkpoint, "verdict": halt.verdict}
-            found["halt"] = {"course": "done", "step": halt.step, "cause": halt.cause, "reason": halt.why, **kept}
+            found["halt"] = {
+                "course": "done",
+                "step": halt.step,
+                "cause": halt.cause,
+                "title": titled(halt.cause),
+                "reason": halt.why,
+                **kept,
+            }
         return found
 
 

@@ -77,7 +77,7 @@ def _finding(window: Window, counts: Counter[int], told: list[Labels], step: int
         detected_step=step,
         ranks=tuple(sorted(window.attached)),
         summary=f"Class {common} has {num} of {total} labels ({100 * num / total:.3g} %).",
-        facts={"has_one_class_nearly_all": True, "is_weighted": is_weighted, "is_evened_out": False},
+        facts={"has_one_class_nearly_all": True, "is_evened_out": False},
         evidence=(
             Evidence(
                 kind="labels",

@@ -12,7 +12,8 @@ False positives
     Samples that are the same by chance (short texts, few features) are known by how often two of one pass are the same, and are not counted.
     Epochs that repeat, shuffling and samplers that draw twice concern training alone. Data that is augmented before it is batched
     is not the same any more: there a leak is not seen. Training data that is evaluated on purpose (the same data set, or beside another
-    evaluation that is clean) is information, and so is what a script evaluates without a loader. A few duplicates, under one in a hundred, are information too.
+    evaluation that is clean) is information, and so is what a script evaluates without a loader. A few duplicates, under one in a hundred,
+    are information too.
 
 What to do
     Take the shared samples out of one of the two sets (`holter explain data_leakage`).
@@ -54,9 +55,9 @@ class SampleOverlap:
             newest[note.rank, overlap.loader] = (note, overlap)
             first.setdefault(overlap.loader, note.step)
         sources: dict[int, list[Told]] = {}
-        for (_, loader), told in sorted(newest.items()):
-            if self._is_beyond_chance(told[1]):
-                sources.setdefault(loader, []).append(told)
+        for (_, loader), one in sorted(newest.items()):
+            if self._is_beyond_chance(one[1]):
+                sources.setdefault(loader, []).append(one)
         found = [(loader, told) for loader, told in sources.items() if _num_met(told) >= self.min_met]
         if found:
             loader, told = max(found, key=lambda one: (_share(one[1]), -one[0]))

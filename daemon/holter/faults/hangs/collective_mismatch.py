@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from holter.faults.shared.collectives import analysed, group_name, last_calls
+from holter.faults.shared.collectives import analysed, call_sites, group_name, last_calls
 from holter.faults.shared.mismatched_calls import (
     KINDS,
     Mismatch,
@@ -331,6 +331,7 @@ def _evidence(seen: Mismatch, analysis: Analysis | None, flights: Mapping[int, F
             "sides": [_side(text, ranks, calls) for text, ranks in seen.sides.items()],
         },
     )
+    yield from call_sites(calls)
     if seen.why:
         right = [text for text, ranks in seen.sides.items() if not set(ranks) & set(seen.ranks)]
         what = f"{listed(right)} was to be called there: " if seen.is_clear and right and seen.step is None else ""

@@ -125,7 +125,30 @@ def _lines(calls: Sequence[Call], names: Mapping[str, str], taken_ns: int) -> It
     for call, line in zip(calls, _columns(words), strict=True):
         age_s = (taken_ns - call.created_ns) / 1e9 if taken_ns and call.created_ns else 0.0
         age = f"  -{age_s:.1f} s" if age_s >= MIN_AGE_S else ""
-        yield f"{line}  {'over' if is_over(call) else 'open'}{age}"
+        where = f"  {_file(call.lines[0])}" if call.lines else ""
+        yield f"{line}  {'over' if is_over(call) else 'open'}{age}{where}"
+
+
+def _file(line: str) -> str:
+    """`/home/me/train.py:41 in main` as a table shows it: `train.py:41`."""
+    return line.partition(" in ")[0].rpartition("/")[2]
+
+
+def call_sites(calls: Mapping[int, Call]) -> Iterator[Evidence]:
+    """Where each side's script made its call: one piece of evidence for all ranks that made it at the same lines."""
+    sides: dict[tuple[str, ...], list[int]] = {}
+    for rank, call in sorted(calls.items()):
+        if call.lines:
+            sides.setdefault((signature(call), *call.lines), []).append(rank)
+    for (what, *lines), ranks in list(sides.items())[:MAX_RANKS]:
+        outer = f", called from {', '.join(lines[1:])}" if lines[1:] else ""
+        place, _, function = lines[0].partition(" in ")
+        file, _, number = place.rpartition(":")
+        yield Evidence(
+            kind="script_line",
+            summary=f"{ranks_text(ranks)} called {what} at {place} in {function}{outer}",
+            values={"ranks": ranks, "lines": lines, "file": file, "line": int(number) if number.isdigit() else 0},
+        )
 
 
 def _counts(flight: Flight, limit: int) -> Iterator[str]:

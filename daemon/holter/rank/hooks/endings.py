@@ -24,7 +24,7 @@ from typing import Any, Literal
 import msgspec
 
 from holter.rank.context import Context
-from holter.rank.flight_server import dump
+from holter.rank.flight_server import call_lines, dump
 from holter.rank.own_code import frames_of, own_frames, place_of, text_of
 from holter.records import Farewell, LastCalls
 
@@ -163,7 +163,8 @@ def leave_last_calls(context: Context) -> None:
     found = msgspec.json.decode(dump() or b"{}")
     calls = found.get("entries")
     if calls:
-        found["entries"] = calls[-MAX_CALLS:]
+        lines = context.guard.attempt(call_lines) or {}
+        found["entries"] = [entry | {"lines": lines.get(entry.get("record_id"), ())} for entry in calls[-MAX_CALLS:]]
         context.writer.say(context.log.step, LastCalls(dump=msgspec.json.encode(found)))
 
 

@@ -68,6 +68,8 @@ class BatchBlameProbe:
         """Of this step: by the models' inputs, by the loaders."""
         self._leaves: list[batches.Leaf] = []
         """The last loader's batch."""
+        self._was: dict[str, str] = {}
+        """Path of an input -> that of the tensor in the loader's batch which it was."""
 
     def see_call(self) -> None:
         """A model is called in training: its inputs are there."""
@@ -132,7 +134,7 @@ class BatchBlameProbe:
     def _survey(self) -> None:
         """The step is healthy: take the statistics of its batch."""
         inputs, numbers = tensors_of(self._context.inputs.last), self._context.log.now.numbers
-        told = (self._leaves or inputs)[:MAX_LEAVES]
+        told = self._told(inputs)[:MAX_LEAVES]
         found = {entry.path: entry for entry in batches.survey(told)}
         for entry in found.values():
             numbers.update(entry.numbers())
@@ -145,7 +147,6 @@ class BatchBlameProbe:
         paths = {_place(tensor): path for path, tensor in told}
         others = batches.survey([(path, t) for path, t in inputs if _place(t) not in paths])
         for entry in others[: MAX_LEAVES - len(told)]:
-            # What a script makes of a loader's batch is looked at as well: it may be there that inputs change.
             numbers.update(entry.numbers())
         odd = [entry.path for entry in others if entry.nans or entry.infs]
         for path, tensor in inputs:
@@ -154,6 +155,19 @@ class BatchBlameProbe:
                 self._learn_odd(path)
         for path in {path for path, entry in found.items() if entry.nans or entry.infs} - {path for path, _ in inputs}:
             self._learn_odd(path)
+
+    def _told(self, inputs: list[batches.Leaf]) -> list[batches.Leaf]:
+        """The loader's batch; an input that once was a tensor of it, and is no longer, stands in its place: what the script made of it is what is trained on."""
+        if not self._leaves:
+            return inputs
+        fetched = {_place(tensor): path for path, tensor in self._leaves}
+        instead = {}
+        for path, tensor in inputs:
+            if (same := fetched.get(_place(tensor))) is not None:
+                self._was[path] = same
+            elif path in self._was and tensor.is_cpu:
+                instead[self._was[path]] = tensor
+        return [(path, instead.get(path, tensor)) for path, tensor in self._leaves]
 
     def _learn_odd(self, path: str) -> None:
         """A tensor of the batch is not finite and the step is: that is its nature. Of what a device still owes that is not known yet."""

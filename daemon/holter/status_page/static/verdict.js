@@ -94,7 +94,7 @@ export function halting() {
   if (!halt) return;
   const [how, what] = outcomeOf(halt), after = halt.step === null || halt.step === undefined ? "" : `, step ${count(halt.step)}`;
   const kept = halt.checkpoint ? `Checkpoint ${halt.checkpoint}${halt.verdict ? ` (${halt.verdict})` : ""}.` : halt.course === "done" ? "No checkpoint was kept." : "";
-  const why = [halt.cause, halt.reason].filter(Boolean).join(": ");
+  const why = [halt.title || halt.cause, halt.reason].filter(Boolean).join(": ");
   $("halting").className = `is-${how}`;
   $("halting").setAttribute("role", how === "critical" ? "alert" : "status");
   fill($("halting"), el("p", { class: "what" }, `${ICONS[how]} ${what}${after}`),
