@@ -186,7 +186,6 @@ POISONED = [
     "nonfinite_backward",
     "nonfinite_forward",
     "nonfinite_input",
-    "nonfinite_loss_function",
     "silent_data_corruption",
 ]
 SUSPECT = [
@@ -217,6 +216,7 @@ SUSPECT = [
     "lost_buffer",
     "model_structure_mismatch",
     "nondeterministic_drift",
+    "nonfinite_loss_function",
     "optimizer_state_mismatch",
     "parallel_input_mismatch",
     "precision_round_trip",

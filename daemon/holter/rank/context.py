@@ -35,6 +35,11 @@ if TYPE_CHECKING:
     from holter.rank.undo.snapshots import Snapshots
 
 
+MAX_OUTPUTS = 16
+MAX_OUTPUT_BYTES = 1 << 22
+"""Of a tensor that a model gave back: larger ones are not kept until the backward pass."""
+
+
 class ObservationWriter:
     """Encodes the observations of one rank and writes them to the shared page, in microseconds, waiting for nobody."""
 
@@ -62,6 +67,8 @@ class StepInputs:
     """The call after which the first non-finite value of this step was seen."""
     trace: LossTrace | None = None
     """How the first loss of this step that was not finite was made."""
+    outputs: list[torch.Tensor] | None = field(default_factory=list)
+    """What models gave back in training since the last backward pass, in host memory and not large; None: too much, or on a device."""
     num_models: int = 0
     """Models that were called in training since the step began."""
     unread: list[tuple[str, torch.Tensor, int]] = field(default_factory=list)
@@ -82,6 +89,19 @@ class StepInputs:
         if call is not None and len(self.unread) < MAX_LEAVES:
             self.unread += on_device(call)
 
+    def give_back(self, tensors: Iterable[torch.Tensor]) -> None:
+        """A model returns from a call of training: until its backward pass begins that is kept, if it is little."""
+        for tensor in tensors:
+            if self.outputs is None:
+                return
+            is_kept = len(self.outputs) < MAX_OUTPUTS and tensor.is_cpu and tensor.nbytes <= MAX_OUTPUT_BYTES
+            self.outputs = [*self.outputs, tensor.detach()] if is_kept else None
+
+    def are_outputs_finite(self) -> bool | None:
+        """Whether what the models gave back is finite, but for single numbers, which are losses; None: it was not kept, or nothing else is there."""
+        told = [t for t in self.outputs or () if t.is_floating_point() and t.numel() > 1 and t.layout is torch.strided]
+        return all(bool(torch.isfinite(t).all()) for t in told) if told else None
+
     def take_unread(self) -> list[Leaf]:
         """Those that nobody wrote to since; a backward pass begins."""
         unread, self.unread = self.unread, []
@@ -96,6 +116,7 @@ class StepInputs:
         """The step is done."""
         self.last = self.suspect = self.trace = None
         self.unread, self.num_models = [], 0
+        self.outputs = []
         self.received.clear()
 
 

@@ -220,6 +220,9 @@ class Monitor:
         if not module.training:
             self._data.overlap.evaluation_call(lambda: list(leaves(given, "input")))
 
+    def _see_output(self, output: object) -> None:
+        self.context.inputs.give_back(tensor for _, tensor in leaves(output, ""))
+
     def _see_samples(self, fetched: list[FetchedBatch]) -> None:
         """A backward pass begins: which samples it is about."""
         if fetched:
@@ -232,6 +235,8 @@ class Monitor:
         self.context.guard.attempt(self._regions.end, module, output)
         self.context.guard.attempt(self._modes.see, module, output)
         self.context.guard.attempt(self._routing.returned, module)
+        if module.training and torch.is_grad_enabled():
+            self.context.guard.attempt(self._see_output, output)
         self._inspection.failed()
 
     def _on_backward(self) -> None:

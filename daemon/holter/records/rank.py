@@ -329,6 +329,8 @@ class Origin(msgspec.Struct, frozen=True, tag="origin", kw_only=True):
     """It is the model's outermost forward that made it, and only its loss: what its modules gave was finite."""
     num_models: int = 1
     """Models that the step had called: the replay is of one of them."""
+    are_outputs_finite: bool | None = None
+    """Whether all that the models of the step gave back was finite, but for a loss among it; None: nobody could look."""
     operation: str = ""
     """What the loss's own graph shows: `log of 3 of 8 values that are zero or negative`; empty: nothing."""
     lines: list[str] = []

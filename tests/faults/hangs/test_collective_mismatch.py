@@ -4,6 +4,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from holter.diagnosis import rank_causes
@@ -575,3 +576,24 @@ def test_who_waits_for_whom_is_told_first_and_last_calls_follow() -> None:
     )
     assert [1] == first.values["absent"]
     assert ["last_collectives"] == [one.kind for one in rest]
+
+
+def test_each_side_s_own_line_in_the_script_is_shown():
+    mine, theirs = ("/home/me/train.py:41 in total", "/home/me/train.py:80 in main"), ("/home/me/train.py:45 in best",)
+    calls = {
+        0: waiting(steps(30)),
+        1: with_last(steps(30), "broadcast", 1),
+    }
+    lined = {
+        rank: [*called[:-1], msgspec.structs.replace(called[-1], lines=mine if rank == 0 else theirs)]
+        for rank, called in calls.items()
+    }
+    # The newest copy of a rank that has ended has none.
+    exams = {rank: (exam(flight(lined[rank])), exam(flight(calls[rank]), at_ns=NOW + 1)) for rank in calls}
+    (finding,) = judge(exams, delays={0: late(), 1: late()})
+    sites = [proof for proof in finding.evidence if proof.kind == "script_line"]
+    assert [
+        "rank 0 called barrier float32 [1] at /home/me/train.py:41 in total, called from /home/me/train.py:80 in main",
+        "rank 1 called broadcast float32 [1] at /home/me/train.py:45 in best",
+    ] == [proof.summary for proof in sites]
+    assert ("/home/me/train.py", 41) == (sites[0].values["file"], sites[0].values["line"])

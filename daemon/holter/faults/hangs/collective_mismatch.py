@@ -164,6 +164,15 @@ def _found(window: Window, flights: Mapping[int, Flight]) -> Mismatch | None:
     return earliest(window, analysed(flights, window.world_size), flights) if flights else None
 
 
+def _with_lines(window: Window, calls: Mapping[int, Call]) -> dict[int, Call]:
+    """Rank -> its call, with the script's lines: not every copy has them, for a rank that is about to end is not asked."""
+    found = dict(calls)
+    for rank, one in calls.items():
+        copies = (seen.exam.flight.calls for seen in window.processes.exams.get(rank, ()) if seen.exam.flight)
+        found[rank] = next((call for copy in copies for call in copy if call.lines and call.record == one.record), one)
+    return found
+
+
 def _read_for(window: Window, parted: PartedBlock) -> dict[int, Flight]:
     """The recorders, as they were read because of these digests."""
     return {
@@ -224,7 +233,7 @@ def _finding(window: Window, seen: Mismatch, flights: Mapping[int, Flight]) -> F
         ranks=seen.ranks,
         summary=_summary(seen, is_running=facts["is_running"]),
         facts=facts,
-        evidence=(*_evidence(seen, analysis, flights), *digests[:1]),
+        evidence=(*_evidence(window, seen, analysis, flights), *digests[:1]),
         collective=Collective(
             group=group_name(seen.group, seen.description), sequence=seen.sequence, operation=seen.operation
         ),
@@ -318,7 +327,9 @@ def _summary(seen: Mismatch, *, is_running: bool) -> str:
     return f"{text}. Nothing failed: the job goes on, with wrong numbers." if is_running else f"{text}."
 
 
-def _evidence(seen: Mismatch, analysis: Analysis | None, flights: Mapping[int, Flight]) -> Iterator[Evidence]:
+def _evidence(
+    window: Window, seen: Mismatch, analysis: Analysis | None, flights: Mapping[int, Flight]
+) -> Iterator[Evidence]:
     """The call, why these ranks, up to where all went well, what else differs, and both sides' last calls."""
     calls = calls_at(flights, seen.group, seen.sequence)
     said = listed(f"{text} on {ranks_text(ranks)}" for text, ranks in seen.sides.items())
@@ -331,7 +342,7 @@ def _evidence(seen: Mismatch, analysis: Analysis | None, flights: Mapping[int, F
             "sides": [_side(text, ranks, calls) for text, ranks in seen.sides.items()],
         },
     )
-    yield from call_sites(calls)
+    yield from call_sites(_with_lines(window, calls))
     if seen.why:
         right = [text for text, ranks in seen.sides.items() if not set(ranks) & set(seen.ranks)]
         what = f"{listed(right)} was to be called there: " if seen.is_clear and right and seen.step is None else ""

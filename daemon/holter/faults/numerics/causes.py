@@ -92,7 +92,7 @@ NONFINITE_FORWARD = CauseEntry(
 
 NONFINITE_LOSS_FUNCTION = CauseEntry(
     cause="nonfinite_loss_function",
-    happened="The code that makes the loss made NaN or Inf out of a finite batch and finite outputs of the model, and the optimizer was given the gradients made from it.",
+    happened="The code that makes the loss made NaN or Inf out of a finite batch and finite outputs of the model.",
     mechanism=(
         "The loss function, or the script's own code around it, took the log or root of a value outside its domain, divided by zero, took the mean of nothing (a mask "
         "that leaves no element, labels that are all ignored), or was given a target or a weight that is not finite. Every module of the model gave finite numbers."
@@ -100,9 +100,10 @@ NONFINITE_LOSS_FUNCTION = CauseEntry(
     would_refute="The batch itself held NaN or Inf.",
     refuting_fact="has_nonfinite_input",
     is_refuted_by=True,
-    damage=Damage("with the step", "poisoned", "NaN or Inf of the loss function was applied to the weights"),
+    damage=Damage("with the step", "suspect", "the loss function made NaN or Inf"),
     rows=(
         Row("nonfinite_values", 0.94, "observation", seen=("has_nonfinite_loss", "is_outside_modules"), absent=("has_nonfinite_input",)),
+        Row("nonfinite_loss", 0.92, "observation", seen=("is_outside_modules",)),
     ),
     fix=Fix(
         do=(

@@ -19,11 +19,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
+from holter.faults.numerics.nonfinite_values import is_outside, line_evidence, outputs_evidence
 from holter.faults.shared.logged_series import logged, plain
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Spread, Window
-from holter.records import Evidence, Finding, Severity
+from holter.records import Evidence, Finding, Origin, Severity
 
 LOGGED = frozenset({"loss", "train_loss", "training_loss"})
 """What a script's logger shows as its loss."""
@@ -62,7 +63,7 @@ class NonfiniteLoss:
 def _finding(window: Window, odd: list[Step], num_since: int, severity: Severity, *, is_lost: bool) -> Finding:
     first, last = odd[0][0], odd[-1][0]
     logged_as, shown = _logged_losses(window, first)
-    ranks = tuple(sorted(window.attached))
+    ranks, origin = _origins(window, first, odd[0][1])
     hidden = f" while the logger showed {shown[-1][1]:.4g}" if shown else ""
     return Finding(
         detector=NonfiniteLoss.name,
@@ -76,11 +77,23 @@ def _finding(window: Window, odd: list[Step], num_since: int, severity: Severity
             "is_repeated": len(odd) > 1,
             "is_on_all_ranks": all(spread.num_nonfinite == spread.num for _, spread in odd),
             "is_beyond_return": is_lost,
+            "is_outside_modules": is_outside(origin),
             "has_finite_gradient": _has_finite_gradient(window, {step for step, _ in odd}),
             "series": ["loss", *([logged_as] if logged_as else []), "gradient_norm"],
         },
-        evidence=tuple(_evidence(odd, num_since, logged_as, shown, ranks)),
+        evidence=(
+            *line_evidence(origin),
+            *_evidence(odd, num_since, logged_as, shown, ranks),
+            *outputs_evidence(origin),
+        ),
     )
+
+
+def _origins(window: Window, first: int, spread: Spread) -> tuple[tuple[int, ...], Origin | None]:
+    """Whose loss it was, and what is known of how it was made; all ranks if not all of those that had it said so."""
+    told = {rank: origin for (rank, step), origin in window.tensors.origins.items() if step == first}
+    ranks = tuple(sorted(told)) if told and len(told) >= spread.num_nonfinite else tuple(sorted(window.attached))
+    return ranks, next((told[rank] for rank in ranks if rank in told), None)
 
 
 def _logged_losses(window: Window, first: int) -> tuple[str | None, list[tuple[int, float]]]:
@@ -122,6 +135,6 @@ def _evidence(
         )
     elif logged_as is None:
         yield Evidence(kind="missing", summary="what the script's logger showed since: it logged no loss that was seen")
-    if spread.num_nonfinite < spread.num:
+    if spread.num_nonfinite < spread.num and len(ranks) != spread.num_nonfinite:
         summary = f"which of {ranks_text(ranks)} had it: only the number of ranks is kept, so all are named"
         yield Evidence(kind="missing", summary=summary)

@@ -169,7 +169,7 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
         "has_origin_module": bool(origin.module) if origin and origin.replayed else None,
         "is_origin_input_finite": origin.is_input_finite if origin and origin.module else None,
         "is_overflow": is_overflow,
-        "is_outside_modules": _is_outside(origin) if where == "loss" else None,
+        "is_outside_modules": is_outside(origin) if where == "loss" else None,
         "missing_ranks": missing,
         "series": ["loss", "gradient_norm"],
     }
@@ -184,10 +184,11 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
         summary=_summary(view.step, where, culprits, origin, proofs),
         facts=facts,
         evidence=(
-            *_line_evidence(origin),
+            *line_evidence(origin),
             *_nonfinite_evidence(view.step, where, proofs, culprits),
             *_comparison(window, view, proofs, culprits),
             *_stage_evidence(view.step, proofs, culprits),
+            *outputs_evidence(origin),
             *_origin_evidence(origin),
             *_overflow_evidence(origin, is_overflow=is_overflow),
             *_clip_evidence(view.step, proofs),
@@ -202,16 +203,20 @@ def _origin(window: Window, step: int, culprits: list[int]) -> Origin | None:
     )
 
 
-def _is_outside(origin: Origin | None) -> bool | None:
-    """Whether no module of the model made it, but the code around them; None: nobody could replay it, or the step called several models."""
-    if origin is None or not origin.replayed or origin.num_models > 1:
+def is_outside(origin: Origin | None) -> bool | None:
+    """Whether no module of the model made it, but the code around them; None: nobody saw what the models gave back, and the replay does not tell."""
+    if origin is None:
+        return None
+    if origin.are_outputs_finite and not origin.module_class:
+        return True
+    if not origin.replayed or origin.num_models > 1:
         return None
     return origin.is_loss_alone or not origin.module_class
 
 
-def _line_evidence(origin: Origin | None) -> Iterator[Evidence]:
+def line_evidence(origin: Origin | None) -> Iterator[Evidence]:
     """The line of the script that made the loss: what somebody has to look at."""
-    if origin is None or _is_outside(origin) is not True or not (origin.lines or origin.operation):
+    if origin is None or is_outside(origin) is not True or not (origin.lines or origin.operation):
         return
     place, _, code = origin.lines[0].partition(": ") if origin.lines else ("", "", "")
     file, _, line = place.partition(" in ")[0].rpartition(":")
@@ -252,7 +257,7 @@ def _summary(step: int, where: Where, culprits: list[int], origin: Origin | None
         return f"{applied}; {ranks_text(culprits)} made it{made} and sent it on to the next stage."
     whom = f"{WORDS[where]} of {ranks_text(culprits)}"
     born = f", made by module {origin.module!r}" if origin and origin.module else ""
-    if origin and _is_outside(origin):
+    if origin and is_outside(origin):
         line = f" at {origin.lines[0].partition(': ')[0]}" if origin.lines else ""
         born = f", made outside the model's modules{line}{f' ({origin.operation})' if origin.operation else ''}"
     return f"{applied}; before the reduction it was in the {whom}{born}."
@@ -342,8 +347,16 @@ def _missing_evidence(missing: list[int]) -> Iterator[Evidence]:
         yield Evidence(kind="missing", summary=summary, values={"ranks": missing})
 
 
+def outputs_evidence(origin: Origin | None) -> Iterator[Evidence]:
+    """What the models gave back."""
+    if origin is not None and origin.are_outputs_finite is not None:
+        how = "was finite" if origin.are_outputs_finite else "was not finite itself"
+        summary = f"what the model gave back {how} when the backward pass began"
+        yield Evidence(kind="outputs", summary=summary, values={"are_outputs_finite": origin.are_outputs_finite})
+
+
 def _origin_evidence(origin: Origin | None) -> Iterator[Evidence]:
-    if origin is None:
+    if origin is None or (not origin.replayed and origin.are_outputs_finite):
         return
     kind, inputs = "origin", "inputs that were not finite"
     if origin.is_input_finite:

@@ -45,6 +45,8 @@ class LossTrace:
 
     operation: str = ""
     """`log of 3 of 8 values that are zero or negative`; empty: the graph does not tell."""
+    are_outputs_finite: bool | None = None
+    """Of the models of the step, as they stood when the backward pass began; None: nobody could look."""
     lines: list[str] = field(default_factory=list)
     """Lines of the script, the likeliest first: `/home/me/train.py:41 in main: loss = total(out, y)`."""
 
@@ -75,7 +77,7 @@ def trace(loss: torch.Tensor, called: Place | None) -> LossTrace:
     word = WORDS.get(name, name.lower())
     frame = nearest_own(sys._getframe(1))  # noqa: SLF001
     lines = list(dict.fromkeys(_lines(frame, called, word)))
-    return LossTrace(operation, lines)
+    return LossTrace(operation, lines=lines)
 
 
 def lines_in(function: Callable[..., Any], word: str = "") -> Iterator[str]:

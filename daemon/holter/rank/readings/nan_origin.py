@@ -200,6 +200,7 @@ class BatchBlameProbe:
             msgspec.structs.replace(
                 found,
                 operation=traced.operation,
+                are_outputs_finite=traced.are_outputs_finite,
                 lines=list(dict.fromkeys(lines))[:MAX_LINES],
                 num_models=max(1, context.inputs.num_models),
             ),
