@@ -476,3 +476,15 @@ def test_a_suspicion_needs_no_directive_but_a_cause_that_makes_ranks_stand() -> 
     assert found is not None
     assert ("a", "nonfinite_forward", (1,)) == (found.incident, found.cause, found.ranks)
     assert suspicion([directed("rank_dead"), directed("nonfinite_forward", closed_at="t")]) is None
+
+
+def test_a_fault_that_leads_to_numbers_that_are_not_finite_gives_the_halt_its_name() -> None:
+    later = directed("learning_rate_too_high", "notify", id="b", first_step=67, severity="critical")
+    first = directed("exploding_gradients", "notify", id="a", first_step=66, severity="critical")
+    found = suspicion([later, first])
+    assert found is not None
+    assert ("exploding_gradients", "a") == (found.cause, found.incident)
+    found = suspicion([first, directed("nonfinite_backward", "notify", id="c", first_step=71)])
+    assert found is not None
+    assert "c" == found.incident
+    assert suspicion([directed("exploding_gradients", "notify", severity="warning")]) is None

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 from holter.cli.run_reader import locate
 from holter.cli.terminal import Meter, printable, size_text, table
-from holter.diagnosis.titles import titled
 from holter.errors import UsageError, VaultError
 from holter.frameworks.fsdp.framework import ASSEMBLED, PARTS
 from holter.halting.vault import store, verification
 from holter.halting.vault.manifest import STATE
 from holter.halting.vault.store import Vault
 from holter.halting.vault.verification import CheckpointExamination
+from holter.records.titles import titled
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -14,12 +14,12 @@ import msgspec
 
 from holter.cli import launch
 from holter.cli.run_reader import RunReader, locate
-from holter.diagnosis.titles import titled
 from holter.errors import UsageError
 from holter.frameworks.all import ALL
 from holter.frameworks.fsdp.framework import PARTS, RESUME_PARTS
 from holter.halting import halt_record
 from holter.halting.halt_record import HaltRecord
+from holter.records.titles import titled
 
 HOW = {framework.checkpoint: framework.resume for framework in ALL} | {PARTS: RESUME_PARTS}
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from holter.cli.run_reader import RUNS, RunReader, has_open_critical, locate
 from holter.cli.terminal import fitted, printable, table
-from holter.diagnosis.titles import titled
 from holter.errors import UsageError
 from holter.halting import halt_record
 from holter.records import Diagnosis
+from holter.records.titles import titled
 
 COLUMNS = ("run", "state", "started", "ranks", "steps", "incidents", "worst")
 DEEP = 4

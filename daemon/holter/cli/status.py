@@ -14,10 +14,10 @@ import msgspec
 from holter.cli.run_reader import RunReader, has_open_critical, locate
 from holter.cli.terminal import fitted, printable, table
 from holter.diagnosis.report import headline
-from holter.diagnosis.titles import titled
 from holter.errors import UsageError
 from holter.halting import halt_record
 from holter.records import Diagnosis
+from holter.records.titles import titled
 
 CLEAR = "\x1b[H\x1b[2J"
 COLUMNS = ("rank", "host", "step", "phase", "progress", "loss", "sidecar")

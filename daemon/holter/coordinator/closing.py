@@ -3,10 +3,10 @@
 import msgspec
 
 from holter.coordinator.judge import cause_of
-from holter.diagnosis.titles import titled
 from holter.faults.shared.wording import ranks_text
 from holter.halting.halt_record import HaltRecord
 from holter.records import Diagnosis, Healthy
+from holter.records.titles import titled
 
 MAX_NAMED = 3
 

@@ -25,7 +25,7 @@ from holter.coordinator.intake import Intake
 from holter.coordinator.judge import IncidentTracker, Judge, Judgement
 from holter.coordinator.roster import Member, Roster
 from holter.exporters.webhook import Deliveries
-from holter.faults import ALL, CAUSES, Detector, ExamKey, TableKey, Window
+from holter.faults import ALL, BRINGS_ABOUT, CAUSES, Detector, ExamKey, TableKey, Window
 from holter.faults.family import engine_facts
 from holter.halting import halt_record, verdicts
 from holter.halting.plan import JobShape, RankSituation, Wish
@@ -41,6 +41,8 @@ HELD_BACK = ("stopped", "traced", "frozen", "uninterruptible", "zombie", "gone")
 """States of a process in which none of its threads runs."""
 STANDING = ("held", "dying", "terminated")
 DEFAULT_STEP_S = 1.0
+NONFINITE = "nonfinite_values"
+"""The detector of gradients that are not finite."""
 NUM_RECENT = 4
 """How many steps the step time is taken from: it may just have changed."""
 
@@ -119,7 +121,8 @@ class Run:
         """What a halt's checkpoint is sealed with."""
         attempt = self.halts.attempt
         assert attempt is not None
-        verdict = self.checkpoints.verdict_of(attempt.plan.kept_step, self._compared_until())
+        compared_until, step = self._compared_until(), attempt.plan.kept_step
+        verdict = self.checkpoints.verdict_of(step, compared_until)
         about = Circumstances(
             run_id=self.settings.run_id,
             step=order.base_step + attempt.plan.kept_step,
@@ -130,6 +133,7 @@ class Run:
             cause=attempt.wish.cause,
             verdict=verdict.verdict,
             why=verdict.why,
+            uncompared=verdicts.uncompared(step, compared_until),
             mesh={name: [list(ranks) for ranks in sorted(found)] for name, found in self.intake.mesh.items()},
         )
         return HaltEnding(
@@ -294,13 +298,24 @@ def _is_running(findings: Sequence[Finding], cause: Cause) -> bool:
 
 
 def suspicion(diagnoses: Iterable[Diagnosis]) -> Wish | None:
-    """Why ranks stand before a step that is not finite: the newest diagnosis of such a fault, however unsure."""
-    for diagnosis in reversed(list(diagnoses)):
-        first = diagnosis.causes[0] if diagnosis.causes else None
-        if first is None or first.cause not in CAUSES or diagnosis.closed_at is not None:
-            continue
-        damage = CAUSES[first.cause].damage
-        if damage is not None and (damage.begins, damage.verdict) == ("with the step", "poisoned"):
-            reason = f"gradients that are not finite were held before they reached the weights; {diagnosis.symptom}"
-            return Wish(cause=first.cause, reason=reason, ranks=first.ranks, incident=diagnosis.id)
+    """Why ranks stand before a step that is not finite: the newest diagnosis of such a fault, however unsure; else the first of one that leads to it."""
+    known = [one for one in diagnoses if one.causes and one.causes[0].cause in CAUSES and one.closed_at is None]
+    made = [one for one in reversed(known) if _is_of_nonfinite(one.causes[0].cause)]
+    led = [one for one in known if one.severity == "critical" and _leads_to_nonfinite(one.causes[0].cause)]
+    for diagnosis in (*made, *sorted(led, key=lambda one: one.first_step)):
+        first = diagnosis.causes[0]
+        reason = f"gradients that are not finite were held before they reached the weights; {diagnosis.symptom}"
+        return Wish(cause=first.cause, reason=reason, ranks=first.ranks, incident=diagnosis.id)
     return None
+
+
+def _is_of_nonfinite(cause: str) -> bool:
+    """Whether it puts NaN or Inf into gradients itself."""
+    return any(row.detector == NONFINITE for row in CAUSES[cause].rows)
+
+
+def _leads_to_nonfinite(cause: str) -> bool:
+    """Whether gradients that are not finite can come of it: it is then its event, and has its name."""
+    detectors = {row.detector for row in CAUSES[cause].rows}
+    is_leading = any(line.leader in detectors and NONFINITE in line.after for line in BRINGS_ABOUT)
+    return is_leading and CAUSES[cause].damage is not None

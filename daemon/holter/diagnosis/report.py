@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from holter.diagnosis import plots
-from holter.diagnosis.titles import titled
 from holter.records import Cause, Diagnosis, Evidence, Fix, Hypothesis
+from holter.records.titles import titled
 
 MAX_NAMES = 12
 """Tensors and ranks listed before the rest is counted; the JSON has all."""
@@ -186,7 +186,7 @@ def headline(diagnosis: Diagnosis) -> str:
 def to_text(diagnosis: Diagnosis, width: int = 100, *, color: bool = False) -> str:
     """For the terminal; no control codes unless `color`."""
     lines = [
-        _paint(headline(diagnosis), COLORS[diagnosis.severity], color=color),
+        *(_paint(line, COLORS[diagnosis.severity], color=color) for line in _wrap(headline(diagnosis), width)),
         "",
         *_wrap(diagnosis.symptom, width),
         "",

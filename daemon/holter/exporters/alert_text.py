@@ -10,9 +10,9 @@ A panel is named without Grafana's SDK; a test holds that it is there. An alert 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from holter.diagnosis.titles import titled
 from holter.exporters.snapshot import IncidentInfo
 from holter.records import Collective, Diagnosis
+from holter.records.titles import titled
 
 RUNBOOKS = "https://holter.example/runbooks"
 """Where `grafana/runbooks` is served; `holter alerts --runbooks URL` writes another address into the rules."""

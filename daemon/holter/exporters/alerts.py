@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from holter import faults
-from holter.diagnosis.titles import titled
 from holter.exporters.alert_text import RUNBOOKS, alert_name, panel_annotations, panel_of
 from holter.faults.family import CauseEntry
+from holter.records.titles import titled
 
 LIVES = "holter_job_ranks"
 """Every coordinator that is scraped has this series."""

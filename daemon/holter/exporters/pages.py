@@ -11,10 +11,10 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, cast
 
-from holter.diagnosis.titles import title
 from holter.exporters.alerts import WATCHER_RULES, WatcherRule
 from holter.faults import CAUSES, DETECTORS
 from holter.faults.family import CauseEntry, DetectorEntry
+from holter.records.titles import title
 
 WIDTH = 100
 FIX_PARTS = {

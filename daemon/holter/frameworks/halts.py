@@ -166,7 +166,9 @@ class RankSaver:
             deadline_s=order.deadline_s,
         )
         notes = self._take_over(task)
-        odd = monitor.context.state_history.judge(own.step, is_live=not task.is_snapshot)
+        history = monitor.context.state_history
+        odd = history.judge(own.step, is_live=not task.is_snapshot)
+        unlooked = history.unread(monitor.context.models, monitor.optimizers)
         replicas = self._replicas(task)
         keeper = monitor.context.frameworks.keeper(monitor.context, monitor.optimizers)
         partly = None
@@ -174,7 +176,7 @@ class RankSaver:
             keeper.save(task)
         except PartlySavedError as error:
             partly = error
-        prove(task, keeper, [*notes, *getattr(keeper, "notes", ())], self._own(task), Looks(odd, replicas))
+        prove(task, keeper, [*notes, *getattr(keeper, "notes", ())], self._own(task), Looks(odd, replicas, unlooked))
         return partly
 
     def _replicas(self, task: Task) -> dict[str, str]:
@@ -289,6 +291,9 @@ def _read(path: Path, step: int) -> "Rewound | None":
         return None
 
 
+MAX_UNLOOKED = 16
+
+
 class Looks(NamedTuple):
     """How the state looks that is saved."""
 
@@ -296,6 +301,8 @@ class Looks(NamedTuple):
     """Tensors that are not as their history has them -> a sentence."""
     replica_roots: Mapping[str, str]
     """Set of ranks that hold the same -> root of it."""
+    unlooked: Sequence[str] = ()
+    """Tensors without a history."""
 
 
 NO_LOOKS = Looks({}, {})
@@ -316,7 +323,10 @@ def prove(
         ours = sorted(name for name in manifests.listed(task.directory) if _is_ours(name, task, keeper))
         sizes = {name: _synced_size(task.directory / name) for name in ours}
         part = msgspec.structs.replace(
-            _part(task, keeper, sizes, notes, own), implausible=dict(looks.odd), replica_roots=dict(looks.replica_roots)
+            _part(task, keeper, sizes, notes, own),
+            implausible=dict(looks.odd),
+            replica_roots=dict(looks.replica_roots),
+            unlooked=list(looks.unlooked[:MAX_UNLOOKED]),
         )
         path = task.directory / manifests.PARTS / f"{task.rank}.json"
         path.parent.mkdir(parents=True, exist_ok=True)

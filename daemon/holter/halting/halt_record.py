@@ -18,9 +18,9 @@ from pathlib import Path
 import msgspec
 
 from holter.clock import rfc3339, wall_ns
-from holter.diagnosis.titles import titled
 from holter.files import UNREADABLE, as_json, read_json, read_plain, sync_folder, write_whole
 from holter.records import EXIT_CODE
+from holter.records.titles import titled
 
 ROOM = ".halt.room"
 ROOM_BYTES = 4096

@@ -146,6 +146,12 @@ def of_halt(step: int, spoiled: Sequence[Spoil], compared_until: int | None = No
     return CheckpointJudgement("healthy", f"nothing had spoiled it by step {step}{seen}")
 
 
+def uncompared(step: int, compared_until: int | None) -> str:
+    """Until when replicas were found equal, if that is not the state of so many steps; empty: it is."""
+    until = -1 if compared_until is None else compared_until
+    return _compared(until) if until < step else ""
+
+
 def _compared(until: int) -> str:
     return f"replicas were last found equal after {until} steps" if until >= 0 else "replicas were never found equal"
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from holter.errors import VaultError
 from holter.halting.vault import manifest as manifests
-from holter.halting.vault.manifest import Manifest, StoredFile, StoredTensor
+from holter.halting.vault.manifest import Circumstances, Manifest, RankPart, StoredFile, StoredTensor, not_looked_at
 
 
 def manifest() -> Manifest:
@@ -72,3 +73,24 @@ def without(name: str) -> dict[str, Any]:
 def test_a_missing_one_is_said(tmp_path: Path):
     with pytest.raises(VaultError, match=r"has no manifest\.json"):
         manifests.read(tmp_path)
+
+
+def test_what_no_reading_had_come_to_is_not_looked_at():
+    about = Circumstances(run_id="r", step=30, world_size=1, savers=(0,))
+    part = RankPart(rank=0, framework="dcp", num_live=4, unlooked=["head.weight", "head.bias"])
+    said = not_looked_at(about, {0: part})
+    assert (
+        "head.weight of rank 0 and 1 more had not been read before it was saved: what it was like is not known" == said
+    )
+    assert "" == not_looked_at(about, {0: RankPart(rank=0, framework="dcp", num_live=4)})
+
+
+def test_a_replica_that_saved_alone_since_the_last_comparison_is_not_looked_at():
+    parts = {rank: RankPart(rank=rank, framework="dcp", num_live=4, replica_roots={"0-1": "a"}) for rank in (0, 1)}
+    about = Circumstances(
+        run_id="r", step=30, world_size=2, savers=(0, 1), uncompared="replicas were last found equal after 28 steps"
+    )
+    assert "" == not_looked_at(about, parts), "both saved, and are compared by their roots"
+    alone = {0: parts[0]}
+    assert "replicas were last found equal after 28 steps, and rank 0 alone saved" == not_looked_at(about, alone)
+    assert "" == not_looked_at(replace(about, uncompared=""), alone), "they were compared in this very state"

@@ -8,9 +8,9 @@ from holter.clock import rfc3339
 from holter.coordinator.judge import cause_of
 from holter.coordinator.roster import Member
 from holter.coordinator.run import Run
-from holter.diagnosis.titles import titled
 from holter.records import Census, Diagnosis, TensorEntry
 from holter.records.rank import IGNORED, OWN
+from holter.records.titles import titled
 
 
 def status(run: Run, now_ns: int, limit: int | None = None) -> dict[str, Any]:

@@ -28,7 +28,6 @@ from holter.coordinator.recovery import journal
 from holter.coordinator.recovery.journal import Entry
 from holter.coordinator.recovery.replay import Moment, judge_again, with_moments
 from holter.coordinator.run import Run
-from holter.diagnosis.titles import titled
 from holter.faults import ALL, Detector
 from holter.files import read_json
 from holter.halting import halt_record
@@ -44,6 +43,7 @@ from holter.records import (
     Ordered,
     Seated,
 )
+from holter.records.titles import titled
 from holter.transport.wire import Hello
 
 MAX_AWAY_NS = 60 * 10**9

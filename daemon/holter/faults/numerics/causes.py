@@ -499,7 +499,7 @@ FAMILY = Family(
         # A step that is too large, or grows without being meant to.
         Consequence("learning_rate", ("nonfinite_values", "missing_gradients", "still_weights", "skipped_steps", "batch_values"), ("logged", "curves"), unless_follower_is=("nonfinite_input",)),
         Consequence("learning_rate", ("dead_rank",), unless_follower_has=NOT_BY_A_NUMBER),
-        Consequence("gradient_explosion", ("loss_trend", "gradient_balance", "nonfinite_loss")),
+        Consequence("gradient_explosion", ("loss_trend", "gradient_balance", "nonfinite_loss", "learning_rate")),
         Consequence("gradient_explosion", ("nonfinite_values",), unless_follower_is=("nonfinite_input", "nonfinite_forward")),
         Consequence("loss_trend", ("gradient_explosion", "gradient_balance", "overfitting")),
     ),

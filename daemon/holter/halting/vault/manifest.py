@@ -83,6 +83,8 @@ class RankPart(msgspec.Struct, frozen=True, kw_only=True):
     """Finite ones of a size that no model that trains has -> their largest magnitude."""
     implausible: dict[str, str] = {}
     """Tensors of the state that are not as their own history has them -> a sentence."""
+    unlooked: list[str] = []
+    """Tensors of the state that no reading had come to before: what they were like is not known."""
     replica_roots: dict[str, str] = {}
     """Set of ranks that must hold the same, this one among them -> root of what it holds of that."""
     missing: list[StoredTensor] = []
@@ -254,6 +256,8 @@ class Circumstances:
     """Of the numbers, as far as the detectors can tell; `verdicts.of_halt` says it."""
     why: str = ""
     mesh: Mapping[str, list[list[int]]] = field(default_factory=dict)
+    uncompared: str = ""
+    """Until when replicas were last found equal, if that is not this state; empty: they were in this one."""
 
 
 def missing_from(about: Circumstances, parts: Mapping[int, RankPart], files: Mapping[str, StoredFile]) -> list[str]:
@@ -269,10 +273,29 @@ def missing_from(about: Circumstances, parts: Mapping[int, RankPart], files: Map
 
 
 def not_looked_at(about: Circumstances, parts: Mapping[int, RankPart]) -> str:
-    """Which ranks wrote tensors that nobody held against what is in memory; empty: none."""
+    """What nobody looked at: a sentence; empty: nothing.
+
+    Tensors that nobody held against what is in memory, or that no reading had come to before, and replicas of which one alone saved.
+    """
     needed = [parts[rank] for rank in _needed(about, parts) if rank in parts]
     blind = [part.rank for part in needed if not part.num_live and any(map(_is_trained, part.tensors))]
-    return f"what rank {', '.join(map(str, blind))} saved was not looked at, tensor by tensor" if blind else ""
+    if blind:
+        return f"what rank {', '.join(map(str, blind))} saved was not looked at, tensor by tensor"
+    if unlooked := [(part.rank, name) for part in needed for name in part.unlooked]:
+        rank, name = unlooked[0]
+        more = f" and {len(unlooked) - 1} more" if unlooked[1:] else ""
+        return f"{name} of rank {rank}{more} had not been read before it was saved: what it was like is not known"
+    return _lone_replica(about, parts)
+
+
+def _lone_replica(about: Circumstances, parts: Mapping[int, RankPart]) -> str:
+    """Whether one replica alone saved, of a state in which nobody had compared it with the others."""
+    told: dict[str, list[int]] = {}
+    for rank, part in parts.items():
+        for ranks in part.replica_roots:
+            told.setdefault(ranks, []).append(rank)
+    alone = next((ranks[0] for ranks in told.values() if len(ranks) == 1), None)
+    return f"{about.uncompared}, and rank {alone} alone saved" if about.uncompared and alone is not None else ""
 
 
 def _is_trained(tensor: StoredTensor) -> bool:

@@ -2,6 +2,7 @@
 
     weights, frozen ones too      all models' parameters, and what optimizers hold besides (master weights, partitions)
     what optimizers remember      each kind (exp_avg, exp_avg_sq …) by itself
+    buffers                       those that are saved with a model, such as statistics of a normalisation
 
 Read with the vitals, as many bytes at a time as train, in turn. A halt holds what it is about to save against it: a weight of 1e4 that was never
 beyond 0.3, and where no weight was, is finite and is not what training made.
@@ -17,14 +18,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holter.rank.models import Models
+from holter.rank.models import Model, Models
 from holter.rank.readings.samples import is_readable, local
 from holter_kernels import summarize
 
 LEAST_BYTES = 16 << 20
 """Read at one vital step, if fewer bytes than that train."""
-WEIGHTS = "weights"
-JUMPS = {WEIGHTS: 100.0}
+WEIGHTS, BUFFERS = "weights", "buffers"
+JUMPS = {WEIGHTS: 100.0, BUFFERS: 1e6}
 """How many times its usual size, and the largest usual size of its kind, a tensor may come to between two looks."""
 MOMENT_JUMP, SQUARE_JUMP = 1e3, 1e6
 """Gradients may well be a thousand times what they were; their squares are then a million times."""
@@ -121,6 +122,14 @@ class StateHistory:
         if len(self._known) > 2 * len(chosen) + 4096:
             self._known = {key: known for key, known in self._known.items() if known.entry.tensor() is not None}
 
+    def unread(self, models: Models, optimizers: Sequence[torch.optim.Optimizer]) -> list[str]:
+        """Weights, and what optimizers remember of them, that no reading has come to yet."""
+        return [
+            entry.name
+            for entry, tensor in self._alive(models, optimizers)
+            if tensor is not None and entry.kind != BUFFERS and id(tensor) not in self._known
+        ]
+
     def judge(self, completed: int, *, is_live: bool = True) -> dict[str, str]:
         """What is odd about the state of so many completed steps, by tensor, a sentence each. With `is_live` it is what the last step left."""
         held = [(known, tensor) for known in list(self._known.values()) if (tensor := known.entry.tensor()) is not None]
@@ -163,6 +172,7 @@ def _entries(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> Ite
             if id(held) not in names and is_readable(local(held)):
                 names[id(parameter)] = names[id(held)] = name
                 yield _entry(name, WEIGHTS, held, is_frozen=not parameter.requires_grad)
+        yield from _buffers(model)
     for optimizer in optimizers:
         for number, group in enumerate(optimizer.param_groups):
             for parameter in group["params"]:
@@ -172,6 +182,13 @@ def _entries(models: Models, optimizers: Iterable[torch.optim.Optimizer]) -> Ite
                 for key, value in optimizer.state.get(parameter, {}).items():
                     if isinstance(value, torch.Tensor) and value.dim() and is_readable(local(value)):
                         yield _entry(f"optimizer: {name}.{key}", str(key), value)
+
+
+def _buffers(model: Model) -> Iterator[StateTensor]:
+    """Saved ones: what is made anew at each start is not in a checkpoint."""
+    for name, buffer in model.buffers:
+        if is_readable(local(buffer)):
+            yield _entry(name, BUFFERS, buffer)
 
 
 def _entry(name: str, kind: str, tensor: Any, *, is_frozen: bool = False) -> StateTensor:
