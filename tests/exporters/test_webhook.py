@@ -50,7 +50,7 @@ def test_an_incident_is_told_once_in_the_form_of_alertmanager() -> None:
     assert ("firing", "2026-11-15T10:15:00Z", NEVER) == (alert["status"], alert["startsAt"], alert["endsAt"])
     assert ("critical", "20261115T101500-1") == (alert["labels"]["severity"], alert["labels"]["incident"])
     assert (
-        "Run run-1: nonfinite_input. Rank 1. Tensor batch[0]. Since step 30. Diagnosis: "
+        "Run run-1: Non-finite input (nonfinite_input). Rank 1. Tensor batch[0]. Since step 30. Diagnosis: "
         "http://node:1/#incident=20261115T101500-1 (incident 20261115T101500-1); what to do: holter explain nonfinite_input."
     ) == alert["annotations"]["description"]
     assert f"{RUNBOOKS}/nonfinite_input.md" == alert["annotations"]["runbook_url"]

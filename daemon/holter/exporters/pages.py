@@ -70,7 +70,7 @@ def _cause_page(entry: CauseEntry) -> str:
         *((heading, getattr(entry.fix, key)) for key, heading in FIX_PARTS.items()),
         ("Seen by", ", ".join(dict.fromkeys(row.detector for row in entry.rows))),
     )
-    return _of_sections(f"{title(entry.cause)} ({entry.cause}, cause)", sections)
+    return _of_sections(f"{entry.cause} (cause): {title(entry.cause)}", sections)
 
 
 def _watcher_page(watch: WatcherRule) -> str:

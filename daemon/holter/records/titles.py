@@ -17,5 +17,5 @@ def title(slug: str) -> str:
 
 
 def titled(slug: str) -> str:
-    """Title and slug."""
-    return f"{title(slug)} ({slug})" if slug else ""
+    """Title and slug; a slug of one word is its own title."""
+    return f"{title(slug)} ({slug})" if "_" in slug else slug

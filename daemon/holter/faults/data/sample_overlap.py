@@ -1,19 +1,20 @@
 """Sample overlap: samples of the evaluation are trained on.
 
 What it detects
-    Samples, by fingerprints of their content, that a rank has evaluated and has trained on: how many of how many that were looked at. Each
-    rank remembers its last 65,536 samples of either kind, and looks at a few rows of each batch, so the share is an estimate, and a
-    leak that is spread thinly over many ranks is found late.
+    Samples, by fingerprints of their content, that a rank has evaluated and has trained on: how many of how many that were looked at.
+    Each rank remembers its last 65,536 samples of either kind, and looks at a few rows of each batch, so the share is an estimate, and
+    a leak that is spread thinly over many ranks is found late.
 
 Why it matters
-    The evaluation shows what the model remembers instead of what it has learned. Checkpoints, stopping and hyper-parameters are chosen by it.
+    The evaluation shows what the model remembers instead of what it has learned. Checkpoints, stopping and hyper-parameters are chosen
+    by it.
 
 False positives
-    Samples that are the same by chance (short texts, few features) are known by how often two of one pass are the same, and are not counted.
-    Epochs that repeat, shuffling and samplers that draw twice concern training alone. Data that is augmented before it is batched
-    is not the same any more: there a leak is not seen. Training data that is evaluated on purpose (the same data set, or beside another
-    evaluation that is clean) is information, and so is what a script evaluates without a loader. A few duplicates, under one in a hundred,
-    are information too.
+    Samples that are the same by chance (short texts, few features) are known by how often two of one pass are the same, and are not
+    counted. Epochs that repeat, shuffling and samplers that draw twice concern training alone. Data that is augmented before it is batched
+    is not the same any more: there a leak is not seen. Training data that is evaluated on purpose (the same data set, or beside
+    another evaluation that is clean) is information, and so is what a script evaluates without a loader. A few duplicates, under one in
+    a hundred, are information too.
 
 What to do
     Take the shared samples out of one of the two sets (`holter explain data_leakage`).
