@@ -78,6 +78,8 @@ def test_of_a_run_that_is_over_it_is_told_where_it_was_halted(
     )
     halt_record.write(tmp_path, kept)
     assert 0 == main(["status", str(tmp_path)])
-    assert "  halted    after 30 steps, Rank dead (rank_dead); checkpoints/30/state, healthy\n" in capsys.readouterr().out
+    assert (
+        "  halted    after 30 steps, Rank dead (rank_dead); checkpoints/30/state, healthy\n" in capsys.readouterr().out
+    )
     assert 0 == main(["status", "--json", str(tmp_path)])
     assert 30 == json.loads(capsys.readouterr().out)["halt"]["step"]
