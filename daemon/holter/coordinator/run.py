@@ -25,7 +25,7 @@ from holter.coordinator.intake import Intake
 from holter.coordinator.judge import IncidentTracker, Judge, Judgement
 from holter.coordinator.roster import Member, Roster
 from holter.exporters.webhook import Deliveries
-from holter.faults import ALL, BRINGS_ABOUT, CAUSES, Detector, ExamKey, TableKey, Window
+from holter.faults import ALL, BRINGS_ABOUT, CAUSES, DETECTORS, Detector, ExamKey, TableKey, Window
 from holter.faults.family import engine_facts
 from holter.halting import halt_record, verdicts
 from holter.halting.plan import JobShape, RankSituation, Wish
@@ -41,8 +41,6 @@ HELD_BACK = ("stopped", "traced", "frozen", "uninterruptible", "zombie", "gone")
 """States of a process in which none of its threads runs."""
 STANDING = ("held", "dying", "terminated")
 DEFAULT_STEP_S = 1.0
-NONFINITE = "nonfinite_values"
-"""The detector of gradients that are not finite."""
 NUM_RECENT = 4
 """How many steps the step time is taken from: it may just have changed."""
 
@@ -311,11 +309,12 @@ def suspicion(diagnoses: Iterable[Diagnosis]) -> Wish | None:
 
 def _is_of_nonfinite(cause: str) -> bool:
     """Whether it puts NaN or Inf into gradients itself."""
-    return any(row.detector == NONFINITE for row in CAUSES[cause].rows)
+    return any(DETECTORS[row.detector].sees_damage for row in CAUSES[cause].rows)
 
 
 def _leads_to_nonfinite(cause: str) -> bool:
     """Whether gradients that are not finite can come of it: it is then its event, and has its name."""
     detectors = {row.detector for row in CAUSES[cause].rows}
-    is_leading = any(line.leader in detectors and NONFINITE in line.after for line in BRINGS_ABOUT)
+    followers = {name for line in BRINGS_ABOUT if line.leader in detectors for name in line.after}
+    is_leading = any(DETECTORS[name].sees_damage for name in followers)
     return is_leading and CAUSES[cause].damage is not None
