@@ -404,7 +404,7 @@ def _of_rise(  # noqa: PLR0913
     is_beyond = is_nan or now > max(2 * abs(start), start + 2 * abs(start - best)) or now > 1000 * max(abs(best), 1e-9)
     evidence = [Evidence(kind="trend", summary=f"loss: {start:.4g} at first, {best:.4g} in its best stretch, {'NaN or Inf' if is_nan else f'{now:.4g}'} at the end, up since step {step}",
                          values={"start": start, "best": best, "now": None if is_nan else now, "step": step})]  # fmt: skip
-    if jump:
+    if jump and not curves.is_rate_computed:
         evidence.insert(
             0,
             Evidence(
@@ -413,7 +413,7 @@ def _of_rise(  # noqa: PLR0913
                 values={"step": jump[0], "before": jump[1], "after": jump[2]},
             ),
         )
-    elif curves.rate:
+    elif curves.rate and not curves.is_rate_computed:
         rate = next((value for at, value in curves.rate if at >= step), curves.rate[-1][1])
         evidence.append(
             Evidence(
@@ -432,7 +432,8 @@ def _of_rise(  # noqa: PLR0913
         )
     if jump:
         step = jump[0]
-        head = f"The learning rate went from {jump[1]:.3g} to {jump[2]:.3g} at step {step}, and the loss rises since"
+        says = "By the settings beside the log the learning rate" if curves.is_rate_computed else "The learning rate"
+        head = f"{says} went from {jump[1]:.3g} to {jump[2]:.3g} at step {step}, and the loss rises since"
     else:
         head = f"The loss rises since step {step} and does not come back"
     return finding(

@@ -38,6 +38,11 @@ _BINARY = {b"\x89PNG": "a picture", b"\xff\xd8\xff": "a picture", b"PK\x03\x04":
 _JSON = re.compile(r"""\{|\[\s*(?:[\[{"\]]|-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?\s*[,\]]|NaN|null|true|false)""")
 """How JSON begins; `[rank0]: ...` and `[2026-05-18 16:04:46] ...` are lines of a log."""
 
+_ASKED = re.compile(
+    r"^\W*(?:prompt|input|question|user|instruction|query|q|human|context)\b\s*\d*\s*[:>\]=-]", re.IGNORECASE
+)
+"""What a model was asked, beside what it answered."""
+
 Progress = Callable[[int, int], None]
 """Told how many bytes are done, of how many."""
 
@@ -302,7 +307,11 @@ def _read_text(  # noqa: C901, PLR0911, PLR0912, PLR0913, PLR0917 - one question
 
 def _prose(path: Path, text: str, found: Found) -> None:
     """Neither numbers nor errors: perhaps what a model wrote."""
-    lines = [(number, line.strip()) for number, line in enumerate(text.splitlines(), start=1) if len(line.split()) >= 4]  # noqa: PLR2004 - a sentence
+    lines = [
+        (number, line.strip())
+        for number, line in enumerate(text.splitlines(), start=1)
+        if len(line.split()) >= 4 and not _ASKED.match(line)  # noqa: PLR2004 - a sentence
+    ]
     repeated = [(number, line) for number, line in lines if repetition(line) > 0.6]  # noqa: PLR2004 - most of its words
     if len(repeated) >= 3 and len(repeated) >= 0.3 * len(lines):  # noqa: PLR2004 - not by chance
         found.samples.extend(WrittenSample(str(path), number, line) for number, line in lines[: tables.MAX_SAMPLES])

@@ -165,7 +165,9 @@ def _rate_at(made: RateSchedule, curves: Curves, onset: int, span: int, unit: fl
     before = made.rate(max(0.0, (onset - NEAR * span)) * unit)
     at, jump = _jump(made, onset, span, unit)
     if at is not None:
-        told = f"the schedule raises the rate {jump:.3g} times at step {at:g}, {onset - at:g} before the loss rises"
+        told = f"the schedule makes the rate {jump:.3g} times as large at step {at:g}" + (
+            f", {onset - at:g} before the loss rises" if onset > at else ""
+        )
     elif before > 0 and now / before > JUMP:
         told = f"the schedule gives {now:.3g} at step {onset}, {now / before:.3g} times that of {NEAR:.0%} of the run before"
     else:

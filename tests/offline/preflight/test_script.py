@@ -29,6 +29,14 @@ TRAPS = {
     "frozen late by its method": ("frozen", "m = DistributedDataParallel(net)\nnet.encoder.requires_grad_(False)\n"),
     "unfrozen late": ("frozen", "self.model = FSDP(self.model)\nself.model.head.requires_grad_(True)\n"),
     "a head that is made late": ("frozen", "fully_shard(model)\nmodel.head = nn.Linear(4, 4)\n"),
+    "an optimizer before fully_shard": ("optimizer before", "model = M()\nopt = torch.optim.AdamW(model.parameters(), lr=1e-3)\nfor layer in model.layers:\n    fully_shard(layer)\nfully_shard(model)\n"),
+    "an optimizer before FSDP": ("optimizer before", "def main():\n    net = M()\n    opt = AdamW([{'params': net.parameters()}])\n    net = FSDP(net)\n"),
+    "an optimizer before tensor parallelism": ("optimizer before", "opt = optim.SGD(params=self.model.parameters(), lr=1)\nself.model = parallelize_module(self.model, mesh, plan)\n"),
+    "an optimizer before adapters": ("optimizer before", "o = AdamW(p for p in m.parameters() if p.requires_grad)\nm = get_peft_model(m, config)\n"),
+    "an optimizer before other weights": ("optimizer before", "o = AdamW(m.parameters())\nm.load_state_dict(s, assign=True)\n"),
+    "an optimizer before new embeddings": ("optimizer before", "o = AdamW(m.parameters())\nm.resize_token_embeddings(9)\n"),
+    "clipped while scaled": ("scaled clipping", "s = torch.amp.GradScaler()\ns.scale(loss).backward()\ntorch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)\ns.step(o)\n"),
+    "never back to training": ("evaluation mode", "o = SGD(m.parameters())\nfor e in range(9):\n    for b in l:\n        m(b).backward()\n        o.step()\n    m.eval()\n    check(m)\n"),
     "one checkpoint": ("rotation", "args = TrainingArguments('x', save_total_limit=1)\n"),
 }  # fmt: skip
 SOUND = {
@@ -54,6 +62,16 @@ SOUND = {
     "gradients reduced by hand": "dist.init_process_group('gloo')\nloss.backward()\nfor p in m.parameters():\n    dist.all_reduce(p.grad)\no.step()\n",
     "frozen in time": "for p in m.encoder.parameters():\n    p.requires_grad = False\nm = DDP(m)\n",
     "another model": "m = DDP(m)\nteacher = T()\nteacher.requires_grad_(False)\nfor p in teacher.parameters():\n    p.requires_grad = False\n",
+    "an optimizer after sharding": "model = M()\nfully_shard(model)\nopt = torch.optim.AdamW(model.parameters(), lr=1e-3)\n",
+    "an optimizer that is built again": "opt = AdamW(m.parameters())\nm = FSDP(m)\nopt = AdamW(m.parameters())\n",
+    "an optimizer before DDP": "m = M()\nopt = AdamW(m.parameters())\nm = DDP(m)\n",
+    "an optimizer of another model": "opt = AdamW(critic.parameters())\nfully_shard(actor)\n",
+    "an optimizer in a function of its own": "def build(model):\n    return AdamW(model.parameters())\ndef main():\n    model = M()\n    fully_shard(model)\n    o = build(model)\n",
+    "weights that are copied": "o = AdamW(m.parameters())\nm.load_state_dict(s)\nm.to('cpu')\n",
+    "clipped after unscaling": "s = torch.amp.GradScaler()\ns.scale(loss).backward()\ns.unscale_(o)\ntorch.nn.utils.clip_grad_norm_(m.parameters(), 1.0)\ns.step(o)\n",
+    "back to training": "o = SGD(m.parameters())\nfor e in range(9):\n    m.train()\n    for b in l:\n        m(b).backward()\n        o.step()\n    m.eval()\n    check(m)\n",
+    "evaluated at the end": "o = SGD(m.parameters())\nfor b in l:\n    m(b).backward()\n    o.step()\nm.eval()\ncheck(m)\n",
+    "a teacher that is only asked": "t.eval()\no = SGD(m.parameters())\nfor b in l:\n    (m(b) - t(b)).backward()\n    o.step()\n",
     "three checkpoints": "args = TrainingArguments('x', save_total_limit=3)\n",
     "no training": "import torch\nprint(torch.ones(3))\n",
 }  # fmt: skip
@@ -85,6 +103,7 @@ MET_LATER = {
     "a sharded optimizer's state": "if rank == 0:\n    optimizer.consolidate_state_dict()\n",
     "frozen after prepare": "a = Accelerator()\nmodel, o, l = a.prepare(model, o, l)\nmodel.encoder.requires_grad_(False)\n",
     "not the first": "if not dist.get_rank():\n    dist.barrier()\n",
+    "parameters in a variable": "params = [p for p in model.parameters() if p.requires_grad]\nopt = torch.optim.AdamW(params)\nfully_shard(model)\n",
     "a named parameter": "model = DDP(model)\nfor name, p in model.named_parameters():\n    p.requires_grad_(False)\n",
 }
 """Traps that were thought of after the first look was written; of thirteen such, seven were found at once."""

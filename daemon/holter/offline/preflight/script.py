@@ -9,7 +9,9 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from holter.offline.preflight.order import out_of_order
 from holter.offline.preflight.record import PreflightCheck, failed, warned
+from holter.offline.preflight.syntax import OPTIMIZERS, all_calls, last, root_of
 
 COLLECTIVES = frozenset(
     {"barrier", "monitored_barrier", "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_gather_single", "broadcast",
@@ -36,23 +38,6 @@ _WRAPPERS = frozenset(
         "fully_shard",
         "parallelize_module",
         "DeepSpeedEngine",
-    }
-)
-_OPTIMIZERS = frozenset(
-    {
-        "SGD",
-        "Adam",
-        "AdamW",
-        "RMSprop",
-        "Adagrad",
-        "Adafactor",
-        "Lion",
-        "Muon",
-        "NAdam",
-        "RAdam",
-        "LBFGS",
-        "AdamW8bit",
-        "FusedAdam",
     }
 )
 _ON_MAIN = frozenset({"on_main_process", "on_local_main_process", "on_last_process", "rank_zero_only"})
@@ -82,6 +67,7 @@ def look(text: str, file: str) -> list[PreflightCheck]:
         *script.unwrapped(),
         *script.late(),
         *script.rotated(),
+        *out_of_order(script.tree, file),
     ]
     return sorted(found, key=lambda one: one.line)
 
@@ -134,7 +120,7 @@ class _Script:
         yield self.tree.body
         for node in ast.walk(self.tree):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                if any(_last(decorator) in _ON_MAIN for decorator in node.decorator_list):
+                if any(last(decorator) in _ON_MAIN for decorator in node.decorator_list):
                     yield [
                         ast.If(
                             test=ast.Name(id="is_main_process", ctx=ast.Load()),
@@ -216,8 +202,8 @@ class _Script:
         for call in ast.walk(node):
             if not isinstance(call, ast.Call):
                 continue
-            name = _last(call.func)
-            owner = _last(call.func.value) if isinstance(call.func, ast.Attribute) else ""
+            name = last(call.func)
+            owner = last(call.func.value) if isinstance(call.func, ast.Attribute) else ""
             is_collective = name in COLLECTIVES or (
                 name in QUALIFIED and owner in {"dist", "distributed", "accelerator", "fabric"}
             )
@@ -230,11 +216,11 @@ class _Script:
         """A DistributedSampler that shuffles, several epochs, and nobody says which."""
         samplers = [
             call
-            for call in _all_calls(self.tree)
-            if _last(call.func) == "DistributedSampler" and _value(call, "shuffle") is not False
+            for call in all_calls(self.tree)
+            if last(call.func) == "DistributedSampler" and _value(call, "shuffle") is not False
         ]
         has_epochs = any(isinstance(node, ast.For | ast.While) and _counts_epochs(node) for node in ast.walk(self.tree))
-        if samplers and has_epochs and not any(_last(call.func) == "set_epoch" for call in _all_calls(self.tree)):
+        if samplers and has_epochs and not any(last(call.func) == "set_epoch" for call in all_calls(self.tree)):
             line = samplers[0].lineno
             yield failed(
                 "set_epoch", f"line {line}: a DistributedSampler shuffles, and set_epoch is never called: every epoch has the same order",
@@ -243,14 +229,14 @@ class _Script:
 
     def unprepared(self) -> Iterator[PreflightCheck]:
         """An Accelerator, and a model, an optimizer or a loader of the training loop that it was not given."""
-        calls = list(_all_calls(self.tree))
-        makers = [call for call in calls if _last(call.func) == "Accelerator"]
+        calls = list(all_calls(self.tree))
+        makers = [call for call in calls if last(call.func) == "Accelerator"]
         if not makers:
             return
         prepares = [
-            call for call in calls if _last(call.func).startswith("prepare") and isinstance(call.func, ast.Attribute)
+            call for call in calls if last(call.func).startswith("prepare") and isinstance(call.func, ast.Attribute)
         ]
-        given = {_root(argument) for call in prepares for argument in call.args}
+        given = {root_of(argument) for call in prepares for argument in call.args}
         if not prepares:
             line = makers[0].lineno
             yield failed(
@@ -273,9 +259,9 @@ class _Script:
             )
         for call in calls:
             if (
-                _last(call.func) == "backward"
+                last(call.func) == "backward"
                 and isinstance(call.func, ast.Attribute)
-                and "loss" in _root(call.func.value)
+                and "loss" in root_of(call.func.value)
             ):
                 yield warned(
                     "prepare",
@@ -290,30 +276,30 @@ class _Script:
             target: (call, node.lineno)
             for node in ast.walk(self.tree)
             if isinstance(node, ast.Assign) and isinstance(call := node.value, ast.Call)
-            for target in map(_root, node.targets)
+            for target in map(root_of, node.targets)
         }
         for loop in (node for node in ast.walk(self.tree) if isinstance(node, ast.For)):
-            inside = [_last(call.func) for call in _all_calls(loop)]
+            inside = [last(call.func) for call in all_calls(loop)]
             loader = _loader(loop.iter)
             if (
                 "backward" in inside
                 and loader in made
-                and "DataLoader" in _last(made[loader][0].func)
+                and "DataLoader" in last(made[loader][0].func)
                 and loader not in given
             ):
                 yield loader, loop.lineno, "loader"
         for name, (call, line) in made.items():
             is_stepped = any(
-                _last(one.func) == "step" and isinstance(one.func, ast.Attribute) and _root(one.func.value) == name
-                for one in _all_calls(self.tree)
+                last(one.func) == "step" and isinstance(one.func, ast.Attribute) and root_of(one.func.value) == name
+                for one in all_calls(self.tree)
             )
-            if _last(call.func) in _OPTIMIZERS and is_stepped and name not in given:
+            if last(call.func) in OPTIMIZERS and is_stepped and name not in given:
                 yield name, line, "optimizer"
 
     def unwrapped(self) -> Iterator[PreflightCheck]:
         """A process group, an optimizer that steps, and nothing that makes gradients agree."""
-        names = {_last(call.func) for call in _all_calls(self.tree)}
-        groups = [call for call in _all_calls(self.tree) if _last(call.func) == "init_process_group"]
+        names = {last(call.func) for call in all_calls(self.tree)}
+        groups = [call for call in all_calls(self.tree) if last(call.func) == "init_process_group"]
         wraps = (
             bool(names & _WRAPPERS)
             or bool(names & {"Accelerator", "initialize", "Trainer", "SFTTrainer", "Fabric", "replicate"})
@@ -345,7 +331,7 @@ class _Script:
         """Variable -> the line at which a wrapper or an accelerator got it, or gave it back."""
         wrapped: dict[str, int] = {}
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and _last(node.func) in _WRAPPERS:
+            if isinstance(node, ast.Call) and last(node.func) in _WRAPPERS:
                 held = node.args[:1]
             elif (
                 isinstance(node, ast.Call)
@@ -354,20 +340,18 @@ class _Script:
             ):
                 held = node.args
             elif (
-                isinstance(node, ast.Assign)
-                and isinstance(node.value, ast.Call)
-                and _last(node.value.func) in _WRAPPERS
+                isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and last(node.value.func) in _WRAPPERS
             ):
                 held = node.targets
             else:
                 continue
             for one in held:
-                wrapped.setdefault(_root(one), node.lineno)
+                wrapped.setdefault(root_of(one), node.lineno)
         return wrapped
 
     def rotated(self) -> Iterator[PreflightCheck]:
         """One checkpoint is kept: the next one, perhaps a poisoned one, deletes it."""
-        for call in _all_calls(self.tree):
+        for call in all_calls(self.tree):
             for keyword in call.keywords:
                 if keyword.arg in _KEEPS and isinstance(keyword.value, ast.Constant) and keyword.value.value == 1:
                     yield warned(
@@ -380,9 +364,9 @@ class _Script:
 
     def saves_plain_weights(self) -> int:
         """The line of `torch.save(model.state_dict(), ...)`; 0: there is none."""
-        for call in _all_calls(self.tree):
+        for call in all_calls(self.tree):
             if (
-                _last(call.func) in {"save", "save_file"}
+                last(call.func) in {"save", "save_file"}
                 and call.args
                 and "state_dict" in ast.unparse(call.args[0])
                 and "get_state_dict" not in ast.unparse(call.args[0])
@@ -421,35 +405,6 @@ def plain_save_line(text: str) -> int:
         return 0
 
 
-def _all_calls(node: ast.AST) -> Iterator[ast.Call]:
-    yield from (one for one in ast.walk(node) if isinstance(one, ast.Call))
-
-
-def _last(node: ast.AST) -> str:
-    """`torch.distributed.barrier` -> `barrier`."""
-    if isinstance(node, ast.Call):
-        node = node.func
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
-
-
-def _root(node: ast.AST) -> str:
-    """`model.module.encoder` -> `model`; `self.model.encoder` -> `self.model`."""
-    words: list[str] = []
-    while True:
-        if isinstance(node, ast.Attribute):
-            words.append(node.attr)
-            node = node.value
-        elif isinstance(node, ast.Call):
-            node = node.func
-        elif isinstance(node, ast.Subscript | ast.Starred):
-            node = node.value
-        else:
-            break
-    if not isinstance(node, ast.Name):
-        return ""
-    return f"self.{words[-1]}" if node.id == "self" and words else node.id
-
-
 def _value(call: ast.Call, name: str) -> object:
     return next(
         (
@@ -463,7 +418,7 @@ def _value(call: ast.Call, name: str) -> object:
 
 def _is_rank(node: ast.AST) -> bool:
     for inner in ast.walk(node):
-        if isinstance(inner, ast.Name | ast.Attribute) and _last(inner).lower() in _RANK_WORDS:
+        if isinstance(inner, ast.Name | ast.Attribute) and last(inner).lower() in _RANK_WORDS:
             return True
         if isinstance(inner, ast.Constant) and inner.value in _RANK_VARIABLES:
             return True
@@ -480,7 +435,7 @@ def _side(test: ast.AST) -> str | None:
         return next((side for value in test.values if (side := _side(value))), "")
     if isinstance(test, ast.Compare) and len(test.ops) == 1:
         return _side_of_comparison(test.ops[0], test.comparators[0])
-    return "main" if _last(test) in _MAIN_WORDS else "others" if _last(test) in _RANK_WORDS else ""
+    return "main" if last(test) in _MAIN_WORDS else "others" if last(test) in _RANK_WORDS else ""
 
 
 def _side_of_comparison(operator: ast.cmpop, other: ast.expr) -> str:
@@ -506,19 +461,17 @@ def _counts_epochs(loop: ast.For | ast.While) -> bool:
         return "epoch" in ast.unparse(loop.test).lower()
     if "epoch" not in ast.unparse(loop.target).lower() and "epoch" not in ast.unparse(loop.iter).lower():
         return False
-    ends = loop.iter.args if isinstance(loop.iter, ast.Call) and _last(loop.iter.func) in {"range", "trange"} else []
+    ends = loop.iter.args if isinstance(loop.iter, ast.Call) and last(loop.iter.func) in {"range", "trange"} else []
     return not (len(ends) == 1 and isinstance(ends[0], ast.Constant) and ends[0].value == 1)
 
 
 def _loader(node: ast.expr) -> str:
     """What a loop iterates: through enumerate, tqdm, zip."""
     while (
-        isinstance(node, ast.Call)
-        and node.args
-        and _last(node.func) in {"enumerate", "tqdm", "iter", "islice", "cycle"}
+        isinstance(node, ast.Call) and node.args and last(node.func) in {"enumerate", "tqdm", "iter", "islice", "cycle"}
     ):
         node = node.args[0]
-    return _root(node)
+    return root_of(node)
 
 
 def _touched(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
@@ -533,18 +486,18 @@ def _touched(tree: ast.AST) -> Iterator[tuple[str, int, str]]:
             and isinstance(node.func, ast.Attribute)
             and node.func.attr in {"requires_grad_", "add_module", "register_parameter"}
         ):
-            root = _root(node.func.value)
+            root = root_of(node.func.value)
             yield owners.get(root, root), node.lineno, f"{node.func.attr} is called on a part"
 
 
 def _assigned(target: ast.expr, node: ast.Assign, owners: dict[str, str]) -> Iterator[tuple[str, int, str]]:
     if not isinstance(target, ast.Attribute):
         return
-    root = _root(target)
+    root = root_of(target)
     if target.attr == "requires_grad":
         yield owners.get(root, root), node.lineno, "requires_grad is set on a part"
     elif isinstance(node.value, ast.Call) and _is_module(node.value):
-        yield _root(target.value), node.lineno, f"`{ast.unparse(target)}` is made a part"
+        yield root_of(target.value), node.lineno, f"`{ast.unparse(target)}` is made a part"
 
 
 def _owners(tree: ast.AST) -> dict[str, str]:
@@ -555,16 +508,16 @@ def _owners(tree: ast.AST) -> dict[str, str]:
             word in ast.unparse(node.iter) for word in ("parameters(", "modules(", "children(")
         ):
             continue
-        is_counted = isinstance(node.iter, ast.Call) and _last(node.iter.func) == "enumerate" and node.iter.args
+        is_counted = isinstance(node.iter, ast.Call) and last(node.iter.func) == "enumerate" and node.iter.args
         iterated = node.iter.args[0] if is_counted and isinstance(node.iter, ast.Call) else node.iter
-        owners |= {target.id: _root(iterated) for target in ast.walk(node.target) if isinstance(target, ast.Name)}
+        owners |= {target.id: root_of(iterated) for target in ast.walk(node.target) if isinstance(target, ast.Name)}
     return owners
 
 
 def _is_module(call: ast.Call) -> bool:
     return (
         isinstance(call.func, ast.Attribute)
-        and _root(call.func) in {"nn", "torch"}
+        and root_of(call.func) in {"nn", "torch"}
         and call.func.attr[:1].isupper()
         and call.func.attr not in _WRAPPERS
     )
