@@ -455,6 +455,10 @@ class Feed(msgspec.Struct, frozen=True, tag="feed", kw_only=True):
     """Into how many parts samplers and wrappers cut the data set, each counted: 4 if cut in two twice."""
     order: int = 0
     """At the end: fingerprint of the batches in their order, 0 if unknown."""
+    content: int = 0
+    """Tells this rank's data set from another's; 0: unknown, or nothing cuts it."""
+    whole_size: int = -1
+    """Of a subset: the size of what it is taken from."""
 
 
 class Skipped(msgspec.Struct, frozen=True, tag="skipped", kw_only=True):

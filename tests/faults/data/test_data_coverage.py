@@ -92,3 +92,21 @@ def test_a_rank_that_was_not_heard_of_is_waited_for() -> None:
 def test_a_wrong_threshold_is_named() -> None:
     with pytest.raises(ValueError, match=r"data_coverage\.covered must be between 0 and 1, got 2"):
         DataCoverage(covered=2)
+
+
+@pytest.mark.parametrize(
+    ("contents", "whole", "is_found"),
+    [((1, 2), -1, True), ((1, 2), 64, True), ((1, 1), 64, False), ((1, 2), 40, False)],
+)
+def test_data_that_each_rank_cut_by_hand_and_a_sampler_again(
+    contents: tuple[int, int], whole: int, is_found: bool
+) -> None:
+    """Each holds 32 and takes 16 of them; equal ones are one data set, and parts drawn at random overlap."""
+    feeds = [feed(dataset_size=32, num_shards=2, content=content, whole_size=whole) for content in contents]
+    notes = tuple(Note(rank, 0, 0, one) for rank, one in enumerate(feeds))
+    window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=notes)
+    found = list(DataCoverage().judge(window))
+    assert bool(found) is is_found
+    for finding in found:
+        assert "32 of 64 samples" in finding.summary
+        assert "cut into 4 parts for 2 ranks" in finding.summary

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 
 from holter.diagnosis import top_cause
@@ -155,6 +156,20 @@ def test_a_tensor_with_a_gradient_that_no_optimizer_holds_is_found() -> None:
     (finding,) = judge(*[unheld(1)] * 30)
     assert (("fc0.weight",), "lost_update") == (finding.tensors, top_cause(finding))
     assert "in no optimizer that stepped; 9 others were" in finding.evidence[0].summary
+
+
+def test_a_layer_behind_the_beginning_was_forgotten_a_backbone_is_left_out_on_purpose() -> None:
+    names = [f"{part}.{what}" for part in ("fc", "body", "head") for what in ("weight", "bias")]
+    entries = [TensorEntry(name, (4,), "float32", True, False, 0) for name in names]
+    known = msgspec.structs.replace(census(), entries=entries)
+
+    def without(part: str) -> Vitals:
+        names = Named(2, [f"{part}.weight", f"{part}.bias"])
+        return Vitals(view="replicated", modules=[], num_trainable=4, unheld=names)
+
+    (finding,) = judge(*[without("head")] * 30, known=known)
+    assert ("head.weight", "head.bias") == finding.tensors
+    assert judge(*[without("fc")] * 30, known=known) == []
 
 
 def test_an_optimizer_that_is_never_stepped_is_found_however_much_it_holds() -> None:

@@ -6,7 +6,15 @@ from typing import Any
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard, IterableDatasetShard, SeedableRandomSampler
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, IterableDataset, Sampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    IterableDataset,
+    Sampler,
+    Subset,
+    TensorDataset,
+)
 
 from holter.rank.hooks.data import LoaderDescription, describe_loader
 
@@ -113,3 +121,16 @@ def test_a_length_that_raises_is_unknown():
 
     said = describe_loader(DataLoader(Broken(torch.ones(4)), batch_sampler=[[0]]), None)
     assert (-1, 1) == (said.dataset_size, said.num_batches)
+
+
+def test_parts_that_ranks_cut_by_hand_are_told_apart():
+    whole = TensorDataset(torch.arange(40.0))
+    cut = [TensorDataset(whole.tensors[0][rank::2]) for rank in (0, 1)]
+    subsets = [Subset(whole, range(rank, 40, 2)) for rank in (0, 1)]
+    for one, other in (cut, subsets):
+        sampled = [DataLoader(data, sampler=DistributedSampler(data, 2, 0)) for data in (one, other, one)]
+        said = [describe_loader(loader, None) for loader in sampled]
+        assert 0 != said[0].content != said[1].content
+        assert said[0].content == said[2].content
+    assert 40 == said[0].whole_size
+    assert 0 == describe_loader(DataLoader(whole), None).content, "nothing cuts it"

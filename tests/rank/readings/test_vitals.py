@@ -183,6 +183,21 @@ def test_steps_too_small_for_the_weights_precision_are_not_called_lost(worn):
     assert all(not vitals.unchanged.count for vitals in said)
 
 
+def test_what_no_optimizer_holds_is_named_unless_it_is_moved_by_hand_or_weighed_with_zero(worn):
+    model = mlp()
+    model.moved, model.still, model.idle = (nn.Parameter(torch.ones(3)) for _ in range(3))
+
+    def step_by_hand(_: int) -> None:
+        model.moved.data -= 0.1
+        for p in (model.moved, model.still, model.idle):
+            p.grad = None
+
+    model.register_forward_hook(lambda _, __, out: out * (model.moved.sum() + model.still.sum() + 0 * model.idle.sum()))
+    held = [p for name, p in model.named_parameters() if "." in name]
+    *_, last = Loop(worn, model, torch.optim.SGD(held, lr=1e-3)).run(6, step_by_hand)
+    assert ["still"] == last.unheld.names
+
+
 def test_a_rate_of_zero_loses_nothing(worn):
     model = mlp()
     said = Loop(worn, model, torch.optim.SGD(model.parameters(), lr=0.0)).run(10)

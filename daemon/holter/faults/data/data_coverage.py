@@ -3,7 +3,8 @@
 What it detects
     A training loader whose samples, summed over all ranks, are clearly fewer than the data set holds, while samplers and wrappers
     together cut the data set into more parts than there are ranks, so that no rank reads some of them. Judged from the loader's own
-    lengths when the pass begins, and from the samples counted when it ends.
+    lengths when the pass begins, and from the samples counted when it ends. Data sets that are each rank's own part already, by their
+    indices or elements, count as cut once more.
 
 Why it matters
     The run trains on the same half (or quarter) of the data in each epoch, and an epoch is over too soon. Nothing fails; the loss looks
@@ -54,8 +55,9 @@ class DataCoverage:
 
     def _is_short(self, window: Window, group: Sequence[LoaderPass]) -> bool:
         feeds = [one.latest for one in group]
-        size, shards = feeds[0].dataset_size, min(feed.num_shards for feed in feeds)
-        if len(group) < min(self.enough_ranks, window.world_size) or len({feed.dataset_size for feed in feeds}) > 1:
+        size, shards = _size(window, feeds), _shards(window, feeds)
+        has_one_size = len({feed.dataset_size for feed in feeds}) == 1 or _is_cut_by_hand(window, feeds)
+        if len(group) < min(self.enough_ranks, window.world_size) or not has_one_size:
             return False
         if size <= 0 or shards <= window.world_size:
             return False
@@ -64,6 +66,31 @@ class DataCoverage:
             return False
         allowance = window.world_size * max(feed.batch_size - 1 for feed in feeds)
         return _total(window, group) < self.covered * size and _total(window, group) + allowance < size
+
+
+def _is_cut_by_hand(window: Window, feeds: Sequence[Feed]) -> bool:
+    """Whether each rank holds a part of its own, and a sampler cuts that for all ranks again."""
+    contents = {feed.content for feed in feeds}
+    if 0 in contents or len(contents) < len(feeds) or len(feeds) < 2:  # noqa: PLR2004 - nobody to differ from
+        return False
+    if any(feed.num_shards != window.world_size or feed.dataset_size <= 0 for feed in feeds):
+        return False
+    # Subsets that are drawn at random on each rank overlap: together they are more than what they are taken from.
+    whole, size = feeds[0].whole_size, sum(feed.dataset_size for feed in feeds) / len(feeds) * window.world_size
+    return whole <= 0 or size <= 1.05 * whole
+
+
+def _size(window: Window, feeds: Sequence[Feed]) -> int:
+    """Of the data set, the ranks' own parts taken together."""
+    if not _is_cut_by_hand(window, feeds):
+        return feeds[0].dataset_size
+    return round(sum(feed.dataset_size for feed in feeds) / len(feeds) * window.world_size)
+
+
+def _shards(window: Window, feeds: Sequence[Feed]) -> int:
+    """Into how many parts it is cut."""
+    shards = min(feed.num_shards for feed in feeds)
+    return shards * window.world_size if _is_cut_by_hand(window, feeds) else shards
 
 
 def _samples(feed: Feed) -> int | None:
@@ -87,8 +114,11 @@ def _finding(window: Window, group: Sequence[LoaderPass]) -> Finding:
     feed = group[0].latest
     is_counted = _is_counted(group)
     total = round(_total(window, group))
+    feeds = [one.latest for one in group]
+    size, shards = _size(window, feeds), _shards(window, feeds)
     step = min(one.begin_step for one in group)
-    share = f"{total} of {feed.dataset_size} samples"
+    share = f"{total} of {size} samples"
+    own = " on each rank, other ones on each" if _is_cut_by_hand(window, feeds) else ""
     verb = "Took" if is_counted else "Will take"
     return Finding(
         detector=DataCoverage.name,
@@ -96,13 +126,13 @@ def _finding(window: Window, group: Sequence[LoaderPass]) -> Finding:
         first_step=step,
         detected_step=max(one.end_step if one.end_step is not None else one.begin_step for one in group),
         ranks=tuple(sorted(window.attached)),
-        summary=f"{verb} {share} in a whole pass over the data: the data set is cut into {feed.num_shards} parts for {window.world_size} ranks.",
+        summary=f"{verb} {share} in a whole pass over the data: the data set is cut into {shards} parts for {window.world_size} ranks.",
         facts={"has_more_parts_than_ranks": True, "is_counted": is_counted, "is_covered": False},
         evidence=(
             Evidence(
                 kind="loader",
-                summary=f"{feed.dataset} of {feed.dataset_size} samples, sampled by {feed.sampler}: {feed.num_shards} parts, {window.world_size} ranks",
-                values={"dataset_size": feed.dataset_size, "num_shards": feed.num_shards, "sampler": feed.sampler},
+                summary=f"{feed.dataset} of {feed.dataset_size} samples{own}, sampled by {feed.sampler}: {shards} parts, {window.world_size} ranks",
+                values={"dataset_size": size, "num_shards": shards, "sampler": feed.sampler},
             ),
             Evidence(
                 kind="count",

@@ -25,7 +25,7 @@ What to do
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -59,7 +59,7 @@ class StillWeights:
     unheld_steps: int = threshold(24, at_least=2)
     """No optimizer has stepped a tensor with a gradient: over so many steps."""
     max_unheld: float = threshold(0.25, above=0, below=1)
-    """Share of the trainable tensors up to which what nobody holds was forgotten."""
+    """Share of the trainable tensors up to which what nobody holds was forgotten; twice as many where they are not the model's beginning."""
     min_rate: float = 0.1
     """Share of the largest learning rate seen; below it few changed elements do not count."""
 
@@ -79,8 +79,12 @@ class StillWeights:
         if rateless and (names := _always(rateless)):
             yield _rate_zero(rateless, names)
             return
-        unheld = find_streak(window, Vitals, self._is_forgotten, at_least=self.num_vitals, min_steps=self.unheld_steps)
-        if unheld and self._is_forgotten(unheld.last[1]):
+
+        def is_forgotten(vitals: Vitals) -> bool:
+            return self._is_forgotten(vitals, census)
+
+        unheld = find_streak(window, Vitals, is_forgotten, at_least=self.num_vitals, min_steps=self.unheld_steps)
+        if unheld and is_forgotten(unheld.last[1]):
             yield _unheld(unheld)
             return
         away = find_streak(window, Vitals, self._is_rounded_away, at_least=self.num_vitals, min_steps=self.min_steps)
@@ -103,11 +107,12 @@ class StillWeights:
         if lost and (names := _always_lost(lost, is_adaptive=is_adaptive)):
             yield _lost_update(lost, names)
 
-    def _is_forgotten(self, vitals: Vitals) -> bool:
-        count = vitals.unheld.count
-        return count > 0 and (
-            vitals.is_unheld_at_rest is True or count <= self.max_unheld * (count + vitals.num_trainable)
-        )
+    def _is_forgotten(self, vitals: Vitals, census: Census | None) -> bool:
+        """What somebody trains a part of a model without is its beginning; a layer behind that, or a few tensors, were forgotten."""
+        count, share = vitals.unheld.count, self.max_unheld
+        if census is not None and not _is_beginning(census, vitals.unheld.names):
+            share *= 2
+        return count > 0 and (vitals.is_unheld_at_rest is True or count <= share * (count + vitals.num_trainable))
 
     def _is_rounded_away(self, vitals: Vitals) -> bool:
         known = [module for module in vitals.modules if not math.isnan(module.changed) and module.gradient_norm > 0]
@@ -122,6 +127,12 @@ class StillWeights:
         )
         seen = [spread.high for _, spread in window.values("learning_rate") if math.isfinite(spread.high)]
         return 0 < last <= first * 1.01 and last >= self.min_rate * max((first, *seen))
+
+
+def _is_beginning(census: Census, names: Collection[str]) -> bool:
+    """Whether these come before all others that are to be trained."""
+    chosen, ours = set(names), [entry.name for entry in census.entries if entry.requires_grad and not entry.is_buffer]
+    return bool(chosen & set(ours[: len(chosen)]))
 
 
 def _share_changed(vitals: Vitals) -> float:

@@ -15,6 +15,7 @@ import contextlib
 import functools
 import sys
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Sized
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,8 @@ from itertools import islice
 from types import FrameType, FunctionType
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _MultiProcessingDataLoaderIter
 
 from holter.rank.context import Context, in_phase
@@ -42,6 +44,8 @@ TRUSTED = frozenset({"torch", "accelerate", "transformers", "builtins"})
 """Where the samplers come from whose length is known to be cheap and to change nothing."""
 SHARDS = ("num_replicas", "num_processes", "num_shards")
 """How samplers call the number of parts that they cut the data into."""
+NUM_SIGNED = 64
+"""Indices or elements of a data set by which it is told apart."""
 HARMLESS = frozenset({"len", "int", "min", "max", "sum", "abs", "round", "super"})
 
 
@@ -57,6 +61,8 @@ class LoaderDescription:
     is_shuffling: bool
     sampler_epoch: int
     num_shards: int
+    content: int = 0
+    whole_size: int = -1
 
 
 @dataclass(eq=False)
@@ -302,7 +308,26 @@ def describe_loader(loader: Any, wrapper: Any) -> LoaderDescription:
         is_shuffling=any(_is_shuffling(part) for part in samplers),
         sampler_epoch=epochs[0] if epochs else -1,
         num_shards=num_shards,
+        content=_content(dataset) if num_shards > 1 else 0,
+        whole_size=_length(dataset.dataset) if type(dataset) is Subset else -1,
     )
+
+
+def _content(dataset: Any) -> int:
+    """Tells apart what ranks hold as their data sets, by a few indices or elements; 0: not known. Nothing of the script's is called."""
+    if type(dataset) is Subset and isinstance(dataset.indices, (list, range)):
+        chosen: Any = tuple(dataset.indices[:: max(1, len(dataset.indices) // NUM_SIGNED)])
+    elif type(dataset) is TensorDataset and all(type(t) is torch.Tensor and t.is_cpu for t in dataset.tensors):
+        chosen = [_signed(t.detach()) for t in dataset.tensors]
+    else:
+        return 0
+    return zlib.crc32(repr((len(dataset), chosen)).encode()) or 1
+
+
+def _signed(tensor: torch.Tensor) -> list[float]:
+    """The first element of some samples."""
+    some = tensor[:: max(1, len(tensor) // NUM_SIGNED)]
+    return some.reshape(len(some), -1)[:, :1].double().flatten().tolist() if tensor.numel() else []
 
 
 def wrapper_of_loader(loader: Any, frame: FrameType | None) -> Any:

@@ -23,7 +23,7 @@ from holter.rank.context import Context
 from holter.rank.models import held_by
 from holter.rank.readings.checkup import Checkup, CheckupMemory, UnheldParameters, rates_of, readable, trained_by
 from holter.rank.readings.histories import TOLD_CHECKS, FingerprintHistory, IdleParameters, LeftoverGradients, prints
-from holter.rank.readings.samples import is_plain_moment
+from holter.rank.readings.samples import is_plain_moment, local, strided
 from holter.rank.search import living
 
 LEAST_FROZEN_BYTES = 16 << 20
@@ -42,6 +42,8 @@ DENSE_FACTOR = 4.0
 """What a vital step may take at the start, in whole budgets of one step."""
 NUM_FLOORS = 4.0
 """Where a step is so short that the budget's floor counts, so many floors: a short run is to be seen too."""
+MAX_RESTING, NUM_RESTING = 64, 256
+"""Tensors that no optimizer holds whose movement is followed, and elements of each."""
 UNHELD_STEPS = 8
 """Steps after which an optimizer that has not stepped is looked for."""
 NUM_WARM = 2
@@ -72,6 +74,9 @@ class VitalsProbe:
         self._known_optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._ever_held: set[int] = set()
         self._is_unheld_at_rest: bool | None = None
+        self._rested: dict[int, torch.Tensor] = {}
+        """A sample of what no optimizer holds, as it was first seen."""
+        self._moved_by_hand: set[int] = set()
         self._told_news: set[str] = set()
         self._spent_s = 0.0
         self._trained_state: tuple[Any, ...] = ()
@@ -214,6 +219,8 @@ class VitalsProbe:
     def _forget(self) -> None:
         """The script let go of a model: its memory is not ours to hold."""
         self._trained_state, self._trained_list = (), []
+        self._rested.clear()
+        self._moved_by_hand.clear()
 
     def _unheld(self, trained: Sequence[tuple[str, Any]]) -> UnheldParameters:
         """What has a gradient in a model that is trained, and is in no optimizer that ever stepped."""
@@ -223,12 +230,26 @@ class VitalsProbe:
             for model in self._context.models.active()
             if any(id(p) in held for _, p in model.parameters)
             for name, p in model.parameters
-            if p.requires_grad and p.grad is not None and id(p) not in self._ever_held
+            if p.requires_grad and p.grad is not None and id(p) not in self._ever_held and self._rests(p)
         }
         # A search takes a fraction of a second: one is enough, once every optimizer has had its turn.
         if found and self._is_unheld_at_rest is None and self._context.log.step >= UNHELD_STEPS:
             self._is_unheld_at_rest = any(held_by([each]) & set(found) for each in living(torch.optim.Optimizer))
         return UnheldParameters(tuple(found.values()), self._is_unheld_at_rest if found else None)
+
+    def _rests(self, p: Any) -> bool:
+        """Whether it has a gradient and stays where it is: what a script moves by hand, or a loss weighs with zero, is meant so. A device is not asked."""
+        if id(p) in self._moved_by_hand:
+            return False
+        is_followed = id(p) in self._rested or len(self._rested) < MAX_RESTING
+        if not is_followed or not p.is_cpu or p.grad.is_sparse or not p.numel():
+            return True
+        sample = strided(local(p.detach()), NUM_RESTING).clone()
+        last = self._rested.setdefault(id(p), sample)
+        if last.shape == sample.shape and not torch.equal(last, sample):
+            self._moved_by_hand.add(id(p))
+            return False
+        return bool(local(p.grad).count_nonzero())
 
     def _frozen(
         self, trained: Sequence[tuple[str, Any]], optimizers: Sequence[torch.optim.Optimizer]
