@@ -99,7 +99,7 @@ def test_a_wrong_threshold_is_named() -> None:
     [((1, 2), -1, True), ((1, 2), 64, True), ((1, 1), 64, False), ((1, 2), 40, False)],
 )
 def test_data_that_each_rank_cut_by_hand_and_a_sampler_again(
-    contents: tuple[int, int], whole: int, is_found: bool
+    contents: tuple[int, int], whole: int, *, is_found: bool
 ) -> None:
     """Each holds 32 and takes 16 of them; equal ones are one data set, and parts drawn at random overlap."""
     feeds = [feed(dataset_size=32, num_shards=2, content=content, whole_size=whole) for content in contents]
