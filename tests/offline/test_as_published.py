@@ -1,6 +1,7 @@
 """Shapes of logs as people publish them, made anew: what tools and loggers write that no specification mentions."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +165,28 @@ def test_held_out_terms_that_rise_while_those_of_the_training_fall_are_overfitti
     text = "".join(["epoch,train/box_loss,train/cls_loss,val/box_loss,val/cls_loss\n", *rows])
 
     assert first(capsys, tmp_path, text)[0] == "overfitting"
+
+
+def ppo(step: int, entropy: float, score: float) -> str:
+    return str({"eps": 2, "objective/kl": 8.0, "objective/scores": score, "policy/entropy_avg": entropy, "loss/policy_avg": -0.01, "loss/value_avg": 0.2, "val/ratio": 1.0, "episode": 64 * step, "epoch": 0.1})  # fmt: skip
+
+
+def test_a_policys_numbers_are_known_by_the_names_that_tools_give_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noise = [0.05 * math.sin(5 * i) for i in range(120)]
+    path = tmp_path / "ppo.log"
+    path.write_text("\n".join(ppo(i, 2.6 + noise[i], 1.5 + noise[i]) for i in range(120)))
+    assert not diagnosed(capsys, path)
+
+    fallen = "\n".join(ppo(i, 2.6 + noise[i] if i < 60 else 0.005, 1.5 + noise[i]) for i in range(120))
+    assert first(capsys, tmp_path, fallen)[0] == "entropy_collapse"
+
+    lost = "\n".join(ppo(i, 2.6 + noise[i], (1.5 if i < 70 else -4.0) + noise[i]) for i in range(120))
+    assert first(capsys, tmp_path, lost)[0] == "reward_collapse"
+
+
+def test_a_preference_loss_is_a_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [str({"loss": 0.6931, "grad_norm": 0.0, "learning_rate": 5e-7, "rewards/chosen": 0.0, "rewards/rejected": 0.0, "rewards/margins": 0.0}) for _ in range(60)]  # fmt: skip
+
+    assert first(capsys, tmp_path, "\n".join(rows))[0] == "zero_gradients"

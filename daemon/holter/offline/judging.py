@@ -126,7 +126,7 @@ def curves_of(run: LoggedRun) -> curves.Curves:
     is_adversarial = any(naming.is_adversarial(name) for name in names)
     return curves.Curves(
         loss=longest("loss") or ([] if is_adversarial else _sum_of_terms(run, naming.term_of_loss)), norm=longest("gradient_norm"), rate=longest("learning_rate"), evaluations=evaluations,
-        scale=longest("loss_scale"), memory=longest("memory"), is_reward=any(naming.is_reward(name) for name in names), is_adversarial=is_adversarial,
+        scale=longest("loss_scale"), memory=longest("memory"), is_reward=any(map(naming.is_reward, names)) and not naming.is_preference(names), is_adversarial=is_adversarial,
     )  # fmt: skip
 
 
@@ -156,7 +156,8 @@ def window_of(run: LoggedRun, found: Found) -> Window:
         elif term:
             columns[f"log.loss_terms.{term}"] = run.points(name)
         elif naming.role(name) not in {"loss", "gradient_norm", "learning_rate", "loss_scale"}:
-            columns[f"log.{name}"] = run.points(name)
+            meant = naming.of_policy(name) if made.is_reward else ""
+            columns.setdefault(f"log.{meant or name}", run.points(name))
     rows: dict[int, dict[str, Spread]] = {}
     for name, points in columns.items():
         for step, value in points:
@@ -221,7 +222,8 @@ def _of_run(run: LoggedRun, found: Found, detectors: Sequence[Detector]) -> Iter
 
 def _with_rates(made: curves.Curves, run: LoggedRun, found: Found) -> curves.Curves:
     """With the rates that the settings give, where the log has none; of several runs nobody knows whose they are."""
-    if made.rate or len(found.runs) > 1:
+    num_runs = sum(any(naming.role(name) == "loss" for name in one.names()) for one in found.runs)
+    if made.rate or num_runs > 1:
         return made
     rates = schedules.computed_rates(found, run.counted_by, made.loss)
     return dataclasses.replace(made, rate=rates, is_rate_computed=bool(rates))

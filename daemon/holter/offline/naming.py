@@ -6,6 +6,7 @@ Names are compared by their words, so that a prefix or an order that nobody has 
 """
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Literal
 
@@ -117,6 +118,22 @@ def is_reward(name: str) -> bool:
     """Whether it belongs to reinforcement learning: its loss says nothing of how good the policy is."""
     parts = set(words(name))
     return bool(parts & REWARDS) or "pg_loss" in name or "policy_loss" in name or "policy_gradient_loss" in name
+
+
+_AROUND = frozenset({"objective", "policy", "actor", "critic", "rollout", "train", "training", "avg", "average", "mean", "ep", "episode", "env", "losses", "metrics", "stats", "ppo"})  # fmt: skip
+_MEANT = {"entropy": "entropy", "kl": "kl", "reward": "reward", "rewards": "reward", "score": "reward", "scores": "reward", "rew": "reward", "return": "reward", "returns": "reward"}  # fmt: skip
+
+
+@lru_cache(maxsize=8192)
+def of_policy(name: str) -> str:
+    """`policy/entropy_avg`, `objective/scores`, `rollout/ep_rew_mean` -> `entropy`, `reward`, `reward`, as the live detectors call them; empty: none of them."""
+    own = [word for word in words(name) if word not in _AROUND]
+    return _MEANT.get(own[0], "") if len(own) == 1 else ""
+
+
+def is_preference(names: Collection[str]) -> bool:
+    """Whether rewards are those of a preference loss (DPO and its kin): it is minimised like any other."""
+    return any(name.endswith(("rewards/margins", "rewards/chosen")) for name in names)
 
 
 @lru_cache(maxsize=8192)

@@ -315,7 +315,8 @@ def _prose(path: Path, text: str, found: Found) -> None:
     repeated = [(number, line) for number, line in lines if repetition(line) > 0.6]  # noqa: PLR2004 - most of its words
     if len(repeated) >= 3 and len(repeated) >= 0.3 * len(lines):  # noqa: PLR2004 - not by chance
         found.samples.extend(WrittenSample(str(path), number, line) for number, line in lines[: tables.MAX_SAMPLES])
-    else:
+    elif path.parent.name != "tags":
+        # Mlflow keeps a file for each tag.
         found.remarks.append(f"{path} holds no numbers, errors or settings that are known here, and was skipped")
 
 
