@@ -41,7 +41,6 @@ def trained(fault_at: int | None = None) -> tuple[Worn, list[torch.Tensor], list
 
 def every_step_is_told(name: str) -> None:
     worn, _, said = trained()
-    worn.monitor.context.readings.poll()
     worn.monitor.uninstall()
     assert name == accelerator.kind()
     assert list(range(NUM_STEPS)) == [observation.step for observation in worn.said(StepDone)]
@@ -51,7 +50,6 @@ def every_step_is_told(name: str) -> None:
 
 def a_nan_is_told(name: str) -> None:
     worn, _, _ = trained(fault_at=2)
-    worn.monitor.context.readings.poll()
     worn.monitor.uninstall()
     first = next(each for each in worn.said(StepDone) if each.body.nonfinite)
     assert (name, 2) == (accelerator.kind(), first.step)

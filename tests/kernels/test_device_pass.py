@@ -103,6 +103,16 @@ def test_a_device_that_stands_still_is_not_waited_for() -> None:
     assert [] == fake_cuda.syncs()
 
 
+def test_the_first_reading_is_not_waited_for_either() -> None:
+    x = torch.ones(1000, device="cuda")
+    fake_cuda.drain()
+    fake_cuda.syncs()
+    with fake_cuda.closed():
+        reading = Pass([x], "off").start([x])
+    assert 1000.0 == answered(reading).sum[0]
+    assert [] == fake_cuda.syncs()
+
+
 def test_each_reading_keeps_its_own_answer_and_what_finds_no_slot_is_counted() -> None:
     made = [torch.full((100 + k,), float(k), device="cuda") for k in range(10)]
     fused = Pass(made[:1], "off")
@@ -411,3 +421,12 @@ def test_while_kernels_are_compiled_a_start_is_declined() -> None:
         assert fused.start([x]) is None
     assert {"warming up": 1} == dict(fused.declined)
     assert 3.0 == answered(fused.start([x])).sum[0]
+
+
+def test_a_large_tensor_is_combined_by_several_programs_into_the_same_row() -> None:
+    with mock.patch.object(gpu, "SEGMENT", 2):  # of 1024, which the interpreter would take minutes for
+        x = torch.randn(100_000)
+        agree([x], answered(Pass([x.cuda()], "sampled").start([x.cuda()])))
+        made = gpu.Tables(look([x]).table(), np.zeros(1, np.int64), 1)
+    assert made.num_partials > 2
+    assert -(-made.num_partials // 2) == len(made.segments)

@@ -132,6 +132,7 @@ class StepProbe:
         for handle in self._handles:
             handle.remove()
         self._finite.end()
+        self._attempt(self._reporter.tell_rest)
         self._shards.leave()
 
     @property

@@ -288,14 +288,25 @@ class StepReporter:
 
     def tell_until(self, number: int, investigate: Callable[[OpenStep], None]) -> None:
         """Steps up to this one, in order: a device has come past them, and what it owes of them is a matter of moments. The last of them is bad, and is investigated."""
-        steps, until_s = self._context.log.until(number), clock.monotonic_s() + ANSWERS_S
-        while any(step.num_owed > 0 for step in steps) and clock.monotonic_s() < until_s:
-            self._context.readings.poll()
-            threading.Event().wait(0.001)
+        steps = self._context.log.until(number)
+        self._await_answers(steps)
         for step in steps:
             if step.step == number:
                 self._context.guard.attempt(investigate, step)
             self._tell_once(step)
+
+    def tell_rest(self) -> None:
+        """The script ends: all steps that are over, with what a device has answered of the last ones by now or answers in a moment."""
+        steps = self._context.log.rest()
+        self._await_answers(steps)
+        for step in steps:
+            self._tell_once(step)
+
+    def _await_answers(self, steps: Sequence[OpenStep]) -> None:
+        until_s = clock.monotonic_s() + ANSWERS_S
+        while any(step.num_owed > 0 for step in steps) and clock.monotonic_s() < until_s:
+            self._context.readings.poll()
+            threading.Event().wait(0.001)
 
     def tell_held(self, step: OpenStep) -> None:
         """The step under way, which is not applied; after all that came before it."""
