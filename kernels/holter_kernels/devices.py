@@ -85,8 +85,10 @@ def prepare_triton_cache() -> None:
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether work can be queued beside the training's: by streams that a thread can choose."""
-    return all(hasattr(module(device), name) for name in ("Stream", "Event", "current_stream", "stream"))
+    """Whether work can be queued beside the training's: by streams that a thread can choose. `torch.cpu` has the names and nothing behind them."""
+    return device.type != "cpu" and all(
+        hasattr(module(device), name) for name in ("Stream", "Event", "current_stream", "stream")
+    )
 
 
 def obeys_flag(device: torch.device) -> bool:
