@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 TRAIN = $(LAUNCH) deploy/examples/train_gpt.py --steps 60
 
-.PHONY: install system demo test test-all test-quick test-gpu campaign check format bench pictures docs clean
+.PHONY: fuzzer install system demo test test-all test-quick test-gpu campaign check format bench pictures docs audit release fuzz clean
 
 install: $(STAMP)  ## .venv with holter and everything needed to run and test it
 
@@ -56,8 +56,18 @@ demo: install  ## train a small GPT on 2 ranks, spoil rank 1's batch at step 30:
 test: install system check  ## what CI runs: linters, types, and at least one real job for every mechanism; about 20 minutes on two shared cores
 	$(BIN)/python -m tests.run
 
-test-all: install system check  ## everything, before a release: also what is marked `release`; about 45 minutes
+test-all: install system check fuzzer  ## everything, before a release: also what is marked `release`; about 45 minutes
 	$(BIN)/python -m tests.run --all
+
+# Guided by coverage; has builds for some Pythons only, and without it its tests are skipped, visibly.
+fuzzer: install
+	@$(BIN)/python -c "import atheris" 2> /dev/null || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt '.[fuzz]' \
+	|| echo "could not install atheris: fuzzers run without coverage"
+
+TARGET ?= wire
+SECONDS ?= 60
+fuzz: fuzzer  ## one fuzzer, guided by coverage; what it finds is kept: make fuzz TARGET=journal SECONDS=600
+	$(BIN)/python -m tests.fuzz $(TARGET) --seconds $(SECONDS) --keep
 
 test-quick: install  ## without real jobs, under two minutes
 	$(BIN)/python -m pytest -n 2 -m "not job and not slow"
@@ -96,6 +106,17 @@ bench: install  ## ratios against peers in the same run
 
 pictures: install system  ## the dashboards, drawn from real jobs' data where no Grafana can run
 	$(BIN)/python tests/grafana/draw_dashboards.py grafana/pictures
+
+RELEASE_TOOLS := $(VENV)/.release-tools
+$(RELEASE_TOOLS): $(STAMP)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[release]'
+	@touch $@
+
+audit: $(RELEASE_TOOLS)  ## what is known against the pinned versions; needs a way to the index's advisories
+	$(BIN)/pip-audit -r constraints.txt --no-deps --disable-pip --strict
+
+release: install $(RELEASE_TOOLS)  ## wheel, sdist, requirements with hashes, SBOM, audit, SHA256SUMS in dist/; UNAUDITED=1 where nobody can be asked
+	$(BIN)/python deploy/release/make_release.py $(if $(UNAUDITED),--unaudited)
 
 docs: install  ## the site, in site/; a link that leads nowhere is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -34,6 +34,8 @@ def main() -> None:
         from tests.fuzz.targets import KEPT, TARGETS, mutate_journal  # noqa: PLC0415
 
         import_all("holter.cli", "holter.offline", "holter.halting", "holter.flight", "holter.diagnosis")
+        if args.target == "checkpoints":
+            import_all("holter.frameworks.saving")
 
     target, kept = TARGETS[args.target], KEPT / args.target
     kept.mkdir(parents=True, exist_ok=True)

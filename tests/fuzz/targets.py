@@ -15,7 +15,6 @@ import pickle
 import shutil
 import struct
 import tempfile
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,9 +34,13 @@ from holter.errors import HolterError
 from holter.faults import ALL
 from holter.files import UNREADABLE
 from holter.flight import FlightError, from_bytes
+from holter.halting.vault import manifest
+from holter.halting.vault.manifest import Circumstances, RankPart
+from holter.halting.vault.store import Vault
 from holter.records import Attached, Census, Exited, Farewell, Nonfinite, Observation, Phase, StepDone, TensorEntry
 from holter.transport import wire
 
+WEIGHTS = b"weights"
 KEPT = Path(__file__).with_name("kept")
 """A folder a target: inputs that reached something new, and those that once failed."""
 HELLO = wire.Hello(
@@ -211,34 +214,39 @@ def call_dumps(data: bytes) -> None:
 
 
 def checkpoint_seeds() -> Iterator[bytes]:
-    manifest = {
-        "schema": 1,
-        "run_id": "r",
-        "step": 1,
-        "world_size": 1,
-        "framework": "loop",
-        "files": {"state/model.bin": 3},
-    }
-    yield b"\x00" + json.dumps(manifest).encode()
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr("archive/data.pkl", pickle.dumps({"w": [1, 2, 3]}, protocol=2))
-        archive.writestr("archive/version", "3\n")
-    yield b"\x01" + packed.getvalue()
+    vault = Vault(folder() / "sealed")
+    partial = vault.begin(1)
+    (partial / "state" / "model.bin").write_bytes(WEIGHTS)
+    part = RankPart(rank=0, framework="loop", files={"state/model.bin": len(WEIGHTS)})
+    (partial / "parts" / "0.json").write_bytes(msgspec.json.encode(part))
+    vault.seal(partial, Circumstances(run_id="r", step=1, world_size=1, savers=(0,), cause="requested", why="asked"))
+    yield b"\x00" + (folder() / "sealed" / "checkpoints" / "1" / "manifest.json").read_bytes()
+    import torch  # noqa: PLC0415 - one target needs it
+
+    for is_zip in (True, False):
+        packed = io.BytesIO()
+        torch.save({"w": torch.ones(3), "step": 1}, packed, _use_new_zipfile_serialization=is_zip)
+        yield b"\x01" + packed.getvalue()
     yield b"\x01" + pickle.dumps({"w": 1}, protocol=2)
 
 
 def call_checkpoints(data: bytes) -> None:
-    """The first byte chooses whether the rest is the manifest or a file of the state."""
-    path = folder() / "checkpoints" / "1"
-    shutil.rmtree(path, ignore_errors=True)
-    (path / "state").mkdir(parents=True)
-    is_manifest = data[:1] == b"\x00"
-    (path / "state" / "model.bin").write_bytes(b"abc" if is_manifest else data[1:])
-    if is_manifest:
-        (path / "manifest.json").write_bytes(data[1:])
+    """The first byte chooses whether the rest is the manifest of a sealed checkpoint, whose digest is made right, or a file of somebody's own."""
+    if data[:1] != b"\x00":
+        path = folder() / "own"
+        path.mkdir(exist_ok=True)
+        (path / "model.pt").write_bytes(data[1:])
+        silently("checkpoint", "verify", str(path))
+        return
+    path = folder() / "run" / "checkpoints" / "1"
+    (path / "state").mkdir(parents=True, exist_ok=True)
+    (path / "state" / "model.bin").write_bytes(WEIGHTS)
+    content = data[1:]
+    with contextlib.suppress(ValueError, TypeError, *UNREADABLE):
+        right = json.loads(content) | {"digest": manifest.digest_of(content)}
+        content = msgspec.json.format(msgspec.json.encode(right), indent=1) + b"\n"
+    (path / "manifest.json").write_bytes(content)
     silently("checkpoint", "verify", str(path))
-    silently("checkpoint", "verify", str(path / "state"))
 
 
 # Logs and tables.

@@ -1,7 +1,8 @@
 """How a rank starts its sidecar, and what it tells it: where the coordinator is and which run this is.
 
 The sidecar is not a child of the starter: a training script that waits for its children must not meet ours, and ours must not become its zombie.
-A session of its own: Ctrl-C at the terminal goes to the job, not to its watcher. None of the starter's pipes are kept open.
+A session of its own: Ctrl-C at the terminal goes to the job, not to its watcher. None of the starter's pipes are kept open, but one: rank 0's sidecar
+holds a copy of its standard error until the run's last line is said, some ten seconds after the rank's end at most (`job_log.LastLine`); who waits for the end of that pipe waits as long.
 
 The Bootstrap comes later, through a pipe: the rank has it from the environment or from the job's rendezvous store. Never on a command line,
 which everybody on the host can read.
