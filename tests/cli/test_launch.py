@@ -10,6 +10,7 @@ import pytest
 
 from holter.cli import main
 from holter.halting import halt_record
+from holter.halting.vault import store
 from made_up import HALT
 
 HALTS = "import os, pathlib; d = pathlib.Path(os.environ['HOLTER_RUN_DIR']); d.mkdir(exist_ok=True); (d / 'halt.json').write_text('{}')"
@@ -120,6 +121,23 @@ def test_resume_lifts_the_halt_and_says_from_where(halted, capsys):
     assert "train.py --lr 1" in said
     assert main(["resume", str(halted)]) == 2
     assert "does not stand halted" in capsys.readouterr().err
+
+
+def test_resume_of_a_run_that_was_not_halted_offers_the_last_healthy_checkpoint(tmp_path, capsys):
+    (tmp_path / "run.json").write_text('{"run_id": "r"}')
+    kept = {"framework": "torch", "saved_at": "2026-11-15T10:15:00Z", "seconds": 0.1, "ranks": [0]}
+    saves = [
+        {"step": 60, "path": "out/60.pt", "verdict": "healthy", "why": "", **kept},
+        {"step": 80, "path": "out/80.pt", "verdict": "suspect", "why": "the loss had left its course", **kept},
+    ]
+    path = store.script_saves_path(tmp_path)
+    path.parent.mkdir()
+    path.write_text(json.dumps({"saves": saves}))
+    assert main(["resume", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "of step 80, is suspect (the loss had left its course); the last healthy one is of step 60: out/60.pt" in said
+    )
 
 
 def test_resume_as_json(halted, capsys):

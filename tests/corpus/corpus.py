@@ -83,6 +83,8 @@ CASES = (
     case(17, "empty_encoder", "frozen_component_uninitialised", late_by=INTERVAL, ranks=(1,), tensors=[f"encoder.{layer}.{kind}" for layer in ("first", "second") for kind in ("weight", "bias")], family="frozen"),
     case(18, "double_sharded", "double_sharded_data", late_by=40),
     case(19, "same_batches", "duplicate_data_across_ranks", late_by=INTERVAL, ranks=(0, 1), family="data"),
+    case(0, "odd_data", "data_leakage", late_by=40, arguments=("leaked",), says=("evaluated samples",), family="data"),
+    case(0, "odd_data", "distribution_shift", step=25, late_by=2, ranks=(1,), arguments=("shifted",)),
     case(20, "one_batch_more", "uneven_batches", late_by=INTERVAL, says=("41",)),
     case(21, "equal_rewards", "zero_advantages", late_by=INTERVAL, family="logged"),
     case(22, "one_code", "codebook_collapse", late_by=INTERVAL),

@@ -28,7 +28,7 @@ def causes(*, is_observed: bool = True) -> tuple[Cause, ...]:
 def test_a_critical_cause_that_was_observed_halts_and_says_why() -> None:
     directive = decide("critical", causes(), "halt", detector="nonfinite_values")
     assert ("halt", 93) == (directive.directive, directive.exit_code)
-    assert "nonfinite_input is critical and was observed directly" == directive.reason
+    assert "Non-finite input (nonfinite_input) is critical and was observed directly" == directive.reason
 
 
 @pytest.mark.parametrize("action", ["observe", "notify"])

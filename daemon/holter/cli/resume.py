@@ -19,6 +19,7 @@ from holter.frameworks.all import ALL
 from holter.frameworks.fsdp.framework import PARTS, RESUME_PARTS
 from holter.halting import halt_record
 from holter.halting.halt_record import HaltRecord
+from holter.halting.vault import store
 from holter.records.titles import titled
 
 HOW = {framework.checkpoint: framework.resume for framework in ALL} | {PARTS: RESUME_PARTS}
@@ -39,7 +40,9 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{found.address} is a coordinator's address; name the run's directory")
     halt = halt_record.read(found.directory)
     if halt is None:
-        raise UsageError(f"{found.directory} does not stand halted: it has no halt.json, and can be started as it is")
+        raise UsageError(
+            f"{found.directory} does not stand halted: it has no halt.json, and can be started as it is{_last_healthy(found.directory)}"
+        )
     checkpoint = halt.offered[1]
     path = str((found.directory / checkpoint).absolute()) if checkpoint else None
     try:
@@ -51,6 +54,19 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         return 0
     return launch.supervise(command, found.directory.absolute(), {"HOLTER_RESUME_FROM": path or ""})
+
+
+def _last_healthy(directory: Path) -> str:
+    """Of a run that ended by itself: from which of its own checkpoints, if a later one is not to be trusted."""
+    saves = store.read_script_saves(directory)
+    healthy = next((save for save in reversed(saves) if save.verdict == "healthy"), None)
+    if not saves or saves[-1] is healthy:
+        return ""
+    last = f"its last checkpoint, of step {saves[-1].step}, is {saves[-1].verdict} ({saves[-1].why})"
+    offered = (
+        f"the last healthy one is of step {healthy.step}: {healthy.path}" if healthy else "no healthy one is known"
+    )
+    return f"; {last}; {offered}"
 
 
 def _as_json(halt: HaltRecord, path: str | None) -> str:

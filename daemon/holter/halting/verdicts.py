@@ -24,6 +24,7 @@ from typing import NamedTuple
 from holter.faults import CAUSES, DETECTORS
 from holter.faults.family import Damage
 from holter.records import EXIT_CODE, Action, Cause, Diagnosis, Directive, Finding, Severity, Verdict
+from holter.records.titles import titled
 
 
 def decide(severity: Severity, causes: Sequence[Cause], action: Action, *, detector: str = "") -> Directive:
@@ -46,7 +47,7 @@ def decide(severity: Severity, causes: Sequence[Cause], action: Action, *, detec
 
 
 def _why_halt(cause: Cause) -> str:
-    return f"{cause.cause} is critical and was observed directly"
+    return f"{titled(cause.cause)} is critical and was observed directly"
 
 
 def _why_no_halt(severity: Severity, causes: Sequence[Cause], detector: str) -> str:
@@ -57,7 +58,7 @@ def _why_no_halt(severity: Severity, causes: Sequence[Cause], detector: str) -> 
         return "no cause is known, and only a cause that was observed halts a run: training goes on"
     first = causes[0]
     if first.basis != "observation":
-        return f"{first.cause} rests on {first.basis}, and only what was observed directly halts a run: reported, training goes on"
+        return f"{titled(first.cause)} rests on {first.basis}, and only what was observed directly halts a run: reported, training goes on"
     if detector in DETECTORS and DETECTORS[detector].tried_on != "jobs":
         return f"{detector} is on trial, and only what is trusted halts a run: reported, training goes on"
     if detector in DETECTORS and DETECTORS[detector].sees_ends and _is_own_error(first):
