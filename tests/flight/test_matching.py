@@ -302,3 +302,26 @@ def test_the_cost_grows_with_the_ranks_and_not_with_their_square():
     # 0.15 s and 0.6 s; a square would be sixteen times as much.
     assert many < 20
     assert many < 10 * max(few, 0.1)
+
+
+def queued(first_open: int, last: int = 50) -> Flight:
+    """A rank on NCCL: what is over, one call that runs, and what it has queued behind it."""
+    states = {number: "completed" if number < first_open else "started" if number == first_open else "scheduled" for number in range(30, last + 1)}  # fmt: skip
+    calls = [
+        msgspec.structs.replace(call("0", number, over=state == "completed", at_s=number / 1000), state=state)
+        for number, state in states.items()
+    ]
+    return flight(*calls, groups={"0": (0, 1, 2, 3)}, taken_s=0.050)
+
+
+@pytest.mark.parametrize("last", [44, 50, 57])
+@pytest.mark.parametrize("stopped", [(3,), (0,), (1, 2)])
+def test_ranks_in_a_call_that_others_have_completed_have_stopped_however_much_they_queued(stopped, last):
+    found = analyse({rank: queued(40, last) if rank in stopped else queued(42) for rank in range(4)})
+    assert stopped == found.culprits
+    assert found.blocking is not None
+    assert (40, stopped, True) == (found.blocking.sequence, found.blocking.absent, found.blocking.is_stopped)
+
+
+def test_a_call_that_all_are_in_has_stopped_nobody():
+    assert () == analyse({rank: queued(42) for rank in range(4)}).culprits

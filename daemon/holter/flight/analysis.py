@@ -46,6 +46,8 @@ class Wait:
     entered: tuple[int, ...]
     absent: tuple[int, ...]
     """Ranks known not to have entered it; if there are none, ranks whose copies are too old to tell."""
+    is_stopped: bool = False
+    """The absent ranks did enter it and never came out, while others completed it and wait in later calls."""
 
 
 @dataclass(frozen=True)

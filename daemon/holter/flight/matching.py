@@ -36,6 +36,9 @@ def _analyse(flights: Mapping[int, Flight], world_size: int) -> Analysis:
     deviated += waits.deviating_messages(board)
     blocked = [one for table in tables for one in waits.blocked_in_collectives(board, table)]
     blocked += waits.blocked_in_messages(board)
+    by_stopped = [one for table in tables if (one := waits.blocked_by_stopped(board, table)) is not None]
+    stopped = {rank for one in by_stopped for rank in one.awaited}
+    blocked = [*by_stopped, *(kept for one in blocked if (kept := waits.without(one, stopped)) is not None)]
     blocked += [stuck for deviation in deviated for stuck in _stuck(board, deviation)]
     blocked += _blocked_in_queues(board, blocked)
     departed = {rank for deviation in deviated for rank in deviation.ranks}

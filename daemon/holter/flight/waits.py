@@ -19,13 +19,13 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from holter.flight.analysis import Deviation, Kind, Wait
 from holter.flight.board import Board, CallTable
 from holter.flight.digests import signature
 from holter.flight.reading import is_over
-from holter.records import Call
+from holter.records import Call, Flight
 
 MAX_IN_GROUP = 4
 LASTING_NS = 2_000_000_000
@@ -63,6 +63,62 @@ def blocked_in_collectives(board: Board, table: CallTable) -> Iterator[BlockedRa
             bounds.append(first)
     for sequence, end in zip(bounds, [*bounds[1:], opened[-1] + 1], strict=True):
         yield _blocked(board, table, sequence, end)
+
+
+def blocked_by_stopped(board: Board, table: CallTable) -> BlockedRanks | None:
+    """Ranks in a group's calls that wait for others which have stopped themselves: those show a call open that their peers show completed.
+
+    However much such a rank has queued behind it, it does not run. gloo's recorder does not say what is completed.
+
+        ranks 0, 2   all_reduce 40 completed, 41 completed, 42 started
+        rank 1       all_reduce 40 started, 41 to 50 queued
+    """
+    first = {rank: min(track.open) for rank, track in table.tracks.items() if track.open}
+    completed = {one for one in sorted(set(first.values()))[:MAX_IN_GROUP] if _is_completed(table, one)}
+    newest_ns = max((flight.calls[-1].created_ns for flight in board.flights.values() if flight.calls), default=0)
+    stopped = tuple(
+        sorted(
+            rank
+            for rank, sequence in first.items()
+            if sequence in completed and _is_told(board.flights[rank], table.tracks[rank].open[sequence], newest_ns)
+        )
+    )
+    waiting = {rank: table.tracks[rank].open[sequence] for rank, sequence in first.items() if rank not in stopped}
+    if not stopped or not waiting:
+        return None
+    call = min((table.tracks[rank].open[first[rank]] for rank in stopped), key=lambda one: one.sequence)
+    wait = Wait(
+        group=table.name,
+        description=table.description,
+        sequence=call.sequence,
+        operation=call.operation,
+        signature=signature(call),
+        entered=tuple(sorted(waiting)),
+        absent=stopped,
+        is_stopped=True,
+    )
+    records = {rank: one.record for rank, one in waiting.items()}
+    since_ns = max(one.created_ns for one in waiting.values())
+    return BlockedRanks(tuple(sorted(waiting)), stopped, wait, since_ns, records=records)
+
+
+def _is_completed(table: CallTable, sequence: int) -> bool:
+    """Whether somebody's record shows this call, and not as open."""
+    held = (rank for ranks in table.rows.get(sequence, {}).values() for rank in ranks if rank in table.tracks)
+    return any(sequence not in table.tracks[rank].open for rank in held)
+
+
+def _is_told(flight: Flight, call: Call, newest_ns: int) -> bool:
+    """Whether a recorder says what is completed, and the call is not just on its way: it is old, or the copy is a dump, made when a job hung."""
+    is_dump = flight.taken_ns <= newest_ns
+    is_old = flight.taken_ns - call.created_ns >= LASTING_NS
+    return (is_dump or is_old) and any(one.state != "scheduled" for one in flight.calls)
+
+
+def without(blocked: BlockedRanks, ranks: Collection[int]) -> BlockedRanks | None:
+    """The same without ranks that do not wait but have stopped; None: nobody else waits there."""
+    waiting = tuple(rank for rank in blocked.waiting if rank not in ranks)
+    return replace(blocked, waiting=waiting) if waiting else None
 
 
 def _blocked(board: Board, table: CallTable, sequence: int, end: int) -> BlockedRanks:

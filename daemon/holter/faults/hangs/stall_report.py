@@ -158,6 +158,9 @@ def _standing(scene: Standstill, blamed: Blame, at_ns: int) -> str:
         return f"{ranks_text(blamed.victims).capitalize()} {since} in {where} for {ranks_text(blamed.culprits)}"
     if set(blamed.culprits) & set(wait.entered):
         return f"{who} and {ranks_text(blamed.victims)} wait for each other in {_call(wait)}"
+    if wait.is_stopped:
+        has = "has" if is_one else "have"
+        return f"{who} {has} not come out of {_call(wait)}, which others have completed; {ranks_text(wait.entered)} {since} in later calls"
     entered = set(wait.entered)
     victims = [rank for rank in blamed.victims if rank in entered] or blamed.victims
     since = waited(scene, victims, at_ns)

@@ -106,9 +106,12 @@ def _waiting(wait: Wait) -> Evidence:
     waits = "waits" if len(wait.entered) == 1 else "wait"
     has = "has" if len(wait.absent) == 1 else "have"
     absent = f"; {ranks_text(wait.absent)} {has} not entered it" if wait.absent else ""
+    what = f"{ranks_text(wait.entered)} {waits} in {wait.signature}, number {wait.sequence} of group {name}{absent}"
+    if wait.is_stopped:
+        what = f"{ranks_text(wait.absent)} {has} not come out of {wait.signature}, number {wait.sequence} of group {name}, which others show completed; {ranks_text(wait.entered)} {waits} in later calls"
     return Evidence(
         kind="collective",
-        summary=f"{ranks_text(wait.entered)} {waits} in {wait.signature}, number {wait.sequence} of group {name}{absent}",
+        summary=what,
         values={
             "group": name,
             "sequence": wait.sequence,
