@@ -190,3 +190,9 @@ def test_a_preference_loss_is_a_loss(tmp_path: Path, capsys: pytest.CaptureFixtu
     rows = [str({"loss": 0.6931, "grad_norm": 0.0, "learning_rate": 5e-7, "rewards/chosen": 0.0, "rewards/rejected": 0.0, "rewards/margins": 0.0}) for _ in range(60)]  # fmt: skip
 
     assert first(capsys, tmp_path, "\n".join(rows))[0] == "zero_gradients"
+
+
+def test_a_score_beside_the_loss_makes_it_no_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"{i},{3 - 0.04 * i if i < 60 else 0.6 + 0.1 * (i - 60):.3f},{0.5 + 0.001 * i:.3f}\n" for i in range(120)]
+
+    assert first(capsys, tmp_path, "".join(["step,loss,dice_score\n", *rows]))[2] in range(55, 66)

@@ -30,7 +30,7 @@ _STEP = frozenset({"step", "steps", "iter", "iteration", "iterations", "it", "s"
                    "training/global_step", "n_updates", "time/iterations", "num_steps", "train/global_step", "total_timesteps", "time/total_timesteps", "train/n_updates"})  # fmt: skip
 _OF_THE_RUN = frozenset({"num_updates", "train_num_updates", "global_step", "globalstep", "global_steps", "trainer/global_step", "train/global_step", "training/global_step"})  # fmt: skip
 _EPOCH = frozenset({"epoch", "epochs", "train/epoch", "ep", "epch"})
-REWARDS = frozenset({"reward", "rewards", "return", "returns", "advantage", "advantages", "ep_rew_mean", "score"})
+REWARDS = frozenset({"reward", "rewards", "return", "returns", "advantage", "advantages", "rew"})
 _ADVERSARIAL = re.compile(r"(^|[/_. ])(g|d|gen|disc|generator|discriminator|critic)([/_. ]|\d|$)")
 _GRAD_NAME = re.compile(
     r"^(?:train/)?(?:grad(?:ient)?s?[_ ]?(?:l2)?(?:norm)?s?|gnorm)[/:._ ](?P<after>.+)$|^(?P<before>.+?)[/:._ ]+grad(?:ient)?s?(?:[_./ ](?:l2)?norm)?$"
@@ -117,7 +117,15 @@ def module_of_gradient(name: str) -> str:
 def is_reward(name: str) -> bool:
     """Whether it belongs to reinforcement learning: its loss says nothing of how good the policy is."""
     parts = set(words(name))
-    return bool(parts & REWARDS) or "pg_loss" in name or "policy_loss" in name or "policy_gradient_loss" in name
+    # `dice_score` measures a model, `critic/score` rewards a policy.
+    is_score = bool(parts & {"score", "scores"} and parts & {"objective", "critic", "rollout", "ppo", "policy", "env", "episode"})  # fmt: skip
+    return (
+        bool(parts & REWARDS)
+        or is_score
+        or "pg_loss" in name
+        or "policy_loss" in name
+        or "policy_gradient_loss" in name
+    )
 
 
 _AROUND = frozenset({"objective", "policy", "actor", "critic", "rollout", "train", "training", "avg", "average", "mean", "ep", "episode", "env", "losses", "metrics", "stats", "ppo"})  # fmt: skip
