@@ -196,3 +196,22 @@ def test_a_score_beside_the_loss_makes_it_no_policy(tmp_path: Path, capsys: pyte
     rows = [f"{i},{3 - 0.04 * i if i < 60 else 0.6 + 0.1 * (i - 60):.3f},{0.5 + 0.001 * i:.3f}\n" for i in range(120)]
 
     assert first(capsys, tmp_path, "".join(["step,loss,dice_score\n", *rows]))[2] in range(55, 66)
+
+
+def test_what_the_interpreter_ignores_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "train.log"
+    rows = "".join(f"step {i}: loss {3 - i / 50:.3f}\n" for i in range(60))
+    trace = 'Traceback (most recent call last):\n  File "dataloader.py", line 9, in __del__\n    self._shutdown()\nAssertionError: can only test a child process\n'
+    path.write_text(f"{rows}Exception ignored in: <function Iter.__del__ at 0x7f>\n{trace}")
+    assert not diagnosed(capsys, path)
+
+    path.write_text(rows + trace)
+    assert len(diagnosed(capsys, path)) == 1
+
+
+def test_a_kernel_that_failed_is_the_devices_before_the_scripts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = 'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    loss.item()\nRuntimeError: CUDA error: an illegal memory access was encountered\n'
+
+    assert first(capsys, tmp_path, text)[0] == "device_fault"

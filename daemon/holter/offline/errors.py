@@ -111,6 +111,7 @@ class _Open:
     line: int
     rank: int | None
     step: int
+    is_ignored: bool = False
     prefix: str = ""
     """What a logger writes in front of each line, with its digits made alike."""
     frames: list[FrameAt] = field(default_factory=list)
@@ -132,6 +133,7 @@ class ErrorReader:
         self._errors: dict[tuple[str, str, int | None], LoggedError] = {}
         self._summary: dict[str, str] = {}
         self._is_root = False
+        self._ignores = False
         self._num_rows = 0
         self._places_shown: list[tuple[int, FrameAt]] = []
         self._rows: dict[tuple[str, str, int | None], int] = {}
@@ -170,9 +172,20 @@ class ErrorReader:
             opened = self._open.get(rank)
             if opened is not None and self._goes_on(opened, opened.own(text), number, rank):
                 return True
+        if text.startswith("Exception ignored in"):
+            # The interpreter says it while it cleans up; the traceback that follows has stopped nobody.
+            self._ignores = True
+            return True
         if TRACEBACK in text:
             before = text.partition(TRACEBACK)[0]
-            self._open[rank] = _Open(number, rank, step, "" if before.startswith("Exception ") else _alike(before))
+            self._open[rank] = _Open(
+                number,
+                rank,
+                step,
+                is_ignored=self._ignores,
+                prefix="" if before.startswith("Exception ") else _alike(before),
+            )
+            self._ignores = False
             return True
         return self._is_known(text, number, step, rank) or self._is_bare(text, number, step, rank)
 
@@ -240,7 +253,7 @@ class ErrorReader:
         return True
 
     def _ended(self, opened: _Open, last: re.Match[str], text: str, number: int) -> None:
-        if text.startswith(MEANT) or _HARMLESS.search(opened.prefix):
+        if opened.is_ignored or text.startswith(MEANT) or _HARMLESS.search(opened.prefix):
             return
         frames = tuple(opened.frames)
         name = last["type"].rpartition(".")[2]

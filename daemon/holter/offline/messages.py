@@ -35,6 +35,9 @@ VICTIM = re.compile(
     re.IGNORECASE,
 )
 
+DEVICE = re.compile(
+    r"CUDA error: (?:an illegal|misaligned|unspecified launch|uncorrectable|the launch timed out|unknown error)|HIP error"
+)
 LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError")
 """What a launcher raises when a rank has failed: it says that, and nothing else."""
 
@@ -80,6 +83,9 @@ def _place(error: LoggedError) -> int:
     kind = error.kind
     if kind == "traceback" and LAUNCHER.search(error.text):
         return len(ORDER)
+    if kind == "traceback" and DEVICE.search(error.text):
+        # The line that raises it is seldom the one that caused it.
+        kind = "device_error"
     if kind == "traceback" and VICTIM.search(error.text):
         # Who says a gloo timeout says it twice: as its traceback, and as the message in it.
         kind = "connection_lost"
@@ -145,6 +151,8 @@ def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) ->
                 None,
             )
         case "traceback":
+            if DEVICE.search(lead.text):
+                return {"is_device_error": True}, ranks, f"A kernel of the device failed{on}: {text}", None
             if VICTIM.search(lead.text):
                 return {"is_connection_lost": True}, ranks, f"A rank lost its peers{on}: {text}", None
             return {"is_exception": True}, ranks, f"The script raised{on}: {text}", None
