@@ -410,6 +410,8 @@ class Witness(msgspec.Struct, frozen=True, array_like=True):
     has_gradient_path: bool
     """Whether its output requires a gradient."""
     has_parameters: bool
+    is_rounded: bool | None = None
+    """Whether its float32 output holds nothing but values of a narrower dtype; None: nobody looked, or there were too few."""
 
 
 class Inspection(msgspec.Struct, frozen=True, tag="inspection", kw_only=True):

@@ -56,6 +56,20 @@ def test_a_rank_whose_passes_are_no_longer_what_they_were_is_named() -> None:
     assert not list(ComputeDtype().judge(replace(window, notes=(*notes, Note(0, 34, 0, late)))))
 
 
+def test_values_of_a_narrower_dtype_on_one_rank_are_a_round_trip() -> None:
+    def told(*flags: bool | None) -> Inspection:
+        witnesses = [
+            msgspec.structs.replace(one, is_rounded=flag) for one, flag in zip(WIDE.witnesses, flags, strict=True)
+        ]
+        return msgspec.structs.replace(WIDE, witnesses=witnesses)
+
+    sound = told(False, False, False, False)
+    (finding,) = judge(sound, told(False, False, True, False))
+    assert ((1,), ("fc2",), "precision_round_trip") == (finding.ranks, finding.modules, top_cause(finding))
+    assert judge(told(False, True, False, False), told(False, True, False, False)) == [], "all alike"
+    assert judge(sound, told(False, False, None, None)) == [], "too few values to tell"
+
+
 def test_with_two_ranks_both_are_named() -> None:
     (finding,) = judge(GOOD, WIDE)
     assert finding.ranks == (0, 1)

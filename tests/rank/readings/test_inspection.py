@@ -78,6 +78,13 @@ def test_witnesses_come_in_the_order_of_their_calls(worn):
     assert ["embedding", "act", "head"] == [witness.module for witness in inspection.witnesses]
 
 
+def test_outputs_with_the_mantissas_of_a_narrower_dtype_are_told(worn):
+    model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 1))
+    model[1].register_forward_hook(lambda _, __, out: out.half().float())
+    (inspection,) = train(worn, model, 4)
+    assert [False, True, False, None] == [witness.is_rounded for witness in inspection.witnesses]
+
+
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 def test_blocks_cut_off_by_reentrant_checkpointing_are_shown(worn):
     inspection, *more = train(worn, Net(is_frozen=True), 12)

@@ -17,7 +17,7 @@ _NO_INSPECTION = "a pass in which every rank's modules were looked at"
 
 PRECISION_ROUND_TRIP = CauseEntry(
     cause="precision_round_trip",
-    happened="Trained fp32 weights are rounded to a narrower dtype and back at every step.",
+    happened="fp32 weights, or what a module gives, are rounded to a narrower dtype and back.",
     mechanism=(
         "The dtype says fp32, the values do not: something writes a bf16 or fp16 copy back into them (an in-place swap, a broadcast or "
         "checkpoint in half precision, `.half().float()`). Small updates are lost just as if the weights were narrow."
@@ -30,6 +30,7 @@ PRECISION_ROUND_TRIP = CauseEntry(
         Row("replica_divergence", 0.93, "observation", seen=("is_one_side_rounded",), unless=("gradients_differ",), tensors="parameters"),
         Row("replica_divergence", 0.55, "inference", seen=("is_one_side_rounded",), tensors="parameters", missing="why the gradients differ as well: rounded weights alone leave the reduced gradients equal"),
         Row("frozen_divergence", 0.93, "observation", seen=("is_one_side_rounded",), absent=("is_implausible",), unless=("are_dtypes_different",)),
+        Row("compute_dtype", 0.90, "observation", seen=("is_one_side_rounded",)),
         Row("still_weights", 0.93, "observation", seen=("is_rounded",), absent=("is_narrow",)),
         Row("still_weights", 0.60, "inference", seen=("is_rounded",), missing=_NO_BITS),
     ),
@@ -200,7 +201,8 @@ AUTOCAST_NOT_APPLIED = CauseEntry(
     refuting_fact="do_all_agree",
     is_refuted_by=True,
     rows=(
-        Row("compute_dtype", 0.93, "observation", seen=("do_ranks_differ",)),
+        Row("compute_dtype", 0.93, "observation", seen=("do_ranks_differ",), unless=("is_one_side_rounded",)),
+        Row("compute_dtype", 0.70, "documented", seen=("do_ranks_differ", "is_one_side_rounded")),
         Row("compute_dtype", 0.90, "observation", seen=("is_region_idle",), absent=("do_ranks_differ",)),
         Row("compute_dtype", 0.55, "inference", missing=_NO_INSPECTION),
     ),

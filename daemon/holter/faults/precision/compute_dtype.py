@@ -2,7 +2,8 @@
 
 What it detects
     Modules whose output has another dtype on some ranks than on others in the first training pass, or later, where a rank's own passes
-    are no longer what its first one was; and a model that is called in an
+    are no longer what its first one was; modules of one dtype whose values, outside of autocast, are those of a narrower one on some
+    ranks alone; and a model that is called in an
     autocast region while no linear layer or convolution of it gives the region's dtype.
 
 Why it matters
@@ -29,6 +30,7 @@ from holter.records import Evidence, Finding, Inspection
 
 CAST = ("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 """Classes that every autocast region casts."""
+ROUNDED = " with the mantissas of a narrower dtype"
 SETTLED_STEPS = 4
 """Steps after which every rank has told of a change at one step."""
 
@@ -84,7 +86,20 @@ def _differing(first: dict[int, Inspection]) -> dict[str, dict[str, list[int]]]:
         for witness in inspection.witnesses:
             if witness.num_calls and witness.output_dtype:
                 seen.setdefault(witness.module, {}).setdefault(witness.output_dtype, []).append(rank)
-    return {module: by_dtype for module, by_dtype in seen.items() if len(by_dtype) > 1}
+    found = {module: by_dtype for module, by_dtype in seen.items() if len(by_dtype) > 1}
+    return found or _rounded(first)
+
+
+def _rounded(first: dict[int, Inspection]) -> dict[str, dict[str, list[int]]]:
+    """The same where the dtype is one and the values of some ranks are those of a narrower one; of modules that all ranks could tell it of."""
+    seen: dict[str, dict[str, list[int]]] = {}
+    for rank, inspection in sorted(first.items()):
+        for witness in inspection.witnesses:
+            if witness.is_rounded is not None:
+                kind = f"{witness.output_dtype}{ROUNDED if witness.is_rounded else ''}"
+                seen.setdefault(witness.module, {}).setdefault(kind, []).append(rank)
+    whole = {module: kinds for module, kinds in seen.items() if sum(map(len, kinds.values())) == len(first)}
+    return {module: kinds for module, kinds in whole.items() if len(kinds) > 1}
 
 
 def _ranks_differ(
@@ -94,8 +109,11 @@ def _ranks_differ(
     groups = sorted(by_dtype.values(), key=len, reverse=True)
     everyone = sorted(rank for group in groups for rank in group)
     has_majority = 2 * len(groups[0]) > len(everyone)
+    narrow = tuple(rank for dtype, some in by_dtype.items() if dtype.endswith(ROUNDED) for rank in some)
     ranks = (
-        tuple(sorted(rank for group in groups[1:] for rank in group)) if has_majority else changed or tuple(everyone)
+        tuple(sorted(rank for group in groups[1:] for rank in group))
+        if has_majority
+        else changed or narrow or tuple(everyone)
     )
     shown = listed(f"{dtype} on {ranks_text(some)}" for dtype, some in sorted(by_dtype.items()))
     regions = sorted({one.autocast_dtype or "none" for one in first.values()})
@@ -110,6 +128,7 @@ def _ranks_differ(
         summary=f"Ranks compute in different precision: {modules[0]} gives {shown}.",
         facts={
             "do_ranks_differ": True,
+            "is_one_side_rounded": bool(narrow),
             "do_regions_differ": len(regions) > 1,
             "has_majority": has_majority,
             "is_region_idle": None,
@@ -144,6 +163,7 @@ def _region_idle(first: dict[int, Inspection], idle: dict[int, list[str]], step:
         summary=f"The model is called in an autocast region of {wanted}, and none of its {len(modules)} linear layers and convolutions computes in it.",
         facts={
             "do_ranks_differ": False,
+            "is_one_side_rounded": None,
             "do_regions_differ": None,
             "has_majority": None,
             "is_region_idle": True,

@@ -33,6 +33,10 @@ MAX_WITNESSES = 256
 MAX_NAMES = 32
 MAX_DEPTH = 3
 NUM_ELEMENTS = 4096
+MIN_ROUNDED = 16
+"""Different values from which on their mantissas are no chance."""
+LOW_BITS = 0x1FFF
+"""Of a float32 those that float16 and bfloat16 do not have."""
 KINDS = ("Linear", "Conv", "Embedding", "Norm")
 """What a module's class is called, if it is looked at although it has children."""
 FAST_PATHS = (nn.TransformerEncoder, nn.TransformerEncoderLayer, nn.MultiheadAttention)
@@ -50,6 +54,7 @@ class _Seen:
     input_zeros: float = math.nan
     was_gradient_on: bool = False
     has_gradient_path: bool = False
+    is_rounded: bool | None = None
 
 
 @dataclass
@@ -200,6 +205,8 @@ def _watch(inspected: _Pass, seen: _Seen | None) -> Any:
         if inspected.reason != "changed" and is_plain_moment():
             seen.output_zeros = _zeros(first)
             seen.input_zeros = _zeros(_first(args))
+            if _own(module) and not inspected.autocast_dtype:
+                seen.is_rounded = _is_rounded(first)
 
     return watch
 
@@ -221,6 +228,20 @@ def _zeros(tensor: torch.Tensor | None) -> float:
     if not is_readable(tensor):
         return math.nan
     return float((strided(tensor, NUM_ELEMENTS) == 0).float().mean())
+
+
+def _is_rounded(tensor: torch.Tensor) -> bool | None:
+    """Whether a sample of float32 numbers has the short mantissas of a narrower dtype; None: too few that tell, or none to be read."""
+    if tensor.dtype is not torch.float32 or not tensor.is_cpu or type(tensor) is not torch.Tensor:
+        return None
+    tensor = tensor.detach()
+    if not is_readable(tensor):
+        return None
+    bits = strided(tensor, NUM_ELEMENTS).view(torch.int32)
+    telling = bits[bits != 0]
+    if len(telling.unique()) < MIN_ROUNDED:
+        return None
+    return not bool((telling & LOW_BITS).any())
 
 
 def _note_autocast(inspected: _Pass, module: nn.Module, device: str = "") -> None:
@@ -257,6 +278,7 @@ def _record_of(inspected: _Pass) -> Inspection:
                 seen.was_gradient_on,
                 seen.has_gradient_path,
                 _own(module),
+                seen.is_rounded,
             )
         )
     return Inspection(
