@@ -265,6 +265,7 @@ class Monitor:
         attempt(self._inspection.end)
         attempt(self._routing.end)
         attempt(self._scales.backward_ended)
+        attempt(self._comparison.note_reduction)
         if attempt(self._comparison.is_due):
             attempt(self._comparison.reduced_gradients)
 

@@ -232,6 +232,7 @@ NUMBERS = {
     "clip.given": "the former of the two",
     "clip.is_sharded": "1 if what was clipped is this rank's shard and the norm is the shard's own",
     "loss_scale": "the scaler's factor",
+    "backward.after_reduction": "1 if a backward pass added gradients of the rank's own after the last one of the step that reduced them",
     "loss.is_divided": "1 if the loss that backward got is a quotient or product with a constant, as an accumulating loop makes it, or a pipeline divides the gradients itself; else 0",
     "sum.<class>": "sum over all elements of a class of tensors that must agree: a projection, so that its spread tells the ranks' distance",
     "norm.<class>": "L2 norm of the same",

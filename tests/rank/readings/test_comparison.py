@@ -274,3 +274,22 @@ def test_a_partial_gradient_is_compared_only_in_what_the_step_makes_of_it(wear, 
     (given,), (after,) = tables(worn, "gradients"), tables(worn, "parameters_after")
     assert [False, True] == [bool(print_) for print_ in np.frombuffer(given.fingerprints, "<u8")], "an addend differs"
     assert np.frombuffer(after.fingerprints, "<u8").all()
+
+
+@pytest.mark.usefixtures("gloo")
+def test_a_pass_that_adds_local_gradients_after_the_reduction_says_so(wear):
+    worn = wear(world_size=2)
+    model = DistributedDataParallel(nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for is_added in (False, True, False):
+        with model.no_sync():
+            # An accumulating loop: what is local is reduced by the last pass.
+            model(torch.ones(1, 4)).sum().backward()
+        model(torch.ones(1, 4)).sum().backward()
+        if is_added:
+            with model.no_sync():
+                model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    said = [o.body.numbers.get("backward.after_reduction") for o in worn.said(StepDone)]
+    assert [None, 1.0, None] == said

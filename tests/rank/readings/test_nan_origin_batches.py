@@ -241,3 +241,15 @@ def test_labels_that_are_always_partly_missing_are_known_as_such(worn):
         optimizer.step()
     told = [entry for o in worn.said(StepDone) if o.step == 2 for entry in o.body.nonfinite if entry.where == "input"]
     assert all(entry.healthy_steps > 0 for entry in told)
+
+
+def test_what_the_script_makes_of_a_batch_is_looked_at_in_its_place(worn):
+    model = nn.Linear(4, 1)
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.arange(24.0).view(6, 4), torch.ones(6)), batch_size=2)
+    for number, (inputs, _) in enumerate(loader):
+        step(model, optimizer, torch.zeros_like(inputs) if number == 2 else inputs)
+    told = [o.body.numbers for o in worn.said(StepDone)]
+    (leaf,) = {name for name in told[0] if name.endswith("absmax") and told[0][name] == 7.0}
+    assert [7.0, 15.0, 0.0] == [numbers[leaf] for numbers in told]

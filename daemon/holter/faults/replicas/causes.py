@@ -76,7 +76,8 @@ GRADIENT_SYNC_BYPASSED = CauseEntry(
     mechanism=(
         "The reduction hangs on hooks of the wrapper's parameters and on calling the wrapper. Calling `model.module`, converting the "
         "wrapped model (`.double()`, `.to()`, which replaces the parameters that have the hooks), or stepping on a micro-batch that ran "
-        "inside `no_sync` leaves every gradient local. Nothing raises."
+        "inside `no_sync` leaves every gradient local. A further backward pass after the last one that reduces adds what is local to what all ranks "
+        "have in common. Nothing raises."
     ),
     would_refute="The reduced gradients agreed between ranks again at a later step.",
     refuting_fact="gradients_differ_once",
@@ -86,6 +87,7 @@ GRADIENT_SYNC_BYPASSED = CauseEntry(
         Row("replica_divergence", 0.95, "observation", seen=("gradients_differ_always", "gradients_differ_in_all_tensors", "gradients_differ_repeatedly"), absent=("parameters_differ_at_first",), unless=("has_unused_parameter", "is_distance_tiny"), names="everyone", tensors="gradients"),
         Row("replica_divergence", 0.90, "observation", seen=("gradients_differ_always", "gradients_differ_in_all_tensors"), unless=("has_unused_parameter", "is_distance_tiny"), names="everyone", tensors="gradients"),
         Row("replica_divergence", 0.93, "observation", seen=("gradients_differ_ever_since", "gradients_differ_in_all_tensors"), unless=("has_unused_parameter", "is_distance_tiny"), names="everyone", tensors="gradients"),
+        Row("replica_divergence", 0.93, "observation", seen=("given_gradients_differ", "is_added_to"), absent=("gradients_differ",), unless=("loss_scales_differ", "is_distance_tiny", "is_result_lost_once"), tensors="gradients"),
         Row("replica_divergence", 0.65, "inference", seen=("gradients_differ", "gradients_differ_in_all_tensors"), unless=("has_unused_parameter", "is_distance_tiny", "gradients_differ_once"), names="everyone", tensors="gradients", missing=_NO_SECOND),
         Row("replica_divergence", 0.65, "inference", seen=("gradients_differ_always",), unknown=("gradients_differ_in_all_tensors",), names="everyone", tensors="gradients", missing=_NO_TABLES),
         Row("replica_divergence", 0.30, "inference", seen=("gradients_differ",), names="everyone", tensors="gradients", missing=_NO_TABLES),
@@ -93,7 +95,7 @@ GRADIENT_SYNC_BYPASSED = CauseEntry(
     fix=Fix(
         do=(
             "Call the wrapper, not the module inside it, in the step that precedes `optimizer.step()`. Do every conversion of dtype or "
-            "device before wrapping. Make sure that the last micro-batch of an accumulation runs outside `no_sync`. Restart."
+            "device before wrapping. Make sure that the last backward pass before the step runs outside `no_sync`. Restart."
         ),
         changes="Gradients become averages over all ranks: the effective batch grows by the number of ranks, so check the learning rate.",
         does_not_fix="The run so far: each rank has trained on its own share of the data only, and averaging their weights now is no substitute.",
@@ -228,7 +230,7 @@ UNEVEN_CLIPPING = CauseEntry(
     is_refuted_by=True,
     damage=_REPLICAS_DIFFER,
     rows=(
-        Row("replica_divergence", 0.95, "observation", seen=("given_gradients_differ",), absent=("gradients_differ",), unless=("loss_scales_differ", "is_distance_tiny", "is_result_lost_once")),
+        Row("replica_divergence", 0.95, "observation", seen=("given_gradients_differ",), absent=("gradients_differ",), unless=("loss_scales_differ", "is_distance_tiny", "is_result_lost_once", "is_added_to")),
         Row("shard_clipping", 0.90, "observation", seen=("is_scaled_on_one_rank",)),
         Row("replica_divergence", 0.60, "inference", seen=("given_gradients_differ",), missing="whether the loss scalers of the ranks agree: gradients that are unscaled by different factors differ in the same way"),
         Row("replica_divergence", 0.40, "inference", seen=("gradients_differ",), absent=("gradients_differ_in_all_tensors",), unless=("is_reduction_seen",), missing=_NO_REDUCED),
@@ -279,7 +281,7 @@ OPTIMIZER_STATE_MISMATCH = CauseEntry(
     cause="optimizer_state_mismatch",
     happened="Gradients agree, but the ranks' optimizers apply them differently: learning rate, loss scale, step count or moments differ.",
     mechanism=(
-        "Each rank has an optimizer of its own, and nothing compares them. A schedule that steps on some ranks only, a state that was loaded "
+        "Each rank has an optimizer of its own, and nothing compares them. An optimizer or a schedule that steps on some ranks only, a state that was loaded "
         "on one rank, a setting that hangs on the rank, or moments that were damaged turn equal gradients into different updates."
     ),
     would_refute="The gradients differ as well, and did so first.",

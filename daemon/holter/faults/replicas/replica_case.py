@@ -11,6 +11,10 @@ from holter.records import TableRequest, Vitals
 
 PARAMETERS = ("parameters_before", "parameters_after")
 SETTINGS = ("hyperparameters", "optimizer_state")
+MIN_APART = 2
+"""Steps at which gradients must be those of the others' next step."""
+MAX_APART = 6
+"""Steps after the parting at which that is looked for."""
 MIN_KEPT = 3
 """Steps at which weights were seen to stay between steps, before one at which they did not says something."""
 
@@ -29,6 +33,16 @@ class HistoryBreak:
 
 
 @dataclass(frozen=True)
+class StepsApart:
+    """Ranks whose count of steps is one off: what a reduction gave them at a step, the others got at the next one, or at the one before."""
+
+    behind: tuple[int, ...] = ()
+    ahead: tuple[int, ...] = ()
+    steps: tuple[int, ...] = ()
+    """Of those behind, at which their gradients were those of the others' next step."""
+
+
+@dataclass(frozen=True)
 class Case:
     """One parting, with all that is known of it."""
 
@@ -39,6 +53,8 @@ class Case:
     implausible_ratio: float
     max_ranks_asked: int
     ranks_per_group: int
+    apart: StepsApart = StepsApart()
+    """Who is a step behind whom, by gradients that are equal bit for bit."""
 
     @property
     def weights(self) -> Parting | None:
@@ -157,6 +173,24 @@ class Case:
     def agreed_before(self, parting: Parting) -> int | None:
         """The step at which ranks last agreed on this class."""
         return self.window.tensors.classes[parting.tensor_class].last_equal_step
+
+
+def steps_apart(window: Window, parting: Parting | None) -> StepsApart:
+    """Who is a step behind whom, by what the reduction gave two groups of ranks; a gradient that stands still would be equal to the next one by itself."""
+    views = [view for view in window.steps if parting and parting.step - 1 <= view.step <= parting.step + MAX_APART]
+    roots = {view.step: view.roots.get(parting.tensor_class, {}) for view in views} if parting else {}
+    groups = list(roots.get(parting.step, {}).values()) if parting else []
+    if len(groups) != 2:  # noqa: PLR2004 - those behind and those ahead
+        return StepsApart()
+    for behind, ahead in (groups, groups[::-1]):
+        own, others = (
+            {step: root for step, of_root in roots.items() for root, ranks in of_root.items() if group[0] in ranks}
+            for group in (behind, ahead)
+        )
+        steps = tuple(step for step, root in own.items() if root == others.get(step + 1) != others.get(step))
+        if len(steps) >= MIN_APART:
+            return StepsApart(behind, ahead, steps)
+    return StepsApart()
 
 
 def _history_break(window: Window, weights: Parting | None) -> HistoryBreak:

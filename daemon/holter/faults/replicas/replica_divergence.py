@@ -34,9 +34,17 @@ from holter.faults.replicas.replica_case import (
     are_settings_common,
     is_beginning_forgotten,
     must_agree,
+    steps_apart,
     unused_names,
 )
-from holter.faults.replicas.witnesses import altered, culprit_evidence, parting_evidence, who_left
+from holter.faults.replicas.witnesses import (
+    altered,
+    culprit_evidence,
+    is_added_to,
+    is_pass_after_reduction,
+    parting_evidence,
+    who_left,
+)
 from holter.faults.shared.axes import AxisView, first_view
 from holter.faults.shared.mismatched_calls import MIN_STEPS, are_counted, uncounted
 from holter.faults.shared.parting import (
@@ -93,6 +101,7 @@ class ReplicaDivergence:
             return
         if not are_settings_common(window):
             partings = {name: parting for name, parting in partings.items() if name not in SETTINGS}
+        apart = steps_apart(window, partings.get("gradients_reduced"))
         window, partings = _without_followers(window, partings)
         first = min(partings.values(), key=lambda parting: parting.step, default=None)
         if first is None or is_beginning_forgotten(window, first, partings) or compare_structures(window):
@@ -107,6 +116,7 @@ class ReplicaDivergence:
             implausible_ratio=self.implausible_ratio,
             max_ranks_asked=self.max_ranks_asked,
             ranks_per_group=self.ranks_per_group,
+            apart=apart,
         )
         needs = tuple(case.requests())
         if needs:
@@ -285,6 +295,12 @@ def _agreed_at(window: Window, tensor_class: str, parting: Parting) -> bool | No
     return len(roots) == 1 if compared.issuperset(parting.ranks) else None
 
 
+GRADIENT_FACTS = (
+    "gradients_differ", "gradients_differ_always", "gradients_differ_repeatedly", "gradients_differ_ever_since",
+    "gradients_differ_once", "is_reduction_seen", "is_result_lost_once", "given_gradients_differ", "is_added_to",
+)  # fmt: skip
+
+
 def _when_gradients(case: Case) -> dict[str, bool | None]:
     """Facts about gradients: at the reduction or after it, always, ever since, or once."""
     history = case.window.tensors.classes.get(case.reduction)
@@ -293,6 +309,9 @@ def _when_gradients(case: Case) -> dict[str, bool | None]:
     has_agreed_since: bool | None = None
     if history and history.first_unequal_step is not None:
         has_agreed_since = agreed_since(case.window, case.reduction, history.first_unequal_step)
+    if case.apart.steps:
+        # They agree as soon as steps are counted alike.
+        return dict.fromkeys(GRADIENT_FACTS, False)
     return {
         "gradients_differ": history.num_unequal > 0 if history else None,
         "gradients_differ_always": history.num_equal == 0 if history else None,
@@ -300,8 +319,12 @@ def _when_gradients(case: Case) -> dict[str, bool | None]:
         "gradients_differ_ever_since": history.num_unequal > 1 and has_agreed_since is False if history else None,
         "gradients_differ_once": history.num_unequal == 1 and has_agreed_since is True if history else None,
         "is_reduction_seen": case.reduction != "gradients" if history else None,
-        "is_result_lost_once": 0 < len(changed) < len(known) and given is not None and given.num_unequal == 1,
+        "is_result_lost_once": 0 < len(changed) < len(known)
+        and given is not None
+        and given.num_unequal == 1
+        and not is_pass_after_reduction(case),
         "given_gradients_differ": bool(case.given) if given and case.reduction != "gradients" else None,
+        "is_added_to": is_added_to(case),
     }
 
 

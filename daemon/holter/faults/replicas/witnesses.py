@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from holter.faults.replicas.replica_case import Case
 from holter.faults.shared.parting import Parting, changed_alone, column, majority_evidence, tables_at, tensor_evidence
-from holter.faults.shared.wording import ranks_text
+from holter.faults.shared.wording import listed, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Table
 
@@ -131,6 +131,48 @@ def _is_altered(reduced: Table, given: Table, names: Iterable[str]) -> bool:
     return 2 * sum(told) > len(told)
 
 
+def is_pass_after_reduction(case: Case) -> bool:
+    """Whether a rank says that a backward pass came after the last one of the step that reduced."""
+    said = dict(case.window.values("backward.after_reduction")).get(case.given.step) if case.given else None
+    return said is not None and said.high > 0
+
+
+def is_added_to(case: Case) -> bool | None:
+    """Whether something of a rank's own was added to its gradients after the reduction, as a backward pass does that comes after it.
+
+    Nothing that clips or scales makes a tensor's norm larger and its sum something else.
+    """
+    parting = case.given
+    if parting is None:
+        return None
+    reduced = tables_at(case.window, "gradients_reduced", parting.step, parting.ranks)
+    given = tables_at(case.window, parting.tensor_class, parting.step, parting.ranks)
+    return is_pass_after_reduction(case) or any(
+        own.inside[1] > 1 + TELLING and _is_altered(reduced[rank], given[rank], case.in_given.tensors)
+        for rank, own in factors(case).items()
+    )
+
+
+def off_by_a_step(case: Case) -> tuple[tuple[int, ...], str]:
+    """Ranks that left out a step, or took one too many, and the sentence that says so; both sides where nothing tells which it was."""
+    behind, ahead, steps = case.apart.behind, case.apart.ahead, case.apart.steps
+    if not steps:
+        return (), ""
+    equal = (
+        f"what the reduction gave {ranks_text(behind)} at steps {listed(map(str, steps))} is, bit for bit, what "
+        f"{ranks_text(ahead)} got one step later"
+    )
+    counts = dict(case.window.values("micro_steps"))
+    passes = [counts[step] for step in {steps[0] - 1, steps[0], case.first.step} if step in counts]
+    is_alone = any(one.low == 0 and one.low_rank in ahead for one in passes)
+    is_double = any(one.high > one.low > 0 and one.high_rank in behind for one in passes)
+    if len(ahead) < len(behind) or (len(ahead) == len(behind) and is_alone):
+        return ahead, f"{equal}: {ranks_text(ahead)} took an optimizer step that the others did not"
+    if len(behind) < len(ahead) or is_double:
+        return behind, f"{equal}: {ranks_text(behind)} left out an optimizer step, and counts one less since"
+    return case.first.ranks, f"{equal}: one side left out an optimizer step, or the other took one too many"
+
+
 def _altered_alone(case: Case) -> tuple[int, ...]:
     found, known = altered(case)
     return case.given.group_of(found) if case.given and 0 < len(found) < len(known) else ()
@@ -228,6 +270,7 @@ def _sums(table: Table) -> dict[str, float]:
 
 
 WITNESSES: tuple[tuple[AskWitness, str], ...] = (
+    (lambda case: off_by_a_step(case)[0], "its count of steps is one off"),
     (_altered_alone, "what its optimizer is given is no multiple of what the reduction gave"),
     (
         lambda case: _some_of(case, lambda own: own.is_uneven),
@@ -254,6 +297,8 @@ WITNESSES: tuple[tuple[AskWitness, str], ...] = (
 
 def parting_evidence(case: Case) -> Iterator[Evidence]:
     """What was read beside the classes' own tables: factors of gradients, settings, a jump of the weights."""
+    if (off := off_by_a_step(case))[0]:
+        yield Evidence(kind="history", summary=off[1], values={"ranks": list(off[0]), "steps": list(case.apart.steps)})
     if case.given:
         yield from _clipping_evidence(factors(case), case.given.step)
     elif case.settings:

@@ -217,9 +217,17 @@ def uncounted(window: Window) -> tuple[str, tuple[int, ...], tuple[int, ...], Be
         if found is None:
             continue
         ranks, others, lost = found
+        if _stepped_without_pass(window, ranks, lost.step):
+            continue
         if any(parting.step >= lost.step and {*ranks, *others} <= set(parting.ranks) for parting in partings):
             return group, ranks, others, lost
     return None
+
+
+def _stepped_without_pass(window: Window, ranks: Collection[int], step: int) -> bool:
+    """Whether one of these made that step with no backward pass: it took one too many, and left out no call."""
+    passes = dict(window.values("micro_steps")).get(step)
+    return passes is not None and passes.low == 0 and passes.low_rank in ranks
 
 
 def of_counts(

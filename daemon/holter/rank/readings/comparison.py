@@ -146,6 +146,8 @@ class ComparisonProbe:
         self._hyperparameters = Hyperparameters(context)
         context.models.on_forget.append(self._selections.forget)
         self._reduced = _ReducedGradients(OpenStep(-1))
+        self._last_reducing: Callable[[], OpenStep | None] = lambda: None
+        """The step in which DDP last reduced."""
         self._own_reduced: tuple[OpenStep | None, int, float] = (None, 0, 0.0)
         """Of a step: how many of this rank's own shards of the gradients were read as the reduction left them, and their norm."""
 
@@ -193,6 +195,16 @@ class ComparisonProbe:
             join, outline = FingerprintRows.joined, chosen.outline
             reduced.ask(lambda parts: self._tell(step, "gradients_reduced", outline, join(parts, outline.places)))
         self._read("gradients", chosen, gradients_of(chosen.tensors))
+
+    def note_reduction(self) -> None:
+        """A backward pass is over: DDP has reduced in it, or what it added after a reduction stays the rank's own."""
+        step, last = self._context.log.now, self._last_reducing
+        for model in self._context.models:
+            if (ddp := model.ddp) is not None:
+                if ddp.require_backward_grad_sync:
+                    last = self._last_reducing = weakref.ref(step)
+                elif last() is step:
+                    step.numbers["backward.after_reduction"] = 1.0
 
     def reduced_gradients(self) -> None:
         """Gradients as a backward pass that reduces left them, before any clipping."""

@@ -157,7 +157,7 @@ class BatchBlameProbe:
             self._learn_odd(path)
 
     def _told(self, inputs: list[batches.Leaf]) -> list[batches.Leaf]:
-        """The loader's batch; an input that once was a tensor of it, and is no longer, stands in its place: what the script made of it is what is trained on."""
+        """The loader's batch; an input that once was a tensor of it, or looks like one that is not fed itself, stands in its place: what the script made of it is what is trained on."""
         if not self._leaves:
             return inputs
         fetched = {_place(tensor): path for path, tensor in self._leaves}
@@ -165,9 +165,20 @@ class BatchBlameProbe:
         for path, tensor in inputs:
             if (same := fetched.get(_place(tensor))) is not None:
                 self._was[path] = same
-            elif path in self._was and tensor.is_cpu:
-                instead[self._was[path]] = tensor
+            elif tensor.is_cpu and (was := self._was.get(path) or self._alike(tensor, inputs)):
+                instead[was] = tensor
         return [(path, instead.get(path, tensor)) for path, tensor in self._leaves]
+
+    def _alike(self, tensor: torch.Tensor, inputs: list[batches.Leaf]) -> str:
+        """The one tensor of the loader's batch that this may have been made of, from the first step on; empty: there is none, or several."""
+        fed = {_place(each) for _, each in inputs}
+        found = [
+            path
+            for path, leaf in self._leaves
+            if leaf.is_floating_point() and (leaf.shape, leaf.dtype) == (tensor.shape, tensor.dtype)
+            if _place(leaf) not in fed
+        ]
+        return found[0] if len(found) == 1 else ""
 
     def _learn_odd(self, path: str) -> None:
         """A tensor of the batch is not finite and the step is: that is its nature. Of what a device still owes that is not known yet."""
