@@ -492,12 +492,16 @@ def clipped(*scaled: dict[str, float], ranks: int = 2) -> list[Finding]:
     distinct = [tuple(factors.get(name, 1.0) for name in NAMES) for factors in scaled]
     known = {}
     for rank, factors in enumerate(distinct):
-        known["gradients_reduced", 8, rank] = table("gradients_reduced", 5, {}, dict.fromkeys(NAMES, 2.0))
+        reduced = table("gradients_reduced", 5, {}, dict.fromkeys(NAMES, 2.0))
+        known["gradients_reduced", 8, rank] = reduced
         known["gradients", 8, rank] = Table(
             tensor_class="gradients",
             root=hash(factors),
             names=NAMES,
-            fingerprints=[1 + int(1000 * factor) for factor in factors],
+            fingerprints=[
+                old if factor == 1 else 1 + int(1e6 * factor)
+                for old, factor in zip(reduced.fingerprints, factors, strict=True)
+            ],
             norms=[2.0 * factor for factor in factors],
         )
     roots = {hash(f): tuple(r for r, other in enumerate(distinct) if other == f) for f in distinct}
@@ -544,6 +548,12 @@ def test_who_is_named_where_all_tensors_are_treated_otherwise(
 def test_a_result_that_is_gone_on_one_rank_once_is_a_bad_delivery() -> None:
     (finding,) = clipped({"b.weight": 0.0}, {})
     assert ((0,), "corrupted_collective") == (finding.ranks, top(finding))
+
+
+def test_elements_that_one_rank_changes_without_scaling_name_it() -> None:
+    """Small values are set to zero: the norms hardly move."""
+    (finding,) = clipped({}, dict.fromkeys(NAMES, 1 - 1e-5))
+    assert (1,) == finding.ranks
 
 
 def test_a_clip_that_all_ranks_apply_raises_nothing() -> None:
