@@ -8,6 +8,7 @@ and it must last until the end: what comes back is no fault. Pure.
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -456,7 +457,9 @@ def _overfitting(curves: Curves) -> Finding | None:
         since = [value for _, value in known[place + 1 :]]
         if len(since) < 3 or best <= 0:  # noqa: PLR2004 - as above
             continue
-        level = median(since[-3:])
+        # What rises from one evaluation to the next until the end is measured where it ends.
+        is_steady = all(b > a for a, b in pairwise([best, *since]))
+        level = since[-1] if is_steady else median(since[-3:])
         noise = scatter([value for _, value in known])
         if level < best * 1.12 or level < best + 4 * noise or max(level, since[-1]) < best + 0.6 * (max(since) - best):
             continue

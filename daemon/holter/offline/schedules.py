@@ -171,8 +171,10 @@ def _rate_at(made: RateSchedule, curves: Curves, onset: int, span: int, unit: fl
     elif before > 0 and now / before > JUMP:
         told = f"the schedule gives {now:.3g} at step {onset}, {now / before:.3g} times that of {NEAR:.0%} of the run before"
     else:
-        top = max(made.rate(step * unit) for step, _ in curves.loss)
-        told = f"the schedule gives {now:.3g} at step {onset}, {'its highest' if now >= 0.95 * top else f'{now / top:.0%} of its highest' if top else 'nothing'}: no change of the rate begins it"  # fmt: skip
+        top = max((made.rate(step * unit) for step, _ in curves.loss), default=now) or now or 1.0
+        of_top = "its highest" if now >= 0.95 * top else f"{now / top:.0%} of its highest"
+        is_warm = made.warm_up and abs(onset - made.warm_up / unit) <= 2 * NEAR * span
+        told = f"the schedule gives {now:.3g} at step {onset}, {of_top}{'' if is_warm else ': no change of the rate begins it'}"
     logged = next((rate for step, rate in finite(curves.rate) if step >= onset), None) if not curves.is_rate_computed else None  # fmt: skip
     if logged is not None and now > 0 and not 0.5 < logged / now < 2:  # noqa: PLR2004 - another scale, not rounding
         told += f"; but the log says {logged:.3g}: another schedule ran than the settings say"
