@@ -43,6 +43,7 @@ def first(capsys: pytest.CaptureFixture[str], folder: Path, text: str) -> tuple[
         ("2020 | INFO | train_inner | epoch 003:  5 / 356 loss=9.5, num_updates=700, lr=0.1", 700, "loss", 9.5),
         ("2020 | INFO | valid | epoch 002 | valid on 'valid' subset | loss 9.5 | num_updates 695", 695, "eval_loss", 9.5),
         ("Test set: Average loss: 0.5, Accuracy: 9800/10000 (98%)", None, "eval_average_loss", 0.5),
+        ("  Val    loss=0.5  acc=0.75", None, "eval_loss", 0.5),
         ("INFO ot_train.py:357 step:12K smpl:13K loss:2.5 grdn:49.5 lr:1.0e-05", 12_000, "grad_norm", 49.5),
         ("[Epoch 3] [Batch 20/100] [D loss: 0.5] [G loss: 0.75]", 20, "g_loss", 0.75),
         ("step: 10 - box loss: 0.5, cls loss: 0.25, total loss: 0.75", 10, "total_loss", 0.75),
@@ -215,3 +216,23 @@ def test_a_kernel_that_failed_is_the_devices_before_the_scripts(
     text = 'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    loss.item()\nRuntimeError: CUDA error: an illegal memory access was encountered\n'
 
     assert first(capsys, tmp_path, text)[0] == "device_fault"
+
+
+@pytest.mark.parametrize("first_epoch", [0, 1])
+def test_epochs_are_counted_on_whatever_the_first_is_called(first_epoch: int, tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"Epoch:[ {i // 50 + first_epoch}/25] [{i % 50:4d}/50] time: 9.3, loss: {3 - i / 100:.4f}\n" for i in range(200)))  # fmt: skip
+
+    (run,) = offline.read([path]).runs
+
+    assert list(range(200)) == [step for step, _ in run.points("loss")]
+
+
+def test_settings_that_a_logger_prints_are_settings_and_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("INFO:__main__:  max_grad_norm: 1.0\nINFO:__main__:  warmup_steps: 100\nfound vocab_size = 65 (inside meta.pkl)\n" + "".join(f"epoch  {i}  loss {3 - i / 10:.4f}\n" for i in range(1, 9)))  # fmt: skip
+
+    found = offline.read([path])
+
+    assert ("epoch", ["loss"]) == (found.runs[0].counted_by, found.runs[0].names())
+    assert {("max_grad_norm", "1.0"), ("warmup_steps", "100")} == {(name, value) for name, value, _ in found.settings()}

@@ -39,7 +39,7 @@ _TABLE_CELL = re.compile(rf"^\|\s*([A-Za-z][\w/ .-]*?)\s*\|\s*({_NUMBER})?\s*\|$
 MIN_RULE = 8
 """Characters of the line that ends a table."""
 _HELD_OUT_LINE = re.compile(
-    r"(?:^|[|\]>]|\s-\s)\s*[*\[(]?(?:val|valid|validation|test|testing|eval|evaluation|dev)\b(?: set| epoch| phase| results?| step)?\s*(?:[:|\])\[#-]|\d)"
+    r"(?:^|[|\]>]|\s-\s)\s*[*\[(]?(?:val|valid|validation|test|testing|eval|evaluation|dev)\b(?: set| epoch| phase| results?| step)?(?:\s*(?:[:|\])\[#-]|\d)|\s{2,}[a-z]+\s*[=:])"
     r"|valid on '|Epoch\s*\((?:val|test)\)",
     re.IGNORECASE,
 )

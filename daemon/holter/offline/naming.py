@@ -95,6 +95,15 @@ def role(name: str) -> Role:  # noqa: PLR0911 - one line a role
     return ""
 
 
+_MEASURES = frozenset({"loss", "acc", "accuracy", "ppl", "perplexity", "kl", "entropy", "f1", "auc", "auroc", "bleu", "wer", "map", "iou", "dice", "error", "err", "trl", "tel"})  # fmt: skip
+
+
+@lru_cache(maxsize=8192)
+def is_measured(name: str) -> bool:
+    """Whether a training measures it: what a log says before the training (sizes, limits, shares of a download) is no point of a curve."""
+    return bool(role(name) or set(words(name)) & _MEASURES or is_reward(name) or of_policy(name) or module_of_gradient(name))  # fmt: skip
+
+
 @lru_cache(maxsize=8192)
 def module_of_gradient(name: str) -> str:
     """The layer whose gradient norm this is; empty: it is none."""

@@ -51,6 +51,8 @@ class RowRecorder:
         self._done: list[LoggedRun] = []
         self._tracks: dict[int, _Track] = {}
         self._counted_by: set[str] = set()
+        self._first_epoch: int | None = None
+        """0 or 1: what this log calls its first epoch."""
         self.last_step = -1
         self.num_rows = 0
         self.ranks: set[int] = set()
@@ -86,7 +88,9 @@ class RowRecorder:
             return self._uncounted(track, kind, row, context)
         self._counted_by.add("step")
         if row.within_epoch and row.total and row.epoch is not None:
-            step = max(0, int(row.epoch) - 1) * row.total + row.step
+            if self._first_epoch is None:
+                self._first_epoch = min(1, int(row.epoch))
+            step = max(0, int(row.epoch) - self._first_epoch) * row.total + row.step
         else:
             step = row.step + track.offset
         last = track.last.get(kind)
@@ -184,6 +188,7 @@ class RowRecorder:
             self._done.append(run)
         self._tracks = {}
         self._counted_by = set()
+        self._first_epoch = None
 
     def _run(self) -> LoggedRun | None:
         by_rank = {

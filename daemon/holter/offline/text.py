@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO
 
-from holter.offline import lines
+from holter.offline import lines, naming
 from holter.offline.errors import ErrorReader
 from holter.offline.found import Config, Found
 from holter.offline.recorder import RowRecorder
@@ -27,7 +27,9 @@ _NUMBERS = re.compile(rb"loss|trl:|reward|grad[_ ]norm")
 _RARE = re.compile(rb"(?:val|eval|valid|test|dev)(?:idation|uation)?[ _/]*(?:loss|ppl)|tel:")
 _HELD_OUT = (b"val", b"test", b"dev", b"tel:")
 """Without one of them nothing rare is in a chunk."""
-_SETTING = re.compile(r"^\s{2,}([a-z][\w.-]*) \.{3,} (.+)$|^\s*--?([a-z][\w-]*)[= ](\S+)$")
+_SETTING = re.compile(
+    r"^\s{2,}([a-z][\w.-]*) \.{3,} (.+)$|^\s*--?([a-z][\w-]*)[= ](\S+)$|^(?:\S*:)?\s{2,}([a-z][\w.]*): (\S.*)$"
+)
 _NAMESPACE = re.compile(r"(?:Namespace|Arguments|Args|Config|TrainingArguments)\(([^()]{10,20000})")
 _ASSIGNED = re.compile(r"(\w+)=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|[^,\s)]+)")
 _VERSION = re.compile(
@@ -101,7 +103,7 @@ class TextReader:
         if self._errors.line(text, number, self._step(text), self._recorder.num_rows):
             return
         row = lines.parse(text, self._context)
-        if row is not None:
+        if row is not None and (row.step is not None or any(map(naming.is_measured, row.values))):
             self._recorder.add(row, number, self._context)
         elif "=" in text or "..." in text or ":" in text or "--" in text:
             self._setting(text, number)
@@ -115,7 +117,8 @@ class TextReader:
         """Settings that a script prints of itself: argparse's namespace, Megatron's list, versions."""
         found: list[tuple[str, str]] = []
         if match := _SETTING.match(text):
-            found = [(match.group(1) or match.group(3), (match.group(2) or match.group(4)).strip())]
+            name, value = (one for one in match.groups() if one is not None)
+            found = [(name, value.strip())]
         elif match := _NAMESPACE.search(text):
             found = [(name, value.strip("'\"")) for name, value in _ASSIGNED.findall(match.group(1))]
         elif match := _VERSION.match(text):
