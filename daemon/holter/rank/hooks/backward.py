@@ -22,8 +22,8 @@ import torch
 from holter.rank.context import Context
 from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings.batches import Leaf
-from holter.rank.readings.loss_lines import LossTrace, trace
-from holter.records import Nonfinite, Origin, Phase, Skipped
+from holter.rank.readings.loss_lines import trace
+from holter.records import Nonfinite, Phase, Skipped
 
 MAX_NODES = 16
 LOOKED_THROUGH = (
@@ -138,7 +138,7 @@ class LossProbe:
         self._is_round_over = any(state["found_inf_per_device"] for state in scaler._per_optimizer_states.values())  # noqa: SLF001
         self._context.guard.attempt(self._skips.end_round, scaler)
         self._context.log.now.acquit(is_skipped=True)
-        self._context.inputs.suspect = None
+        self._context.inputs.suspect = self._context.inputs.trace = None
 
     def _begin_round(self) -> None:
         is_over, self._is_round_over = self._is_round_over, False
@@ -204,7 +204,6 @@ class LossProbe:
             self._num_traced += 1
             inputs.trace = trace(loss, inputs.last.called if inputs.last is not None else None)
             inputs.trace.are_outputs_finite = self._context.guard.attempt(inputs.are_outputs_finite)
-            self._context.writer.say(self._context.log.step, _untried(inputs.trace))
 
     def _raw(self, loss: torch.Tensor) -> torch.Tensor:
         """As it was before a scaler multiplied it."""
@@ -226,21 +225,6 @@ class LossProbe:
             is_nan = math.isnan(value)
             step.suspects.add(Nonfinite(where="loss", name="loss", nans=int(is_nan), infs=int(not is_nan), numel=1))
             self._context.inputs.suspect_last()
-
-
-def _untried(traced: LossTrace) -> Origin:
-    """What is known before the batch is replayed; it is, if the gradients are not finite either."""
-    return Origin(
-        module="",
-        module_class="",
-        is_input_finite=False,
-        input_absmax=0.0,
-        replayed=False,
-        reason="the gradients were finite, so it was not replayed",
-        operation=traced.operation,
-        lines=traced.lines,
-        are_outputs_finite=traced.are_outputs_finite,
-    )
 
 
 def is_divided(node: Any) -> bool:

@@ -68,6 +68,7 @@ class BatchBlameProbe:
         """Of this step: by the models' inputs, by the loaders."""
         self._leaves: list[batches.Leaf] = []
         """The last loader's batch."""
+        self._questioned_step = -1
         self._was: dict[str, str] = {}
         """Path of an input -> that of the tensor in the loader's batch which it was."""
 
@@ -99,6 +100,7 @@ class BatchBlameProbe:
     def investigate(self, *, is_applied: bool = False) -> None:
         """The step is not finite: look for the fault in its batch, and if that is sound, for the module that made it."""
         context = self._context
+        self._questioned_step = context.log.step
         inputs = context.inputs.suspect or context.inputs.last
         bad = batches.read(tensors_of(inputs))
         if all(entry.name in self._healthy_steps for entry in bad):
@@ -127,6 +129,9 @@ class BatchBlameProbe:
     def observe(self, *, is_check: bool) -> None:
         """A step is about to be applied: its batch is complete."""
         self._claim()
+        traced, step = self._context.inputs.trace, self._context.log.step
+        if traced is not None and self._questioned_step != step:
+            self._context.writer.say(step, _unquestioned(traced))
         if is_check and not self._context.log.now.suspects.tensors:
             self._survey()
         self._leaves, self._num_calls, self._num_samples = [], 0, [0, 0]
@@ -235,6 +240,21 @@ class AskedWhen(NamedTuple):
 
 
 AT_ONCE = AskedWhen()
+
+
+def _unquestioned(traced: LossTrace) -> Origin:
+    """A loss that is not finite, with gradients that are: nobody was asked to replay the batch."""
+    return Origin(
+        module="",
+        module_class="",
+        is_input_finite=False,
+        input_absmax=0.0,
+        replayed=False,
+        reason="the gradients were finite, so it was not replayed",
+        operation=traced.operation,
+        lines=traced.lines,
+        are_outputs_finite=traced.are_outputs_finite,
+    )
 
 
 def find(inputs: Inputs | None, prefix: str, moment: AskedWhen = AT_ONCE) -> Origin:
