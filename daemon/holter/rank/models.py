@@ -246,6 +246,21 @@ class Model:
             if id(p) not in self.replicas and not is_sharded(p) and not hasattr(p, "placements")
         ]
 
+    def named_parts(self) -> list[tuple[str, torch.nn.Module]]:
+        """Its modules by name."""
+        inner = self.inner
+        return list(inner.named_modules()) if inner is not None else []
+
+    def names_in_graphs(self) -> Iterator[tuple[int, str]]:
+        """Id of a parameter, as the graph of a forward pass holds it -> its name: where `fully_shard` gathers, that is another tensor."""
+        names = {id(p): name for name, p in self.parameters}
+        yield from names.items()
+        for group in fsdp_groups(self.root):
+            for held in group.fsdp_params:
+                gathered = getattr(held, "_unsharded_param", None)
+                if gathered is not None and (name := names.get(id(held.sharded_param))):
+                    yield id(gathered), name
+
     def _is_local(self, name: str) -> bool:
         own = name.removeprefix(self.prefix)
         return any(fnmatch.fnmatchcase(name, glob) or fnmatch.fnmatchcase(own, glob) for glob in self._local_buffers)

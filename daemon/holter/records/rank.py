@@ -328,6 +328,8 @@ class Origin(msgspec.Struct, frozen=True, tag="origin", kw_only=True):
     weight_absmax: float = 0.0
     is_loss_alone: bool = False
     """It is the model's outermost forward that made it, and only its loss: what its modules gave was finite."""
+    is_by_graph: bool = False
+    """It was read off the graph of the loss, without a replay: the module, or an operation between it and the next one."""
     num_models: int = 1
     """Models that the step had called: the replay is of one of them."""
     are_outputs_finite: bool | None = None

@@ -166,7 +166,7 @@ def _finding(window: Window, view: StepView, missing: list[int], headroom: float
         # No entry may also mean that nobody looked: not every framework shows gradients from before the reduction.
         "has_nonfinite_gradient": any(entry.where == "gradient" for entry in of_culprits) or None,
         "is_local_view": is_local,
-        "has_origin_module": bool(origin.module) if origin and origin.replayed else None,
+        "has_origin_module": bool(origin.module) if origin and (origin.replayed or origin.is_by_graph) else None,
         "is_origin_input_finite": origin.is_input_finite if origin and origin.module else None,
         "is_overflow": is_overflow,
         "is_outside_modules": is_outside(origin) if where == "loss" else None,
@@ -364,7 +364,9 @@ def _origin_evidence(origin: Origin | None) -> Iterator[Evidence]:
     summary = (
         f"replaying the batch, {origin.module} ({origin.module_class}) was the first to make NaN or Inf, from {inputs}"
     )
-    if not origin.replayed:
+    if origin.is_by_graph:
+        summary = f"{origin.reason} ({inputs})"
+    elif not origin.replayed:
         kind, summary = "missing", f"the step's batch could not be replayed: {origin.reason}"
     elif not origin.module:
         summary = f"replaying the batch made no NaN inside the model: {origin.reason}"

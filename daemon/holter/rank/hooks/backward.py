@@ -21,9 +21,10 @@ import torch
 
 from holter.rank.context import Context
 from holter.rank.publish.step_log import OpenStep
+from holter.rank.readings import graph_origin
 from holter.rank.readings.batches import Leaf
 from holter.rank.readings.loss_lines import trace
-from holter.records import Nonfinite, Phase, Skipped
+from holter.records import Nonfinite, Origin, Phase, Skipped
 
 MAX_NODES = 16
 LOOKED_THROUGH = (
@@ -204,6 +205,14 @@ class LossProbe:
             self._num_traced += 1
             inputs.trace = trace(loss, inputs.last.called if inputs.last is not None else None)
             inputs.trace.are_outputs_finite = self._context.guard.attempt(inputs.are_outputs_finite)
+            if not inputs.trace.are_outputs_finite:
+                inputs.trace.origin = self._context.guard.attempt(self._origin, loss)
+
+    def _origin(self, loss: torch.Tensor) -> Origin | None:
+        models = self._context.models.active()
+        names = {key: name for model in models for key, name in model.names_in_graphs()}
+        kinds = {model.prefix + name: type(part).__name__ for model in models for name, part in model.named_parts()}
+        return graph_origin.find(loss, names, kinds)
 
     def _raw(self, loss: torch.Tensor) -> torch.Tensor:
         """As it was before a scaler multiplied it."""

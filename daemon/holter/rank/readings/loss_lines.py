@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from holter.rank.own_code import is_own
+from holter.records import Origin
 
 MAX_NODES = 64
 MAX_UP = 60
@@ -49,6 +50,8 @@ class LossTrace:
     """Of the models of the step, as they stood when the backward pass began; None: nobody could look."""
     lines: list[str] = field(default_factory=list)
     """Lines of the script, the likeliest first: `/home/me/train.py:41 in main: loss = total(out, y)`."""
+    origin: Origin | None = None
+    """The module, as the loss's graph shows it."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -301,8 +304,10 @@ def _domain(name: str, node: Any) -> str:  # noqa: PLR0911 - a line for each kin
 
 
 def _saved(node: Any, part: str) -> torch.Tensor | None:
-    """What the graph keeps for the backward pass; it may be gone already, or be a plain number."""
+    """What the graph keeps for the backward pass; it may be gone already, or be a plain number. To unpack what a hook packed would compute, and may communicate."""
     try:
+        if getattr(getattr(node, f"_raw_saved_{part}", None), "unpack_hook", None) is not None:
+            return None
         value = getattr(node, f"_saved_{part}", None)
     except RuntimeError:
         return None
