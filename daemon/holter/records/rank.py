@@ -330,6 +330,8 @@ class Origin(msgspec.Struct, frozen=True, tag="origin", kw_only=True):
     """It is the model's outermost forward that made it, and only its loss: what its modules gave was finite."""
     is_by_graph: bool = False
     """It was read off the graph of the loss, without a replay: the module, or an operation between it and the next one."""
+    place: int = -1
+    """Of the module in the order of the forward pass, by the graph; -1: unknown."""
     num_models: int = 1
     """Models that the step had called: the replay is of one of them."""
     are_outputs_finite: bool | None = None

@@ -151,6 +151,8 @@ def _stage_evidence(step: int, proofs: list[NonfiniteEntry], culprits: list[int]
 def _finding(window: Window, view: StepView, missing: list[int], headroom: float) -> Finding:
     proofs = _of_senders(_proofs(view))
     where, culprits = _suspects(proofs)
+    if where == "loss":
+        culprits = _first_of_group(window, view.step, culprits)
     of_culprits = [entry for rank, entry in proofs if rank in culprits]
     is_local = where in LOCAL
     origin = _origin(window, view.step, culprits) if where != "input" else None
@@ -201,6 +203,18 @@ def _origin(window: Window, step: int, culprits: list[int]) -> Origin | None:
     return next(
         (window.tensors.origins[rank, step] for rank in culprits if (rank, step) in window.tensors.origins), None
     )
+
+
+def _first_of_group(window: Window, step: int, culprits: list[int]) -> list[int]:
+    """Of ranks that compute parts of one result, those that had it first in the order of the forward pass: the others received it in a reduction."""
+    census = next(iter(window.models.census.values()), None)
+    places = {
+        rank: window.tensors.origins[rank, step].place for rank in culprits if (rank, step) in window.tensors.origins
+    }
+    is_joined = census is not None and any(axis.kind == "tensor" and axis.size > 1 for axis in census.axes)
+    if not is_joined or len(places) < len(culprits) or min(places.values(), default=-1) < 0:
+        return culprits
+    return [rank for rank in culprits if places[rank] == min(places.values())]
 
 
 def is_outside(origin: Origin | None) -> bool | None:

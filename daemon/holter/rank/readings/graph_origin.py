@@ -38,7 +38,8 @@ def find(loss: torch.Tensor, names: Mapping[int, str], kinds: Mapping[str, str])
         # Behind the last layer the script's own loss may have made it; what is packed may have been earlier.
         return None
     culprit = max(before, key=_order)
-    return _origin(layers[culprit], kinds, culprit, layers.get(first, ""))
+    place = sorted(map(_order, layers)).index(_order(culprit))
+    return _origin(layers[culprit], kinds, culprit, layers.get(first, ""), place)
 
 
 def _order(node: Any) -> int:
@@ -46,7 +47,7 @@ def _order(node: Any) -> int:
     return number
 
 
-def _origin(name: str, kinds: Mapping[str, str], node: Any, follower: str) -> Origin:
+def _origin(name: str, kinds: Mapping[str, str], node: Any, follower: str, place: int) -> Origin:
     module = name.rpartition(".")[0]
     largest = max((float(t.abs().max()) for t in _held(node) if t.numel()), default=0.0)
     met = (
@@ -61,6 +62,7 @@ def _origin(name: str, kinds: Mapping[str, str], node: Any, follower: str) -> Or
         input_absmax=largest,
         replayed=False,
         is_by_graph=True,
+        place=place,
         reason=f"by the graph of the loss: what {module} was given is finite, {met}",
     )
 
