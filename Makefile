@@ -79,8 +79,8 @@ test-gpu: install  ## the device's own checks, on a real GPU: `holter doctor --g
 N ?= 40
 SEED ?= 1
 HEALTHY ?= 0
-campaign: install  ## faults made by a grammar, run and scored: make campaign N=40 SEED=7 HEALTHY=20
-	$(BIN)/python -m tests.campaign run --number $(N) --seed $(SEED) --healthy $(HEALTHY) $(if $(WRITE),--write)
+campaign: install  ## faults made by a grammar, run and scored: make campaign N=40 SEED=7 HEALTHY=20; MESH=1 for sharded jobs
+	$(if $(MESH),$(BIN)/python -m tests.campaign.meshes,$(BIN)/python -m tests.campaign run $(if $(WRITE),--write)) --number $(N) --seed $(SEED) --healthy $(HEALTHY)
 
 check: install  ## linters and types
 	$(BIN)/ruff check .

@@ -6,7 +6,7 @@ import pytest
 from holter.diagnosis import rank_causes
 from holter.faults import StepView
 from holter.faults.numerics.nonfinite_values import NonfiniteValues
-from holter.records import Finding, Nonfinite, Origin, Where
+from holter.records import Census, Finding, MeshAxis, Nonfinite, Origin, Where
 from made_up import made_window
 
 SECOND = 1_000_000_000
@@ -123,6 +123,42 @@ def test_the_module_of_the_replay_is_named() -> None:
     assert any(
         e.kind == "origin" and "blocks.2.mlp (MLP)" in e.summary and "6.1e+04" in e.summary for e in finding.evidence
     )
+
+
+def by_graph(module: str, place: int) -> Origin:
+    return Origin(
+        module=module,
+        module_class="Linear",
+        is_input_finite=True,
+        input_absmax=1.0,
+        replayed=False,
+        reason=f"by the graph of the loss: what {module} was given is finite",
+        is_by_graph=True,
+        place=place,
+    )
+
+
+def test_of_ranks_that_compute_one_result_the_one_that_had_it_first_is_named_with_its_module() -> None:
+    losses = view(30, (0, tensor("loss", "loss")), (1, tensor("loss", "loss")))
+    origins = {(0, 30): by_graph("down", 7), (1, 30): by_graph("up", 5)}
+    axes = [MeshAxis("tp", 2, 1, "tensor")]
+    census = Census(
+        model=0,
+        wrapper="",
+        is_replicated=False,
+        optimizers=[],
+        backward_order=[],
+        part=0,
+        parts=1,
+        entries=[],
+        axes=axes,
+    )
+    window = made_window(now_ns=31 * SECOND, steps=(losses,), origins=origins, census={0: census, 1: census})
+    (finding,) = NonfiniteValues().judge(window)
+    assert ((1,), ("up",)) == (finding.ranks, finding.modules)
+    assert any("what up was given is finite" in evidence.summary for evidence in finding.evidence)
+    (finding,) = judge(losses, origins=origins)
+    assert (0, 1) == finding.ranks
 
 
 def test_a_replay_that_could_not_be_made_is_missing_evidence() -> None:
