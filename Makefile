@@ -95,6 +95,8 @@ bench: install  ## ratios against peers in the same run
 	$(BIN)/python tests/bench/bench_step.py --from-outside --tensors 148 --repeats 3
 	$(BIN)/python tests/bench/bench_step.py --from-outside --tensors 291 --repeats 3
 	$(BIN)/python tests/bench/bench_step.py --from-outside --tensors 148 --ranks 2 --repeats 3
+	$(BIN)/python tests/bench/bench_step.py --from-outside --tensors 48 --ranks 2 --repeats 3 --sharded fsdp2
+	$(BIN)/python tests/bench/bench_step.py --from-outside --tensors 48 --ranks 2 --repeats 3 --sharded zero3
 	$(BIN)/python tests/bench/bench_step.py --size 10
 	$(BIN)/python tests/bench/bench_step.py --size 17 --kinds holter gradients clip plain anomaly debug
 	$(BIN)/python tests/bench/bench_kernels.py

@@ -1,7 +1,7 @@
 """What holter costs a training step: the same GPT with and without it, interleaved, median of repeats.
 
     python tests/bench/bench_step.py [--size 10] [--repeats 5] [--steps 4]
-    python tests/bench/bench_step.py --from-outside [--tensors 148] [--ranks 1] [--repeats 3]
+    python tests/bench/bench_step.py --from-outside [--tensors 148] [--ranks 1] [--repeats 3] [--sharded fsdp2|zero3]
 
 Two real ranks under torchrun and gloo, a GPT of about 10 (or 17) million parameters. Within one job holter and its peers are put on and
 taken off in turn, block by block, so that all sides see the same machine. What slows the whole step is told by blocks: the ratio to the
@@ -176,7 +176,7 @@ def report(seconds: dict[str, list[float]], bench: Bench) -> None:
     print(f"  dials of holter at the end: {bench.context.schedule.plan}")
 
 
-OUTSIDE = "HOLTER_BENCH_TENSORS"
+OUTSIDE, SHARDED = "HOLTER_BENCH_TENSORS", "HOLTER_BENCH_SHARDED"
 WARM_UP = 100
 NUM_STEPS = 400
 
@@ -193,19 +193,41 @@ def train_small(num_tensors: int) -> None:
     model: Any = Residual(layers)
     if int(os.environ["WORLD_SIZE"]) > 1:
         torch.distributed.init_process_group("gloo")
+    sharded = os.environ.get(SHARDED, "")
+    if sharded == "fsdp2":
+        model = torch.distributed.fsdp.fully_shard(model)
+    elif not sharded and torch.distributed.is_initialized():
         model = nn.parallel.DistributedDataParallel(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    if sharded == "zero3":
+        model = optimizer = engine_of(model, optimizer)
     inputs = torch.randn(16, width)
     began = 0.0, 0.0
     for step in range(WARM_UP + NUM_STEPS):
         if step == WARM_UP:
             began = time.perf_counter(), time.thread_time()
         optimizer.zero_grad()
-        model(inputs).pow(2).mean().backward()
+        loss = model(inputs).pow(2).mean()
+        (model.backward if sharded == "zero3" else torch.Tensor.backward)(loss)
         optimizer.step()
     if os.environ["RANK"] == "0":
         took = time.perf_counter() - began[0], time.thread_time() - began[1]
         print("OUTSIDE", *(seconds / NUM_STEPS * 1e3 for seconds in took), flush=True)
+
+
+def engine_of(model: Any, optimizer: Any) -> Any:
+    """DeepSpeed's, third stage."""
+    import deepspeed  # noqa: PLC0415
+    import deepspeed.ops  # noqa: PLC0415
+
+    # Compiled at first use for a minute, and used by inference alone.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    config = {
+        "train_micro_batch_size_per_gpu": 16,
+        "zero_optimization": {"stage": 3},
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
 
 def Residual(layers: Any) -> Any:  # noqa: N802 - a class, made once torch is there
@@ -235,13 +257,13 @@ def can_count_instructions() -> bool:
     return False
 
 
-def run_outside(num_tensors: int, num_ranks: int, *, is_worn: bool) -> tuple[float, float, float]:
+def run_outside(num_tensors: int, num_ranks: int, sharded: str, *, is_worn: bool) -> tuple[float, float, float]:
     """One whole job: milliseconds a step by the clock and of the rank's thread, and million instructions a step of all its processes; NaN: not counted."""
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_ranks)]
     command = [sys.executable, *launch, *(["-m", "holter"] if is_worn else []), __file__]
     counting = ["perf", "stat", "-x,", "-e", "instructions:u"] if can_count_instructions() else []
     with tempfile.TemporaryDirectory() as directory:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", OUTSIDE: str(num_tensors)}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", OUTSIDE: str(num_tensors), SHARDED: sharded}
         environment["HOLTER_RUN_DIR"] = f"{directory}/run"
         done = subprocess.run([*counting, *command], capture_output=True, text=True, check=True, env=environment)
     line = next(line for line in done.stdout.splitlines() if line.startswith("OUTSIDE"))
@@ -250,13 +272,14 @@ def run_outside(num_tensors: int, num_ranks: int, *, is_worn: bool) -> tuple[flo
     return wall_ms, thread_ms, float(counted[-1]) / (WARM_UP + NUM_STEPS) / 1e6 if counted else math.nan
 
 
-def report_outside(num_tensors: int, num_ranks: int, repeats: int) -> None:
+def report_outside(num_tensors: int, num_ranks: int, repeats: int, sharded: str) -> None:
     """With and without by turns."""
     bare, worn = [], []
     for _ in range(repeats):
-        bare.append(run_outside(num_tensors, num_ranks, is_worn=False))
-        worn.append(run_outside(num_tensors, num_ranks, is_worn=True))
-    print(f"{num_tensors} tensors, 0.5 M parameters, {num_ranks} rank(s), {repeats} pairs of whole jobs by turns")
+        bare.append(run_outside(num_tensors, num_ranks, sharded, is_worn=False))
+        worn.append(run_outside(num_tensors, num_ranks, sharded, is_worn=True))
+    how = f"{num_ranks} rank(s){f', {sharded}' if sharded else ''}"
+    print(f"{num_tensors} tensors, 0.5 M parameters, {how}, {repeats} pairs of whole jobs by turns")
     for place, what in enumerate(("ms by the clock", "ms of the rank's thread", "million instructions")):
         ours, theirs = (statistics.median(run[place] for run in runs) for runs in (worn, bare))
         if math.isfinite(ours):
@@ -281,9 +304,10 @@ def main() -> None:
     parser.add_argument("--from-outside", action="store_true")
     parser.add_argument("--tensors", type=int, default=148)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--sharded", choices=["", "fsdp2", "zero3"], default="")
     options = parser.parse_args()
     if options.from_outside:
-        report_outside(options.tensors, options.ranks, options.repeats)
+        report_outside(options.tensors, options.ranks, options.repeats, options.sharded)
         return
     if "RANK" in os.environ:
         bench = Bench(options)
