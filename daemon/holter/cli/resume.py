@@ -39,6 +39,8 @@ def run(args: argparse.Namespace) -> int:
     if found.directory is None:
         raise UsageError(f"{found.address} is a coordinator's address; name the run's directory")
     halt = halt_record.read(found.directory)
+    if halt is None and found.ask("/api/v1/status") is not None:
+        raise UsageError(f"{found.directory} is running; `holter status {found.directory}` shows how")
     if halt is None:
         raise UsageError(
             f"{found.directory} does not stand halted: it has no halt.json, and can be started as it is{_last_healthy(found.directory)}"

@@ -35,8 +35,10 @@ SEEN = "This was seen, and speaks against it."
 NOT_SEEN = "This was looked for and not seen."
 LOOKED = (NOT_LOOKED, SEEN, NOT_SEEN)
 
-STOP = re.compile(r"^Stop the run(?:\.|:) ")
-"""How a fix begins for a run that goes on."""
+STOP = re.compile(
+    r"^Stop the run(?:\.|:) |(?<=[.)]) (?:Then e|E)nd the job(?: with SIGKILL \([^)]*\))? and resume from the last good checkpoint\."
+)
+"""How a fix begins or ends for a run that goes on."""
 
 MAX_REMEMBERED = 1024
 _remembered: dict[int, tuple[Finding, tuple[Cause, ...]]] = {}

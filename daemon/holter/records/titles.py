@@ -6,7 +6,13 @@
 'KL sign flipped (kl_sign_flipped)'
 """
 
-WORDS = {"kl": "KL", "nonfinite": "non-finite", "uninitialised": "not initialised", "unreduced": "not reduced"}
+WORDS = {
+    "kl": "KL",
+    "python": "Python",
+    "nonfinite": "non-finite",
+    "uninitialised": "not initialised",
+    "unreduced": "not reduced",
+}
 """Words that a slug spells otherwise than people do."""
 
 

@@ -179,7 +179,7 @@ class Sidecar:
             self._history.learn_census(body)
         elif isinstance(body, Farewell):
             self._farewell = body
-            if body.kind == "exception":
+            if body.kind == "exception" or body.text.startswith("sys.exit("):
                 place = f"at step {observation.step}, {body.own[0] if body.own else body.where}"
                 self._error_file.add(f"{body.text}\n{place}")
         self._state.learn(observation)
