@@ -30,7 +30,7 @@ ODD = {
     "a pickle of marks": b"\x80\x04(" + b"(l" * 50_000,
     "half a record of events": struct.pack("<QI", 2**62, 0) + b"junk" * 100,
     "broken gzip": gzip.compress(b"step 1 loss 2.0\n" * 1000)[:60],
-    "utf-16": ("step 1 loss 2.0\n" * 50).encode("utf-16"),
+    "utf-16": ("nothing that anybody measured\n" * 50).encode("utf-16"),
     "indentation": b"".join(b" " * i + b"a%d:\n" % i for i in range(500)),
 }
 

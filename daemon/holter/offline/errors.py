@@ -83,7 +83,7 @@ TRACEBACK = "Traceback (most recent call last)"
 SEARCHED = (
     b"Traceback (", b"rror", b"Xid", b"ECC", b"illed", b"oom", b"OOM", b"ut Of Memory", b"ut of memory", b"atchdog ", b"eartbeat monitor", b"last enqueued", b"onitored", b"onnection ",
     b"remote process", b"ssertion `", b"degrees of freedom", b"verflow", b"VERFLOW", b"stopping", b"NaN ", b"Root Cause", b"exitcode", b"egmentation", b"fallen off",
-    b"Cuda failure", b"Signals.SIG", b"minimum", b"loss scale reached", b"socket closed", b"shared memory",
+    b"Cuda failure", b"Signals.SIG", b"minimum", b"loss scale reached", b"socket closed", b"shared memory", b"xception ignored",
 )  # fmt: skip
 """In a large file only lines with one of these are looked at: every word of `KINDS` holds one, or is part of what an exception says."""
 _PREFIX = re.compile(
