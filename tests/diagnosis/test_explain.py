@@ -3,13 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holter import faults
 from holter.diagnosis import rank_causes, top_cause
-from holter.diagnosis.explain import CAPS, SURE
+from holter.diagnosis.explain import CAPS, SURE, after_halt
 from holter.faults import CAUSES, DETECTORS
 from holter.faults.family import Row
 from holter.records import Finding
@@ -325,3 +326,21 @@ def test_every_cause_is_in_the_public_catalogue() -> None:
         pytest.skip(f"no catalogue at {catalogue}")
     slugs = {line.split("|")[1].strip() for line in catalogue.read_text().splitlines() if line.startswith("| ")}
     assert set(CAUSES) <= slugs
+
+
+@pytest.mark.parametrize(
+    ("do", "expected"),
+    [
+        ("Stop the run. Mend the line.", "Mend the line."),
+        ("Give it a timeout. Then end the job and resume from the last good checkpoint.", "Give it a timeout."),
+        (
+            "Update it. End the job with SIGKILL (no handler runs) and resume from the last good checkpoint.",
+            "Update it.",
+        ),
+    ],
+)
+def test_once_halted_nobody_is_told_to_stop_or_end_the_job(do: str, expected: str) -> None:
+    cause = rank_causes(finding("nonfinite_values", has_nonfinite_input=True, has_nonfinite_loss=True))[0]
+    before = msgspec.structs.replace(cause, fix=msgspec.structs.replace(cause.fix, do=do))
+    (after,) = after_halt([before], "Go on from step 30.")
+    assert f"{expected} Go on from step 30." == after.fix.do

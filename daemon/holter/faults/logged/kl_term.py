@@ -1,8 +1,8 @@
 """KL term: the pull toward the reference is exactly zero, or pushes the other way.
 
 What it detects
-    A logged KL that is zero, or no more than rounding, log after log although the policy is being trained; and a KL term of the loss that is negative while
-    the KL itself is positive and grows.
+    A logged KL that is zero, or no more than rounding, log after log although the policy is being trained; and a KL term of the loss that
+    is negative while the KL itself is positive and grows.
 
 Why it matters
     Without the pull a policy drifts wherever the reward leads it, and nobody sees it, because the KL that is shown is zero. With the wrong
