@@ -158,6 +158,19 @@ def test_a_nan_is_halted_where_another_maker_s_devices_train(jobs, npu_environme
 
 @pytest.mark.job
 @pytest.mark.release
+@pytest.mark.parametrize("by", ["fused", "foreach"])
+def test_a_nan_is_halted_on_cuda_where_there_is_no_triton(jobs, device_environment, by: str) -> None:
+    env = {**device_environment, "HOLTER_ACTION": "halt"}
+    ended = jobs.run(SCRIPT, "ddp", "--fault", "layer", "--steps", 26, "--without-triton", "--by", by, env=env)
+    assert 2 == ended.stderr.count("Triton is not installed"), "once a rank"
+    halt = json.loads((ended.run_dir / "halt.json").read_text())
+    assert ("nonfinite_forward", [1], 20, "healthy") == tuple(
+        halt[key] for key in ("cause", "ranks", "step", "verdict")
+    )
+
+
+@pytest.mark.job
+@pytest.mark.release
 @pytest.mark.parametrize("kind", ["alone", "ddp", "fsdp"])
 @pytest.mark.parametrize("by", ["fused", "foreach", "single"])
 def test_a_healthy_job_ends_with_the_same_bits(jobs, npu_environment, kind: str, by: str) -> None:

@@ -1,9 +1,10 @@
-"""A job on an accelerator that is no CUDA: DDP, `fully_shard` or one rank, with a fault of one rank if told. It knows nothing of the tests' device."""
+"""A job on whatever accelerator there is: DDP, `fully_shard` or one rank, with a fault of one rank if told, and without Triton if told. It knows nothing of the tests' device."""
 
 import argparse
 import hashlib
 import json
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -16,7 +17,10 @@ parser.add_argument("--fault", choices=["batch", "layer", "diverge"])
 parser.add_argument("--at", type=int, default=20)
 parser.add_argument("--by", choices=["fused", "foreach", "single"], default="foreach")
 parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--without-triton", action="store_true")
 given = parser.parse_args()
+if given.without_triton:
+    sys.modules["triton"] = None  # as if it were not installed
 
 
 class Poisoned(torch.nn.Module):
@@ -34,7 +38,7 @@ device = torch.device(name, rank)
 torch.accelerator.set_device_index(rank)
 is_alone = given.kind == "alone"
 if not is_alone:
-    dist.init_process_group("hccl")
+    dist.init_process_group("nccl" if name == "cuda" else "hccl")
 torch.manual_seed(0)
 layers = [torch.nn.Linear(16, 64), torch.nn.ReLU(), Poisoned(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 8)]
 plain = model = torch.nn.Sequential(*layers).to(device)

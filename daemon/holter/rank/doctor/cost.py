@@ -90,9 +90,9 @@ def _judge(pairs: list[tuple[StepTime, StepTime]], shape: GptShape, problems: li
 
 
 def _largest(say: Say) -> tuple[TrainingLoop, GptShape]:
-    """The largest model that memory holds and whose steps are not too long."""
+    """The largest model that memory holds and whose steps are not too long; the smallest where kernels are interpreted, which would take minutes for another."""
     chosen = SHAPES[0]
-    for shape in SHAPES:
+    for shape in SHAPES if not _is_interpreted() else SHAPES[:1]:
         say(f"how large a model: {shape.num_parameters / 1e6:.3g} M parameters")
         free, _ = torch.cuda.mem_get_info()
         if shape.num_parameters * BYTES_A_PARAMETER > free:
