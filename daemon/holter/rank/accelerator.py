@@ -91,6 +91,12 @@ def generators() -> list[Any]:
     )
 
 
+def generator_of(device: torch.device) -> Any:
+    """The generator of one of its devices; None where it cannot be asked now."""
+    found = generators()
+    return found[device.index or 0] if len(found) > (device.index or 0) else None
+
+
 def set_generators(states: Iterable[torch.Tensor]) -> None:
     """Put states back that `generators` gave, in the same order; this may be the first use of it."""
     for index, state in enumerate(states):

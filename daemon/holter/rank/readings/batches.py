@@ -55,8 +55,8 @@ class Inputs:
     """On the device that its tensors are on."""
     device: torch.device
     """Of the first tensor that is not in host memory."""
-    device_states: list[torch.Tensor]
-    """Of the accelerator's random generators, if it is on one."""
+    device_state: torch.Tensor | None
+    """Of that device's random generator; None: it is the host, or cannot be asked now."""
     called: Place | None = None
     """Where the script called it."""
 
@@ -109,7 +109,7 @@ def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], 
     for name, value in kwargs.items():
         found += leaves(value, name)
     device = next((t.device for _, t in found if not t.is_cpu and not t.is_meta), HOST)
-    is_there = device is not HOST
+    generator = None if device is HOST else accelerator.generator_of(device)
     return Inputs(
         model=model,
         args=args,
@@ -118,7 +118,7 @@ def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], 
         random_state=torch.random.get_rng_state(),
         autocast=(torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)),
         device=device,
-        device_states=[generator.get_state() for generator in accelerator.generators()] if is_there else [],
+        device_state=None if generator is None else generator.get_state(),
         called=caller(),
     )
 

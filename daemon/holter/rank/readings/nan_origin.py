@@ -293,7 +293,8 @@ def _replay(module: torch.nn.Module, inputs: Inputs, search: "_OriginSearch") ->
         _NoCollectives(),
     ):
         torch.random.set_rng_state(inputs.random_state)
-        accelerator.set_generators(inputs.device_states)
+        if inputs.device_state is not None:
+            accelerator.generator_of(inputs.device).set_state(inputs.device_state)
         module(*inputs.args, **inputs.kwargs)
         return moved()
 
