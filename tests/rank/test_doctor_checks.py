@@ -253,6 +253,27 @@ def test_a_rescue_counts_only_with_a_healthy_checkpoint(tmp_path):
     assert "ok" == two_devices.judge_rescue(job(tmp_path, halt={"step": 5, "verdict": "healthy"})).outcome
 
 
+@pytest.mark.parametrize(
+    ("watched", "named", "code", "says"),
+    [
+        (1.0, [], 0, "the same bits, no alarm"),
+        (1.5, [], 0, "1 of 1 tensors end with other bits"),
+        (1.0, [("replica_divergence", 1)], 0, "a healthy job has an alarm: replica_divergence on rank 1"),
+        (1.0, [], 1, "ended with 1 under holter"),
+    ],
+)
+def test_shards_with_other_bits_an_alarm_or_another_end_are_found(watched, named, code, says, monkeypatch):
+    def run(at, arguments, *, action, **_):
+        at.mkdir()
+        torch.save([torch.tensor([watched if action else 1.0])], arguments[arguments.index("--save") + 1])
+        return dataclasses.replace(job(at, named=named if action else []), code=code if action else 0)
+
+    monkeypatch.setattr(two_devices.jobs, "run", run)
+    found = two_devices.shards(quiet)
+    assert ("ok" if "no alarm" in says else "failed") == found.outcome
+    assert says in " ".join([found.says, *found.details])
+
+
 @pytest.mark.device
 def test_the_loop_of_the_checks_trains() -> None:
     loop = small_loop()
