@@ -160,7 +160,7 @@ def test_a_nan_is_halted_where_another_maker_s_devices_train(jobs, npu_environme
 @pytest.mark.release
 @pytest.mark.parametrize("by", ["fused", "foreach"])
 def test_a_nan_is_halted_on_cuda_where_there_is_no_triton(jobs, device_environment, by: str) -> None:
-    env = {**device_environment, "HOLTER_ACTION": "halt"}
+    env = {**device_environment, "HOLTER_ACTION": "halt", "PYTHONWARNINGS": "default"}
     ended = jobs.run(SCRIPT, "ddp", "--fault", "layer", "--steps", 26, "--without-triton", "--by", by, env=env)
     assert 2 == ended.stderr.count("Triton is not installed"), "once a rank"
     halt = json.loads((ended.run_dir / "halt.json").read_text())
