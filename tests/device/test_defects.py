@@ -19,7 +19,7 @@ TESTS = {
     "tensors_are_held": "kernels/test_device_pass.py::test_nothing_is_held_after_the_start",
     "queued_work_is_not_waited_for": "rank/undo/test_snapshots_device.py",
     "one_program_a_row": "kernels/test_device_pass.py::test_a_large_tensor_is_combined_by_several_programs_into_the_same_row",
-    "unknown_dtypes_raise": "rank/hooks/test_step_device.py::test_steps_are_told_and_read_beside_a_tensor_of_an_unknown_dtype",
+    "unknown_dtypes_raise": "kernels/test_device_pass.py::test_dtypes_without_statistics_are_read_as_bytes_beside_others",
     "kernels_are_compiled_in_hooks": "rank/readings/test_warming.py::test_steps_are_told_while_kernels_are_compiled_and_read_once_they_are_there",
     "tables_are_pageable": "kernels/test_device_pass.py::test_the_first_reading_is_not_waited_for_either",
     "streams_come_from_the_pool": "kernels/test_device_pass.py::test_the_side_stream_is_made_once_by_the_runtime_outside_of_the_pool_and_does_not_wait_for_the_default_one",

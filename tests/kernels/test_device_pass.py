@@ -107,10 +107,9 @@ def test_the_first_reading_is_not_waited_for_either() -> None:
     x = torch.ones(1000, device="cuda")
     fake_cuda.drain()
     fake_cuda.syncs()
-    with fake_cuda.closed():
-        reading = Pass([x], "off").start([x])
-    assert 1000.0 == answered(reading).sum[0]
+    reading = Pass([x], "off").start([x])
     assert [] == fake_cuda.syncs()
+    assert 1000.0 == answered(reading).sum[0]
 
 
 def test_each_reading_keeps_its_own_answer_and_what_finds_no_slot_is_counted() -> None:
@@ -430,3 +429,18 @@ def test_a_large_tensor_is_combined_by_several_programs_into_the_same_row() -> N
         made = gpu.Tables(look([x]).table(), np.zeros(1, np.int64), 1)
     assert made.num_partials > 2
     assert -(-made.num_partials // 2) == len(made.segments)
+
+
+def test_dtypes_without_statistics_are_read_as_bytes_beside_others() -> None:
+    odd = (
+        torch.float8_e8m0fnu,
+        torch.float8_e4m3fnuz,
+        torch.float4_e2m1fn_x2,
+        torch.uint16,
+        torch.uint32,
+        torch.complex32,
+    )
+    host = [torch.randn(64), *(torch.arange(64, dtype=torch.uint8).view(dtype) for dtype in odd)]
+    table = answered(Pass([], "off").start([tensor.cuda() for tensor in host]))
+    assert [fingerprint(tensor) for tensor in host] == table.fingerprint.tolist()
+    assert 0.0 < table.square_sum[0] < 1000.0
