@@ -43,6 +43,7 @@ def first(capsys: pytest.CaptureFixture[str], folder: Path, text: str) -> tuple[
         ("2020 | INFO | train_inner | epoch 003:  5 / 356 loss=9.5, num_updates=700, lr=0.1", 700, "loss", 9.5),
         ("2020 | INFO | valid | epoch 002 | valid on 'valid' subset | loss 9.5 | num_updates 695", 695, "eval_loss", 9.5),
         ("Test set: Average loss: 0.5, Accuracy: 9800/10000 (98%)", None, "eval_average_loss", 0.5),
+        (" validation loss at iteration 50 | lm loss value: 8.5E+00 | lm loss PPL: 5.9E+03 |", 50, "eval_lm_loss", 8.5),
         ("  Val    loss=0.5  acc=0.75", None, "eval_loss", 0.5),
         ("INFO ot_train.py:357 step:12K smpl:13K loss:2.5 grdn:49.5 lr:1.0e-05", 12_000, "grad_norm", 49.5),
         ("[Epoch 3] [Batch 20/100] [D loss: 0.5] [G loss: 0.75]", 20, "g_loss", 0.75),

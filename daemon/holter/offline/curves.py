@@ -134,7 +134,8 @@ def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
     height, way = now - best, max(0.0, start - best)
     since = levels[place + 1 :]
     # Two stretches before a peak and after it say more than one: a single odd end is no rise.
-    if len(since) < 2 or height < max(6 * noise, 0.3 * way, 0.15 * abs(best)):  # noqa: PLR2004 - as above
+    enough = 0.0 if _is_steady_climb(levels[place:], best) else 0.3 * way
+    if len(since) < 2 or height < max(6 * noise, enough, 0.15 * abs(best)):  # noqa: PLR2004 - as above
         return None
     is_on_its_way_back = now < best + 0.6 * (max(since) - best) and now < 0.95 * start and not is_rate_up
     if (
@@ -145,6 +146,12 @@ def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
     ):
         return None
     return _onset(points, made, place, best, now, start, noise)
+
+
+def _is_steady_climb(levels: Sequence[float], best: float) -> bool:
+    """Whether it climbs from stretch to stretch, for long, to nearly twice its best: so it need not lose much of the way it had come."""
+    ups = sum(b > a for a, b in pairwise(levels))
+    return len(levels) >= 10 and ups >= 0.85 * (len(levels) - 1) and levels[-1] > 1.8 * best > 0  # noqa: PLR2004 - no few, no chance
 
 
 def _is_wandering(levels: Sequence[float], height: float) -> bool:

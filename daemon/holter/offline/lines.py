@@ -40,7 +40,7 @@ MIN_RULE = 8
 """Characters of the line that ends a table."""
 _HELD_OUT_LINE = re.compile(
     r"(?:^|[|\]>]|\s-\s)\s*[*\[(]?(?:val|valid|validation|test|testing|eval|evaluation|dev)\b(?: set| epoch| phase| results?| step)?(?:\s*(?:[:|\])\[#-]|\d)|\s{2,}[a-z]+\s*[=:])"
-    r"|valid on '|Epoch\s*\((?:val|test)\)",
+    r"|valid on '|validation loss at|Epoch\s*\((?:val|test)\)",
     re.IGNORECASE,
 )
 """`Test set: Average loss: 0.05`, `| valid | epoch 002 | loss 9.3`: a line that is about held-out data, though its names do not say so."""
@@ -256,7 +256,7 @@ def _scale(name: str, after: str) -> float:
 
 def _meant(name: str) -> str:
     """Of the words before a number, those that name it: `INFO step` is `step`; times and speeds are nobody's loss."""
-    parts = name.split()
+    parts = name.removesuffix(" value").split()
     for begin in range(len(parts)):
         candidate = naming.tidy(" ".join(parts[begin:]))
         if len(parts) - begin == 2 and _is_term(parts[begin], candidate):  # noqa: PLR2004 - `box loss`, `D loss`
