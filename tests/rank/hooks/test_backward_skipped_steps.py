@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from holter.records import Skipped, StepDone
+from holter.records import Origin, Skipped, StepDone
 
 
 def train(worn, num_steps: int, bad=lambda _: False, *, init_scale: float = 65536.0, fused: bool = False) -> None:
@@ -64,3 +64,19 @@ def test_a_scaler_that_is_off_says_nothing(worn):
         scaler.update()
     assert [] == said(worn)
     assert 3 == len(worn.said(StepDone))
+
+
+def test_a_module_that_overflows_behind_a_scaler_is_looked_for_once(worn):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    model[1].weight.data.fill_(1e6)
+    worn.monitor.add_model(model)
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu")
+    for _ in range(12):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", torch.float16):
+            out = model(torch.ones(2, 4))
+        scaler.scale(out.float().pow(2).mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    (origin,) = [observation.body for observation in worn.said(Origin)]
+    assert ("1", True, "float16") == (origin.module, origin.is_input_finite, origin.dtype)

@@ -38,9 +38,9 @@ LOOKED_THROUGH = (
 )
 REPORTED_AT = frozenset({1, 2, 4, 8, 12, 16, 20})
 REPORTED_FROM = 32
-STUCK_AT = 8
-"""Skips in a row after which a loss that is not finite is looked into."""
 """From here on every power of two."""
+STUCK_AT = 8
+"""Skips in a row after which a loss that is not finite is looked into; not on a device, which would be waited for."""
 MAX_SKIP_SUSPECTS = 8
 MAX_TRACES = 3
 """Losses that are not finite whose lines are looked for: the first is the one that counts."""
@@ -306,6 +306,9 @@ class SkipProbe:
         ended = _ScalerRound(step.step, loss, step.suspects.tensors[:MAX_SKIP_SUSPECTS])
         if all(flag.device.type == "cpu" for flag in (*found, scale)):
             self._learn(scaler, ended, scale=float(scale), is_skipped=any(map(bool, found)))
+            if self._series[scaler].in_a_row == STUCK_AT and not math.isfinite(loss):
+                # No scale mends a loss that is not finite before it is scaled: what made it is looked for while its batch is there.
+                self._on_stuck()
             return
 
         def learn(table: Any) -> None:
@@ -325,9 +328,6 @@ class SkipProbe:
         series.lowest_scale = min(series.lowest_scale, scale)
         if not (_is_reported(series.in_a_row) if is_skipped else was):
             return
-        if series.in_a_row == STUCK_AT and not math.isfinite(ended.loss) and self._context.log.step == ended.step:
-            # No scale mends a loss that is not finite before it is scaled: what made it is looked for while its batch is there.
-            self._on_stuck()
         skipped = Skipped(
             in_a_row=series.in_a_row,
             scale=scale,
