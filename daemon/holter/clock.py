@@ -18,7 +18,7 @@ _base_ns = time.time_ns() - time.monotonic_ns()
 
 def wall_ns() -> int:
     """Nanoseconds since the epoch by the run's clock: comparable between hosts as far as their clocks agreed when their processes started."""
-    return _base_ns + time.monotonic_ns()
+    return by_base_ns(_base_ns)
 
 
 def system_ns() -> int:
@@ -35,6 +35,11 @@ def for_people_s(at_s: float | None) -> float | None:
 def base_ns() -> int:
     """What a process of the same host needs to go on with this clock."""
     return _base_ns
+
+
+def by_base_ns(base_ns: int) -> int:
+    """What time it is by the clock of another process of this host."""
+    return base_ns + time.monotonic_ns()
 
 
 def go_on_from(base_ns: int) -> None:
@@ -58,16 +63,21 @@ def thread_s() -> float:
     return time.thread_time()
 
 
+def boot_id() -> str:
+    """Names this host's kernel since it was started; empty: not known."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
 def clock_id() -> str:
     """Names the run's clock of this process: two processes with the same one read the same time; empty: not known.
 
     Beside the kernel's it is the base: a host whose clock was set between the starts of two processes has given them two.
     """
-    try:
-        boot = BOOT_ID.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-    return f"{boot}/{round(_base_ns / SAME_NS)}"
+    boot = boot_id()
+    return boot and f"{boot}/{round(_base_ns / SAME_NS)}"
 
 
 def rfc3339(at_ns: int) -> str:

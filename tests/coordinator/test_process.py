@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.coordinator.conftest import RUN_ID, TOKEN, SimulatedRank, bound, eventually
 
+from holter import clock
 from holter.cli import main
 from holter.coordinator.recovery import journal
 from holter.records import Nonfinite
@@ -218,3 +219,31 @@ async def test_a_second_coordinator_on_one_directory_is_refused_by_hand(tmp_path
             first.wait()
     assert (2, True) == (code, f"another coordinator (process {first.pid}) writes to {tmp_path}" in errors)
     assert "Traceback" not in errors
+
+
+def by_hand(run_dir: Path) -> subprocess.Popen[bytes]:
+    words = ["coordinator", "--run-dir", str(run_dir), "--run-id", RUN_ID, "--world-size", "1"]
+    return subprocess.Popen([*HOLTER, *words], stderr=subprocess.DEVNULL)
+
+
+def access(run_dir: Path) -> dict[str, Any]:
+    return json.loads((run_dir / "coordinator.json").read_text()) if (run_dir / "coordinator.json").exists() else {}
+
+
+@pytest.mark.parametrize("hours", [-24, 24])
+async def test_a_journal_that_was_written_by_another_clock_moves_nothing(hours: int, tmp_path: Path) -> None:
+    """As after the clock of the host was set: a file's time tells nothing where the former coordinator's clock is known."""
+    for _ in range(2):
+        process = by_hand(tmp_path)
+        try:
+            known = await eventually(lambda pid=process.pid: access(tmp_path).get("pid") == pid and access(tmp_path))
+            rank = SimulatedRank(0, int(known["address"].rsplit(":", 1)[1]), world_size=1, token=known["token"])
+            rank.attach()
+            await eventually(lambda: journal.segments(tmp_path / "journal"))
+            await rank.uplink.close(0.0)
+        finally:
+            process.kill()
+            process.wait()
+        assert abs(known["clock_base_ns"] - clock.base_ns()) < 10**9, "as the host says now"
+        for _, path in journal.segments(tmp_path / "journal"):
+            os.utime(path, ns=(clock.wall_ns() + hours * 3600 * 10**9,) * 2)

@@ -119,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
         doors=doors,
         halt_token=_halt_token(settings),
         version=holter.__version__,
+        has_run_clock=args.clock_base_ns is not None,
         is_only_one=args.fd < 0,
         limits=limits,
         announcing=announcing,

@@ -75,6 +75,9 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     halt_token: str = ""
     read_token: str = ""
     pid: int
+    clock_base_ns: int = 0
+    clock_boot: str = ""
+    """The run's clock, and the boot of the host for which that number holds."""
 
 
 class Introductions:

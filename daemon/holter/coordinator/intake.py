@@ -45,6 +45,8 @@ from holter.records import (
 from holter.transport import wire
 
 JOURNAL_BYTES_OF_RANK = 16 * 2**10
+SEATED_OF_RANK = 16
+"""How many sidecars of a rank are written down, on average: who comes with a new key all day long must not fill the journal."""
 EXAM_PATIENCE_NS = 6 * 10**9
 """How long a sidecar may take to examine its rank."""
 ASKED_NS = 600 * 10**9
@@ -70,6 +72,7 @@ class Intake:
         """Description of process groups -> the ranks of each."""
         self._settings, self._disk, self._checkpoints, self._halts = settings, disk, checkpoints, halts
         self._is_identity_written = False
+        self._num_seated = 0
         self._has_news = False
         """Something was heard since the last judgement."""
         self._links: dict[int, str] = {}
@@ -96,7 +99,8 @@ class Intake:
         known = self.roster.members.get(hello.rank)
         if known is not None and known.hello.rank_pid != hello.rank_pid:
             self._halts.forget(hello.rank)
-        if self.roster.is_new_key(hello):
+        if self.roster.is_new_key(hello) and self._num_seated < SEATED_OF_RANK * max(hello.world_size, SEATED_OF_RANK):
+            self._num_seated += 1
             seated = Seated(digest=digest_of(hello.key))
             self.journal.append(now_ns, Observation(rank=hello.rank, step=-1, at_ns=now_ns, body=seated))
         connection = self.roster.connect(hello)

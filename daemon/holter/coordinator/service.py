@@ -108,6 +108,8 @@ class ServiceSettings:
     """At the end, for what is still to be written."""
     seal_s: float = 600.0
     """How long a halt whose ranks are gone is still sealed."""
+    has_run_clock: bool = False
+    """Whoever started this process has given it the run's clock."""
     is_only_one: bool = False
     """Refuse to start where another coordinator writes to the run directory; a job must be watched in any case, and has a warning."""
     limits: Limits = field(default_factory=Limits)
@@ -147,8 +149,8 @@ class Coordinator:
         """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
         if not self._lock.take():
             self._say_there_are_two()
-        with contextlib.suppress(OSError):
-            clock.be_at_least(journal.written_ns(self.watched.intake.journal.folder))
+        if not self._settings.has_run_clock:
+            self._go_on_with_the_clock()
         rebuilt_run.recall(self.watched, clock.wall_ns())
         app = web.Application(middlewares=[self.doors.middleware])
         self._listener.mount(app)
@@ -164,10 +166,21 @@ class Coordinator:
             halt_token=settings.halt_token,
             read_token=settings.doors.read_token,
             pid=os.getpid(),
+            clock_base_ns=clock.base_ns(),
+            clock_boot=clock.boot_id(),
         )
         self.watched.disk.submit(partial(write_whole, about.run_dir / ACCESS, as_json(access), 0o600))
         self.watched.intake.write_down()
         self._announcer.start()
+
+    def _go_on_with_the_clock(self) -> None:
+        """The host's clock may have been set since a former coordinator of this run wrote; on the same boot of the host it is known when that was."""
+        former = read_json(self.watched.settings.run_dir / ACCESS, Access)
+        written_ns = journal.written_ns(self.watched.intake.journal.folder)
+        if former is None or not former.clock_boot or former.clock_boot != clock.boot_id():
+            clock.be_at_least(written_ns)
+        elif 0 <= clock.by_base_ns(former.clock_base_ns) - written_ns < rebuilt_run.MAX_AWAY_NS:
+            clock.go_on_from(former.clock_base_ns)
 
     def _say_there_are_two(self) -> None:
         run_dir = self.watched.settings.run_dir

@@ -1,6 +1,7 @@
 """What a journal that is judged again finds is what the coordinator found, whoever reads it: a restart, the page, a replay."""
 
 import dataclasses
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -122,6 +123,12 @@ class Watcher:
         return iter(())
 
 
+def written_at(folder: Path, at_ns: int) -> None:
+    """By the clock of these tests, which is not the host's."""
+    for path in folder.rglob("*.msgpack"):
+        os.utime(path, ns=(at_ns, at_ns))
+
+
 @pytest.mark.parametrize("has_tables", [True, False])
 def test_a_divergence_replays_to_the_same_diagnosis(tmp_path: Path, has_tables: bool) -> None:  # noqa: FBT001
     live = record(tmp_path, diverging(10), has_tables=has_tables)
@@ -160,6 +167,7 @@ def test_a_coordinator_that_is_started_again_knows_what_the_former_one_knew(tmp_
     live = record(tmp_path, diverging(6), is_killed=True)
     again = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"))
     now_ns = START_NS + 60 * SECOND_NS
+    written_at(tmp_path, now_ns)
     rebuilt_run.recall(again, now_ns)
     assert 11 == len(again.assembly.window(now_ns).steps)
     assert not any(dataclasses.astuple(again.judge(now_ns))), "sidecars are given time to come back"
@@ -215,6 +223,7 @@ def test_a_coordinator_that_is_started_again_tells_a_hang_that_came_back_from_th
     assert [False, True] == [one.closed_at is None for one in live.diagnoses]
     again = Run(RunSettings(tmp_path, RUN_ID, "http://127.0.0.1:1"), [Standing()])
     now_ns = START_NS + 90 * SECOND_NS
+    written_at(tmp_path, now_ns)
     rebuilt_run.recall(again, now_ns)
     again.judge(now_ns + 5 * SECOND_NS)
     assert live.diagnoses == again.incidents.all()

@@ -48,6 +48,7 @@ from holter.transport.wire import Hello
 
 MAX_AWAY_NS = 60 * 10**9
 """A coordinator that was away for longer watches another life of the job, if not another job."""
+AHEAD_NS = 10**9
 DEADLINE_S = 5.0
 """For reading the journal."""
 RETURN_NS = 3 * 10**9
@@ -118,7 +119,8 @@ def _is_interrupted(run_dir: Path, run_id: str, now_ns: int) -> bool:
     known = read_json(run_dir / "run.json", RunIdentity)
     if known is None or known.run_id != run_id or known.ended_at is not None:
         return False
-    return now_ns - journal.written_ns(run_dir / "journal") < MAX_AWAY_NS
+    # What was written in the future was written by another clock: in a former life of the job.
+    return -AHEAD_NS < now_ns - journal.written_ns(run_dir / "journal") < MAX_AWAY_NS
 
 
 def _take_over(run: Run, found: Recovered, now_ns: int) -> None:
