@@ -167,6 +167,9 @@ def run(case: MeshCase, nursery: Nursery, folder: Path) -> Result:
     if case.kind is None:
         result.status, result.why = ("ran", "") if ended.code == 0 else ("void", ended.stderr[-200:])
         result.said = [brief(one) for one in ended.diagnoses if counts(one, "warning")]
+    elif any(one["causes"][0]["cause"] == "script_error" for one in ended.diagnoses if one["causes"]):
+        # The draw does not fit the script: a tensor of that name is not there.
+        result.status, result.why = "void", (ended.stderr.strip().splitlines() or [""])[-1][:200]
     else:
         healthy = _job(case, nursery, folder / case.seed / "twin", is_healthy=True)
         result.has_twin = healthy.code == 0

@@ -118,6 +118,8 @@ MESH_CASES = (
     mesh("fsdp2", "local_clip", "clip_on_local_shard"),
     mesh("fsdp2", "uneven_clip", "uneven_clipping", "--culprit", "0", ranks=(0,), late_by=1),
     mesh("hsdp", "uneven_clip", "uneven_clipping", "--culprit", "2", ranks=(2,), says=("replicate",), ranks_run=4),
+    mesh("fsdp2", "nan_forward", "nonfinite_forward", step=12, ranks=(1,), modules=("blocks.0.up",), says=("graph",)),
+    mesh("tp", "nan_forward", "nonfinite_forward", step=12, ranks=(1,), modules=("blocks.0.up",), says=("graph",)),
     mesh("tp", "other_inputs", "parallel_input_mismatch", late_by=INTERVAL, says=("tp",)),
     mesh("2", "flip_partition", "silent_data_corruption", script="zero_runs", step=12, ranks=(1,), env=EVERY_STEP),
     mesh("3", "flip_partition", "silent_data_corruption", script="zero_runs", step=12, ranks=(1,), env=EVERY_STEP),
