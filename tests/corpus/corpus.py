@@ -139,9 +139,9 @@ SECOND_LAYER = [
     f"layers.1.{name}" for name in ("norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias")
 ]
 COMPOSED_CASES = (
-    composed("collapse", "expert_collapse", step=2, modules=("layers.0",), says=("expert 2",), family="experts"),
+    composed("collapse", "expert_collapse", step=2, modules=("layers.0",), says=("expert 2",)),
     composed("overflow", "expert_overflow", step=2, late_by=12, ranks=BOTH, modules=("layers.0",)),
-    composed("idle_term", "auxiliary_loss_inactive", step=2, modules=("layers.0",), says=("aux_loss",)),
+    composed("idle_term", "auxiliary_loss_inactive", step=2, modules=("layers.0",), says=("aux_loss",), family="experts"),
     composed("doubled_experts", "gradient_scale_mismatch", tensors=[f"layers.0.expert.{n}.{kind}" for n in (0, 2) for kind in ("weight", "bias")]),
     composed("expert_mesh", "gradient_scale_mismatch", tensors=[f"layers.0.expert.{n}.{kind}" for n in (0, 2) for kind in ("weight", "bias")], ranks_run=4),
     composed("one_divisor", "gradient_scale_mismatch", tensors=SECOND_LAYER),
