@@ -35,7 +35,8 @@ NATIVE, PYTHON = "native", "python"
 """Names of the socket: native threads answer, or a thread of Python."""
 LINES = "lines"
 """The socket beside it. torch's server takes answers from Python too, but lets go of them after the interpreter has ended, and aborts the process."""
-MAX_CALLS = 64
+MAX_CALLS = 512
+"""Whose lines are told: a mismatch may be noticed some hundred calls later."""
 MAX_PATH_BYTES = 107
 """What fits a socket's address, with its final zero."""
 STOP_PATIENCE_S = 0.5
