@@ -90,7 +90,7 @@ def test_a_whole_one_is_good_by_its_directory_and_by_its_state(checkpoint, capsy
     assert 0 == main(["checkpoint", "verify", str(checkpoint)])
     said = capsys.readouterr().out
     assert ": good\n" in said
-    assert "step 30 of run run-a, accelerate, 2 ranks, halted for nonfinite_input" in said
+    assert "step 30 of run run-a, accelerate, 2 ranks, halted for Non-finite input (nonfinite_input)" in said
     assert "all as they were sealed" in said
 
 
