@@ -75,7 +75,7 @@ def test_a_healthy_run_raises_nothing(ended, capsys, job):
 def test_a_nan_in_a_batch_is_dated_and_said_in_the_log_while_the_job_runs(jobs):
     ended = jobs.run(SCRIPTS / "nan_in_batch.py", "--steps", 2000, by="accelerate")
     assert [30] == [diagnosis["first_step"] for diagnosis in ended.diagnoses]
-    assert any("nonfinite_input on rank 1 at step 30" in line for line in ended.holter_lines)
+    assert any("(nonfinite_input) on rank 1 at step 30" in line for line in ended.holter_lines)
 
 
 @pytest.mark.parametrize(

@@ -179,7 +179,7 @@ def test_a_run_moves_before_ones_eyes_and_an_incident_appears_by_itself(visit: V
         expect(page.locator("#legend")).to_contain_text("named by a critical incident 1")
         expect(page.locator("#charts figure:visible")).to_have_count(4)
         expect(page.locator("#charts .cross").first).to_be_attached()
-        expect(page.locator("#timeline")).to_contain_text("opened: critical: nonfinite_input")
+        expect(page.locator("#timeline")).to_contain_text("opened: critical: Non-finite input (nonfinite_input)")
         expect(page.locator("#checkpoints")).to_contain_text("poisoned")
         picture(page, "2-incident")
 

@@ -79,6 +79,9 @@ class FakeRecorder:
             raise self._answer
         return self._answer
 
+    async def call_lines(self) -> dict[int, tuple[str, ...]]:
+        return {}
+
 
 async def until_stopped(examiner: Examiner) -> None:
     for _ in range(1000):

@@ -99,7 +99,7 @@ def test_who_asked_for_it_and_why_is_in_the_stone_and_in_what_a_blind_restart_sa
     assert asked == halt_json(tmp_path)["reason"]
     found = halt_record.read(tmp_path)
     assert found is not None
-    assert f"(requested: {asked})" in halt_record.sentences(tmp_path, found, {})[0]
+    assert f"halted: requested: {asked};" in halt_record.sentences(tmp_path, found, {})[0]
 
 
 @pytest.mark.parametrize("verdict", ["unknown", "poisoned"])
@@ -220,6 +220,9 @@ class Watched:
         self.run.intake.write_down()
         self.run.intake.journal.flush(self.run.disk, is_now=True)
         assert self.run.disk.close(5.0)
+        for path in (self.run_dir / "journal").iterdir():
+            # Files have the time of the run's clock, which is the test's.
+            os.utime(path, ns=(self.now_ns, self.now_ns))
 
 
 @pytest.fixture
