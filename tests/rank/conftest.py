@@ -1,14 +1,16 @@
 """A rank worn in this very process: a real page, a real monitor, and the reader a sidecar would use."""
 
-import gc
+import weakref
 from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
 import torch.distributed as dist
+from torch import nn
 
 from holter.frameworks.all import ALL
 from holter.page import PageReader, PageWriter
+from holter.rank import search
 from holter.rank.context import ObservationWriter
 from holter.rank.monitor import Monitor
 from holter.rank.readings.fused_pass import Readings
@@ -73,9 +75,15 @@ class Worn:
 
 
 @pytest.fixture
-def swept() -> None:
-    """Models of other tests that nobody holds any more would be found among the interpreter's objects."""
-    gc.collect()
+def swept(monkeypatch) -> None:
+    """Models that other tests have left would be found among the interpreter's objects: of models, only those made from now on are."""
+    others = {id(model): weakref.ref(model) for model in search.living(nn.Module)}
+    living = search.living
+
+    def of_this_test(*kinds: type) -> list[object]:
+        return [each for each in living(*kinds) if id(each) not in others or others[id(each)]() is not each]
+
+    monkeypatch.setattr(search, "living", of_this_test)
 
 
 @pytest.fixture
