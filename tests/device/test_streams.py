@@ -28,6 +28,7 @@ def test_one_stream_hangs_while_another_works() -> None:
         with torch.cuda.stream(free):
             assert 3.0 == torch.ones(3, device="cuda").sum().item()
         assert not hung.query()
+    hung.synchronize()
     assert 3.0 == x.sum().item()
 
 

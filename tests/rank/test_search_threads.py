@@ -9,7 +9,7 @@ from torch import nn
 
 from holter.rank import search
 
-SEARCHES = 60
+SEARCHES = 15
 
 
 def _fill_tuples(stop: threading.Event, raised: list[BaseException]) -> None:
