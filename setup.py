@@ -12,6 +12,19 @@ from setuptools import Extension, setup
 SOURCES = Path("kernels/holter_kernels/csrc")
 FLAGS = ["-g0", "-std=gnu11", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
 
+
+def rank_extension(name: str, **more: object) -> Extension:
+    """One file of the rank's own native code, a module by its name."""
+    return Extension(
+        f"holter.rank._{name}",
+        sources=[f"daemon/holter/rank/csrc/{name}.c"],
+        extra_compile_args=["-O2", *FLAGS],
+        py_limited_api=True,
+        optional=True,
+        **more,
+    )
+
+
 setup(
     ext_modules=[
         Extension(
@@ -24,43 +37,12 @@ setup(
             py_limited_api=True,
             optional=True,
         ),
-        Extension(
-            "holter.rank._crash_notice",
-            sources=["daemon/holter/rank/csrc/crash_notice.c"],
-            extra_compile_args=["-O2", *FLAGS],
-            py_limited_api=True,
-            optional=True,
-        ),
-        Extension(
-            "holter.rank._termination",
-            sources=["daemon/holter/rank/csrc/termination.c"],
-            extra_compile_args=["-O2", *FLAGS],
-            py_limited_api=True,
-            optional=True,
-        ),
-        Extension(
-            "holter.rank._living",
-            sources=["daemon/holter/rank/csrc/living.c"],
-            extra_compile_args=["-O2", *FLAGS],
-            py_limited_api=True,
-            optional=True,
-        ),
-        Extension(
-            "holter.rank._rows",
-            sources=["daemon/holter/rank/csrc/rows.c"],
+        *(rank_extension(name) for name in ("crash_notice", "termination", "living", "samples")),
+        rank_extension(
+            "rows",
             depends=sorted(str(path) for path in SOURCES.glob("*.h")),
             include_dirs=[str(SOURCES)],
-            extra_compile_args=["-O2", *FLAGS],
             libraries=["m"],
-            py_limited_api=True,
-            optional=True,
-        ),
-        Extension(
-            "holter.rank._samples",
-            sources=["daemon/holter/rank/csrc/samples.c"],
-            extra_compile_args=["-O2", *FLAGS],
-            py_limited_api=True,
-            optional=True,
         ),
     ],
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
