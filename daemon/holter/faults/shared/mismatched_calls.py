@@ -225,9 +225,13 @@ def uncounted(window: Window) -> tuple[str, tuple[int, ...], tuple[int, ...], Be
 
 
 def _stepped_without_pass(window: Window, ranks: Collection[int], step: int) -> bool:
-    """Whether one of these made that step with no backward pass: it took one too many, and left out no call."""
-    passes = dict(window.values("micro_steps")).get(step)
-    return passes is not None and passes.low == 0 and passes.low_rank in ranks
+    """Whether one of these made that step, or the one before, with no backward pass: it took one too many, and left out no call.
+
+    A call at the border of two steps may count to either.
+    """
+    passes = dict(window.values("micro_steps"))
+    around = (passes[each] for each in (step - 1, step) if each in passes)
+    return any(one.low == 0 and one.low_rank in ranks for one in around)
 
 
 def of_counts(
