@@ -17,7 +17,7 @@ NEWS = {
     "buffer_divergence": {"buffers_agreed_at_first", "has_majority"},
     "collective_mismatch": {"is_hanging"},
     "compute_dtype": {"do_regions_differ", "has_majority"},
-    "dead_rank": {"is_everyone_gone", "is_on_several_ranks"},
+    "dead_rank": {"is_done", "is_everyone_gone", "is_on_several_ranks"},
     "declared_frozen": {"was_unfrozen_later"},
     "dtype_drift": {"is_narrower", "is_on_all_ranks"},
     "frozen_divergence": {"has_majority", "is_implausible_on_all"},

@@ -507,3 +507,37 @@ def test_what_has_a_name_of_its_own_keeps_it(text: str, cause: str) -> None:
 def test_a_rank_that_the_kernel_ended_for_memory_is_out_of_memory() -> None:
     (finding,) = judge(ended(1, 10.0, by=signal.SIGKILL, out_of_memory=True), ended(0, 10.2, by=signal.SIGTERM))
     assert "out_of_memory" == rank_causes(finding)[0].cause
+
+
+def test_a_crash_after_the_end_of_every_script_is_a_warning_that_says_so() -> None:
+    (finding,) = judge(ended(0, 10.0, code=0, said=END), ended(1, 10.4, by=signal.SIGABRT, said=END))
+    assert ("warning", (1,)) == (finding.severity, finding.ranks)
+    assert "SIGABRT while Python shut down after the end of its script" in finding.summary
+
+
+def test_a_crash_at_the_very_end_is_critical_if_it_kept_a_peer_from_its_own_end() -> None:
+    crashed = ended(1, 10.0, by=signal.SIGABRT, said=END)
+    (finding,) = judge(crashed, ended(0, 10.4, by=signal.SIGTERM))
+    assert ("critical", (1,)) == (finding.severity, finding.ranks)
+    (finding,) = judge(crashed, now_s=12.0, failing=frozenset({0}))
+    assert "critical" == finding.severity
+
+
+def test_after_a_crash_at_the_very_end_the_others_have_time_to_follow() -> None:
+    crashed = ended(1, 10.0, by=signal.SIGABRT, said=END)
+    assert not judge(crashed, now_s=12.0)
+    (finding,) = judge(crashed, now_s=60.0)
+    assert "critical" == finding.severity
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        ended(1, 10.4, by=signal.SIGKILL, said=END),
+        ended(1, 10.4, by=signal.SIGABRT, said=Farewell(kind="end", text="sys.exit(3)", where="")),
+        ended(1, 10.4, by=signal.SIGABRT),
+    ],
+)
+def test_a_kill_and_a_crash_before_the_end_are_deaths_as_ever(end: RankExit) -> None:
+    (finding,) = judge(ended(0, 10.0, code=0, said=END), end)
+    assert "critical" == finding.severity

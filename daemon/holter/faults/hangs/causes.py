@@ -326,7 +326,8 @@ RANK_DEAD = CauseEntry(
     fix=Fix(
         do=(
             "Read the named rank's own log around its last line, and no other rank's. SIGKILL: ask the kernel (`dmesg -T | grep -i kill`) "
-            "and the scheduler who sent it; most often memory ran out. SIGSEGV, SIGBUS, SIGABRT: native code, look for a core dump. "
+            "and the scheduler who sent it; most often memory ran out. SIGSEGV, SIGBUS, SIGABRT: native code, look for a core dump; "
+            "if it says that Python was shutting down, the training is done: call `torch.distributed.destroy_process_group()` as the script's last line, so that the backend's threads are gone by then. "
             "An exception: its text and line are in the evidence. Then resume from the last good checkpoint."
         ),
         changes="Nothing in the numbers: steps since the last checkpoint are run again, nothing else is lost.",

@@ -6,6 +6,7 @@ What it detects
     the launcher sends SIGTERM to the survivors, and peers raise errors about a closed connection. A rank that gave up because its
     backend's timeout was over is a victim, too: the finding names the rank that it waited for, or nobody.
     An exception of the script's own, and `sys.exit` with a code other than 0, are the script's doing: a warning with the script's line.
+    A crash while Python shuts down is a warning too, if every rank's script had come to its end: nothing but the exit code is lost.
 
 Why it matters
     The survivors' logs are full of connection errors that point at each other. Only the first death has a cause worth finding.
@@ -27,8 +28,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from holter.faults.hangs.endings import (
+    CRASHES,
     VICTIMS,
     death,
+    has_finished,
     how,
     is_meant,
     is_same_exception,
@@ -90,19 +93,26 @@ class DeadRank:
         if _is_stop(window, abnormal, stop_s=self.stop_s, settle_s=self.settle_s):
             return
         culprits = self._culprits(abnormal, window.processes.exits)
+        is_done = signal_of(culprits[0]) in CRASHES and all(has_finished(end) for end in window.processes.exits)
+        if is_done and not is_everyone_gone and self._may_still_follow(window, culprits[0]):
+            return
         if kind_of(culprits[0]) == "timed_out":
             yield _given_up(window, culprits[0], abnormal)
             return
         is_unclear = (
             is_everyone_gone and self._are_together(abnormal) and all(kind_of(end) == "unknown" for end in abnormal)
         )
-        yield _finding(
-            window,
-            culprits,
-            abnormal,
-            is_everyone_gone=is_everyone_gone,
-            is_order_clear=not is_unclear or len(abnormal) == 1,
-        )
+        known = {
+            "is_everyone_gone": is_everyone_gone,
+            "is_order_clear": not is_unclear or len(abnormal) == 1,
+            "is_done": is_done and is_everyone_gone,
+        }
+        yield _finding(window, culprits, abnormal, known)
+
+    def _may_still_follow(self, window: Window, first: RankExit) -> bool:
+        """Whether the others may be on their way out too: a crash at the very end matters if one of them is kept from its own end by it."""
+        is_soon = (window.real_ns or window.now_ns) - first.at_ns < self.stop_s * 1e9
+        return is_soon and not window.processes.failing and not _goes_on(window, first, self.settle_s)
 
     def _is_called_off(self, ends: tuple[RankExit, ...], first: RankExit) -> bool:
         """Ctrl-C or a decided halt came first: whatever the other ranks then said is no fault."""
@@ -160,9 +170,7 @@ def _given_up(window: Window, gave_up: RankExit, abnormal: list[RankExit]) -> Fi
     )
 
 
-def _finding(
-    window: Window, culprits: list[RankExit], abnormal: list[RankExit], *, is_everyone_gone: bool, is_order_clear: bool
-) -> Finding:
+def _finding(window: Window, culprits: list[RankExit], abnormal: list[RankExit], known: dict[str, bool]) -> Finding:
     first = culprits[0]
     kind, own = kind_of(first), own_error(first)
     ranks = tuple(sorted(end.rank for end in culprits))
@@ -170,20 +178,22 @@ def _finding(
     number = signal_of(first)
     return Finding(
         detector=DeadRank.name,
-        severity="warning" if own == "script" else "critical",
+        severity="warning" if own == "script" or known["is_done"] else "critical",
         first_step=first.exited.last_step,
         detected_step=first.exited.last_step,
         ranks=ranks,
         summary=_summary(first, ranks),
         facts={
             "is_own_error": own == "script",
+            "is_done": known["is_done"],
+            "is_order_clear": known["is_order_clear"],
+            "is_everyone_gone": known["is_everyone_gone"],
             "is_signal": kind in {"signal", "terminated"},
             "is_killed": number == signal.SIGKILL,
             "is_terminated": kind == "terminated",
             "is_exception": kind in {"exception", "connection_lost"},
             "is_connection_lost": kind == "connection_lost",
             "is_status_known": kind != "unknown",
-            "is_order_clear": is_order_clear,
             "has_earlier_death": any(end.at_ns < first.at_ns and kind_of(end) not in VICTIMS for end in victims),
             "is_out_of_memory": own == "memory" or first.exited.out_of_memory,
             "is_worker_lost": own == "worker",
@@ -191,7 +201,6 @@ def _finding(
             "is_beyond_return": True,
             "is_worker_killed": own == "worker" and _is_killed_worker(first),
             "is_on_several_ranks": len(ranks) > 1,
-            "is_everyone_gone": is_everyone_gone,
         },
         evidence=tuple(_evidence(window, culprits, victims)),
     )

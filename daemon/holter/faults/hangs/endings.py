@@ -69,6 +69,10 @@ OF_A_DEVICE = ("cuda error:", "hip error:", "cudnn error", "device lost", "accel
 """What a device's driver says: the script's line is only where it came to light. But an assertion in a kernel is the script's."""
 LOST_WORKER = ("dataloader worker (pid",)
 """What torch says when a loader's worker process is gone; what a worker raised itself begins otherwise."""
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""Signals that native code raises by itself."""
+SCRIPT_DONE = ("", "sys.exit(0)", "sys.exit(None)")
+"""Last words of a script that came to its end and was content."""
 MAX_VICTIMS = 4
 """More than these are counted, not listed."""
 PLACE = re.compile(r"(?P<file>.+?):(?P<line>\d+) in ")
@@ -127,6 +131,12 @@ def is_meant(end: RankExit) -> bool:
     )
 
 
+def has_finished(end: RankExit) -> bool:
+    """The script came to its end without an error, whatever became of the process while Python shut down."""
+    said = end.exited.farewell
+    return end.exited.exit_code == 0 or bool(said and said.kind == "end" and said.text in SCRIPT_DONE)
+
+
 def signal_of(end: RankExit) -> int | None:
     """The signal that ended it, if one did."""
     if end.exited.signal:
@@ -155,9 +165,9 @@ def how(end: RankExit, *, short: bool = False) -> str:
     """`ended by SIGKILL`, `ended with ValueError: ...`, `ended with exit code 3`; `short`: without where that was."""
     number, code, said = signal_of(end), end.exited.exit_code, end.exited.farewell
     if number is not None and kind_of(end) in {"signal", "terminated"}:
-        return f"ended by {signal_name(number)}" + (
-            " (out of memory, says the kernel)" if end.exited.out_of_memory else ""
-        )
+        memory = " (out of memory, says the kernel)" if end.exited.out_of_memory else ""
+        moment = " while Python shut down after the end of its script" if has_finished(end) else ""
+        return f"ended by {signal_name(number)}{memory}{moment}"
     if said and said.kind == "exception":
         return f"ended with {_first_line(said.text)}"
     called = (
