@@ -291,3 +291,21 @@ def test_a_coordinator_that_is_started_again_keeps_places_for_a_while() -> None:
     for second in range(17):
         roster.look(second * 10**9)
     assert roster.refusal(hello(0, key="false")) is None, "it has not come back"
+
+
+def test_a_rank_that_says_too_much_is_not_taken_in_and_that_is_said() -> None:
+    roster = Roster(2)
+    taken = sum(roster.allowance.take(1, 2**20, 0) for _ in range(500))
+    assert 128 == taken
+    assert roster.allowance.take(0, 2**20, 0), "another rank has its own"
+    assert ["rank 1 says more than is taken in: 372 messages were not"] == roster.blind()
+    assert roster.allowance.take(1, 2**20, 4 * 10**9), "in four seconds it has room for another megabyte"
+    assert not roster.allowance.take(1, 2**20, 4 * 10**9)
+
+
+def test_a_coordinator_that_is_being_filled_takes_in_small_things_only() -> None:
+    allowance = Roster(2).allowance
+    allowance.look(5 * 2**30, 2)
+    assert (True, False) == (allowance.take(0, 1000, 0), allowance.take(0, 2**17, 0))
+    allowance.look(5 * 2**30, 16_000)
+    assert allowance.take(0, 2**17, 0), "a large job needs more"

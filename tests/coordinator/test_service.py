@@ -17,6 +17,7 @@ from tests.coordinator.conftest import RUN_ID, TOKEN, bound, eventually, healthy
 
 from holter import clock
 from holter.coordinator.recovery import journal
+from holter.coordinator.roster import BURST_BYTES
 from holter.coordinator.service import Limits
 from holter.coordinator.window.assembly import Assembly
 from holter.records import Diagnosis, Nonfinite
@@ -282,6 +283,35 @@ async def test_what_was_said_while_the_coordinator_was_away_arrives(run_coordina
     assert list(range(1, 50)) == [view.step for view in window.steps]
     assert rank.uplink.reconnects >= 1
     assert 0 == rank.uplink.dropped
+
+
+async def test_a_second_coordinator_of_a_run_orders_nothing_until_the_first_is_gone(
+    run_coordinator: Any, tmp_path: Path
+) -> None:
+    first = await run_coordinator(tmp_path)
+    second = await run_coordinator(tmp_path)
+    assert "it alone halts the run" in second.coordinator._ask_halt("reason", "somebody")
+    watched = second.coordinator.watched
+    watched.halts.ask("somebody", "reason", 0)
+    assert () == watched.judge(clock.wall_ns()).acts
+    assert any("writes to" in warning for warning in watched.warnings())
+    first.coordinator.stop()
+    await asyncio.wait_for(first.task, 10.0)
+    await eventually(lambda: not watched.also_written_by)
+
+
+async def test_whoever_may_report_cannot_fill_the_memory(run_coordinator: Any) -> None:
+    running = await run_coordinator()
+    flooding, good = running.rank(0), running.rank(1)
+    flooding.attach()
+    await eventually(lambda: flooding.uplink.is_connected)
+    running.coordinator.watched.roster.allowance.used[0] = (2 * BURST_BYTES, clock.wall_ns())
+    flooding.step(5)
+    await eventually(lambda: running.coordinator.watched.roster.allowance.turned_down.get(0))
+    assert any("says more than is taken in" in text for text in running.coordinator.watched.blind())
+    good.attach()
+    good.step(0)
+    await eventually(lambda: step_of(running, 1) == 1)
 
 
 @pytest.mark.slow

@@ -196,11 +196,15 @@ def write_files(folder: Path, diagnosis: Diagnosis) -> None:
     write_whole(folder / "diagnosis.json", as_json(diagnosis))
 
 
+_UNUSABLE = (sqlite3.Error, UnicodeDecodeError)
+"""What a damaged database raises; sqlite3 quotes what it found, which may be no UTF-8."""
+
+
 @contextlib.contextmanager
 def _database(path: Path, timeout_s: float = 5.0) -> Iterator[sqlite3.Connection]:
     with contextlib.closing(sqlite3.connect(path, timeout=timeout_s)) as connection, connection:
         # Shared file systems cannot do it; the default journal is slower and as safe.
-        with contextlib.suppress(sqlite3.Error):
+        with contextlib.suppress(*_UNUSABLE):
             connection.execute("PRAGMA journal_mode=WAL")
         for table in _SCHEMA:
             connection.execute(table)
@@ -239,7 +243,7 @@ def _stored(path: Path) -> _Stored:
             rows += connection.execute("SELECT diagnosis, checksum FROM diagnoses ORDER BY rowid")
             said += connection.execute("SELECT id, cause FROM causes")
             is_damaged = connection.execute("PRAGMA quick_check(1)").fetchone() not in [(b"ok",), ("ok",)]
-    except sqlite3.Error as error:
+    except _UNUSABLE as error:
         # One that somebody else has locked is not damaged; the incidents' own files are read instead.
         is_damaged = getattr(error, "sqlite_errorcode", 0) & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     read = [_incident(content, checksum) for content, checksum in rows]

@@ -51,6 +51,8 @@ EXAM_PATIENCE_NS = 6 * 10**9
 """How long a sidecar may take to examine its rank."""
 ASKED_NS = 600 * 10**9
 """How long it is remembered that an examination was asked for: by then it was answered, or noted as missing."""
+MAX_GROUPS = 65_536
+"""Process groups of the mesh, of all ranks together."""
 LONGEST_S = 1e9
 """A rank cannot have waited longer than this."""
 URGENT_SKIPS = 16
@@ -115,6 +117,13 @@ class Intake:
     def goodbye(self, rank: int) -> None:
         """A sidecar has said everything."""
         self.roster.goodbye(rank)
+
+    def has_room(self, rank: int, num_bytes: int, now_ns: int) -> bool:
+        """Whether a message of this size is taken in; a rank whose message is not has been heard all the same."""
+        has_room = self.roster.allowance.take(rank, num_bytes, now_ns)
+        if not has_room:
+            self.hear_sign(rank, now_ns)
+        return has_room
 
     def hear_sign(self, rank: int, now_ns: int) -> None:
         """A sidecar sent something, whatever it was."""
@@ -201,7 +210,7 @@ class Intake:
             case Halting():
                 self._halts.hear(observation, now_ns)
             case Groups(groups=groups):
-                for group in groups:
+                for group in groups[: max(0, MAX_GROUPS - sum(map(len, self.mesh.values())))]:
                     self.mesh[group.description or group.name].add(group.ranks)
             case Attached() as attached:
                 is_new = self.introductions.add(observation.rank, attached)

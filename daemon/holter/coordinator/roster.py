@@ -29,8 +29,45 @@ ABSENT_NS = 120 * 10**9
 KEPT_SNAPSHOTS = 2
 KEPT_NS = 15 * 10**9
 """How long a coordinator that is started again keeps every rank's place for the sidecar that had it; they come back within seconds."""
+MAX_SIGHT_LOST = 64
+"""Different things that one rank's holter cannot see."""
 LOOK_NS = 10**9
 """Between two looks at most so much counts; all ranks are passed over no more often than this."""
+
+
+BURST_BYTES = 128 * 2**20
+"""What a rank may say at once: the census of a very large model, and what was kept while the coordinator was away."""
+STEADY_BYTES_PER_S = 2**18
+"""What it may say on and on; a talkative one says a tenth of it."""
+SMALL_BYTES = 64 * 2**10
+"""Messages of this size are taken in even when memory is short: of small things a bounded number is kept."""
+MEMORY_BYTES, MEMORY_BYTES_OF_RANK = 4 * 2**30, 2**20
+"""A coordinator that holds more than this is being filled."""
+
+
+@dataclass
+class IntakeAllowance:
+    """How much of what ranks say is taken in, by rank and in all: whoever can report must not be able to fill the memory."""
+
+    used: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """Rank -> (bytes of its burst that are used up, as of when)"""
+    turned_down: dict[int, int] = field(default_factory=dict)
+    """Rank -> messages that were not taken in."""
+    is_memory_short: bool = False
+
+    def take(self, rank: int, num_bytes: int, now_ns: int) -> bool:
+        """Whether there is room for a message of this size."""
+        used, then_ns = self.used.get(rank, (0.0, now_ns))
+        used = max(0.0, used - max(0, now_ns - then_ns) / 1e9 * STEADY_BYTES_PER_S)
+        has_room = used + num_bytes <= BURST_BYTES and not (self.is_memory_short and num_bytes > SMALL_BYTES)
+        self.used[rank] = (used + num_bytes if has_room else used, now_ns)
+        if not has_room:
+            self.turned_down[rank] = self.turned_down.get(rank, 0) + 1
+        return has_room
+
+    def look(self, resident_bytes: int, world_size: int) -> None:
+        """Whether this process has become too large."""
+        self.is_memory_short = resident_bytes > max(MEMORY_BYTES, world_size * MEMORY_BYTES_OF_RANK)
 
 
 @dataclass
@@ -133,6 +170,7 @@ class Roster:
     def __init__(self, world_size: int = 0) -> None:
         self.world_size = world_size
         self.members: dict[int, Member] = {}
+        self.allowance = IntakeAllowance()
         self.sidecars_lost = 0
         """Connections that ended without Goodbye."""
         self.serial = 0
@@ -256,7 +294,7 @@ class Roster:
                 member.gpu_uuid = found.uuid
             case Traffic(steps=[_, *_]) if member.numbers.lag_s is None:
                 member.numbers.lag_s = 0.0
-            case SightLost() as lost:
+            case SightLost() as lost if lost.what in member.sight_lost or len(member.sight_lost) < MAX_SIGHT_LOST:
                 member.sight_lost[lost.what] = lost.dropped
 
     def compare(self, arrivals: Sequence[StepArrivals]) -> None:
@@ -306,7 +344,8 @@ class Roster:
             elif member.state == "silent":
                 found.append(f"rank {rank} on {member.hello.host}: its sidecar is silent, and nobody closed its line")
             found += [f"rank {rank}: {what} ({lost} lost)" for what, lost in sorted(member.sight_lost.items())]
-        return found
+        refused = sorted(self.allowance.turned_down.items())
+        return found + [f"rank {rank} says more than is taken in: {num} messages were not" for rank, num in refused]
 
     def snapshots(self) -> list[RankSnapshot]:
         """For the exporter; a rank that ended has no series any more, one that never came is not up."""

@@ -82,7 +82,7 @@ class Run:
         self.left_open: list[Diagnosis] = []
         """Incidents that a former life of this run left open."""
         self.also_written_by = ""
-        """A sentence, where another coordinator writes to the same directory."""
+        """A sentence, where another coordinator writes to the same directory: it gives the orders, this one only watches."""
         self.deliveries = Deliveries()
         """What became of messages to the webhook; nothing, if there is none."""
 
@@ -103,7 +103,7 @@ class Run:
             exams=self.intake.to_examine(found.exams, now_ns),
             fresh=self.judging.news(found.diagnoses),
             alarms=tuple(alarms),
-            acts=() if is_final else tuple(self.halts.look(now_ns, self._view(now_ns))),
+            acts=() if is_final or self.also_written_by else tuple(self.halts.look(now_ns, self._view(now_ns))),
             halt_news=self.halts.take_sentences(),
         )
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from aiohttp import web
@@ -111,7 +112,7 @@ class ServiceSettings:
     has_run_clock: bool = False
     """Whoever started this process has given it the run's clock."""
     is_only_one: bool = False
-    """Refuse to start where another coordinator writes to the run directory; a job must be watched in any case, and has a warning."""
+    """Refuse to start where another coordinator writes to the run directory; a job must be watched in any case: it warns, and orders nothing."""
     limits: Limits = field(default_factory=Limits)
     announcing: AnnouncerSettings = field(default_factory=AnnouncerSettings)
 
@@ -188,8 +189,14 @@ class Coordinator:
         who = f"another coordinator{f' (process {known.pid})' if known is not None else ''} writes to {run_dir}"
         if self._settings.is_only_one:
             raise UsageError(f"{who}; end it, or give this run a directory of its own")
-        logger.warning("%s too", who)
-        self.watched.also_written_by = f"run directory: {who} too"
+        logger.warning("%s too, and gives the orders; this one halts nothing until it is gone", who)
+        self.watched.also_written_by = f"run directory: {who} too; it alone halts the run"
+
+    def _take_over(self) -> None:
+        """Two coordinators that order could halt ranks at two steps: the second one waits until the first has ended."""
+        if self.watched.also_written_by and self._lock.take():
+            logger.warning("the other coordinator is gone; orders are given here now")
+            self.watched.also_written_by = ""
 
     def stop(self) -> None:
         """End soon, after a last judgement."""
@@ -204,6 +211,7 @@ class Coordinator:
                 async with asyncio.timeout(self._settings.judge_interval_s):
                     await self._wake.wait()
             self._wake.clear()
+            self._take_over()
             began_s = clock.monotonic_s()
             await self._judge()
             judging_s = clock.monotonic_s() - began_s
@@ -292,6 +300,8 @@ class Coordinator:
         self._wake.set()
 
     def _ask_halt(self, reason: str, by: str) -> str | None:
+        if self.watched.also_written_by:
+            return self.watched.also_written_by
         why = self.watched.halts.ask(by, reason, clock.wall_ns())
         self._wake.set()
         return why
@@ -319,6 +329,7 @@ class Coordinator:
         now_s = clock.monotonic_s()
         if now_s - self._flushed_s >= self._settings.flush_interval_s or self.watched.intake.journal.is_filling:
             self._flushed_s = now_s
+            self.watched.roster.allowance.look(resident_bytes(), self.watched.roster.world_size)
             self.watched.intake.write_down()
             self._announcer.write_targets()
 
@@ -362,6 +373,14 @@ def end_reason(roster: Roster, quiet_s: float, limits: Limits) -> str | None:
     if roster.num_connected == 0 and quiet_s >= limits.idle_s:
         return f"no sidecar was connected for {limits.idle_s:.0f} s"
     return None
+
+
+def resident_bytes() -> int:
+    """What this process holds; 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _settle_s(roster: Roster, limits: Limits) -> float:

@@ -71,6 +71,9 @@ class Receiver(Protocol):
     def hear(self, rank: int, report: Report, now_ns: int) -> bool:
         """A report arrived; True: something in it is urgent."""
 
+    def has_room(self, rank: int, num_bytes: int, now_ns: int) -> bool:
+        """Whether what a sidecar sent is to be taken in, by its size."""
+
     def hear_sign(self, rank: int, now_ns: int) -> None:
         """A sidecar sent something else."""
 

@@ -17,6 +17,9 @@ MAX_PARTS = 4096
 MAX_CHANGES = 4096
 """Changes that are remembered: the first, by step and rank."""
 
+MAX_LEFT = 8
+"""Censuses of nobody that may stay: a model that changes back is the same again."""
+
 CensusDifference = tuple[str, str, str, str]
 """(name, what, before, after)"""
 
@@ -56,6 +59,9 @@ class CensusBook:
         joined = self.joined[rank] = self._shared([parts[number] for number in range(part.parts)])
         self.steps[rank] = step
         del self._parts[rank]
+        if len(self._distinct) > 2 * len(self.joined) + MAX_LEFT:
+            held = {id(one) for one in self.joined.values()}
+            self._distinct = {digest: one for digest, one in self._distinct.items() if id(one) in held}
         if known is not None and known is not joined and known.model == joined.model:
             self._compare(rank, step, known, joined)
 

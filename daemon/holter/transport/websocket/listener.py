@@ -66,7 +66,7 @@ class WebSocketListener:
         await socket.prepare(request)
         try:
             async with asyncio.timeout(HELLO_DEADLINE_S):
-                hello = await _receive(socket)
+                hello, _ = await _receive(socket)
             reason = await self._serve(socket, hello, request.remote or "")
         except TimeoutError:
             reason = "no Hello in time"
@@ -142,7 +142,11 @@ class WebSocketListener:
     async def _listen(self, socket: web.WebSocketResponse, rank: int) -> None:
         held: asyncio.Task[None] | None = None
         try:
-            while (message := await _receive(socket)) is not None:
+            while (received := await _receive(socket))[0] is not None:
+                message, num_bytes = received
+                is_kept = isinstance(message, wire.Report | wire.Fetched)
+                if is_kept and not self._receiver.has_room(rank, num_bytes, clock.wall_ns()):
+                    continue
                 match message:
                     case wire.Report():
                         if self._receiver.hear(rank, message, clock.wall_ns()):
@@ -207,15 +211,15 @@ class _GarbageError(Exception):
     """A frame that is no message of ours."""
 
 
-async def _receive(socket: web.WebSocketResponse) -> wire.Upward | None:
-    """The next message; None at the end of the connection."""
+async def _receive(socket: web.WebSocketResponse) -> tuple[wire.Upward | None, int]:
+    """The next message and its size; None at the end of the connection."""
     frame = await socket.receive()
     if frame.type is WSMsgType.TEXT:
         raise _GarbageError
     if frame.type is not WSMsgType.BINARY:
-        return None
+        return None, 0
     try:
-        return wire.decode_upward(frame.data)
+        return wire.decode_upward(frame.data), len(frame.data)
     except UNREADABLE as error:
         raise _GarbageError from error
 
