@@ -9,6 +9,7 @@ from holter.cli.run_reader import locate
 from holter.coordinator.recovery import journal
 from holter.coordinator.recovery.journal import Entry
 from holter.diagnosis.explain import WORST_FIRST
+from holter.halting import halt_record
 from holter.offline.proof.changes import options_of
 from holter.offline.proof.record import LOSS, NORM, PastFault, Points, RunRecord, fault_of
 from holter.records import Diagnosis, FirstStep, SightLost, StepDone
@@ -25,7 +26,9 @@ def is_run_directory(path: Path) -> bool:
 class _Steps:
     """Steps and batches of one run, mean over the ranks, counted from the run's own beginning."""
 
-    def __init__(self) -> None:
+    def __init__(self, lifted_step: int = 0) -> None:
+        self._lifted_step = lifted_step
+        """Step of the halt that was lifted for a later life; plain SGD counts no steps, so nothing else tells where it goes on."""
         self.lives: list[tuple[int, int]] = []
         """(when it began, completed steps before it) of each start."""
         self._sums: dict[str, dict[int, tuple[float, int]]] = {LOSS: {}, NORM: {}}
@@ -38,7 +41,9 @@ class _Steps:
         """One observation."""
         seen = entry.observation
         if isinstance(seen.body, FirstStep) and seen.rank == 0:
-            self.lives.append((entry.received_ns, seen.body.completed or 0))
+            unknown = self._lifted_step if self.lives else 0
+            completed = seen.body.completed
+            self.lives.append((entry.received_ns, unknown if completed is None else completed))
         if isinstance(seen.body, SightLost) and is_wanted:
             self.blind[f"rank {seen.rank}: {seen.body.what}"] = None
         if not isinstance(seen.body, StepDone) or not is_wanted:
@@ -68,7 +73,7 @@ def record_of_run(path: Path, life: Life = "all") -> RunRecord:
     entries = list(journal.read(path / "journal")) if (path / "journal").is_dir() else []
     begins = [entry.received_ns for entry in entries if _is_start(entry)]
     since_ns = begins[-1] if len(begins) > 1 else None
-    steps = _Steps()
+    steps = _Steps(halt_record.base_step(path))
     for entry in entries:
         steps.hear(entry, is_wanted=_is_wanted(entry.received_ns, since_ns, life))
     faults = tuple(_faults(found.diagnoses(), steps.lives, since_ns, life))
