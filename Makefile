@@ -13,7 +13,7 @@ export PYTHONDONTWRITEBYTECODE =
 
 TRAIN = $(LAUNCH) deploy/examples/train_gpt.py --steps 60
 
-.PHONY: fuzzer install system demo test test-all test-quick test-gpu campaign check format bench pictures docs audit release fuzz clean
+.PHONY: fuzzer frameworks install system demo test test-all test-quick test-gpu campaign check format bench pictures docs audit release fuzz clean
 
 install: $(STAMP)  ## .venv with holter and everything needed to run and test it
 
@@ -36,6 +36,14 @@ system:
 	  echo "installing chromium from the distribution's packages"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium > /dev/null; } \
 	|| echo "could not install chromium: tests of the page are skipped"
+	@{ command -v slurmctld && command -v slurmd && command -v munged && command -v shellcheck; } > /dev/null || { \
+	  echo "installing slurm, munge and shellcheck from the distribution's packages"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends slurmctld slurmd slurm-client munge shellcheck > /dev/null; } \
+	|| echo "could not install slurm, munge and shellcheck: tests that need them are skipped"
+	@{ command -v kubectl && command -v systemd-analyze; } > /dev/null || { \
+	  echo "installing kubernetes-client and systemd from the distribution's packages"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$(command -v kubectl > /dev/null || echo kubernetes-client) $$(command -v systemd-analyze > /dev/null || echo systemd) > /dev/null; } \
+	|| echo "could not install kubernetes-client and systemd: tests that need them are skipped"
 
 demo: install  ## train a small GPT on 2 ranks, spoil rank 1's batch at step 30: diagnosis, halt, checkpoint, resume, the same bits
 	@rm -rf $(DEMO_RUN) $(DEMO_RUN)-weights && mkdir -p $(DEMO_RUN)-weights
@@ -56,13 +64,17 @@ demo: install  ## train a small GPT on 2 ranks, spoil rank 1's batch at step 30:
 test: install system check  ## what CI runs: linters, types, and at least one real job for every mechanism; about 20 minutes on two shared cores
 	$(BIN)/python -m tests.run
 
-test-all: install system check fuzzer  ## everything, before a release: also what is marked `release`; about 45 minutes
+test-all: install system check fuzzer frameworks  ## everything, before a release: also what is marked `release`; about 45 minutes
 	$(BIN)/python -m tests.run --all
 
 # Guided by coverage; has builds for some Pythons only, and without it its tests are skipped, visibly.
 fuzzer: install
 	@$(BIN)/python -c "import atheris" 2> /dev/null || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt '.[fuzz]' \
 	|| echo "could not install atheris: fuzzers run without coverage"
+
+frameworks: install
+	@$(BIN)/python -c "import lightning, peft, trl" 2> /dev/null || $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[frameworks]' \
+	|| echo "could not install lightning, peft and trl: their examples are skipped"
 
 TARGET ?= wire
 SECONDS ?= 60

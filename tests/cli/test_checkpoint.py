@@ -214,6 +214,12 @@ def test_wrong_use_is_one_sentence(tmp_path, capsys):
     assert all(line.startswith("holter: ") for line in said)
 
 
+def test_a_run_without_a_healthy_checkpoint_has_no_newest_one(tmp_path, capsys):
+    seal(tmp_path / "run", why="NaN", verdict="poisoned")
+    assert 1 == main(["checkpoint", "newest", str(tmp_path / "run")])
+    assert "" == capsys.readouterr().out
+
+
 def test_list_shows_what_halts_kept_and_what_the_script_saved(checkpoint, tmp_path, capsys):
     run_dir = checkpoint.parent.parent
     own = store.ScriptSave(
@@ -231,6 +237,8 @@ def test_list_shows_what_halts_kept_and_what_the_script_saved(checkpoint, tmp_pa
     assert [(20, "poisoned", "script", False), (30, "healthy", "holter", True)] == [
         (each["step"], each["verdict"], each["by"], each["is_there"]) for each in found
     ]
+    assert 0 == main(["checkpoint", "newest", str(run_dir)])
+    assert f"{checkpoint / 'state'}\n" == capsys.readouterr().out
     assert 0 == main(["checkpoint", "list", str(run_dir)])
     said = capsys.readouterr().out
     assert str(checkpoint / "state") in said

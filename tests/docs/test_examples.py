@@ -2,6 +2,7 @@
 
 import json
 import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,15 @@ import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "examples"
 ZERO = {"ACCELERATE_USE_CPU": "false", "DS_ACCELERATOR": "cpu"}
+NEEDS = {"train_lightning.py": ("lightning",), "train_grpo.py": ("trl", "peft")}
 JOBS = [
     pytest.param("train_loop.py", {}),
     pytest.param("train_accelerate.py", {}, marks=pytest.mark.release),
     pytest.param("train_trainer.py", {}, marks=pytest.mark.release),
     pytest.param("train_deepspeed.py", ZERO, marks=pytest.mark.release),
     pytest.param("train_fsdp.py", {}, marks=pytest.mark.release),
+    pytest.param("train_lightning.py", {}, marks=pytest.mark.release),
+    pytest.param("train_grpo.py", {"HF_HUB_OFFLINE": "1"}, marks=pytest.mark.release),
 ]
 
 
@@ -32,6 +36,8 @@ def test_every_training_script_is_run_here() -> None:
 @pytest.mark.job
 @pytest.mark.parametrize(("script", "env"), JOBS, ids=lambda value: value if isinstance(value, str) else "")
 def test_an_example_trains_under_holter(script: str, env: dict[str, str], jobs: Any) -> None:
+    if missing := [name for name in NEEDS.get(script, ()) if find_spec(name) is None]:
+        pytest.skip(f"not installed: {', '.join(missing)}; `make test-all` installs them")
     told = command(script)
     assert told.endswith(f"deploy/examples/{script}")
     ended = jobs.run(

@@ -29,6 +29,7 @@ COMMANDS = {
     "dashboards": "print or write Grafana's dashboards",
     "coordinator": "run a coordinator by itself",
     "sidecar": "run a sidecar by itself",
+    "completion": "print shell completion, or the man page",
 }
 WRONG_USE = 2
 
@@ -63,17 +64,22 @@ def _help(arguments: Sequence[str]) -> str:
     return f"holter {chosen} --help" if chosen in COMMANDS else "holter --help"
 
 
-def _run(arguments: list[str]) -> int:
+def parser_of(*commands: str) -> argparse.ArgumentParser:
+    """All commands by name; these with their options, for which each one's module is imported."""
     parser = _Parser(prog="holter", description=holter.__doc__)
     parser.add_argument("--version", action="version", version=f"holter {holter.__version__}")
-    chosen = next((argument for argument in arguments if not argument.startswith("-")), None)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name, phrase in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=phrase)
-        if name == chosen:
+        if name in commands:
             command = importlib.import_module(f"holter.cli.{name}")
             subparser.description = command.__doc__
             command.add_options(subparser)
+    return parser
+
+
+def _run(arguments: list[str]) -> int:
+    parser = parser_of(*[argument for argument in arguments if not argument.startswith("-")][:1])
     # What follows `--` is somebody else's command.
     split = arguments.index("--") if "--" in arguments else len(arguments)
     args = parser.parse_args(arguments[:split])

@@ -3,11 +3,20 @@
 import argparse
 import json
 import sys
+import textwrap
 from pathlib import Path
 
 from holter.errors import UsageError
 from holter.exporters import alerts, pages
 from holter.exporters.alert_text import RUNBOOKS
+
+PROMETHEUS_RULE = """\
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: holter
+spec:
+"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -18,6 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--runbooks", metavar="URL", default=RUNBOOKS, help="where the pages are served (default: %(default)s)"
     )
+    parser.add_argument("--operator", action="store_true", help="print them as a PrometheusRule, for Kubernetes")
     parser.add_argument("--json", action="store_true", help="names of the alerts and their pages")
 
 
@@ -32,7 +42,8 @@ def run(args: argparse.Namespace) -> int:
         named = {rule.alert: rule.page for rules in alerts.groups().values() for rule in rules}
         sys.stdout.write(json.dumps(named, indent=2) + "\n")
     else:
-        sys.stdout.write(alerts.rule_file(base))
+        rules = alerts.rule_file(base)
+        sys.stdout.write(PROMETHEUS_RULE + textwrap.indent(rules, "  ") if args.operator else rules)
     return 0
 
 

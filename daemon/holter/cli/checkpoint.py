@@ -2,6 +2,7 @@
 
 verify DIR    reads back everything and compares it with what was sealed: DIR is checkpoints/<step>, its state/, or a checkpoint of your own
 list RUN      those that halts have kept, and those that the script saved itself, with the verdict on each
+newest RUN    the path of the newest healthy one, for a job that starts again; 1 if there is none
 assemble DIR  parts that blocked ranks saved each by itself, made into the framework's own format: DIR/assembled
 """
 
@@ -13,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from holter.cli.run_reader import locate
+from holter.cli.run_reader import RunReader, locate
 from holter.cli.terminal import Meter, printable, size_text, table
 from holter.errors import UsageError, VaultError
 from holter.frameworks.fsdp.framework import ASSEMBLED, PARTS
@@ -34,6 +35,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser("list", help="the checkpoints of a run, with the verdict on each")
     listing.add_argument("run", nargs="?", metavar="RUN", help="run directory or address (default: the newest run)")
     listing.add_argument("--json", action="store_true", help="as JSON")
+    newest = actions.add_parser("newest", help="the path of the newest healthy checkpoint, to go on from")
+    newest.add_argument("run", nargs="?", metavar="RUN", help="run directory or address (default: the newest run)")
+    newest.add_argument("--json", action="store_true", help="as JSON")
     joining = actions.add_parser(
         "assemble", help="join parts that ranks saved by themselves into the framework's own format"
     )
@@ -43,10 +47,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify: 0 good, 1 not good. List: 0. Assemble: 0 it is there, 1 the parts are not good."""
-    if args.action == "assemble":
-        return _assemble(args)
-    return _verify(Path(args.directory), is_json=args.json) if args.action == "verify" else _list(args)
+    """Verify: 0 good, 1 not good. List: 0. Newest: 0, 1 there is none. Assemble: 0 it is there, 1 the parts are not good."""
+    if args.action == "verify":
+        return _verify(Path(args.directory), is_json=args.json)
+    return {"assemble": _assemble, "list": _list, "newest": _newest}[args.action](args)
 
 
 def _assemble(args: argparse.Namespace) -> int:
@@ -162,15 +166,18 @@ def _facts(found: CheckpointExamination) -> dict[str, Any]:
     }
 
 
+def _newest(args: argparse.Namespace) -> int:
+    healthy = [one for one in _of_run(locate(args.run)) if one.verdict == "healthy" and one.is_there]
+    if not healthy:
+        sys.stderr.write("holter: no healthy checkpoint is known\n")
+        return 1
+    sys.stdout.write((json.dumps(healthy[-1]._asdict(), indent=2) if args.json else healthy[-1].path) + "\n")
+    return 0
+
+
 def _list(args: argparse.Namespace) -> int:
     found = locate(args.run)
-    run_dir = found.directory
-    if run_dir is None:
-        state = found.ask("/api/v1/status")
-        if state is None:
-            raise UsageError(f"no coordinator answers at {found.address}")
-        run_dir = Path(str(state["run_dir"]))
-    entries = sorted(_entries(run_dir), key=lambda entry: (entry.step, entry.saved_at))
+    entries = _of_run(found)
     if args.json:
         sys.stdout.write(json.dumps([entry._asdict() for entry in entries], indent=2) + "\n")
     elif not entries:
@@ -181,6 +188,17 @@ def _list(args: argparse.Namespace) -> int:
         rows = [tuple(printable(str(cell)) for cell in cells) for cells in shown]
         sys.stdout.write("\n".join(table(columns, rows)) + "\n")
     return 0
+
+
+def _of_run(found: RunReader) -> "list[_Entry]":
+    """Oldest first."""
+    run_dir = found.directory
+    if run_dir is None:
+        state = found.ask("/api/v1/status")
+        if state is None:
+            raise UsageError(f"no coordinator answers at {found.address}")
+        run_dir = Path(str(state["run_dir"]))
+    return sorted(_entries(run_dir), key=lambda entry: (entry.step, entry.saved_at))
 
 
 class _Entry(NamedTuple):

@@ -8,25 +8,31 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
+import holter
 from holter.errors import UsageError
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="one of them, such as holter-overview; without it, all")
+    parser.add_argument(
+        "--config-maps", action="store_true", help="print them as ConfigMaps that Grafana's sidecar loads"
+    )
     parser.add_argument("--write", metavar="DIR", help="write NAME.json into this directory instead of printing")
 
 
 def run(args: argparse.Namespace) -> int:
     """Print or write."""
-    dashboards = _dashboards()
-    if args.name is not None and args.name not in dashboards.ALL:
-        raise UsageError(f"there is no dashboard {args.name!r}; there are {', '.join(dashboards.ALL)}")
-    texts = {uid: dashboards.render(uid) for uid in ([args.name] if args.name else dashboards.ALL)}
+    texts = _dashboards()
+    if args.name is not None:
+        if args.name not in texts:
+            raise UsageError(f"there is no dashboard {args.name!r}; there are {', '.join(texts)}")
+        texts = {args.name: texts[args.name]}
     if args.write is not None:
         _write(Path(args.write), texts)
+    elif args.config_maps:
+        sys.stdout.write("---\n".join(_config_map(uid, text) for uid, text in texts.items()))
     elif args.name is not None:
         sys.stdout.write(texts[args.name])
     else:
@@ -34,12 +40,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _dashboards() -> ModuleType:
+def _dashboards() -> dict[str, str]:
     try:
         from holter.exporters import dashboards  # noqa: PLC0415 - needs a package that only this command needs
-    except ImportError as error:
-        raise UsageError(f"dashboards are generated with a package that is not there ({error}): `pip install holter[dashboards]`") from None  # fmt: skip
-    return dashboards
+    except ImportError:
+        return _shipped()
+    return {uid: dashboards.render(uid) for uid in dashboards.ALL}
+
+
+def _shipped() -> dict[str, str]:
+    """setup.py puts them into the package; a checkout has them where they are made."""
+    package = Path(holter.__file__).parent
+    for folder in (package / "exporters" / "dashboards" / "made", package.parents[1] / "grafana" / "dashboards"):
+        if found := sorted(folder.glob("holter-*.json")):
+            return {path.stem: path.read_text(encoding="utf-8") for path in found}
+    raise UsageError("the dashboards are not in this installation: `pip install holter[dashboards]` generates them")
+
+
+def _config_map(uid: str, text: str) -> str:
+    """JSON, which is YAML."""
+    labels = {"grafana_dashboard": "1"}
+    metadata = {"name": f"{uid}-dashboard", "labels": labels}
+    return (
+        json.dumps({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {f"{uid}.json": text}})
+        + "\n"
+    )
 
 
 def _write(directory: Path, texts: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""`holter explain NAME`: the page of a detector, a cause or an alert about holter itself."""
+"""`holter explain NAME`: the page of a detector, a cause or an alert about holter itself; without a name all of them, family by family."""
 
 import argparse
 import difflib
@@ -15,7 +15,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "name",
         nargs="?",
         metavar="NAME",
-        help="a detector, a cause, or an alert by the name that a pager shows; without it, all names",
+        help="a detector, a cause, or an alert by the name that a pager shows; without it, all of them with a line each",
     )
     parser.add_argument("--json", action="store_true", help="print facts as JSON")
 
@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the page."""
     if args.name is None:
-        text = json.dumps(list(pages.names())) if args.json else "\n".join(pages.names())
+        text = json.dumps(list(pages.names())) if args.json else "\n".join(pages.overview())
         sys.stdout.write(text + "\n")
         return 0
     name = alerts.page_of_alert(args.name) or args.name

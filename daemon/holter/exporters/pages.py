@@ -7,12 +7,12 @@ import dataclasses
 import re
 import sys
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any, cast
 
 from holter.exporters.alerts import WATCHER_RULES, WatcherRule
-from holter.faults import CAUSES, DETECTORS
+from holter.faults import CAUSES, DETECTORS, FAMILIES
 from holter.faults.family import CauseEntry, DetectorEntry
 from holter.records.titles import title
 
@@ -34,6 +34,23 @@ _SETTING = re.compile(r"    \w+\.\w+ = ")
 def names() -> tuple[str, ...]:
     """Everything that has a page: detectors, causes, then alerts about holter itself."""
     return tuple(dict.fromkeys((*DETECTORS, *CAUSES, *(watch.name for watch in WATCHER_RULES))))
+
+
+def overview() -> Iterator[str]:
+    """A family of faults after the other: its causes, then its detectors, a line each; alerts about holter itself last."""
+    width = max(map(len, names()))
+    for family in FAMILIES:
+        yield f"{type(family.detectors[0].detector).__module__.split('.')[-2]}"
+        for cause in family.causes:
+            yield f"  {cause.cause:<{width}}  {cause.happened.partition('. ')[0]}"
+        for entry in family.detectors:
+            if entry.detector.name not in CAUSES:
+                first = (sys.modules[type(entry.detector).__module__].__doc__ or "").strip().splitlines()[0]
+                yield f"  {entry.detector.name:<{width}}  {first} (detector)"
+        yield ""
+    yield "holter itself"
+    for watch in WATCHER_RULES:
+        yield f"  {watch.name:<{width}}  {watch.happened}"
 
 
 def page(name: str) -> str | None:
