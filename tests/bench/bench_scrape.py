@@ -30,7 +30,7 @@ from holter import clock
 from holter.records import Attached, Body, Census, ModuleVitals, Observation, Phase, StepDone, TensorEntry, Vitals
 from holter.transport import wire
 from holter.transport.limits import settings_for
-from holter.transport.websocket.uplink import WebSocketUplink
+from holter.transport.uplink import RankUplink
 
 LIMIT_S = 0.2
 FORMATS = ("text/plain", "application/openmetrics-text; version=1.0.0")
@@ -61,7 +61,7 @@ async def be_the_ranks(address: str, token: str, number: int, step_s: float) -> 
         await asyncio.sleep(max(0.0, step_s - (time.perf_counter() - began)))
 
 
-def _uplink(address: str, token: str, rank: int, number: int) -> WebSocketUplink:
+def _uplink(address: str, token: str, rank: int, number: int) -> RankUplink:
     hello = wire.Hello(
         run_id="bench",
         rank=rank,
@@ -71,7 +71,7 @@ def _uplink(address: str, token: str, rank: int, number: int) -> WebSocketUplink
         sidecar_pid=1,
         metrics_address=f"node-{rank // 8}:{9400 + rank % 8}",
     )
-    return WebSocketUplink(address.removeprefix("http://"), token, hello, lambda _: None, settings_for(number))
+    return RankUplink(address.removeprefix("http://"), token, hello, lambda _: None, settings_for(number))
 
 
 def _seen(rank: int, step: int, body: Body) -> Observation:

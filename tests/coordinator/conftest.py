@@ -33,7 +33,7 @@ from holter.records import (
 )
 from holter.transport import wire
 from holter.transport.limits import UplinkSettings
-from holter.transport.websocket.uplink import WebSocketUplink
+from holter.transport.uplink import RankUplink
 
 TOKEN = "a secret"
 HALT_TOKEN = "another secret"
@@ -130,7 +130,7 @@ class SimulatedRank:
     boot_id: str = ""
     metrics_address: str = ""
     key: str = ""
-    uplink: WebSocketUplink = field(init=False)
+    uplink: RankUplink = field(init=False)
 
     def __post_init__(self) -> None:
         hello = wire.Hello(
@@ -144,7 +144,7 @@ class SimulatedRank:
             boot_id=self.boot_id,
             key=self.key,
         )
-        self.uplink = WebSocketUplink(f"127.0.0.1:{self.port}", self.token, hello, self._answer, self.settings)
+        self.uplink = RankUplink(f"127.0.0.1:{self.port}", self.token, hello, self._answer, self.settings)
         self.uplink.start()
 
     def attach(self) -> None:
@@ -166,8 +166,9 @@ class SimulatedRank:
 
     def vanish(self) -> None:
         """As by SIGKILL: no Goodbye."""
-        assert self.uplink._task is not None
-        self.uplink._task.cancel()
+        task = self.uplink._carrier._task  # type: ignore[attr-defined]
+        assert task is not None
+        task.cancel()
 
     def _answer(self, message: wire.Downward) -> wire.Upward | None:
         # What launchers and the job's log are told at an end is looked at elsewhere.

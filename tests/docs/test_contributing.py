@@ -140,7 +140,7 @@ import asyncio
 
 from holter.transport import wire
 from holter.transport.choice import transport_of
-from holter.transport.limits import UplinkSettings
+from holter.transport.uplink import RankUplink
 
 said = []
 
@@ -165,11 +165,11 @@ def hello(rank):
 
 async def talk():
     transport = transport_of("local://")
-    listener = transport.listener(Receiver(), "token", lambda: said.append("urgent"), lambda: asyncio.sleep(0))
-    uplinks = [transport.uplink("local://", "token", hello(rank), lambda _: None, UplinkSettings()) for rank in (0, 1)]
+    listener = transport.listener(Receiver(), "token", lambda: said.append("urgent"), lambda _: asyncio.sleep(0))
+    uplinks = [RankUplink("local://", "token", hello(rank), lambda _: None) for rank in (0, 1)]
     for uplink in uplinks:
         uplink.start()
-    uplinks[0].beat(None)
+    uplinks[0].beat(wire.Heartbeat(1, 2, 0, 5))
     await listener.fetch([("gradients", 3, 0)], 1.0)
     is_closed = await uplinks[0].close(1.0)
     print(said, listener.refused, is_closed)

@@ -5,19 +5,25 @@ import pytest
 from holter.transport import choice, wire
 from holter.transport.choice import Transport, transport_of
 from holter.transport.limits import UplinkSettings
-from holter.transport.websocket.uplink import WebSocketUplink
+from holter.transport.speech import RankSpeech
+from holter.transport.websocket.carrier import WebSocketCarrier
 
 
 def test_host_and_port_is_a_websocket():
     assert transport_of("node-a:8080") is transport_of("")
     hello = wire.Hello(run_id="r", rank=0, world_size=1, host="h", rank_pid=1, sidecar_pid=2, metrics_address="")
+    carry = transport_of("node-a:8080").carrier
     assert isinstance(
-        transport_of("node-a:8080").uplink("node-a:8080", "t", hello, lambda _: None, UplinkSettings()), WebSocketUplink
+        carry("node-a:8080", "t", RankSpeech(hello, 9), lambda _: None, UplinkSettings()), WebSocketCarrier
     )
 
 
+def test_the_agent_of_this_host_is_a_websocket_too():
+    assert transport_of("unix:/run/agent.sock") is transport_of("")
+
+
 def test_another_scheme_is_another_transport(monkeypatch):
-    toy = Transport(uplink=lambda *_: None, listener=lambda *_: None)
+    toy = Transport(carrier=lambda *_: None, listener=lambda *_: None)
     monkeypatch.setitem(choice.TRANSPORTS, "toy", toy)
     assert toy is transport_of("toy://anywhere")
 

@@ -18,6 +18,15 @@ UPWARD: list[wire.Upward] = [
     wire.Fetched(request=1, observation=None),
     wire.ClockAsked(sent_ns=1),
     wire.Goodbye(),
+    wire.AgentHello(run_id="r", host="h", agent_pid=3),
+    wire.HostReport(
+        heartbeats=[(1, wire.Heartbeat(4, Phase.FORWARD, 1, 99))],
+        observations=[Observation(rank=1, step=2, at_ns=3, body=SightLost(what="x", dropped=1))],
+        dropped=[(1, 5)],
+        quiet=[2],
+        goodbyes=[3],
+        left=[(4, True)],
+    ),
 ]
 DOWNWARD: list[wire.Downward] = [
     wire.Welcome(run_id="r", run_dir="d"),
@@ -25,6 +34,9 @@ DOWNWARD: list[wire.Downward] = [
     wire.Notice(severity="critical", text="t"),
     wire.Examine(asked_ns=5, depth="native"),
     wire.ClockTold(sent_ns=1, received_ns=2, replied_ns=3),
+    wire.ToRanks(ranks=[1, 2], message=wire.Examine(asked_ns=5, depth="quick")),
+    wire.Released(rank=1, code=wire.REFUSED, reason="no"),
+    wire.Relayed(is_connected=True, ago_s=0.5),
 ]
 
 

@@ -7,7 +7,7 @@ No socket is touched and no clock is read: the transport says what came, and whe
 """
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from holter.records import (
     Seated,
     Skipped,
     StepDone,
+    StepsDone,
     Swapped,
     Table,
     Unavailable,
@@ -144,13 +145,47 @@ class Intake:
             self.roster.beat(rank, report.heartbeat, now_ns)
         has_urgent = False
         for observation in report.observations:
-            body = observation.body
-            if observation.rank != rank or observation.step < -1 or isinstance(body, Own) or not is_sound(body):
-                self.strangers += 1
-                continue
-            self._take(observation, now_ns)
-            has_urgent = has_urgent or is_urgent(observation)
+            is_joined = isinstance(observation.body, StepsDone)
+            has_urgent |= self._hear_one(observation, is_joined or observation.rank != rank, now_ns)
         return has_urgent
+
+    def hear_host(self, ranks: Collection[int], report: wire.HostReport, now_ns: int) -> bool:
+        """Take in what an agent reports of these ranks; True when it is urgent to judge."""
+        quiet = set(report.quiet)
+        for rank in ranks:
+            if rank not in quiet:
+                self.hear_sign(rank, now_ns)
+        for rank, heartbeat in report.heartbeats:
+            if rank in ranks:
+                self.roster.beat(rank, heartbeat, now_ns)
+        for rank, dropped in report.dropped:
+            if rank in ranks:
+                self.roster.members[rank].dropped = max(self.roster.members[rank].dropped, dropped)
+        has_urgent = False
+        for observation in report.observations:
+            if isinstance(observation.body, StepsDone):
+                self._hear_joined(observation, observation.body, ranks, now_ns)
+            else:
+                has_urgent |= self._hear_one(observation, observation.rank not in ranks, now_ns)
+        return has_urgent
+
+    def _hear_one(self, observation: Observation, is_strange: bool, now_ns: int) -> bool:  # noqa: FBT001
+        body = observation.body
+        if is_strange or observation.step < -1 or isinstance(body, Own) or not is_sound(body):
+            self.strangers += 1
+            return False
+        self._take(observation, now_ns)
+        return is_urgent(observation)
+
+    def _hear_joined(self, observation: Observation, joined: StepsDone, ranks: Collection[int], now_ns: int) -> None:
+        """One step of several ranks; kept as it came."""
+        if observation.step < 0 or not joined.is_sound or not all(rank in ranks for rank in joined.ranks):
+            self.strangers += 1
+            return
+        self.assembly.add(observation, now_ns)
+        self.journal.append(now_ns, observation)
+        self.roster.observe_joined(observation.step, joined, now_ns)
+        self._has_news = True
 
     def hear_table(self, key: TableKey, answer: Observation | None, now_ns: int) -> None:
         """The answer to a Fetch: the table that was asked for, or None when it cannot be had."""

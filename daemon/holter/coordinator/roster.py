@@ -17,7 +17,8 @@ from typing import Literal
 from holter.exporters.snapshot import RankSnapshot, StepHistogram, add_nonfinite
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import StepArrivals
-from holter.records import Exited, Observation, OnDevice, Phase, SightLost, Snapped, StepDone, Traffic, Where
+from holter.records import Exited, Observation, OnDevice, Phase, SightLost, Snapped, StepDone, StepsDone, Traffic, Where
+from holter.records.joined import apart
 from holter.transport.wire import Heartbeat, Hello
 
 State = Literal["connected", "gone", "silent", "ended"]
@@ -283,9 +284,7 @@ class Roster:
         member = self.members[observation.rank]
         match observation.body:
             case StepDone() as done:
-                member.progress.step, member.progress.moved_ns = observation.step + 1, now_ns
-                member.is_sharded = member.is_sharded or done.view == "sharded"
-                member.numbers.observe(done)
+                self._note_step(member, observation.step, done, now_ns)
             case Exited() as exited:
                 member.exited = exited
             case Snapped():
@@ -296,6 +295,17 @@ class Roster:
                 member.numbers.lag_s = 0.0
             case SightLost() as lost if lost.what in member.sight_lost or len(member.sight_lost) < MAX_SIGHT_LOST:
                 member.sight_lost[lost.what] = lost.dropped
+
+    def observe_joined(self, step: int, joined: StepsDone, now_ns: int) -> None:
+        """The same for one step of several ranks."""
+        for rank, _, done in apart(joined):
+            self._note_step(self.members[rank], step, done, now_ns)
+
+    @staticmethod
+    def _note_step(member: Member, step: int, done: StepDone, now_ns: int) -> None:
+        member.progress.step, member.progress.moved_ns = step + 1, now_ns
+        member.is_sharded = member.is_sharded or done.view == "sharded"
+        member.numbers.observe(done)
 
     def compare(self, arrivals: Sequence[StepArrivals]) -> None:
         """Keep how late each rank came in the newest step that was compared."""

@@ -306,7 +306,7 @@ class Coordinator:
         self._wake.set()
         return why
 
-    async def _hold(self) -> None:
+    async def _hold(self, _: int) -> None:
         """Keep a sidecar that said Goodbye until the last judgement is made, but no longer than `hold_s` or than a halt needs it."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.limits.hold_s):

@@ -20,6 +20,7 @@ from holter.records.halting import (
     Snapped,
     Verdict,
 )
+from holter.records.joined import StepsDone
 from holter.records.observation import (
     Body,
     Call,
@@ -111,7 +112,7 @@ __all__ = [
     "Group", "Groups", "HaltAnswered", "HaltAsked", "Halting", "Healthy", "Hoard", "Hypothesis", "Inspection", "Judged", "Labels", "LastCalls", "Link",
     "Logged", "Mark", "MeshAxis", "Modes", "ModuleVitals", "Named", "Nonfinite", "Observation", "OnDevice", "Order", "OrderKind",
     "Ordered", "Origin", "Overdue", "Overlap", "Own", "PackedTable", "Phase", "Preparing", "ProcessState", "RankState", "Rare",
-    "Routing", "SaveFinished", "ScaleGroup", "ScriptWarning", "Seated", "Severity", "SightLost", "Skipped", "Snapped", "StepCalls", "StepDone",
+    "Routing", "SaveFinished", "ScaleGroup", "ScriptWarning", "Seated", "Severity", "SightLost", "Skipped", "Snapped", "StepCalls", "StepDone", "StepsDone",
     "Swapped", "Table", "TableRequest", "TensorEntry", "ThreadStack", "Traffic", "Unavailable", "Unexamined",
     "Verdict", "View", "Vitals", "Watched", "Where", "Witness",
 ]  # fmt: skip

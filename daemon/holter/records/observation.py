@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from holter.records.halting import HaltAnswered, HaltAsked, Halting, Ordered, SaveFinished, Snapped
+from holter.records.joined import StepsDone
 from holter.records.rank import (
     Attached,
     Census,
@@ -322,6 +323,7 @@ Body = (
     | FirstStep
     | Census
     | StepDone
+    | StepsDone
     | Table
     | PackedTable
     | Logged

@@ -24,10 +24,10 @@ from holter.records import Observation
 from holter.sidecar import spawn
 from holter.transport import wire
 from holter.transport.access import is_same
-from holter.transport.choice import transport_of
-from holter.transport.interface import OnMessage, Uplink
+from holter.transport.interface import OnMessage
 from holter.transport.limits import settings_for
 from holter.transport.tls import NO_TLS, TlsFiles
+from holter.transport.uplink import RankUplink
 
 MAX_UNSENT = 5000
 """Observations kept while no coordinator is known yet."""
@@ -62,7 +62,7 @@ class CoordinatorLink:
         self._tls = tls
         self._token = ""
         self._key = secrets.token_hex(16)
-        self._uplink: Uplink | None = None
+        self._uplink: RankUplink | None = None
         self._unsent: list[tuple[Observation, bool]] = []
         self._heard_s = clock.monotonic_s()
         self._is_missing = False
@@ -172,9 +172,8 @@ class CoordinatorLink:
             metrics_address=self.metrics_address,
             key=self._key,
         )
-        connect = transport_of(word.address).uplink
         limits = settings_for(who.world_size, self._tls)
-        self._uplink = connect(word.address, word.token, hello, self._on_message, limits)
+        self._uplink = RankUplink(word.address, word.token, hello, self._on_message, limits)
         self._uplink.start()
         for observation, urgent in self._unsent:
             self._uplink.send(observation, urgent=urgent)

@@ -1,30 +1,28 @@
 """Which transport is used: the scheme of the coordinator's address says it. To add one, add a line to TRANSPORTS."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from holter.transport.interface import ListenerMaker, OnMessage, Uplink
-from holter.transport.limits import UplinkSettings
+from holter.transport.interface import CarrierMaker, ListenerMaker
+from holter.transport.websocket.carrier import UNIX, WebSocketCarrier
 from holter.transport.websocket.listener import WebSocketListener
-from holter.transport.websocket.uplink import WebSocketUplink
-from holter.transport.wire import Hello
+
+__all__ = ["TRANSPORTS", "UNIX", "Transport", "transport_of"]
 
 
 @dataclass(frozen=True)
 class Transport:
     """Makes the two ends of one transport."""
 
-    uplink: Callable[[str, str, Hello, OnMessage, UplinkSettings], Uplink]
-    """(address, token, hello, on_message, settings)"""
+    carrier: CarrierMaker
     listener: ListenerMaker
 
 
-TRANSPORTS = {"": Transport(WebSocketUplink, WebSocketListener)}
+TRANSPORTS = {"": Transport(WebSocketCarrier, WebSocketListener)}
 """By the scheme of an address; `host:port` has none."""
 
 
 def transport_of(address: str) -> Transport:
-    """For `host:port`, the same by TLS as `https://host:port`, or `scheme://...`."""
+    """For `host:port`, the same by TLS as `https://host:port`, `unix:` and a path, or `scheme://...`."""
     scheme = address.partition("://")[0] if "://" in address else ""
     scheme = "" if scheme == "https" else scheme
     if scheme not in TRANSPORTS:

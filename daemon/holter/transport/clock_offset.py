@@ -46,15 +46,15 @@ class ClockOffset:
         self._samples.clear()
         self.offset_ns = self.error_ns = 0
 
-    def learn(self, asked_ns: int, received_ns: int, replied_ns: int, heard_ns: int) -> None:
-        """Take one answer in."""
+    def learn(self, asked_ns: int, received_ns: int, replied_ns: int, heard_ns: int, *, told_error_ns: int = 0) -> None:
+        """Take one answer in; `told_error_ns`: how sure the other side is of the clock that it told."""
         trip_ns = (heard_ns - asked_ns) - (replied_ns - received_ns)
-        if heard_ns < asked_ns or replied_ns < received_ns or trip_ns < 0:
+        if heard_ns < asked_ns or replied_ns < received_ns or trip_ns < 0 or told_error_ns < 0:
             return  # A clock was set in between.
         self.num_answers += 1
         offset_ns = ((received_ns - asked_ns) + (replied_ns - heard_ns)) // 2
         drifted_ns = int(DRIFT * (heard_ns - asked_ns))
-        fresh = Sample(heard_ns, offset_ns, trip_ns // 2 + drifted_ns + 1)
+        fresh = Sample(heard_ns, offset_ns, trip_ns // 2 + drifted_ns + told_error_ns + 1)
         if any(
             abs(offset_ns - known.offset_ns) > fresh.half_trip_ns + known.error_ns(heard_ns) for known in self._samples
         ):

@@ -1,18 +1,20 @@
 """The two ends of a transport, and what each side of holter hands in.
 
-    sidecar  --send, beat-->  Uplink  ~~ any network ~~  Listener  --connect, hear, goodbye-->  Receiver (the coordinator's intake)
-             <--on_message--                                       <--fetch, examine, order, notify--  coordinator
+    sidecar  --send, beat-->  RankUplink, Carrier  ~~ any network ~~  Listener  --connect, hear, goodbye-->  Receiver (the coordinator's intake)
+             <--on_message--                                                <--fetch, examine, order, notify--  coordinator
 
 Both ends speak the messages of `wire`. A Listener may hear a record twice and hand it on twice: the Receiver bears that.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from holter.records import Observation, Order
 from holter.transport.clock_offset import ClockOffset
-from holter.transport.wire import PROTOCOL, Downward, Heartbeat, Hello, Notice, Report, Upward
+from holter.transport.limits import UplinkSettings
+from holter.transport.speech import Speech
+from holter.transport.wire import PROTOCOL, Downward, Hello, HostReport, Notice, Opening, Report, Upward
 
 if TYPE_CHECKING:
     from aiohttp import web
@@ -24,28 +26,32 @@ OnMessage = Callable[[Downward], Upward | None]
 """Of a sidecar: gets every message of the coordinator; what it returns, if anything, is sent back (a Fetched for a Fetch)."""
 
 
-class Uplink(Protocol):
-    """The sidecar's end. It reconnects by itself: records wait meanwhile, and nothing is ever raised."""
+class Carrier(Protocol):
+    """Carries a speech over one transport. It reconnects by itself, and nothing is ever raised."""
 
     is_connected: bool
     heard_s: float
     """When the coordinator last gave a sign of life, on the clock of durations; 0: never."""
-    dropped_before: int
-    """Records already lost between rank and sidecar; the owner keeps it up to date, reports carry the sum."""
+    refusal: str
+    """Why we were last turned away; empty: we were not."""
+    reconnects: int
+    garbage: int
+    """Messages of the coordinator that could not be read."""
     clock: ClockOffset
     """How far this host's clock is from the coordinator's."""
 
     def start(self) -> None:
-        """Begin to connect, in the background, in a running event loop."""
+        """Begin to connect, in the background, in a running event loop; from now on the speech tells us its news."""
 
-    def send(self, observation: Observation, *, urgent: bool = False) -> None:
-        """Queue one record; an urgent one takes everything queued along at once."""
-
-    def beat(self, heartbeat: Heartbeat) -> None:
-        """Where the rank is now; only the newest is sent."""
+    async def stop(self) -> None:
+        """Give up at once, without a word: another carrier goes on with the speech."""
 
     async def close(self, deadline_s: float) -> bool:
         """Say what is left, then Goodbye, and answer until the coordinator hangs up; False when that could not be done in time."""
+
+
+CarrierMaker = Callable[[str, str, Speech, OnMessage, UplinkSettings], Carrier]
+"""(address, token, speech, on_message, settings)"""
 
 
 class Receiver(Protocol):
@@ -70,6 +76,9 @@ class Receiver(Protocol):
 
     def hear(self, rank: int, report: Report, now_ns: int) -> bool:
         """A report arrived; True: something in it is urgent."""
+
+    def hear_host(self, ranks: Collection[int], report: HostReport, now_ns: int) -> bool:
+        """A report of a host's agent arrived, which speaks for these ranks; True: something in it is urgent."""
 
     def has_room(self, rank: int, num_bytes: int, now_ns: int) -> bool:
         """Whether what a sidecar sent is to be taken in, by its size."""
@@ -109,16 +118,16 @@ class Listener(Protocol):
         """Close every connection: the coordinator ends."""
 
 
-ListenerMaker = Callable[[Receiver, str, Callable[[], None], Callable[[], Awaitable[None]]], Listener]
-"""(receiver, token, on_urgent, hold): `on_urgent` is called when something urgent was heard; `hold` ends when a sidecar that said Goodbye may
-be let go."""
+ListenerMaker = Callable[[Receiver, str, Callable[[], None], Callable[[int], Awaitable[None]]], Listener]
+"""(receiver, token, on_urgent, hold): `on_urgent` is called when something urgent was heard; `hold(rank)` ends when that rank's sidecar, which said
+Goodbye, may be let go."""
 
 
-def refusal(hello: Hello, receiver: Receiver) -> str | None:
-    """Why a sidecar that speaks this way is turned away, whatever the transport."""
+def refusal(hello: Opening, receiver: Receiver) -> str | None:
+    """Why a sidecar or an agent that speaks this way is turned away, whatever the transport."""
     if hello.protocol != PROTOCOL:
         return f"protocol {PROTOCOL} is spoken here, {hello.protocol} there"
     # A job that was only told the coordinator's address does not know the run's name; the token says that it belongs.
     if hello.run_id not in ("", receiver.run_id):
         return f"this is run {receiver.run_id}, not {hello.run_id}"
-    return receiver.refusal(hello)
+    return receiver.refusal(hello) if isinstance(hello, Hello) else None

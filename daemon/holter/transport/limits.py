@@ -14,7 +14,7 @@ MAX_INTERVAL_S = 2.0
 
 @dataclass(frozen=True)
 class UplinkSettings:
-    """Limits and deadlines of an Uplink."""
+    """Limits and deadlines of a Carrier."""
 
     outbox_limit: int = 20_000
     """Records kept while the coordinator is away."""
@@ -48,11 +48,13 @@ class UplinkSettings:
     """The clock of this host."""
     tls: TlsFiles = NO_TLS
     """Whom to believe, where the coordinator's address asks for TLS."""
+    agent: str = ""
+    """Path of the socket of this host's agent, through which a sidecar speaks; empty: there is none."""
 
 
-def settings_for(world_size: int, tls: TlsFiles = NO_TLS) -> UplinkSettings:
+def settings_for(world_size: int, tls: TlsFiles = NO_TLS, agent: str = "") -> UplinkSettings:
     """Ranks of a very large job report less often; what is urgent is said at once all the same."""
-    usual = UplinkSettings(tls=tls)
+    usual = UplinkSettings(tls=tls, agent=agent)
     each_s = min(world_size / REPORTS_PER_S, MAX_INTERVAL_S)
     return replace(
         usual, report_interval_s=max(usual.report_interval_s, each_s), keepalive_s=max(usual.keepalive_s, each_s)

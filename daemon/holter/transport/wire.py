@@ -1,7 +1,9 @@
-"""Messages between a sidecar and the coordinator, as msgpack, one a frame.
+"""Messages between a sidecar and the coordinator, as msgpack, one a frame; a host agent between them speaks to both.
 
-    sidecar -> coordinator   Hello, Report, Fetched, ClockAsked, Goodbye
-    coordinator -> sidecar   Welcome, Fetch, Examine, ClockTold, Notice, Halt
+    sidecar -> coordinator or agent   Hello, Report, Fetched, ClockAsked, Goodbye
+    coordinator or agent -> sidecar   Welcome, Fetch, Examine, ClockTold, Notice, Halt; an agent also Relayed
+    agent -> coordinator              AgentHello, HostReport, Fetched, ClockAsked, Goodbye
+    coordinator -> agent              Welcome, ToRanks, Released, ClockTold
 
 The tag of a message is its name in lower case; unknown fields are ignored, so that a newer side can talk to an older one.
 """
@@ -80,6 +82,35 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The rank has ended and everything was said."""
 
 
+class AgentHello(msgspec.Struct, frozen=True, kw_only=True, tag="agenthello"):
+    """The first message of a host agent's connection; its sidecars' own Hellos follow in reports."""
+
+    protocol: int = PROTOCOL
+    run_id: Annotated[str, Meta(max_length=MAX_NAME)]
+    host: Annotated[str, Meta(max_length=MAX_NAME)]
+    agent_pid: int
+    boot_id: Annotated[str, Meta(max_length=MAX_NAME)] = ""
+
+
+class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag="hostreport"):
+    """What happened on a host since the last report. Its parts count in this order."""
+
+    joined: list[Hello] = []
+    """Sidecars that came, or all of them at the start of a connection."""
+    heartbeats: list[tuple[int, Heartbeat]] = []
+    """By rank, of those that moved."""
+    observations: list[Observation] = []
+    """Of any rank of the host; `StepsDone` speaks for several at once."""
+    dropped: list[tuple[int, int]] = []
+    """(rank, observations lost so far), of those where it changed."""
+    quiet: list[int] = []
+    """Ranks whose sidecars are connected and say nothing: this report is no sign of theirs."""
+    goodbyes: list[int] = []
+    """Ranks that have ended, and everything was said."""
+    left: list[tuple[int, bool]] = []
+    """(rank, was the line closed by the sidecar's side)"""
+
+
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
     """The coordinator's answer to Hello."""
 
@@ -112,6 +143,8 @@ class ClockTold(msgspec.Struct, frozen=True, kw_only=True, tag="clocktold"):
     received_ns: int
     """By the coordinator's clock."""
     replied_ns: int
+    error_ns: int = 0
+    """How far off that may be: an agent answers from what it knows of the coordinator's clock."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True, tag="notice"):
@@ -129,8 +162,37 @@ class Halt(msgspec.Struct, frozen=True, kw_only=True, tag="halt"):
     order: Order
 
 
-Upward = Hello | Report | Fetched | ClockAsked | Goodbye
-Downward = Welcome | Fetch | Examine | ClockTold | Notice | Halt
+Passed = Fetch | Examine | Notice | Halt
+"""What the coordinator tells single ranks."""
+
+
+class ToRanks(msgspec.Struct, frozen=True, kw_only=True, tag="toranks"):
+    """To an agent: pass this on to the sidecars of these ranks."""
+
+    ranks: list[int]
+    message: Passed
+
+
+class Released(msgspec.Struct, frozen=True, kw_only=True, tag="released"):
+    """To an agent: end the line of this rank's sidecar, which is turned away or has said Goodbye."""
+
+    rank: int
+    code: int
+    """With which its connection is closed."""
+    reason: str
+
+
+class Relayed(msgspec.Struct, frozen=True, kw_only=True, tag="relayed"):
+    """From an agent: whether it has a line to the coordinator, and how long ago that was heard. Sent now and then, and when it changes."""
+
+    is_connected: bool
+    ago_s: float
+
+
+Upward = Hello | AgentHello | Report | HostReport | Fetched | ClockAsked | Goodbye
+Downward = Welcome | Fetch | Examine | ClockTold | Notice | Halt | ToRanks | Released | Relayed
+Opening = Hello | AgentHello
+"""How a connection may begin."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _UPWARD: msgspec.msgpack.Decoder[Upward] = msgspec.msgpack.Decoder(Upward)

@@ -17,7 +17,7 @@ from holter.errors import ConfigError
 from holter.transport import wire
 from holter.transport.limits import UplinkSettings
 from holter.transport.tls import TlsFiles
-from holter.transport.websocket.uplink import WebSocketUplink
+from holter.transport.uplink import RankUplink
 
 
 def files(folder: Path, name: str = "127.0.0.1") -> TlsFiles:
@@ -31,12 +31,12 @@ def files(folder: Path, name: str = "127.0.0.1") -> TlsFiles:
     return TlsFiles(*(str(folder / f"{one}.pem") for one in ("certificate", "key", "ca")))
 
 
-def uplink(running: Running, trusted: TlsFiles, rank: int = 0, scheme: str = "https://") -> WebSocketUplink:
+def uplink(running: Running, trusted: TlsFiles, rank: int = 0, scheme: str = "https://") -> RankUplink:
     hello = wire.Hello(
         run_id=RUN_ID, rank=rank, world_size=2, host="node-a", rank_pid=1000, sidecar_pid=1, metrics_address=""
     )
     address = f"{scheme}127.0.0.1:{running.port}"
-    return WebSocketUplink(address, TOKEN, hello, lambda _: None, UplinkSettings(tls=trusted))
+    return RankUplink(address, TOKEN, hello, lambda _: None, UplinkSettings(tls=trusted))
 
 
 async def connects(running: Running, trusted: TlsFiles, scheme: str = "https://", *, is_expected: bool = False) -> bool:

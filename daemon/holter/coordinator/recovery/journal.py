@@ -27,7 +27,8 @@ import msgspec
 from holter import clock
 from holter.coordinator.disk import Disk
 from holter.files import UNREADABLE
-from holter.records import Attached, Census, Exited, Observation, Seated
+from holter.records import Attached, Census, Exited, Observation, Seated, StepsDone
+from holter.records.joined import apart
 
 IDENTITY = 0
 """Number of the file that is kept."""
@@ -204,8 +205,8 @@ def _read_segment(path: Path, damage: list[str]) -> Iterator[Entry]:
                 num_places += 1
                 continue
             try:
-                yield _whole(_DECODER.decode(content), censuses)
-            except (*UNREADABLE, KeyError):
+                yield from _apart(_whole(_DECODER.decode(content), censuses))
+            except (*UNREADABLE, KeyError, IndexError):
                 num_unreadable += 1
     if num_places or num_unreadable:
         places = f"{num_places} place{'s' if num_places != 1 else ''} damaged"
@@ -222,6 +223,18 @@ def _whole(entry: Entry, censuses: dict[bytes, Census]) -> Entry:
         return entry
     observation = msgspec.structs.replace(entry.observation, body=censuses[entry.same_as])
     return Entry(entry.received_ns, observation)
+
+
+def _apart(entry: Entry) -> list[Entry]:
+    """One step of several ranks is read as what each of them said; IndexError if its columns do not fit."""
+    joined = entry.observation.body
+    if not isinstance(joined, StepsDone):
+        return [entry]
+    step = entry.observation.step
+    return [
+        Entry(entry.received_ns, Observation(rank=rank, step=step, at_ns=at_ns, body=done))
+        for rank, at_ns, done in apart(joined)
+    ]
 
 
 def _frames(file: BinaryIO) -> Iterator[bytes | None]:

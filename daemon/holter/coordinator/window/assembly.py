@@ -47,12 +47,14 @@ from holter.records import (
     Overdue,
     Rare,
     StepDone,
+    StepsDone,
     Table,
     Traffic,
     Unavailable,
     Unexamined,
     Vitals,
 )
+from holter.records.joined import apart
 
 MAX_RECORDS = 200_000
 """Step records remembered in all: steps x ranks."""
@@ -142,6 +144,8 @@ class Assembly:
     def _add_watched(self, observation: Observation, received_ns: int) -> None:
         rank, body = observation.rank, observation.body
         match body:
+            case StepsDone():
+                self._add_joined(observation.step, body, received_ns)
             case Overdue() | Exam() | Unexamined() | Link():
                 self._progress.add(observation, received_ns)
             case Halting(state="terminated"):
@@ -258,6 +262,10 @@ class Assembly:
         ledger.add(rank, done, received_ns, tensor_limit=max(4, MAX_NONFINITE // num_ranks))
         self._compare_history(rank, ledger, done)
         self._forget_oldest()
+
+    def _add_joined(self, step: int, joined: StepsDone, received_ns: int) -> None:
+        for rank, _, done in apart(joined):
+            self._add_step(rank, step, done, received_ns)
 
     def _compare_history(self, rank: int, ledger: StepLedger, done: StepDone) -> None:
         before, after = _by_scope(done, "parameters_before"), _by_scope(done, "parameters_after")

@@ -1,4 +1,4 @@
-"""The coordinator's end: one WebSocket a rank on its own port, at /ingest, with the token; the newest wins.
+"""The coordinator's end, and an agent's towards its sidecars: one WebSocket a rank or agent, at /ingest, with the token; the newest wins.
 
 401                       wrong token
 close 4000 with a reason  wrong run, protocol, rank, world size; garbage
@@ -8,7 +8,9 @@ close 4001                the rank has opened a newer connection
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,6 +21,7 @@ from holter.files import UNREADABLE
 from holter.records import Observation, Order
 from holter.transport import wire
 from holter.transport.access import bearer, is_same
+from holter.transport.host_line import HostLine
 from holter.transport.interface import Receiver, refusal
 from holter.transport.tls import SCHEME
 
@@ -29,15 +32,39 @@ if TYPE_CHECKING:
 HELLO_DEADLINE_S = 5.0
 SEND_DEADLINE_S = 5.0
 PING_INTERVAL_S = 10.0
+LOCAL = "unix"
+"""Where a message comes from that came through a unix socket."""
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ListenerClock:
+    """What this side says to be the coordinator's clock."""
+
+    now_ns: Callable[[], int] = clock.wall_ns
+    clock_id: Callable[[], str] = clock.clock_id
+    error_ns: Callable[[], int | None] = lambda: 0
+    """How far off it may be; None: nobody knows, and the question is not answered."""
+
+
+OWN_CLOCK = ListenerClock()
+
+
+@dataclass(frozen=True)
+class RankRoute:
+    """How a rank's sidecar is told something."""
+
+    socket: web.WebSocketResponse
+    host: HostLine | None = None
+    """It speaks through an agent."""
 
 
 class WebSocketListener:
     """Who is connected, and what was asked of whom."""
 
     def __init__(
-        self, receiver: Receiver, token: str, on_urgent: Callable[[], None], hold: Callable[[], Awaitable[None]]
+        self, receiver: Receiver, token: str, on_urgent: Callable[[], None], hold: Callable[[int], Awaitable[None]]
     ) -> None:
         self.refused = 0
         """Connections that were turned away."""
@@ -46,13 +73,15 @@ class WebSocketListener:
         self._on_urgent = on_urgent
         self._hold = hold
         """Ends when a sidecar that said Goodbye may hang up."""
-        self._sockets: dict[int, web.WebSocketResponse] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._routes: dict[int, RankRoute] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
         self._questions: dict[int, tuple[int, asyncio.Future[Observation | None]]] = {}
         """Number -> (rank that was asked, its answer)"""
         self._num_questions = 0
         self._is_over = False
         """We hang up ourselves."""
+        self.clock = OWN_CLOCK
+        """An agent tells the coordinator's."""
 
     def mount(self, app: web.Application) -> None:
         """Listen at /ingest."""
@@ -67,7 +96,7 @@ class WebSocketListener:
         try:
             async with asyncio.timeout(HELLO_DEADLINE_S):
                 hello, _ = await _receive(socket)
-            reason = await self._serve(socket, hello, request.remote or "")
+            reason = await self._serve(socket, hello, request.remote or LOCAL)
         except TimeoutError:
             reason = "no Hello in time"
         except _GarbageError:
@@ -86,58 +115,160 @@ class WebSocketListener:
 
     async def examine(self, keys: Sequence["ExamKey"]) -> None:
         """Ask for examinations; the answers come as observations, whenever they come."""
-        asked = (wire.Examine(asked_ns=key.asked_ns, depth=key.depth) for key in keys)
-        sockets = (self._sockets.get(key.rank) for key in keys)
-        sent = [_send(socket, message) for socket, message in zip(sockets, asked, strict=True) if socket is not None]
-        await asyncio.gather(*sent)
+        asked: dict[wire.Examine, list[int]] = {}
+        for key in keys:
+            asked.setdefault(wire.Examine(asked_ns=key.asked_ns, depth=key.depth), []).append(key.rank)
+        await asyncio.gather(*(self._tell(message, ranks) for message, ranks in asked.items()))
 
     async def order(self, order: Order, ranks: Sequence[int]) -> None:
         """Tell these ranks' sidecars; whoever cannot be told is told again by who repeats it."""
-        sockets = [socket for rank in ranks if (socket := self._sockets.get(rank)) is not None]
-        await asyncio.gather(*(_send(socket, wire.Halt(order=order)) for socket in sockets))
+        await self._tell(wire.Halt(order=order), ranks)
 
     async def notify(self, rank: int, notice: wire.Notice) -> bool:
         """Tell one rank's sidecar; False when it could not be told."""
-        socket = self._sockets.get(rank)
-        return socket is not None and await _send(socket, notice)
+        return await self._tell(notice, [rank])
+
+    async def tell_all(self, message: wire.Relayed) -> None:
+        """Tell everybody who is connected here."""
+        await asyncio.gather(*(_send(route.socket, message) for route in list(self._routes.values())))
+
+    async def release(self, rank: int, code: int, reason: str) -> None:
+        """End this rank's line."""
+        route = self._routes.get(rank)
+        if route is None:
+            return
+        if route.host is None:
+            await _close(route.socket, code, reason)
+        else:
+            await _send(route.socket, wire.Released(rank=rank, code=code, reason=reason))
 
     async def hang_up(self) -> None:
         """Close every connection: the coordinator ends."""
         self._is_over = True
-        sockets = list(self._sockets.values())
+        sockets = {id(route.socket): route.socket for route in self._routes.values()}.values()
         await asyncio.gather(*(_close(socket, WSCloseCode.GOING_AWAY, "the coordinator ends") for socket in sockets))
 
+    async def _tell(self, message: wire.Passed, ranks: Sequence[int]) -> bool:
+        """Tell these ranks' sidecars, those of one agent by one message; False when nobody could be told."""
+        straight, by_agent = [], dict[int, tuple[web.WebSocketResponse, list[int]]]()
+        for rank in ranks:
+            route = self._routes.get(rank)
+            if route is not None and route.host is None:
+                straight.append(_send(route.socket, message))
+            elif route is not None:
+                by_agent.setdefault(id(route.socket), (route.socket, []))[1].append(rank)
+        passed = (_send(socket, wire.ToRanks(ranks=told, message=message)) for socket, told in by_agent.values())
+        return any(await asyncio.gather(*straight, *passed))
+
     async def _serve(self, socket: web.WebSocketResponse, hello: wire.Upward | None, remote: str) -> str:
-        """One sidecar from Hello to its end; returns why it was turned away, empty if it was not."""
-        if not isinstance(hello, wire.Hello):
+        """One sidecar or agent from its Hello to its end; returns why it was turned away, empty if it was not."""
+        if not isinstance(hello, wire.Opening):
             return "the first message must be Hello"
         reason = refusal(hello, self._receiver)
         if reason is not None:
             return reason
-        hello = msgspec.structs.replace(hello, metrics_address=reachable(hello.metrics_address, remote))
-        self._replace(self._sockets.pop(hello.rank, None))
-        connection = self._receiver.connect(hello, clock.wall_ns())
-        self._sockets[hello.rank] = socket
         try:
-            about = wire.Welcome(
-                run_id=self._receiver.run_id, run_dir=str(self._receiver.run_dir), boot_id=clock.clock_id()
-            )
-            await _send(socket, about)
-            await self._listen(socket, hello.rank)
+            if isinstance(hello, wire.AgentHello):
+                await self._serve_host(socket, HostLine(self._receiver, partial(reachable, remote=remote)))
+            else:
+                hello = msgspec.structs.replace(hello, metrics_address=reachable(hello.metrics_address, remote))
+                await self._serve_rank(socket, hello)
         finally:
-            if self._sockets.get(hello.rank) is socket:
-                del self._sockets[hello.rank]
-            is_closed = not self._is_over and not isinstance(socket.exception(), TimeoutError)
-            self._receiver.disconnect(hello.rank, connection, clock.wall_ns(), is_closed=is_closed)
             self._on_urgent()
         return ""
 
-    def _replace(self, former: web.WebSocketResponse | None) -> None:
+    async def _serve_rank(self, socket: web.WebSocketResponse, hello: wire.Hello) -> None:
+        rank = hello.rank
+        self._replace(self._routes.pop(rank, None), rank)
+        connection = self._receiver.connect(hello, clock.wall_ns())
+        self._routes[rank] = route = RankRoute(socket)
+        try:
+            await self._welcome(socket)
+            await self._listen(socket, rank)
+        finally:
+            if self._routes.get(rank) is route:
+                del self._routes[rank]
+            self._receiver.disconnect(rank, connection, clock.wall_ns(), is_closed=self._is_closed(socket))
+
+    async def _serve_host(self, socket: web.WebSocketResponse, line: HostLine) -> None:
+        route = RankRoute(socket, line)
+        try:
+            await self._welcome(socket)
+            while (received := await _receive(socket))[0] is not None:
+                message, num_bytes = received
+                match message:
+                    case wire.HostReport():
+                        await self._hear_host(route, message, num_bytes)
+                    case wire.Fetched():
+                        self._answer(line.connections, message)
+                    case wire.ClockAsked(sent_ns=sent_ns):
+                        await self._tell_clock(socket, sent_ns)
+                    case wire.Goodbye():
+                        await _close(socket, WSCloseCode.OK, "")
+        finally:
+            for rank in line.ranks:
+                if self._routes.get(rank) is route:
+                    del self._routes[rank]
+            line.end(clock.wall_ns(), is_closed=self._is_closed(socket))
+
+    async def _hear_host(self, route: RankRoute, report: wire.HostReport, num_bytes: int) -> None:
+        line, now_ns = route.host, clock.wall_ns()
+        assert line is not None
+        came, refused = line.join(report, now_ns)
+        for rank in came:
+            former = self._routes.get(rank)
+            if former is not route:
+                self._replace(former, rank)
+                self._routes[rank] = route
+        for word in refused:
+            self.refused += 1
+            logger.warning("turned the sidecar of rank %d away: %s", word.rank, word.reason)
+            await _send(route.socket, word)
+        if line.ranks and not self._receiver.has_room(line.ranks[0], num_bytes // len(line.ranks), now_ns):
+            return
+        if line.hear(report, now_ns):
+            self._on_urgent()
+        for rank in report.goodbyes:
+            if self._routes.get(rank) is route:
+                self._in_background(self._release_at_host(rank, route))
+        for rank in line.leave(report, now_ns):
+            if self._routes.get(rank) is route:
+                del self._routes[rank]
+                self._on_urgent()
+
+    async def _release_at_host(self, rank: int, route: RankRoute) -> None:
+        await self._hold(rank)
+        await _send(route.socket, wire.Released(rank=rank, code=WSCloseCode.OK, reason=""))
+
+    async def _welcome(self, socket: web.WebSocketResponse) -> None:
+        run_dir = str(self._receiver.run_dir)
+        await _send(socket, wire.Welcome(run_id=self._receiver.run_id, run_dir=run_dir, boot_id=self.clock.clock_id()))
+
+    def _is_closed(self, socket: web.WebSocketResponse) -> bool:
+        """Whether the other side has closed it, and not we have given it up."""
+        return not self._is_over and not isinstance(socket.exception(), TimeoutError)
+
+    def _replace(self, former: RankRoute | None, rank: int) -> None:
         """Close a rank's former connection in the background: it may be dead, and the new one must not wait for it."""
-        if former is not None:
-            task = asyncio.create_task(_close(former, wire.REPLACED, "a newer connection of this rank took over"))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+        if former is None:
+            return
+        if former.host is not None:
+            former.host.forget(rank)
+            return
+        self._in_background(_close(former.socket, wire.REPLACED, "a newer connection of this rank took over"))
+
+    def _in_background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _tell_clock(self, socket: web.WebSocketResponse, sent_ns: int) -> None:
+        now_ns, error_ns = self.clock.now_ns(), self.clock.error_ns()
+        if error_ns is not None:
+            told = wire.ClockTold(
+                sent_ns=sent_ns, received_ns=now_ns, replied_ns=self.clock.now_ns(), error_ns=error_ns
+            )
+            await _send(socket, told)
 
     async def _listen(self, socket: web.WebSocketResponse, rank: int) -> None:
         held: asyncio.Task[None] | None = None
@@ -153,30 +284,27 @@ class WebSocketListener:
                             self._on_urgent()
                     case wire.Fetched():
                         self._receiver.hear_sign(rank, clock.wall_ns())
-                        self._answer(rank, message)
+                        self._answer((rank,), message)
                     case wire.ClockAsked(sent_ns=sent_ns):
-                        now_ns = clock.wall_ns()
-                        self._receiver.hear_sign(rank, now_ns)
-                        told = wire.ClockTold(sent_ns=sent_ns, received_ns=now_ns, replied_ns=clock.wall_ns())
-                        await _send(socket, told)
+                        self._receiver.hear_sign(rank, clock.wall_ns())
+                        await self._tell_clock(socket, sent_ns)
                     case wire.Goodbye():
                         self._receiver.goodbye(rank)
                         self._on_urgent()
-                        held = held or asyncio.create_task(self._release(socket))
+                        held = held or asyncio.create_task(self._release(socket, rank))
         finally:
             if held is not None:
                 if not socket.closed:
                     held.cancel()
                 await asyncio.gather(held, return_exceptions=True)
 
-    async def _release(self, socket: web.WebSocketResponse) -> None:
-        await self._hold()
+    async def _release(self, socket: web.WebSocketResponse, rank: int) -> None:
+        await self._hold(rank)
         await _close(socket, WSCloseCode.OK, "")
 
     async def _ask(self, key: "TableKey", deadline_s: float) -> Observation | None:
         tensor_class, step, rank = key
-        socket = self._sockets.get(rank)
-        if socket is None:
+        if rank not in self._routes:
             return None
         self._num_questions += 1
         number = self._num_questions
@@ -184,7 +312,7 @@ class WebSocketListener:
         self._questions[number] = (rank, answer)
         try:
             async with asyncio.timeout(deadline_s):
-                if await _send(socket, wire.Fetch(request=number, tensor_class=tensor_class, step=step)):
+                if await self._tell(wire.Fetch(request=number, tensor_class=tensor_class, step=step), [rank]):
                     return await answer
         except TimeoutError:
             logger.info("rank %d did not send its %s of step %d within %.0f s", rank, tensor_class, step, deadline_s)
@@ -192,14 +320,19 @@ class WebSocketListener:
             del self._questions[number]
         return None
 
-    def _answer(self, rank: int, fetched: wire.Fetched) -> None:
+    def _answer(self, ranks: Collection[int], fetched: wire.Fetched) -> None:
         asked, answer = self._questions.get(fetched.request, (None, None))
-        if asked == rank and answer is not None and not answer.done():
+        if asked in ranks and answer is not None and not answer.done():
             answer.set_result(fetched.observation)
 
 
 def reachable(address: str, remote: str) -> str:
-    """Where a sidecar that speaks from `remote` serves its metrics: at the port it names, on its own host and no other, which Prometheus would be sent to."""
+    """Where a sidecar that speaks from `remote` serves its metrics: at the port it names, on its own host and no other, which Prometheus would be sent to.
+
+    Through an agent the coordinator judges that, by the agent's own address.
+    """
+    if remote == LOCAL:
+        return address
     scheme = SCHEME if address.startswith(SCHEME) else ""
     port = address.rpartition(":")[2]
     if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16 and remote):

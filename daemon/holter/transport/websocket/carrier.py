@@ -1,9 +1,9 @@
-"""The sidecar's end of the stream: one WebSocket to the coordinator, which reconnects by itself.
+"""The sidecar's or agent's end of the stream: one WebSocket to the coordinator, or to the agent on this host, which reconnects by itself.
 
     connect -> Hello -> Welcome -> Report, Report, ... -> Goodbye -> the coordinator closes
        ^__________ backoff __________|  at any failure: refused, garbage, too large a frame, silence
 
-Nothing a coordinator does raises out of here, and every wait has a deadline. Records wait in a bounded outbox meanwhile.
+Nothing a coordinator does raises out of here, and every wait has a deadline. Records wait in the speech meanwhile, which is bounded.
 Deadlines are `asyncio.timeout`: Python 3.11's `wait_for` swallows a cancellation that comes together with the result.
 """
 
@@ -12,18 +12,18 @@ import contextlib
 import logging
 
 import aiohttp
-import msgspec
 
 from holter import clock
 from holter.files import UNREADABLE
-from holter.records import Observation
 from holter.transport import wire
 from holter.transport.clock_offset import ClockOffset
 from holter.transport.interface import OnMessage
 from holter.transport.limits import Backoff, UplinkSettings
-from holter.transport.outbox import Outbox
+from holter.transport.speech import Speech
 from holter.transport.tls import SCHEME
 
+UNIX = "unix:"
+"""How the address of an agent on this host begins."""
 CLOCK_FIRST = 4
 """Questions for the clock that are asked soon one after the other."""
 _ORDERLY = (aiohttp.WSCloseCode.OK, aiohttp.WSCloseCode.GOING_AWAY)
@@ -39,34 +39,32 @@ class _ReplacedError(_ConnectionEndedError):
     """Another process speaks for this rank now."""
 
 
-class WebSocketUplink:
-    """Sends what a rank's sidecar has to say; `start` it in a running event loop, `close` it at the end. `address` is `host:port`, or that behind `https://`."""
+class WebSocketCarrier:
+    """Carries a speech; `start` it in a running event loop, `close` it at the end. `address` is `host:port`, that behind `https://`, or `unix:` and a path."""
 
     def __init__(
-        self, address: str, token: str, hello: wire.Hello, on_message: OnMessage, settings: UplinkSettings | None = None
+        self, address: str, token: str, speech: Speech, on_message: OnMessage, settings: UplinkSettings | None = None
     ) -> None:
         self.is_connected = False
         self.heard_s = 0.0
-        """When the coordinator last sent anything, if only the answer to a ping, or hung up; on the clock of durations."""
+        """When the coordinator last sent anything, if only the answer to a ping, or hung up, or its agent says so; on the clock of durations."""
         self.reconnects = 0
         self.garbage = 0
         """Frames of the coordinator that could not be read."""
-        self.dropped_before = 0
-        """Records already lost between rank and sidecar; the owner keeps it up to date, reports carry the sum."""
         self.refusal = ""
         """Why the coordinator last turned us away."""
         self.clock = ClockOffset()
         """How far this host's clock is from the coordinator's."""
+        self._socket_path = address.removeprefix(UNIX) if address.startswith(UNIX) else ""
         self._url = f"{address}/ingest" if address.startswith(SCHEME) else f"http://{address}/ingest"
+        if self._socket_path:
+            self._url = "http://localhost/ingest"
         self._token = token
-        self._hello = hello if hello.boot_id else msgspec.structs.replace(hello, boot_id=clock.clock_id())
+        self._speech = speech
         self._asks_clock = False
         self._clock_asked_s = 0.0
         self._on_message = on_message
         self._settings = settings or UplinkSettings()
-        self._outbox = Outbox(self._settings.outbox_limit)
-        self._heartbeat: wire.Heartbeat | None = None
-        self._last_heartbeat: wire.Heartbeat | None = None
         self._backoff = Backoff()
         self._wake = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -74,27 +72,24 @@ class WebSocketUplink:
         self._has_said_goodbye = False
         self._task: asyncio.Task[None] | None = None
 
-    @property
-    def dropped(self) -> int:
-        """Records that found no room here."""
-        return self._outbox.dropped
-
     def start(self) -> None:
         """Begin to connect, in the background."""
-        self._task = asyncio.create_task(self._run(), name="uplink")
+        self._speech.on_news = self._news
+        # What was said before is not kept waiting.
+        self._urgent.set()
+        self._task = asyncio.create_task(self._run(), name="carrier")
 
-    def send(self, observation: Observation, *, urgent: bool = False) -> None:
-        """Queue one record; an urgent one takes everything queued along at once."""
-        self._outbox.put(observation)
+    async def stop(self) -> None:
+        """Give up at once, without a word: another carrier goes on with the speech."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=self._settings.close_timeout_s)
+        self.is_connected = False
+
+    def _news(self, is_urgent: bool) -> None:  # noqa: FBT001 - fits `on_news`
         self._wake.set()
-        if urgent:
+        if is_urgent:
             self._urgent.set()
-
-    def beat(self, heartbeat: wire.Heartbeat) -> None:
-        """Where the rank is now; only the newest is sent, and only when it differs from the last one."""
-        if heartbeat != self._last_heartbeat:
-            self._heartbeat = self._last_heartbeat = heartbeat
-            self._wake.set()
 
     async def close(self, deadline_s: float) -> bool:
         """Say what is left, then Goodbye, and answer until the coordinator hangs up; False when that could not be done in time."""
@@ -124,11 +119,11 @@ class WebSocketUplink:
             except (_ConnectionEndedError, aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 reason = f"{type(error).__name__}: {error}"
             except Exception:
-                logger.exception("uplink failed in a way nobody thought of")
+                logger.exception("the line failed in a way nobody thought of")
                 reason = "internal error"
             finally:
                 self.is_connected = False
-            logger.debug("uplink of rank %d: %s", self._hello.rank, reason)
+            logger.debug("line to %s: %s", self._url, reason)
             if clock.monotonic_s() - began_s >= self._settings.steady_after_s:
                 self._backoff.attempts = 0
             await self._pause(replaced_pause_s or self._backoff.next_s())
@@ -147,7 +142,9 @@ class WebSocketUplink:
         """One connection, from Hello to its end; True once Goodbye was said on it and the coordinator hung up."""
         wait_s = self._settings.connect_timeout_s
         timeout = aiohttp.ClientTimeout(total=None, connect=wait_s, sock_connect=wait_s)
-        async with aiohttp.ClientSession(timeout=timeout) as session:
+        # Made anew each time: a session closes its connector.
+        local = aiohttp.UnixConnector(self._socket_path) if self._socket_path else None
+        async with aiohttp.ClientSession(timeout=timeout, connector=local) as session:
             async with asyncio.timeout(wait_s):
                 socket = await self._open(session)
             try:
@@ -174,19 +171,18 @@ class WebSocketUplink:
             raise
 
     async def _greet(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        await self._send(socket, wire.encode(self._hello))
+        await self._send(socket, wire.encode(self._speech.hello))
         async with asyncio.timeout(self._settings.connect_timeout_s):
             message = await self._receive(socket)
         if not isinstance(message, wire.Welcome):
             raise _ConnectionEndedError("no Welcome")
         self.refusal = ""
-        self._outbox.begin()
-        self._heartbeat = self._last_heartbeat
+        self._speech.begin()
         self._wake.set()
         self.is_connected = True
         # A coordinator without a boot id does not know the question.
-        self._asks_clock = message.boot_id not in ("", self._hello.boot_id)
-        if message.boot_id == self._hello.boot_id:
+        self._asks_clock = message.boot_id not in ("", self._speech.hello.boot_id)
+        if message.boot_id == self._speech.hello.boot_id:
             self.clock.be_same()
         self._tell(message)
 
@@ -220,7 +216,7 @@ class WebSocketUplink:
             self._urgent.clear()
             if is_quiet:
                 await self._report(socket)
-            while self._outbox or self._heartbeat is not None:
+            while not self._speech.is_empty():
                 await self._report(socket)
             if self._closing.is_set():
                 await self._send(socket, wire.encode(wire.Goodbye()))
@@ -236,34 +232,28 @@ class WebSocketUplink:
             await self._send(socket, wire.encode(wire.ClockAsked(sent_ns=self._settings.wall_ns())))
 
     async def _report(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        heartbeat, self._heartbeat = self._heartbeat, None
-        batch, frame = self._next_frame(heartbeat)
+        said, frame = self._speech.next_frame(self._settings.batch_limit)
         try:
             await self._send(socket, frame)
         except BaseException:
-            self._outbox.put_back(batch)
+            self._speech.put_back(said)
             raise
-
-    def _next_frame(self, heartbeat: wire.Heartbeat | None) -> tuple[list[Observation], bytes]:
-        """As many records as fit a frame; one that fits none is dropped and counted."""
-        limit = self._settings.batch_limit
-        while True:
-            batch = self._outbox.take(limit)
-            dropped = self._outbox.dropped + self.dropped_before
-            frame = wire.encode(wire.Report(heartbeat=heartbeat, observations=batch, dropped=dropped))
-            if len(frame) <= wire.MAX_FRAME_BYTES:
-                return batch, frame
-            if len(batch) == 1:
-                self._outbox.dropped += 1
-                continue
-            self._outbox.put_back(batch)
-            limit = len(batch) // 2
 
     async def _listen(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Hand every message to the owner; returns when the coordinator hangs up."""
         while (message := await self._receive(socket)) is not None:
             if isinstance(message, wire.ClockTold):
-                self.clock.learn(message.sent_ns, message.received_ns, message.replied_ns, self._settings.wall_ns())
+                self.clock.learn(
+                    message.sent_ns,
+                    message.received_ns,
+                    message.replied_ns,
+                    self._settings.wall_ns(),
+                    told_error_ns=message.error_ns,
+                )
+                continue
+            if isinstance(message, wire.Relayed):
+                self.is_connected = message.is_connected
+                self.heard_s = max(self.heard_s, clock.monotonic_s() - message.ago_s)
                 continue
             answer = self._tell(message)
             if answer is not None:
@@ -296,7 +286,8 @@ class WebSocketUplink:
         """The next one that is no ping; a line that was given up for want of an answer (ERROR) is no sign of life."""
         while True:
             frame = await socket.receive()
-            if frame.type is not aiohttp.WSMsgType.ERROR:
+            # An agent's own signs of life are not the coordinator's.
+            if frame.type is not aiohttp.WSMsgType.ERROR and not self._socket_path:
                 self.heard_s = clock.monotonic_s()
             if frame.type is aiohttp.WSMsgType.PING:
                 await socket.pong(frame.data)
@@ -316,7 +307,7 @@ class WebSocketUplink:
 
     def _turned_away(self, reason: str) -> None:
         if reason != self.refusal:
-            logger.warning("the coordinator at %s turned rank %d away: %s", self._url, self._hello.rank, reason)
+            logger.warning("the coordinator at %s turned us away: %s", self._socket_path or self._url, reason)
         self.refusal = reason
 
 

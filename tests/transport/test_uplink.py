@@ -12,7 +12,7 @@ from holter import clock
 from holter.records import Observation, Phase, SightLost
 from holter.transport import wire
 from holter.transport.limits import UplinkSettings, settings_for
-from holter.transport.websocket.uplink import WebSocketUplink
+from holter.transport.uplink import RankUplink
 
 HELLO = wire.Hello(run_id="r", rank=0, world_size=1, host="h", rank_pid=1, sidecar_pid=2, metrics_address="")
 WELCOME = wire.encode(wire.Welcome(run_id="r", run_dir="d"))
@@ -85,8 +85,8 @@ async def peer() -> AsyncIterator[Peer]:
     await made.stop()
 
 
-def uplink_to(peer: Peer, on_message: Any = lambda _: None, settings: UplinkSettings = FAST) -> WebSocketUplink:
-    uplink = WebSocketUplink(f"127.0.0.1:{peer.port}", "t", HELLO, on_message, settings)
+def uplink_to(peer: Peer, on_message: Any = lambda _: None, settings: UplinkSettings = FAST) -> RankUplink:
+    uplink = RankUplink(f"127.0.0.1:{peer.port}", "t", HELLO, on_message, settings)
     uplink.start()
     return uplink
 
@@ -280,8 +280,8 @@ async def test_closing_leaves_no_task_behind_whatever_moment_it_comes_at(peer: P
         uplink = uplink_to(peer)
         await asyncio.sleep(moment * 0.002)
         await uplink.close(0.0)
-        assert uplink._task is not None
-        assert uplink._task.done()
+        task = uplink._carrier._task  # type: ignore[attr-defined]
+        assert task.done()
 
 
 async def test_a_record_too_large_for_any_frame_is_dropped_and_counted(peer: Peer) -> None:

@@ -1,0 +1,164 @@
+"""One step of several ranks of a host in one record, column by column; nothing is lost by it.
+
+    rank 0  loss 1.5  seconds 0.9  roots gradients@replicate#0: 17        ranks [0, 1]  loss [1.5, 1.7]  seconds [0.9]
+    rank 1  loss 1.7  seconds 0.9  roots gradients@replicate#1: 23   ->   roots gradients@replicate, subgroups [0, 1], values [17, 23]
+
+A column with one value holds it for all ranks. Ranks are joined if they say the same kinds of things in the same order, and nothing that is
+not finite: what is urgent travels as it is. `apart` gives back what was joined, to the bit.
+"""
+
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from holter.records.rank import StepDone, View
+
+T = TypeVar("T", int, float)
+
+NO_SUBGROUP = -1
+MAX_DIGITS = 9
+Told = tuple[int, int, StepDone]
+"""(rank, when it was measured, its step)"""
+
+
+class RootColumn(msgspec.Struct, frozen=True, array_like=True):
+    """The roots of one class, as each rank has them."""
+
+    name: str
+    """Without the subgroup, if that is a number."""
+    subgroups: list[int]
+    """What follows `#` in the name; -1: nothing."""
+    values: list[int]
+
+
+class StepsDone(msgspec.Struct, frozen=True, tag="steps", kw_only=True):
+    """What `StepDone` says, of several ranks. Fields without a column are equal on all of them."""
+
+    ranks: list[int]
+    at_ns: list[int]
+    seconds: list[float]
+    phase_seconds: dict[str, list[float]]
+    micro_steps: int
+    loss: list[float] | None
+    gradient_norm: list[float] | None
+    learning_rate: list[float] | None
+    batch: list[int]
+    roots: list[RootColumn]
+    overhead_ratio: list[float]
+    check_interval: int
+    view: View
+    numbers: dict[str, list[float]]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether each column has one value or one for each rank, and no rank comes twice."""
+        lengths = (1, len(self.ranks))
+        columns: list[Sequence[float]] = [self.at_ns, self.seconds, self.batch, self.overhead_ratio]
+        columns += [column for column in (self.loss, self.gradient_norm, self.learning_rate) if column is not None]
+        columns += [*self.phase_seconds.values(), *self.numbers.values()]
+        columns += [part for root in self.roots for part in (root.subgroups, root.values)]
+        return bool(self.ranks) and len(set(self.ranks)) == lengths[1] and all(len(one) in lengths for one in columns)
+
+
+def column(values: Sequence[T]) -> list[T]:
+    """One value for all, where they are the same to the bit."""
+    first = values[0]
+    is_same = all(value == first for value in values) and (
+        first != 0 or all(math.copysign(1, value) == math.copysign(1, first) for value in values)
+    )
+    return [first] if is_same else list(values)
+
+
+def at(values: Sequence[T], index: int) -> T:
+    """The value of one rank."""
+    return values[index] if len(values) > 1 else values[0]
+
+
+def kind(done: StepDone) -> Hashable | None:
+    """Steps of the same kind can be joined; None: this one travels as it is."""
+    if done.nonfinite:
+        return None
+    is_none = (done.loss is None, done.gradient_norm is None, done.learning_rate is None)
+    names = (tuple(split(name)[0] for name in done.roots), tuple(done.phase_seconds), tuple(done.numbers))
+    return done.micro_steps, done.check_interval, done.view, is_none, names
+
+
+def join(parts: Sequence[Told]) -> StepsDone:
+    """One step of several ranks, all of one kind."""
+    steps = [done for _, _, done in parts]
+    first = steps[0]
+    return StepsDone(
+        ranks=[rank for rank, _, _ in parts],
+        at_ns=column([at_ns for _, at_ns, _ in parts]),
+        seconds=column([done.seconds for done in steps]),
+        phase_seconds={name: column([done.phase_seconds[name] for done in steps]) for name in first.phase_seconds},
+        micro_steps=first.micro_steps,
+        loss=_told([done.loss for done in steps]),
+        gradient_norm=_told([done.gradient_norm for done in steps]),
+        learning_rate=_told([done.learning_rate for done in steps]),
+        batch=column([done.batch for done in steps]),
+        roots=_roots(steps),
+        overhead_ratio=column([done.overhead_ratio for done in steps]),
+        check_interval=first.check_interval,
+        view=first.view,
+        numbers={name: column([done.numbers[name] for done in steps]) for name in first.numbers},
+    )
+
+
+def apart(joined: StepsDone) -> Iterator[Told]:
+    """What each rank said."""
+    for index, rank in enumerate(joined.ranks):
+        done = StepDone(
+            seconds=at(joined.seconds, index),
+            phase_seconds={name: at(values, index) for name, values in joined.phase_seconds.items()},
+            micro_steps=joined.micro_steps,
+            loss=_at(joined.loss, index),
+            gradient_norm=_at(joined.gradient_norm, index),
+            learning_rate=_at(joined.learning_rate, index),
+            batch=at(joined.batch, index),
+            roots={root_name(root, index): at(root.values, index) for root in joined.roots},
+            nonfinite=[],
+            overhead_ratio=at(joined.overhead_ratio, index),
+            check_interval=joined.check_interval,
+            view=joined.view,
+            numbers={name: at(values, index) for name, values in joined.numbers.items()},
+        )
+        yield rank, at(joined.at_ns, index), done
+
+
+def split(name: str) -> tuple[str, int]:
+    """The class that a root is of, and the number of its subgroup.
+
+    >>> split("gradients@replicate#3"), split("frozen")
+    (('gradients@replicate', 3), ('frozen', -1))
+    """
+    stem, _, number = name.partition("#")
+    # Only what can be put together again: "#03" is a name of its own.
+    is_number = len(number) <= MAX_DIGITS and number.isascii() and number.isdecimal() and number == str(int(number))
+    return (stem, int(number)) if is_number else (name, NO_SUBGROUP)
+
+
+def root_name(root: RootColumn, index: int) -> str:
+    """As the rank itself said it."""
+    subgroup = at(root.subgroups, index)
+    return root.name if subgroup == NO_SUBGROUP else f"{root.name}#{subgroup}"
+
+
+def _roots(steps: Sequence[StepDone]) -> list[RootColumn]:
+    told = [list(done.roots.items()) for done in steps]
+    found = []
+    for place, (name, _) in enumerate(told[0]):
+        stem = split(name)[0]
+        subgroups = column([split(said[place][0])[1] for said in told])
+        found.append(RootColumn(stem, subgroups, column([said[place][1] for said in told])))
+    return found
+
+
+def _told(values: Sequence[Any]) -> list[float] | None:
+    return None if values[0] is None else column(values)
+
+
+def _at(values: Sequence[float] | None, index: int) -> float | None:
+    return None if values is None else at(values, index)

@@ -1,0 +1,98 @@
+"""What an uplink has to say, apart from how it travels: a rank's words here, a host's in `agent`.
+
+    RankUplink --send, beat--> RankSpeech --next_frame--> Carrier ~~ network ~~
+    Agent      --------------> HostSpeech --next_frame--> Carrier ~~ network ~~
+
+A carrier that loses its connection puts back what did not leave, and calls `begin` on the next one. Two carriers may take turns with one speech:
+nothing is lost when a sidecar goes from its agent to the coordinator itself.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from holter import clock
+from holter.records import Observation
+from holter.transport import wire
+from holter.transport.outbox import Outbox
+
+
+class Speech(Protocol):
+    """What is still to be said."""
+
+    on_news: Callable[[bool], None]
+    """Called when there is something new to say, with whether it is urgent; set by whoever carries it now."""
+
+    @property
+    def hello(self) -> wire.Opening:
+        """The first message of a connection."""
+
+    def begin(self) -> None:
+        """A new connection was welcomed: identity is to be said again, first."""
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to say; an empty report may be sent all the same, as a sign of life."""
+
+    def next_frame(self, limit: int) -> tuple[object, bytes]:
+        """The next report of at most so many records, and what to put back if it does not leave."""
+
+    def put_back(self, said: object) -> None:
+        """This could not be said: it comes first again."""
+
+
+def nobody_listens(_: bool, /) -> None:  # noqa: FBT001 - fits `on_news`
+    """Before a carrier has begun."""
+
+
+class RankSpeech:
+    """One rank's records and heartbeat."""
+
+    def __init__(self, hello: wire.Hello, limit: int) -> None:
+        self.hello: wire.Opening = hello if hello.boot_id else msgspec.structs.replace(hello, boot_id=clock.clock_id())
+        self.outbox = Outbox(limit)
+        self.on_news: Callable[[bool], None] = nobody_listens
+        self.dropped_before = 0
+        """Records already lost between rank and sidecar."""
+        self._heartbeat: wire.Heartbeat | None = None
+        self._last_heartbeat: wire.Heartbeat | None = None
+
+    def send(self, observation: Observation, *, urgent: bool = False) -> None:
+        """Queue one record."""
+        self.outbox.put(observation)
+        self.on_news(urgent)
+
+    def beat(self, heartbeat: wire.Heartbeat) -> None:
+        """Where the rank is now; only the newest is sent, and only when it differs from the last one."""
+        if heartbeat != self._last_heartbeat:
+            self._heartbeat = self._last_heartbeat = heartbeat
+            self.on_news(False)
+
+    def begin(self) -> None:
+        """Identity first, and where the rank is."""
+        self.outbox.begin()
+        self._heartbeat = self._last_heartbeat
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing to say."""
+        return not self.outbox and self._heartbeat is None
+
+    def next_frame(self, limit: int) -> tuple[object, bytes]:
+        """As many records as fit a frame; one that fits none is dropped and counted."""
+        heartbeat, self._heartbeat = self._heartbeat, None
+        while True:
+            batch = self.outbox.take(limit)
+            dropped = self.outbox.dropped + self.dropped_before
+            frame = wire.encode(wire.Report(heartbeat=heartbeat, observations=batch, dropped=dropped))
+            if len(frame) <= wire.MAX_FRAME_BYTES:
+                return batch, frame
+            if len(batch) == 1:
+                self.outbox.dropped += 1
+                continue
+            self.outbox.put_back(batch)
+            limit = len(batch) // 2
+
+    def put_back(self, said: object) -> None:
+        """Records come first again; a heartbeat is said anew with the next connection."""
+        assert isinstance(said, list)
+        self.outbox.put_back(said)
