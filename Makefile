@@ -44,6 +44,10 @@ system:
 	  echo "installing kubernetes-client and systemd from the distribution's packages"; \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends $$(command -v kubectl > /dev/null || echo kubernetes-client) $$(command -v systemd-analyze > /dev/null || echo systemd) > /dev/null; } \
 	|| echo "could not install kubernetes-client and systemd: tests that need them are skipped"
+	@{ PATH=$$PATH:/usr/sbin command -v nats-server && command -v ip; } > /dev/null || { \
+	  echo "installing nats-server and iproute2 from the distribution's packages"; \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends nats-server iproute2 > /dev/null; } \
+	|| echo "could not install nats-server and iproute2: tests that need them are skipped"
 
 demo: install  ## train a small GPT on 2 ranks, spoil rank 1's batch at step 30: diagnosis, halt, checkpoint, resume, the same bits
 	@rm -rf $(DEMO_RUN) $(DEMO_RUN)-weights && mkdir -p $(DEMO_RUN)-weights

@@ -69,7 +69,7 @@ def test_a_token_comes_from_its_file(tmp_path):
 
 
 def test_a_setting_without_effect_warns():
-    assert any("HOLTER_NATS" in warning for warning in Settings(nats="nats://x").warnings())
+    assert any("HOLTER_NATS" in warning for warning in Settings(nats_credentials="f").warnings())
     assert any("HOLTER_PORT" in warning for warning in Settings(coordinator="x:1", port=5).warnings())
 
 

@@ -97,7 +97,9 @@ class Settings:
     resume: int = 0
     """1: start although this run was halted."""
     nats: str = ""
-    """Address of a NATS server; takes no effect in this version."""
+    """Servers of NATS (`nats://host:4222`, several separated by commas, `tls://` by TLS) through which sidecars and coordinator speak; empty: they speak to each other."""
+    nats_credentials: str = ""
+    """File of credentials for them: a `.creds` file, a seed, or `user:password`. `{who}` in its path becomes `rank-3`, `coordinator` or `reader`."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot work. Errors carry the field's name; `load` turns it into what the user wrote."""
@@ -117,6 +119,14 @@ class Settings:
             value = getattr(self, name)
             is_address = not value or value.startswith(("http://", "https://"))
             _require(is_address, name, "an address that begins with http:// or https://", value)
+        for name in ("nats", "coordinator"):
+            value = getattr(self, name)
+            is_plain = "@" not in value if _is_nats(value) or name == "nats" else True
+            _require(is_plain, name, "without a password, which goes into the file of HOLTER_NATS_CREDENTIALS", value)
+        is_servers = not self.nats or all(_is_nats(part.strip()) for part in self.nats.split(","))
+        _require(is_servers, "nats", "addresses that begin with nats:// or tls://", self.nats)
+        has_name = bool(self.run_id) or not _is_nats(self.coordinator)
+        _require(has_name, "coordinator", "given together with HOLTER_RUN_ID where it is NATS", self.coordinator)
         has_key = bool(self.tls_certificate) == bool(self.tls_key)
         _require(has_key, "tls_certificate", "given together with tls_key", self.tls_certificate)
         _require(self.resume in (0, 1), "resume", "0 or 1", self.resume)
@@ -133,11 +143,18 @@ class Settings:
         """The three files together."""
         return TlsFiles(self.tls_certificate, self.tls_key, self.tls_ca)
 
+    @property
+    def is_nats(self) -> bool:
+        """Whether ranks report through NATS."""
+        return _is_nats(self.coordinator) or (bool(self.nats) and not self.coordinator)
+
     def warnings(self) -> list[str]:
         """Settings that cannot take effect."""
         said = []
-        if self.nats:
-            said.append("HOLTER_NATS takes no effect in this version; sidecars use the WebSocket")
+        if self.nats and self.coordinator:
+            said.append("HOLTER_NATS takes no effect for ranks: HOLTER_COORDINATOR names where they report")
+        if self.nats_credentials and not self.is_nats:
+            said.append("HOLTER_NATS_CREDENTIALS takes no effect without HOLTER_NATS")
         if self.coordinator and self.port:
             said.append("HOLTER_PORT takes no effect: HOLTER_COORDINATOR names a coordinator that already runs")
         said += [
@@ -150,6 +167,10 @@ class Settings:
         if self.runbooks and not self.webhook:
             said.append("HOLTER_RUNBOOKS takes no effect without HOLTER_WEBHOOK; rules take `holter alerts --runbooks`")
         return said
+
+
+def _is_nats(address: str) -> bool:
+    return address.startswith(("nats://", "tls://"))
 
 
 class _BadValueError(ValueError):

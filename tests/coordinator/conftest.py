@@ -130,6 +130,8 @@ class SimulatedRank:
     boot_id: str = ""
     metrics_address: str = ""
     key: str = ""
+    address: str = ""
+    """Empty: the coordinator's own port."""
     uplink: RankUplink = field(init=False)
 
     def __post_init__(self) -> None:
@@ -144,7 +146,9 @@ class SimulatedRank:
             boot_id=self.boot_id,
             key=self.key,
         )
-        self.uplink = RankUplink(f"127.0.0.1:{self.port}", self.token, hello, self._answer, self.settings)
+        self.uplink = RankUplink(
+            self.address or f"127.0.0.1:{self.port}", self.token, hello, self._answer, self.settings
+        )
         self.uplink.start()
 
     def attach(self) -> None:

@@ -29,5 +29,5 @@ def test_another_scheme_is_another_transport(monkeypatch):
 
 
 def test_a_scheme_that_nobody_knows_is_named():
-    with pytest.raises(ValueError, match="nats://node-a:4222 needs a transport nats"):
-        transport_of("nats://node-a:4222")
+    with pytest.raises(ValueError, match="carrier://node-a:4222 needs a transport carrier"):
+        transport_of("carrier://node-a:4222")

@@ -8,7 +8,7 @@ import secrets
 import socket
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 from urllib.parse import urlsplit
 
 import holter
@@ -17,8 +17,13 @@ from holter.cli.parts.logs import log_to
 from holter.cli.parts.numbers import count, port, seconds
 from holter.config import Settings, load, secret_in, usable
 from holter.errors import ConfigError, UsageError
+from holter.files import read_json
 from holter.records import Action
+from holter.transport.nats.line import NatsPlace
 from holter.transport.tls import SCHEME
+
+if TYPE_CHECKING:
+    from holter.coordinator.identity import Access
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
     run_dir = Path(args.run_dir).absolute()
     if args.clock_base_ns is not None:
         clock.go_on_from(args.clock_base_ns)
-    token = _token(args.token_file)
     listener = _listener(args)
     _prepare(run_dir, is_by_hand=args.fd < 0)
     log_to(run_dir / "logs" / "coordinator.log", is_by_hand=args.fd < 0)
@@ -82,12 +86,19 @@ def run(args: argparse.Namespace) -> int:
         # Nobody is served in the clear who asked for TLS.
         logger.error("%s", problem)
         raise UsageError(problem)
+    place = NatsPlace(settings.nats, settings.nats_credentials, settings.tls) if settings.nats else None
+    if place is not None and (problem := place.problem()) is not None:
+        raise UsageError(problem)
+    from holter.coordinator.identity import ACCESS, Access, RunSettings  # noqa: PLC0415
+
+    # Who takes over speaks to sidecars that know the former one's token.
+    former = read_json(run_dir / ACCESS, Access) if place is not None else None
+    token = _token(args.token_file, former)
     address = _address(listener, is_tls=settings.tls.is_on)
     # Imported here: wrong use is told at once, and `--help` needs no event loop.
     from holter.cli.parts.earlier import earlier_runs  # noqa: PLC0415
     from holter.coordinator.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
     from holter.coordinator.http.doors import DoorSettings, raise_descriptor_limit  # noqa: PLC0415
-    from holter.coordinator.identity import RunSettings  # noqa: PLC0415
     from holter.coordinator.service import Limits, ServiceSettings, serve  # noqa: PLC0415
     from holter.exporters.alert_text import RUNBOOKS  # noqa: PLC0415
 
@@ -117,7 +128,7 @@ def run(args: argparse.Namespace) -> int:
     )
     service = ServiceSettings(
         doors=doors,
-        halt_token=_halt_token(settings),
+        halt_token=_halt_token(settings, former),
         version=holter.__version__,
         has_run_clock=args.clock_base_ns is not None,
         is_only_one=args.fd < 0,
@@ -130,26 +141,31 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(
             f"holter: coordinator of {about.run_id} at {address}; the tokens are in {run_dir}/coordinator.json\n"
         )
-    reason = asyncio.run(serve(about, service, listener))
+    if place is not None:
+        from holter.coordinator.standby import serve_with_lease  # noqa: PLC0415
+
+        reason = asyncio.run(serve_with_lease(about, service, listener, place))
+    else:
+        reason = asyncio.run(serve(about, service, listener))
     if args.fd < 0:
         sys.stderr.write(f"holter: coordinator ended: {reason}\n")
     return 0
 
 
-def _halt_token(settings: Settings) -> str:
+def _halt_token(settings: Settings, former: "Access | None") -> str:
     """Inside a job nobody can mend a file that cannot be read: then a token is made, as if none was named."""
     if settings.halt_token_file:
         try:
             return secret_in(settings.halt_token_file, "HOLTER_HALT_TOKEN_FILE")
         except ConfigError as error:
             logger.warning("%s; another token is in coordinator.json", error)
-    return secrets.token_urlsafe(32)
+    return (former.halt_token if former is not None else "") or secrets.token_urlsafe(32)
 
 
-def _token(source: str) -> str:
+def _token(source: str, former: "Access | None") -> str:
     """The token is never an argument: process listings show those."""
     if not source:
-        return secrets.token_urlsafe(32)
+        return former.token if former is not None else secrets.token_urlsafe(32)
     try:
         text = sys.stdin.readline() if source == "-" else Path(source).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

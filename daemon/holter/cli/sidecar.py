@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
         stderr_fd=args.stderr_fd,
         error_file=args.error_file,
         version=holter.__version__,
+        credentials=ours.nats_credentials,
     )
     try:
         sidecar = Sidecar(settings, log_to)

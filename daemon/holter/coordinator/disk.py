@@ -14,6 +14,7 @@ from pathlib import Path
 
 logger = logging.getLogger(__name__)
 
+ASK_AGAIN_S = 0.05
 MAX_WAITING = 4096
 """How many writes may wait; more are dropped and counted, because the disk hangs."""
 
@@ -47,8 +48,11 @@ class Disk:
     """Runs writes one after another. The thread is a daemon: a disk that hangs does not keep the process alive."""
 
     def __init__(self) -> None:
+        self.may_write: Callable[[], bool | None] = lambda: True
+        """Whether this coordinator may still write: None, nobody knows at the moment, and what waits goes on waiting."""
         self.failures = 0
         self.last_failure = ""
+        self._pause = threading.Event()
         self._waiting: queue.Queue[Callable[[], None] | None] = queue.Queue(MAX_WAITING)
         self._thread = threading.Thread(target=self._work, name="disk", daemon=True)
         self._thread.start()
@@ -73,6 +77,10 @@ class Disk:
 
     def _work(self) -> None:
         while (write := self._waiting.get()) is not None:
+            while (may := self.may_write()) is None:
+                self._pause.wait(ASK_AGAIN_S)
+            if not may:
+                continue  # Another coordinator writes there now.
             try:
                 write()
             except Exception as error:  # noqa: BLE001 - counted and shown, see above

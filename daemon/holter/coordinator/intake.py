@@ -24,6 +24,7 @@ from holter.files import as_json, write_whole
 from holter.records import (
     Attached,
     Body,
+    Consumed,
     Exam,
     Exited,
     Feed,
@@ -73,6 +74,12 @@ class Intake:
         """How many observations spoke for another rank than their sender's, or cannot be true."""
         self.mesh: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
         """Description of process groups -> the ranks of each."""
+        self.taken: int | None = None
+        """How much of what the network keeps was heard; None: nobody has said, or this coordinator begins anew."""
+        self.num_lost = 0
+        """Messages that the network did not keep until they were heard."""
+        self.has_caught_up = False
+        """All that was said before this coordinator began has been heard."""
         self._settings, self._disk, self._checkpoints, self._halts = settings, disk, checkpoints, halts
         self._is_identity_written = False
         self._num_seated = 0
@@ -80,6 +87,7 @@ class Intake:
         """Something was heard since the last judgement."""
         self._links: dict[int, str] = {}
         """Rank -> the state of its line that was last written down."""
+        self._written_taken: int | None = None
         self._asked: dict[ExamKey, int] = {}
         """Examinations -> when they were first asked for."""
 
@@ -118,6 +126,14 @@ class Intake:
     def goodbye(self, rank: int) -> None:
         """A sidecar has said everything."""
         self.roster.goodbye(rank)
+
+    def took(self, sequence: int, num_lost: int = 0) -> None:
+        """So much of what the network keeps has been heard; written down behind what was heard."""
+        self.taken, self.num_lost = sequence, num_lost
+
+    def caught_up(self) -> None:
+        """All that was said before this coordinator began has been heard."""
+        self.has_caught_up = True
 
     def has_room(self, rank: int, num_bytes: int, now_ns: int) -> bool:
         """Whether a message of this size is taken in; a rank whose message is not has been heard all the same."""
@@ -219,6 +235,9 @@ class Intake:
         if not self._is_identity_written:
             self._is_identity_written = True
             self._write_identity(None)
+        if self.taken is not None and self.taken != self._written_taken:
+            self._written_taken = self.taken
+            self.write_own(Consumed(sequence=self.taken), clock.wall_ns(), is_now=False)
         self.journal.flush(self._disk)
 
     def end(self, now_ns: int, steps: int | None = None) -> None:
@@ -234,6 +253,7 @@ class Intake:
             f"sidecars lost: {self.roster.sidecars_lost}": self.roster.sidecars_lost,
             f"ranks that came twice: {self.roster.duplicates}": self.roster.duplicates,
             f"observations that cannot be: {self.strangers}": self.strangers,
+            f"messages that the network did not keep until this coordinator read them: {self.num_lost}": self.num_lost,
         }
         return [text for text, num in found.items() if num]
 

@@ -88,7 +88,7 @@ class Run:
 
     def judge(self, now_ns: int, *, is_final: bool = False) -> FollowUp:
         """Look at everything; explain what can be explained, and say what is to be done."""
-        if now_ns < self.silent_until_ns and not is_final:
+        if now_ns < self.silent_until_ns and not is_final and not self.intake.has_caught_up:
             return FollowUp()
         self.intake.look(now_ns)
         found = self.judging.judge(now_ns, is_final=is_final)

@@ -33,6 +33,7 @@ from holter.coordinator.identity import ACCESS, Access, RunSettings
 from holter.coordinator.recovery import journal, rebuilt_run
 from holter.coordinator.roster import Roster
 from holter.coordinator.run import FollowUp, Run
+from holter.coordinator.run_card import card_of
 from holter.diagnosis import report
 from holter.errors import UsageError
 from holter.faults import ALL, CAUSES, Detector
@@ -44,6 +45,7 @@ from holter.halting.vault.store import Vault
 from holter.records import Diagnosis, Order
 from holter.transport import wire
 from holter.transport.choice import transport_of
+from holter.transport.interface import ListenerMaker, Right
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +56,9 @@ MAX_FETCH_ROUNDS = 4
 
 OPEN_DEADLINE_S = 5.0
 """How long making a directory may take; ranks stand and wait for it."""
+
+WRITTEN_S = 2.0
+"""An order waits so long for the disk, where another coordinator may have to go on with it."""
 
 LINGER_LOOK_S = 0.5
 
@@ -120,18 +125,24 @@ class ServiceSettings:
 class Coordinator:
     """Watches one run: `start`, then `run` until there is nothing left to do."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last two are of who shares a run
         self,
         about: RunSettings,
         settings: ServiceSettings,
         detectors: Sequence[Detector] = ALL,
         ask_halt: AskHalt | None = None,
+        *,
+        listen: ListenerMaker | None = None,
+        right: Right | None = None,
     ) -> None:
         self.watched = Run(about, detectors)
         self._settings = settings
+        self._right = right
+        """None: nobody else can want to give orders, but for who writes to the same directory."""
+        self.watched.disk.may_write = self._may_write
         self._wake = asyncio.Event()
-        # The coordinator listens on its own port: `host:port` is its address.
-        listen = transport_of("").listener
+        # Without another way the coordinator listens on its own port: `host:port` is its address.
+        listen = listen or transport_of("").listener
         self._listener = listen(self.watched.intake, settings.doors.report_token, self._wake.set, self._hold)
         self._pages = Pages(
             self.watched, settings.version, token=settings.halt_token, ask_halt=ask_halt or self._ask_halt
@@ -148,7 +159,7 @@ class Coordinator:
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
-        if not self._lock.take():
+        if not self._lock.take() and self._right is None:
             self._say_there_are_two()
         if not self._settings.has_run_clock:
             self._go_on_with_the_clock()
@@ -211,16 +222,22 @@ class Coordinator:
                 async with asyncio.timeout(self._settings.judge_interval_s):
                     await self._wake.wait()
             self._wake.clear()
+            if self.has_lost_right:
+                return await self._step_down()
             self._take_over()
             began_s = clock.monotonic_s()
             await self._judge()
             judging_s = clock.monotonic_s() - began_s
+            if self._right is not None:
+                self._right.sign(as_json(card_of(self.watched)))
             self.watched.judging.runner.guard("the page", self._pages.page_state.look)
             self._flush()
             reason = self._end_reason()
             # Judging a job of many ranks takes long; at least half of the time is for receiving their reports.
             await asyncio.sleep(min(max(self._settings.urgent_interval_s, judging_s), MAX_PAUSE_S))
         logger.info("ending: %s", reason)
+        if self._right is not None and self._stop.is_set():
+            return await self._hand_over(reason)
         await self._judge(is_final=True)
         self.watched.judging.runner.guard("the page", self._pages.page_state.look)
         await self._say_the_last_line()
@@ -229,10 +246,45 @@ class Coordinator:
         await self._close()
         return reason
 
+    @property
+    def has_lost_right(self) -> bool:
+        """Another coordinator gives the orders."""
+        return self._right is not None and self._right.standing() == "lost"
+
+    def _may_write(self) -> bool | None:
+        if self._right is None:
+            return True
+        standing = self._right.standing()
+        return None if standing == "suspended" and not self._is_over.is_set() else standing != "lost"
+
+    async def _step_down(self) -> str:
+        """What is not written yet is the other's to write; it has heard the same."""
+        self._is_over.set()
+        await self._end_quietly("another coordinator took over")
+        return "another coordinator took over"
+
+    async def _hand_over(self, reason: str) -> str:
+        """The run goes on, with another coordinator: nothing is concluded."""
+        self.watched.intake.write_down()
+        await asyncio.to_thread(self.watched.close, self._settings.disk_deadline_s)
+        self._is_over.set()
+        await self._end_quietly(reason)
+        return reason
+
+    async def _end_quietly(self, reason: str) -> None:
+        await self._pages.events.close(reason)
+        await self.doors.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        await asyncio.to_thread(self.watched.close, self._settings.disk_deadline_s)
+        self._lock.release()
+
     async def _judge(self, *, is_final: bool = False) -> None:
         """Judge, fetch what is missing, judge again; tell the news."""
         for _ in range(MAX_FETCH_ROUNDS):
             follow_up = self.watched.judge(clock.wall_ns(), is_final=is_final)
+            if self.has_lost_right:
+                return
             await self._tell(follow_up)
             await self._listener.examine(follow_up.exams)
             if not follow_up.tables:
@@ -271,11 +323,21 @@ class Coordinator:
     async def _carry_out(self, act: Act) -> None:
         """Do what a halt asks for; a disk may take its time, and reports are received meanwhile."""
         if isinstance(act, Tell):
+            await self._is_written()
             await self._listener.order(act.order, act.ranks)
             return
         task = asyncio.create_task(self._open(act.step) if isinstance(act, Open) else self._seal(act.order))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _is_written(self) -> None:
+        """What was ordered is on the disk before anybody is told: whoever takes over must know of it. A disk that hangs holds nothing up for long."""
+        if self._right is not None:
+            loop, written = asyncio.get_running_loop(), asyncio.Event()
+            self.watched.disk.submit(partial(_call, loop, written.set))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WRITTEN_S):
+                    await written.wait()
 
     async def _open(self, step: int) -> None:
         run_dir, base_step, stamp = self.watched.settings.run_dir, self.watched.checkpoints.base_step, clock.wall_ns()
@@ -381,6 +443,11 @@ def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def _call(loop: asyncio.AbstractEventLoop, what: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(what)
 
 
 def _settle_s(roster: Roster, limits: Limits) -> float:

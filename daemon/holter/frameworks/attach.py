@@ -8,6 +8,7 @@ what is passed is watched in addition.
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import secrets
 import socket
@@ -117,6 +118,8 @@ def _settings() -> Settings:
         say(f"{sentence}; the rest is used, the action is {settings.action}")
     for warning in settings.warnings():
         say(warning)
+    if settings.is_nats and importlib.util.find_spec("nats") is None:
+        say("HOLTER_NATS needs the package nats-py, and this run is not watched without it: pip install 'holter[nats]'")
     if (problem := settings.tls.problem()) is not None:
         say(f"{problem}; nothing is sent in the clear instead, so this run is not watched")
     if settings.action == "halt" and is_interactive():
@@ -215,8 +218,10 @@ def _bootstrap(settings: Settings, here: RankPlace) -> tuple[Bootstrap | None, s
         say(warning)
     _check_writable(run_dir)
     begin_life(run_dir, os.environ)
+    served = f"{SCHEME if settings.tls.is_on else ''}{_reached_at(settings, here)}:{listener.getsockname()[1]}"
     return Bootstrap(
-        address=f"{SCHEME if settings.tls.is_on else ''}{_reached_at(settings, here)}:{listener.getsockname()[1]}",
+        address=settings.nats or served,
+        page=served,
         token=settings.token or secrets.token_hex(16),
         run_id=run_id,
         run_dir=run_dir,

@@ -25,6 +25,7 @@ from holter.records.observation import (
     Body,
     Call,
     CallBlock,
+    Consumed,
     Device,
     Exam,
     ExamDepth,
@@ -107,7 +108,7 @@ from holter.records.verdicts import (
 
 __all__ = [
     "EXIT_CODE", "NUMBERS", "Action", "Attached", "Basis", "Body", "Call", "CallBlock", "Cause", "Census",
-    "Collective", "Component", "Device", "Diagnosis", "Directive", "Evidence", "Exam", "ExamDepth",
+    "Collective", "Component", "Consumed", "Device", "Diagnosis", "Directive", "Evidence", "Exam", "ExamDepth",
     "ExamRequest", "Exited", "Farewell", "Feed", "Finding", "FirstStep", "Fix", "Flight", "Frame", "GradientScales",
     "Group", "Groups", "HaltAnswered", "HaltAsked", "Halting", "Healthy", "Hoard", "Hypothesis", "Inspection", "Judged", "Labels", "LastCalls", "Link",
     "Logged", "Mark", "MeshAxis", "Modes", "ModuleVitals", "Named", "Nonfinite", "Observation", "OnDevice", "Order", "OrderKind",

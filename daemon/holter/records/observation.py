@@ -316,7 +316,15 @@ Rare = (
     | Device
 )
 """Records that a window keeps unchanged, up to a limit of each kind."""
-Own = Unavailable | Judged | Unexamined | Link | HaltAsked | HaltAnswered | Ordered | Seated
+
+
+class Consumed(msgspec.Struct, frozen=True, tag="consumed", kw_only=True):
+    """How far the coordinator has read what the network keeps; in its own journal, so that its successor goes on there."""
+
+    sequence: int
+
+
+Own = Unavailable | Judged | Unexamined | Link | HaltAsked | HaltAnswered | Ordered | Seated | Consumed
 """What the coordinator records about itself."""
 Body = (
     Attached

@@ -47,7 +47,12 @@ class CoordinatorLink:
     """Sends what one rank's sidecar has to say; `on_message` gets what the coordinator says."""
 
     def __init__(
-        self, identity: PageIdentity, on_message: OnMessage, log_to: Callable[[Path], None], tls: TlsFiles = NO_TLS
+        self,
+        identity: PageIdentity,
+        on_message: OnMessage,
+        log_to: Callable[[Path], None],
+        tls: TlsFiles = NO_TLS,
+        credentials: str = "",
     ) -> None:
         self.run_id = ""
         self.run_dir = ""
@@ -59,7 +64,7 @@ class CoordinatorLink:
         self._identity = identity
         self._on_message = on_message
         self._log_to = log_to
-        self._tls = tls
+        self._tls, self._credentials = tls, credentials
         self._token = ""
         self._key = secrets.token_hex(16)
         self._uplink: RankUplink | None = None
@@ -172,7 +177,7 @@ class CoordinatorLink:
             metrics_address=self.metrics_address,
             key=self._key,
         )
-        limits = settings_for(who.world_size, self._tls)
+        limits = settings_for(who.world_size, self._tls, credentials=self._credentials)
         self._uplink = RankUplink(word.address, word.token, hello, self._on_message, limits)
         self._uplink.start()
         for observation, urgent in self._unsent:

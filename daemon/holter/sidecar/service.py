@@ -67,6 +67,8 @@ class SidecarSettings:
     error_file: str = ""
     """From which the launcher's summary of a failed rank is made; empty: it makes none."""
     version: str = ""
+    credentials: str = ""
+    """File of credentials for the network by which the coordinator is reached; empty: it wants none."""
 
 
 class Sidecar:
@@ -90,7 +92,7 @@ class Sidecar:
         self._status = StatusLine(settings.terminal) if settings.terminal else None
         self._last_line = LastLine(settings.stderr_fd)
         self._error_file = ErrorFile(settings.error_file)
-        self._link = CoordinatorLink(identity, self._answer, log_to, settings.metrics.tls)
+        self._link = CoordinatorLink(identity, self._answer, log_to, settings.metrics.tls, settings.credentials)
         self._orders = Orders(
             self._page, self._process, lambda said: self._link.send(said, urgent=True), lambda: self._link.is_connected
         )

@@ -49,7 +49,9 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     """One line of JSON on the pipe, and the value in the job's store."""
 
     address: str
-    """`host:port` of the coordinator, behind `https://` by TLS."""
+    """`host:port` of the coordinator, behind `https://` by TLS; servers of NATS, where ranks report through it."""
+    page: str = ""
+    """Where people read, if that is elsewhere."""
     token: str
     run_id: str
     run_dir: str
@@ -62,7 +64,8 @@ class Bootstrap(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def url(self) -> str:
         """For a browser."""
-        return self.address if "://" in self.address else f"http://{self.address}"
+        address = self.page or self.address
+        return address if "://" in address else f"http://{address}"
 
 
 def encode_bootstrap(bootstrap: Bootstrap) -> bytes:

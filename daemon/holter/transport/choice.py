@@ -1,8 +1,11 @@
 """Which transport is used: the scheme of the coordinator's address says it. To add one, add a line to TRANSPORTS."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from holter.transport.interface import CarrierMaker, ListenerMaker
+from holter.transport.interface import CarrierMaker, Listener
+from holter.transport.nats.carrier import NatsCarrier
+from holter.transport.nats.listener import NatsListener
 from holter.transport.websocket.carrier import UNIX, WebSocketCarrier
 from holter.transport.websocket.listener import WebSocketListener
 
@@ -14,10 +17,15 @@ class Transport:
     """Makes the two ends of one transport."""
 
     carrier: CarrierMaker
-    listener: ListenerMaker
+    listener: Callable[..., Listener]
+    """(receiver, token, on_urgent, hold), and by name what else the transport needs."""
 
 
-TRANSPORTS = {"": Transport(WebSocketCarrier, WebSocketListener)}
+TRANSPORTS = {
+    "": Transport(WebSocketCarrier, WebSocketListener),
+    "nats": Transport(NatsCarrier, NatsListener),
+    "tls": Transport(NatsCarrier, NatsListener),
+}
 """By the scheme of an address; `host:port` has none."""
 
 

@@ -8,7 +8,7 @@ Both ends speak the messages of `wire`. A Listener may hear a record twice and h
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from holter.records import Observation, Order
 from holter.transport.clock_offset import ClockOffset
@@ -92,6 +92,16 @@ class Receiver(Protocol):
     def goodbye(self, rank: int) -> None:
         """A sidecar has said everything."""
 
+    @property
+    def taken(self) -> int | None:
+        """How much of what the network itself keeps was heard before this coordinator began; None: it begins anew."""
+
+    def took(self, sequence: int, num_lost: int = 0) -> None:
+        """So much of it has been heard by now; so many messages were gone before they could be."""
+
+    def caught_up(self) -> None:
+        """All that was said before this coordinator began has been heard."""
+
 
 class Listener(Protocol):
     """The coordinator's end: one connection a rank, with the token, the newest wins."""
@@ -116,6 +126,19 @@ class Listener(Protocol):
 
     async def hang_up(self) -> None:
         """Close every connection: the coordinator ends."""
+
+
+class Right(Protocol):
+    """To give orders, where several coordinators of one run may want to."""
+
+    token: int
+    """Grows with every holder; orders carry it."""
+
+    def standing(self) -> Literal["valid", "suspended", "lost"]:
+        """`valid`: orders may be given now. `suspended`: nobody knows. `lost`: another coordinator gives them."""
+
+    def sign(self, card: bytes = b"") -> None:
+        """The coordinator judges; this is shown of its run."""
 
 
 ListenerMaker = Callable[[Receiver, str, Callable[[], None], Callable[[int], Awaitable[None]]], Listener]

@@ -48,13 +48,15 @@ class UplinkSettings:
     """The clock of this host."""
     tls: TlsFiles = NO_TLS
     """Whom to believe, where the coordinator's address asks for TLS."""
+    credentials: str = ""
+    """File of credentials, where the network wants some."""
     agent: str = ""
     """Path of the socket of this host's agent, through which a sidecar speaks; empty: there is none."""
 
 
-def settings_for(world_size: int, tls: TlsFiles = NO_TLS, agent: str = "") -> UplinkSettings:
+def settings_for(world_size: int, tls: TlsFiles = NO_TLS, agent: str = "", credentials: str = "") -> UplinkSettings:
     """Ranks of a very large job report less often; what is urgent is said at once all the same."""
-    usual = UplinkSettings(tls=tls, agent=agent)
+    usual = UplinkSettings(tls=tls, agent=agent, credentials=credentials)
     each_s = min(world_size / REPORTS_PER_S, MAX_INTERVAL_S)
     return replace(
         usual, report_interval_s=max(usual.report_interval_s, each_s), keepalive_s=max(usual.keepalive_s, each_s)

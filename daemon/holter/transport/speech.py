@@ -24,6 +24,9 @@ class Speech(Protocol):
     on_news: Callable[[bool], None]
     """Called when there is something new to say, with whether it is urgent; set by whoever carries it now."""
 
+    max_bytes: int
+    """The largest frame that the way there takes; set by whoever carries it now."""
+
     @property
     def hello(self) -> wire.Opening:
         """The first message of a connection."""
@@ -52,6 +55,7 @@ class RankSpeech:
         self.hello: wire.Opening = hello if hello.boot_id else msgspec.structs.replace(hello, boot_id=clock.clock_id())
         self.outbox = Outbox(limit)
         self.on_news: Callable[[bool], None] = nobody_listens
+        self.max_bytes = wire.MAX_FRAME_BYTES
         self.dropped_before = 0
         """Records already lost between rank and sidecar."""
         self._heartbeat: wire.Heartbeat | None = None
@@ -84,7 +88,7 @@ class RankSpeech:
             batch = self.outbox.take(limit)
             dropped = self.outbox.dropped + self.dropped_before
             frame = wire.encode(wire.Report(heartbeat=heartbeat, observations=batch, dropped=dropped))
-            if len(frame) <= wire.MAX_FRAME_BYTES:
+            if len(frame) <= self.max_bytes or not batch:
                 return batch, frame
             if len(batch) == 1:
                 self.outbox.dropped += 1

@@ -33,6 +33,7 @@ from holter.files import read_json
 from holter.halting import halt_record
 from holter.records import (
     Attached,
+    Consumed,
     Diagnosis,
     Exited,
     FirstStep,
@@ -74,6 +75,8 @@ class Recovered:
     """Rank -> digest of its sidecar's key, of ranks that have not ended."""
     asked: HaltAsked | None = None
     """A request that has no answer yet."""
+    taken: int | None = None
+    """How much it had heard of what the network keeps."""
     is_complete: bool = True
     """False when there was no time for all of it."""
 
@@ -125,6 +128,7 @@ def _is_interrupted(run_dir: Path, run_id: str, now_ns: int) -> bool:
 
 def _take_over(run: Run, found: Recovered, now_ns: int) -> None:
     run.silent_until_ns = now_ns + RETURN_NS
+    run.intake.taken = found.taken
     run.roster.keep_places(found.places)
     for observation in found.first_steps.values():
         run.checkpoints.hear(observation)
@@ -145,7 +149,7 @@ def _take_over(run: Run, found: Recovered, now_ns: int) -> None:
     logger.info("read %d entries of a former coordinator%s", found.num_entries, is_all)
 
 
-def _note(found: Recovered, observation: Observation) -> None:
+def _note(found: Recovered, observation: Observation) -> None:  # noqa: C901 - one line a kind
     """What is known beside the window."""
     match observation.body:
         case Ordered() as ordered:
@@ -157,6 +161,8 @@ def _note(found: Recovered, observation: Observation) -> None:
         # Asking is in the journal twice: as the rank's word, which may have its answer, and as the request.
         case Halting(state=state) if state != "asking":
             found.halting.append(observation)
+        case Consumed(sequence=sequence):
+            found.taken = sequence
         case Seated(digest=digest):
             found.places[observation.rank] = digest
         case Exited():

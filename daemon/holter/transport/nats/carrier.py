@@ -1,0 +1,367 @@
+"""A sidecar's or agent's end: what it has to say goes into the run's stream, whether or not a coordinator is there to read it.
+
+    ┌─▶ connecting ──Greeting──▶ waits for Welcome ──▶ says, and is acknowledged ──Goodbye, LetGo──▶ closed
+    └──────── backoff ◀──────────── at any failure: refused, silence, a server that is gone
+
+After the first Welcome records go into the stream also while coordinators change; the server's acknowledgement says that it has them. A coordinator
+with a higher token than any before is greeted anew; one with a lower token is not listened to any more.
+"""
+
+import asyncio
+import contextlib
+import logging
+import math
+import secrets
+from typing import TYPE_CHECKING, Any
+
+from holter import clock
+from holter.files import UNREADABLE
+from holter.transport import wire
+from holter.transport.clock_offset import ClockOffset
+from holter.transport.interface import OnMessage
+from holter.transport.limits import Backoff, UplinkSettings
+from holter.transport.nats import frames
+from holter.transport.nats.frames import Again, Beacon, Greeting, LetGo, Probe, Said, Told, TurnedAway
+from holter.transport.nats.line import NatsPlace, OpenLine, failures, line_to
+from holter.transport.nats.subjects import ALL, Subjects, credential_of, host_name
+from holter.transport.speech import Speech
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+HERE_S = 3.5
+"""A coordinator whose beacon has not been heard for so long is not there."""
+REPEAT_S = 60.0
+"""Between two Greetings of a quiet life."""
+SPARE_BYTES = 4096
+"""Of a message, for its headers."""
+SMALL_BYTES = 2**20
+
+logger = logging.getLogger(__name__)
+
+
+class _LineEndedError(Exception):
+    """This line is over, with the reason; the next one may do better."""
+
+
+class _ReplacedError(_LineEndedError):
+    """Another process speaks for this rank now."""
+
+
+class NatsCarrier:
+    """Carries a speech into the stream; `start` it in a running event loop, `close` it at the end."""
+
+    def __init__(
+        self, address: str, token: str, speech: Speech, on_message: OnMessage, settings: UplinkSettings | None = None
+    ) -> None:
+        self.is_connected = False
+        self.heard_s = 0.0
+        self.reconnects = 0
+        self.garbage = 0
+        self.refusal = ""
+        self.clock = ClockOffset()
+        self.coordinator_token = 0
+        """The highest that was heard."""
+        self.num_stale = 0
+        """Words of older coordinators, which were not listened to."""
+        self._settings = settings or UplinkSettings()
+        self._place = NatsPlace(address, self._settings.credentials, self._settings.tls)
+        self._token, self._speech, self._on_message = token, speech, on_message
+        self._name = name_of_speaker(speech.hello)
+        self._subjects = Subjects(speech.hello.run_id)
+        self._who = secrets.token_bytes(8)
+        self._num_said = 0
+        self._unacknowledged: tuple[int, object, bytes] | None = None
+        """A report that may or may not be in the stream: its number, what to put back, and as it travels."""
+        self._backoff = Backoff(cap_s=2.0)
+        self._wake, self._urgent, self._closing = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._is_welcome = asyncio.Event()
+        self._is_let_go = asyncio.Event()
+        self._told: asyncio.Queue[Msg] = asyncio.Queue()
+        self._greeted_s = -math.inf
+        self._asks_clock = False
+        self._clock_asked_s = 0.0
+        self._has_said_goodbye = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to connect, in the background."""
+        self._speech.on_news = self._news
+        self._urgent.set()
+        self._task = asyncio.create_task(self._run(), name="carrier")
+
+    async def stop(self) -> None:
+        """Give up at once, without a word: another carrier goes on with the speech."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=self._settings.close_timeout_s)
+        self.is_connected = False
+        if self._unacknowledged is not None:
+            self._speech.put_back(self._unacknowledged[1])
+            self._unacknowledged = None
+
+    async def close(self, deadline_s: float) -> bool:
+        """Say what is left, then Goodbye, and answer until the coordinator lets go; False when that could not be done in time."""
+        for event in (self._closing, self._wake, self._urgent):
+            event.set()
+        if self._task is None:
+            return False
+        done, _ = await asyncio.wait({self._task}, timeout=deadline_s)
+        if not done:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=1.0)
+        return self._has_said_goodbye
+
+    def _news(self, is_urgent: bool) -> None:  # noqa: FBT001 - fits `on_news`
+        self._wake.set()
+        if is_urgent:
+            self._urgent.set()
+
+    async def _run(self) -> None:
+        """Connect until the last word is said."""
+        if (problem := self._place.problem()) is not None:
+            logger.error("%s is not watched: %s", self._name, problem)
+            return
+        while True:
+            began_s, replaced_pause_s = clock.monotonic_s(), 0.0
+            try:
+                async with line_to(self._place, credential_of(self._name)) as line:
+                    if await self._converse(line):
+                        self._has_said_goodbye = True
+                        return
+                reason = "the line is lost"
+            except _ReplacedError as error:
+                reason, replaced_pause_s = str(error), self._settings.replaced_pause_s
+            except failures(_LineEndedError) as error:
+                reason = f"{type(error).__name__}: {error}"
+            except Exception:
+                logger.exception("the line failed in a way nobody thought of")
+                reason = "internal error"
+            finally:
+                self.is_connected = False
+            logger.debug("line of %s: %s", self._name, reason)
+            if clock.monotonic_s() - began_s >= self._settings.steady_after_s:
+                self._backoff.attempts = 0
+            await self._pause(replaced_pause_s or self._backoff.next_s())
+            if replaced_pause_s and self._closing.is_set():
+                return  # The last word is the other process's.
+            self.reconnects += 1
+
+    async def _pause(self, seconds: float) -> None:
+        if self._closing.is_set():
+            await asyncio.sleep(min(seconds, self._settings.closing_pause_s))
+            return
+        await _signalled(self._closing, seconds)
+
+    async def _converse(self, line: OpenLine) -> bool:
+        """One line, from Greeting to its end; True once Goodbye was said and the coordinator let go."""
+        self._told = asyncio.Queue()
+        for who in (self._name, ALL):
+            await line.client.subscribe(self._subjects.told(who), cb=self._on_told)
+        self._greeted_s = -math.inf
+        talk, listen = asyncio.create_task(self._talk(line)), asyncio.create_task(self._listen(line))
+        lost = asyncio.create_task(line.lost())
+        tasks: set[asyncio.Task[Any]] = {talk, listen, lost}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if talk.done() and talk.exception() is None:
+                # Everything is said; the coordinator may still ask, and lets go when it has judged.
+                let_go = asyncio.create_task(self._is_let_go.wait())
+                tasks.add(let_go)
+                await asyncio.wait({listen, lost, let_go}, return_when=asyncio.FIRST_COMPLETED)
+                if self._is_let_go.is_set():
+                    return True
+            for task in (talk, listen):
+                if task.done():
+                    task.result()
+            return False
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _talk(self, line: OpenLine) -> None:
+        """Say what there is at most every interval, at once if urgent, and now and then that we are there; returns when Goodbye is said."""
+        while True:
+            now_s = clock.monotonic_s()
+            self.is_connected = self._is_welcome.is_set() and now_s - self.heard_s < HERE_S
+            if not self._is_welcome.is_set() or now_s - self._greeted_s > REPEAT_S:
+                await self._greet(line, is_repeated=self._is_welcome.is_set() and self._greeted_s > 0)
+            if not self._is_welcome.is_set():
+                await _signalled(self._is_welcome, self._settings.keepalive_s)
+                continue
+            await _signalled(self._wake, self._settings.keepalive_s)
+            is_quiet = not self._wake.is_set()
+            if not is_quiet and not self._closing.is_set():
+                await _signalled(self._urgent, self._settings.report_interval_s)
+            self._wake.clear()
+            self._urgent.clear()
+            if self._unacknowledged is not None:
+                await self._say_again(line)
+            if is_quiet:
+                await self._report(line)
+            while not self._speech.is_empty():
+                await self._report(line)
+            if self._closing.is_set():
+                await self._keep(line, wire.Goodbye())
+                return
+            await self._ask_clock(line)
+
+    async def _greet(self, line: OpenLine, *, is_repeated: bool = False) -> None:
+        """In the stream: it is made by the first coordinator, until then nobody acknowledges, and it is tried again."""
+        self._greeted_s = clock.monotonic_s()
+        server = str(line.client._server_info.get("server_id", ""))  # noqa: SLF001 - nothing public tells it
+        greeting = Greeting(token=self._token, hello=self._speech.hello, server=server, is_repeated=is_repeated)
+        frame = frames.encode(Said(self._who, greeting))
+        await line.js.publish(self._subjects.hello(self._name), frame, timeout=self._settings.connect_timeout_s)
+
+    async def _report(self, line: OpenLine) -> None:
+        """Records go into the stream; that we are there, and where the rank is, is kept by nobody: the next one is newer."""
+        self._speech.max_bytes = min(line.max_bytes - SPARE_BYTES, wire.MAX_FRAME_BYTES)
+        said, message = self._speech.next_frame(self._settings.batch_limit)
+        frame = frames.envelop(self._who, message)
+        if not said:
+            await line.client.publish(self._subjects.alive(self._name), frame)
+            return
+        self._num_said += 1
+        # Taken from the speech: it stands here until the server has it.
+        self._unacknowledged = (self._num_said, said, frame)
+        await self._say_again(line)
+
+    async def _say_again(self, line: OpenLine) -> None:
+        assert self._unacknowledged is not None
+        number, _, frame = self._unacknowledged
+        headers = {"Nats-Msg-Id": f"{self._who.hex()}-{number}"}
+        await line.js.publish(
+            self._subjects.said(self._name), frame, timeout=self._settings.send_timeout_s, headers=headers
+        )
+        self._unacknowledged = None
+
+    async def _keep(self, line: OpenLine, message: wire.Upward) -> None:
+        frame = frames.encode(Said(self._who, message))
+        await line.js.publish(self._subjects.said(self._name), frame, timeout=self._settings.send_timeout_s)
+
+    async def _ask_clock(self, line: OpenLine) -> None:
+        limits, now_s = self._settings, clock.monotonic_s()
+        self.clock.settle(limits.wall_ns())
+        interval_s = limits.clock_first_s if self.clock.num_answers < 4 else limits.clock_interval_s  # noqa: PLR2004
+        if not self._asks_clock or not self.is_connected or now_s - self._clock_asked_s <= interval_s:
+            return
+        self._clock_asked_s = now_s
+        asked = frames.encode(Said(self._who, wire.ClockAsked(sent_ns=limits.wall_ns())))
+        with contextlib.suppress(*failures(*UNREADABLE)):
+            answer = await line.client.request(self._subjects.clock, asked, timeout=1.0)
+            heard_ns, told = limits.wall_ns(), frames.decode_told(answer.data)
+            if isinstance(told.message, wire.ClockTold) and told.token >= self.coordinator_token:
+                said = told.message
+                self.clock.learn(said.sent_ns, said.received_ns, said.replied_ns, heard_ns)
+
+    async def _on_told(self, message: "Msg") -> None:
+        self._told.put_nowait(message)
+
+    async def _listen(self, line: OpenLine) -> None:
+        """Hand every message to the owner."""
+        while True:
+            message = await self._told.get()
+            try:
+                told = frames.decode_told(message.data)
+            except UNREADABLE:
+                self.garbage += 1
+                continue
+            if not self._is_current(told):
+                continue
+            await self._hear(line, told.message, message)
+
+    def _is_current(self, told: Told) -> bool:
+        """Whether this coordinator is the newest that was heard of: an older one that wakes up can order nothing."""
+        if told.token < self.coordinator_token:
+            self.num_stale += 1
+            if self.num_stale == 1 or isinstance(told.message, wire.Halt):
+                kind = type(told.message).__name__
+                logger.warning(
+                    "an older coordinator's %s is not obeyed: token %d, and %d was heard",
+                    kind,
+                    told.token,
+                    self.coordinator_token,
+                )
+            return False
+        self.heard_s = clock.monotonic_s()
+        if told.token > self.coordinator_token:
+            if self.coordinator_token:
+                logger.info("another coordinator gives the orders now: token %d", told.token)
+            self.coordinator_token = told.token
+            # A new coordinator must hear who we are, and our identity again.
+            self._greeted_s = -math.inf
+            self._speech.begin()
+            self._wake.set()
+        return True
+
+    async def _hear(self, line: OpenLine, told: Any, message: "Msg") -> None:
+        match told:
+            case Beacon() | Again():
+                if self._greeted_s < 0 or isinstance(told, Again):
+                    await self._greet(line)
+            case Probe():
+                await self._respond(message, frames.encode(Said(self._who, wire.ClockAsked(sent_ns=0))))
+            case LetGo() if self._closing.is_set():
+                self._is_let_go.set()
+            case TurnedAway(reason=reason, is_replaced=is_replaced):
+                self._turned_away(reason)
+                raise _ReplacedError(reason) if is_replaced else _LineEndedError(reason)
+            case wire.Welcome():
+                self._welcome(told)
+                self._tell(told)
+            case wire.Fetch():
+                await self._respond(message, self._fetched(line, told))
+            case wire.Examine() | wire.Halt() | wire.Notice():
+                answer = self._tell(told)
+                if answer is not None:
+                    await self._keep(line, answer)
+
+    def _fetched(self, line: OpenLine, asked: wire.Fetch) -> bytes:
+        answer = self._tell(asked)
+        content = frames.encode(Said(self._who, answer)) if isinstance(answer, wire.Fetched) else b""
+        if len(content) > line.max_bytes - SPARE_BYTES:
+            content = frames.encode(Said(self._who, wire.Fetched(request=asked.request, observation=None)))
+        return content
+
+    async def _respond(self, message: "Msg", content: bytes) -> None:
+        if message.reply and content:
+            await message.respond(content)
+
+    def _welcome(self, told: wire.Welcome) -> None:
+        self.refusal = ""
+        if not self._is_welcome.is_set():
+            self._speech.begin()
+        self._is_welcome.set()
+        self.is_connected = True
+        self._wake.set()
+        ours = self._speech.hello.boot_id
+        self._asks_clock = told.boot_id not in ("", ours)
+        if told.boot_id == ours:
+            self.clock.be_same()
+
+    def _tell(self, message: Any) -> wire.Upward | None:
+        try:
+            return self._on_message(message)
+        except Exception:
+            logger.exception("a message of the coordinator could not be handled")
+            return None
+
+    def _turned_away(self, reason: str) -> None:
+        self._is_welcome.clear()
+        if reason != self.refusal:
+            logger.warning("the coordinator of %s turned %s away: %s", self._speech.hello.run_id, self._name, reason)
+        self.refusal = reason
+
+
+def name_of_speaker(hello: wire.Opening) -> str:
+    """WHO it is among the subjects."""
+    return str(hello.rank) if isinstance(hello, wire.Hello) else host_name(hello.host)
+
+
+async def _signalled(event: asyncio.Event, deadline_s: float) -> None:
+    """Wait for it, but not for longer."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(deadline_s):
+            await event.wait()
