@@ -1,11 +1,13 @@
 """A real nats-server, coordinators as real processes, and ranks that are none."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from tests.coordinator.conftest import RUN_ID, TOKEN, SimulatedRank
 
+from free_port import free_port
 from nats_servers import Server, program
 
 HALT_TOKEN = "a halt's secret"
@@ -38,10 +41,22 @@ class Process:
     run_dir: Path
     process: subprocess.Popen[str]
     log: Path
+    port: int
 
     @property
     def pid(self) -> int:
         return self.process.pid
+
+    @property
+    def stands_by(self) -> bool:
+        """It is up, and another gives the orders."""
+        with (
+            contextlib.suppress(OSError, ValueError),
+            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=2) as found,
+        ):
+            about = json.loads(found.read())
+            return bool(about.get("stands_by") and about.get("waits_for"))
+        return False
 
     def send(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
@@ -84,9 +99,10 @@ class Place:
             "--token-file",
             str(self.directory / "token"),
         ]
+        command += ["--port", str(port := free_port())]
         with log.open("w") as out:
             process = subprocess.Popen([*command, *words], env=environ, stdout=out, stderr=out, text=True)
-        self.processes.append(Process(self.run_dir, process, log))
+        self.processes.append(Process(self.run_dir, process, log, port))
         return self.processes[-1]
 
     def rank(self, rank: int, **options: Any) -> SimulatedRank:
@@ -106,6 +122,15 @@ class Place:
             return int(json.loads((self.run_dir / "coordinator.json").read_text())["pid"])
         except (OSError, ValueError):
             return 0
+
+    async def standby(self) -> Process:
+        """Another one, that stands by."""
+        made = self.coordinator()
+        for _ in range(600):
+            if await asyncio.to_thread(lambda: made.stands_by):
+                return made
+            await asyncio.sleep(0.1)
+        raise AssertionError(made.log.read_text())
 
     async def end(self) -> None:
         await asyncio.gather(*(rank.uplink.close(0.0) for rank in self.ranks))

@@ -16,7 +16,7 @@ from holter.transport.nats.subjects import Subjects
 
 pytestmark = pytest.mark.slow
 NAN = [Nonfinite(where="loss", name="loss", nans=1, infs=0, numel=1)]
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 async def trained(place: Place, steps: int = 3) -> list[SimulatedRank]:
@@ -33,9 +33,7 @@ async def trained(place: Place, steps: int = 3) -> list[SimulatedRank]:
 async def test_what_is_said_while_nobody_leads_is_judged_by_the_successor_once(place: Place) -> None:
     first = place.coordinator()
     ranks = await trained(place)
-    second = place.coordinator()
-    await eventually(lambda: "INFO" not in second.log.read_text() and place.leader() == first.pid, PATIENCE_S)
-    await asyncio.sleep(1.5)
+    second = await place.standby()
     first.send(signal.SIGKILL)
     for step in range(3, 6):
         for rank in ranks:
@@ -57,8 +55,7 @@ async def test_an_incident_that_was_open_keeps_its_name_through_a_takeover(place
     ranks[1].step(3, nonfinite=NAN)
     ranks[0].step(3)
     (found,) = await eventually(place.incidents, PATIENCE_S)
-    second = place.coordinator()
-    await asyncio.sleep(2.0)
+    second = await place.standby()
     first.send(signal.SIGKILL)
     await eventually(lambda: place.leader() == second.pid, PATIENCE_S)
     for rank in ranks:
@@ -71,8 +68,7 @@ async def test_an_incident_that_was_open_keeps_its_name_through_a_takeover(place
 async def test_who_was_stopped_and_wakes_up_stands_by_again_and_writes_nothing(place: Place) -> None:
     first = place.coordinator()
     ranks = await trained(place)
-    second = place.coordinator()
-    await asyncio.sleep(2.0)
+    second = await place.standby()
     first.send(signal.SIGSTOP)
     await eventually(lambda: place.leader() == second.pid, PATIENCE_S)
     ranks[1].step(3, nonfinite=NAN)
@@ -110,8 +106,7 @@ async def test_who_is_asked_to_stop_gives_the_lease_up_and_is_followed_at_once(p
     ranks = await trained(place)
     ranks[1].step(3, nonfinite=NAN)
     (found,) = await eventually(place.incidents, PATIENCE_S)
-    second = place.coordinator()
-    await asyncio.sleep(2.0)
+    second = await place.standby()
     began_s = clock.monotonic_s()
     first.send(signal.SIGTERM)
     await eventually(lambda: place.leader() == second.pid, PATIENCE_S)
