@@ -10,60 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
-from typing import Any
 
-from holter.faults.shared.robust import deviation
-from holter.records import Evidence, Finding, Severity
+from holter.offline import norms, still
+from holter.offline.points import Curves, Points, blocks, finding, finite, scatter
+from holter.records import Evidence, Finding
 
-Points = list[tuple[int, float]]
 MIN_POINTS = 6
-MAX_BLOCKS = 60
-MIN_NAN_NORMS = 10
-"""A scaler that looks for its scale skips a few steps, not so many."""
-DETECTOR = "curve"
-"""Under this name the rows of `causes` know these findings."""
-GUESSES = (
-    2,
-    3,
-    4,
-    5,
-    6,
-    7,
-    8,
-    10,
-    20,
-    50,
-    100,
-    256,
-    1000,
-    10_000,
-    21_841,
-    30_522,
-    32_000,
-    50_257,
-    50_304,
-    65_536,
-    128_256,
-    151_936,
-)
-"""Numbers of classes or tokens that are common: the loss of guessing among them is their logarithm."""
-
-
-@dataclass(frozen=True)
-class Curves:
-    """The series of one run that are judged together."""
-
-    loss: Points
-    norm: Points
-    rate: Points
-    evaluations: dict[str, Points]
-    scale: Points
-    memory: Points
-    is_reward: bool = False
-    """Reinforcement learning: its loss is no measure of anything."""
-    is_adversarial: bool = False
-    is_rate_computed: bool = False
-    """The log has no rates: these are what the settings give."""
+FEW = 20
+"""Stretches of which a robust scatter says little."""
 
 
 @dataclass(frozen=True)
@@ -82,38 +36,15 @@ def judge(curves: Curves) -> Iterator[Finding]:
     """At most one finding on the loss, and those that other curves show by themselves."""
     found = _nonfinite(curves)
     if found is None:
-        found = _silent_gradients(curves)
+        found = norms.silent(curves)
     if found is None and not curves.is_reward and not curves.is_adversarial:
-        found = _divergence(curves) or _overfitting(curves) or _plateau(curves)
+        found = _divergence(curves) or _overfitting(curves) or still.plateau(curves) or still.stopped(curves)
     if found is not None:
         yield found
     if (leak := _leak(curves.memory)) is not None:
         yield leak
     if (collapse := _scale(curves)) is not None:
         yield collapse
-
-
-def finite(points: Points) -> Points:
-    """Without what is not a number."""
-    return [(step, value) for step, value in points if math.isfinite(value)]
-
-
-def blocks(points: Points) -> list[tuple[int, int, float]]:
-    """(place of the first, place after the last, median) of stretches of equal length, few enough to look at."""
-    size = max(1, math.ceil(len(points) / MAX_BLOCKS))
-    made = []
-    for begin in range(0, len(points), size):
-        part = points[begin : begin + size]
-        if len(part) * 2 >= size:
-            made.append((begin, begin + len(part), median(value for _, value in part)))
-    return made
-
-
-def scatter(series: Sequence[float]) -> float:
-    """Of a single value, whatever the trend: from second differences, robust."""
-    bends = [a - 2 * b + c for a, b, c in zip(series, series[1:], series[2:], strict=False)]
-    # Of very few the middle one is the trend itself.
-    return deviation(bends) / math.sqrt(6) if len(bends) > 3 else 0.0  # noqa: PLR2004 - as above
 
 
 def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
@@ -141,6 +72,7 @@ def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
     if (
         is_on_its_way_back
         or _is_wandering(levels[: place + 1], height)
+        or (len(levels) < FEW and _is_to_and_fro(levels[place:], height))
         or _came_back_before(levels, place, height)
         or (not is_rate_up and now < 0.95 * start and _is_shift(levels, place, height))
     ):
@@ -161,6 +93,16 @@ def _is_wandering(levels: Sequence[float], height: float) -> bool:
         lowest = min(lowest, level)
         deepest = max(deepest, level - lowest)
     return height < 1.5 * deepest
+
+
+def _is_to_and_fro(levels: Sequence[float], height: float) -> bool:
+    """Whether it lost most of its rise again on the way, more than once: of few points, that is how far they scatter."""
+    lost, highest = 0.0, -math.inf
+    falls = [a - b for a, b in pairwise(levels) if a > b]
+    for level in levels:
+        highest = max(highest, level)
+        lost = max(lost, highest - level)
+    return lost > 0.6 * height and len(falls) > 1
 
 
 def _came_back_before(levels: Sequence[float], place: int, height: float) -> bool:
@@ -225,29 +167,13 @@ def is_at_peak(rates: Points, step: int) -> bool | None:
     return top > 0 and at >= 0.8 * top
 
 
-def finding(  # noqa: PLR0913, PLR0917
-    severity: Severity, step: int, last: int, summary: str, facts: dict[str, Any], evidence: Sequence[Evidence]
-) -> Finding:
-    """A verdict of this file's."""
-    return Finding(
-        detector=DETECTOR,
-        severity=severity,
-        first_step=step,
-        detected_step=last,
-        ranks=(),
-        summary=summary,
-        facts=facts,
-        evidence=tuple(evidence),
-    )
-
-
 def _nonfinite(curves: Curves) -> Finding | None:
     loss = curves.loss
-    hidden = _hidden(curves)
+    hidden = norms.hidden(curves) or still.underflowed(curves)
     if hidden is not None:
         return hidden
     if not loss or math.isfinite(loss[-1][1]):
-        return _nan_norm(curves)
+        return norms.not_finite(curves) or norms.lost(curves)
     first = len(loss) - 1
     while first and not math.isfinite(loss[first - 1][1]):
         first -= 1
@@ -255,14 +181,14 @@ def _nonfinite(curves: Curves) -> Finding | None:
     blow = _blow_up(curves, before, step)
     if blow is not None:
         return blow
-    norms = [value for at, value in curves.norm if at <= step]
+    measured = [value for at, value in curves.norm if at <= step]
     is_backward = (
-        bool(norms) and any(not math.isfinite(value) for at, value in curves.norm if at < step) and bool(before)
+        bool(measured) and any(not math.isfinite(value) for at, value in curves.norm if at < step) and bool(before)
     )
     shown = f"{before[-1][1]:.4g} at step {before[-1][0]}" if before else "no finite value before"
     return finding(
         "critical", step, loss[-1][0], f"The loss is NaN or Inf since step {step}, out of ordinary values: {shown}." if before else f"The loss is NaN or Inf at every log, from step {step} on.",
-        {"is_nan": True, "is_norm_first": is_backward, "is_from_start": not before, "is_explosive": False, "has_norm": bool(norms), "series": ["loss", "gradient_norm"]},
+        {"is_nan": True, "is_norm_first": is_backward, "is_from_start": not before, "is_explosive": False, "has_norm": bool(measured), "series": ["loss", "gradient_norm"]},
         [Evidence(kind="trend", summary=f"loss: {shown}, not finite at all {len(loss) - first} logs since step {step}", values={"step": step, "num_logs": len(loss) - first})],
     )  # fmt: skip
 
@@ -296,59 +222,6 @@ def _since(points: Points, limit: float, otherwise: int) -> int:
             break
         first = step
     return first
-
-
-def _hidden(curves: Curves) -> Finding | None:
-    """A loss of exactly zero beside norms that are NaN: a filter shows an average of nothing."""
-    zeros = len(curves.loss)
-    while zeros and curves.loss[zeros - 1][1] == 0:
-        zeros -= 1
-    num = len(curves.loss) - zeros
-    if num < 2 or curves.is_reward or curves.is_adversarial:  # noqa: PLR2004 - once is an empty batch
-        return None
-    step = curves.loss[zeros][0]
-    norms = [value for at, value in curves.norm if at >= step]
-    is_nan = len(norms) > 1 and sum(not math.isfinite(value) for value in norms) >= 0.8 * len(norms)
-    falls = [value for _, value in curves.loss[max(0, zeros - 5) : zeros]]
-    if not is_nan and (norms or not falls or min(falls) < 0.05 or num < 5):  # noqa: PLR2004 - it has arrived
-        return None
-    return finding(
-        "critical", step, curves.loss[-1][0],
-        f"The logged loss is exactly 0 since step {step}" + (", and the gradient norm is NaN." if is_nan else ", from one log to the next."),
-        {"is_hidden": True, "is_norm_nan": is_nan or None, "series": ["loss", "gradient_norm"]},
-        [Evidence(kind="trend", summary=f"loss exactly 0 at the last {num} logs" + (f", gradient norm NaN at {sum(not math.isfinite(v) for v in norms)} of {len(norms)}" if norms else "; the log has no gradient norm"), values={"step": step, "num_logs": num})],
-    )  # fmt: skip
-
-
-def _nan_norm(curves: Curves) -> Finding | None:
-    """Norms that are NaN from some step to the end, while the loss gets no better."""
-    norm = curves.norm
-    first = len(norm)
-    while first and not math.isfinite(norm[first - 1][1]):
-        first -= 1
-    num = len(norm) - first
-    if first == 0 and num >= MIN_NAN_NORMS and not curves.loss:
-        return _norms_alone(norm)
-    if first == 0 or num < max(5, len(norm) // 20):
-        return None
-    step = norm[first][0]
-    before, after = [[v for at, v in finite(curves.loss) if (at >= step) is side] for side in (False, True)]
-    if not before or not after or median(after[-5:]) < 0.97 * median(before[-5:]):
-        return None
-    return finding(
-        "critical", step, norm[-1][0], f"The gradient norm is NaN or Inf at all {num} logs since step {step}, and the loss gets no better.",
-        {"is_nan": True, "is_norm_first": True, "is_from_start": False, "is_explosive": False, "has_norm": True, "series": ["gradient_norm", "loss"]},
-        [Evidence(kind="trend", summary=f"gradient norm: finite before step {step}, NaN or Inf at {num} logs since", values={"step": step, "num_logs": num})],
-    )  # fmt: skip
-
-
-def _norms_alone(norm: Points) -> Finding:
-    """No norm was ever finite, and the log has no loss that could say whether anything is learned."""
-    return finding(
-        "warning", norm[0][0], norm[-1][0], f"The gradient norm is NaN or Inf at all {len(norm)} logs since step {norm[0][0]}, and the log has no loss.",
-        {"is_nan": True, "is_norm_first": False, "is_from_start": True, "is_explosive": False, "has_norm": True, "series": ["gradient_norm"]},
-        [Evidence(kind="trend", summary=f"gradient norm: NaN or Inf at all {len(norm)} logs", values={"step": norm[0][0], "num_logs": len(norm)})],
-    )  # fmt: skip
 
 
 def _divergence(curves: Curves) -> Finding | None:
@@ -495,60 +368,6 @@ def _of_overfitting(  # noqa: PLR0913, PLR0917
         {"is_overfitting": True, "is_training_falling": True if fell else None, "is_evaluation_rising": True, "series": ["loss", f"log.{name}"]},
         [Evidence(kind="trend", summary=f"`{name}`: best {best:.4g} at step {step}, {level:.4g} at the end{training}", values={"step": step, "best": best, "now": level})],
     )  # fmt: skip
-
-
-def _plateau(curves: Curves) -> Finding | None:
-    """A loss that never moved, where something says that it should have."""
-    known = finite(curves.loss)
-    if len(known) < 12:  # noqa: PLR2004 - too early
-        return None
-    series = [value for _, value in known]
-    level, part = median(series), max(3, len(series) // 4)
-    move = abs(median(series[-part:]) - median(series[:part]))
-    noise = deviation(series)
-    rates = [value for _, value in finite(curves.rate)]
-    is_rate_zero = len(rates) >= 12 and max(rates) == 0  # noqa: PLR2004 - as above
-    is_moving = move > max(0.5 * noise / math.sqrt(part), 0.004 * abs(level)) or noise > 0.1 * abs(level)
-    if abs(level) < 0.05 or (is_moving and not is_rate_zero):  # noqa: PLR2004 - it has arrived
-        return None
-    is_constant = max(series) - min(series) <= 1e-6 * abs(level)
-    classes = next(
-        (num for num in GUESSES if abs(level - math.log(num)) < max(0.01 * level, noise / math.sqrt(len(series)))), None
-    )
-    norms = [value for _, value in finite(curves.norm)]
-    is_norm_zero = len(norms) >= 10 and max(norms[1:]) == 0  # noqa: PLR2004 - not by chance
-    if not (is_constant or classes or is_rate_zero or is_norm_zero):
-        return None
-    why = (
-        "every gradient is exactly zero"
-        if is_norm_zero
-        else "the learning rate is zero"
-        if is_rate_zero
-        else f"it is that of guessing among {classes}"
-        if classes
-        else "it is the same to the last digit"
-    )
-    return finding(
-        "warning" if is_constant or is_norm_zero or is_rate_zero else "info", known[0][0], known[-1][0], f"The loss has not moved since step {known[0][0]}: {level:.4g} at {len(known)} logs; {why}.",
-        {"is_still": True, "is_rising": False, "is_norm_zero": is_norm_zero, "is_rate_zero": is_rate_zero, "is_constant": is_constant, "is_guess": bool(classes), "series": ["loss", "gradient_norm"]},
-        [Evidence(kind="trend", summary=f"loss: {level:.4g} +- {noise:.2g} over {len(known)} logs, moved by {move:.2g}; {why}", values={"level": level, "noise": noise, "move": move, "num_logs": len(known)})],
-    )  # fmt: skip
-
-
-def _silent_gradients(curves: Curves) -> Finding | None:
-    """Norms of exactly zero, or next to nothing, until the end, while the loss is far from having arrived."""
-    norm = finite(curves.norm)
-    first = len(norm)
-    while first and norm[first - 1][1] == 0:
-        first -= 1
-    num = len(norm) - first
-    if num >= 10 and not curves.is_reward:  # noqa: PLR2004 - not by chance
-        return finding(
-            "warning", norm[first][0], norm[-1][0], f"The gradient norm is exactly 0 at all {num} logs since step {norm[first][0]}.",
-            {"is_norm_zero": True, "is_still": False, "series": ["gradient_norm", "loss"]},
-            [Evidence(kind="trend", summary=f"gradient norm exactly 0 at the last {num} logs", values={"step": norm[first][0], "num_logs": num})],
-        )  # fmt: skip
-    return None
 
 
 def _leak(memory: Points) -> Finding | None:

@@ -4,6 +4,7 @@ Each kind of message is one line of `KINDS`: the words by which it is found, and
 that a large file costs no more than its size. What follows from a message is judged elsewhere (`judging`): here it is only read.
 """
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -38,8 +39,8 @@ KINDS = (
     Kind("kernel_oom", ("Out of memory: Killed process", "oom-kill:", "Memory cgroup out of memory", "oom_reaper: reaped", "OOM Killed", "oom-kill event", "OOMKilled"),
          re.compile(r"Killed process (?P<pid>\d+)(?: \((?P<process>[^)]*)\))?.*?(?:anon-rss:(?P<rss>\d+kB))?")),
     Kind("device_oom", ("CUDA out of memory", "OutOfMemoryError", "HIP out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator: can't allocate memory",
-                        "DefaultCPUAllocator: not enough memory"),
-         re.compile(r"(?:Tried to allocate (?P<asked>[\d.]+ \w+)|you tried to allocate (?P<asked_bytes>\d+) bytes)?"
+                        "DefaultCPUAllocator: not enough memory", "CUDA_ERROR_OUT_OF_MEMORY", "RESOURCE_EXHAUSTED: Out of memory", "OOM when allocating tensor"),
+         re.compile(r"(?:.*?Tried to allocate (?P<asked>[\d.]+ \w+)|.*?you tried to allocate (?P<asked_bytes>\d+) bytes)?"
                     r"(?:.*?GPU (?P<device>\d+))?(?:.*?(?:capacity of (?P<capacity>[\d.]+ \w+)|(?P<total>[\d.]+ \w+) total capacity))?"
                     r"(?:.*?(?P<free>[\d.]+ \w+) (?:is )?free)?(?:.*?(?P<used>[\d.]+ \w+) (?:already allocated|is allocated by PyTorch))?")),
     Kind("worker_killed", ("is killed by signal", "exited unexpectedly"),
@@ -51,7 +52,7 @@ KINDS = (
                     r"(?:.*?last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+))?"), needs=True),
     Kind("watchdog_stuck", ("watchdog got stuck for", "Heartbeat monitor timed out"), re.compile(r"(?:Rank |\[Rank )(?P<rank>\d+)\]")),
     Kind("work_status", ("last enqueued NCCL work", "last enqueued work"),
-         re.compile(r"\[?(?:PG (?:ID )?(?P<group>\d+)[^\]]*?)?\s?Rank (?P<rank>\d+)\].*?(?:at work(?: sequence id)?:? (?P<sequence>\d+))?[^\d]*?"
+         re.compile(r"\[?(?:PG (?:ID )?(?P<group>\d+)[^\]]*?)?\s?Rank (?P<rank>\d+)\].*?(?:at (?:NCCL )?work(?: sequence id)?:? (?P<sequence>\d+))?[^\d]*?"
                     r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"), needs=True),
     Kind("monitored_barrier", ("monitoredBarrier", "monitored barrier"), re.compile(r"[Rr]anks? (?P<missing>\d+(?:, *\d+)*) failed to pass"), needs=True),
     Kind("fingerprint", ("Detected mismatch between collectives on ranks", "CollectiveFingerPrint"),
@@ -70,18 +71,19 @@ KINDS = (
     Kind("anomaly", ("returned nan values in its", "returned an invalid gradient"), re.compile(r"Function '(?P<function>\w+)' returned nan values"), needs=True),
     Kind("minimum_scale", ("Minimum loss scale reached", "loss scale already at minimum"), re.compile(r"(?P<text>.*minimum.*)", re.IGNORECASE)),
     Kind("overflow", ("OVERFLOW!", "Grad overflow on iteration", "Gradient overflow.", "overflow detected"),
-         re.compile(r"(?:[Aa]ttempted loss scale: (?P<scale>[\d.e+]+), (?:reducing to (?P<next>[\d.e+-]+)|but hysteresis))?(?:.*?[Rr]educ\w+ loss scale to (?P<to>[\d.e+-]+))?")),
+         re.compile(r"(?:.*?[Aa]ttempted loss scale: (?P<scale>\d[\d.]*(?:e[+-]?\d+)?), (?:reducing to (?P<next>\d[\d.]*(?:e[+-]?\d+)?)|but hysteresis))?(?:.*?(?:[Rr]educ\w+|setting) loss scale to:? (?P<to>\d[\d.]*(?:e[+-]?\d+)?))?")),
     Kind("loss_stopped", ("Loss is nan, stopping", "Loss is inf, stopping", "loss is NaN, stopping", "NaN or Inf found in input tensor", "Loss became NaN", "NaN loss encountered"), None),
     Kind("device_error", ("CUDA error:", "fallen off the bus", "NCCL WARN Cuda failure", "unhandled cuda error", "CUDA driver error"), re.compile(r"CUDA error: (?P<error>[^\n]*)")),
     Kind("root_cause", ("Root Cause (first observed failure)",), None),
     Kind("child_failed", ("exitcode  :", "exitcode:"), re.compile(r"exitcode\s*: (?P<code>-?\d+)\s*\(pid: (?P<pid>\d+)\)"), needs=True),
-    Kind("process_failed", ("Signals.SIG", "failed (exitcode:"), re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+)|(?P<signal>SIG\w+)")),
-    Kind("segfault", ("Fatal Python error: Segmentation fault", "Segmentation fault (core dumped)", "Fatal Python error: Bus error"), None),
+    Kind("process_failed", ("Signals.SIG", "failed (exitcode:"), re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+)|Signals\.(?P<signal>SIG\w+)")),
+    Kind("segfault", ("Segmentation fault", "Fatal Python error: Bus error"),
+         re.compile(r"^(?:\[[^]]*\]:? *)?(?:\S+: line \d+: +\d+ +)?(?P<text>(?:Fatal Python error: )?(?:Segmentation fault|Bus error))"), needs=True),
     Kind("killed", ("error: Detected 1 oom", "Out Of Memory", "oom_kill"), None),
 )  # fmt: skip
 TRACEBACK = "Traceback (most recent call last)"
 SEARCHED = (
-    b"Traceback (", b"rror", b"Xid", b"ECC", b"illed", b"oom", b"OOM", b"ut Of Memory", b"ut of memory", b"atchdog ", b"eartbeat monitor", b"last enqueued", b"onitored", b"onnection ",
+    b"Traceback (", b"rror", b"Xid", b"ECC", b"illed", b"oom", b"OOM", b"ut Of Memory", b"ut of memory", b"OUT_OF_MEMORY", b"atchdog ", b"eartbeat monitor", b"last enqueued", b"onitored", b"onnection ",
     b"remote process", b"ssertion `", b"degrees of freedom", b"verflow", b"VERFLOW", b"stopping", b"NaN ", b"Root Cause", b"exitcode", b"egmentation", b"fallen off",
     b"Cuda failure", b"Signals.SIG", b"minimum", b"loss scale reached", b"socket closed", b"shared memory", b"xception ignored",
 )  # fmt: skip
@@ -135,6 +137,8 @@ class ErrorReader:
         self._is_root = False
         self._ignores = False
         self._num_rows = 0
+        self._tail = ("", "")
+        """The last two lines."""
         self._places_shown: list[tuple[int, FrameAt]] = []
         self._rows: dict[tuple[str, str, int | None], int] = {}
         """Error -> rows of numbers that came before it."""
@@ -154,6 +158,7 @@ class ErrorReader:
     def line(self, text: str, number: int, step: int, num_rows: int = 0) -> bool:
         """Look at a line, before which so many rows of numbers came; whether it was part of an error."""
         self._num_rows = num_rows
+        self._tail = (self._tail[1], text)
         if self._is_root and self._of_summary(text, number, step):
             return True
         if (shown := _SHOWN.match(text)) and len(self._places_shown) < MAX_FRAMES:
@@ -178,6 +183,8 @@ class ErrorReader:
             return True
         if TRACEBACK in text:
             before = text.partition(TRACEBACK)[0]
+            # Lines that somebody joined, or a bar that was never ended: what stands in front was a message of its own.
+            self._is_known(before, number, step, rank)
             self._open[rank] = _Open(
                 number,
                 rank,
@@ -295,6 +302,8 @@ class ErrorReader:
     def _keep(self, error: LoggedError) -> None:
         key = (error.kind, _shape(error), error.rank)
         known = self._errors.get(key)
+        if error.kind == "overflow":
+            error = _with_floor(error, known)
         if known is not None:
             values = dict(known.values)
             if error.kind in {"overflow", "work_status"}:
@@ -328,7 +337,37 @@ class ErrorReader:
         made = [
             replace(error, num_rows_after=max(0, num_rows - self._rows[key])) for key, error in self._errors.items()
         ]
+        if _is_cut(self._tail):
+            made = [
+                replace(error, values={**error.values, "is_cut": "yes"})
+                if error.kind in {"watchdog", "work_status"}
+                else error
+                for error in made
+            ]
         yield from sorted(made, key=lambda error: error.line)
+
+
+def _is_cut(tail: tuple[str, str]) -> bool:
+    """Whether the log ends in the middle of what a watchdog says: the ranks that say nothing may have been about to."""
+    end = tail[1].rstrip("\n")
+    return any("ProcessGroupNCCL" in line for line in tail) and end[-1:].isalpha()
+
+
+def _with_floor(error: LoggedError, known: LoggedError | None) -> LoggedError:
+    """An overflow with the lowest scale so far, and how often the scale could not fall any more."""
+    before = known.values if known is not None else {}
+    to = _number(error.values.get("next") or error.values.get("to"), math.inf)
+    lowest = min(to, _number(before.get("lowest"), math.inf))
+    is_floor = _number(error.values.get("scale"), math.inf) <= to <= 1
+    at_floor = int(before.get("at_floor", "0")) + is_floor
+    return replace(error, values={**error.values, "lowest": str(lowest), "at_floor": str(at_floor)})
+
+
+def _number(text: str | None, otherwise: float) -> float:
+    try:
+        return float(text.rstrip(".")) if text else otherwise
+    except ValueError:
+        return otherwise
 
 
 def _alike(prefix: str) -> str:

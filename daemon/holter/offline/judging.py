@@ -17,6 +17,7 @@ from holter.faults.window import ModelView, Note, Spread, StepNumbers
 from holter.offline import causes, curves, messages, naming, schedules
 from holter.offline.code import Hint, hints, shapes
 from holter.offline.found import Found, LoggedRun, Shapes
+from holter.offline.points import Curves, Points
 from holter.offline.reading import repetition
 from holter.records import (
     Cause,
@@ -110,27 +111,33 @@ def _heat(lead: _Judged) -> Iterator[Evidence]:
         yield made
 
 
-def curves_of(run: LoggedRun) -> curves.Curves:
+def curves_of(run: LoggedRun) -> Curves:
     """The series of a run that are judged together."""
     names = run.names()
     of: dict[str, list[str]] = {}
     for name in names:
         of.setdefault(naming.role(name), []).append(name)
 
-    def longest(role: str) -> curves.Points:
+    def longest(role: str) -> Points:
         return max((run.points(name) for name in of.get(role, [])), key=len, default=[])
 
     evaluations = {name: run.points(name) for name in of.get("evaluation", [])}
     if not evaluations and (whole := _sum_of_terms(run, naming.held_out_term)):
         evaluations = {"held-out loss": whole}
     is_adversarial = any(naming.is_adversarial(name) for name in names)
-    return curves.Curves(
+    return Curves(
         loss=longest("loss") or ([] if is_adversarial else _sum_of_terms(run, naming.term_of_loss)), norm=longest("gradient_norm"), rate=longest("learning_rate"), evaluations=evaluations,
         scale=longest("loss_scale"), memory=longest("memory"), is_reward=any(map(naming.is_reward, names)) and not naming.is_preference(names), is_adversarial=is_adversarial,
+        lost=tuple(name for name in names if naming.of_policy(name) in {"kl", "entropy"} and _is_lost(run.points(name))),
     )  # fmt: skip
 
 
-def _sum_of_terms(run: LoggedRun, term_of: Callable[[str], str]) -> curves.Points:
+def _is_lost(points: Points) -> bool:
+    """Whether its last two values, or more, are no numbers."""
+    return len(points) > 1 and not any(math.isfinite(value) for _, value in points[-2:])
+
+
+def _sum_of_terms(run: LoggedRun, term_of: Callable[[str], str]) -> Points:
     """The loss of a log that has only its terms (`box_loss`, `cls_loss`)."""
     terms = [dict(run.points(name)) for name in run.names() if term_of(name)]
     shared = set.intersection(*map(set, terms)) if terms else set()
@@ -140,7 +147,7 @@ def _sum_of_terms(run: LoggedRun, term_of: Callable[[str], str]) -> curves.Point
 def window_of(run: LoggedRun, found: Found) -> Window:
     """What the live detectors take."""
     made = curves_of(run)
-    columns: dict[str, curves.Points] = {
+    columns: dict[str, Points] = {
         "gradient_norm": made.norm,
         "learning_rate": made.rate,
         "loss_scale": made.scale,
@@ -220,7 +227,7 @@ def _of_run(run: LoggedRun, found: Found, detectors: Sequence[Detector]) -> Iter
                 yield _judged(finding, window, run)
 
 
-def _with_rates(made: curves.Curves, run: LoggedRun, found: Found) -> curves.Curves:
+def _with_rates(made: Curves, run: LoggedRun, found: Found) -> Curves:
     """With the rates that the settings give, where the log has none; of several runs nobody knows whose they are."""
     num_runs = sum(any(naming.role(name) == "loss" for name in one.names()) for one in found.runs)
     if made.rate or num_runs > 1:

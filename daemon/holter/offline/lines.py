@@ -22,6 +22,11 @@ _SPACED = re.compile(
     rf")\s*\[?\s*({_NUMBER})(?![\w:]*[A-Za-z:])",
     re.IGNORECASE,
 )
+_SAID = re.compile(
+    rf"(?<![\w/])((?:[A-Za-z_]\w* ){{0,2}}(?:\w*loss|accuracy|perplexity|reward|learning rate))\s+is\s+({_NUMBER})(?![\w])",
+    re.IGNORECASE,
+)
+"""`total loss is 48.44`."""
 _EPOCH = re.compile(
     r"(?<![\w])(?:train(?:ing)?\s+)?epoch(?:\s*\(train\))?\s*[:#]?\s*\[?\s*(\d+(?:\.\d+)?)\s*(?:(?:/|of)\s*(\d+))?\s*\]?"
     r"(?:\s*[,|:;\-]*\s*(?:(?:step|batch|iter(?:ation)?|it)\b)?\s*:?\s*\[?\s*(\d+)\s*/\s*(\d+))?",
@@ -79,6 +84,7 @@ _TIMES = frozenset(
         "speed",
     }
 )
+_UNITS = frozenset({"s", "sec", "images", "img", "batch", "batches", "examples", "sequences", "step", "second"})
 _SOURCES = (".py", ".cpp", ".cc", ".cu", ".h", ".cuh", ".hpp", ".rs", ".go", ".js")
 LIKELY = (
     "loss",
@@ -176,6 +182,8 @@ def _numbers(line: str, row: LogRow) -> None:
         _take(row, match.group(1), match.group(2), line[match.end() : match.end() + 4], match.group(3) or "")
     for match in _SPACED.finditer(line):
         _take(row, match.group(1), match.group(2), "")
+    for match in _SAID.finditer(line) if " is " in line else ():
+        _take(row, match.group(1), match.group(2), "")
     if line.count("|") >= MIN_CELLS:
         for match in filter(None, map(_CELL.match, line.split("|"))):
             _take(row, match.group(1), match.group(2), "")
@@ -257,6 +265,10 @@ def _scale(name: str, after: str) -> float:
 def _meant(name: str) -> str:
     """Of the words before a number, those that name it: `INFO step` is `step`; times and speeds are nobody's loss."""
     parts = name.removesuffix(" value").split()
+    # `181.2 samples/sec Train-Accuracy=0.5`: the unit of the number before.
+    while len(parts) > 1 and set(naming.words(parts[0])) <= _TIMES | _UNITS:
+        parts = parts[1:]
+    name = " ".join(parts)
     for begin in range(len(parts)):
         candidate = naming.tidy(" ".join(parts[begin:]))
         if len(parts) - begin == 2 and _is_term(parts[begin], candidate):  # noqa: PLR2004 - `box loss`, `D loss`

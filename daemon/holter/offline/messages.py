@@ -13,6 +13,8 @@ LINK_XIDS = frozenset({74})
 LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|<frozen|^<")
 MANY_OVERFLOWS = 16
 """So many in a row are no search for a scale."""
+MIN_LOW_OVERFLOWS, LOW_SCALE = 5, 4
+"""Nor are a few that lead down to such a scale: it would mean gradients beyond sixteen thousand."""
 MANY_ROWS = 12
 """Rows of numbers after an error: a training that writes so many has gone on."""
 SURVIVED = frozenset({"traceback", "connection_lost", "worker_killed", "device_oom", "label_range", "loss_stopped"})
@@ -31,7 +33,7 @@ ORDER = (
 )  # fmt: skip
 """What explains the others comes first: a rank that is lost, then what a script raised, then those who waited."""
 VICTIM = re.compile(
-    r"closed by peer|reset by peer|NCCL|timed? ?out|Timed out|DistBackendError|DistStoreError|ChildFailedError|ProcessRaisedException|broken pipe",
+    r"closed by peer|reset by peer|NCCL|timed? ?out|Timed out|DistBackendError|DistStoreError|gloo/transport|ChildFailedError|ProcessRaisedException|broken pipe",
     re.IGNORECASE,
 )
 
@@ -48,7 +50,7 @@ def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
         error
         for error in errors
         if error.kind != "variance_warning"
-        and not (error.kind == "overflow" and error.num_times < MANY_OVERFLOWS)
+        and not (error.kind == "overflow" and not _is_collapse(error))
         and not (error.kind in SURVIVED and error.num_rows_after >= (2 if "is_bare" in error.values else MANY_ROWS))
     ]
     has_summary = any(error.kind == "root_cause" for error in known)
@@ -69,6 +71,14 @@ def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
         detector=DETECTOR, severity="critical", first_step=lead.step, detected_step=lead.step, ranks=ranks, summary=summary, facts=facts, collective=collective,
         evidence=(_evidence(lead), *_frames(lead), *(_evidence(error) for error in others[:6])),
     )  # fmt: skip
+
+
+def _is_collapse(error: LoggedError) -> bool:
+    """Whether skipped steps are more than a search for a scale: very many, or down to a scale that no gradient should need."""
+    has_gone_on = error.num_rows_after >= MANY_ROWS
+    lowest, at_floor = float(error.values.get("lowest", "inf")), int(error.values.get("at_floor", "0"))
+    is_low = at_floor > 1 or (error.num_times >= MIN_LOW_OVERFLOWS and lowest <= LOW_SCALE)
+    return error.num_times >= MANY_OVERFLOWS or (is_low and not has_gone_on)
 
 
 def _as_root(error: LoggedError) -> LoggedError:
@@ -127,7 +137,7 @@ def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) ->
             return _silent(known, num_ranks, text)
         case "monitored_barrier":
             missing = tuple(int(rank) for rank in re.findall(r"\d+", lead.values["missing"]))
-            return {"is_behind": True}, missing, f"Ranks {', '.join(map(str, missing))} never came to a barrier.", None
+            return {"is_behind": True}, missing, f"{_listed(missing)} never came to a barrier.", None
         case "fingerprint":
             is_order = (
                 lead.values.get("operation") != lead.values.get("other_operation") and "other_operation" in lead.values
@@ -139,7 +149,14 @@ def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) ->
                 None,
             )
         case "overflow":
-            return {"is_every_step_skipped": True}, ranks, f"The loss scaler skipped {lead.num_times} steps.", None
+            lowest = float(lead.values.get("lowest", "inf"))
+            scale = f", down to a scale of {lowest:g}" if lowest < 64 else ""  # noqa: PLR2004 - a usual scale says nothing
+            return (
+                {"is_every_step_skipped": True},
+                ranks,
+                f"The loss scaler skipped {lead.num_times} steps{scale}.",
+                None,
+            )
         case "root_cause":
             code = lead.values.get("code", "")
             fact = "is_killed" if code == "-9" else "is_signal" if code.startswith("-") else "is_exit_code"
@@ -182,27 +199,33 @@ def _waiting(known: Sequence[LoggedError], num_ranks: int) -> Verdict:
             call = (int(error.values["sequence"]), error.values["operation"], error.values.get("numel", ""))
             calls[error.rank] = min(call, calls.get(error.rank, call))
     enqueued = _enqueued(spoke)
-    sequence, operation, _ = min(calls.values(), default=(max(enqueued.values(), default=-1), "?", ""))
-    collective = Collective(group="", sequence=sequence, operation=operation.lower())
+    at = min((int(error.values["sequence"]) for error in spoke if "sequence" in error.values), default=max(enqueued.values(), default=-1))  # fmt: skip
+    sequence, operation, _ = min(calls.values(), default=(at, "", ""))
+    collective = Collective(group="", sequence=sequence, operation=operation.lower() or "?")
     waiting = sorted({error.rank for error in spoke if error.rank is not None})
     behind = tuple(rank for rank, number in sorted(enqueued.items()) if number < max(enqueued.values())) or _earlier(calls)  # fmt: skip
-    what = f"{operation} #{sequence}"
+    what = f"{operation or 'call'} #{sequence}"
     timed_out = {"is_timed_out": True}
     if behind:
-        named = f"Ranks {_listed(behind)} are behind: others wait in {what}."
+        named = f"{_listed(behind)} {'is' if len(behind) == 1 else 'are'} behind: others wait in {what}."
         return {"is_behind": True} | timed_out, behind, named, collective
     if (apart := _apart(calls, sequence)) is not None:
         return *apart, collective
     silent = tuple(rank for rank in range(num_ranks) if rank not in waiting)
     # One rank's log alone says nothing of the others.
-    if silent and len(silent) <= len(waiting) and len(waiting) > 1:
-        named = f"Ranks {_listed(silent)} say nothing while all others time out in {what}."
+    is_cut = any("is_cut" in error.values for error in spoke)
+    if silent and len(silent) <= len(waiting) and len(waiting) > 1 and not is_cut:
+        named = (
+            f"{_listed(silent)} {'says' if len(silent) == 1 else 'say'} nothing while all others time out in {what}."
+        )
         return {"is_silent": True} | timed_out, silent, named, collective
-    return timed_out, (), f"Ranks {_listed(waiting)} timed out in {what}; who is missing cannot be told from this log.", collective  # fmt: skip
+    why = "the log ends while the ranks still speak" if is_cut else "who is missing cannot be told from this log"
+    return timed_out, (), f"{_listed(waiting)} timed out in {what}; {why}.", collective
 
 
 def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
+    """`Rank 3`, `Ranks 1, 2`."""
+    return f"Rank{'s' if len(ranks) != 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _enqueued(spoke: Sequence[LoggedError]) -> dict[int, int]:
@@ -227,7 +250,7 @@ def _apart(calls: Mapping[int, tuple[int, str, str]], sequence: int) -> tuple[di
     first = tuple(sorted(rank for rank, call in calls.items() if call[0] == sequence))
     if len(first) < len(calls):
         others = max(call[0] for call in calls.values())
-        return {"is_apart": True, "is_timed_out": True}, first, f"Ranks {_listed(first)} wait at #{sequence}, others at #{others}: in one group, they are behind."  # fmt: skip
+        return {"is_apart": True, "is_timed_out": True}, first, f"{_listed(first)} waited at #{sequence}, others at #{others}: in one group, they are behind."  # fmt: skip
     return None
 
 
@@ -237,8 +260,8 @@ def _silent(known: Sequence[LoggedError], num_ranks: int, text: str) -> Verdict:
     silent = tuple(rank for rank in range(num_ranks) if rank not in waiting)
     if not waiting or not silent or len(silent) > len(waiting):
         return {"is_timed_out": True}, (), f"A rank waited for the others in vain: {text}", None
-    named = ", ".join(map(str, silent))
-    return {"is_silent": True, "is_timed_out": True}, silent, f"Ranks {named} say nothing while all others time out: {text}", None  # fmt: skip
+    says = f"{_listed(silent)} {'says' if len(silent) == 1 else 'say'} nothing while all others time out: {text}"
+    return {"is_silent": True, "is_timed_out": True}, silent, says, None
 
 
 def _earlier(calls: Mapping[int, tuple[int, str, str]]) -> tuple[int, ...]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from holter.offline.code import calls_with_constants
-from holter.offline.curves import Curves, Points, finite
 from holter.offline.found import Found
+from holter.offline.points import Curves, Points, finite
 from holter.records import Evidence, Finding
 
 RATE = frozenset({"lr", "learning_rate", "base_lr", "max_lr", "peak_lr", "init_lr", "lr0", "lr_max"})

@@ -1,0 +1,123 @@
+"""Gradient norms that are no numbers, or exactly zero: what they say of a run, with the loss beside them and without. Pure."""
+
+import math
+from statistics import median
+
+from holter.offline.points import Curves, Points, finding, finite
+from holter.records import Evidence, Finding, Severity
+
+MIN_NAN_NORMS = 10
+"""A scaler that looks for its scale skips a few steps, not so many."""
+END_OF_SEARCH = 50
+"""Nor later than this."""
+MIN_FINITE = 3
+"""Norms that must have been finite before the first that is not says anything."""
+
+
+def hidden(curves: Curves) -> Finding | None:
+    """A loss of exactly zero beside norms that are NaN: a filter shows an average of nothing."""
+    zeros = len(curves.loss)
+    while zeros and curves.loss[zeros - 1][1] == 0:
+        zeros -= 1
+    num = len(curves.loss) - zeros
+    if num < 2 or curves.is_reward or curves.is_adversarial:  # noqa: PLR2004 - once is an empty batch
+        return None
+    step = curves.loss[zeros][0]
+    norms = [value for at, value in curves.norm if at >= step]
+    is_nan = len(norms) > 1 and sum(not math.isfinite(value) for value in norms) >= 0.8 * len(norms)
+    falls = [value for _, value in curves.loss[max(0, zeros - 5) : zeros]]
+    if not is_nan and (norms or not falls or min(falls) < 0.05 or num < 5):  # noqa: PLR2004 - it has arrived
+        return None
+    return finding(
+        "critical", step, curves.loss[-1][0],
+        f"The logged loss is exactly 0 since step {step}" + (", and the gradient norm is NaN." if is_nan else ", from one log to the next."),
+        {"is_hidden": True, "is_norm_nan": is_nan or None, "series": ["loss", "gradient_norm"]},
+        [Evidence(kind="trend", summary=f"loss exactly 0 at the last {num} logs" + (f", gradient norm NaN at {sum(not math.isfinite(v) for v in norms)} of {len(norms)}" if norms else "; the log has no gradient norm"), values={"step": step, "num_logs": num})],
+    )  # fmt: skip
+
+
+def not_finite(curves: Curves) -> Finding | None:
+    """Norms that are NaN from some step to the end, while the loss gets no better."""
+    norm = curves.norm
+    first = len(norm)
+    while first and not math.isfinite(norm[first - 1][1]):
+        first -= 1
+    if first == len(norm):
+        return None
+    if first == 0:
+        return _never_finite(curves)
+    num, step = len(norm) - first, norm[first][0]
+    if num < max(5, len(norm) // 20):
+        return _at_the_end(norm, first)
+    before, after = [[v for at, v in finite(curves.loss) if (at >= step) is side] for side in (False, True)]
+    if not before or not after or median(after[-5:]) < 0.97 * median(before[-5:]):
+        return None
+    return _of_norms("critical", norm[first:], "and the loss gets no better", is_brief=False)
+
+
+def _never_finite(curves: Curves) -> Finding | None:
+    """No norm was ever finite. Some loggers never know it: then the loss falls all the same."""
+    norm, loss = curves.norm, [value for _, value in finite(curves.loss)]
+    num, part = len(norm), max(1, len(loss) // 4)
+    is_search = norm[0][0] <= END_OF_SEARCH and num < MIN_NAN_NORMS
+    if num < 2 or (is_search and not loss):  # noqa: PLR2004 - once is a skipped step
+        return None
+    if not loss:
+        return _of_norms(
+            "info" if is_search else "warning", norm, "and the log has no loss", is_brief=True, is_norm_first=False
+        )
+    is_better = median(loss[-part:]) < 0.97 * median(loss[:part])
+    if curves.is_reward or (is_better and num >= MIN_NAN_NORMS):
+        return None
+    so_far = "and the loss falls" if is_better else "and the loss gets no better"
+    is_brief = is_search or is_better or num < MIN_NAN_NORMS
+    return _of_norms("info" if is_search or is_better else "warning", norm, so_far, is_brief=is_brief)
+
+
+def _at_the_end(norm: Points, first: int) -> Finding | None:
+    """The last few are not, for the first time: the log ends before it says whether that was one skipped step."""
+    if first < MIN_FINITE or any(not math.isfinite(value) for _, value in norm[:first]):
+        return None
+    return _of_norms("info", norm[first:], "for the first time, and the log ends there", is_brief=True)
+
+
+def _of_norms(severity: Severity, lost: Points, so_far: str, *, is_brief: bool, is_norm_first: bool = True) -> Finding:  # fmt: skip
+    step, num = lost[0][0], len(lost)
+    logs = f"all {num} logs since step {step}" if num > 1 else f"the last log, at step {step}"
+    return finding(
+        severity, step, lost[-1][0], f"The gradient norm is NaN or Inf at {logs}, {so_far}.",
+        {"is_nan": True, "is_norm_first": is_norm_first, "is_brief": is_brief, "is_from_start": False, "is_explosive": False, "has_norm": True, "series": ["gradient_norm", "loss"]},
+        [Evidence(kind="trend", summary=f"gradient norm: NaN or Inf at {num} logs, from step {step} to the end", values={"step": step, "num_logs": num})],
+    )  # fmt: skip
+
+
+def lost(curves: Curves) -> Finding | None:
+    """A policy's KL or entropy is no number: its model's outputs are not, whatever the loss shows."""
+    if not curves.lost:
+        return None
+    end = curves.loss[-1][0] if curves.loss else curves.norm[-1][0] if curves.norm else -1
+    begin = curves.loss[-2][0] if len(curves.loss) > 1 else end
+    names = ", ".join(f"`{name}`" for name in curves.lost)
+    is_norm = len(curves.norm) > 1 and not any(math.isfinite(value) for _, value in curves.norm[-2:])
+    beside = ", and so is the gradient norm" if is_norm else ""
+    return finding(
+        "critical" if is_norm else "warning", begin, end, f"{names} is NaN or Inf at the last logs{beside}: the model's outputs are not finite.",
+        {"is_nan": True, "is_norm_first": False, "is_from_start": False, "is_explosive": False, "has_norm": is_norm, "series": ["gradient_norm"]},
+        [Evidence(kind="trend", summary=f"{names}: NaN or Inf at the last two logs or more{beside}", values={"step": begin})],
+    )  # fmt: skip
+
+
+def silent(curves: Curves) -> Finding | None:
+    """Norms of exactly zero, or next to nothing, until the end, while the loss is far from having arrived."""
+    norm = finite(curves.norm)
+    first = len(norm)
+    while first and norm[first - 1][1] == 0:
+        first -= 1
+    num = len(norm) - first
+    if num >= 10 and not curves.is_reward:  # noqa: PLR2004 - not by chance
+        return finding(
+            "warning", norm[first][0], norm[-1][0], f"The gradient norm is exactly 0 at all {num} logs since step {norm[first][0]}.",
+            {"is_norm_zero": True, "is_still": False, "series": ["gradient_norm", "loss"]},
+            [Evidence(kind="trend", summary=f"gradient norm exactly 0 at the last {num} logs", values={"step": norm[first][0], "num_logs": num})],
+        )  # fmt: skip
+    return None

@@ -1,0 +1,142 @@
+"""What public logs hold that no small job writes: joined lines, messages that end in the middle, losses that stop, norms that never were numbers; made anew."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holter.cli import main
+from holter.offline import lines
+
+WATCHDOG = "[rank{rank}]:[E1206 ProcessGroupNCCL.cpp:607] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=77, OpType=ALLREDUCE, NumelIn=8, NumelOut=8, Timeout(ms)=600000) ran for 600061 milliseconds before timing out.\n"
+OVERFLOW = "[INFO] [loss_scaler.py:183:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {scale}, reducing to {next}\n"
+
+
+def diagnosed(capsys: pytest.CaptureFixture[str], folder: Path, text: str) -> list[dict[str, Any]]:
+    path = folder / "run.log"
+    path.write_text(text)
+    main(["diagnose", str(path), "--json"])
+    return json.loads(capsys.readouterr().out)  # type: ignore[no-any-return]
+
+
+def causes(found: list[dict[str, Any]]) -> list[str]:
+    return [one["causes"][0]["cause"] for one in found]
+
+
+def trainer(*rows: tuple[float, str]) -> str:
+    return "".join(f"{{'loss': {loss}, 'grad_norm': {norm}, 'learning_rate': 1e-05, 'epoch': {0.1 * i:.1f}}}\n" for i, (loss, norm) in enumerate(rows, 1))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "value"),
+    [
+        (
+            "epoch 0, total_step 250, total loss is 48.5 , reg_loss is 0.25, time 243.119 samples/sec",
+            "total_loss",
+            48.5,
+        ),
+        ("Epoch[0] Batch [50] Speed: 181.20 samples/sec Train-Accuracy=0.125000", "train-accuracy", 0.125),
+    ],
+)
+def test_numbers_that_are_said_or_follow_a_unit(line: str, name: str, value: float) -> None:
+    row = lines.parse(line, lines.LineContext())
+
+    assert row is not None
+    assert value == row.values[name]
+
+
+def test_a_log_that_ends_while_ranks_speak_accuses_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = "".join(WATCHDOG.format(rank=rank) for rank in (0, 2, 3))
+
+    (cut,) = diagnosed(capsys, tmp_path, whole + WATCHDOG.format(rank=4)[:150])
+    assert [] == cut["causes"][0]["ranks"]
+    assert cut["causes"][0]["confidence"] < 0.7
+    (named,) = diagnosed(capsys, tmp_path, whole)
+    assert [1] == named["causes"][0]["ranks"]
+
+
+def test_what_the_launcher_says_is_found_in_a_joined_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = 'Loading: 0%| | 0/2 [00:00<?, ?it/s]WARNING:api:Sending process 55 closing signal SIGTERM   ERROR:api:failed (exitcode: -9) local_rank: 4 (pid: 59) of binary: /opt/python   Traceback (most recent call last):   File "torchrun", line 33, in <module>\n'
+
+    (found,) = diagnosed(capsys, tmp_path, text)
+    assert ("rank_dead", [4]) == (found["causes"][0]["cause"], found["causes"][0]["ranks"])
+
+
+def test_a_scale_that_cannot_fall_any_more_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert causes(diagnosed(capsys, tmp_path, OVERFLOW.format(scale=1, next=1) * 3)) == ["every_step_skipped"]
+    falling = "".join(OVERFLOW.format(scale=64 >> i, next=32 >> i) for i in range(6))
+    assert causes(diagnosed(capsys, tmp_path, falling)) == ["every_step_skipped"]
+    fairseq = "".join(f"| WARNING: overflow detected, setting loss scale to: {0.25 / 2**i}\n" for i in range(6))
+    assert causes(diagnosed(capsys, tmp_path, fairseq)) == ["every_step_skipped"]
+
+
+def test_a_search_for_a_scale_is_healthy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    search = "".join(OVERFLOW.format(scale=2 ** (32 - i), next=2 ** (31 - i)) for i in range(8))
+    assert [] == diagnosed(capsys, tmp_path, search)
+    # A scale that was far too low once, in a run that has gone on since.
+    rows = "".join(f"step {i}: loss {3.0 - 0.01 * i:.4f}\n" for i in range(1, 60))
+    low = "".join(OVERFLOW.format(scale=64 >> i, next=32 >> i) for i in range(5))
+    assert [] == diagnosed(capsys, tmp_path, low + rows)
+
+
+def test_norms_that_were_never_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A few are a question, many beside a loss that stands still are an answer, many beside one that falls are a logger's habit."""
+    (few,) = diagnosed(capsys, tmp_path, trainer(*[(4.6, "nan")] * 4))
+    assert ("nonfinite_backward", "info") == (few["causes"][0]["cause"], few["severity"])
+    assert few["causes"][0]["missing"]
+    (many,) = diagnosed(capsys, tmp_path, trainer(*[(4.6 + 0.01 * (i % 3), "nan") for i in range(30)]))
+    assert ("nonfinite_backward", "warning") == (many["causes"][0]["cause"], many["severity"])
+    assert [] == diagnosed(capsys, tmp_path, trainer(*[(4.6 - 0.05 * i, "nan") for i in range(30)]))
+
+
+def test_a_log_that_ends_with_its_first_nan_norm_asks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    noisy = [(0.06, "0.6"), (0.19, "4.2"), (0.11, "1.3"), (0.10, "5.6"), (0.15, "5.3"), (0.21, "nan")]
+    (found,) = diagnosed(capsys, tmp_path, trainer(*noisy))
+    assert ("nonfinite_backward", "info") == (found["causes"][0]["cause"], found["severity"])
+    # One skipped step before it, and the run went on: so will it here.
+    assert [] == diagnosed(capsys, tmp_path, trainer(*[(2.0, "1.1"), (1.9, "inf"), (1.9, "1.0"), (1.8, "1.2"), (1.8, "nan")]))  # fmt: skip
+
+
+def test_few_noisy_points_are_no_divergence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [] == diagnosed(capsys, tmp_path, trainer((0.06, "0.6"), (0.19, "4.2"), (0.11, "1.3"), (0.10, "5.6"), (0.15, "5.3"), (0.2, "5.1")))  # fmt: skip
+    epochs = [2.0, 1.5, 1.2, 1.0, 0.9, 0.85, 1.4, 2.6, 4.9, 9.5]
+    text = "".join(f"Epoch {i}/10 loss: {loss}\n" for i, loss in enumerate(epochs, 1))
+    assert [7] == [one["first_step"] for one in diagnosed(capsys, tmp_path, text)]
+
+
+def test_a_loss_that_stops_at_once_is_not_one_that_has_converged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chaos = [0.6773, 2.4587, 5.3353, 1.0234, 9.6901, 1.9899, 3.5713, 0.6869]
+    stopped = "".join(f"step: {i} loss: {loss} accuracy:0.6{i % 7}\n" for i, loss in enumerate([*chaos, *[0.6931] * 20]))  # fmt: skip
+    (found,) = diagnosed(capsys, tmp_path, stopped)
+    assert ("loss_plateau", 8) == (found["causes"][0]["cause"], found["first_step"])
+    converged = [0.25 + 2.0 * 0.6**i for i in range(60)]
+    assert [] == diagnosed(capsys, tmp_path, "".join(f"step: {i} loss: {loss:.4f}\n" for i, loss in enumerate(converged)))  # fmt: skip
+
+
+def test_a_loss_at_the_logarithm_of_the_smallest_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "".join(f"I1009 solver.cpp:229] Iteration {20 * i}, loss = {loss}\n" for i, loss in enumerate([21.4, 87.3365, 87.3365, 87.3365]))  # fmt: skip
+
+    (found,) = diagnosed(capsys, tmp_path, text)
+    assert ("nonfinite_forward", 20) == (found["causes"][0]["cause"], found["first_step"])
+
+
+def test_a_policys_kl_that_is_no_number_is_told_beside_a_loss_of_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = "{{'loss': 0.0, 'grad_norm': {nan}, 'reward': 1.{i}, 'reward_std': 0.7, 'kl': {kl}, 'epoch': 0.0{i}}}\n"
+
+    (found,) = diagnosed(capsys, tmp_path, "".join(row.format(i=i, nan="nan", kl="nan") for i in range(1, 5)))
+    assert "nonfinite_forward" == found["causes"][0]["cause"]
+    assert [] == diagnosed(capsys, tmp_path, "".join(row.format(i=i, nan="0.1", kl="0.001") for i in range(1, 5)))
+
+
+def test_a_framework_that_cannot_allocate_is_out_of_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "E tensorflow/stream_executor/cuda/cuda_driver.cc:903] failed to allocate 6.69M (7012352 bytes) from device: CUDA_ERROR_OUT_OF_MEMORY\n"
+
+    assert causes(diagnosed(capsys, tmp_path, line)) == ["out_of_memory"]
+    # It tries again with less, and the training goes on.
+    rows = "".join(f"step {i}: loss {3.0 - 0.01 * i:.4f}\n" for i in range(1, 60))
+    assert [] == diagnosed(capsys, tmp_path, line + rows)
