@@ -106,6 +106,7 @@ def mesh(kind: str, fault: str, cause: str, *more: str, script: str = "mesh_runs
 
 MESH_CASES = (
     mesh("fsdp2", "flip", "silent_data_corruption", step=12, ranks=(1,), tensors=UP, says=("own",), env=EVERY_STEP),
+    mesh("fsdp2", "flip_moment", "silent_data_corruption", step=12, ranks=(1,), tensors=("optimizer: blocks.0.up.weight.exp_avg",), env=EVERY_STEP),
     mesh("hsdp", "flip", "silent_data_corruption", step=12, ranks=(1,), tensors=UP, says=("replicate",), env=EVERY_STEP, ranks_run=4, family="mesh"),
     mesh("hsdp", "seed_per_replica", "unsynced_initialisation", says=("replicate",), ranks=ALL4, ranks_run=4),
     mesh("hsdp", "never_reduced", "gradient_sync_bypassed", says=("replicate",), ranks=ALL4, ranks_run=4),

@@ -34,6 +34,7 @@ def load(*looks, **more) -> list[Finding]:
 def test_a_router_with_one_expert_left_is_found_dated_and_explained():
     (finding,) = load((8, 8, 8, 8), (20, 4, 4, 4), (32, 0, 0, 0))
     assert ("warning", 10, ("moe",)) == (finding.severity, finding.first_step, finding.modules)
+    assert 38 == finding.detected_step, "eight looks were there by then, whenever they are read"
     assert [256, 0, 0, 0] == finding.evidence[0].values["counts"]
     assert ["expert_collapse"] == [cause.cause for cause in rank_causes(finding)]
 

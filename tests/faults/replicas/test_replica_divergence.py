@@ -423,6 +423,37 @@ def test_gradients_of_a_few_tensors_that_nobody_reduces() -> None:
     assert rank_causes(finding)[0].ranks == (0, 1)
 
 
+@pytest.mark.parametrize(
+    ("weights", "at"), [("parameters_before", 13), ("parameters_after", 12)], ids=["between", "within"]
+)
+def test_gradients_that_part_because_the_weights_did_are_not_the_beginning(weights: str, at: int) -> None:
+    roots: Roots = {"parameters_before": TWO, "gradients_reduced": TWO, "gradients": TWO, "parameters_after": TWO}
+    agreed: Roots = {name: {1: (0, 1)} for name in roots}
+    classes = {name: parted(13, now=14) for name in roots} | {weights: parted(at, now=14)}
+    norm, gradient = {"a.bias": 8}, {"b.weight": 8}
+    known = given(weights, at, norm) | given("gradients_reduced", 13, gradient) | given("gradients", 13, gradient)
+    (finding,) = judge(
+        view(11, agreed, kept=(0, 1)),
+        view(12, agreed | ({weights: TWO} if at == 12 else {}), kept=(0, 1)),
+        view(13, roots, broke=(1,) if at == 13 else (), kept=(0,) if at == 13 else (0, 1)),
+        view(14, roots, kept=(0, 1)),
+        classes=classes,
+        tables=known,
+    )
+    assert ("a.bias",) == finding.tensors
+    assert finding.facts["gradients_differ"] is False
+    assert top(finding) == ("silent_data_corruption" if at == 13 else "optimizer_state_mismatch")
+    assert any("nothing reduces them between these ranks" in proof.summary for proof in finding.evidence)
+
+
+def test_gradients_that_differ_at_the_same_comparison_may_have_come_first() -> None:
+    roots: Roots = {"parameters_before": TWO, "gradients_reduced": TWO, "gradients": TWO}
+    classes = {name: parted(16, now=24) for name in roots}
+    known = given("parameters_before", 16, {"a.bias": 8}) | given("gradients_reduced", 16, {"a.bias": 8})
+    (finding,) = judge(view(16, roots), view(24, roots), classes=classes, tables=known)
+    assert top(finding) == "unreduced_parameters"
+
+
 def entry(name: str, **more: bool) -> TensorEntry:
     facts = {"is_replicated": True, "requires_grad": True} | more
     shape = (4, 4) if name.endswith("weight") else (4,)

@@ -111,10 +111,32 @@ def test_a_shard_that_changed_between_two_steps_is_found_by_its_own_history():
     }
     mesh.table("parameters_after@own", 4, 2, 7)
     mesh.table("parameters_before@own", 5, 2, 8)
-    for name, step in (("parameters_after@own.partition", 4), ("parameters_before@own.partition", 5)):
-        mesh.assembly.mark_unavailable((name, step, 2))
+    for need in asking.needs:
+        if need.tensor_class.partition("@")[2] == "own.partition" or need.tensor_class.startswith("state"):
+            mesh.assembly.mark_unavailable((need.tensor_class, need.step, 2))
     (finding,) = ShardHistory().judge(mesh.window())
     assert ((2,), ("up.weight",), 5) == (finding.ranks, finding.tensors, finding.first_step)
+    assert "silent_data_corruption" == rank_causes(finding)[0].cause
+
+
+def test_what_an_optimizer_remembers_of_a_shard_has_a_history_of_its_own():
+    mesh = Mesh()
+    for step in range(6):
+        kept = {"state_before@own": 7 * step, "state_after@own": 7 * (step + 1)}
+        state = kept | ({"state_before@own": 1} if step == 5 else {})
+        mesh.step(step, lambda rank, step=step, state=state, kept=kept: own("before", step) | own("after", step + 1) | (state if rank == 2 else kept))  # fmt: skip
+    (asking,) = ShardHistory().judge(mesh.window())
+    assert {("state_after@own", 4), ("state_before@own", 5)} <= {
+        (need.tensor_class, need.step) for need in asking.needs
+    }
+    for name, step in ((need.tensor_class, need.step) for need in asking.needs):
+        if name.startswith("state"):
+            mesh.say(2, step, Table(tensor_class=name, root=step, names=["optimizer: up.weight.exp_avg"], fingerprints=[step], norms=[1.0]))  # fmt: skip
+        else:
+            mesh.assembly.mark_unavailable((name, step, 2))
+    (finding,) = ShardHistory().judge(mesh.window())
+    assert ((2,), ("optimizer: up.weight.exp_avg",), ()) == (finding.ranks, finding.tensors, finding.modules)
+    assert finding.summary.startswith("What the optimizer remembers of shards of rank 2 changed")
     assert "silent_data_corruption" == rank_causes(finding)[0].cause
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_module
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -293,3 +293,26 @@ def test_a_pass_that_adds_local_gradients_after_the_reduction_says_so(wear):
         optimizer.zero_grad()
     said = [o.body.numbers.get("backward.after_reduction") for o in worn.said(StepDone)]
     assert [None, 1.0, None] == said
+
+
+def test_what_the_optimizer_remembers_of_a_shard_is_read_after_a_step_and_before_the_next(wear, mesh_of_four):
+    worn = wear(world_size=4)
+    model = placed(nn.Linear(4, 2), mesh_of_four, [Shard(0), Shard(0)])
+    worn.monitor.add_model(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    for number in range(3):
+        for p in model.parameters():
+            p.grad = torch.ones_like(p)
+        if number == 2:
+            optimizer.state[model.weight]["exp_avg"].to_local().zero_()
+        optimizer.step()
+    after, before = tables(worn, "state_after@own"), tables(worn, "state_before@own")
+    names = ["exp_avg", "exp_avg_sq", "step"]
+    assert [f"optimizer: {of}.{name}" for of in ("weight", "bias") for name in names][:3] == list(after[0].names)[:3]
+    assert after[0].root == before[0].root, "nothing changed it"
+    assert after[1].root != before[1].root
+    was, now = (np.frombuffer(told.fingerprints, "<u8") for told in (after[1], before[1]))
+    assert ["optimizer: weight.exp_avg"] == [
+        name for name, a, b in zip(after[1].names, was, now, strict=True) if a != b
+    ]
+    assert not worn.monitor.context.guard.failures

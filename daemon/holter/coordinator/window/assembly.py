@@ -59,6 +59,8 @@ from holter.records.joined import apart
 MAX_RECORDS = 200_000
 """Step records remembered in all: steps x ranks."""
 MIN_STEPS, MAX_STEPS = 8, 1024
+HISTORIES = ("parameters", "state")
+"""Kinds of tensors that are told as they were before a step and after it."""
 MAX_TABLES = 1024
 """The most tables that are kept; any beyond count as not available."""
 MAX_UNAVAILABLE = 65_536
@@ -268,10 +270,10 @@ class Assembly:
             self._add_step(rank, step, done, received_ns)
 
     def _compare_history(self, rank: int, ledger: StepLedger, done: StepDone) -> None:
-        before, after = _by_scope(done, "parameters_before"), _by_scope(done, "parameters_after")
+        before, after = _by_scope(done, "before"), _by_scope(done, "after")
         left = self._left.get(rank)
         if before and left is not None and left[0] == ledger.step - 1 and (common := before.keys() & left[1].keys()):
-            # What its parameters were before this step, and what the step before had left.
+            # What its parameters and its optimizer's state were before this step, and what the step before had left.
             is_kept = all(before[scope] == left[1][scope] for scope in common)
             (ledger.kept if is_kept else ledger.broke).add(rank)
         if after:
@@ -332,9 +334,14 @@ class Assembly:
         return tuple(sorted(rank for last, attached_at, rank in lagging if last < step and attached_at <= step))
 
 
-def _by_scope(done: StepDone, name: str) -> dict[str, int]:
-    """Roots of one class of tensors by what they are compared over."""
-    return {told[len(name) :]: root for told, root in done.roots.items() if told.startswith(name)}
+def _by_scope(done: StepDone, moment: str) -> dict[str, int]:
+    """Roots of what no step may change meanwhile, by kind and by what they are compared over."""
+    return {
+        kind + told[len(name) :]: root
+        for told, root in done.roots.items()
+        for kind in HISTORIES
+        if told.startswith(name := f"{kind}_{moment}")
+    }
 
 
 class ProgressBook:

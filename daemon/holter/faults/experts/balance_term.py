@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.experts.looks import looks_of
+from holter.faults.experts.looks import enough_at, looks_of
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -50,7 +50,7 @@ class BalanceTerm:
                 detector=self.name,
                 severity="warning",
                 first_step=steps[0],
-                detected_step=steps[-1],
+                detected_step=enough_at(steps, self.min_looks),
                 ranks=tuple(sorted(window.attached)),
                 modules=(module,),
                 summary=f"The balancing term `{term}` of {module or 'the model'} carries no gradient since step {steps[0]}.",

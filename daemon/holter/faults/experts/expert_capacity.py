@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.experts.looks import RoutingLook, is_long_enough, looks_of
+from holter.faults.experts.looks import RoutingLook, enough_at, is_long_enough, looks_of
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Window
@@ -73,7 +73,20 @@ class ExpertCapacity:
             )
             steady = {rank for rank in ranks if losses[-1].shares[rank] >= losses[0].shares[rank] - self.falling}
             if steady:
-                yield _finding(module, losses, tuple(sorted(steady)))
+                seen = _lasting(looks, steady, self.lost, window.world_size)
+                steps = seen[0], enough_at(seen, self.min_looks, self.min_steps)
+                yield _finding(module, losses, tuple(sorted(steady)), steps)
+
+
+def _lasting(looks: list[RoutingLook], ranks: set[int], lost: float, world_size: int) -> list[int]:
+    """Steps of the unbroken run of looks, until now, at which all these ranks lost so much."""
+    found: list[int] = []
+    for look in reversed(looks):
+        loss = _loss(look, world_size)
+        if loss is None or any(loss.shares.get(rank, 0.0) < lost for rank in ranks):
+            break
+        found.append(look.step)
+    return found[::-1]
 
 
 def _loss(look: RoutingLook, world_size: int) -> _Loss | None:
@@ -106,14 +119,14 @@ def _own_loss(told: Routing) -> float | None:
     return 1 - sum(told.received) / max(sum(told.counts), 1) if is_overflow and full else None
 
 
-def _finding(module: str, losses: list[_Loss], ranks: tuple[int, ...]) -> Finding:
-    first, last = losses[0], losses[-1]
+def _finding(module: str, losses: list[_Loss], ranks: tuple[int, ...], steps: tuple[int, int]) -> Finding:
+    last = losses[-1]
     share = max(last.shares[rank] for rank in ranks)
     return Finding(
         detector=ExpertCapacity.name,
         severity="warning",
-        first_step=first.step,
-        detected_step=last.step,
+        first_step=steps[0],
+        detected_step=steps[1],
         ranks=ranks,
         modules=(module,),
         summary=f"On {ranks_text(ranks)} {share:.0%} of the tokens of {module or 'the model'} reach no expert: the experts they are sent to are full.",

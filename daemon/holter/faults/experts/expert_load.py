@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from holter.faults.experts.looks import RoutingLook, is_long_enough, looks_of
+from holter.faults.experts.looks import RoutingLook, enough_at, is_long_enough, looks_of
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -69,22 +69,24 @@ class ExpertLoad:
             idle = [place for place, total in enumerate(totals) if not total]
             if is_collapsed or idle:
                 is_grave = is_collapsed or len(idle) >= max(self.idle * size, 1.5)
-                first = _first(looks, limit) if is_collapsed else recent[0]
-                yield _finding(window, module, first, recent, totals, shares, is_grave=is_grave)
+                run = _run(looks, limit) if is_collapsed else recent
+                seen = [look.step for look in run]
+                steps = seen[0], enough_at(seen, self.min_looks, self.min_steps)
+                yield _finding(window, module, steps, recent, totals, shares, is_grave=is_grave)
 
 
-def _first(looks: list[RoutingLook], limit: float) -> RoutingLook:
-    """Where the unbroken run of collapsed looks began."""
+def _run(looks: list[RoutingLook], limit: float) -> list[RoutingLook]:
+    """The unbroken run of collapsed looks that lasts until now."""
     place = len(looks)
     while place and looks[place - 1].busiest_share >= limit:
         place -= 1
-    return looks[min(place, len(looks) - 1)]
+    return looks[min(place, len(looks) - 1) :]
 
 
 def _finding(  # noqa: PLR0913, PLR0917 - what was found, all of it
     window: Window,
     module: str,
-    first: RoutingLook,
+    steps: tuple[int, int],
     recent: list[RoutingLook],
     totals: list[int],
     shares: list[float],
@@ -99,8 +101,8 @@ def _finding(  # noqa: PLR0913, PLR0917 - what was found, all of it
     return Finding(
         detector=ExpertLoad.name,
         severity="warning" if is_grave else "info",
-        first_step=first.step,
-        detected_step=recent[-1].step,
+        first_step=steps[0],
+        detected_step=steps[1],
         ranks=tuple(sorted(window.attached)),
         modules=(module,),
         summary=f"The router of {module or 'the model'} sends {share:.0%} of its tokens to {top_k} of {size} experts; {idle} got none in the last {len(recent)} looks.",

@@ -1,6 +1,6 @@
 """What ranks told of one mixture of experts, look by look."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from holter.faults.window import Window
@@ -52,3 +52,9 @@ def _alike(looks: Iterable[RoutingLook]) -> list[RoutingLook]:
 def is_long_enough(looks: list[RoutingLook], min_looks: int, min_steps: int) -> bool:
     """Whether so many looks went over so many steps."""
     return len(looks) >= min_looks and looks[-1].step - looks[0].step >= min_steps
+
+
+def enough_at(steps: Sequence[int], min_looks: int, min_steps: int = 0) -> int:
+    """The step at which looks in a row had been long enough: what a coordinator that is late reads at once was known then."""
+    known = (step for place, step in enumerate(steps) if place + 1 >= min_looks and step - steps[0] >= min_steps)
+    return next(known, steps[-1])

@@ -58,11 +58,11 @@ class RankShares:
         losses = [(step, loss) for step, loss in window.values("loss") if loss.num > 1]
         run = self._apart(losses)
         if run:
-            yield _loss_finding(run)
+            yield _loss_finding(run, run[self.min_steps - 1][0])
         counts = self._uneven([(step, count) for step, count in window.values("micro_steps") if count.num > 1])
         # A stage of a pipeline counts its passes in its own way, and has no loss.
         if counts and losses and losses[-1][1].num == counts[-1][1].num:
-            yield _count_finding(counts)
+            yield _count_finding(counts, counts[self.min_steps - 1][0])
 
     def _uneven(self, counts: Sequence[tuple[int, Spread]]) -> list[tuple[int, Spread]]:
         """The steps in a row, until now, at which each rank had its own number of micro-batches, and always the same."""
@@ -93,7 +93,7 @@ def _pair(count: Spread) -> tuple[float, int, float, int]:
     return count.low, count.low_rank, count.high, count.high_rank
 
 
-def _loss_finding(run: list[tuple[int, Spread, int, float]]) -> Finding:
+def _loss_finding(run: list[tuple[int, Spread, int, float]], detected_step: int) -> Finding:
     rank, factors = run[0][2], [factor for *_, factor in run]
     middle, last = statistics.median(factors), run[-1]
     is_steady = max(factors) < STEADY * STEADY * min(factors)
@@ -101,7 +101,7 @@ def _loss_finding(run: list[tuple[int, Spread, int, float]]) -> Finding:
         detector=RankShares.name,
         severity="warning",
         first_step=run[0][0],
-        detected_step=last[0],
+        detected_step=detected_step,
         ranks=(rank,),
         summary=f"The loss of rank {rank} has been {middle:.3g} times away from the others' since step {run[0][0]}: {last[1].high:.4g} on rank {last[1].high_rank}, {last[1].low:.4g} on rank {last[1].low_rank}.",
         facts={
@@ -122,8 +122,8 @@ def _loss_finding(run: list[tuple[int, Spread, int, float]]) -> Finding:
     )
 
 
-def _count_finding(counts: list[tuple[int, Spread]]) -> Finding:
-    step, count = counts[-1]
+def _count_finding(counts: list[tuple[int, Spread]], detected_step: int) -> Finding:
+    _, count = counts[-1]
     middle = (count.low + count.high) / 2
     # Of more than two ranks the one that is alone; of two nobody can say.
     ranks = [count.low_rank if count.mean > middle else count.high_rank]
@@ -133,7 +133,7 @@ def _count_finding(counts: list[tuple[int, Spread]]) -> Finding:
         detector=RankShares.name,
         severity="warning",
         first_step=counts[0][0],
-        detected_step=step,
+        detected_step=detected_step,
         ranks=tuple(sorted(ranks)),
         summary=f"Ranks make their steps of different numbers of micro-batches: {count.low:.0f} on rank {count.low_rank}, {count.high:.0f} on rank {count.high_rank}.",
         facts={"is_factor_steady": True, "is_loss_apart": False, "is_count_apart": True, "is_scale_one": False},

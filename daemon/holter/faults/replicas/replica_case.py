@@ -1,7 +1,7 @@
 """One parting of replicas with all that is known of it: which classes parted, when, and which tables tell more."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from holter.faults.shared.parting import WORDS, Difference, Parting, find_difference, request, tables_at
@@ -55,6 +55,8 @@ class Case:
     ranks_per_group: int
     apart: StepsApart = StepsApart()
     """Who is a step behind whom, by gradients that are equal bit for bit."""
+    followers: Mapping[str, Parting] = field(default_factory=dict)
+    """Gradients that parted because the weights or settings had: no beginning of anything."""
 
     @property
     def weights(self) -> Parting | None:

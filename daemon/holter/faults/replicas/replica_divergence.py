@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from holter.faults.replicas.replica_case import (
+    PARAMETERS,
     SETTINGS,
     Case,
     agreed_steps,
@@ -102,7 +103,9 @@ class ReplicaDivergence:
         if not are_settings_common(window):
             partings = {name: parting for name, parting in partings.items() if name not in SETTINGS}
         apart = steps_apart(window, partings.get("gradients_reduced"))
+        followers = {name: parting for name, parting in partings.items() if name in GRADIENTS}
         window, partings = _without_followers(window, partings)
+        followers = {name: parting for name, parting in followers.items() if name not in partings}
         first = min(partings.values(), key=lambda parting: parting.step, default=None)
         if first is None or is_beginning_forgotten(window, first, partings) or compare_structures(window):
             return
@@ -117,6 +120,7 @@ class ReplicaDivergence:
             max_ranks_asked=self.max_ranks_asked,
             ranks_per_group=self.ranks_per_group,
             apart=apart,
+            followers=followers,
         )
         needs = tuple(case.requests())
         if needs:
@@ -152,17 +156,37 @@ class ReplicaDivergence:
 
 
 def _without_followers(window: Window, partings: dict[str, Parting]) -> tuple[Window, dict[str, Parting]]:
-    """Where nothing reduces them along an axis, gradients part after the settings did, because the weights then differ: they tell nothing of their own."""
-    settings = partings.get("hyperparameters")
-    later = {
-        name for name in GRADIENTS if settings and name in partings and partings[name].step > settings.step
-    }  # fmt: skip
+    """Where nothing reduces them along an axis, gradients part because the weights that they are made of did: they tell nothing of their own."""
+    later = {name for name in GRADIENTS if name in partings and _is_follower(window, partings, partings[name])}
     if not later:
         return window, partings
-    classes = {name: history for name, history in window.tensors.classes.items() if name not in later}
+    classes = dict(window.tensors.classes)
+    for name in later:
+        before = classes[name]
+        if before.num_equal:
+            classes[name] = replace(before, first_unequal_step=None, num_unequal=0)
+        else:
+            del classes[name]
     return (
         replace(window, tensors=replace(window.tensors, classes=classes)),
         {name: parting for name, parting in partings.items() if name not in later},
+    )
+
+
+def _is_follower(window: Window, partings: dict[str, Parting], gradients: Parting) -> bool:
+    """Whether settings or weights parted before these gradients did: at an earlier step, or between two steps, before the backward pass read them."""
+    settings = partings.get("hyperparameters")
+    if settings and gradients.step > settings.step:
+        return True
+    known = [partings[name] for name in PARAMETERS if name in partings]
+    weights = min(known, key=lambda parting: parting.step, default=None)
+    if weights is None or weights.step > gradients.step:
+        return False
+    if weights.step < gradients.step:
+        return bool(_agreed_at(window, gradients.tensor_class, weights))
+    after = window.tensors.classes.get("parameters_after")
+    return (
+        weights.tensor_class == "parameters_before" and after is not None and after.last_equal_step == weights.step - 1
     )
 
 
@@ -214,6 +238,7 @@ def _explained(case: Case, rounding_distance: float) -> Finding:
         *tensor_evidence(case.weights, in_weights),
         *tensor_evidence(case.reduced, in_reduced),
         *tensor_evidence(case.given, in_given),
+        *_follower_evidence(case),
         *parting_evidence(case),
         *_unused_evidence(case, in_reduced),
         *culprit_evidence(case),
@@ -254,6 +279,15 @@ def _unused(case: Case, in_reduced: Difference) -> dict[str, bool | None]:
         "has_unused_parameter": bool(unused_names(case)) if case.reduced else None,
         "were_frozen_before": differing <= unfrozen if differing and case.window.models.changes else None,
     }
+
+
+def _follower_evidence(case: Case) -> Iterator[Evidence]:
+    for name, parting in case.followers.items():
+        yield Evidence(
+            kind="fingerprint",
+            summary=f"{WORDS[name]} differ since step {parting.step}, after what they are made of: nothing reduces them between these ranks",
+            values={"class": name, "step": parting.step},
+        )
 
 
 def _unused_evidence(case: Case, in_reduced: Difference) -> Iterator[Evidence]:

@@ -1,9 +1,9 @@
 """Shard history: a rank's shard of the weights is not what its last step left.
 
 What it detects
-    Weights that no other rank holds (FSDP's and ZeRO's shards, ZeRO's float32 partitions) and that changed on some ranks between the
-    end of one step and the start of the next, while the others' did not: which rank, which tensors, which part of them, between which
-    steps.
+    Weights that no other rank holds (FSDP's and ZeRO's shards, ZeRO's float32 partitions), and what the optimizer remembers of them, that
+    changed on some ranks between the end of one step and the start of the next, while the others' did not: which rank, which tensors,
+    which part of them, between which steps.
 
 Why it matters
     There is no replica to compare with. A flipped bit, a stray write or a wrong load goes into every forward pass of every rank from
@@ -12,7 +12,7 @@ Why it matters
 False positives
     A script that changes weights between steps does so on every rank, or again and again: neither is reported. At least three steps
     must have been seen at which nobody's weights changed. Where steps are compared now and then only, a change at another step is not
-    seen.
+    seen; what optimizers remember is read at every fourth comparison where it is more than four megabytes.
 
 What to do
     Resume from a checkpoint older than this step, with the named rank on another host; read that host's memory and device error
@@ -30,7 +30,13 @@ from holter.faults.shared.wording import modules_of, named, ranks_text
 from holter.faults.window import StepView, Window
 from holter.records import Evidence, Finding, TableRequest
 
-SCOPES = ("@own", "@own.partition")
+CLASSES = tuple(
+    (f"{kind}_after{scope}", f"{kind}_before{scope}")
+    for kind, scope in (("parameters", "@own"), ("parameters", "@own.partition"), ("state", "@own"))
+)
+"""What a step left, and what the next one met."""
+STATE = "optimizer: "
+"""How names of what an optimizer remembers begin."""
 MAX_RANKS = 4
 """Ranks whose tables are asked for."""
 
@@ -67,18 +73,18 @@ class ShardHistory:
 
 
 def _requests(window: Window, view: StepView, ranks: tuple[int, ...]) -> Iterator[TableRequest]:
-    for scope in SCOPES:
-        for name, step in (("parameters_after", view.step - 1), ("parameters_before", view.step)):
-            if asked := request(window, name + scope, step, ranks):
+    for after, before in CLASSES:
+        for name, step in ((after, view.step - 1), (before, view.step)):
+            if asked := request(window, name, step, ranks):
                 yield asked
 
 
 def _changed(window: Window, step: int, rank: int) -> tuple[str, ...]:
     """Tensors of a rank's own that are not what the step before had left."""
     found: list[str] = []
-    for scope in SCOPES:
-        left = window.tensors.tables.get(("parameters_after" + scope, step - 1, rank))
-        met = window.tensors.tables.get(("parameters_before" + scope, step, rank))
+    for after, before in CLASSES:
+        left = window.tensors.tables.get((after, step - 1, rank))
+        met = window.tensors.tables.get((before, step, rank))
         if left and met:
             then, now = column(left, left.fingerprints), column(met, met.fingerprints)
             found += [name for name in now if name in then and now[name] != then[name]]
@@ -97,8 +103,8 @@ def _finding(
         detected_step=view.step,
         ranks=ranks,
         tensors=tensors,
-        modules=modules_of(tensors),
-        summary=f"The shards of {ranks_text(ranks)} changed between step {view.step - 1} and step {view.step}, with no optimizer step between.",
+        modules=modules_of(name for name in tensors if not name.startswith(STATE)),
+        summary=f"{_what(tensors)} of {ranks_text(ranks)} changed between step {view.step - 1} and step {view.step}, with no optimizer step between.",
         facts={
             "own_history_broke_on_some": True,
             "own_history_broke_on_all": False,
@@ -107,6 +113,14 @@ def _finding(
         evidence=tuple(_evidence(window, view, changed)),
         needs=needs,
         agreed_steps=view.step - 1,
+    )
+
+
+def _what(tensors: tuple[str, ...]) -> str:
+    return (
+        "What the optimizer remembers of shards"
+        if tensors and all(name.startswith(STATE) for name in tensors)
+        else "The shards"
     )
 
 

@@ -9,7 +9,7 @@
     after the optimizer     parameters_after       and, every fourth comparison, optimizer_state: twice the parameters to read
 
 Which ranks hold the same bytes is known tensor by tensor (`holter.rank.mesh`). One pass reads them all; each scope gets a root and a table of its
-own. Of a shard that nobody else holds only the parameters are read, before and after: it is held against its own history.
+own. A shard that nobody else holds is read before and after, and so is what the optimizer remembers of it: it is held against its own history.
 
 A partial value, such as a norm's gradient under sequence parallelism, is not reduced yet: its local parts differ by right. What the step makes of
 it is compared.
@@ -38,6 +38,7 @@ from holter.rank.publish.step_log import OpenStep
 from holter.rank.readings import census
 from holter.rank.readings.census import DtypeTraits, Selection, SelectionCache, held_part
 from holter.rank.readings.gradient_answers import PLAIN, are_plain
+from holter.rank.readings.shard_state import ShardState
 from holter.records import PackedTable
 from holter_kernels import Table, root
 
@@ -144,6 +145,7 @@ class ComparisonProbe:
         self._context = context
         self._selections = SelectionCache(context)
         self._hyperparameters = Hyperparameters(context)
+        self._shard_state = ShardState(context, self._read)
         context.models.on_forget.append(self._selections.forget)
         self._reduced = _ReducedGradients(OpenStep(-1))
         self._last_reducing: Callable[[], OpenStep | None] = lambda: None
@@ -170,6 +172,7 @@ class ComparisonProbe:
             list(map(held_part, chosen.tensors)) if chosen.is_partitioned else chosen.tensors,
         )
         self._read_partitions(f"parameters_{moment}", optimizers)
+        getattr(self._shard_state, moment)(optimizers)
 
     def _read_partitions(self, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         """What ZeRO steps in the model's place: a list of its own, by names of its own."""

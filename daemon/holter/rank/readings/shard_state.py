@@ -1,0 +1,111 @@
+"""What an optimizer remembers of this rank's own shards: fingerprints after a step and before the next, between which nothing may change it.
+
+    step 12                          step 13
+    … optimizer   state_after@own    state_before@own   optimizer …        equal, or something wrote to it
+
+Nobody else holds a shard's moments, ZeRO's float32 partitions among them: their own history is all there is to hold them against. They are twice
+the weights. Small ones are read at every step of comparison, others at every fourth.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from holter.rank.context import Context
+from holter.rank.mesh import OWN
+from holter.rank.readings.census import Selection
+from holter.rank.readings.samples import is_readable, local
+
+EVERY = 4
+"""Comparisons between two readings, where the state is not small."""
+SMALL_BYTES = 4 << 20
+"""State that is read at every comparison: some two tenths of a millisecond."""
+
+Read: TypeAlias = Callable[[str, Selection, Sequence[torch.Tensor]], None]
+"""Reads these tensors and tells root and table under this name."""
+
+
+class ShardState:
+    """One rank's."""
+
+    def __init__(self, context: Context, read: Read) -> None:
+        self._context, self._read = context, read
+        self._left = -1
+        """The step after which it was last read."""
+        self._known: tuple[Any, ...] = ()
+        self._shards: list[tuple[str, weakref.ref[torch.optim.Optimizer], weakref.ref[Any]]] = []
+        """Name, optimizer and parameter of each."""
+        self._num_bytes = 0
+        """Of the last reading."""
+
+    def after(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """A step of comparison is over."""
+        step, interval = self._context.log.step, self._context.schedule.plan.check_interval
+        if self._num_bytes <= SMALL_BYTES or step // interval % EVERY == 0:
+            self._left = step
+            self._tell("state_after", optimizers)
+
+    def before(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        """A step begins; the one before was one of comparison."""
+        if self._left == self._context.log.step - 1 >= 0:
+            self._tell("state_before", optimizers)
+
+    def _tell(self, name: str, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        found = list(self._entries(optimizers))
+        self._num_bytes = sum(part.numel() * part.element_size() for _, _, part in found)
+        if found:
+            size = len(found)
+            chosen = Selection(
+                size,
+                np.arange(size),
+                [tensor for _, tensor, _ in found],
+                scopes=(f"@{OWN}",) * size,
+                names=[name for name, _, _ in found],
+            )
+            self._read(name, chosen, chosen.tensors)
+
+    def _entries(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """Name, tensor and this rank's part of everything that is remembered of its own shards."""
+        for name, optimizer, parameter in self._of(optimizers):
+            for key, value in _remembered(optimizer, parameter):
+                if isinstance(value, torch.Tensor) and is_readable(part := local(value)):
+                    yield f"optimizer: {name}.{key}", value, part
+
+    def _of(
+        self, optimizers: Sequence[torch.optim.Optimizer]
+    ) -> Iterator[tuple[str, torch.optim.Optimizer, torch.Tensor]]:
+        models = self._context.models
+        state = (
+            models.generation,
+            *((id(one), *(len(group["params"]) for group in one.param_groups)) for one in optimizers),
+        )
+        if state != self._known:
+            self._known, self._shards = state, list(self._own(optimizers))
+        for name, optimizer, parameter in self._shards:
+            held, shard = optimizer(), parameter()
+            if held is not None and shard is not None:
+                yield name, held, shard
+
+    def _own(self, optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[str, Any, Any]]:
+        """This rank's own shards among what these optimizers hold."""
+        names = {
+            id(parameter): name
+            for model in self._context.models
+            for name, parameter in model.parameters
+            if model.scope_of(parameter) == f"@{OWN}"
+        }
+        for optimizer in optimizers:
+            shards = (p for group in optimizer.param_groups for p in group["params"] if id(p) in names)
+            held = self._context.frameworks.partitions.get(optimizer) or [(names[id(p)], p) for p in shards]
+            yield from ((name, weakref.ref(optimizer), weakref.ref(tensor)) for name, tensor in held)
+
+
+def _remembered(optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> Iterator[tuple[str, Any]]:
+    state: Mapping[str, Any] = optimizer.state.get(parameter) or {}
+    yield from sorted(state.items())
+
+
+__all__ = ["ShardState"]
