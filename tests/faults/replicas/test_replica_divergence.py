@@ -518,19 +518,19 @@ def test_a_matrix_that_agrees_shows_that_the_rest_is_left_out_of_a_working_reduc
 # Between the reduction and the optimizer.
 
 
-def clipped(*scaled: dict[str, float], ranks: int = 2) -> list[Finding]:
+def clipped(*scaled: dict[str, float], ranks: int = 2, unread: str = "") -> list[Finding]:
     """Each rank's factors by tensor; ranks with the same factors have the same root."""
     distinct = [tuple(factors.get(name, 1.0) for name in NAMES) for factors in scaled]
     known = {}
     for rank, factors in enumerate(distinct):
-        reduced = table("gradients_reduced", 5, {}, dict.fromkeys(NAMES, 2.0))
+        reduced = table("gradients_reduced", 5, {unread: 0}, dict.fromkeys(NAMES, 2.0))
         known["gradients_reduced", 8, rank] = reduced
         known["gradients", 8, rank] = Table(
             tensor_class="gradients",
             root=hash(factors),
             names=NAMES,
             fingerprints=[
-                old if factor == 1 else 1 + int(1e6 * factor)
+                (old or 7) if factor == 1 else 1 + int(1e6 * factor)
                 for old, factor in zip(reduced.fingerprints, factors, strict=True)
             ],
             norms=[2.0 * factor for factor in factors],
@@ -585,6 +585,11 @@ def test_elements_that_one_rank_changes_without_scaling_name_it() -> None:
     """Small values are set to zero: the norms hardly move."""
     (finding,) = clipped({}, dict.fromkeys(NAMES, 1 - 1e-5))
     assert (1,) == finding.ranks
+
+
+def test_a_tensor_that_was_not_read_at_the_reduction_accuses_nobody() -> None:
+    (finding,) = clipped(dict.fromkeys(NAMES, 0.5), {}, unread="b.weight")
+    assert (0,) == finding.ranks
 
 
 def test_a_clip_that_all_ranks_apply_raises_nothing() -> None:
