@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from holter.rank import mesh
-from holter.rank.models import Model
+from holter.rank.models import Model, SaidMesh
 
 
 @contextmanager
@@ -116,3 +116,21 @@ def test_a_layout_of_another_number_of_ranks_is_no_layout():
     with pretended(0, 4):
         assert mesh.declare("dp=8") is None
         assert mesh.declare("") is None
+
+
+@pytest.mark.parametrize(("said", "scopes"), [("dp=2,tp=2", ("", "@dp#1")), ("dp=2,pp=2", ("@dp#1", "@dp#1"))])
+def test_what_is_not_marked_as_cut_is_whole_along_a_tensor_parallel_axis_that_the_user_names(said, scopes):
+    model = nn.ModuleDict({"norm": nn.LayerNorm(4), "up": nn.Linear(4, 2, bias=False)})
+    model["up"].weight.tensor_model_parallel = True
+    with pretended(1, 4):
+        watched = Model(model, "", said=SaidMesh(said))
+        assert scopes == (watched.scope_of(model["norm"].weight), watched.scope_of(model["up"].weight))
+        ddp = DistributedDataParallel(model, process_group=dist.new_group([1, 3]))
+        wrapped = Model(ddp, "", said=SaidMesh(said))
+        assert scopes == (wrapped.scope_of(model["norm"].weight), wrapped.scope_of(model["up"].weight))
+
+
+def test_without_marks_nothing_is_known_along_a_tensor_parallel_axis():
+    model = nn.LayerNorm(4)
+    with pretended(1, 2):
+        assert "@own" == Model(model, "", said=SaidMesh("tp=2")).scope_of(model.weight)

@@ -4,7 +4,7 @@
     FSDP's first kind        the group across which a hybrid strategy reduces; none where everything is sharded
     DDP                      its process group, for what it does not ignore
     ZeRO                     its data-parallel group, for the weights that stages 1 and 2 keep whole
-    HOLTER_MESH              what the user says of plain parameters: `pp=2,dp=2`
+    HOLTER_MESH              what the user says of plain parameters: `pp=2,dp=2`; along `tp`, what Megatron's marks do not call cut is whole
 
     mesh (replicate=2, shard=2)      weight: replicate, shard(0)
     0 1                              rank 1 holds what rank 3 holds, along `replicate`
@@ -147,16 +147,19 @@ class DeclaredMesh:
 
     axes: tuple[MeshAxis, ...]
     replicated: frozenset[str]
+    tensor: frozenset[str] = frozenset()
+    """Axes along which some parameters are cut and the rest are whole."""
 
-    def holders(self, rank: int) -> Holders:
-        """Of a plain parameter on this rank."""
+    def holders(self, rank: int, *, is_whole: bool = False) -> Holders:
+        """Of a plain parameter on this rank; `is_whole`: its model has parameters that are marked as cut, and it is not."""
+        along = self.replicated | (self.tensor if is_whole else frozenset())
         ranks = [rank]
         for axis in self.axes:
-            if axis.name in self.replicated:
+            if axis.name in along:
                 base = [one - one // axis.stride % axis.size * axis.stride for one in ranks]
                 ranks = [one + place * axis.stride for one in base for place in range(axis.size)]
-        words = ",".join(f"{axis.name}={'R' if axis.name in self.replicated else '-'}" for axis in self.axes)
-        return of_group("+".join(axis.name for axis in self.axes if axis.name in self.replicated), ranks, words)
+        words = ",".join(f"{axis.name}={'R' if axis.name in along else '-'}" for axis in self.axes)
+        return of_group("+".join(axis.name for axis in self.axes if axis.name in along), ranks, words)
 
 
 def declare(said: Any) -> DeclaredMesh | None:
@@ -172,6 +175,12 @@ def declare(said: Any) -> DeclaredMesh | None:
 
 
 REPLICATED_NAMES = ("dp", "ddp", "data", "replicate", "*dp_replicate", "data_parallel")
+TENSOR_NAMES = ("tp", "tensor", "model", "tensor_parallel", "model_parallel")
+
+
+def is_marked_cut(parameter: torch.Tensor) -> bool:
+    """Whether it is cut along the tensor-parallel axis: Megatron's layers, and those written after them, say so of each parameter."""
+    return bool(getattr(parameter, "tensor_model_parallel", False))
 
 
 def declared(sizes: Iterable[tuple[str, int]]) -> DeclaredMesh:
@@ -185,7 +194,10 @@ def declared(sizes: Iterable[tuple[str, int]]) -> DeclaredMesh:
     for name, size, _ in reversed(found):
         axes.append(MeshAxis(name, size, stride))
         stride *= size
-    return DeclaredMesh(tuple(reversed(axes)), frozenset(name for name, _, is_same in found if is_same))
+    same = frozenset(name for name, _, is_same in found if is_same)
+    return DeclaredMesh(
+        tuple(reversed(axes)), same, frozenset(name for name, *_ in found if name in TENSOR_NAMES) - same
+    )
 
 
 def _word(placement: Any) -> str:

@@ -226,13 +226,22 @@ class Model:
 
     def _learn_plain(self, ddp: Any) -> None:
         """Plain parameters that nothing above has spoken of: the user's word, or that a wrapper was told to leave them alone."""
+        layout, whole = self._said.get(), self._whole_by_marks()
         for name, p in self.parameters:
-            if id(p) in self.holders or is_sharded(p):
+            known = self.holders.get(id(p))
+            if is_sharded(p):
                 continue
-            if (layout := self._said.get()) is not None:
-                self.holders[id(p)] = layout.holders(_rank())
+            if layout is not None and (known is None or (id(p) in whole and known.axis == "dp")):
+                self.holders[id(p)] = layout.holders(_rank(), is_whole=id(p) in whole)
+            elif known is not None:
+                continue
             elif (ddp is not None or mesh.is_fully_sharded(self.inner)) and self.span and "expert" not in name.lower():
                 self.holders[id(p)] = Holders(IGNORED, self.span)
+
+    def _whole_by_marks(self) -> set[int]:
+        """Ids of parameters that are not marked as cut along the tensor-parallel axis, where others are."""
+        cut = {id(p) for _, p in self.parameters if mesh.is_marked_cut(p)}
+        return {id(p) for _, p in self.parameters} - cut if cut else set()
 
     def unshared(self) -> list[tuple[str, torch.nn.Parameter]]:
         """Parameters that nothing says another rank holds too, whole or in parts."""
