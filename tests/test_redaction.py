@@ -1,5 +1,7 @@
 """Secrets are not written down, and what is none stays readable."""
 
+import time
+
 import pytest
 
 from holter.redaction import without_secrets
@@ -19,6 +21,20 @@ from holter.redaction import without_secrets
         ["--auth", "hf_abcdefghijklmnopqrstuvwxyzabc"],
         ["--header", "Bearer eyJhbGciOiJI.eyJzdWIiOiIxabc.abc"],
         ["--key", "0123456789abcdef0123456789abc" + "0" * 11],
+        ["--openai_token", "abc"],
+        ["--neptune-api-token", "abc"],
+        ["--pw=abc"],
+        ["--auth", "abc"],
+        ["--cookie=session=abc"],
+        ["--header", "Authorization: Bearer abcdefgh"],
+        ["--config", '{"lr": 0.1, "token": "abcd"}'],
+        ["--url=https://x/y?access_token=abcd&page=2"],
+        ["--sas", "https://x/c?sp=r&sig=abcd"],
+        ["--env", "HF_TOKEN:abcd"],
+        ["-c", "import os; os.environ['HF_TOKEN'] = 'abcd'"],
+        ["--webhook", "https://hooks.example.com/services/T0/B0/abcdefgh"],
+        ["--replicate", "r8_" + "abc" * 8],
+        ["--key", "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END"],
     ],
 )
 def test_a_secret_is_left_out(secret: list[str]) -> None:
@@ -40,7 +56,18 @@ def test_a_secret_is_left_out(secret: list[str]) -> None:
         ["--data", "s3://bucket/path:8/part"],
         ["--checkpoint", "runs/0123456789abcdef0123456789abcdef01234567/state"],
         ["--secret", "--lr", "3"],
+        ["--image_token_id=5", "--eos_token", "</s>", "--new_tokens=3", "--n_tokens", "1e9"],
+        ["--author", "me", "--signal", "9", "--sigma=0.5", "--rope=theta:10000"],
+        ["--args={'lr': 0.1, 'max_tokens': 4096}", "--port", "http://h:8080/x"],
     ],
 )
 def test_what_is_no_secret_stays(command: list[str]) -> None:
     assert command == without_secrets(command)
+
+
+def test_a_long_argument_is_cut_and_takes_no_time() -> None:
+    """It is looked at while a rank starts."""
+    began_s = time.monotonic()
+    for text in ("token" * 20_000, "a" * 100_000, "a." * 50_000, "token=" * 20_000, "-----BEGIN " * 10_000):
+        assert len(without_secrets([text])[0]) < 10_000
+    assert time.monotonic() - began_s < 20  # it was minutes

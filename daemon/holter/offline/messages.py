@@ -183,11 +183,16 @@ def _ranks(lead: LoggedError, known: Sequence[LoggedError]) -> tuple[int, ...]:
     said = {
         error.rank
         for error in known
-        if error.kind == lead.kind and error.rank is not None and error.text[:60] == lead.text[:60]
+        if error.kind == lead.kind and error.rank is not None and _unranked(error.text) == _unranked(lead.text)
     }
     if not said:
         said = {error.rank for error in known if error.kind == "root_cause" and error.rank is not None}
     return tuple(sorted(rank for rank in said if rank is not None))
+
+
+def _unranked(text: str) -> str:
+    """The beginning of what was said, whoever says it: of a listing, what it lists."""
+    return re.sub(r"[Rr]ank ?\d+", "rank", text)[:60]
 
 
 def _waiting(known: Sequence[LoggedError], num_ranks: int) -> Verdict:
