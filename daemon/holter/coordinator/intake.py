@@ -296,7 +296,7 @@ class Intake:
 
     def _write_identity(self, ended_ns: int | None, steps: int | None = None) -> None:
         content = as_json(self.introductions.record(ended_ns, steps))
-        self._disk.submit(partial(write_whole, self.run_dir / "run.json", content))
+        self._disk.submit(partial(write_whole, self.run_dir / "run.json", content, 0o600))
 
 
 def is_answer(key: TableKey, observation: Observation) -> bool:

@@ -44,6 +44,19 @@ async def test_idle_strangers_keep_nobody_out(run_coordinator: Any) -> None:
     assert running.coordinator.watched.roster.num_connected == 1
 
 
+async def test_a_flood_of_connections_does_not_hold_the_loop(run_coordinator: Any) -> None:
+    """They are there before the loop looks: whatever else is ready has its turn between two of them."""
+    running = await run_coordinator()
+    flood = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(60)]
+    turns = 0
+    while len(running.coordinator.doors._strangers) < len(flood) and turns < 10_000:
+        await asyncio.sleep(0)
+        turns += 1
+    for one in flood:
+        one.close()
+    assert turns >= len(flood) // 2
+
+
 @pytest.mark.parametrize(
     ("host", "code"),
     [

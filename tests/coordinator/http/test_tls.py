@@ -1,6 +1,7 @@
 """With two files nothing goes over the network in the clear, and nobody else's certificate is believed."""
 
 import asyncio
+import socket
 import ssl
 import urllib.request
 from pathlib import Path
@@ -72,7 +73,7 @@ async def test_with_an_authority_the_name_must_be_in_the_certificate(run_coordin
 async def test_connections_that_never_agree_on_tls_keep_nobody_out(
     run_coordinator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holter.coordinator.http.doors.MAX_STRANGERS", 20)
+    monkeypatch.setattr("holter.coordinator.http.doors.MAX_HANDSHAKES", 20, raising=False)
     ours = files(tmp_path / "ours")
     running = await run_coordinator(doors=DoorSettings(TOKEN, tls=ours))
     silent = [await asyncio.open_connection("127.0.0.1", running.port) for _ in range(60)]
@@ -80,6 +81,32 @@ async def test_connections_that_never_agree_on_tls_keep_nobody_out(
     assert len(running.coordinator.doors._tasks) <= 25
     for _, writer in silent:
         writer.close()
+
+
+async def test_handshakes_of_one_address_push_out_each_other(
+    run_coordinator: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sidecar of another address that came before them, and is slow, still gets in."""
+    monkeypatch.setattr("holter.coordinator.http.doors.MAX_HANDSHAKES", 20, raising=False)
+    monkeypatch.setattr("holter.coordinator.http.doors.MAX_STRANGERS", 20)
+    ours = files(tmp_path / "ours")
+    running = await run_coordinator(doors=DoorSettings(TOKEN, tls=ours))
+    slow = _connected("127.0.0.9", running.port)
+    flood = []
+    for _ in range(80):
+        flood.append(_connected("127.0.0.1", running.port))
+        await asyncio.sleep(0.005)
+    await eventually(lambda: running.coordinator.doors.pushed_out >= 50)
+    _, writer = await asyncio.open_connection(sock=slow, ssl=ours.client(), server_hostname="127.0.0.1")
+    assert len(running.coordinator.doors._tasks) <= 25
+    for one in (writer, *flood):
+        one.close()
+
+
+def _connected(source: str, port: int) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0))
+    made.setblocking(False)
+    return made
 
 
 async def test_the_page_and_the_shell_speak_tls(

@@ -12,9 +12,10 @@ import contextlib
 import logging
 import resource
 import socket
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 from aiohttp import hdrs, web
@@ -28,6 +29,8 @@ HEADER_DEADLINE_S = 10.0
 MAX_OF_ADDRESS = 128
 """Strangers from one address: browsers, scrapers, a proxy."""
 MAX_STRANGERS = 512
+MAX_HANDSHAKES = 256
+"""Connections that are still agreeing on TLS; each holds a quarter of a megabyte."""
 KEPT_BACK = 64
 """Descriptors that no connection may take: journal, database, reports, halt.json."""
 FULL_PAUSE_S = 0.2
@@ -61,8 +64,9 @@ class Doors:
         self._tls = settings.tls.server()
         self._names = {name.lower() for name in (*settings.hosts, *own_names())}
         self._strangers: OrderedDict[RequestHandler, str] = OrderedDict()
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        """Oldest first: the one that accepts, and connections that are still agreeing on TLS."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._handshakes: dict[asyncio.Task[None], str] = {}
+        """Connections that are not in yet, by address, the oldest first."""
         self._is_full = False
         self._listener: socket.socket | None = None
 
@@ -130,10 +134,20 @@ class Doors:
                 await asyncio.sleep(FULL_PAUSE_S)
                 continue
             self._is_full = False
-            if len(self._tasks) > MAX_STRANGERS:
-                list(self._tasks)[1].cancel()
-                self.pushed_out += 1
-            self._keep(self._admit(connection, str(address[0]), server))
+            task = self._keep(self._admit(connection, str(address[0]), server))
+            self._handshakes[task] = str(address[0])
+            if len(self._handshakes) > MAX_HANDSHAKES:
+                self._end_a_handshake()
+            # A connection that is there already is accepted at once: without this a flood of them would keep the loop from all else.
+            await asyncio.sleep(0)
+
+    def _end_a_handshake(self) -> None:
+        """The oldest of the address that has the most of them: a stranger's many push out each other, not a sidecar's one."""
+        most, _ = Counter(self._handshakes.values()).most_common(1)[0]
+        oldest = next(task for task, address in self._handshakes.items() if address == most)
+        del self._handshakes[oldest]
+        oldest.cancel()
+        self.pushed_out += 1
 
     async def _admit(self, connection: socket.socket, address: str, server: web.Server) -> None:
         deadline_s = None if self._tls is None else HEADER_DEADLINE_S
@@ -164,10 +178,15 @@ class Doors:
                 handler.transport.abort()
                 self.pushed_out += 1
 
-    def _keep(self, work: Awaitable[None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks[task] = None
-        task.add_done_callback(lambda done: self._tasks.pop(done, None))
+    def _keep(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, done: asyncio.Task[None]) -> None:
+        self._tasks.discard(done)
+        self._handshakes.pop(done, None)
 
 
 def raise_descriptor_limit(num_ranks: int) -> str | None:

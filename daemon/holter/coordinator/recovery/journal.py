@@ -132,7 +132,7 @@ class Journal:
     def _write(self, full: dict[bool, list[bytes]]) -> None:
         """In the disk's thread."""
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write_identity(full.pop(True))
             self._write_stream(full.pop(False))
         except OSError:
