@@ -10,6 +10,7 @@ from holter.faults.logged.inactive_terms import InactiveTerms
 from holter.faults.logged.kl_term import KlTerm
 from holter.faults.logged.policy_entropy import PolicyEntropy
 from holter.faults.logged.reward_spread import RewardSpread
+from holter.faults.logged.reward_trend import RewardTrend
 from holter.faults.numerics.loss_terms import LossTerms
 from holter.faults.numerics.loss_trend import LossTrend
 from holter.faults.window import Spread, StepNumbers
@@ -96,16 +97,36 @@ def test_ratios_of_rounding_of_several_updates_and_of_a_clip_are_silent() -> Non
 def test_a_sudden_fall_of_entropy_counts_unless_the_reward_rose_with_it() -> None:
     noise = random.Random(1)  # noqa: S311 - noise, no secret
 
-    def fallen(paid: float) -> list[str]:
+    def fallen(paid: float, swing: float = 0.0) -> list[str]:
         series: Series = {
             "log.entropy": lambda step: 3.0 if step < 25 else 0.2,
             "log.vocabulary": lambda _: 32.0,
-            "log.rewards": lambda step: noise.gauss(0.2 if step < 25 else paid, 0.02),
+            "log.rewards": lambda step: noise.gauss(0.2 if step < 25 else paid + swing * (step % 3 - 1), 0.02),
         }
         return causes(list(PolicyEntropy().judge(window_of(series))))
 
     assert fallen(0.2) == ["entropy_collapse"]
     assert fallen(0.9) == []
+    # All or nothing by turns: on average more, and no knowledge of the answers.
+    assert fallen(0.35, swing=0.2) == ["entropy_collapse"]
+
+
+def test_a_reward_that_falls_at_once_after_a_dozen_logs_is_told_and_one_that_wanders_is_not() -> None:
+    noise = random.Random(2)  # noqa: S311 - noise, no secret
+
+    def judged(reward: Callable[[int], float]) -> list[str]:
+        values = [reward(step) + noise.gauss(0, 0.02) for step in range(60)]
+        return causes(list(RewardTrend().judge(window_of({"log.train/reward": values.__getitem__}))))
+
+    assert judged(lambda step: 0.12 if step < 18 else -0.05) == ["reward_collapse"]
+    assert judged(lambda step: 0.12 - 0.004 * step) == []
+    assert judged(lambda step: 0.12 if step < 18 else -0.05 + 0.005 * (step - 18)) == []
+    assert judged(lambda step: 0.12 if step < 6 else -0.05) == []
+    walk = [0.0]
+    for _ in range(400):
+        walk.append(walk[-1] + noise.gauss(0, 0.05))
+    for begin in range(0, 340, 10):
+        assert judged(lambda step, begin=begin: walk[begin + step]) == []  # type: ignore[misc]
 
 
 def test_a_single_log_above_does_not_hide_a_collapse() -> None:

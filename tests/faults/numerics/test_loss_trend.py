@@ -3,12 +3,14 @@
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from holter.diagnosis import rank_causes
 from holter.faults.numerics.loss_trend import LossTrend
-from holter.faults.window import CensusChange, Spread, StepNumbers
-from holter.records import Finding
+from holter.faults.window import CensusChange, Note, Spread, StepNumbers
+from holter.records import Finding, Labels
 from made_up import made_window
 
 
@@ -81,3 +83,66 @@ def test_a_loss_that_falls_slowly_or_has_arrived_is_no_plateau(seed: int) -> Non
 def test_a_wrong_threshold_is_named() -> None:
     with pytest.raises(ValueError, match=r"loss_trend\.plateau_steps must be at least 100, got 3"):
         LossTrend(plateau_steps=3)
+
+
+def with_terms(terms: Sequence[dict[str, float]]) -> list[Finding]:
+    series = tuple(
+        StepNumbers(
+            step,
+            step,
+            {"loss": Spread(sum(each.values()), 0, 0, 0, 1, 2)}
+            | {f"log.loss_terms.{name}": Spread(value, value, value, 0, 1, 2) for name, value in each.items()},
+        )
+        for step, each in enumerate(terms)
+    )
+    return list(LossTrend().judge(made_window(series=series)))
+
+
+@pytest.mark.parametrize(("restored", "num"), [(-0.3, 0), (+0.3, 1)], ids=["still_falls", "rises_too"])
+def test_a_codebook_that_grows_while_its_decoder_learns_is_no_divergence(restored: float, num: int) -> None:
+    noise = dice(4)
+    terms = [
+        {
+            "restore": 1.0 + restored * step / 300 + noise.gauss(0, 0.01),
+            "codebook": 0.2 + (1.3 * (step - 60) / 240 if step > 60 else 0.0) + noise.gauss(0, 0.01),
+        }
+        for step in range(300)
+    ]
+    assert num == len(with_terms(terms))
+
+
+def guessing(losses: Sequence[float], *, rate: Sequence[float] | None = None, **labels: Any) -> list[Finding]:
+    rates = rate or [1e-3] * len(losses)
+    series = tuple(
+        StepNumbers(
+            i, i, {"loss": Spread(v, v, v, 0, 1, 2), "learning_rate": Spread(rates[i], rates[i], rates[i], 0, 1, 2)}
+        )
+        for i, v in enumerate(losses)
+    )
+    known = {"counts": {}, "num_classes": 64, "is_weighted": False, "first_step": 0} | labels
+    return list(LossTrend().judge(made_window(series=series, notes=(Note(0, 12, 0, Labels(**known)),))))
+
+
+def test_a_loss_of_guessing_is_told_after_a_hundred_and_fifty_steps() -> None:
+    noise = dice(2)
+    losses = [4.2 + 0.1 * 0.97**i + noise.gauss(0, 0.05) for i in range(170)]
+    (finding,) = guessing(losses)
+    assert ("warning", 0) == (finding.severity, finding.first_step)
+    assert "loss_plateau" == rank_causes(finding)[0].cause
+    assert [] == guessing(losses[:140])
+    assert [] == guessing(losses, rate=[1e-5 * i for i in range(170)])
+    assert [] == guessing(losses, is_weighted=True)
+
+
+def test_the_loss_of_guessing_follows_the_labels_frequencies() -> None:
+    noise = dice(3)
+    counts = {0: 900, 1: 100}
+    entropy = 0.325
+    assert [] == guessing([0.2 + noise.gauss(0, 0.02) for _ in range(170)], num_classes=2, counts=counts)
+    (finding,) = guessing([entropy + 0.01 + noise.gauss(0, 0.005) for _ in range(170)], num_classes=2, counts=counts)
+    assert finding.evidence[0].values["guessing"] == pytest.approx(entropy, abs=1e-3)
+
+
+def test_what_is_learned_slowly_is_not_guessing() -> None:
+    noise = dice(5)
+    assert [] == guessing([4.2 - 0.002 * i + noise.gauss(0, 0.05) for i in range(170)])

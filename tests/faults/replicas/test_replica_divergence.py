@@ -10,7 +10,7 @@ import pytest
 from holter.diagnosis import rank_causes
 from holter.faults import ClassHistory, StepView, TableKey
 from holter.faults.replicas.replica_divergence import ReplicaDivergence
-from holter.faults.window import CallCounts
+from holter.faults.window import CallCounts, Spread, StepNumbers
 from holter.records import Census, Component, Finding, Mark, Table, TableRequest, TensorEntry
 from made_up import made_window
 
@@ -75,6 +75,7 @@ def judge(
     now_s: float = 1000,
     census: dict[int, Census] | None = None,
     counts: tuple[CallCounts, ...] = (),
+    series: tuple[StepNumbers, ...] = (),
 ) -> list[Finding]:
     window = made_window(
         now_ns=int(now_s * SECOND),
@@ -86,6 +87,7 @@ def judge(
         unavailable=unavailable,
         census=census or {},
         counts={"0": counts} if counts else {},
+        series=series,
     )
     return list(ReplicaDivergence().judge(window))
 
@@ -518,8 +520,15 @@ def test_a_matrix_that_agrees_shows_that_the_rest_is_left_out_of_a_working_reduc
 # Between the reduction and the optimizer.
 
 
-def clipped(*scaled: dict[str, float], ranks: int = 2, unread: str = "") -> list[Finding]:
+def clipped(
+    *scaled: dict[str, float], ranks: int = 2, unread: str = "", factor_before: float | None = None
+) -> list[Finding]:
     """Each rank's factors by tensor; ranks with the same factors have the same root."""
+    before = {"norm.gradients_reduced": 4.0, "norm.gradients": 4.0 * (factor_before or 0.0)} if factor_before else {}
+    series = tuple(
+        StepNumbers(step, step, {name: Spread(norm, norm, norm, 0, 1, ranks) for name, norm in before.items()})
+        for step in range(8)
+    )
     distinct = [tuple(factors.get(name, 1.0) for name in NAMES) for factors in scaled]
     known = {}
     for rank, factors in enumerate(distinct):
@@ -537,7 +546,8 @@ def clipped(*scaled: dict[str, float], ranks: int = 2, unread: str = "") -> list
         )
     roots = {hash(f): tuple(r for r, other in enumerate(distinct) if other == f) for f in distinct}
     shown = view(8, {"gradients_reduced": {5: tuple(range(ranks))}, "gradients": roots})
-    return judge(shown, classes={"gradients_reduced": equal(8), "gradients": parted(8)}, tables=known, ranks=ranks)
+    classes = {"gradients_reduced": equal(8), "gradients": parted(8)}
+    return judge(shown, classes=classes, tables=known, ranks=ranks, series=series)
 
 
 ALL_BY = dict.fromkeys(NAMES, 0.31)
@@ -574,6 +584,29 @@ def test_who_is_named_where_all_tensors_are_treated_otherwise(
     (finding,) = clipped(zero, one)
     assert finding.ranks == culprits
     assert top(finding) == "uneven_clipping"
+
+
+@pytest.mark.parametrize(("factor_before", "culprit"), [(1.0, 0), (0.4, 1)])
+def test_who_scales_alone_is_the_one_where_nobody_did_before(factor_before: float, culprit: int) -> None:
+    (finding,) = clipped(ALL_BY, {}, factor_before=factor_before)
+    assert (culprit,) == finding.ranks
+
+
+def test_what_another_optimizer_holds_is_not_taken_for_unused() -> None:
+    everyone = [*NAMES, "spare.weight"]
+    known = {
+        key: msgspec.structs.replace(t, names=everyone, fingerprints=[*t.fingerprints, 0], norms=[*t.norms, 0.0])
+        for key, t in given("gradients_reduced", 0, OTHER).items()
+    }
+    told = census(*everyone)
+    told.entries[-1] = msgspec.structs.replace(told.entries[-1], optimizer=1)
+    (finding,) = judge(
+        view(0, {"gradients_reduced": TWO}),
+        classes={"gradients_reduced": parted(0)},
+        tables=known,
+        census={0: told, 1: told},
+    )
+    assert "gradient_sync_bypassed" == top(finding)
 
 
 def test_a_result_that_is_gone_on_one_rank_once_is_a_bad_delivery() -> None:

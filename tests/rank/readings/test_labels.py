@@ -43,6 +43,7 @@ def test_weights_and_two_classes_are_seen():
 
 def test_tokens_soft_labels_and_other_losses_are_not_counted():
     scores = torch.randn(8, 3, requires_grad=True)
-    assert [] == told(lambda: functional.cross_entropy(scores, torch.zeros(8, dtype=torch.long)), num_samples=2)
+    (said,) = told(lambda: functional.cross_entropy(scores, torch.zeros(8, dtype=torch.long)), num_samples=2)
+    assert ({}, 3) == (said.counts, said.num_classes)
     assert [] == told(lambda: functional.binary_cross_entropy_with_logits(scores[:, :1], torch.full((8, 1), 0.5)))
     assert [] == told(lambda: functional.mse_loss(scores, torch.zeros(8, 3)))

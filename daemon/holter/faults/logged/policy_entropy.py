@@ -93,7 +93,12 @@ class PolicyEntropy:
         # Just before the fall: a reward that had risen for long has not paid for it.
         before = [value for step, value in rewards if step <= high[-1]][-self.min_logs :]
         after = [value for step, value in rewards if step >= run[0][0]]
-        is_paid = not before or not after or median(after) > median(before) + self.paid * deviation(before)
+        # Who knows the answers earns at every step: a reward that swings between all and nothing has not risen above its own noise.
+        is_paid = (
+            not before
+            or not after
+            or median(after) > median(before) + self.paid * max(deviation(before), deviation(after))
+        )
         return () if is_paid else run
 
     def _ends(self, begin: float, top: float | None) -> Iterator[Callable[[float], bool]]:

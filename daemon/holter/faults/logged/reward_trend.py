@@ -2,6 +2,7 @@
 
 What it detects
     A logged mean reward that lost more than half of what it had gained, far beyond its noise, for dozens of logs, and is not recovering.
+    Where only a dozen logs came before: a reward that fell at once, from one log to the next, below all that was ever logged, and stays there.
 
 Why it matters
     Policies that collapse seldom recover by themselves; each further step moves them away from the checkpoint that was good.
@@ -15,13 +16,15 @@ What to do
     Look at entropy, KL and the length of answers around the named step (`holter explain reward_collapse`).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from statistics import median
 from typing import ClassVar
 
-from holter.faults.shared.logged_series import logged
-from holter.faults.shared.robust import Rise, find_rise, levels
+from holter.faults.shared.logged_series import LoggedPoint, logged
+from holter.faults.shared.robust import Rise, deviation, find_rise, levels
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
@@ -43,6 +46,8 @@ class RewardTrend:
     """Robust deviations of its best stretch that it must have fallen."""
     wandering: float = 2.5
     """So many times its deepest fall before, this one must be."""
+    min_before: int = threshold(12, at_least=5)
+    """Logs before a fall that came at once."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
@@ -58,6 +63,29 @@ class RewardTrend:
             ):
                 yield _finding(window, name, best, rise)
                 return
+            if (drop := self._drop(points)) is not None:
+                yield _finding(window, name, best, drop)
+                return
+
+    def _drop(self, points: Sequence[LoggedPoint]) -> Rise | None:
+        """A fall from one log to the next below everything before, after which nothing moves: what wanders does not jump."""
+        series = [value for _, value in points]
+        places = range(self.min_before, min(len(series) - self.stay, 2 * self.stretch) + 1)
+        if not places:
+            return None
+        place = max(places, key=lambda i: series[i - 1] - series[i] if min(series[:i]) > series[i] else -math.inf)
+        before, after = series[:place], series[place:]
+        if max(after) >= min(before):
+            return None
+        high, low, part = median(before), median(after), max(5, len(after) // 3)
+        fall = high - low
+        is_at_once = abs(median(before[-5:]) - high) < fall / 4 and abs(median(after[:5]) - low) < fall / 4
+        is_back = median(after[-part:]) - median(after[:part]) > fall / 3
+        is_far = fall > self.wandering * max(deviation(before), deviation(after))
+        if not is_at_once or is_back or not is_far:
+            return None
+        best = max(series)
+        return Rise(points[place][0], points[-1][0], best - median(before[:5]), best - high, deviation(before), best - low, len(after))  # fmt: skip
 
     def _is_wandering(self, before: Sequence[float], rise: Rise) -> bool:
         """Whether it had fallen about as far before and come back; what was seen too short a time is taken for wandering."""

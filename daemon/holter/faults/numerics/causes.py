@@ -399,6 +399,7 @@ LOSS_PLATEAU = CauseEntry(
     is_refuted_by=False,
     passes_after_steps=_STEPS_OF_A_RISE,
     rows=(
+        Row("loss_trend", 0.85, "observation", seen=("is_still", "is_at_guessing"), absent=("is_rising",)),
         Row("loss_trend", 0.75, "observation", seen=("is_still",), absent=("is_rising",)),
     ),
     fix=Fix(

@@ -3,7 +3,8 @@
 What it detects
     Divergence: a loss that stands far above its best stretch (eight robust deviations, twice its level, half of the way back to where
     it started) for thirty steps until now, and is not on its way down. Plateau, as information only: four hundred steps or more without
-    any movement of the trend against its noise, at a level that was never left.
+    any movement of the trend against its noise, at a level that was never left. A loss that classifies and is no better than guessing
+    after a hundred and fifty steps, the last hundred of them at a learning rate that does not rise, is a warning.
 
 Why it matters
     Neither raises an error. Both spend machines on nothing.
@@ -19,6 +20,7 @@ What to do
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
@@ -27,11 +29,21 @@ from typing import ClassVar
 from holter.faults.shared.robust import Points, Rise, deviation, find_rise, finite, is_surrogate, slope, values
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
-from holter.records import Evidence, Finding
+from holter.records import Evidence, Finding, Labels
 
 BLOCK = 20
 """Steps whose median is one point of the trend."""
 SERIES = ("loss", "learning_rate", "gradient_norm")
+RESTING = 100
+"""Newest steps in which the learning rate must not rise."""
+RISING = 1.02
+FAR_ABOVE = 1.3
+"""Times the loss of guessing: above it something else is added, or wrong."""
+TERM = "log.loss_terms."
+GOOD_PART = 0.25
+"""Of all logged terms in the best stretch."""
+MOST_TRADED = 3.0
+"""Times its best level that a loss may rise while a good part of it falls."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +58,10 @@ class LossTrend:
     """Steps without movement that are worth a word."""
     converged: float = 0.05
     """A loss below this is not stuck: it has arrived."""
+    guessing_steps: int = threshold(150, at_least=100)
+    """Steps after which a loss that is no better than guessing is worth a warning."""
+    guessing: float = threshold(0.985, above=0.5)
+    """Of the loss of guessing: from this share on nothing was learned."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
@@ -55,10 +71,28 @@ class LossTrend:
         losses = finite(window.values("loss"))
         rise = find_rise(losses, stay=self.stay)
         if rise is not None:
-            if not _is_changed_on_purpose(window, rise) and not is_surrogate(window, losses, rise):
+            is_meant = _is_changed_on_purpose(window, rise) or _is_traded(window, rise)
+            if not is_meant and not is_surrogate(window, losses, rise):
                 yield _of_rise(window, rise)
+        elif (level := self._guessing(window, losses)) is not None:
+            yield _of_guessing(window, losses, level)
         elif (still := self._stillness(losses)) is not None:
             yield _of_plateau(window, losses, *still)
+
+    def _guessing(self, window: Window, losses: Points) -> float | None:
+        """The loss of guessing, if from the first step on it never got better, though steps are not getting larger any more."""
+        if len(losses) < self.guessing_steps or losses[0][0] > 1:
+            return None
+        level = _loss_of_guessing(window)
+        rates = [spread.high for _, spread in window.values("learning_rate")][-RESTING:]
+        if level is None or not rates or rates[-1] <= 0 or rates[-1] > RISING * rates[0]:
+            return None
+        divided = _num_divided(window)
+        series = [value * divided for value in values(losses)]
+        # In any part of the run: what was learned and lost again is another matter.
+        blocks = [median(series[i : i + BLOCK]) for i in range(0, len(series) - BLOCK + 1, BLOCK)]
+        is_stuck = min(blocks) >= self.guessing * level and max(blocks[-3:]) < FAR_ABOVE * level
+        return level if is_stuck else None
 
     def _stillness(self, losses: Points) -> tuple[float, float, float] | None:
         """(level, noise, movement) of a loss that did not move since it is remembered."""
@@ -80,6 +114,73 @@ def _is_changed_on_purpose(window: Window, rise: Rise) -> bool:
     near = range(rise.first_step - 2, rise.first_step + 3)
     return any(
         change.what in {"requires_grad", "new", "gone"} and change.step in near for change in window.models.changes
+    )
+
+
+def _is_traded(window: Window, rise: Rise) -> bool:
+    """Whether a logged term that was a good part of the loss has fallen since its best stretch: something is being learned at the cost of the rest."""
+    if rise.best <= 0 or rise.factor > MOST_TRADED:
+        return False
+    names = {name for entry in window.series[-4:] for name in entry.numbers if name.startswith(TERM)}
+    levels = {}
+    for name in names:
+        points = finite(window.values(name))
+        before = [value for step, value in points if rise.best_step <= step < rise.best_step + BLOCK]
+        now = [value for step, value in points if step > rise.last_step - BLOCK]
+        if before and now:
+            levels[name] = median(before), median(now), deviation(before)
+    whole = sum(abs(before) for before, _, _ in levels.values())
+    return any(
+        before > GOOD_PART * whole and now < before and before - now > noise / 2
+        for before, now, noise in levels.values()
+    )
+
+
+def _loss_of_guessing(window: Window) -> float | None:
+    """Entropy of the labels that a classifying loss was given; of tokens, the logarithm of their number."""
+    told = [labels for _, labels in window.notes_of(Labels)]
+    sizes = {labels.num_classes for labels in told}
+    if len(sizes) != 1 or min(sizes) < 2 or any(labels.is_weighted for labels in told):  # noqa: PLR2004 - one class is no choice
+        return None
+    counts = sum((Counter(labels.counts) for labels in told), Counter[int]())
+    if not counts:
+        return math.log(min(sizes))
+    shares = [num / counts.total() for num in counts.values()]
+    return -sum(share * math.log(share) for share in shares) or None
+
+
+def _num_divided(window: Window) -> float:
+    """By how much an accumulating loop divided the loss that is known."""
+    parts = window.values("micro_steps")[-1:]
+    is_divided = window.values("loss.is_divided")[-1:]
+    return parts[0][1].mean if parts and is_divided and is_divided[0][1].low == 1 else 1.0
+
+
+def _of_guessing(window: Window, losses: Points, level: float) -> Finding:
+    first, last = losses[0][0], losses[-1][0]
+    now = median(values(losses)[-BLOCK:]) * _num_divided(window)
+    return Finding(
+        detector=LossTrend.name,
+        severity="warning",
+        first_step=first,
+        detected_step=last,
+        ranks=tuple(sorted(window.attached)),
+        summary=f"The loss is no better than guessing after {len(losses)} steps: {now:.4g}; guessing costs {level:.4g}.",
+        facts={
+            "is_rising": False,
+            "is_still": True,
+            "is_at_guessing": True,
+            "is_beyond_return": False,
+            "came_back": None,
+            "series": list(SERIES),
+        },
+        evidence=(
+            Evidence(
+                kind="trend",
+                summary=f"loss: {median(values(losses)[:BLOCK]) * _num_divided(window):.4g} in the first {BLOCK} steps, {now:.4g} in the last; whoever knows the labels' frequencies and no input gets {level:.4g}",
+                values={"now": now, "guessing": level, "num_steps": len(losses)},
+            ),
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from holter.faults.family import (
     Row,
     Stage,
 )
+from holter.faults.replicas.applied_scale import AppliedScale
 from holter.faults.replicas.buffer_divergence import BufferDivergence
 from holter.faults.replicas.gradient_scale import GradientScale
 from holter.faults.replicas.rank_shares import RankShares
@@ -443,13 +444,14 @@ GRADIENT_SCALE_MISMATCH = CauseEntry(
     mechanism=(
         "Each axis of a mesh sums gradients or averages them, and somebody must divide once by the number of losses. Experts that receive the tokens of all ranks hold the sum of all "
         "losses, while their wrapper divides by the few ranks of its own mesh; a divide factor is set on one module, or for one axis; a gradient that is whole already is summed "
-        "again; one rank sums its loss or has fewer micro-batches where the others average over more."
+        "again; a division or a sum by hand stands between backward and step; one rank sums its loss or has fewer micro-batches where the others average over more."
     ),
     would_refute="Losses over divisor are the same for all parameters and ranks.",
     refuting_fact="is_scale_one",
     is_refuted_by=True,
     rows=(
         Row("gradient_scale", 0.93, "observation", seen=("is_scale_apart",), absent=("is_scale_one",)),
+        Row("applied_scale", 0.90, "observation", seen=("is_scale_apart", "is_from_a_step_on"), absent=("is_scale_one",)),
         Row("rank_shares", 0.90, "observation", seen=("is_count_apart",), absent=("is_scale_one",)),
         Row("rank_shares", 0.80, "documented", seen=("is_loss_apart", "is_factor_steady"), absent=("is_scale_one",)),
         Row("rank_shares", 0.45, "inference", missing="whether the loss of the named rank is reduced and divided as on the others"),
@@ -471,6 +473,7 @@ GRADIENT_SCALE_MISMATCH = CauseEntry(
 FAMILY = Family(
     detectors=(
         DetectorEntry(GradientScale(), Stage.MODEL_BUILT, incident_per="run"),
+        DetectorEntry(AppliedScale(), Stage.REDUCED, incident_per="run"),
         DetectorEntry(StructureMismatch(), Stage.MODEL_BUILT, incident_per="run"),
         DetectorEntry(BufferDivergence(), Stage.WEIGHTS_BEFORE),
         DetectorEntry(ShardClipping(), Stage.REDUCED, tried_on="made-up windows"),

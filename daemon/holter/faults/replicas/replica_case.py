@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from holter.faults.shared.parting import WORDS, Difference, Parting, find_difference, request, tables_at
+from holter.faults.shared.parting import WORDS, Difference, Parting, column, find_difference, request, tables_at
 from holter.faults.shared.structure import distinct_censuses
 from holter.faults.window import ClassHistory, Window
 from holter.records import TableRequest, Vitals
@@ -276,15 +276,21 @@ def unused_names(case: Case) -> tuple[str, ...]:
     if census is None or case.reduced is None:
         return ()
     lookers = {place for place, component in enumerate(census.components) if component.is_find_unused}
+    parting = case.reduced
+    idle = {name for _, vitals in case.window.notes_of(Vitals) for name in vitals.no_gradient.names}
+    tables = tables_at(case.window, parting.tensor_class, parting.step, parting.ranks).values()
+    read = {name for table in tables for name in column(table, table.fingerprints)}
+    idle |= {name for table in tables for name in table.names if name not in column(table, table.fingerprints)}
+    # A table has the gradients of the optimizer that steps first: what others hold was not read.
+    optimizers = {e.optimizer for e in census.entries if e.name in read} or {e.optimizer for e in census.entries}
     expected = {
         e.name
         for e in census.entries
-        if e.requires_grad and e.optimizer >= 0 and e.is_replicated and not e.is_buffer and e.component not in lookers
+        if e.requires_grad
+        and e.optimizer >= 0
+        and e.optimizer in optimizers
+        and e.is_replicated
+        and not e.is_buffer
+        and e.component not in lookers
     }
-    parting = case.reduced
-    idle = {name for _, vitals in case.window.notes_of(Vitals) for name in vitals.no_gradient.names}
-    for rank in parting.ranks:
-        table = case.window.tensors.tables.get((parting.tensor_class, parting.step, rank))
-        if table:
-            idle |= {name for name, print_ in zip(table.names, table.fingerprints, strict=True) if not print_}
     return tuple(sorted((expected & idle) - set(case.in_reduced.tensors)))

@@ -27,6 +27,8 @@ NOISE = 1e-5
 ROUND = 1e-5
 """A factor this close to a multiple of a twentieth was written by hand; no clip arrives at one."""
 MAX_SETTINGS_SHOWN = 8
+MIN_UNTOUCHED = 8
+"""Comparisons at which nobody scaled anything, before it says something that one does."""
 
 AskWitness = Callable[[Case], tuple[int, ...]]
 """Returns who left, by one kind of evidence; nobody if that does not tell."""
@@ -193,6 +195,16 @@ def _some_of(case: Case, is_suspect: Callable[[Factors], bool]) -> tuple[int, ..
     return case.given.group_of(suspects) if case.given and 0 < len(suspects) < len(of_rank) else ()
 
 
+def _was_untouched(case: Case) -> bool:
+    """Whether before they parted no rank scaled its gradients, nor called a clip that might have."""
+    step = case.given.step if case.given else 0
+    reduced = {at: spread.mean for at, spread in case.window.values("norm.gradients_reduced") if at < step}
+    given = {at: spread.mean for at, spread in case.window.values("norm.gradients") if at < step}
+    both = [at for at, norm in reduced.items() if norm > 0 and at in given]
+    has_clip = any(at < step for at, _ in case.window.values("clip.norm"))
+    return len(both) >= MIN_UNTOUCHED and not has_clip and all(_is_same(given[at] / reduced[at], 1.0) for at in both)
+
+
 def _left_schedule(case: Case) -> tuple[int, ...]:
     """Ranks whose setting did not go on as all ranks' did before, if others' did: a schedule adds or multiplies."""
     parting, past = case.settings, case.past_of_settings
@@ -288,6 +300,10 @@ WITNESSES: tuple[tuple[AskWitness, str], ...] = (
     (
         lambda case: _some_of(case, lambda own: own.is_odd),
         "it scales its gradients by a factor that no clip arrives at",
+    ),
+    (
+        lambda case: _some_of(case, lambda own: not own.is_untouched) if _was_untouched(case) else (),
+        "it scales its gradients, which nobody did before",
     ),
     (lambda case: _some_of(case, lambda own: own.is_untouched), "it leaves out the scaling that its peers do"),
     (lambda case: case.settings.minority if case.settings else (), "most ranks' optimizers have the same settings"),

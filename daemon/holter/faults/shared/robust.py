@@ -95,6 +95,8 @@ class Rise:
     """Level of the last steps."""
     num_steps: int
     """For how many steps it has stayed up."""
+    best_step: int = 0
+    """Where its best stretch begins."""
 
     @property
     def factor(self) -> float:
@@ -130,7 +132,9 @@ def find_rise(
         least = max(best + deviations * noise, best + 0.5 * abs(best), best + 0.5 * (start - best))
         first = _begin_of_climb(series, begin + stretch, least, noise)
         num_up = len(series) - first
-    return Rise(points[first][0], points[-1][0], start, best, noise, now, num_up) if num_up >= stay else None
+    if num_up < stay:
+        return None
+    return Rise(points[first][0], points[-1][0], start, best, noise, now, num_up, best_step=points[begin][0])
 
 
 def _begin_of_climb(series: Sequence[float], floor: int, least: float, noise: float) -> int:

@@ -1,7 +1,7 @@
 """Which classes the loss is given: counts of the labels that a classifying loss keeps for its own backward pass, one a sample.
 
 The loss's graph is asked, not the batch: there labels are labels, whatever the script calls them, and whoever made the batch. Labels of
-tokens or pixels are left out: those are uneven by nature. At every step of the first few dozen, then rarely; in host memory only.
+tokens or pixels are not counted, for they are uneven by nature: of those only the number of classes is told. At every step of the first few dozen, then rarely; in host memory only.
 
     cross_entropy, nll_loss                   whole numbers, and how many classes there are
     binary_cross_entropy (with logits)        zeros and ones, a column
@@ -29,6 +29,8 @@ MAX_CLASSES = 1024
 MAX_TOLD = 64
 """Classes, the commonest first."""
 MAX_NODES = 24
+ROWS = 2
+"""Dimensions of scores with a row a sample or token."""
 CLASSES = "NllLossBackward"
 BINARY = ("BinaryCrossEntropyWithLogitsBackward", "BinaryCrossEntropyBackward")
 
@@ -58,6 +60,8 @@ class LabelProbe:
         if labels is None or not self._count(node, labels.detach(), num_samples):
             self._num_misses += 1
             self._is_over = self._first_step < 0 and self._num_misses >= TOLD_AT[0]
+            if self._is_over and labels is not None:
+                self._tell_classes(step, node)
         elif self._first_step < 0:
             self._first_step = step
 
@@ -78,6 +82,15 @@ class LabelProbe:
         num_large = _samples.count(labels.data_ptr(), labels.numel(), labels.element_size(), self._counts)
         self._is_over = num_large > 0
         return not self._is_over
+
+    def _tell_classes(self, step: int, node: Any) -> None:
+        """Of tokens or pixels: only how many kinds there are."""
+        scores = node._saved_self if node.name().startswith(CLASSES) else None  # noqa: SLF001
+        if scores is not None and scores.dim():
+            # Of pixels the classes are the second dimension.
+            num = scores.shape[-1 if scores.dim() <= ROWS else 1]
+            is_weighted = getattr(node, "_saved_weight", None) is not None
+            self._context.writer.say(step, Labels(counts={}, num_classes=num, is_weighted=is_weighted, first_step=step))
 
     def _tell(self, step: int) -> None:
         counts = np.frombuffer(self._counts, np.int64)
