@@ -1,8 +1,9 @@
 """Reward trend: the reward has fallen from its best stretch and does not come back.
 
 What it detects
-    A logged mean reward that lost more than half of what it had gained, far beyond its noise, for dozens of logs, and is not recovering.
-    Where only a dozen logs came before: a reward that fell at once, from one log to the next, below all that was ever logged, and stays there.
+    A logged mean reward that lost more than half of what it had gained, far beyond its noise, for dozens of logs, and is not
+    recovering. Where only a dozen logs came before: a reward that fell at once, from one log to the next, below all that was
+    logged, and stays there.
 
 Why it matters
     Policies that collapse seldom recover by themselves; each further step moves them away from the checkpoint that was good.
