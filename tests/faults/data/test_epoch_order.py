@@ -6,7 +6,7 @@ import pytest
 
 from holter.diagnosis import rank_causes, top_cause
 from holter.faults.data.epoch_order import EpochOrder
-from holter.faults.window import Note, StepView
+from holter.faults.window import Note, Spread, StepNumbers, StepView
 from holter.records import Feed, Finding
 from made_up import made_window
 
@@ -104,3 +104,32 @@ def test_one_batch_for_ever_has_no_order() -> None:
 def test_a_wrong_threshold_is_named() -> None:
     with pytest.raises(ValueError, match=r"epoch_order\.min_batches must be at least 2, got 1"):
         EpochOrder(min_batches=1)
+
+
+def test_a_batch_that_a_rank_keeps_is_named_and_one_batch_from_the_start_is_not() -> None:
+    (finding,) = judge(signatures=(*range(1, 21), *[99] * 18))
+    assert ((0,), 20) == (finding.ranks, finding.first_step)
+    assert top_cause(finding) == "repeated_epoch_order"
+    assert judge(signatures=(*range(1, 21), *[99] * 10)) == []
+    assert judge(signatures=(99,) * 60) == []
+    assert judge(signatures=(1, 2) * 30) == []
+
+
+def inputs(means: list[float], spread: float = 1.0) -> list[Finding]:
+    def one(value: float) -> Spread:
+        return Spread(value, value - 0.1, value + 0.1, 0, 1, 2)
+
+    series = tuple(
+        StepNumbers(
+            step, step, {"batch.input.mean": one(mean), "batch.input.spread": Spread(spread, spread, spread, 0, 1, 2)}
+        )
+        for step, mean in enumerate(means)
+    )
+    return list(EpochOrder().judge(made_window(series=series)))
+
+
+def test_inputs_that_the_script_keeps_although_its_loader_goes_on_are_named_on_all_ranks() -> None:
+    (finding,) = inputs([*(step / 7 for step in range(20)), *[5.0] * 17])
+    assert ((0, 1), 20) == (finding.ranks, finding.first_step)
+    assert inputs([5.0] * 60) == []
+    assert inputs([*(step / 7 for step in range(20)), *[5.0] * 17], spread=0.0) == []

@@ -45,3 +45,24 @@ def test_sorted_data_is_silent_while_one_class_follows_the_other():
 def test_uneven_and_few_labels_are_silent():
     assert [] == judge([{0: 90, 1: 10}] * 4)
     assert [] == judge([{0: 19, 1: 1}] * 3)
+
+
+def by_rank(*counts: Mapping[int, int]) -> list[Finding]:
+    notes = tuple(
+        Note(rank, 36, rank, Labels(counts=dict(each), num_classes=10, is_weighted=False, first_step=24))
+        for rank, each in enumerate(counts)
+    )
+    world = len(counts)
+    return list(LabelCounts().judge(Window(now_ns=0, world_size=world, attached=frozenset(range(world)), notes=notes)))
+
+
+def test_one_rank_with_one_label_beside_others_with_several_is_named():
+    (finding,) = by_rank({0: 60, 1: 70, 2: 62}, {0: 192})
+    assert ("warning", (1,), 24) == (finding.severity, finding.ranks, finding.first_step)
+    assert "corrupt_labels_or_range" == rank_causes(finding)[0].cause
+
+
+def test_ranks_that_have_each_a_class_of_their_own_and_small_batches_are_silent():
+    assert [] == by_rank({0: 192}, {1: 192})
+    assert [] == by_rank({0: 180, 1: 12}, {1: 192})
+    assert [] == by_rank({0: 10, 1: 12}, {1: 22})

@@ -8,7 +8,8 @@ from holter.diagnosis import top_cause
 from holter.faults import Window
 from holter.faults.learning.missing_gradients import MissingGradients
 from holter.faults.window import Note, Spread, StepNumbers
-from holter.records import Finding, Inspection, Named, Vitals, Witness
+from holter.records import Census, Finding, Inspection, Named, TensorEntry, Vitals, Witness
+from made_up import made_window
 
 
 def vitals(none: tuple[str, ...] = (), zero: tuple[str, ...] = (), *, idle: int = 16, num_trainable: int = 6) -> Vitals:
@@ -157,3 +158,29 @@ def test_parameters_of_a_module_that_no_pass_calls_are_named_as_information(
     for finding in found:
         assert ("info", names, "graph_detached") == (finding.severity, finding.tensors, top_cause(finding))
         assert "no pass calls their modules" in finding.summary
+
+
+def stopped(*, idle_names: tuple[str, ...], step: int = 40, given: float = 0.5) -> list[Finding]:
+    names = ("a.weight", "a.bias", "b.weight")
+    census = Census(
+        model=0, wrapper="DistributedDataParallel", is_replicated=True, optimizers=["SGD"], backward_order=[], part=0, parts=1,
+        entries=[TensorEntry(name, (4, 4), "float32", True, False, 0, True) for name in names],
+    )  # fmt: skip
+    seen = [witness("a", given=given), witness("b")]
+    notes = [Note(0, step + i, 0, vitals(zero=idle_names, idle=16 + i)) for i in range(2)]
+    looked = Inspection(reason="idle", autocast_dtype="", witnesses=seen, num_modules=2)
+    window = made_window(notes=(*notes, Note(0, step + 2, 0, looked)), census={0: census, 1: census})
+    return list(MissingGradients().judge(window))
+
+
+def test_a_gradient_that_stopped_beside_a_live_one_of_its_module_is_a_warning() -> None:
+    (finding,) = stopped(idle_names=("a.weight",))
+    assert ("warning", ("a.weight",), 25) == (finding.severity, finding.tensors, finding.first_step)
+    assert top_cause(finding) == "graph_detached"
+
+
+def test_whole_modules_zero_inputs_and_what_never_had_one_are_silent() -> None:
+    assert [] == stopped(idle_names=("a.weight", "a.bias"))
+    assert [] == stopped(idle_names=("b.weight",))
+    assert [] == stopped(idle_names=("a.weight",), step=17)
+    assert not any(one.facts["is_stopped"] for one in stopped(idle_names=("a.weight",), given=1.0))

@@ -156,6 +156,15 @@ def test_a_loss_that_came_back_to_chance_and_no_further_is_named_whenever_it_is_
     assert judge([0.5] * 100, [0.5] * 100, better, large) == []
 
 
+def test_a_loss_that_blew_up_at_first_and_learned_nothing_since_is_named() -> None:
+    losses = [2.36, 49.0, 16.9, 3.4, 2.4, 14.2, 4.7, 3.5, 2.5, 3.5, 3.1, *([2.4, 2.3, 2.45] * 8)]
+    large = tuple(vitals(step, 0.4) for step in range(8))
+    (finding,) = judge([1.0] * len(losses), [0.5] * len(losses), losses, large)
+    assert 0 == finding.first_step
+    learned = [*losses[:11], *[2.2 - 0.02 * i for i in range(24)]]
+    assert judge([1.0] * len(learned), [0.5] * len(learned), learned, large) == []
+
+
 def test_a_wrong_threshold_is_named() -> None:
     with pytest.raises(ValueError, match=r"learning_rate\.factor must be above 1, got 1"):
         LearningRate(factor=1)

@@ -87,6 +87,33 @@ def test_losses_that_differ_as_losses_do_are_silent(values):
     assert [] == numbers("loss", values)
 
 
+def test_a_rank_whose_loss_rises_at_once_and_stays_above_the_others_is_named():
+    calm = [(2.0 - step / 40, 2.05 - step / 40) for step in range(20)]
+    (finding,) = numbers("loss", [*calm, *[(1.4, 2.6)] * 18])
+    assert ((1,), 20) == (finding.ranks, finding.first_step)
+    assert "corrupt_labels_or_range" == rank_causes(finding)[0].cause
+
+
+def test_a_rank_that_learns_nothing_while_the_others_do_is_named():
+    (finding,) = numbers("loss", [(2.3 * 0.96**step, 2.3 + 0.01 * step) for step in range(50)], num_ranks=4)
+    assert (3,) == finding.ranks
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [(2.0 * 0.95**step, 2.0 * 0.97**step) for step in range(60)],
+        [(1.0, 2.0)] * 60,
+        [*[(2.0, 2.1)] * 20, *[(2.6, 3.0)] * 20],
+        [*[(1.0, 1.05)] * 20, *[(1.0, 3.0)] * 12],
+        [(1.0 + step % 2, 1.5) for step in range(60)],
+    ],
+    ids=["each_comes_down", "other_data_from_the_start", "all_rise", "too_short", "in_turns"],
+)
+def test_ranks_whose_losses_part_as_losses_do_are_silent(values):
+    assert [] == numbers("loss", values)
+
+
 def test_ranks_with_other_numbers_of_micro_batches_are_found_unless_they_change():
     (finding,) = numbers("micro_steps", [(4, 2)] * 15, num_ranks=4)
     assert (3,) == finding.ranks

@@ -204,13 +204,14 @@ def test_a_rate_of_zero_loses_nothing(worn):
     assert all(not vitals.unchanged.count for vitals in said)
 
 
-def test_weights_that_pass_through_a_narrower_dtype_are_seen(worn):
+@pytest.mark.parametrize("narrow", [torch.bfloat16, torch.float16])
+def test_weights_that_pass_through_a_narrower_dtype_are_seen(worn, narrow):
     model = mlp()
 
     def round_trip(_: int) -> None:
         with torch.no_grad():
             for p in model.parameters():
-                p.copy_(p.bfloat16().float())
+                p.copy_(p.to(narrow).float())
 
     class Rounding(torch.optim.SGD):
         def step(self, closure=None) -> None:

@@ -94,15 +94,17 @@ DOUBLE_SHARDED_DATA = CauseEntry(
 
 REPEATED_EPOCH_ORDER = CauseEntry(
     cause="repeated_epoch_order",
-    happened="Every epoch comes in the same order although the sampler shuffles.",
+    happened="Every epoch comes in the same order although the sampler shuffles, or one batch is trained on again and again.",
     mechanism=(
         "A DistributedSampler draws its order from a seed plus an epoch number that only `set_epoch` changes. If nobody calls it, or the "
-        "script seeds everything alike at the top of each epoch, each epoch repeats the batches of the first: the same samples together, in the same order."
+        "script seeds everything alike at the top of each epoch, each epoch repeats the batches of the first: the same samples together, in the same order. "
+        "A script that keeps a batch (for a plot, a test, a retry) and does not let go of it learns that one by heart."
     ),
     would_refute="The sampler was told a new epoch before the pass.",
     refuting_fact="is_epoch_told",
     is_refuted_by=True,
     rows=(
+        Row("epoch_order", 0.92, "observation", seen=("is_order_repeated", "is_one_batch"), absent=("is_epoch_told",)),
         Row("epoch_order", 0.95, "observation", seen=("is_order_repeated", "takes_epoch"), absent=("is_epoch_told",)),
         Row("epoch_order", 0.88, "observation", seen=("is_order_repeated",), absent=("is_epoch_told", "takes_epoch")),
         Row("epoch_order", 0.60, "inference", missing=_NO_EPOCH),
@@ -166,6 +168,8 @@ CORRUPT_LABELS_OR_RANGE = CauseEntry(
     damage=Damage("with the step", "suspect", "weights learn from labels or inputs that are out of range"),
     rows=(
         Row("rank_shares", 0.80, "documented", seen=("is_loss_apart",), absent=("is_factor_steady",)),
+        Row("rank_shares", 0.75, "documented", seen=("is_parted",)),
+        Row("label_counts", 0.92, "observation", seen=("is_one_label_alone",)),
         Row("batch_values", 0.93, "observation", seen=("is_out_of_range",), absent=("is_on_all_ranks",)),
         Row("batch_values", 0.85, "documented", seen=("is_out_of_range", "is_on_all_ranks")),
         Row("batch_values", 0.90, "observation", seen=("is_constant",), absent=("is_on_all_ranks",)),

@@ -2,7 +2,8 @@
 
 What it detects
     Whole passes of a training loader, one after the other on the same rank, whose batches had the same fingerprints in the same order,
-    while the sampler says that it shuffles and was not told a new epoch between them.
+    while the sampler says that it shuffles and was not told a new epoch between them. And one batch that a rank trains on at sixteen
+    steps in a row, after it had others.
 
 Why it matters
     A DistributedSampler shuffles by seed and epoch; if nobody calls `set_epoch`, each epoch repeats the first. The model meets the same
@@ -10,13 +11,14 @@ Why it matters
 
 False positives
     A loader that does not shuffle is meant to be so. Passes over a handful of samples repeat by chance and are not judged. Data whose
-    batches are all alike (synthetic) has no order. A script that seeds each epoch alike on purpose is reported, because its sampler says
+    batches are all alike (synthetic) has no order, and one batch from the first step on is a test of the model. A script that seeds each epoch alike on purpose is reported, because its sampler says
     that it shuffles.
 
 What to do
     Call `sampler.set_epoch(epoch)` before each epoch, or let accelerate do it (`holter explain repeated_epoch_order`).
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -24,7 +26,7 @@ from typing import ClassVar
 from holter.faults.data.loader_passes import LoaderPass, passes
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, ranks_text
-from holter.faults.window import Window
+from holter.faults.window import Spread, StepNumbers, Window
 from holter.records import Evidence, Finding
 
 MAX_SHOWN = 4
@@ -40,6 +42,10 @@ class EpochOrder:
     """A pass of fewer batches has hardly an order."""
     min_samples: int = 10
     """A pass of fewer samples repeats by chance; 10 have 3.6 million orders."""
+    min_same: int = threshold(16, at_least=3)
+    """Steps in a row with one batch."""
+    min_others: int = 8
+    """Different batches before."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
@@ -47,6 +53,12 @@ class EpochOrder:
     def judge(self, window: Window) -> Iterator[Finding]:
         """At most one finding: the first loader that repeats itself, with all the ranks that show it."""
         if _is_one_batch(window):
+            return
+        stuck = {rank: steps for rank in _of_same_batch(window) if (steps := self._stuck(window, rank))}
+        if not stuck and (steps := self._stuck_inputs(window)):
+            stuck = dict.fromkeys(sorted(window.attached), steps)
+        if stuck:
+            yield _stuck_finding(stuck)
             return
         by_loader: dict[int, dict[int, list[LoaderPass]]] = {}
         for one in passes(window):
@@ -58,6 +70,30 @@ class EpochOrder:
                 yield _finding(found)
                 return
 
+    def _stuck(self, window: Window, rank: int) -> list[int]:
+        """The newest steps at which this rank had one batch, if there were others before."""
+        had = [
+            (view.step, signature)
+            for view in window.steps
+            for signature, ranks in view.batches.items()
+            if signature and rank in ranks
+        ]
+        run = [step for step, _ in itertools.takewhile(lambda one: one[1] == had[-1][1], reversed(had))][::-1]
+        before = had[: len(had) - len(run)]
+        has_others = len({signature for _, signature in before[-self.min_others :]}) >= self.min_others
+        return run if len(run) >= self.min_same and has_others else []
+
+    def _stuck_inputs(self, window: Window) -> list[int]:
+        """The newest steps at which the models of all ranks were given the same tensor, by mean and spread; a loader may go on giving others meanwhile."""
+        told = [(entry.step, known) for entry in window.series if (known := _inputs(entry))]
+        for name, newest in told[-1][1].items() if told else ():
+            of = [(step, known[name]) for step, known in told if name in known]
+            run = [step for step, _ in itertools.takewhile(lambda one, now=newest: one[1] == now, reversed(of))][::-1]  # type: ignore[misc]
+            before = {known for _, known in of[: len(of) - len(run)][-self.min_others :]}
+            if len(run) >= self.min_same and len(before) >= self.min_others:
+                return run
+        return []
+
     def _is_telling(self, one: LoaderPass) -> bool:
         end = one.end
         return (
@@ -68,6 +104,50 @@ class EpochOrder:
             and end.num_taken >= max(self.min_batches, end.num_batches)
             and _num_samples(one) >= self.min_samples
         )
+
+
+def _inputs(entry: StepNumbers) -> dict[str, tuple[Spread, Spread]]:
+    """Mean and spread of every tensor that models were given and that varies within itself."""
+    found = {}
+    for name, spread in entry.numbers.items():
+        leaf = name.removesuffix(".spread")
+        if name.startswith("batch.") and leaf != name and spread.low > 0 and f"{leaf}.mean" in entry.numbers:
+            found[leaf] = entry.numbers[f"{leaf}.mean"], spread
+    return found
+
+
+def _of_same_batch(window: Window) -> list[int]:
+    """Ranks whose newest two batches are one."""
+    views = [view for view in window.steps[-3:] if view.batches][-2:]
+    if len(views) < 2:  # noqa: PLR2004 - a pair
+        return []
+    before, now = views
+    same = [set(ranks) & set(before.batches[sign]) for sign, ranks in now.batches.items() if sign in before.batches]
+    return sorted(set[int]().union(*same))
+
+
+def _stuck_finding(stuck: dict[int, list[int]]) -> Finding:
+    ranks, runs = tuple(stuck), list(stuck.values())
+    first, last = min(run[0] for run in runs), max(run[-1] for run in runs)
+    return Finding(
+        detector=EpochOrder.name,
+        severity="warning",
+        first_step=first,
+        detected_step=last,
+        ranks=ranks,
+        summary=f"{ranks_text(ranks).capitalize()} has been training on one batch since step {first}."
+        if len(ranks) == 1
+        else f"{ranks_text(ranks).capitalize()} have been training each on one batch since step {first}.",
+        facts={"is_order_repeated": True, "is_one_batch": True, "takes_epoch": None, "is_epoch_told": False},
+        evidence=tuple(
+            Evidence(
+                kind="batch",
+                summary=f"rank {rank}: the batch of step {run[0]} came again at each of the {len(run)} steps seen since, to step {run[-1]}; before it no two were alike",
+                values={"rank": rank, "first_step": run[0], "num_steps": len(run)},
+            )
+            for rank, run in list(stuck.items())[:MAX_SHOWN]
+        ),
+    )
 
 
 def _repeated(of_rank: Sequence[LoaderPass]) -> list[LoaderPass]:

@@ -2,13 +2,14 @@
 
 What it detects
     A class to which nineteen of twenty labels or more belong that the losses of all ranks were given, in each of several stretches of the
-    run, while others occur as well. It counts the labels of samples, as the loss got them; those of tokens and pixels are uneven by nature.
+    run, while others occur as well. And one rank whose losses are given one class alone, in a stretch in which other ranks get several. It counts the labels of samples, as the loss got them; those of tokens and pixels are uneven by nature.
 
 Why it matters
-    A model that always answers with this class has a small loss and a high accuracy, and has learned nothing of the others.
+    What a rank does to its labels after the loader is averaged into all gradients. A model that always answers with this class has a small loss and a high accuracy, and has learned nothing of the others.
 
 False positives
-    Sorted data shows one class after the other: a class that is rare must have come in three stretches at least. Balanced samplers show a
+    Sorted data shows one class after the other: a class that is rare must have come in three stretches at least. Data that is cut by
+    class gives each rank its own from the start, every one of them few: there no rank's labels are mixed. Balanced samplers show a
     class as often as any other. Rare events are rare: so this is information, with counts, and says whether the loss weighs its classes.
 
 What to do
@@ -21,10 +22,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from holter.faults.shared.thresholds import check_thresholds, threshold
+from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Labels
 
 SHOWN = 6
+NUM_STRETCHES = 1
+"""Newest reports of a rank that are looked at together."""
+MIXED = 0.8
+"""Share of the commonest class, below which a rank's labels are mixed."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,8 @@ class LabelCounts:
     min_labels: int = 256
     min_rare: int = 4
     """Labels of other classes."""
+    min_one: int = threshold(64, at_least=8)
+    """Labels of one rank that are all one class."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
@@ -52,6 +60,9 @@ class LabelCounts:
             stretches.setdefault(note.step, Counter()).update(labels.counts)
             told.append(labels)
         counts = sum(stretches.values(), Counter[int]())
+        if (alone := self._alone(window)) is not None:
+            yield alone
+            return
         if not told or not counts or counts.total() < self.min_labels:
             return
         common, num = counts.most_common(1)[0]
@@ -62,6 +73,46 @@ class LabelCounts:
             return
         if num_with_rare >= self.min_stretches:
             yield _finding(window, counts, told, max(stretches))
+
+    def _alone(self, window: Window) -> Finding | None:
+        """One rank with one label in its newest stretch, while in theirs the others have several."""
+        newest: dict[int, list[tuple[int, Labels]]] = {}
+        for note, labels in window.notes_of(Labels):
+            newest.setdefault(note.rank, []).append((note.step, labels))
+        last = {rank: told[-NUM_STRETCHES:] for rank, told in newest.items() if len(told) >= NUM_STRETCHES}
+        if len(last) < 2:  # noqa: PLR2004 - somebody to compare with
+            return None
+        sums = {rank: sum((Counter(one.counts) for _, one in told), Counter[int]()) for rank, told in last.items()}
+        same = [rank for rank, of in sums.items() if len(of) == 1 and of.total() >= self.min_one]
+        others = [of for rank, of in sums.items() if rank not in same]
+        # Sorted data gives every rank one class after the other.
+        is_odd = 2 * len(same) <= len(sums) and all(max(of.values()) < MIXED * of.total() for of in others)
+        return _alone_finding(same, sums, last) if same and others and is_odd else None
+
+
+def _alone_finding(
+    ranks: list[int], sums: dict[int, Counter[int]], last: dict[int, list[tuple[int, Labels]]]
+) -> Finding:
+    rank = ranks[0]
+    label, num = sums[rank].most_common(1)[0]
+    return Finding(
+        detector=LabelCounts.name,
+        severity="warning",
+        first_step=last[rank][0][1].first_step,
+        detected_step=last[rank][-1][0],
+        ranks=tuple(sorted(ranks)),
+        summary=f"The losses of {ranks_text(ranks)} are given class {label} alone, those of the others several.",
+        facts={"is_one_label_alone": True, "is_on_all_ranks": False},
+        evidence=tuple(
+            Evidence(
+                kind="labels",
+                summary=f"rank {one}, steps {last[one][0][1].first_step} to {last[one][-1][0]}: "
+                + ", ".join(f"class {label}: {times}" for label, times in sums[one].most_common(SHOWN)),
+                values={"rank": one, "counts": {str(k): v for k, v in sums[one].most_common(SHOWN)}, "num": num},
+            )
+            for one in [*ranks[:2], *[one for one in sums if one not in ranks][:2]]
+        ),
+    )
 
 
 def _finding(window: Window, counts: Counter[int], told: list[Labels], step: int) -> Finding:

@@ -98,6 +98,7 @@ GRAPH_DETACHED = CauseEntry(
         Row("missing_gradients", 0.93, "observation", seen=("is_called",), absent=("has_gradient_path",), unless=("has_zero_layer",)),
         Row("missing_gradients", 0.80, "documented", seen=("is_called", "is_most_of_the_model"), unless=("has_zero_layer",)),
         Row("missing_gradients", 0.80, "documented", absent=("is_called",), unless=("has_zero_layer",)),
+        Row("missing_gradients", 0.85, "documented", seen=("is_called", "is_stopped"), unless=("has_zero_layer",)),
         Row("missing_gradients", 0.50, "inference", unless=("has_zero_layer",), missing=_NO_PROOF),
         Row("missing_gradients", 0.15, "inference", missing=_NO_PROOF),
     ),

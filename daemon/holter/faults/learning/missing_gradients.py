@@ -2,7 +2,8 @@
 
 What it detects
     Trainable parameters that an optimizer holds and whose gradient is None, or exactly zero, for sixteen steps (eight, where it is
-    proven that none can come), although their modules are called: because the modules ran without gradients being recorded, because
+    proven that none can come), although their modules are called, or that had a gradient, have none any more, and belong to a module
+    of which another parameter still has one: because the modules ran without gradients being recorded, because
     their output leads nowhere, or because a layer gives zero for all its inputs. And those of modules that no pass has called in
     thirty-two steps.
 
@@ -22,7 +23,7 @@ What to do
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from holter.faults.shared.streaks import find_streak
@@ -30,6 +31,9 @@ from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import names_text, ranks_text
 from holter.faults.window import Note, Window
 from holter.records import Evidence, Finding, Inspection, Vitals, Witness
+
+LEAST_LIVE = 8
+"""Steps with a gradient, after which one that is exactly zero has stopped."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class _Case:
     """Gradients were not recorded there, or the output has no path for them."""
     is_most: bool = False
     is_uncalled: bool = False
+    is_stopped: bool = False
+    """It had one before, and what belongs to the same module still has."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class MissingGradients:
         inspection = _inspection(window, streak.ranks)
         if latest is None or inspection is None or not self._is_learning(window, *latest):
             return
-        case = self._case(latest[1], inspection)
+        case = self._case(latest[1], inspection) or _stopped(window, *latest, inspection)
         if case and (case.is_proven or latest[1].idle_steps >= self.idle_steps):
             yield _finding(streak.ranks, latest, inspection, case)
 
@@ -118,6 +124,33 @@ class MissingGradients:
 
 def _has_idle(vitals: Vitals, steps: int = 2) -> bool:
     return vitals.idle_steps >= steps and bool(vitals.no_gradient.count or vitals.zero_gradient.count)
+
+
+def _stopped(window: Window, note: Note, vitals: Vitals, inspection: Inspection) -> _Case | None:
+    """Tensors whose gradient became exactly zero in the middle of the run, while another one of their module still has one.
+
+    A loss term that is weighed with zero, or a layer that is given zeros, takes the gradient of both; a hook or a mask takes one.
+    """
+    census = window.models.census.get(note.rank)
+    if census is None or note.step - vitals.idle_steps < LEAST_LIVE:
+        return None
+    called = {witness.module: witness for witness in inspection.witnesses if witness.num_calls}
+    idle = {*vitals.no_gradient.names, *vitals.zero_gradient.names}
+    live = {
+        entry.name.rpartition(".")[0]
+        for entry in census.entries
+        if entry.requires_grad and not entry.is_buffer and entry.optimizer >= 0 and entry.name not in idle
+    }
+    if vitals.no_gradient.count + vitals.zero_gradient.count > len(idle):
+        # Not all of them are named: what looks live may be idle.
+        return None
+    zeros = _owned(vitals.zero_gradient.names, called)
+    found = {
+        module: names
+        for module, names in zeros.items()
+        if module in live and called[module].input_zeros != 1.0 and module
+    }
+    return replace(_case_of(found, called), is_stopped=True) if found else None
 
 
 def _owned(names: tuple[str, ...] | list[str], called: Mapping[str, Witness]) -> dict[str, list[str]]:
@@ -178,7 +211,7 @@ def _finding(ranks: tuple[int, ...], latest: tuple[Note, Vitals], inspection: In
     note, vitals = latest
     first_step = max(0, note.step - vitals.idle_steps + 1)
     is_witnessed = not case.is_dead and not case.is_uncalled
-    what = "a gradient of exactly zero" if case.is_dead else "no gradient"
+    what = "a gradient of exactly zero" if case.is_dead or case.is_stopped else "no gradient"
     summary = (
         f"{len(case.tensors)} trainable parameters ({names_text(case.modules)}) have had {what} since step {first_step}"
     )
@@ -186,7 +219,7 @@ def _finding(ranks: tuple[int, ...], latest: tuple[Note, Vitals], inspection: In
         summary = f"{case.modules[0]} gives zero for all inputs: {len(case.tensors)} parameters have had {what} since step {first_step}"
     return Finding(
         detector=MissingGradients.name,
-        severity="warning" if case.is_proven or case.is_dead or case.is_most else "info",
+        severity="warning" if case.is_proven or case.is_dead or case.is_most or case.is_stopped else "info",
         first_step=first_step,
         detected_step=note.step,
         ranks=ranks,
@@ -200,6 +233,7 @@ def _finding(ranks: tuple[int, ...], latest: tuple[Note, Vitals], inspection: In
             "has_zero_layer": case.is_dead,
             "is_zero_layer_seen": case.is_proven if case.is_dead else None,
             "is_called": not case.is_uncalled,
+            "is_stopped": case.is_stopped,
         },
         evidence=(*_gradient_evidence(ranks, latest), *_witness_evidence(inspection, case)),
     )
@@ -229,6 +263,8 @@ def _witness_evidence(inspection: Inspection, case: _Case) -> Iterator[Evidence]
             text = "gave an output that requires no gradient"
         else:
             text = "gave an output that requires a gradient, and none came back"
+            if case.is_stopped:
+                text = "gave an output that requires a gradient; another of its parameters has one still"
         yield Evidence(
             kind="inspection",
             summary=f"{witness.module} ({witness.module_class}) was called {witness.num_calls} times in the pass that was inspected and {text}",

@@ -41,6 +41,8 @@ FIRST_STEPS = 8
 """Steps at which a rate that is too high from the start makes its largest updates."""
 WORSE, NEARLY_ALL, BETTER = 1.1, 0.85, 0.9
 """A loss that the first steps left a tenth above its beginning, nearly all of them, and that did not come to a tenth below it since."""
+FAR_UP, NO_BETTER = 3.0, 0.95
+"""A loss that was so many times its first one in the first steps, and after three times as many is no better than it."""
 MIN_BLOW_UP = 8
 """Steps of a loss that grew a thousandfold."""
 
@@ -249,7 +251,10 @@ def _no_better(losses: Points) -> Rise | None:
     start = losses[0][1]
     early = [value for _, value in losses[FIRST_STEPS // 2 : 3 * FIRST_STEPS]]
     now = median(value for _, value in losses[-FIRST_STEPS:])
-    if median(early) <= WORSE * start or sum(value > start for value in early) < NEARLY_ALL * len(early):
+    is_left_worse = median(early) > WORSE * start and sum(value > start for value in early) >= NEARLY_ALL * len(early)
+    # It went far up at first and came down to where it began, no further: what was thrown away was not learned anew.
+    is_left_empty = len(losses) >= 3 * FIRST_STEPS and max(value for _, value in losses[:FIRST_STEPS]) > FAR_UP * start
+    if not is_left_worse and not (is_left_empty and now > NO_BETTER * start):
         return None
     if now <= BETTER * start:
         return None

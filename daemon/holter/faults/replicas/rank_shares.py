@@ -2,7 +2,8 @@
 
 What it detects
     One rank whose loss is twenty times the others' or more, or a twentieth, at twelve steps in a row, always the same rank, while
-    the others are not yet near zero. And ranks that make their steps of different numbers of micro-batches, each always of its own
+    the others are not yet near zero. A rank whose loss was like the others', rose at once and has been a third above them or more at
+    each of sixteen steps since; or one that learns nothing while the others' loss comes down. And ranks that make their steps of different numbers of micro-batches, each always of its own
     number, at twelve steps in a row.
 
 Why it matters
@@ -11,7 +12,8 @@ Why it matters
     twice.
 
 False positives
-    Losses of ranks differ by a factor of a few where data differ, and by more when they come near zero: then nothing is said.
+    Losses of ranks differ by a factor of a few where data differ, and by more when they come near zero: then nothing is said, as long
+    as each comes down. A rank that gets harder data at once than the others is told: its part in the gradient is another.
     Numbers of micro-batches that change from step to step, as with batches of equal tokens, are silent; so are a pipeline's stages,
     of which one has a loss.
 
@@ -35,6 +37,10 @@ TWO = 2
 """Of two ranks nobody is in the minority: the higher loss is the odd one."""
 CONVERGED = 0.02
 """A loss under this share of its first is near zero, where ratios mean nothing."""
+NUM_BEFORE = 10
+"""Steps before a parting that must have been ordinary."""
+UNLEARNT, LEARNT = 0.95, 0.7
+"""Of the first loss: a rank that stays above the one while the others are below the other learns nothing."""
 STEADY = 1.5
 """A factor whose largest is less than this times its smallest is one factor: a sum against a mean, not another world."""
 
@@ -49,6 +55,9 @@ class RankShares:
     """Between one rank's loss and the nearest that can be known of the others'."""
     min_steps: int = threshold(12, at_least=3)
     """Steps in a row."""
+    parted: float = threshold(1.3, above=1)
+    """Between one rank's loss and the others', at each of so many steps."""
+    min_parted: int = threshold(16, at_least=8)
 
     def __post_init__(self) -> None:
         check_thresholds(self)
@@ -59,10 +68,37 @@ class RankShares:
         run = self._apart(losses)
         if run:
             yield _loss_finding(run, run[self.min_steps - 1][0])
+        elif (parting := self._parted(losses)) is not None:
+            yield parting
         counts = self._uneven([(step, count) for step, count in window.values("micro_steps") if count.num > 1])
         # A stage of a pipeline counts its passes in its own way, and has no loss.
         if counts and losses and losses[-1][1].num == counts[-1][1].num:
             yield _count_finding(counts, counts[self.min_steps - 1][0])
+
+    def _parted(self, losses: Sequence[tuple[int, Spread]]) -> Finding | None:
+        """One rank whose loss has been above the others' for a while, and was not before; or that learns nothing while they do."""
+        rank = losses[-1][1].high_rank if losses else -1
+        above = [
+            loss.high_rank == rank and loss.low > 0 and not loss.num_nonfinite and loss.high > self.parted * _rest(loss)
+            for _, loss in losses
+        ]
+        num = next((i for i, is_above in enumerate(reversed(above)) if not is_above), len(above))
+        if num < self.min_parted:
+            return None
+        first = len(losses) - num
+        run, before = losses[first:], losses[max(0, first - NUM_BEFORE) : first]
+        own, others = statistics.median(loss.high for _, loss in run), statistics.median(_rest(loss) for _, loss in run)
+        is_found = False
+        if len(before) == NUM_BEFORE:
+            was = statistics.median(loss.mean for _, loss in before)
+            was_apart = statistics.median(loss.high / loss.low for _, loss in before if loss.low > 0) > self.parted
+            is_found = not was_apart and own > self.parted * was and own > CONVERGED * losses[0][1].mean
+        if not is_found and num >= 2 * self.min_parted:
+            low, high = (statistics.median(getattr(loss, end) for _, loss in losses[:SHOWN]) for end in ("low", "high"))
+            newest = [loss for _, loss in run[-NUM_BEFORE:]]
+            num_unlearnt = sum(loss.high > UNLEARNT * high for loss in newest)
+            is_found = num_unlearnt >= NUM_BEFORE - 1 and statistics.median(map(_rest, newest)) < LEARNT * low
+        return _parting(run, rank, own, others, run[self.min_parted - 1][0]) if is_found else None
 
     def _uneven(self, counts: Sequence[tuple[int, Spread]]) -> list[tuple[int, Spread]]:
         """The steps in a row, until now, at which each rank had its own number of micro-batches, and always the same."""
@@ -87,6 +123,38 @@ class RankShares:
                 break
             run.insert(0, (step, loss, rank, loss.high / (rest if is_high else loss.low)))
         return run if len(run) >= self.min_steps else []
+
+
+def _rest(loss: Spread) -> float:
+    """What the ranks but the highest have, on average."""
+    return (loss.mean * loss.num - loss.high) / (loss.num - 1)
+
+
+def _parting(run: Sequence[tuple[int, Spread]], rank: int, own: float, others: float, known: int) -> Finding:
+    first = run[0][0]
+    return Finding(
+        detector=RankShares.name,
+        severity="warning",
+        first_step=first,
+        detected_step=known,
+        ranks=(rank,),
+        summary=f"The loss of rank {rank} has been above the others' at every step since {first}: {own:.4g} against {others:.4g}.",
+        facts={
+            "is_parted": True,
+            "is_loss_apart": False,
+            "is_count_apart": False,
+            "is_scale_one": False,
+            "series": ["loss"],
+        },
+        evidence=tuple(
+            Evidence(
+                kind="loss",
+                summary=f"step {step}: {loss.high:.4g} on rank {rank}, {_rest(loss):.4g} on the others",
+                values={"step": step, "own": loss.high, "others": _rest(loss)},
+            )
+            for step, loss in (*run[:1], *run[-SHOWN + 1 :])
+        ),
+    )
 
 
 def _pair(count: Spread) -> tuple[float, int, float, int]:

@@ -205,6 +205,16 @@ def _was_untouched(case: Case) -> bool:
     return len(both) >= MIN_UNTOUCHED and not has_clip and all(_is_same(given[at] / reduced[at], 1.0) for at in both)
 
 
+def _off_the_clip(case: Case) -> tuple[int, ...]:
+    """Ranks whose factor is not the one that the clip they called makes of its norm and limit, if others' is."""
+    step = case.given.step if case.given else -1
+    norm, limit = (dict(case.window.values(name)).get(step) for name in ("clip.norm", "clip.limit"))
+    if norm is None or limit is None or not (_is_same(norm.low, norm.high) and _is_same(limit.low, limit.high)):
+        return ()
+    made = min(1.0, limit.mean / (norm.mean + 1e-6))
+    return _some_of(case, lambda own: not all(_is_same(factor, made) for factor in own.inside))
+
+
 def _left_schedule(case: Case) -> tuple[int, ...]:
     """Ranks whose setting did not go on as all ranks' did before, if others' did: a schedule adds or multiplies."""
     parting, past = case.settings, case.past_of_settings
@@ -217,6 +227,9 @@ def _left_schedule(case: Case) -> tuple[int, ...]:
             values = [dict(zip(of[rank].names, of[rank].norms, strict=False)).get(name) for of in tables]
             if None not in values:
                 off[rank] = _strayed(*(value for value in values if value is not None))
+            elif values[0] is None and None not in values[1:]:
+                # A count that is gone: its state was cleared.
+                off[rank] = math.inf
         far = [rank for rank, way in off.items() if way > SAME]
         if far and len(far) < len(off):
             return parting.group_of(far)
@@ -297,6 +310,7 @@ WITNESSES: tuple[tuple[AskWitness, str], ...] = (
         "it scales some of its reduced gradients otherwise than the rest",
     ),
     (lambda case: case.given.minority if case.given else (), "most ranks give their optimizers the same gradients"),
+    (_off_the_clip, "its factor is not the one that the clip's norm and limit make"),
     (
         lambda case: _some_of(case, lambda own: own.is_odd),
         "it scales its gradients by a factor that no clip arrives at",

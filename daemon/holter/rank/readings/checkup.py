@@ -35,6 +35,8 @@ from holter.records import ModuleVitals, Named, Vitals
 ROUNDED_SHARE = 0.999
 LEAST_ROUNDED = 16
 """Values that are not zero, below which nothing is said of their mantissas."""
+HALF_BITS, NUM_HALF = 0x1FFF, 64
+"""Bits of a float32's mantissa that float16 has not, and elements of each tensor that are asked for them."""
 RESOLUTION = {"float32": 2.0**-23, "float64": 2.0**-52, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 LOST_FACTOR = 4.0
 """A step of learning rate times gradient this many units in the last place of the weight cannot be lost to rounding."""
@@ -130,6 +132,8 @@ class Checkup:
         self._groups = grouped_by_module(self._trained)
         self._answers = _Answers()
         self._samples: Samples | None = None
+        self._halved: set[int] = set()
+        """Places of float32 tensors that hold nothing but float16's values before the step."""
         self._left: list[list[tuple[str, weakref.ref[Any]]]] | None = None
         """All, trained and frozen ones, while a device owes an answer."""
         self._view = gradient_view(context.models.active())
@@ -143,6 +147,7 @@ class Checkup:
         """Before the optimizer steps."""
         self._read("gradients", [self._trained[place][1].grad for place in self._given], histogram="sampled")
         self._read_weights("before")
+        self._halved = {place for place, (_, p) in enumerate(self._trained) if _is_halved(local(p))}
         self._samples = Samples([[self._trained[place][1] for place in group.places] for group in self._groups])
 
     def end(self) -> None:
@@ -306,7 +311,8 @@ class Checkup:
         return [
             place
             for place in moves.since_first
-            if self._trained[place][1].dtype == torch.float32 and any(_is_rounded(table, place) for table in tables)
+            if self._trained[place][1].dtype == torch.float32
+            and (place in self._halved or any(_is_rounded(table, place) for table in tables))
         ]
 
     def _is_copy(self, place: int, fingerprint: Any, live: set[int]) -> bool:
@@ -322,6 +328,14 @@ class Checkup:
     @staticmethod
     def _named(named: Parameters, places: Iterable[int]) -> Named:
         return _names([named[place][0] for place in places])
+
+
+def _is_halved(weight: torch.Tensor) -> bool:
+    """Whether a float32 tensor in host memory went through float16; the fused pass asks for the bits of bfloat16 alone."""
+    if weight.dtype is not torch.float32 or not weight.is_cpu or weight.numel() < LEAST_ROUNDED:
+        return False
+    bits = strided(weight, NUM_HALF).view(torch.int32)
+    return not bool((bits & HALF_BITS).any()) and int(bits.count_nonzero()) >= LEAST_ROUNDED
 
 
 def _is_rounded(table: Any, place: int) -> bool:
