@@ -79,6 +79,14 @@ def test_the_same_fault_seen_again_later_leaves_its_beginning_alone() -> None:
     assert incident.leading.first_step == 30
 
 
+def test_a_finding_of_the_run_that_is_seen_on_more_ranks_later_keeps_its_step() -> None:
+    early = finding("missing_gradients", 14, (0,), is_called=True, is_gradient_off=True)
+    (incident,) = run([early], [msgspec.structs.replace(early, first_step=54, ranks=(0, 1))])
+    assert (incident.leading.first_step, incident.leading.ranks) == (14, (0, 1))
+    sooner = msgspec.structs.replace(early, first_step=9)
+    assert run([early], [sooner])[0].leading.first_step == 9
+
+
 def test_replicas_that_parted_before_the_nan_are_an_incident_of_their_own() -> None:
     earlier = finding("replica_divergence", 0, (0, 1), first_class="parameters_before", parameters_differ_at_first=True)
     assert len(open_ones([earlier], [BAD_BATCH])) == 2

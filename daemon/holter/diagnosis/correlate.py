@@ -127,8 +127,13 @@ def is_same(leading: Finding, finding: Finding) -> bool:
 
 def _refreshed(incident: Incident, finding: Finding) -> list[Incident]:
     # A window forgets: what is seen later of the same fault says less about how it began.
-    is_later = _incident_per(finding) != "run" and finding.first_step > incident.leading.first_step
-    if is_later or _substance(finding) == _substance(incident.leading):
+    is_per_run, began = _incident_per(finding) == "run", incident.leading.first_step
+    is_later = finding.first_step > began
+    is_same_cause = top_cause(finding) == top_cause(incident.leading)
+    if is_later and is_per_run and is_same_cause and set(incident.leading.ranks) <= set(finding.ranks):
+        # One event has one step: what a log line, a pager and halt.json have said of it stays true.
+        finding = msgspec.structs.replace(finding, first_step=began)
+    if (is_later and not is_per_run) or _substance(finding) == _substance(incident.leading):
         return []
     return [msgspec.structs.replace(incident, leading=finding)]
 

@@ -456,6 +456,7 @@ GRADIENT_SCALE_MISMATCH = CauseEntry(
         Row("rank_shares", 0.80, "documented", seen=("is_loss_apart", "is_factor_steady"), absent=("is_scale_one",)),
         Row("rank_shares", 0.45, "inference", missing="whether the loss of the named rank is reduced and divided as on the others"),
         Row("gradient_scale", 0.40, "inference", missing="by what the gradients of each parameter are divided"),
+        Row("applied_scale", 0.40, "inference", missing="the tables of gradients from before and after it"),
     ),
     fix=Fix(
         do=(
