@@ -258,6 +258,7 @@ RANK_MISSING_FROM_COLLECTIVE = CauseEntry(
         Row("dead_rank", 0.85, "observation", seen=("is_timed_out", "is_absent_seen")),
         Row("dead_rank", 0.65, "inference", seen=("is_timed_out", "is_absent_known"), absent=("is_absent_seen",), missing=_NOT_LOOKED_AT),
         Row("dead_rank", 0.40, "inference", seen=("is_timed_out",), absent=("is_absent_known",), missing=_NO_ABSENTEE),
+        Row("dead_rank", 0.35, "inference", seen=("is_timed_out",), missing=_NO_ABSENTEE),
     ),
     fix=Fix(
         do=(
