@@ -11,8 +11,8 @@ Why it matters
 
 False positives
     A loader that does not shuffle is meant to be so. Passes over a handful of samples repeat by chance and are not judged. Data whose
-    batches are all alike (synthetic) has no order, and one batch from the first step on is a test of the model. A script that seeds each epoch alike on purpose is reported, because its sampler says
-    that it shuffles.
+    batches are all alike (synthetic) has no order, and one batch from the first step on is a test of the model. A script that seeds
+    each epoch alike on purpose is reported, because its sampler says that it shuffles.
 
 What to do
     Call `sampler.set_epoch(epoch)` before each epoch, or let accelerate do it (`holter explain repeated_epoch_order`).

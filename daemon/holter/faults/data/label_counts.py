@@ -1,16 +1,19 @@
 """Label counts: one class has nearly all labels.
 
 What it detects
-    A class to which nineteen of twenty labels or more belong that the losses of all ranks were given, in each of several stretches of the
-    run, while others occur as well. And one rank whose losses are given one class alone, in a stretch in which other ranks get several. It counts the labels of samples, as the loss got them; those of tokens and pixels are uneven by nature.
+    A class to which nineteen of twenty labels or more belong that the losses of all ranks were given, in each of several stretches of
+    the run, while others occur as well. And one rank whose losses are given one class alone, in a stretch in which other ranks get
+    several. It counts the labels of samples, as the loss got them; those of tokens and pixels are uneven by nature.
 
 Why it matters
-    What a rank does to its labels after the loader is averaged into all gradients. A model that always answers with this class has a small loss and a high accuracy, and has learned nothing of the others.
+    What a rank does to its labels after the loader is averaged into all gradients. A model that always answers with this class has a
+    small loss and a high accuracy, and has learned nothing of the others.
 
 False positives
     Sorted data shows one class after the other: a class that is rare must have come in three stretches at least. Data that is cut by
     class gives each rank its own from the start, every one of them few: there no rank's labels are mixed. Balanced samplers show a
-    class as often as any other. Rare events are rare: so this is information, with counts, and says whether the loss weighs its classes.
+    class as often as any other. Rare events are rare: so this is information, with counts, and says whether the loss weighs its
+    classes.
 
 What to do
     Weigh the classes or sample evenly, and look at a metric by class (`holter explain class_imbalance`).

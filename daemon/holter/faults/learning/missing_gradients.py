@@ -2,24 +2,22 @@
 
 What it detects
     Trainable parameters that an optimizer holds and whose gradient is None, or exactly zero, for sixteen steps (eight, where it is
-    proven that none can come), although their modules are called, or that had a gradient, have none any more, and belong to a module
-    of which another parameter still has one: because the modules ran without gradients being recorded, because
-    their output leads nowhere, or because a layer gives zero for all its inputs. And those of modules that no pass has called in
-    thirty-two steps.
+    proven that none can come), although their modules are called, or that had a gradient, have none any more, and belong to a module of
+    which another parameter still has one: because the modules ran without gradients being recorded, because their output leads nowhere,
+    or because a layer gives zero for all its inputs. And those of modules that no pass has called in thirty-two steps.
 
 Why it matters
-    That part of the model stays as it was initialised while the rest learns around it. The loss falls, only not as far as it
-    should.
+    That part of the model stays as it was initialised while the rest learns around it. The loss falls, only not as far as it should.
 
 False positives
     Modules that no step calls are reported as information only: pretrained models bring poolers and heads along that a task does not
-    call, experts wait for a token, and branches are left unused on purpose. Zero gradients while the learning rate is zero do not count;
-    LoRA's A beside a B of zeros, and gates that begin at zero, are over after one step. A branch that is called and whose result the loss
-    ignores, or weighs with zero, looks like a detached one: unless most of the model is concerned, that is information too.
+    call, experts wait for a token, and branches are left unused on purpose. Zero gradients while the learning rate is zero do not
+    count; LoRA's A beside a B of zeros, and gates that begin at zero, are over after one step. A branch that is called and whose result
+    the loss ignores, or weighs with zero, looks like a detached one: unless most of the model is concerned, that is information too.
 
 What to do
-    Look at the call of the modules named: `no_grad`, `detach`, reentrant checkpointing on an input that needs no gradient, a ReLU
-    whose inputs are all negative (`holter explain graph_detached`, `dead_activations`).
+    Look at the call of the modules named: `no_grad`, `detach`, reentrant checkpointing on an input that needs no gradient, a ReLU whose
+    inputs are all negative (`holter explain graph_detached`, `dead_activations`).
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,21 +1,20 @@
 """Rank shares: ranks whose losses are joined into one gradient put in parts of very different weight.
 
 What it detects
-    One rank whose loss is twenty times the others' or more, or a twentieth, at twelve steps in a row, always the same rank, while
-    the others are not yet near zero. A rank whose loss was like the others', rose at once and has been a third above them or more at
-    each of sixteen steps since; or one that learns nothing while the others' loss comes down. And ranks that make their steps of different numbers of micro-batches, each always of its own
-    number, at twelve steps in a row.
+    One rank whose loss is twenty times the others' or more, or a twentieth, at twelve steps in a row, always the same rank, while the
+    others are not yet near zero. A rank whose loss was like the others', rose at once and has been a third above them or more at each
+    of sixteen steps since; or one that learns nothing while the others' loss comes down. And ranks that make their steps of different
+    numbers of micro-batches, each always of its own number, at twelve steps in a row.
 
 Why it matters
-    Gradients are averaged over ranks: the one that sums its loss where the others average it, or lives in another world (other
-    labels, garbage inputs, weights that are not the others'), drowns them. Ranks with half the micro-batches count each sample
-    twice.
+    Gradients are averaged over ranks: the one that sums its loss where the others average it, or lives in another world (other labels,
+    garbage inputs, weights that are not the others'), drowns them. Ranks with half the micro-batches count each sample twice.
 
 False positives
     Losses of ranks differ by a factor of a few where data differ, and by more when they come near zero: then nothing is said, as long
-    as each comes down. A rank that gets harder data at once than the others is told: its part in the gradient is another.
-    Numbers of micro-batches that change from step to step, as with batches of equal tokens, are silent; so are a pipeline's stages,
-    of which one has a loss.
+    as each comes down. A rank that gets harder data at once than the others is told: its part in the gradient is another. Numbers of
+    micro-batches that change from step to step, as with batches of equal tokens, are silent; so are a pipeline's stages, of which one
+    has a loss.
 
 What to do
     Print reduction, labels and the divisor of the loss on the named rank (`holter explain gradient_scale_mismatch`,
@@ -58,6 +57,7 @@ class RankShares:
     parted: float = threshold(1.3, above=1)
     """Between one rank's loss and the others', at each of so many steps."""
     min_parted: int = threshold(16, at_least=8)
+    """Steps in a row with a loss that has parted; twice as many for one that learns nothing."""
 
     def __post_init__(self) -> None:
         check_thresholds(self)
