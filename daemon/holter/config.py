@@ -19,6 +19,7 @@ from holter.records import Action
 from holter.transport.tls import TlsFiles
 
 PREFIX = "HOLTER_"
+VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,6 +97,8 @@ class Settings:
     """How long a step waits at most for a device to say whether its gradients are finite, where the optimizer cannot leave a step out by itself (torch's fused ones can) or ranks apply shards. 0: it never waits."""
     resume: int = 0
     """1: start although this run was halted."""
+    kernel_log: str = "/dev/kmsg"
+    """Log of the host's kernel, in which sidecars look for what it says of devices, where they may read it: a file, or `off`."""
     nats: str = ""
     """Servers of NATS (`nats://host:4222`, several separated by commas, `tls://` by TLS) through which sidecars and coordinator speak; empty: they speak to each other."""
     nats_credentials: str = ""
@@ -269,6 +272,11 @@ def wants_color(*, is_terminal: bool) -> bool:
 def is_enabled(environ: Mapping[str, str] = os.environ) -> bool:
     """HOLTER=1: attach to an unmodified command."""
     return environ.get("HOLTER", "").strip().lower() in {"1", "true", "yes", "on"}
+
+
+def visible_devices(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Which devices this process was given, as it names them; None: nothing says it."""
+    return next((environ[name] for name in VISIBLE if name in environ), None)
 
 
 Source = dict[str, tuple[Any, str]]

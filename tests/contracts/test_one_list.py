@@ -10,8 +10,8 @@ from holter.faults import CAUSES, DETECTORS
 
 HOLTER = Path(__file__).resolve().parents[2] / "daemon" / "holter"
 ENGINES = ["diagnosis", "halting", "coordinator", "exporters", "sidecar"]
-SERIES = {"learning_rate"}
-"""Also the name of a series that every rank reports, which is meant wherever an engine says it."""
+SERIES = {"learning_rate", "device_throttled"}
+"""Also names of a series that every rank reports, and of a metric of its device, which are meant wherever an engine says them."""
 
 
 def literals(path: Path) -> Iterator[str]:

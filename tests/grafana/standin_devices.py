@@ -1,6 +1,6 @@
 """What two devices would tell of themselves, where there are none: made up here, and read, exported, scraped and asked for as real ones.
 
-    FakeNvml (public stand-in for the driver) ─▶ holter's own reader and exporter ─▶ holter_device_*
+    a Device, as holter's own reader makes it ─▶ holter's own exporter ─▶ holter_device_*
     the same readings in dcgm-exporter's words ─▶ DCGM_FI_DEV_*
     rank N of the run is taken for one that computes on device N: Prometheus writes that into holter_rank_info as it scrapes
 
@@ -17,8 +17,7 @@ from typing import Any
 
 from holter.exporters.prometheus import expose, families
 from holter.exporters.snapshot import RankSnapshot
-from holter.sidecar.devices import read
-from holter.testing.nvml import FakeNvml, Gpu
+from holter.records import Device
 
 NUM_DEVICES = 2
 HOT_C, HOTTER_C_PER_S = 86, 0.6
@@ -62,21 +61,35 @@ def devices(run_id: str) -> Iterator[Standin]:
 
 def page(run_id: str, age_s: float) -> bytes:
     """Both exporters' lines at this age."""
-    nvml = FakeNvml(*(_gpu(number, age_s) for number in range(NUM_DEVICES)))
-    nvml.nvmlInit()
-    ranks = [RankSnapshot(rank, "host", device=read(nvml, uuid), gpu_uuid=uuid) for rank, uuid in enumerate(nvml.gpus)]
+    devices = [_device(number, age_s) for number in range(NUM_DEVICES)]
+    ranks = [RankSnapshot(rank, "host", device=device, gpu_uuid=device.uuid) for rank, device in enumerate(devices)]
     told = [family for family in families(run_id, "", ranks) if family.name.startswith("holter_device_")]
-    return expose(told, "")[0] + "".join(_dcgm(gpu, number) for number, gpu in enumerate(nvml.gpus.values())).encode()
+    return expose(told, "")[0] + "".join(_dcgm(device, number) for number, device in enumerate(devices)).encode()
 
 
-def _gpu(number: int, age_s: float) -> Gpu:
+def _device(number: int, age_s: float) -> Device:
     temperature_c = 62 if number == 0 else min(91, int(64 + HOTTER_C_PER_S * age_s))
-    if temperature_c < HOT_C:
-        return Gpu(f"GPU-{number}", temperature_c=temperature_c, power_mw=640_000)
-    reasons = FakeNvml.nvmlClocksEventReasonHwThermalSlowdown
-    return Gpu(f"GPU-{number}", reasons, sm_clock_mhz=1215, temperature_c=temperature_c, power_mw=430_000)
+    is_hot = temperature_c >= HOT_C
+    return Device(
+        uuid=f"GPU-{number}",
+        throttled_by=["thermal"] if is_hot else [],
+        clock_mhz=1215.0 if is_hot else 1980.0,
+        clock_limit_mhz=1980.0,
+        temperature_c=float(temperature_c),
+        power_w=430.0 if is_hot else 640.0,
+        memory_used_bytes=61 << 30,
+        memory_total_bytes=80 << 30,
+        counters={
+            "ecc_corrected": 3 * number,
+            "ecc_uncorrected": number,
+            "nvlink_replays": 2 * number,
+            "pcie_replays": 1,
+        },
+        states=["row_remap_pending"] * number,
+    )
 
 
-def _dcgm(gpu: Gpu, number: int) -> str:
-    labels = f'{{gpu="{number}",UUID="{gpu.uuid}",device="nvidia{number}",modelName="made up",Hostname="host"}}'
-    return f"DCGM_FI_DEV_GPU_UTIL{labels} {99 if gpu.reasons else 94}\nDCGM_FI_DEV_FB_USED{labels} {61_000 + number}\n"
+def _dcgm(device: Device, number: int) -> str:
+    labels = f'{{gpu="{number}",UUID="{device.uuid}",device="nvidia{number}",modelName="made up",Hostname="host"}}'
+    busy = 99 if device.throttled_by else 94
+    return f"DCGM_FI_DEV_GPU_UTIL{labels} {busy}\nDCGM_FI_DEV_FB_USED{labels} {61_000 + number}\n"

@@ -298,4 +298,4 @@ async def test_the_device_that_the_rank_names_is_the_one_that_is_read(rank):
     process.kill()
     process.wait()
     await asyncio.wait_for(sidecar.run(), 10)
-    assert "GPU-1" == sidecar._watcher._devices._uuid
+    assert "GPU-1" == sidecar._watcher._devices._wanted.uuid

@@ -24,6 +24,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metrics-port", type=port, default=0, help="port of /metrics; 0: a free one")
     parser.add_argument("--terminal", default="", help="terminal device for the live line")
     parser.add_argument("--error-file", default="", help="from which the launcher tells why the rank failed")
+    parser.add_argument("--local-rank", type=int, default=0, help="which of the host's ranks it is")
+    parser.add_argument(
+        "--visible-devices", default=None, help="as CUDA_VISIBLE_DEVICES has them; not given: it is not set"
+    )
     parser.add_argument("--clock-base-ns", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--stderr-fd", type=int, default=-1, help="the rank's standard error, for the last line")
 
@@ -53,6 +57,9 @@ def run(args: argparse.Namespace) -> int:
         error_file=args.error_file,
         version=holter.__version__,
         credentials=ours.nats_credentials,
+        local_rank=args.local_rank,
+        visible_devices=args.visible_devices,
+        kernel_log="" if ours.kernel_log == "off" else ours.kernel_log,
     )
     try:
         sidecar = Sidecar(settings, log_to)

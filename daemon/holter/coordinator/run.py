@@ -284,10 +284,17 @@ def wish(diagnoses: Iterable[Diagnosis], findings: Sequence[Finding], window: Ca
             reason=f"{diagnosis.action.reason}; {diagnosis.symptom}",
             ranks=first.ranks,
             incident=diagnosis.id,
-            is_blocked=is_hang or (entry is not None and entry.is_death),
+            is_blocked=is_hang or (entry is not None and entry.is_death) or _has_stopped(first, window),
             first_bad=min((spoil.first_bad for spoil in spoiled), default=None),
         )
     return None
+
+
+def _has_stopped(cause: Cause, window: Callable[[], Window]) -> bool:
+    """Whether what it brought about keeps ranks from going on: a device that failed under one of them."""
+    led = [CAUSES.get(str(proof.values.get("cause"))) for proof in cause.evidence if proof.kind == "consequence"]
+    is_hang = any(entry is not None and entry.is_hang for entry in led) and bool(window().processes.delays)
+    return is_hang or any(entry is not None and entry.is_death for entry in led)
 
 
 def _is_running(findings: Sequence[Finding], cause: Cause) -> bool:

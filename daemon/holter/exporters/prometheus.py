@@ -71,6 +71,10 @@ METRICS: dict[str, Metric] = {
     "device_clock_limit_hertz": Metric("The most that clock can be.", _DEVICE, "hertz"),
     "device_temperature_celsius": Metric("Temperature of the device.", _DEVICE, "celsius"),
     "device_power_watts": Metric("Power that the device draws.", _DEVICE, "watts"),
+    "device_memory_used_bytes": Metric("Memory of the device that is in use, by whomever.", _DEVICE, "bytes"),
+    "device_memory_size_bytes": Metric("Memory that the device has.", _DEVICE, "bytes"),
+    "device_errors_total": Metric("What the device's driver counts, by kind.", (*_DEVICE, "kind"), kind="counter"),
+    "device_state": Metric("1 while the device is in this state.", (*_DEVICE, "state")),
     "finding_active": Metric("1 while a detector's finding stands.", ("detector", "severity")),
     "incident_open": Metric("Open incidents.", ("cause", "severity")),
     "incident_info": Metric("1 for an open incident: what, who, where, since when.", _INCIDENT),
@@ -126,6 +130,9 @@ MAX_MODULES = 20
 """Modules exported for each figure: those with the largest values."""
 MAX_INFOS = 32
 """Open incidents that are described one by one."""
+DEVICE_STATES = ("lost", "reset_required", "row_remap_pending", "row_remap_failed", "page_retirement_pending")
+HELD = ("power_held_ns", "thermal_held_ns")
+"""Among a device's counters, but no errors."""
 THROTTLES = ("thermal", "power", "hardware")
 
 _SPREADS = {
@@ -246,10 +253,21 @@ def _show_rank(page: _Page, rank: RankSnapshot) -> None:
 def _show_device(page: _Page, rank: str, device: Device) -> None:
     for reason in THROTTLES:
         page.set("device_throttled", int(reason in device.throttled_by), rank, device.uuid, reason)
-    page.set("device_clock_hertz", device.clock_mhz * 1e6, rank, device.uuid)
-    page.set("device_clock_limit_hertz", device.clock_limit_mhz * 1e6, rank, device.uuid)
+    page.set("device_clock_hertz", _hertz(device.clock_mhz), rank, device.uuid)
+    page.set("device_clock_limit_hertz", _hertz(device.clock_limit_mhz), rank, device.uuid)
     page.set("device_temperature_celsius", device.temperature_c, rank, device.uuid)
     page.set("device_power_watts", device.power_w, rank, device.uuid)
+    page.set("device_memory_used_bytes", device.memory_used_bytes, rank, device.uuid)
+    page.set("device_memory_size_bytes", device.memory_total_bytes, rank, device.uuid)
+    for kind, number in device.counters.items():
+        if kind not in HELD:
+            page.set("device_errors_total", number, rank, device.uuid, kind)
+    for state in DEVICE_STATES:
+        page.set("device_state", int(state in device.states), rank, device.uuid, state)
+
+
+def _hertz(mhz: float | None) -> float | None:
+    return None if mhz is None else mhz * 1e6
 
 
 def _show_coordinator(page: _Page, state: CoordinatorSnapshot) -> None:

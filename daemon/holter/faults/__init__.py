@@ -9,6 +9,7 @@
 """
 
 from holter.faults.data.causes import FAMILY as DATA
+from holter.faults.devices.causes import FAMILY as DEVICES
 from holter.faults.experts.causes import FAMILY as EXPERTS
 from holter.faults.family import CauseEntry, Consequence, Detector, DetectorEntry
 from holter.faults.frozen.causes import FAMILY as FROZEN
@@ -23,7 +24,21 @@ from holter.faults.replicas.causes import FAMILY as REPLICAS
 from holter.faults.slowness.causes import FAMILY as SLOWNESS
 from holter.faults.window import ClassHistory, ExamKey, RankExit, StepView, TableKey, Window
 
-FAMILIES = (NUMERICS, FROZEN, LEARNING, PRECISION, REPLICAS, EXPERTS, DATA, MODEL, LOGGED, MEMORY, HANGS, SLOWNESS)
+FAMILIES = (
+    NUMERICS,
+    FROZEN,
+    LEARNING,
+    PRECISION,
+    REPLICAS,
+    EXPERTS,
+    DATA,
+    MODEL,
+    LOGGED,
+    MEMORY,
+    DEVICES,
+    HANGS,
+    SLOWNESS,
+)
 
 DETECTORS: dict[str, DetectorEntry] = {entry.detector.name: entry for family in FAMILIES for entry in family.detectors}
 """What is declared of each detector, by its name."""

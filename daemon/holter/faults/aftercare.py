@@ -134,6 +134,7 @@ TABLE: dict[str, Aftercare] = {
     "out_of_memory": Aftercare("A smaller batch with accumulation, or activation checkpointing.", "Measure the peak on the longest sample, and leave a tenth free.", "A test step with the longest sample; alert on memory.", ("PyTorch: understanding CUDA memory usage, https://docs.pytorch.org/docs/stable/torch_cuda_memory.html",)),
     "device_fault": Aftercare("Take the device out.", "What the vendor's page says of this Xid.", "Alert on `holter_device_*`.", ("NVIDIA: Xid errors, https://docs.nvidia.com/deploy/xid-errors/",)),
     "device_memory_error": Aftercare("Reset or replace the device.", "A remap, verified by the vendor's test.", "Alert on ECC counters.", ("NVIDIA: GPU memory error management, https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/",)),
+    "device_throttled": Aftercare("Another host for this rank.", "Cooling, supply, and one power limit on all devices.", "Alert on `holter_device_throttled`."),
     "link_errors": Aftercare("Another host.", "Cables, switches and firmware, one at a time.", "Alert on the link's counters."),
     "device_memory_leak": Aftercare("Restart from a checkpoint now and then.", "Find what is kept: losses with graphs, lists of outputs, hooks.", "A test that memory after 20 and after 200 steps is equal."),
     "host_memory_leak": Aftercare("Restart workers each epoch.", "Find what grows: caches, lists, Python objects copied by workers.", "Alert on resident memory.", ("PyTorch: DataLoader memory grows with Python objects, https://github.com/pytorch/pytorch/issues/13246",)),

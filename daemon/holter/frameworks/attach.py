@@ -24,7 +24,7 @@ import torch
 
 import holter
 from holter import clock
-from holter.config import Settings, usable
+from holter.config import Settings, usable, visible_devices
 from holter.errors import PageError
 from holter.frameworks import halts, place, startup
 from holter.frameworks.all import ALL
@@ -284,6 +284,10 @@ def _start_sidecar(  # noqa: PLR0913 - what is handed down
     arguments += ["--clock-base-ns", str(clock.base_ns())]
     arguments += ["--crash-fd", str(crash_notice.sidecar_fd), "--orders-fd", str(orders.fileno())]
     pass_fds = [page.fd, read_end, crash_notice.sidecar_fd, orders.fileno()]
+    arguments += ["--local-rank", str(here.local_rank)]
+    if (visible := visible_devices()) is not None:
+        # One word: a list that begins with -1 is no option.
+        arguments.append(f"--visible-devices={visible}")
     if recorder_path:
         arguments += ["--recorder", recorder_path]
     if listener is not None:

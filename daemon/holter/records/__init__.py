@@ -27,6 +27,7 @@ from holter.records.observation import (
     CallBlock,
     Consumed,
     Device,
+    DeviceEvent,
     Exam,
     ExamDepth,
     Exited,
@@ -76,6 +77,7 @@ from holter.records.rank import (
     Overlap,
     PackedTable,
     Preparing,
+    Rollout,
     Routing,
     ScaleGroup,
     ScriptWarning,
@@ -108,12 +110,12 @@ from holter.records.verdicts import (
 
 __all__ = [
     "EXIT_CODE", "NUMBERS", "Action", "Attached", "Basis", "Body", "Call", "CallBlock", "Cause", "Census",
-    "Collective", "Component", "Consumed", "Device", "Diagnosis", "Directive", "Evidence", "Exam", "ExamDepth",
+    "Collective", "Component", "Consumed", "Device", "DeviceEvent", "Diagnosis", "Directive", "Evidence", "Exam", "ExamDepth",
     "ExamRequest", "Exited", "Farewell", "Feed", "Finding", "FirstStep", "Fix", "Flight", "Frame", "GradientScales",
     "Group", "Groups", "HaltAnswered", "HaltAsked", "Halting", "Healthy", "Hoard", "Hypothesis", "Inspection", "Judged", "Labels", "LastCalls", "Link",
     "Logged", "Mark", "MeshAxis", "Modes", "ModuleVitals", "Named", "Nonfinite", "Observation", "OnDevice", "Order", "OrderKind",
     "Ordered", "Origin", "Overdue", "Overlap", "Own", "PackedTable", "Phase", "Preparing", "ProcessState", "RankState", "Rare",
-    "Routing", "SaveFinished", "ScaleGroup", "ScriptWarning", "Seated", "Severity", "SightLost", "Skipped", "Snapped", "StepCalls", "StepDone", "StepsDone",
+    "Rollout", "Routing", "SaveFinished", "ScaleGroup", "ScriptWarning", "Seated", "Severity", "SightLost", "Skipped", "Snapped", "StepCalls", "StepDone", "StepsDone",
     "Swapped", "Table", "TableRequest", "TensorEntry", "ThreadStack", "Traffic", "Unavailable", "Unexamined",
     "Verdict", "View", "Vitals", "Watched", "Where", "Witness",
 ]  # fmt: skip

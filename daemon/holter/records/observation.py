@@ -28,6 +28,7 @@ from holter.records.rank import (
     Overlap,
     PackedTable,
     Preparing,
+    Rollout,
     Routing,
     ScriptWarning,
     Skipped,
@@ -242,15 +243,56 @@ class Traffic(msgspec.Struct, frozen=True, tag="traffic", kw_only=True):
 
 
 class Device(msgspec.Struct, frozen=True, tag="device", kw_only=True):
-    """An accelerator's readings; sent when something about them changed."""
+    """An accelerator's readings; sent when something about them changed. What is None was not told by its driver."""
 
     uuid: str
     throttled_by: list[str]
     """`thermal`, `power`, `hardware`; empty if the clock is not held down."""
-    clock_mhz: float
-    clock_limit_mhz: float
-    temperature_c: float
-    power_w: float
+    clock_mhz: float | None = None
+    clock_limit_mhz: float | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    memory_used_bytes: int | None = None
+    """By every process that uses it."""
+    memory_total_bytes: int | None = None
+    name: str = ""
+    """Of the model."""
+    index: int | None = None
+    """As its driver counts the devices of the host."""
+    address: str = ""
+    """On the bus, as the kernel writes it: `0000:3b:00.0`."""
+    parent: str = ""
+    """Of a part of a device (MIG): the UUID of the whole one, whose heat and errors these are."""
+    is_assumed: bool = False
+    """The rank did not say which device it uses: this is the one that its local rank would have."""
+    states: list[str] = []
+    """What is wrong with it now: `lost`, `reset_required`, `row_remap_pending`, `row_remap_failed`, `page_retirement_pending`."""
+    counters: dict[str, int] = {}
+    """Errors as its driver counts them, since it was loaded or in the device's life: `ecc_uncorrected`, `pcie_replays`."""
+    grown: dict[str, int] = {}
+    """By how much they have grown since this run's sidecar first read them; without what has not."""
+    recent: dict[str, int] = {}
+    """The same within the last ten minutes."""
+    throttled_s: dict[str, float] = {}
+    """For how long each reason of `throttled_by` has held without a break."""
+    age_s: float = 0.0
+    """How old the reading was when it was sent: the last one before the rank ended."""
+
+
+class DeviceEvent(msgspec.Struct, frozen=True, tag="device_event", kw_only=True):
+    """A device's driver, or the kernel of its host, reported a fault."""
+
+    uuid: str
+    """Empty: it is the host's own."""
+    kind: Literal["xid", "memory", "machine"]
+    """An Xid of NVIDIA's driver; memory of the host, or of another maker's device, that cannot be corrected; a machine check."""
+    source: Literal["driver", "kernel"]
+    xid: int = 0
+    text: str = ""
+    """The kernel's own line."""
+    is_assumed: bool = False
+    """As of `Device`."""
 
 
 Watched = Overdue | Exam | Traffic | LastCalls
@@ -310,10 +352,12 @@ Rare = (
     | Hoard
     | Overlap
     | Labels
+    | Rollout
     | Routing
     | GradientScales
     | ScriptWarning
     | Device
+    | DeviceEvent
 )
 """Records that a window keeps unchanged, up to a limit of each kind."""
 

@@ -518,6 +518,26 @@ class Hoard(msgspec.Struct, frozen=True, tag="hoard", kw_only=True):
     num_steps: int
 
 
+class Rollout(msgspec.Struct, frozen=True, tag="rollout", kw_only=True):
+    """The weights that a script generates with beside those that it trains: told when it gives the former (`watch.log(rollout=...)`)."""
+
+    num_equal: int
+    """Tensors that are the live ones, bit for bit."""
+    num_moved: int
+    """Live tensors that have changed since the log before."""
+    missing: Named = Named()
+    """Trained tensors that it does not have."""
+    stale: Named = Named()
+    """Equal to what the live ones were at an earlier log, and are no more."""
+    other: Named = Named()
+    """Neither."""
+    cast: Named = Named()
+    """The live values in another dtype."""
+    cast_to: str = ""
+    behind: int = 0
+    """The oldest of the stale ones is so many logs old."""
+
+
 class Routing(msgspec.Struct, frozen=True, tag="routing", kw_only=True):
     """Where one router of a mixture of experts sent the tokens of one forward pass; told now and then, in large jobs by some ranks."""
 

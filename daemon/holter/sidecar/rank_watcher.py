@@ -60,13 +60,15 @@ _WORD = struct.Struct("=ii")
 class RankWatcher:
     """Follows one rank; `tell` gets what is new, and whether it is urgent."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it watches, and with what
         self,
         who: PageIdentity,
         process: Process,
         state: RankState,
         tell: Callable[[Body, bool], None],
+        *,
         clock_error: Callable[[], tuple[int, int]],
+        devices: Devices,
     ) -> None:
         self._process = process
         self._tell = tell
@@ -76,7 +78,7 @@ class RankWatcher:
         self._watch = ProgressWatch(self._deadlines)
         self._examiner = Examiner(who.rank, who.world_size, process, self._watch, state)
         self._traffic = TrafficLog()
-        self._devices = Devices()
+        self._devices = devices
         self._seen: ProcessState | None = None
         self._looked_s = -LOOK_S
         self._recorder: Recorder | None = None
@@ -111,6 +113,7 @@ class RankWatcher:
         """What the rank says of itself."""
         match observation.body:
             case StepDone() as done:
+                self._devices.assume()
                 self._deadlines.learn_step(observation.step, done, clock.monotonic_s())
                 if self._copies is not None and not self._has_stepped:
                     # The first copy was of calls that set the job up; a rank that is killed young has no other.
@@ -133,8 +136,8 @@ class RankWatcher:
         now_s = clock.monotonic_s()
         if now_s - self._looked_s >= LOOK_S:
             self._looked_s, self._seen = now_s, self._examiner.look(now_s) or self._seen
-            for device in self._devices.poll(now_s):
-                self._tell(device, True)
+            for news in self._devices.poll(now_s):
+                self._tell(news, True)
         overdue = None if is_excused else self._watch.look(beat, self._seen, now_s)
         if overdue is not None:
             logger.info("%s in %s: %s", overdue.tier, overdue.phase.name.lower(), overdue.because)
@@ -170,7 +173,14 @@ class RankWatcher:
             await self._recorder.close()
         if self._crashes is not None:
             self._crashes.close()
+        for news in () if is_orderly else self._devices.before_the_end(clock.monotonic_s()):
+            self._tell(news, True)
         self._tell(self.of_the_dead(0, is_orderly=is_orderly), True)
+
+    async def look_at_its_device(self) -> None:
+        """The rank is dead, and everybody knows it by now: perhaps its device is to blame."""
+        for news in await self._devices.after_the_end(clock.monotonic_s):
+            self._tell(news, True)
 
     def hear_last_calls(self, dump: bytes, at_ns: int) -> None:
         """The rank is about to end, knows it, and has left what its recorder held."""

@@ -25,6 +25,7 @@ from holter.files import UNREADABLE
 from holter.page import CONTROL_NOTHING, CONTROL_THIN, PageReader
 from holter.records import Body, Census, Exited, Farewell, LastCalls, Observation, PackedTable, Phase, StepDone, Table
 from holter.sidecar.coordinator_link import CoordinatorLink
+from holter.sidecar.devices import Devices
 from holter.sidecar.job_log import ErrorFile, LastLine
 from holter.sidecar.orders import Orders
 from holter.sidecar.process import Process, ProcessEnding
@@ -69,6 +70,10 @@ class SidecarSettings:
     version: str = ""
     credentials: str = ""
     """File of credentials for the network by which the coordinator is reached; empty: it wants none."""
+    local_rank: int = 0
+    visible_devices: str | None = None
+    """As the rank's environment has them; None: it names none."""
+    kernel_log: str = ""
 
 
 class Sidecar:
@@ -96,7 +101,10 @@ class Sidecar:
         self._orders = Orders(
             self._page, self._process, lambda said: self._link.send(said, urgent=True), lambda: self._link.is_connected
         )
-        self._watcher = RankWatcher(identity, self._process, self._state, self._tell, lambda: self._link.clock)
+        devices = Devices(settings.local_rank, settings.visible_devices, settings.kernel_log)
+        self._watcher = RankWatcher(
+            identity, self._process, self._state, self._tell, clock_error=lambda: self._link.clock, devices=devices
+        )
 
     async def run(self) -> None:
         """Until the rank has ended and everything was said."""
@@ -278,6 +286,8 @@ class Sidecar:
             urgent=True,
         )
         logger.info("rank %d ended: exit code %s, signal %s", self.rank, ending.exit_code, ending.signal)
+        if ending.exit_code != 0:
+            await self._watcher.look_at_its_device()
         await self._link.close(GOODBYE_DEADLINE_S)
         self._close_status()
         steps = heartbeat.step if heartbeat else 0

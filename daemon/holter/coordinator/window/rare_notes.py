@@ -1,7 +1,8 @@
 """What ranks say rarely (`Rare`), kept as it was said, a bounded number of each kind. Pure.
 
     Vitals, Inspection, Skipped, Swapped, Modes, Hoard,
-    Overlap, Labels, Routing, GradientScales, Device      the newest
+    Overlap, Labels, Routing, GradientScales,
+    Device, DeviceEvent, Rollout                          the newest
     ScriptWarning                                         of each text the first few ranks that were shown it
     Feed                                                  of each rank and loader: the first beginning, the latest one, the latest two ends
 
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from holter.faults.window import Note
 from holter.records import (
     Device,
+    DeviceEvent,
     Feed,
     GradientScales,
     Hoard,
@@ -22,6 +24,7 @@ from holter.records import (
     Modes,
     Overlap,
     Rare,
+    Rollout,
     Routing,
     ScriptWarning,
     Skipped,
@@ -36,11 +39,13 @@ NEWEST: dict[type[Rare], int] = {
     Swapped: 256,
     Modes: 1024,
     Hoard: 256,
+    Rollout: 1024,
     Routing: 4096,
     GradientScales: 64,
     Overlap: 1024,
     Labels: 4096,
     Device: 4096,
+    DeviceEvent: 4096,
 }
 """How many of a kind are kept."""
 MAX_TEXTS, MAX_TELLERS = 256, 8

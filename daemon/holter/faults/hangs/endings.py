@@ -13,7 +13,7 @@ from typing import Literal
 import msgspec
 
 from holter.faults.hangs import stacks
-from holter.faults.shared import collectives
+from holter.faults.shared import collectives, device_notes
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import Examined, RankExit, Window
 from holter.records import EXIT_CODE, Evidence, Exam, Flight
@@ -259,7 +259,8 @@ def victims_of(first: RankExit, victims: Sequence[RankExit]) -> Iterator[Evidenc
 
 
 def last_seen(window: Window, rank: int) -> Iterator[Evidence]:
-    """Its last statistics, collectives and stack, each from the newest look that has it."""
+    """Its last statistics, its device, its collectives and stack, each from the newest look that has it."""
+    yield from device_notes.evidence_of(window, rank)
     seen = window.processes.exams.get(rank, ())
     if (one := _newest(seen, "statistics")) is not None:
         yield _statistics(rank, one)

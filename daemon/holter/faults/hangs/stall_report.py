@@ -12,7 +12,7 @@ from holter.faults.hangs import stacks
 from holter.faults.hangs.culprits import Blame, Due, flights
 from holter.faults.hangs.stacks import main_stack
 from holter.faults.hangs.standstill import Look, Standstill
-from holter.faults.shared import collectives
+from holter.faults.shared import collectives, device_notes
 from holter.faults.shared.wording import cap, ranks_text
 from holter.flight import Deviation, Wait
 from holter.records import Evidence, Frame, Phase, ProcessState, ThreadStack
@@ -264,6 +264,7 @@ def stall_evidence(scene: Standstill, blamed: Blame, found: Due) -> Iterator[Evi
         yield Evidence(kind="deviation", summary=blamed.deviation.why, values={"kind": blamed.deviation.kind})
     for rank in blamed.culprits[:MAX_CULPRITS]:
         yield from _process(Culprit(scene, blamed, rank))
+        yield from device_notes.evidence_of(scene.window, rank)
     yield Evidence(kind="deadline", summary=f"{ranks_text(blamed.culprits[:1])}: {found.why}")
     if blamed.victims:
         yield _victims(scene, blamed, found.ready_ns)

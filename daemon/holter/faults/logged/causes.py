@@ -6,16 +6,20 @@ from holter.faults.logged.codebook_usage import CodebookUsage
 from holter.faults.logged.importance_ratio import ImportanceRatio
 from holter.faults.logged.inactive_terms import InactiveTerms
 from holter.faults.logged.kl_term import KlTerm
+from holter.faults.logged.learning_signal import LearningSignal
 from holter.faults.logged.output_variety import OutputVariety
 from holter.faults.logged.policy_entropy import PolicyEntropy
 from holter.faults.logged.reward_spread import RewardSpread
 from holter.faults.logged.reward_trend import RewardTrend
+from holter.faults.logged.rollout_weights import RolloutWeights
 from holter.records import Fix
 
 _NO_GROUPS = "rewards by group (`watch.log(rewards=...)`): only a summary of them was logged"
 _NO_VOCABULARY = "the size of the vocabulary (`watch.log(vocabulary=...)`)"
 _NO_TERM = "the KL term as it enters the loss (`watch.log(loss_terms={'kl': ...})`): a script without one may log a zero in its place"
 _NO_SIZE = "the size of the codebook (`watch.log(codebook_size=...)`)"
+
+_CAST_ALONE = "the importance ratios (`watch.log(ratio=...)`): another dtype alone is how most engines generate"
 
 ZERO_ADVANTAGES = CauseEntry(
     cause="zero_advantages",
@@ -281,7 +285,7 @@ TRAIN_INFERENCE_MISMATCH = CauseEntry(
 
 STALE_ROLLOUT_WEIGHTS = CauseEntry(
     cause="stale_rollout_weights",
-    happened="The weights that sample are not those that are trained: importance ratios began at one and move away step by step.",
+    happened="The weights that sample are not those that are trained: old, partly loaded, or missing.",
     mechanism=(
         "The copy that generates was made at the beginning and is not renewed: the push of weights fails, goes to another object, or leaves "
         "out what was merged, cast or sharded. Each update takes the policy farther from the samples it is judged by."
@@ -289,7 +293,11 @@ STALE_ROLLOUT_WEIGHTS = CauseEntry(
     would_refute="Ratios come back to one at some first micro-step: the copy was renewed.",
     refuting_fact="is_ever_one",
     is_refuted_by=True,
-    rows=(Row("importance_ratio", 0.85, "documented", seen=("is_moving_away",), absent=("is_ever_one",)),),
+    rows=(
+        Row("importance_ratio", 0.85, "documented", seen=("is_moving_away",), absent=("is_ever_one",)),
+        Row("rollout_weights", 0.95, "observation", seen=("is_compared",), absent=("is_ever_one",)),
+        Row("rollout_weights", 0.60, "inference", seen=("is_cast",), missing=_CAST_ALONE),
+    ),
     fix=Fix(
         do=(
             "Compare a fingerprint of the weights in the sampler with the trainer's after each push, parameter by parameter. Push after every "
@@ -300,6 +308,35 @@ STALE_ROLLOUT_WEIGHTS = CauseEntry(
         expect="Ratios are near one on each first micro-step after a push.",
         verify="The mean distance of ratios from one is under 0.05 just after a push.",
         otherwise="If samples are meant to stay the same (training from recorded data), log the ratios under another name.",
+    ),
+)  # fmt: skip
+
+NO_LEARNING_SIGNAL = CauseEntry(
+    cause="no_learning_signal",
+    happened="What is generated leaves nothing to learn from: rewards are constant, completions all empty or cut.",
+    mechanism=(
+        "A reward that is the same for every completion has no advantage, and a completion that is empty, or cut and masked, has no token to train. Without another "
+        "term the gradient is exactly zero: steps are taken, at full cost, and the weights stay what they are."
+    ),
+    would_refute="Rewards of a group differ, or the gradient is not zero.",
+    refuting_fact="has_signal",
+    is_refuted_by=True,
+    passes_after_steps=3,
+    rows=(
+        Row("learning_signal", 0.95, "observation", seen=("has_no_signal", "is_gradient_zero")),
+        Row("learning_signal", 0.90, "observation", seen=("has_no_signal",)),
+    ),
+    fix=Fix(
+        do=(
+            "Print prompt, completion and reward of one group. Rewards all the same: call the reward function by hand on a right and on a wrong answer (a parser that fails, a default that is always "
+            "returned, a format that is never met). Completions all cut: raise `max_completion_length`, check the end token of tokenizer and template, or do not mask what is cut. All empty: the "
+            "template ends with the end token, or the prompt is cut to nothing."
+        ),
+        changes="What is rewarded, or what is generated; rewards before and after are not comparable.",
+        does_not_fix="A task that is too hard for the model: give partial credit, or easier prompts first.",
+        expect="The reward's deviation is above zero at most logs, some completions end by themselves, and the gradient is not zero.",
+        verify="`frac_reward_zero_std` falls below one and `completions/clipped_ratio` below one within the first logs.",
+        otherwise="If all completions of a group are equal, it is the sampling: temperature zero, or one seed for all.",
     ),
 )  # fmt: skip
 
@@ -358,6 +395,8 @@ DEGENERATE_OUTPUTS = CauseEntry(
 FAMILY = Family(
     detectors=(
         DetectorEntry(InactiveTerms(), Stage.LOGGED, "logged"),
+        DetectorEntry(RolloutWeights(), Stage.FED, "logged"),
+        DetectorEntry(LearningSignal(), Stage.LOGGED, "logged"),
         DetectorEntry(ImportanceRatio(), Stage.LOGGED, "logged"),
         DetectorEntry(RewardSpread(), Stage.LOGGED, "logged"),
         DetectorEntry(KlTerm(), Stage.LOGGED, "logged", tried_on="made-up windows"),
@@ -369,10 +408,12 @@ FAMILY = Family(
     ),
     causes=(
         ZERO_ADVANTAGES, CODEBOOK_COLLAPSE, ENTROPY_COLLAPSE, ENTROPY_EXPLOSION, KL_INACTIVE, KL_SIGN_FLIPPED, REWARD_COLLAPSE,
-        TRAIN_INFERENCE_MISMATCH, STALE_ROLLOUT_WEIGHTS, AUXILIARY_LOSS_INACTIVE, CLAMPED_ADAPTER_NORM, DEGENERATE_OUTPUTS,
+        TRAIN_INFERENCE_MISMATCH, STALE_ROLLOUT_WEIGHTS, NO_LEARNING_SIGNAL, AUXILIARY_LOSS_INACTIVE, CLAMPED_ADAPTER_NORM, DEGENERATE_OUTPUTS,
     ),
     brings_about=(
         Consequence("reward_spread", ("policy_entropy", "output_variety", "reward_trend"), ("curves",)),
+        Consequence("learning_signal", ("reward_spread", "policy_entropy", "output_variety", "reward_trend", "zero_gradients", "still_weights"), ("curves", "weights"), whenever=True),
+        Consequence("rollout_weights", ("importance_ratio", "kl_term", "reward_trend"), ("curves",)),
         Consequence("policy_entropy", ("reward_spread", "output_variety", "reward_trend"), ("curves",)),
         Consequence("output_variety", ("reward_trend", "reward_spread")),
         Consequence("inactive_terms", ("kl_term", "policy_entropy", "output_variety", "reward_trend", "loss_terms"), ("curves",)),

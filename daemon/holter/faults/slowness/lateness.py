@@ -17,6 +17,7 @@ from functools import cached_property
 from itertools import pairwise
 from statistics import fmean, median, stdev
 
+from holter.faults.shared import device_notes
 from holter.faults.shared.robust import deviation
 from holter.faults.window import Arrival, StepArrivals, Window
 from holter.records import Census, Device, Evidence
@@ -163,7 +164,8 @@ def is_throttled(window: Window, rank: int) -> bool | None:
     others = list(newest.values())
     num_alike = sum(bool(set(own.throttled_by) & set(other.throttled_by)) for other in others)
     is_alike = bool(others) and 2 * num_alike >= len(others)
-    is_lower = bool(others) and own.clock_mhz < LOW_CLOCK * median(other.clock_mhz for other in others)
+    clocks = [other.clock_mhz for other in others if other.clock_mhz]
+    is_lower = bool(clocks) and own.clock_mhz is not None and own.clock_mhz < LOW_CLOCK * median(clocks)
     return bool(own.throttled_by) and (not is_alike or is_lower)
 
 
@@ -209,16 +211,7 @@ def causes(window: Window, group: Sequence[tuple[Late, Work]]) -> Iterator[Evide
         summary=f"rank {late.rank} spends {own * 1e3:.1f} ms of a step in its data loader, the others {others * 1e3:.1f} ms: {share}",
         values={"rank": late.rank, "data_s": own, "others_data_s": others},
     )
-    for note, device in [pair for pair in window.notes_of(Device) if pair[0].rank == late.rank][-1:]:
-        held = f"held down by {', '.join(device.throttled_by)}" if device.throttled_by else "not held down"
-        yield Evidence(
-            kind="device",
-            summary=(
-                f"rank {late.rank}'s device {device.uuid} is {held}: {device.clock_mhz:.0f} of {device.clock_limit_mhz:.0f} MHz, "
-                f"{device.temperature_c:.0f} C, {device.power_w:.0f} W (step {note.step})"
-            ),
-            values={"rank": late.rank, "uuid": device.uuid, "throttled_by": device.throttled_by},
-        )
+    yield from device_notes.evidence_of(window, late.rank)
     if found.is_more:
         yield Evidence(kind="work", summary=found.why, values={"rank": late.rank})
 

@@ -26,6 +26,7 @@ import torch
 
 from holter.rank.context import Context
 from holter.rank.readings.batches import corner, sign
+from holter.rank.readings.rollout import RolloutReader, bare_name
 from holter.records import Logged, ScriptWarning
 
 MAX_NAMES = 256
@@ -87,8 +88,6 @@ TERMS_AS_PATH = re.compile(r"^(.*/)?loss_terms?/")
 MAX_AVERAGED_TENSORS = 16
 MAX_AVERAGED_ELEMENTS = 1024
 """The most elements of each tensor that are compared."""
-AVERAGE_WRAPPERS = ("module.", "_orig_mod.", "model.", "ema_model.", "averaged_model.")
-"""What copies put before the names of their parameters."""
 Numbers = Iterator[tuple[str, float]]
 WARNINGS = re.compile(
     r"degrees of freedom is <= 0"  # a variance over one sample, or none
@@ -105,6 +104,7 @@ class LogProbe:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._average = AverageReader(context)
+        self._rollouts = RolloutReader(context)
         self._names: set[str] = set()
         self._step = -1
         self._num_calls = 0
@@ -125,6 +125,8 @@ class LogProbe:
         told: dict[str, float] = {}
         self._is_policy |= any(meaning_of(str(name).lower()) in OF_POLICIES for name in values)
         # Rewards before advantages: both have groups, and theirs are as they were given.
+        if found := named_tensors(values.get("rollout")):
+            self._rollouts.read(found)
         for name, value in sorted(values.items(), key=lambda item: meaning_of(str(item[0]).lower()) == "advantages"):
             for key, number in self._numbers(TERMS_AS_PATH.sub("loss_terms.", str(name).lower()), value):
                 told[key] = (
@@ -338,7 +340,7 @@ class AverageReader:
                 found = list(zip(average.values(), trained, strict=False)) if len(trained) == len(average) else []
             else:
                 found = [
-                    (copy, live[bare]) for name, copy in average.items() if (bare := _bare_name(name, live)) in live
+                    (copy, live[bare]) for name, copy in average.items() if (bare := bare_name(name, live)) in live
                 ]
             # The copy may be among the models itself.
             if found and found[0][0].data_ptr() != found[0][1].data_ptr():
@@ -349,16 +351,6 @@ class AverageReader:
 def _is_narrow(values: torch.Tensor) -> bool:
     """Whether the values have passed through a dtype of few bits."""
     return any(bool((values.to(dtype).double() == values).all()) for dtype in (torch.bfloat16, torch.float16))
-
-
-def _bare_name(name: str, live: Mapping[str, Any]) -> str:
-    """The name without what a wrapper put before it."""
-    while name not in live:
-        shorter = next((name.removeprefix(wrapper) for wrapper in AVERAGE_WRAPPERS if name.startswith(wrapper)), None)
-        if shorter is None:
-            break
-        name = shorter
-    return name
 
 
 def _is_comparable(copy: torch.Tensor, live: torch.Tensor) -> bool:
