@@ -394,7 +394,7 @@ class Watch:
     def log(self, **values: Any) -> None:
         """Tell what only the script knows, each a number or a tensor, or a module for ema.
 
-        kl, entropy, vocabulary, rewards and advantages ([groups, samples]), ratio, ema, loss_terms={...}, codebook_usage ([codes] counts);
+        kl, entropy, vocabulary, rewards and advantages ([groups, samples]), ratio, ema, rollout (the weights that generate), loss_terms={...}, codebook_usage ([codes] counts);
         other names are kept as plain series.
         """
         log(values)

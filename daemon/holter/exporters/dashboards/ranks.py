@@ -138,7 +138,6 @@ def _name(phase: Phase) -> str:
     return phase.name.lower()
 
 
-UNCORRECTED = 'kind!~".*_corrected.*"'
 REASONS = {"power": WARNING, "thermal": CRITICAL, "hardware": CRITICAL}
 """Why a clock is held down, the gravest last."""
 
@@ -176,28 +175,11 @@ def _devices() -> list[Panel]:
             Card(15, "Device: memory used", "From dcgm-exporter, likewise.", "mbytes", 12),
             Query(highest(_dcgm("FB_USED"), _dcgm("FB_USED", END)), "rank {{rank}}"),
         ),
-        lines(
-            Card(16, "Device: errors in an hour", "What the drivers count, by how much it grew: memory that could not be corrected, links that sent again. Corrected errors are everyday matters.", "short", 12),
-            Query(highest(_errors(), _errors(END)), "rank {{rank}} {{kind}}"),
-        ),
-        states(
-            Card(17, "Device: lost or waiting for a reset", "1 while a device is lost, or memory of it waits to be set aside.", "none", 12),
-            Query(highest(_states(), _states(END)), "rank {{rank}}"),
-            {"0": ("well", FINE), "1": ("see its incident", CRITICAL)},
-        ),
     ]  # fmt: skip
 
 
 def _clock(at: str = "") -> str:
     return f"{by_rank('device_clock_hertz', at=at)} / {by_rank('device_clock_limit_hertz', at=at)}"
-
-
-def _errors(at: str = "") -> str:
-    return each("rank, kind", f"increase({series('device_errors_total', UNCORRECTED, of=RANK)}[1h]{at})")
-
-
-def _states(at: str = "") -> str:
-    return each("rank", series("device_state", of=RANK) + at)
 
 
 def _held_down() -> str:
