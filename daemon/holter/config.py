@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import unquote
 
 from holter.errors import ConfigError
 from holter.records import Action
@@ -79,6 +80,12 @@ class Settings:
     """Address to which the coordinator sends incidents, in the form of Alertmanager's webhooks; empty: none are sent."""
     webhook_token_file: str = ""
     """File with the secret that is shown to the webhook as a bearer token."""
+    notify: str = ""
+    """Phones and chats that are told of incidents: addresses as apprise knows them (`slack://…`, `discord://…`, `mailto://…`, `pagerduty://…`), separated by spaces or commas. Needs `pip install holter[notify]`."""
+    notify_file: str = ""
+    """File that holds them, for they are secrets."""
+    step_spans: int = 0
+    """Every so many steps one is told as a span where events go to OpenTelemetry (OTEL_EXPORTER_OTLP_ENDPOINT); 0: none."""
     runbooks: str = ""
     """Address below which `grafana/runbooks` is served, for the links in messages to the webhook; empty: one that leads nowhere."""
     targets_dir: str = ""
@@ -116,6 +123,7 @@ class Settings:
         _require(self.save_deadline_s > 0, "save_deadline_s", "more than zero seconds", self.save_deadline_s)
         _require(self.linger_s >= 0, "linger_s", "zero or more seconds", self.linger_s)
         _require(self.snapshot_every >= 0, "snapshot_every", "zero or more steps", self.snapshot_every)
+        _require(self.step_spans >= 0, "step_spans", "zero or more steps", self.step_spans)
         _require(self.snapshot_bytes >= 0, "snapshot_bytes", "zero or more bytes", self.snapshot_bytes)
         _require(0 <= self.guard_wait_s <= 3600, "guard_wait_s", "seconds between 0 and 3600", self.guard_wait_s)  # noqa: PLR2004
         for name in ("webhook", "runbooks", "public_url"):
@@ -162,7 +170,7 @@ class Settings:
             said.append("HOLTER_PORT takes no effect: HOLTER_COORDINATOR names a coordinator that already runs")
         said += [
             f"HOLTER_{name.upper()} takes no effect here: it is the coordinator's, which already runs"
-            for name in ("webhook", "runbooks", "targets_dir")
+            for name in ("webhook", "notify", "notify_file", "step_spans", "runbooks", "targets_dir")
             if self.coordinator and getattr(self, name)
         ]
         if self.webhook_token_file and not self.webhook:
@@ -174,6 +182,61 @@ class Settings:
 
 def _is_nats(address: str) -> bool:
     return address.startswith(("nats://", "tls://"))
+
+
+@dataclasses.dataclass(frozen=True)
+class OtlpSettings:
+    """Where events go, by OpenTelemetry's own variables."""
+
+    logs: str
+    """Address for `/v1/logs`, whole."""
+    traces: str
+    """The same for spans."""
+    headers: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    timeout_s: float = 10.0
+    resource: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What the user says of the service."""
+
+
+def otlp(environ: Mapping[str, str] = os.environ) -> tuple[OtlpSettings | None, list[str]]:
+    """None where no endpoint is named; and what of these variables takes no effect, a sentence each."""
+    base = environ.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").strip().rstrip("/")
+    signals = {
+        name: environ.get(f"OTEL_EXPORTER_OTLP_{name.upper()}_ENDPOINT", "").strip() for name in ("logs", "traces")
+    }
+    logs, traces = (signals[name] or (f"{base}/v1/{name}" if base else "") for name in signals)
+    is_off = (
+        environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true" or environ.get("OTEL_LOGS_EXPORTER") == "none"
+    )
+    if not logs or is_off:
+        return None, []
+    if not logs.startswith(("http://", "https://")):
+        return None, ["OTEL_EXPORTER_OTLP_ENDPOINT takes no effect: it does not begin with http:// or https://"]
+    protocol = environ.get("OTEL_EXPORTER_OTLP_LOGS_PROTOCOL") or environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "")
+    if protocol == "grpc":
+        return None, [
+            "OTEL_EXPORTER_OTLP_ENDPOINT takes no effect: holter speaks OTLP over HTTP, and its protocol is grpc"
+        ]
+    said = []
+    timeout = environ.get("OTEL_EXPORTER_OTLP_LOGS_TIMEOUT") or environ.get("OTEL_EXPORTER_OTLP_TIMEOUT") or "10000"
+    try:
+        timeout_s = _finite(timeout) / 1000
+    except ValueError:
+        timeout_s = 0.0
+    if timeout_s <= 0:
+        said.append("OTEL_EXPORTER_OTLP_TIMEOUT takes no effect: it must be milliseconds; 10 s are used")
+        timeout_s = 10.0
+    headers = _pairs(environ.get("OTEL_EXPORTER_OTLP_LOGS_HEADERS") or environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
+    resource = {"service.name": "holter"} | _pairs(environ.get("OTEL_RESOURCE_ATTRIBUTES", ""))
+    if environ.get("OTEL_SERVICE_NAME"):
+        resource["service.name"] = environ["OTEL_SERVICE_NAME"]
+    return OtlpSettings(logs, traces or logs, headers, timeout_s, resource), said
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """`a=1,b=%20x`, as W3C's baggage has it."""
+    words = (word.partition("=") for word in text.split(","))
+    return {name.strip(): unquote(value.strip()) for name, equals, value in words if equals and name.strip()}
 
 
 class _BadValueError(ValueError):
@@ -252,7 +315,7 @@ def usable(
             del values[bad.name]
             is_action_known &= bad.name != "action"
     try:
-        for name in ("token", "read_token"):
+        for name in ("token", "read_token", "notify"):
             settings = _with_secret(settings, name, origin)
     except ConfigError as error:
         wrong.append(str(error))

@@ -22,6 +22,7 @@ from holter.exporters.snapshot import (
 )
 from holter.faults.window import Spread
 from holter.records import Device, Phase
+from holter.records.goodput import Life, goodput
 
 GOLDEN = Path(__file__).parent / "golden"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -78,6 +79,9 @@ JOB = JobFigures(
     exponents=(0.25, 0.75),
 )
 COORDINATOR = CoordinatorSnapshot(
+    goodput=goodput(
+        [Life(started_ns=0, until_ns=100 * 10**9, steps=40, parts={"progress": 90.0, "start": 7.5, "data": 2.5})]
+    ),
     detectors=("dead_rank", "nonfinite_values"),
     detector_s={"dead_rank": 0.001},
     detector_failures={"nonfinite_values": 1},

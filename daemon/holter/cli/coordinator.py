@@ -15,7 +15,7 @@ import holter
 from holter import clock
 from holter.cli.parts.logs import log_to
 from holter.cli.parts.numbers import count, port, seconds
-from holter.config import Settings, load, secret_in, usable
+from holter.config import Settings, load, otlp, secret_in, usable
 from holter.errors import ConfigError, UsageError
 from holter.files import read_json
 from holter.records import Action
@@ -114,11 +114,19 @@ def run(args: argparse.Namespace) -> int:
         args.action or settings.action,
         args.save_deadline_s,
         earlier=earlier_runs(run_dir, settings.memory),
+        public_url=settings.public_url,
     )
+    collector, wrong = otlp()
+    for sentence in wrong:
+        logger.warning("%s", sentence)
     announcing = AnnouncerSettings(
         webhook=WebhookSettings(settings.webhook, settings.webhook_token_file) if settings.webhook else None,
         targets_dir=Path(settings.targets_dir).absolute() if settings.targets_dir else None,
         runbooks=settings.runbooks.rstrip("/") or RUNBOOKS,
+        notify=settings.notify,
+        otlp=collector,
+        step_spans=settings.step_spans,
+        version=holter.__version__,
     )
     doors = DoorSettings(
         report_token=token,

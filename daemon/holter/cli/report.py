@@ -12,7 +12,9 @@ from holter.cli.run_reader import RunReader, has_open_critical, locate
 from holter.cli.terminal import width
 from holter.diagnosis import report
 from holter.errors import UsageError
+from holter.files import read_json
 from holter.records import Diagnosis
+from holter.records.goodput import GOODPUT, Goodput, in_words
 
 _INCIDENT_ID = re.compile(r"\d{8}T\d{6}-\d+")
 
@@ -40,6 +42,8 @@ def run(args: argparse.Namespace) -> int:
         _write_html(Path(args.html), diagnoses)
     else:
         sys.stdout.write(rendered(found.name, diagnoses, is_json=args.json, is_markdown=args.markdown))
+        if not args.json and incident is None and (used := goodput_of(found)):
+            sys.stdout.write(f"\ngoodput: {used}\n")
     return int(has_open_critical(diagnoses))
 
 
@@ -64,6 +68,12 @@ def rendered(run: str, diagnoses: list[Diagnosis], *, is_json: bool, is_markdown
         return "\n".join(report.to_markdown(one) for one in diagnoses)
     color = config.wants_color(is_terminal=sys.stdout.isatty())
     return "\n".join(report.to_text(one, width(), color=color) for one in diagnoses)
+
+
+def goodput_of(found: RunReader) -> str:
+    """How much of the wall time made progress, as it was last written down; empty: not known."""
+    known = read_json(found.directory / GOODPUT, Goodput) if found.directory is not None else None
+    return in_words(known) if known is not None else ""
 
 
 def _write_html(path: Path, diagnoses: list[Diagnosis]) -> None:

@@ -15,8 +15,10 @@ from holter.cli.run_reader import RunReader, has_open_critical, locate
 from holter.cli.terminal import fitted, printable, table
 from holter.diagnosis.report import headline
 from holter.errors import UsageError
+from holter.files import read_json
 from holter.halting import halt_record
 from holter.records import Diagnosis
+from holter.records.goodput import GOODPUT, Goodput, in_words
 from holter.records.titles import titled
 
 CLEAR = "\x1b[H\x1b[2J"
@@ -82,6 +84,7 @@ def _live(state: dict[str, Any]) -> Iterator[str]:
     yield from (printable(_finding(found)) for found in state["findings"])
     if state["halt"] is not None:
         yield printable(_halt(state["halt"]))
+    yield from _goodput(state.get("goodput"))
     yield from (
         printable(f"compared: {one['num_tensors']} {one['what']}: {one['over']}") for one in state.get("compared", ())
     )
@@ -98,6 +101,9 @@ def _past(found: RunReader) -> Iterator[str]:
     yield printable(f"  hosts     {', '.join(about.get('hosts', []))}")
     yield f"  ranks     {len(about.get('ranks', []))} of {about.get('world_size', 0)} attached"
     yield printable(f"  started   {about.get('started_at', 'unknown')}")
+    known = _goodput_record(found)
+    if known is not None and in_words(known):
+        yield f"  goodput   {in_words(known)}"
     halted = _halt_record(found)
     if halted is not None:
         kept = f"{halted.checkpoint}, {halted.verdict}" if halted.checkpoint else "no checkpoint"
@@ -122,10 +128,27 @@ def _halt_record(found: RunReader) -> halt_record.HaltRecord | None:
     return None if found.directory is None else halt_record.read(found.directory)
 
 
+def _goodput(told: Any) -> Iterator[str]:
+    """Nothing, if the coordinator is an older one."""
+    if told is not None:
+        with contextlib.suppress(msgspec.ValidationError):
+            words = in_words(msgspec.convert(told, Goodput))
+            yield from ((f"goodput: {words}",) if words else ())
+
+
+def _goodput_record(found: RunReader) -> Goodput | None:
+    return None if found.directory is None else read_json(found.directory / GOODPUT, Goodput)
+
+
 def _recorded(found: RunReader, diagnoses: Sequence[Diagnosis]) -> dict[str, Any]:
     incidents = [{"id": one.id, "headline": headline(one)} for one in diagnoses]
-    halted = _halt_record(found)
-    return {**found.identity, "incidents": incidents, "halt": None if halted is None else msgspec.to_builtins(halted)}
+    halted, known = _halt_record(found), _goodput_record(found)
+    return {
+        **found.identity,
+        "incidents": incidents,
+        "halt": None if halted is None else msgspec.to_builtins(halted),
+        "goodput": None if known is None else msgspec.to_builtins(known),
+    }
 
 
 def _incidents(diagnoses: Sequence[Diagnosis]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import re
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,10 @@ import aiohttp
 import msgspec
 
 from holter import clock
+from holter.config import OtlpSettings
 from holter.coordinator.disk import Disk
+from holter.coordinator.event_export import EventExport
+from holter.coordinator.notifier import Notifier
 from holter.coordinator.roster import Roster
 from holter.coordinator.run import Run
 from holter.exporters.alert_text import RUNBOOKS
@@ -222,6 +225,14 @@ class AnnouncerSettings:
     """Where Prometheus looks for files with targets."""
     runbooks: str = RUNBOOKS
     """Where `grafana/runbooks` is served: messages lead there."""
+    notify: str = field(default="", repr=False)
+    """Phones and chats, as apprise's addresses; they are secrets."""
+    otlp: OtlpSettings | None = None
+    """The collector of OpenTelemetry that events go to."""
+    step_spans: int = 0
+    """Every so many steps one span; 0: none."""
+    version: str = ""
+    """Of holter, for events."""
     deadline_s: float = 5.0
     """At the end, for what is still to be told."""
 
@@ -231,11 +242,15 @@ class Announcer:
 
     def __init__(self, run: Run, settings: AnnouncerSettings) -> None:
         self._run, self._deadline_s = run, settings.deadline_s
-        self._pager = Pager(run.settings.address, settings.runbooks)
+        self._pager = Pager(run.settings.link, settings.runbooks)
         self._webhook = WebhookSender(settings.webhook, run.deliveries) if settings.webhook is not None else None
+        about = run.settings
+        self._notifier = Notifier(settings.notify, about.link, run.notifications) if settings.notify else None
+        self._events: EventExport | None = None
+        if settings.otlp is not None:
+            self._events = EventExport(run, settings.otlp, settings.version, settings.step_spans)
         self._targets: TargetsFile | None = None
         if settings.targets_dir is not None:
-            about = run.settings
             self._targets = TargetsFile(settings.targets_dir, about.run_id, about.address, run.disk)
 
     def start(self) -> None:
@@ -243,15 +258,22 @@ class Announcer:
         if self._webhook is not None:
             self._pager.remember(self._run.left_open)
             self._webhook.start()
+        for teller in (self._notifier, self._events):
+            if teller is not None:
+                teller.start(self._run.left_open)
         self.write_targets()
 
     def tell(self, *, is_final: bool = False) -> None:
         """Of incidents that opened, changed or closed; returns at once. At the end no better diagnosis is waited for."""
+        incidents, now_ns = self._run.incidents, clock.wall_ns()
+        standing = incidents.standing() if is_final else incidents.settled()
         if self._webhook is not None:
-            incidents = self._run.incidents
-            standing = incidents.standing() if is_final else incidents.settled()
-            for message in self._pager.look(standing, clock.rfc3339(clock.wall_ns())):
+            for message in self._pager.look(standing, clock.rfc3339(now_ns)):
                 self._webhook.send(message)
+        if self._notifier is not None:
+            self._notifier.look(standing, incidents.all(), clock.monotonic_s(), is_final=is_final)
+        if self._events is not None:
+            self._events.look(standing, incidents.all(), now_ns)
 
     def write_targets(self) -> None:
         """Write the targets' file if ranks came or went."""
@@ -263,5 +285,9 @@ class Announcer:
         if self._targets is not None:
             self._targets.remove()
         self.tell(is_final=True)
+        closings = [
+            asyncio.to_thread(one.close, self._deadline_s) for one in (self._notifier, self._events) if one is not None
+        ]
         if self._webhook is not None:
-            await self._webhook.close(self._deadline_s)
+            closings.append(self._webhook.close(self._deadline_s))
+        await asyncio.gather(*closings)

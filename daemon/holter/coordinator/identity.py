@@ -37,6 +37,13 @@ class RunSettings:
     journal_bytes: int = 64 * 2**20
     """Size of the journal in all; more for thousands of ranks, so that it holds a look at each of them."""
     earlier: EarlierRuns | None = None
+    public_url: str = ""
+    """What people reach the coordinator by; empty: `address`."""
+
+    @property
+    def link(self) -> str:
+        """Where links of messages, metrics and dashboards lead."""
+        return self.public_url.rstrip("/") or self.address
 
 
 class RunIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ from holter.coordinator.identity import Introductions, RunSettings
 from holter.coordinator.recovery.journal import Journal
 from holter.coordinator.roster import Roster, digest_of
 from holter.coordinator.window.assembly import Assembly
+from holter.coordinator.window.wall_time import RanksSeen, WallTime
 from holter.faults import ExamKey, TableKey
 from holter.files import as_json, write_whole
 from holter.records import (
@@ -44,6 +45,7 @@ from holter.records import (
     Unavailable,
     Unexamined,
 )
+from holter.records.goodput import GOODPUT
 from holter.transport import wire
 
 JOURNAL_BYTES_OF_RANK = 16 * 2**10
@@ -70,6 +72,7 @@ class Intake:
         journal_bytes = max(settings.journal_bytes, settings.world_size * JOURNAL_BYTES_OF_RANK)
         self.journal = Journal(settings.run_dir / "journal", journal_bytes)
         self.introductions = Introductions(settings.run_id, settings.world_size, clock.wall_ns(), settings.address)
+        self.wall_time = WallTime(clock.wall_ns(), lambda: checkpoints.base_step)
         self.strangers = 0
         """How many observations spoke for another rank than their sender's, or cannot be true."""
         self.mesh: defaultdict[str, set[tuple[int, ...]]] = defaultdict(set)
@@ -147,10 +150,11 @@ class Intake:
         self.roster.hear(rank)
         self._note_link(rank, now_ns)
 
-    def look(self, now_ns: int) -> None:
-        """Notice who has fallen silent."""
+    def look(self, now_ns: int, *, is_final: bool = False) -> None:
+        """Notice who has fallen silent, and what the time goes into."""
         for rank in self.roster.look(now_ns):
             self._note_link(rank, now_ns)
+        self.wall_time.look(now_ns, lambda: ranks_seen(self.roster), self.assembly.arrivals, is_final=is_final)
 
     def hear(self, rank: int, report: wire.Report, now_ns: int) -> bool:
         """Take a report in; True when it is urgent to judge."""
@@ -230,6 +234,10 @@ class Intake:
         if is_now:
             self.journal.flush(self._disk, is_now=True)
 
+    def write_goodput(self, now_ns: int) -> None:
+        """Where the time went so far, for a next life of the run and for whoever asks after its end."""
+        self._disk.submit(partial(write_whole, self.run_dir / GOODPUT, as_json(self.wall_time.goodput(now_ns))))
+
     def write_down(self) -> None:
         """Write what arrived since the last time; many ranks that attach together make one write."""
         if not self._is_identity_written:
@@ -243,6 +251,7 @@ class Intake:
     def end(self, now_ns: int, steps: int | None = None) -> None:
         """Write the end down; nothing is written afterwards, for the run may have been started again."""
         self._write_identity(now_ns, steps)
+        self.write_goodput(now_ns)
         self.journal.flush(self._disk, is_now=True)
 
     def warnings(self) -> list[str]:
@@ -261,6 +270,7 @@ class Intake:
         self._note(observation, now_ns)
         self.roster.observe(observation, now_ns)
         self._checkpoints.hear(observation)
+        self.wall_time.hear(observation, now_ns)
         match observation.body:
             case Halting():
                 self._halts.hear(observation, now_ns)
@@ -297,6 +307,17 @@ class Intake:
     def _write_identity(self, ended_ns: int | None, steps: int | None = None) -> None:
         content = as_json(self.introductions.record(ended_ns, steps))
         self._disk.submit(partial(write_whole, self.run_dir / "run.json", content, 0o600))
+
+
+def ranks_seen(roster: Roster) -> RanksSeen:
+    """What the ranks do now, as far as they say."""
+    living = [member for member in roster.members.values() if member.exited is None and member.state != "ended"]
+    return RanksSeen(
+        phases={member.progress.phase for member in living if member.progress.phase is not None},
+        num_expected=max(len(roster.members), roster.world_size) - len(roster.members) + len(living),
+        is_complete=roster.is_complete,
+        has_ended=bool(roster.members) and not living,
+    )
 
 
 def is_answer(key: TableKey, observation: Observation) -> bool:

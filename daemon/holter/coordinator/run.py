@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 
+from holter import clock
 from holter.coordinator.closing import RunSummary
 from holter.coordinator.disk import Disk
 from holter.coordinator.halt.checkpoint_verdicts import CheckpointVerdicts, compared_until, reported_until
@@ -85,12 +86,16 @@ class Run:
         """A sentence, where another coordinator writes to the same directory: it gives the orders, this one only watches."""
         self.deliveries = Deliveries()
         """What became of messages to the webhook; nothing, if there is none."""
+        self.notifications = Deliveries("notify")
+        """The same of phones and chats."""
+        self.events = Deliveries("OpenTelemetry")
+        """The same of events to a collector."""
 
     def judge(self, now_ns: int, *, is_final: bool = False) -> FollowUp:
         """Look at everything; explain what can be explained, and say what is to be done."""
         if now_ns < self.silent_until_ns and not is_final and not self.intake.has_caught_up:
             return FollowUp()
-        self.intake.look(now_ns)
+        self.intake.look(now_ns, is_final=is_final)
         found = self.judging.judge(now_ns, is_final=is_final)
         found = replace(found, diagnoses=tuple(map(self._recalled, found.diagnoses)))
         self.roster.compare(self.assembly.arrivals())
@@ -168,6 +173,7 @@ class Run:
             halt=halt_record.read(self.settings.run_dir),
             last_healthy=self.checkpoints.last_healthy(),
             blind=tuple(self.blind()),
+            goodput=self.intake.wall_time.goodput(clock.wall_ns()),
         )
 
     def close(self, deadline_s: float) -> None:
@@ -185,8 +191,9 @@ class Run:
         disk = [f"run directory: {failed} writes failed, last {last}"] if failed else []
         lost = self.incidents.num_unreadable
         incidents = [f"incidents: {lost} of an earlier coordinator could not be read"] if lost else []
+        told = [text for each in (self.deliveries, self.notifications, self.events) for text in each.warnings()]
         two = [self.also_written_by] if self.also_written_by else []
-        return [*two, *disk, *incidents, *self.intake.warnings(), *self.deliveries.warnings()]
+        return [*two, *disk, *incidents, *self.intake.warnings(), *told]
 
     def _recalled(self, diagnosis: Diagnosis) -> Diagnosis:
         """With what earlier runs know of it; a memory that fails costs no diagnosis."""

@@ -62,6 +62,9 @@ WRITTEN_S = 2.0
 
 LINGER_LOOK_S = 0.5
 
+RECKON_S = 10.0
+"""Between two writes of where the time went."""
+
 MAX_TOLD = 256
 """Ranks whose launchers are told what ended the job; one of them shows it."""
 
@@ -155,7 +158,7 @@ class Coordinator:
         self._runner: web.AppRunner | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._quiet_since_s = clock.monotonic_s()
-        self._flushed_s = clock.monotonic_s()
+        self._flushed_s = self._reckoned_s = clock.monotonic_s()
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
@@ -393,6 +396,9 @@ class Coordinator:
             self._flushed_s = now_s
             self.watched.roster.allowance.look(resident_bytes(), self.watched.roster.world_size)
             self.watched.intake.write_down()
+            if now_s - self._reckoned_s >= RECKON_S:
+                self._reckoned_s = now_s
+                self.watched.intake.write_goodput(clock.wall_ns())
             self._announcer.write_targets()
 
     async def _close(self) -> None:

@@ -25,6 +25,7 @@ from holter import clock
 from holter.exporters.alert_text import clipped
 from holter.exporters.snapshot import STEP_BUCKETS_S, CoordinatorSnapshot, JobFigures, ModuleFigures, RankSnapshot
 from holter.records import Device, Phase, Where
+from holter.records.goodput import Goodput
 
 Kind = Literal["gauge", "counter", "histogram"]
 
@@ -93,6 +94,20 @@ METRICS: dict[str, Metric] = {
     "blind_spots": Metric("Things that holter cannot see, each a sentence in /api/v1/status."),
     "webhook_messages_total": Metric(
         "Messages to the webhook: delivered, attempts that failed, messages dropped.", ("outcome",), kind="counter"
+    ),
+    "notifications_total": Metric(
+        "Messages to phones and chats: delivered, attempts that failed, messages dropped.", ("outcome",), kind="counter"
+    ),
+    "event_requests_total": Metric(
+        "Requests to a collector of OpenTelemetry: delivered, attempts that failed, requests dropped.",
+        ("outcome",),
+        kind="counter",
+    ),
+    "goodput_ratio": Metric("Share of the wall time that made progress, over all lives of the run.", (), "ratio"),
+    "wall_seconds": Metric(
+        "Wall time of all lives of the run, by what it went into. Not a counter: a stall is told after a while.",
+        ("part",),
+        "seconds",
     ),
     "job_ranks": Metric("Ranks that the job has."),
     "job_sidecars": Metric("Ranks by the state of their sidecar.", ("state",)),
@@ -207,6 +222,8 @@ def families(
     if coordinator is not None:
         _show_coordinator(page, coordinator)
         _show_job(page, coordinator.job)
+        if coordinator.goodput is not None:
+            _show_goodput(page, coordinator.goodput)
     return list(page.families())
 
 
@@ -291,6 +308,14 @@ def _show_coordinator(page: _Page, state: CoordinatorSnapshot) -> None:
     page.set("blind_spots", state.num_blind_spots)
     for outcome in WEBHOOK_OUTCOMES:
         page.set("webhook_messages_total", state.webhook.get(outcome, 0), outcome)
+        page.set("notifications_total", state.notifications.get(outcome, 0), outcome)
+        page.set("event_requests_total", state.events.get(outcome, 0), outcome)
+
+
+def _show_goodput(page: _Page, goodput: Goodput) -> None:
+    page.set("goodput_ratio", goodput.ratio)
+    for part, seconds in goodput.parts.items():
+        page.set("wall_seconds", seconds, part)
 
 
 def _show_job(page: _Page, job: JobFigures) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from holter.records import Device, Phase, Severity, StepDone, Where
+from holter.records.goodput import Goodput
 
 if TYPE_CHECKING:
     # A sidecar exports too, and must be up before its rank can die: it must not wait until fifty detectors are imported.
@@ -139,7 +140,12 @@ class CoordinatorSnapshot:
     """Sentences about what cannot be seen."""
     webhook: Mapping[str, int] = field(default_factory=dict)
     """Outcome -> messages to the webhook."""
+    notifications: Mapping[str, int] = field(default_factory=dict)
+    """Outcome -> messages to phones and chats."""
+    events: Mapping[str, int] = field(default_factory=dict)
+    """Outcome -> requests to a collector of OpenTelemetry."""
     job: JobFigures = field(default_factory=JobFigures)
+    goodput: Goodput | None = None
 
 
 def add_nonfinite(counts: Mapping[Where, int], step: StepDone) -> Mapping[Where, int]:

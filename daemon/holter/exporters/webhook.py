@@ -9,6 +9,7 @@ Pure: the coordinator sends the messages.
 """
 
 import hashlib
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -30,15 +31,19 @@ NEVER = "0001-01-01T00:00:00Z"
 class Deliveries:
     """What became of the messages so far."""
 
+    to: str = "webhook"
+    """Who is told."""
     counts: dict[str, int] = field(default_factory=dict)
     """`delivered`; `failed`: attempts, each tried again; `dropped`: given up, or no room."""
     failure: str = ""
     """Why the last attempt failed; empty when it succeeded."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def count(self, outcome: str, failure: str = "") -> None:
-        """One message more."""
-        self.counts[outcome] = self.counts.get(outcome, 0) + 1
-        self.failure = failure
+        """One message more; threads may say so at once."""
+        with self._lock:
+            self.counts[outcome] = self.counts.get(outcome, 0) + 1
+            self.failure = failure
 
     def warnings(self) -> list[str]:
         """A sentence while something is not delivered, or was lost."""
@@ -46,7 +51,7 @@ class Deliveries:
         if not self.failure and not dropped:
             return []
         last = f", last {self.failure}" if self.failure else ""
-        return [f"webhook: {failed} attempts failed, {dropped} messages lost{last}"]
+        return [f"{self.to}: {failed} attempts failed, {dropped} messages lost{last}"]
 
 
 @dataclass(frozen=True)

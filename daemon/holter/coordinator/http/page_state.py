@@ -29,6 +29,7 @@ from holter.faults.hangs.endings import kind_of
 from holter.faults.window import RankExit, Spread, StepArrivals, StepNumbers
 from holter.halting.vault.store import FOLDER, SEALED, Sealed, Vault
 from holter.records import Diagnosis
+from holter.records.goodput import Goodput, in_words
 
 STATES = ("absent", "running", "ended", "died", "gone", "silent")
 """What the numbers of the column `state` mean."""
@@ -184,6 +185,7 @@ class PageState:
             now_ms=now_ns // 10**6,
             facts={
                 "about": self._about(now_ns),
+                "goodput": shown_goodput(run.intake.wall_time.goodput(now_ns)),
                 "hosts": hosts,
                 "incidents": [self._card(one) for one in diagnoses[-MAX_CARDS:]],
                 "checkpoints": self._checkpoints(),
@@ -254,6 +256,16 @@ class PageState:
             (*own, *(_sealed_entry(one, run_dir) for one in self._sealed)), key=lambda one: (one["at"], one["step"])
         )
         return found[: -MAX_CHECKPOINTS - 1 : -1]
+
+
+def shown_goodput(found: Goodput) -> dict[str, Any]:
+    """Shares in thousandths: a picture changes when something that can be seen does."""
+    shares = {name: round(1000 * s / found.wall_s) for name, s in found.parts.items()} if found.wall_s > 0 else {}
+    return {
+        "words": in_words(found),
+        "parts": {name: share for name, share in shares.items() if share},
+        "num_lives": len(found.lives),
+    }
 
 
 def _enter(made: Columns, rank: int, member: Member, front: int, now_ns: int) -> None:

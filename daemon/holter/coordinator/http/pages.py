@@ -351,7 +351,10 @@ def snapshot(run: Run) -> CoordinatorSnapshot:
         infos=_infos(run),
         num_blind_spots=len(run.blind()),
         webhook=run.deliveries.counts,
+        notifications=run.notifications.counts,
+        events=run.events.counts,
         job=job_figures(run.roster, run.assembly),
+        goodput=run.intake.wall_time.goodput(clock.wall_ns()),
     )
 
 
@@ -366,5 +369,5 @@ def _largest(values: Iterable[float]) -> float:
 
 def _infos(run: Run) -> tuple[IncidentInfo, ...]:
     """The gravest first: of very many only some are described."""
-    infos = [incident_info(diagnosis, run.settings.address) for diagnosis in run.incidents.settled()]
+    infos = [incident_info(diagnosis, run.settings.link) for diagnosis in run.incidents.settled()]
     return tuple(sorted(infos, key=lambda info: WORST_FIRST.index(info.severity)))

@@ -4,6 +4,8 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from holter.clock import rfc3339
 from holter.coordinator.judge import cause_of
 from holter.coordinator.roster import Member
@@ -48,6 +50,7 @@ def about(run: Run, now_ns: int) -> dict[str, Any]:
         },
         "action": run.settings.action,
         "halt": halt(run),
+        "goodput": msgspec.to_builtins(run.intake.wall_time.goodput(now_ns)),
         "compared": coverage(run.assembly.censuses()),
         "blind": run.blind(),
         "warnings": run.warnings(),

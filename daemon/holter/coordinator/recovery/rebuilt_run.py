@@ -44,6 +44,7 @@ from holter.records import (
     Ordered,
     Seated,
 )
+from holter.records.goodput import GOODPUT, Goodput
 from holter.records.titles import titled
 from holter.transport.wire import Hello
 
@@ -83,7 +84,10 @@ class Recovered:
 
 def recall(run: Run, now_ns: int) -> None:
     """Take over from a coordinator of this run that died a moment ago; close what an earlier life of the run left open. Raises nothing."""
-    if _is_interrupted(run.settings.run_dir, run.settings.run_id, now_ns):
+    is_same = _is_interrupted(run.settings.run_dir, run.settings.run_id, now_ns)
+    former = read_json(run.settings.run_dir / GOODPUT, Goodput)
+    run.intake.wall_time.recall(former.lives if former is not None else (), is_same=is_same)
+    if is_same:
         run.judging.tracker.count(())
         damage: list[str] = []
         try:
@@ -213,6 +217,8 @@ class FinishedRun:
     def finish(self, diagnoses: Iterable[Diagnosis]) -> None:
         """Everything was heard; these are the incidents."""
         self.run.incidents.recall(diagnoses)
+        told = read_json(self._settings.run_dir / GOODPUT, Goodput)
+        self.run.intake.wall_time.recall(told.lives if told is not None else (), is_same=True, is_over=True)
         self.run.roster.compare(self.run.assembly.arrivals())
         for member in self.run.roster.members.values():
             member.line.is_connected, member.line.has_hung_up = False, True
