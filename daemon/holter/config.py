@@ -17,6 +17,7 @@ from urllib.parse import unquote
 
 from holter.errors import ConfigError
 from holter.records import Action
+from holter.transport.otlp import OtlpSettings
 from holter.transport.tls import TlsFiles
 
 PREFIX = "HOLTER_"
@@ -182,20 +183,6 @@ class Settings:
 
 def _is_nats(address: str) -> bool:
     return address.startswith(("nats://", "tls://"))
-
-
-@dataclasses.dataclass(frozen=True)
-class OtlpSettings:
-    """Where events go, by OpenTelemetry's own variables."""
-
-    logs: str
-    """Address for `/v1/logs`, whole."""
-    traces: str
-    """The same for spans."""
-    headers: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
-    timeout_s: float = 10.0
-    resource: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What the user says of the service."""
 
 
 def otlp(environ: Mapping[str, str] = os.environ) -> tuple[OtlpSettings | None, list[str]]:

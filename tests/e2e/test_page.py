@@ -482,6 +482,34 @@ def test_findings_that_were_left_out_are_counted(visit: Visit, few: Simulated) -
     assert "and 9 more" in said
 
 
+def test_charts_share_a_cursor_and_a_stretch_of_steps(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address)
+    loss, pace = (page.locator("#charts figure", has_text=title) for title in ("Loss", "Step time"))
+    expect(loss.locator(".line").first).to_be_attached()
+    loss.scroll_into_view_if_needed()
+    plot = loss.locator("svg").bounding_box()
+    assert plot is not None
+    middle = plot["y"] + plot["height"] / 2
+    page.mouse.move(plot["x"] + plot["width"] / 2, middle)
+    step = re.compile(r"step ([\d,]+): mean")
+    assert step.search(loss.locator("output").inner_text())[1] == step.search(pace.locator("output").inner_text())[1]  # type: ignore[index]
+    expect(page.locator("#all-steps")).to_be_hidden()
+    page.mouse.down()
+    page.mouse.move(plot["x"] + plot["width"] * 0.8, middle)
+    page.mouse.up()
+    expect(page.locator("#all-steps")).to_be_visible()
+    picture(page, "zoomed")
+    page.locator("#all-steps").click()
+    expect(page.locator("#all-steps")).to_be_hidden()
+
+
+def test_the_head_says_where_the_time_went_and_what_was_started(visit: Visit, few: Simulated) -> None:
+    page = visit(few.address)
+    expect(page.locator("#goodput")).to_contain_text("made progress")
+    expect(page.locator("#goodput .time-spent span").first).to_be_attached()
+    expect(page.locator("#command")).not_to_be_empty()
+
+
 def test_words_at_incidents_that_began_close_together_do_not_lie_on_each_other(visit: Visit, few: Simulated) -> None:
     page = visit(few.address)
     expect(page.locator("#charts figure:visible")).to_have_count(4)

@@ -20,7 +20,6 @@ import aiohttp
 import msgspec
 
 from holter import clock
-from holter.config import OtlpSettings
 from holter.coordinator.disk import Disk
 from holter.coordinator.event_export import EventExport
 from holter.coordinator.notifier import Notifier
@@ -30,6 +29,7 @@ from holter.exporters.alert_text import RUNBOOKS
 from holter.exporters.webhook import Deliveries, Message, Pager
 from holter.files import write_whole
 from holter.transport.limits import Backoff
+from holter.transport.otlp import OtlpSettings
 from holter.transport.tls import SCHEME
 
 LOOK_EVERY = 10

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from holter.config import OtlpSettings
 from holter.coordinator.courier import Courier
 from holter.coordinator.http.status import halt
 from holter.coordinator.run import Run
@@ -25,6 +24,7 @@ from holter.exporters.opentelemetry import (
 )
 from holter.faults.window import StepNumbers
 from holter.records import Diagnosis, Finding
+from holter.transport.otlp import OtlpSettings
 
 MAX_EVENTS = 256
 """In one request; of more the oldest are left out, and counted."""

@@ -30,6 +30,7 @@ from holter.frameworks import halts, place, startup
 from holter.frameworks.all import ALL
 from holter.frameworks.loggers import Loggers
 from holter.frameworks.place import RankPlace
+from holter.frameworks.tracker_marks import TrackerMarks
 from holter.halting import halt_record
 from holter.page import PageWriter
 from holter.rank.context import ObservationWriter
@@ -177,7 +178,8 @@ def _attach(settings: Settings, here: RankPlace, framework: str) -> Attachment |
         run_dir = "" if bootstrap is None or settings.coordinator else bootstrap.run_dir
         agent = halts.open_agent(settings, here, monitor, ours, run_dir)
         monitor.install()
-        Loggers(monitor).install()
+        marks = TrackerMarks(run_dir, monitor.context.guard) if here.rank == 0 and run_dir else None
+        Loggers(monitor, marks).install()
         for each in ALL:
             each.attach(monitor)
         _meet(monitor, here, bootstrap, send, agent)

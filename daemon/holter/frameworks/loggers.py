@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holter.frameworks.tracker_marks import LIBRARIES, TrackerMarks
 from holter.rank.framework import LateImports, LogFunction
 from holter.rank.monitor import Monitor
 
@@ -17,7 +18,7 @@ Read = Callable[..., Any]
 
 
 def _first(_self: Any, values: Any = None, *_: Any, **kwargs: Any) -> Any:
-    return kwargs.get("data", values)
+    return kwargs.get("data", kwargs.get("metrics", values))
 
 
 def _scalar(_self: Any, tag: Any = "", scalar_value: Any = None, *_: Any, **__: Any) -> Mapping[str, Any]:
@@ -45,6 +46,7 @@ TRACKERS = (
     LogFunction(*_BOARD_X, "add_scalar", read=_scalar),
     LogFunction(*_BOARD_X, "add_scalars", read=_scalars),
     LogFunction("wandb.sdk.wandb_run", "Run", "log", read=_first),
+    LogFunction("trackio.run", "Run", "log", read=_first),
     LogFunction(*_MLFLOW, "log_metric", "mlflow", read=_metric),
     LogFunction(*_MLFLOW, "log_metrics", "mlflow", read=_metrics),
 )
@@ -54,8 +56,9 @@ TRACKERS = (
 class Loggers:
     """Follows the libraries that the script has imported."""
 
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
+    def __init__(self, monitor: Monitor, marks: TrackerMarks | None = None) -> None:
+        """`marks` tells the trackers of incidents; None on all ranks but one."""
+        self._monitor, self._marks = monitor, marks
         self._awaited = LateImports(
             [*TRACKERS, *(each for framework in monitor.context.frameworks.known for each in framework.logs)]
         )
@@ -69,7 +72,7 @@ class Loggers:
     def look(self) -> None:
         """Follow what has come since the last look."""
         for logger, owners in self._awaited.come():
-            self._follow(logger.name, logger.read, *owners)
+            self._follow(logger.module.partition(".")[0], logger.name, logger.read, *owners)
         self._follow_wandb()
 
     def _follow_wandb(self) -> None:
@@ -79,18 +82,24 @@ class Loggers:
         if wandb is not None and not self._has_wandb and hasattr(bound, "__func__"):
             self._has_wandb = True
             if bound.__func__ is not getattr(type(bound.__self__), "log", None):
-                self._follow("log", functools.partial(_first, None), wandb)
+                self._follow("", "log", functools.partial(_first, None), wandb)
+                if self._marks is not None:
+                    self._marks.seen("wandb", bound.__self__)
 
-    def _follow(self, name: str, read: Read, *owners: Any) -> None:
-        self._monitor.context.patches.replace(name, functools.partial(self._around, read), *owners)
+    def _follow(self, library: str, name: str, read: Read, *owners: Any) -> None:
+        self._monitor.context.patches.replace(name, functools.partial(self._around, library, read), *owners)
 
-    def _around(self, read: Read, original: Callable[..., Any]) -> Callable[..., Any]:
-        tell = self._monitor.context.guard.wrap(self._tell)
+    def _around(self, library: str, read: Read, original: Callable[..., Any]) -> Callable[..., Any]:
+        guard, marks = self._monitor.context.guard, self._marks
+        tell = guard.wrap(self._tell)
+        seen = guard.wrap(marks.seen) if marks is not None and library in LIBRARIES else None
 
         @functools.wraps(original)
         def log(*args: Any, **kwargs: Any) -> Any:
             if self._depth == 0:
                 tell(read, *args, **kwargs)
+            if seen is not None:
+                seen(library, None if library == "mlflow" else args[0] if args else None)
             self._depth += 1
             try:
                 return original(*args, **kwargs)

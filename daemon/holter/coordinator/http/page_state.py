@@ -30,6 +30,7 @@ from holter.faults.window import RankExit, Spread, StepArrivals, StepNumbers
 from holter.halting.vault.store import FOLDER, SEALED, Sealed, Vault
 from holter.records import Diagnosis
 from holter.records.goodput import Goodput, in_words
+from holter.redaction import without_secrets
 
 STATES = ("absent", "running", "ended", "died", "gone", "silent")
 """What the numbers of the column `state` mean."""
@@ -53,6 +54,8 @@ ABOUT = ("run_id", "run_dir", "coordinator", "started_at", "world_size", "action
 """What the page shows of `/api/v1/status`."""
 MAX_LINES = 16
 """Findings, and sentences of blindness, that are sent; thousands of lost sidecars are counted."""
+MAX_COMMAND = 400
+"""Characters."""
 MAX_NAMED = 64
 """Ranks in a card."""
 MAX_CARDS, MAX_CHECKPOINTS = 100, 64
@@ -216,6 +219,8 @@ class PageState:
         front = (
             member.progress.step for member in self._run.roster.members.values() if member.progress.step is not None
         )
+        command = self._run.intake.introductions.record().command
+        shown["command"] = " ".join(without_secrets(command))[:MAX_COMMAND]
         shown |= {"step": max(front, default=None), "num_ranks": len(self._run.roster.members), "is_live": True}
         return shown if self._record is None else shown | {"is_live": False} | dict(self._record)
 

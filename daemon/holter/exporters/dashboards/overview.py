@@ -7,22 +7,6 @@ from holter.exporters.dashboards.incidents import findings, open_incidents
 from holter.exporters.dashboards.panels import CRITICAL, FINE, LOG, Card, Panel, Query, lines, number
 from holter.exporters.dashboards.promql import RANK, ago, each, job, job_speed, job_spread, or_none, series
 
-PARTS = {
-    "progress": "blue",
-    "start": "super-light-purple",
-    "compile": "light-purple",
-    "data": "purple",
-    "stragglers": "semi-dark-purple",
-    "checkpoint": "light-blue",
-    "evaluation": "super-light-blue",
-    "held": "#8e8e8e",
-    "hung": "#5f5f5f",
-    "redone": "dark-purple",
-    "end": "#bdbdbd",
-    "down": "#3f3f3f",
-}
-"""Part of the wall time -> colour; none that looks like a verdict."""
-
 
 def build() -> Dashboard:
     """Run overview."""
@@ -40,8 +24,22 @@ def _now() -> list[Panel]:
     incidents = or_none(f"sum({each('cause, severity', series('incident_open'))})")
     return [
         number(
-            Card(6, "Open incidents", "Incidents that stand now, of every severity.", "none", 4, 5, ((1, CRITICAL),), FINE, TO_INCIDENTS),
-            Query(incidents),
+            Card(1, "Steps", "Optimizer steps that every living rank has completed.", "none", 4, 5),
+            Query(each("run_id", series("job_step"))),
+        ),
+        number(
+            Card(2, "Step time", "Mean over the ranks of how long the newest step took.", "s", 4, 5),
+            Query(job("step_duration_seconds", "mean")),
+        ),
+        number(
+            Card(3, "Loss", "Mean over the ranks at the newest step that read one. NaN: that of one rank or more was not finite.", "short", 4, 5),
+            # 0 / 1 adds nothing; 0 / 0 is NaN.
+            Query(f"{job('loss', 'mean')} + 0 / ({nonfinite} == bool 0)"),
+            nan=("NaN", CRITICAL),
+        ),
+        number(
+            Card(4, "Since the last progress", "Since any rank completed a step or changed phase.", "s", 4, 5, link=TO_RANKS),
+            Query(ago(progress)),
         ),
         number(
             Card(
@@ -51,33 +49,13 @@ def _now() -> list[Panel]:
             Query(watched),
         ),
         number(
-            Card(13, "Goodput", "Share of the wall time that made progress, over all lives of the run.", "percentunit", 4, 5),
-            Query(each("run_id", series("goodput_ratio"))),
+            Card(6, "Open incidents", "Incidents that stand now, of every severity.", "none", 4, 5, ((1, CRITICAL),), FINE, TO_INCIDENTS),
+            Query(incidents),
         ),
-        number(
-            Card(1, "Steps", "Optimizer steps that every living rank has completed.", "none", 3, 5),
-            Query(each("run_id", series("job_step"))),
-        ),
-        number(
-            Card(2, "Step time", "Mean over the ranks of how long the newest step took.", "s", 3, 5),
-            Query(job("step_duration_seconds", "mean")),
-        ),
-        number(
-            Card(3, "Loss", "Mean over the ranks at the newest step that read one. NaN: that of one rank or more was not finite.", "short", 3, 5),
-            # 0 / 1 adds nothing; 0 / 0 is NaN.
-            Query(f"{job('loss', 'mean')} + 0 / ({nonfinite} == bool 0)"),
-            nan=("NaN", CRITICAL),
-        ),
-        number(
-            Card(4, "Since the last progress", "Since any rank completed a step or changed phase.", "s", 3, 5, link=TO_RANKS),
-            Query(ago(progress)),
-        ),
-        open_incidents(12),
     ]  # fmt: skip
 
 
 def _lately() -> list[Panel]:
-    spent = each("part", series("wall_seconds"))
     return [
         lines(
             Card(7, "Loss", "Mean, lowest and highest over the ranks, of those that are finite.", "short"),
@@ -97,10 +75,5 @@ def _lately() -> list[Panel]:
             Query(job_spread("step_duration_seconds"), "{{aggregate}}"),
         ),
         findings(11, width=12),
-        lines(
-            Card(14, "Where the time went", "Wall time of all lives of the run, by what it went into: the newest of what is known at each time.", "percentunit", 24),
-            Query(f"{spent} / on () group_left () sum({spent})", "{{part}}"),
-            is_stacked=True,
-            colours=PARTS,
-        ),
+        open_incidents(12),
     ]  # fmt: skip

@@ -1,5 +1,6 @@
 // Series over the steps: the mean of the ranks as a line, their spread as a band, a cross where a number was not finite,
-// a dashed line where an incident began. The classes are those of the report's plots.
+// a dashed line where an incident began. The classes are those of the report's plots. All charts have one cursor, a step, and show
+// the same steps: a stretch that is drawn over with the pointer, or + and - at the cursor; a double click or Escape shows all again.
 
 import { $, el, svg } from "./dom.js";
 import { bySeverity } from "./lists.js";
@@ -14,42 +15,88 @@ const CHARTS = [
   { name: "lag", title: "Lag at collectives", text: (value) => (value === null ? "not known" : duration(value)), mean: "usual", high: "latest",
     summary: (row) => (row[5] < 0 ? duration(row[1]) : `rank ${row[5]} by ${duration(row[3])}`) },
 ];
-const made = new Map();
+const made = new Map(), FEWEST = 4, BY_KEY = { "+": 0.5, "=": 0.5, "-": 2 };
+let cursorStep = null, shown = null, drawnFrom = null; // A step; [first, last] or everything; where a stretch begins that is being drawn.
 let width = 420; // Of a plot, in pixels: letters keep their size.
 
 export function begin() {
   new ResizeObserver(() => draw()).observe($("charts"));
+  $("all-steps").addEventListener("click", unzoom);
 }
 
 export function draw() {
   if ($("overview").hidden) return;
   for (const chart of CHARTS) {
-    const rows = joined(state.series[chart.name] ?? []);
+    const rows = joined(inView(state.series[chart.name] ?? []));
     if (!made.has(chart.name)) made.set(chart.name, build(chart));
     const parts = made.get(chart.name);
     parts.figure.hidden = rows.length < 2;
     if (rows.length >= 2) redraw(chart, parts, rows);
   }
   const isEmpty = [...made.values()].every((parts) => parts.figure.hidden);
-  $("numbers").hidden = isEmpty;
+  $("numbers").hidden = isEmpty && !shown;
+  $("all-steps").hidden = !shown;
+}
+
+function inView(rows) {
+  return shown ? rows.filter((row) => row[0] >= shown[0] && row[0] <= shown[1]) : rows;
+}
+
+function zoom(first, last) {
+  const steps = Object.values(state.series).flatMap((rows) => (rows.length ? [rows[0][0], rows.at(-1)[0]] : []));
+  const whole = [Math.min(...steps), Math.max(...steps)], from = Math.max(whole[0], Math.floor(first)), to = Math.min(whole[1], Math.ceil(last));
+  if (to - from < FEWEST) return;
+  shown = from <= whole[0] && to >= whole[1] ? null : [from, to];
+  draw();
+}
+
+function unzoom() {
+  shown = null;
+  draw();
+}
+
+// The same step in every chart; each says what it had there.
+function pointAll(step) {
+  cursorStep = step;
+  for (const chart of CHARTS) { const parts = made.get(chart.name); if (parts && !parts.figure.hidden) point(chart, parts, closest(parts, step)); }
+}
+
+function closest(parts, step) {
+  if (step === null) return -1;
+  return parts.rows.reduce((best, row, place) => (best < 0 || Math.abs(row[0] - step) < Math.abs(parts.rows[best][0] - step) ? place : best), -1);
 }
 
 function build(chart) {
   const latest = el("span", { class: "muted" }), said = el("output");
-  const title = svg("title"), drawing = svg("g"), cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
-  const plot = svg("svg", { role: "img", tabindex: "0" }, title, drawing, cursor);
-  const parts = { figure: el("figure", {}, el("figcaption", {}, `${chart.title} `, latest), plot, said), plot, latest, said, title, drawing, cursor, rows: [], at: -1 };
+  const title = svg("title"), drawing = svg("g"), chosen = svg("rect", { class: "band", y: TOP, height: HEIGHT - BOTTOM - TOP, visibility: "hidden" }), cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
+  const plot = svg("svg", { role: "img", tabindex: "0" }, title, drawing, chosen, cursor);
+  const parts = { figure: el("figure", {}, el("figcaption", {}, `${chart.title} `, latest), plot, said), plot, latest, said, title, drawing, chosen, cursor, rows: [], at: -1 };
+  const stepAt = (event) => parts.across.from(event.clientX - plot.getBoundingClientRect().left);
+  plot.addEventListener("pointerdown", (event) => { if (event.button === 0) { drawnFrom = stepAt(event); plot.setPointerCapture?.(event.pointerId); } });
   plot.addEventListener("pointermove", (event) => {
-    const box = plot.getBoundingClientRect(), x = event.clientX - box.left;
-    point(chart, parts, nearest(parts, x));
+    const step = stepAt(event);
+    pointAll(parts.rows[closest(parts, step)]?.[0] ?? null);
+    select(parts, drawnFrom, step);
   });
-  plot.addEventListener("pointerleave", () => point(chart, parts, -1));
+  plot.addEventListener("pointerup", (event) => {
+    const ends = [drawnFrom, stepAt(event)].sort((one, other) => one - other);
+    const isStretch = drawnFrom !== null && Math.abs(parts.across.at(ends[1]) - parts.across.at(ends[0])) > 8;
+    drawnFrom = null;
+    select(parts, null, null);
+    if (isStretch) zoom(...ends);
+  });
+  plot.addEventListener("pointercancel", () => { drawnFrom = null; select(parts, null, null); });
+  plot.addEventListener("pointerleave", () => { if (drawnFrom === null) pointAll(null); });
+  plot.addEventListener("dblclick", unzoom);
   plot.addEventListener("keydown", (event) => {
+    const middle = cursorStep ?? parts.rows.at(-1)[0], half = (parts.rows.at(-1)[0] - parts.rows[0][0]) / 2;
+    if (event.key === "Escape" && shown) unzoom();
+    if (BY_KEY[event.key]) zoom(middle - half * BY_KEY[event.key], middle + half * BY_KEY[event.key]);
     const by = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20, Home: -1e9, End: 1e9 }[event.key];
     if (!by) return;
     event.preventDefault();
     const from = parts.at < 0 ? parts.rows.length - 1 : parts.at;
-    point(chart, parts, Math.max(0, Math.min(parts.rows.length - 1, from + by)));
+    pointAll(parts.rows[Math.max(0, Math.min(parts.rows.length - 1, from + by))][0]);
   });
   $("charts").append(parts.figure);
   return parts;
@@ -63,11 +110,11 @@ function redraw(chart, parts, rows) {
   const across = scale(rows[0][0], Math.max(rows.at(-1)[0], ...begun), LEFT, width - RIGHT), upwards = upward(rows);
   const last = rows.at(-1);
   parts.latest.textContent = `${chart.summary ? chart.summary(last) : chart.text(last[1])} at step ${count(last[0])}`;
-  parts.title.textContent = `${chart.title}: ${told(chart, last)}. Arrow keys read other steps.`;
+  parts.title.textContent = `${chart.title}: ${told(chart, last)}. Arrow keys read other steps, plus and minus show fewer or more of them.`;
   parts.rows = rows;
   parts.across = across;
   parts.drawing.replaceChildren(...axes(chart, across, upwards), ...marks(across), ...lines(rows, across, upwards));
-  point(chart, parts, parts.at < rows.length ? parts.at : -1);
+  point(chart, parts, closest(parts, cursorStep));
 }
 
 function upward(rows) {
@@ -83,7 +130,7 @@ function upward(rows) {
 function scale(low, high, begin, end, isLog = false) {
   const place = (value) => (isLog ? Math.log10(Math.max(value, low)) : value), from = place(low), to = place(high);
   const at = (value) => begin + (to > from ? (place(value) - from) / (to - from) : 0.5) * (end - begin);
-  return { low, high, isLog, at: (value) => Math.round(at(value) * 10) / 10 };
+  return { low, high, isLog, at: (value) => Math.round(at(value) * 10) / 10, from: (place) => low + ((place - begin) / (end - begin)) * (high - low) };
 }
 
 function axes(chart, across, upwards) {
@@ -114,7 +161,7 @@ function ticks({ low, high, isLog }, num) {
   return found;
 }
 
-const serious = () => state.incidents.filter((one) => !one.closed_at && one.severity !== "info");
+const serious = () => state.incidents.filter((one) => !one.closed_at && one.severity !== "info" && (!shown || (one.first_step >= shown[0] && one.first_step <= shown[1])));
 
 // A line for each; a word where there is room for it, for the gravest first.
 function marks(across) {
@@ -160,10 +207,12 @@ function point(chart, parts, at) {
   if (row) for (const end of ["x1", "x2"]) parts.cursor.setAttribute(end, parts.across.at(row[0]));
 }
 
-function nearest(parts, x) {
-  let best = -1, least = Infinity;
-  parts.rows.forEach((row, place) => { const far = Math.abs(parts.across.at(row[0]) - x); if (far < least) [best, least] = [place, far]; });
-  return best;
+function select(parts, from, to) {
+  parts.chosen.setAttribute("visibility", from === null || to === null ? "hidden" : "visible");
+  if (from === null || to === null) return;
+  const [left, right] = [parts.across.at(from), parts.across.at(to)].sort((one, other) => one - other);
+  parts.chosen.setAttribute("x", left);
+  parts.chosen.setAttribute("width", right - left);
 }
 
 function told(chart, [step, mean, low, high, lowRank, highRank, bad]) {

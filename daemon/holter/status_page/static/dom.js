@@ -22,6 +22,9 @@ function dressed(node, attributes, children) {
   return node;
 }
 
+// What stands between backticks is code.
+export const worded = (text) => String(text ?? "").split(/`([^`\n]+)`/).map((part, place) => (place % 2 ? el("code", {}, part) : part));
+
 // Gives a node other content and keeps what is the same of it: a reader's place, a click that is half done and a screen reader's attention stay.
 export function fill(node, ...children) {
   const made = el("div", {}, ...children);

@@ -1,6 +1,6 @@
 // Everything that is a list: facts, incidents, ranks to look at, timeline, checkpoints, what cannot be seen.
 
-import { $, el, fill } from "./dom.js";
+import { $, el, fill, worded } from "./dom.js";
 import { PHASES, conditionOf, nameOf, worst } from "./ranks.js";
 import { line, numRanks, state } from "./stream.js";
 import { count, duration, ranks, time } from "./words.js";
@@ -25,8 +25,22 @@ export function facts() {
   if (about.started_at) said.push(`since ${time(about.started_at)}`);
   if (!live && about.ended_at) said.push(`ended ${time(about.ended_at)}`);
   $("facts").textContent = said.join(" · ");
+  $("command").hidden = !about.command;
+  $("command").textContent = about.command ?? "";
   $("about").textContent = `Run directory ${about.run_dir ?? ""}${about.action ? ` · at most: ${about.action}` : ""} · times are ${Intl.DateTimeFormat().resolvedOptions().timeZone}`;
   $("halt-open").hidden = !live || line.how === "ended" || line.how === "opening";
+}
+
+// How much of the time made progress, and the parts of it as a bar.
+export function goodput() {
+  const { words = "", parts = {}, num_lives: lives = 1 } = state.goodput ?? {};
+  $("goodput").hidden = !words;
+  const bar = el("span", { class: "time-spent", "aria-hidden": "true" }, Object.entries(parts).map(([name, share]) => {
+    const part = el("span", { class: `t-${name}`, title: `${name} ${Math.round(share / 10)} %` });
+    part.style.flexGrow = share;
+    return part;
+  }));
+  $("goodput").replaceChildren(`${words}${lives > 1 ? `, over ${count(lives)} lives` : ""}`, bar);
 }
 
 export function incidents() {
@@ -35,7 +49,7 @@ export function incidents() {
   const sorted = [...state.incidents].sort((one, other) => isOpen(other) - isOpen(one) || bySeverity(one, other));
   fill($("incident-list"), sorted.map((one) => el("div", { class: `card ${isOpen(one) ? one.severity : "closed"}` },
     el("h3", {}, badge(isOpen(one) ? one.severity : "closed"), " ", el("a", { href: addressOf(one.id), "data-key": one.id }, one.line.replace(`${one.severity}: `, ""))),
-    el("p", {}, one.symptom),
+    el("p", {}, worded(one.symptom)),
     el("p", { class: "muted" }, "opened ", when(one.opened_at), one.closed_at ? ", closed " : "", one.closed_at ? when(one.closed_at) : "", one.directive === "halt" ? " · a halt was decided" : ""))));
 }
 
@@ -87,5 +101,5 @@ export function notes() {
   const list = (title, lines, others = 0) => (lines.length ? [el("h3", {}, title), el("ul", {}, lines.map((text) => el("li", {}, text)), others ? el("li", {}, `and ${count(others)} more`) : "")] : []);
   fill($("notes"),
     ...list("What holter cannot see", blind, more), ...list("About holter itself", warnings),
-    ...list(state.about.is_live === false || line.how === "ended" ? "What detectors said last" : "What detectors say now", findings.map((one) => `${one.severity}: ${one.detector}${one.waits ? " (waits for evidence)" : ""}: ${one.summary}`), rest));
+    ...list(state.about.is_live === false || line.how === "ended" ? "What detectors said last" : "What detectors say now", findings.map((one) => worded(`${one.severity}: ${one.detector}${one.waits ? " (waits for evidence)" : ""}: ${one.summary}`)), rest));
 }

@@ -18,6 +18,7 @@ const PARTS = {
   line: [connection, lists.facts, lists.notes, verdict, ranks],
   beat: [ranks, verdict],
   about: [connection, lists.facts, verdict, halting, lists.notes],
+  goodput: [lists.goodput],
   columns: [ranks, verdict],
   hosts: [ranks],
   incidents: [lists.incidents, verdict, charts.draw, ranks, () => incident.draw()],

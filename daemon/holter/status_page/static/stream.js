@@ -4,7 +4,7 @@ const MAX_ROWS = 4096;
 const SILENT_MS = 30000; // The coordinator says something every ten seconds.
 const AGAIN_MS = 5000;
 
-export const state = { about: {}, hosts: [], columns: {}, series: {}, incidents: [], checkpoints: [], timeline: [] };
+export const state = { about: {}, goodput: {}, hosts: [], columns: {}, series: {}, incidents: [], checkpoints: [], timeline: [] };
 
 // "opening", "live", "lost" or "ended"; why; and up to when the run was seen, by the coordinator's clock.
 export const line = { how: "opening", why: "", sinceMs: 0 };

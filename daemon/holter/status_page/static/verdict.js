@@ -1,6 +1,6 @@
 // What stands at the top: how the run is, how surely that is known, and how far a halt has come.
 
-import { $, el, fill } from "./dom.js";
+import { $, el, fill, worded } from "./dom.js";
 import { addressOf, bySeverity, isOpen } from "./lists.js";
 import { PHASES, STILL_S, at, stateOf, stillSeconds } from "./ranks.js";
 import { line, numRanks, state } from "./stream.js";
@@ -15,8 +15,8 @@ export function verdict() {
   show(first.severity, `${first.line}${more}`, [
     line.how === "lost" ? el("p", { class: "unsure" }, `${ICONS.warning} ${notLive()}: this is the last that was heard.`) : "",
     line.how === "ended" ? el("p", { class: "unsure" }, `The coordinator has ended: ${line.why}. This is how it was then.`) : "",
-    el("p", {}, first.symptom),
-    el("p", {}, el("b", {}, "Do: "), first.do),
+    el("p", {}, worded(first.symptom)),
+    el("p", {}, el("b", {}, "Do: "), worded(first.do)),
     lastHealthy(),
     el("p", {}, el("a", { href: addressOf(first.id), "data-key": "verdict" }, "The diagnosis in full")),
   ]);
