@@ -104,8 +104,9 @@ class Notifier:
             self._couriers = [Courier(name, send, self._deliveries) for name, send in services(self._addresses)]
             for courier in self._couriers:
                 courier.start()
-        for courier in self._couriers if one is not None else ():
-            courier.send(one)
+        if one is not None:
+            for courier in self._couriers:
+                courier.send(one)
         return ""
 
 
