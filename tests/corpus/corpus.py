@@ -154,6 +154,26 @@ COMPOSED_CASES = (
     composed("drifting_norm", "silent_data_corruption", step=13, ranks=(1,), tensors=("layers.0.norm.weight",), env=EVERY_STEP),
 )  # fmt: skip
 """Re-created from public reports and from what they describe: mixtures of experts, scales of gradients, ranks in other worlds."""
+
+
+def composition(kind: str, cause: str, **expected: Any) -> Case:
+    """What Megatron-LM#7452 describes."""
+    return case(0, "composition_runs", cause, arguments=(kind,), **expected)
+
+
+COMPOSITION_CASES = (
+    composition("partial_norm", "unreduced_parameters", tensors=("layers.0.inner.weight", "layers.0.inner.bias"), env={"HOLTER_MESH": "tp=2"}),
+)  # fmt: skip
+MISSED = (
+    "gathered_logits",
+    "token_counts",
+    "other_group",
+    "missing_heads",
+    "masked_parts",
+    "overwritten_counts",
+    "local_names",
+)
+"""Kinds of `composition_runs.py` of which nothing shows that holter reads: weights, reduced gradients and norms agree wherever they should."""
 RECIPES = {
     "fsdp2": 2, "hsdp": 4, "tp": 2, "sequence": 2, "loss_parallel": 2, "tp_fsdp2": 4, "sequence_fsdp2": 4, "pipeline": 2, "pipeline_1f1b": 2,
     "experts": 2, "checkpointing": 2, "fsdp1": 2, "hybrid1": 4, "zero1": 2, "zero2": 2, "zero3": 2,
@@ -201,6 +221,13 @@ def silent(name: str) -> Job:
     """A healthy run."""
     env = {"HOLTER_LOCAL_BUFFERS": "*.running_*,*.num_batches_tracked"} if name == "local_statistics" else {}
     return Job(f"silent-{name}", "healthy_runs.py", (name,), env=env)
+
+
+def missed(kind: str, *, is_healthy: bool = False) -> Job:
+    """A fault that is not found, or its twin."""
+    tail = ("--healthy",) if is_healthy else ()
+    ranks = 4 if kind == "other_group" else 2
+    return Job(f"composition-{kind}{'-twin' * is_healthy}", "composition_runs.py", (kind, *tail), ranks=ranks)
 
 
 def recipe(name: str, ranks: int) -> Job:

@@ -175,6 +175,7 @@ def declare(said: Any) -> DeclaredMesh | None:
 
 
 REPLICATED_NAMES = ("dp", "ddp", "data", "replicate", "*dp_replicate", "data_parallel")
+PIPELINE_NAMES = ("pp", "pipe", "pipeline", "stage", "pipeline_parallel")
 TENSOR_NAMES = ("tp", "tensor", "model", "tensor_parallel", "model_parallel")
 
 

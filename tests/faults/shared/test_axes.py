@@ -97,6 +97,18 @@ def test_a_subgroup_that_parts_is_asked_for_by_its_own_name_and_named_with_axis_
     assert "unsynced_initialisation" == rank_causes(finding)[0].cause
 
 
+def test_settings_that_differ_on_one_rank_are_told_of_all_ranks_though_weights_part_along_an_axis_at_once():
+    mesh = Mesh()
+    for step in range(3):
+        mesh.step(step, lambda rank: along("before", rank, rank % 2) | along("after", rank, 10 + rank % 2 + 5 * (rank == 3)) | {"hyperparameters": int(rank == 3)})  # fmt: skip
+    (asking,) = ReplicaDivergence().judge(mesh.window())
+    for need in asking.needs:
+        for rank in need.ranks:
+            mesh.say(rank, need.step, Table(tensor_class=need.tensor_class, root=int(rank == 3), names=["lr"], fingerprints=[1 + (rank == 3)], norms=[0.1 + (rank == 3)]))  # fmt: skip
+    (finding,) = ReplicaDivergence().judge(mesh.window())
+    assert ((3,), "optimizer_state_mismatch") == (finding.ranks, rank_causes(finding)[0].cause)
+
+
 def own(moment, root):
     return {f"parameters_{moment}@own": root}
 
@@ -179,8 +191,9 @@ def test_gradients_that_part_after_the_settings_did_are_not_the_beginning():
         mesh.step(step, lambda rank, step=step: {"hyperparameters": rank == 3, f"gradients@replicate#{rank % 2}": rank == 3 and step > 0})  # fmt: skip
     (asking,) = ReplicaDivergence().judge(mesh.window())
     assert ["hyperparameters"] == [need.tensor_class for need in asking.needs]
-    for rank in (1, 3):
-        table = Table(tensor_class="hyperparameters", root=rank, names=["lr"], fingerprints=[rank], norms=[0.1])
+    for rank in asking.needs[0].ranks:
+        table = Table(tensor_class="hyperparameters", root=int(rank == 3), names=["lr"], fingerprints=[1 + (rank == 3)], norms=[0.1])  # fmt: skip
         mesh.say(rank, 0, table)
     (finding,) = ReplicaDivergence().judge(mesh.window())
-    assert "optimizer_state_mismatch" == rank_causes(finding)[0].cause
+    top = rank_causes(finding)[0]
+    assert ((3,), "optimizer_state_mismatch", 0.93) == (top.ranks, top.cause, top.confidence)

@@ -112,6 +112,18 @@ def test_a_step_that_a_loss_scaler_answers_for_is_not_asked(rank):
     assert [] == rank.context.hold.peers.asked
 
 
+def test_a_stage_of_a_pipeline_asks_the_others_and_goes_on_asking(rank):
+    rank.context.frameworks.partitioned.clear()
+    rank.context.world_size = 2
+    rank.step()
+    assert [] == rank.context.hold.peers.asked, "it is no stage, as far as is known"
+    rank.context.inputs.stage = (1, False)
+    rank.step()
+    rank.context.inputs.stage = None
+    rank.step()
+    assert [(1, None), (2, None)] == rank.context.hold.peers.asked
+
+
 def test_when_nobody_wants_halts_nobody_is_asked(rank):
     rank.context.hold.agent.holds = [(0, "nonfinite")]
     rank.step(worth=float("nan"))

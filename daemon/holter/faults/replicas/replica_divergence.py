@@ -98,7 +98,7 @@ class ReplicaDivergence:
     def _judge_view(self, view: AxisView) -> Iterator[Finding]:
         window = view.window
         partings = {name: parting for name in WORDS if (parting := find_parting(window, name))}
-        if not partings or not (view.axis or must_agree(window)):
+        if not partings or not (view.axis or must_agree(window) or SETTINGS[0] in partings):
             return
         if not are_settings_common(window):
             partings = {name: parting for name, parting in partings.items() if name not in SETTINGS}

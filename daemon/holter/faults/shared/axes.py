@@ -14,12 +14,15 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from holter.faults.shared.parting import WORDS
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import ClassHistory, StepView, TensorView, Window
 from holter.records import Census, Evidence, Finding, MeshAxis, TableRequest, TensorEntry
 from holter.records.rank import IGNORED
 
 MAX_SUBGROUPS_SHOWN = 8
+PLACES = {name: place for place, name in enumerate(WORDS)}
+"""In the order in which a step reads them."""
 Roots = Mapping[int, tuple[int, ...]]
 
 
@@ -96,7 +99,7 @@ class AxisView:
 
 def views(window: Window) -> Iterator[AxisView]:
     """The job as a whole, and along each axis on which something parted the subgroup that did so first."""
-    yield AxisView(window, "", "", (), 0, window)
+    yield AxisView(_with_agreed(window), "", "", (), 0, window)
     axes: dict[str, list[ClassHistory]] = {}
     for name, history in window.tensors.classes.items():
         axis = name.partition("@")[2]
@@ -109,6 +112,29 @@ def views(window: Window) -> Iterator[AxisView]:
                 yield found
 
 
+def _with_agreed(window: Window) -> Window:
+    """The window of all ranks, with what agreed along every axis until their settings parted: that it did is news of those."""
+    classes = window.tensors.classes
+    settings = classes.get("hyperparameters")
+    if settings is None or settings.first_unequal_step is None:
+        return window
+    along: dict[str, list[ClassHistory]] = {}
+    for name, history in classes.items():
+        base, _, axis = name.partition("@")
+        if axis and axis != IGNORED and base not in classes:
+            along.setdefault(base, []).append(history)
+    agreed = {
+        base: replace(histories[0], first_unequal_step=None, num_unequal=0)
+        for base, histories in along.items()
+        if all(h.num_equal and _first_unequal(h) > settings.first_unequal_step for h in histories)
+    }
+    return replace(window, tensors=replace(window.tensors, classes={**classes, **agreed})) if agreed else window
+
+
+def _first_unequal(history: ClassHistory) -> float:
+    return math.inf if history.first_unequal_step is None else history.first_unequal_step
+
+
 def _were_equal(window: Window, axis: str) -> bool:
     """Whether what a wrapper ignores began equal on all ranks: else it is each rank's own, an expert."""
     known = [window.tensors.classes.get(f"parameters_{moment}@{axis}") for moment in ("before", "after")]
@@ -116,8 +142,8 @@ def _were_equal(window: Window, axis: str) -> bool:
 
 
 def first_view(window: Window, judge: "Callable[[AxisView], Iterator[Finding]]") -> Iterator[Finding]:
-    """What a detector says of the view in which something parted first; of two at one step, of the axis, which sees all ranks' classes too."""
-    found = sorted(views(window), key=lambda view: _began(view.window))
+    """What a detector says of the view in which something of its own parted first; of two at one place of one step, of the axis, which sees all ranks' classes too."""
+    found = sorted(views(window), key=_began)
     for view in found:
         said = [view.located(finding, _census(window)) for finding in judge(view)]
         if said:
@@ -125,10 +151,16 @@ def first_view(window: Window, judge: "Callable[[AxisView], Iterator[Finding]]")
             return
 
 
-def _began(window: Window) -> tuple[float, bool]:
-    known = [history.first_unequal_step for name, history in window.tensors.classes.items() if "@" not in name]
-    steps = [step for step in known if step is not None]
-    return min(steps, default=math.inf), any("@" in name for name in window.tensors.classes)
+def _began(view: AxisView) -> tuple[float, int, bool]:
+    """Step, place in it, and whether it is the view of all ranks: settings that differ on one rank of a job are not a matter of the axis on which weights part then."""
+    known = {
+        name.partition("@")[0]: history.first_unequal_step
+        for name, history in view.source.tensors.classes.items()
+        if name.partition("@")[2] == view.axis and history.first_unequal_step is not None
+    }
+    places = ((step, PLACES.get(name, len(PLACES))) for name, step in known.items())
+    step, place = min(places, default=(math.inf, 0))
+    return step, place, not view.axis
 
 
 def _census(window: Window) -> Census | None:

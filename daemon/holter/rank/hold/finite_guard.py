@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 from holter import clock
+from holter.rank import mesh
 from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.hold.device_flags import RUN_AHEAD, DeviceFlags, LeftOut, device_of, flag_of, takes_flag
@@ -286,18 +287,20 @@ def kept_call(call: Inputs | None) -> Inputs | None:
 
 
 class Shards:
-    """Asks the other ranks; one for a rank."""
+    """Asks the other ranks, those with other shards or other stages of a pipeline; one for a rank."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._split: weakref.WeakKeyDictionary[torch.optim.Optimizer, tuple[int, bool]] = weakref.WeakKeyDictionary()
         """By optimizer: the number of its parameters, and whether one of them was split then."""
+        self._is_stage = False
+        """This rank trains a stage of a pipeline: a NaN of another stage's need not come to it."""
 
     def agree(self, optimizer: torch.optim.Optimizer, bad_step: int | None) -> int | None:
         """The first step that is not finite on any rank, as far as is known before this one is applied; `bad_step` is our own."""
         context = self._context
         peers = context.hold.peers
-        if peers is None or peers.is_over or not self._is_split(optimizer):
+        if peers is None or peers.is_over or not (self._is_split(optimizer) or self._has_stages()):
             self._tell_loss()
             return bad_step
         waited_s = peers.waited_s
@@ -314,6 +317,14 @@ class Shards:
     def concern(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether ranks of this job apply different parts of a step."""
         return self._context.world_size > 1 and self._is_split(optimizer)
+
+    def _has_stages(self) -> bool:
+        """Whether torch's pipelining calls the model, or the user has named an axis of stages."""
+        if not self._is_stage and self._context.world_size > 1:
+            said = self._context.models.said.get()
+            is_named = said is not None and any(axis.name in mesh.PIPELINE_NAMES for axis in said.axes)
+            self._is_stage = self._context.inputs.stage is not None or is_named
+        return self._is_stage
 
     def _is_split(self, optimizer: torch.optim.Optimizer) -> bool:
         if optimizer in self._context.frameworks.partitioned:
