@@ -13,6 +13,7 @@ from holter_kernels.api import backend, fingerprint, merge, summarize
 from holter_kernels.cpu import set_num_threads
 from holter_kernels.devices import side_stream
 from holter_kernels.passes import Pass, Reading
+from holter_kernels.seen import SeenTensors, see
 from holter_kernels.table import Table
 from holter_kernels.tree import root, tree
 from holter_kernels.warm import CompiledKernel, WarmUp, warm_up
@@ -21,12 +22,14 @@ __all__ = [
     "CompiledKernel",
     "Pass",
     "Reading",
+    "SeenTensors",
     "Table",
     "WarmUp",
     "backend",
     "fingerprint",
     "merge",
     "root",
+    "see",
     "set_num_threads",
     "side_stream",
     "summarize",

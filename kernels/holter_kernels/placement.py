@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from holter_kernels.seen import SeenTensors
 from holter_kernels.sources import PLAIN_TYPES, Sources, look
 
 try:
@@ -16,7 +17,7 @@ except ImportError:
     _native_look = None
 
 _FUNCTIONS = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-_SAME, _MOVED, _NOT_PLAIN = 0, 1, 3
+_SAME, _MOVED, _OTHERS, _NOT_PLAIN = range(4)
 # DLPack does not tell a lazily negated view from its memory, nor a view of a storage that was freed from one at a low address.
 _is_neg, _offset = torch.Tensor.is_neg, torch.Tensor.storage_offset
 
@@ -26,6 +27,8 @@ class Placement:
 
     def __init__(self) -> None:
         self._layouts = np.zeros((0, 2), np.uint64)
+        self._seen = b""
+        """The same, of a list that was seen; nothing if the last one was not."""
         self._is_valid = self._is_plain = self._is_as_before = False
         self._specs: list[object] = []
         self.sources = Sources()
@@ -58,9 +61,13 @@ class Placement:
 
     def _compare(self, tensors: Sequence[torch.Tensor]) -> int | None:
         """What the native code says: as before, moved, others; None if it cannot say."""
+        if type(tensors) is SeenTensors:
+            return self._compare_seen(tensors)
         if _native_look is None or _FUNCTIONS is None:
             return None
         as_list = tensors if type(tensors) is list else list(tensors)
+        if self._seen:
+            self._seen, self.bases = b"", self.bases.copy()
         if len(as_list) != len(self._layouts):
             self._layouts, self.bases = np.zeros((len(as_list), 2), np.uint64), np.zeros(len(as_list), np.uint64)
             self._is_valid = False
@@ -80,6 +87,15 @@ class Placement:
         # Memory that is where it was is not lost: a view of a storage that was freed lies as far from 0 as it lay from its storage's beginning.
         is_where_it_was = found == _SAME and self._is_valid
         return None if not is_where_it_was and _has_lost_memory(as_list) else found
+
+    def _compare_seen(self, tensors: SeenTensors) -> int:
+        """All that is asked of others is known of these."""
+        self.bases = np.frombuffer(tensors.addresses, np.uint64)
+        if tensors.layouts == self._seen:
+            return _MOVED
+        self._seen, self._specs, self._is_valid = tensors.layouts, [], False
+        self._layouts = np.frombuffer(self._seen, np.uint64).reshape(-1, 2).copy()
+        return _OTHERS
 
 
 def _local_parts(tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[object]] | None:

@@ -1,5 +1,6 @@
 """What the hooks of one rank share: the writer of observations, the step under way, what decides whether it is applied, and ways back."""
 
+import array
 import functools
 import string
 from collections import Counter
@@ -130,21 +131,27 @@ class KnownFinite:
         self._versions: dict[int, int] = {}
         self._num_collectives: int | None = -1
 
-    def note(self, gradients: Iterable[Any]) -> None:
+    def note(self, gradients: Sequence[Any]) -> None:
         """These, as they are now, are finite."""
         now = num_collectives()
         if now is None:
             return
         if self._num_collectives != now:
             self._versions, self._num_collectives = {}, now
-        self._versions.update((local(g).data_ptr(), g._version) for g in gradients)  # noqa: SLF001
+        mark = GradientMark.of(gradients)
+        if mark is None:
+            self._versions.update((local(g).data_ptr(), g._version) for g in gradients)  # noqa: SLF001
+        else:
+            self._versions.update(zip(array.array("Q", mark.addresses), array.array("Q", mark.versions), strict=True))
 
-    def unshown(self, gradients: Sequence[Any]) -> list[Any]:
+    def unshown(self, gradients: Sequence[Any]) -> Sequence[Any]:
         """Those of these that are not known to be finite."""
         if not self._versions or self._num_collectives != num_collectives():
-            return list(gradients)
+            return gradients
         known, mark = self._versions, GradientMark.of(gradients)
-        if mark is not None and list(map(known.get, mark.addresses)) == mark.versions:
+        if mark is not None and list(map(known.get, array.array("Q", mark.addresses))) == list(
+            array.array("Q", mark.versions)
+        ):
             return []
         return [g for g in gradients if known.get(local(g).data_ptr(), -1) != g._version]  # noqa: SLF001
 

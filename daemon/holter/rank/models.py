@@ -26,6 +26,7 @@ from holter.rank import mesh
 from holter.rank.mesh import EVERYONE, IGNORED, OWN, Holders
 from holter.rank.search import living, parameters_of, top_level, unique, variable_of
 from holter.records import MeshAxis, View
+from holter_kernels import SeenTensors, see
 
 logger = logging.getLogger("holter")
 FLAT = "FullyShardedDataParallel"
@@ -62,6 +63,8 @@ class Model:
         self.was_optimized = False
         """An optimizer holds some of its parameters, or did."""
         self.parameters: list[tuple[str, torch.nn.Parameter]] = []
+        self.tensors: list[torch.nn.Parameter] = []
+        """The same without names."""
         self.buffers: list[tuple[str, torch.Tensor]] = []
         self.holders: dict[int, Holders] = {}
         """Id of a parameter or buffer -> which ranks hold the same bytes, where that is known."""
@@ -91,7 +94,7 @@ class Model:
 
     def _forget(self, _: Any) -> None:
         # The script let go of its model, perhaps to make room for another: its memory is not ours to hold.
-        self.parameters, self.buffers, self._signature, self.replicas = [], [], [], set()
+        self.parameters, self.tensors, self.buffers, self._signature, self.replicas = [], [], [], [], set()
         self.holders, self.whole_shapes = {}, {}
         self._tables, self._parts, self._kinds, self._buffer_dtypes = [], [], [], []
         for call in self._on_forget:
@@ -155,6 +158,7 @@ class Model:
         self._buffer_dtypes = [b.dtype for _, b in buffers]
         changed = signature != self._signature
         self._signature, self.parameters, self.buffers = signature, parameters, buffers
+        self.tensors = [p for _, p in parameters]
         self._is_placed = any(hasattr(p, "placements") for _, p in parameters)
         self._find_holders(ddp)
         return changed
@@ -162,7 +166,7 @@ class Model:
     def has_thawed(self) -> bool:
         """Whether a parameter froze, thawed or was cast since the last refresh: cheap to ask."""
         return (
-            list(map(_kind, map(_tensor, self.parameters))) != self._kinds
+            list(map(_kind, self.tensors)) != self._kinds
             or list(map(_dtype, map(_tensor, self.buffers))) != self._buffer_dtypes
         )
 
@@ -576,14 +580,24 @@ def held_by(optimizers: Iterable[torch.optim.Optimizer]) -> set[int]:
     return set(map(id, chain.from_iterable(group["params"] for each in optimizers for group in each.param_groups)))
 
 
-def gradients_of(parameters: Iterable[torch.Tensor]) -> list[Any]:
-    """The gradient of each, None where there is none, in a native loop. Asked for once: one that nobody holds gets a new Python object each time."""
-    return list(map(_gradient, parameters))
+def gradients_of(parameters: Iterable[torch.Tensor]) -> Sequence[Any]:
+    """The gradient of each, None where there is none. Asked for once: one that nobody holds gets a new Python object each time."""
+    owners = parameters if type(parameters) is list else list(parameters)
+    seen = see(owners, gradients=True)
+    return seen if seen is not None else list(map(_gradient, owners))
 
 
-def applied_by(optimizer: torch.optim.Optimizer) -> list[Any]:
+def applied_by(optimizer: torch.optim.Optimizer) -> Sequence[Any]:
     """The gradient of each parameter that this optimizer holds, None where there is none."""
-    return gradients_of(chain.from_iterable(group["params"] for group in optimizer.param_groups))
+    groups = optimizer.param_groups
+    return gradients_of(
+        groups[0]["params"] if len(groups) == 1 else chain.from_iterable(group["params"] for group in groups)
+    )
+
+
+def has_none(gradients: Sequence[Any]) -> bool:
+    """Whether one of them is missing."""
+    return type(gradients) is not SeenTensors and type(None) in map(type, gradients)
 
 
 def gradient_view(models: Sequence[Model]) -> View:

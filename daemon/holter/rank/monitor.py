@@ -39,6 +39,7 @@ from holter.rank.undo.past_steps import PastSteps
 from holter.rank.undo.rewind import Rewind
 from holter.records import Phase
 from holter_kernels import set_num_threads
+from holter_kernels.seen import is_sound
 
 
 class Monitor:
@@ -61,6 +62,8 @@ class Monitor:
         frameworks: Sequence[Framework] = (),
     ) -> None:
         set_num_threads(threads)
+        # Tried now, and not in a hook.
+        is_sound()
         self.context = Context(
             writer,
             Schedule(budget=budget, floor_s=floor_s),

@@ -27,7 +27,7 @@ import functools
 import operator
 import statistics
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,13 +37,14 @@ from holter.rank import mesh
 from holter.rank.context import Context
 from holter.rank.guard import say
 from holter.rank.hold.device_flags import RUN_AHEAD, DeviceFlags, LeftOut, device_of, flag_of, takes_flag
-from holter.rank.models import is_split
+from holter.rank.models import has_none, is_split
 from holter.rank.readings.batches import Inputs
 from holter.rank.readings.fused_pass import has_nonfinite
 from holter.rank.readings.gradient_answers import GradientAnswer, are_plain
 from holter.rank.readings.samples import local
 from holter.rank.undo.side_stream import wait_until
 from holter.records import SightLost
+from holter_kernels import SeenTensors
 from holter_kernels.devices import is_capturing, obeys_flag, recorded, warming
 
 WARM_S = 60.0
@@ -135,7 +136,7 @@ class FiniteGuard:
             self._wait_for(answer, tables)
         return bool(tables) and has_nonfinite(tables[0])
 
-    def _finds_by_operations(self, name: str, gradients: list[torch.Tensor], device: torch.device) -> bool:
+    def _finds_by_operations(self, name: str, gradients: Sequence[torch.Tensor], device: torch.device) -> bool:
         """The same while kernels are being compiled: by torch's own operations, and waited for whatever the optimizer. What was found is then read, once it can be."""
         place = torch.empty((), dtype=torch.float32, pin_memory=True)
         place.copy_(flag_of(gradients), non_blocking=True)
@@ -162,7 +163,7 @@ class FiniteGuard:
         self,
         optimizer: torch.optim.Optimizer,
         answer: GradientAnswer | None,
-        gradients: list[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
         *,
         is_torn: bool,
     ) -> None:
@@ -247,15 +248,17 @@ class FiniteGuard:
         self._owed = [(step, answer) for step, answer, table in answers if table is None]
         return next((step for step, _, table in answers if table is not None and has_nonfinite(table)), None)
 
-    def _held(self, optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    def _held(self, optimizer: torch.optim.Optimizer) -> Sequence[torch.Tensor]:
         lent = self._context.frameworks.lent.get(optimizer)
         if lent is not None:
             return [gradient for _, gradient in lent]
         applied = self._context.gradient_answers.applied_by(optimizer)
-        return applied if type(None) not in map(type, applied) else [g for g in applied if g is not None]
+        return [g for g in applied if g is not None] if has_none(applied) else applied
 
-    def _unshown(self, held: list[torch.Tensor]) -> list[torch.Tensor]:
+    def _unshown(self, held: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         unshown = self._context.hold.known_finite.unshown(held)
+        if type(unshown) is SeenTensors:
+            return unshown
         if are_plain(unshown) and all(dtype.is_floating_point for dtype in set(map(_dtype, unshown))):
             return unshown
         return [part for part in map(_part, unshown) if _is_dense_float(part) or part.is_complex()]

@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 from holter.rank.context import Context
-from holter.rank.models import Model, is_split, spans_world
+from holter.rank.models import Model, gradients_of, is_split, spans_world
 from holter.rank.publish.step_log import OpenStep
+from holter.rank.readings.gradient_answers import are_plain
 from holter.rank.readings.samples import local
 
 
@@ -91,7 +92,9 @@ class ClipProbe:
             _note(step, found, float(limit), is_sharded=is_sharded)
             # The norm of order 0 counts elements, NaN among them.
             if math.isfinite(found) and float(kind) > 0:
-                self._context.hold.known_finite.note([g for p in held if (g := p.grad) is not None and not g.is_sparse])
+                given = gradients_of(held)
+                dense = given if are_plain(given) else [g for g in given if g is not None and not g.is_sparse]
+                self._context.hold.known_finite.note(dense)
             return
 
         def learn(table: Any) -> None:

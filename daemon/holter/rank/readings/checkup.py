@@ -184,7 +184,7 @@ class Checkup:
         rows = dict(zip(ids, range(len(ids)), strict=True))
         places = [rows.get(id(p), -1) for _, p in self._trained]
         if table is not None and min(places, default=-1) >= 0:
-            setattr(self._answers, moment, TableRows(table, places))
+            setattr(self._answers, moment, TableRows(table, np.array(places)))
         else:
             self._read(moment, [p for _, p in self._trained])
         self._read(f"frozen_{moment}", [p for _, p in self._frozen])

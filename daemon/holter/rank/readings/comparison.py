@@ -40,7 +40,7 @@ from holter.rank.readings.census import DtypeTraits, Selection, SelectionCache, 
 from holter.rank.readings.gradient_answers import PLAIN, are_plain
 from holter.rank.readings.shard_state import ShardState
 from holter.records import PackedTable
-from holter_kernels import Table, root
+from holter_kernels import Table, root, see
 
 _pack: Callable[..., tuple[Any, ...]] | None
 try:
@@ -276,7 +276,7 @@ class ComparisonProbe:
         if self._reduced.step is not step:
             self._reduced = _ReducedGradients(step)
         gradients = gradients_of(chosen.tensors)
-        if any(kind is not type(None) for kind in set(map(type, gradients))):
+        if are_plain(gradients) or any(gradient is not None for gradient in gradients):
             self._launch(name, chosen, gradients, self._reduced.part(name))
 
     def _read(self, tensor_class: str, chosen: Selection, tensors: Sequence[Entry]) -> None:
@@ -286,8 +286,9 @@ class ComparisonProbe:
 
     def _launch(self, name: str, chosen: Selection, tensors: Sequence[Entry], then: OnRows) -> None:
         step, reading_s = self._context.log.now, self._context.reading_s
-        kept, places, traits = tensors, chosen.places, chosen.traits
-        if not are_plain(tensors):
+        seen = see(tensors) if type(tensors) is list else None
+        kept, places, traits = seen or tensors, chosen.places, chosen.traits
+        if not are_plain(kept):
             is_kept = [tensor is not None and not tensor.is_sparse and not is_partial(tensor) for tensor in tensors]
             kept = [tensor for tensor, is_one in zip(tensors, is_kept, strict=True) if is_one]
             places = places[is_kept]

@@ -8,16 +8,19 @@ Two moments have the same value if the memory is the same, torch counted no writ
 what a collective writes. Nor does it count what is written to `.data`: where ranks are compared, a value as applied is never taken from an earlier moment. An answer that a device still owes is shared too: all who asked get it when it is there.
 """
 
+import array
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
 from holter.rank.models import applied_by
 from holter.rank.publish.step_log import OwedAnswer
+from holter_kernels import SeenTensors
 
 if TYPE_CHECKING:
     from holter.rank.context import Context
@@ -34,22 +37,33 @@ MAX_KEPT = 8
 
 def are_plain(tensors: Sequence[Any]) -> bool:
     """Whether all of these are dense tensors of torch's own: none is missing, sparse, or a wrapper of others. In native loops: it is asked of every list."""
+    if type(tensors) is SeenTensors:
+        return True
     return PLAIN.issuperset(map(type, tensors)) and _DENSE.issuperset(map(_layout, tensors))
 
 
 class GradientMark(NamedTuple):
     """Some gradients in host memory or on a device, as they are at one moment."""
 
-    addresses: list[int]
-    versions: list[int]
+    addresses: bytes
+    """A word each; likewise the versions."""
+    versions: bytes
     num_collectives: int
+    has_memory: bool
+    """Every one of them."""
 
     @staticmethod
-    def of(gradients: Sequence[Any]) -> "GradientMark | None":
+    def of(gradients: Any) -> "GradientMark | None":
         """As they are now; None where that cannot be told: a write to a part of a DTensor is not counted, nor are collectives everywhere."""
-        if not set(map(type, gradients)) <= PLAIN or (number := num_collectives()) is None:
+        if (number := num_collectives()) is None:
             return None
-        return GradientMark(list(map(_address, gradients)), list(map(_version, gradients)), number)
+        if type(gradients) is SeenTensors:
+            return GradientMark(gradients.addresses, gradients.versions, number, has_memory=True)
+        if not set(map(type, gradients)) <= PLAIN:
+            return None
+        addresses = list(map(_address, gradients))
+        versions = array.array("Q", map(_version, gradients)).tobytes()
+        return GradientMark(array.array("Q", addresses).tobytes(), versions, number, 0 not in addresses)
 
 
 def num_collectives() -> int | None:
@@ -66,7 +80,7 @@ def num_collectives() -> int | None:
 class TableRows:
     """Some rows of a table of statistics, by the names of its columns."""
 
-    def __init__(self, table: Any, places: list[int]) -> None:
+    def __init__(self, table: Any, places: np.ndarray) -> None:
         self._table, self._places = table, places
 
     def __getattr__(self, name: str) -> Any:
@@ -88,21 +102,24 @@ class GradientAnswer:
         """Of the pass itself; None until it has begun."""
         self.table: Any = None
         """None while a device owes it."""
-        self._waiting: list[tuple[OnTable, list[int] | None]] = []
-        self._rows: dict[int, int] = {}
+        self._waiting: list[tuple[OnTable, np.ndarray | None]] = []
 
-    def places(self, mark: GradientMark) -> list[int] | None:
-        """Where these gradients, as they are now, stand among those that were read; None: not all of them do."""
-        if self.mark is None or mark.num_collectives != self.mark.num_collectives or 0 in mark.addresses:
+    def places(self, mark: GradientMark, likely: np.ndarray) -> np.ndarray | None:
+        """Where these gradients, as they are now, stand among those that were read; None: not all of them do. Tried first: where they likely stand."""
+        if self.mark is None or mark.num_collectives != self.mark.num_collectives or not mark.has_memory:
             return None
-        if not self._rows:
-            self._rows = {address: row for row, address in enumerate(self.mark.addresses)}
-        found = [self._rows.get(address, -1) for address in mark.addresses]
-        versions = self.mark.versions
-        is_whole = all(row >= 0 and versions[row] == now for row, now in zip(found, mark.versions, strict=True))
-        return found if is_whole else None
+        mine, theirs = ((_words(one.addresses), _words(one.versions)) for one in (self.mark, mark))
+        found = likely
+        if (
+            len(likely) != len(theirs[0])
+            or likely.max(initial=-1) >= len(mine[0])
+            or (mine[0][likely] != theirs[0]).any()
+        ):
+            rows = {address: row for row, address in enumerate(mine[0].tolist())}
+            found = np.array([rows.get(address, -1) for address in theirs[0].tolist()], np.intp)
+        return found if (found >= 0).all() and (mine[1][found] == theirs[1]).all() else None
 
-    def ask(self, then: OnTable, places: list[int] | None) -> None:
+    def ask(self, then: OnTable, places: np.ndarray | None) -> None:
         """Give the rows at these places, all of them if None, now or when they are there."""
         if self.table is None:
             self._waiting.append((then, places))
@@ -122,7 +139,9 @@ class GradientAnswers:
 
     def __init__(self) -> None:
         self._answers: list[GradientAnswer] = []
-        self._held: tuple[Any, list[Any]] = (None, [])
+        self._held: tuple[Any, Sequence[Any]] = (None, [])
+        self._likely = np.zeros(0, np.intp)
+        """Where those that were asked for last stood: an optimizer with several groups has the model's parameters in an order of its own."""
 
     @contextlib.contextmanager
     def held(self, optimizer: torch.optim.Optimizer) -> Iterator[None]:
@@ -133,7 +152,7 @@ class GradientAnswers:
         finally:
             self._held = None, []
 
-    def applied_by(self, optimizer: torch.optim.Optimizer) -> list[Any]:
+    def applied_by(self, optimizer: torch.optim.Optimizer) -> Sequence[Any]:
         """The gradient of each parameter that this optimizer holds, None where there is none."""
         return self._held[1] if self._held[0] is optimizer else applied_by(optimizer)
 
@@ -173,12 +192,17 @@ class GradientAnswers:
             self._answers = [*self._answers[1 - MAX_KEPT :], answer]
         return answer
 
-    def _find(self, mark: GradientMark, *, needs_histogram: bool) -> tuple[GradientAnswer, list[int] | None] | None:
+    def _find(self, mark: GradientMark, *, needs_histogram: bool) -> tuple[GradientAnswer, np.ndarray | None] | None:
         for answer in reversed(self._answers):
             if needs_histogram and not answer.has_histogram:
                 continue
-            if answer.mark == mark and 0 not in mark.addresses:
+            if answer.mark == mark and mark.has_memory:
                 return answer, None
-            if (places := answer.places(mark)) is not None:
+            if (places := answer.places(mark, self._likely)) is not None:
+                self._likely = places
                 return answer, places
         return None
+
+
+def _words(words: bytes) -> np.ndarray:
+    return np.frombuffer(words, np.uint64)

@@ -109,7 +109,12 @@ class GradientProbe:
         step.gradients.is_local_whole = stride == 1
         for model in context.models.active():
             if model.shows_local_gradients():
-                found = _with_gradients(model.parameters[share.number :: stride] if stride > 1 else model.parameters)
+                part = slice(share.number, None, stride)
+                found = (
+                    _with_gradients(model.parameters, model.tensors)
+                    if stride == 1
+                    else _with_gradients(model.parameters[part], model.tensors[part])
+                )
                 is_read = self._read(model, step, found, "gradient", share)
                 step.gradients.is_local_read |= is_read
                 step.gradients.is_local_whole &= is_read
@@ -195,8 +200,9 @@ class GradientProbe:
             step.gradients.square_sum = (step.gradients.square_sum or 0.0) + sum(sums.values())
 
 
-def _with_gradients(named: Sequence[tuple[str, Any]]) -> NamedGradients:
-    gradients = gradients_of(map(_parameter, named))
+def _with_gradients(named: Sequence[tuple[str, Any]], owners: list[Any] | None = None) -> NamedGradients:
+    """`owners` are the same without names, if somebody has them."""
+    gradients = gradients_of(map(_parameter, named) if owners is None else owners)
     if not are_plain(gradients):
         found = [(each, g) for each, g in zip(named, gradients, strict=True) if g is not None and not g.is_sparse]
         return [each for each, _ in found], [g for _, g in found]

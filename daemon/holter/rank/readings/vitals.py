@@ -20,7 +20,7 @@ import torch
 
 from holter import clock
 from holter.rank.context import Context
-from holter.rank.models import held_by
+from holter.rank.models import has_none, held_by
 from holter.rank.readings.checkup import Checkup, CheckupMemory, UnheldParameters, rates_of, readable, trained_by
 from holter.rank.readings.histories import TOLD_CHECKS, FingerprintHistory, IdleParameters, LeftoverGradients, prints
 from holter.rank.readings.samples import is_plain_moment, local, strided
@@ -116,9 +116,8 @@ class VitalsProbe:
         # Without a backward pass before it the step makes its gradients itself, in a closure.
         if not context.log.micro_step or _is_skipping(optimizers):
             return
-        applied = [context.gradient_answers.applied_by(each) for each in optimizers]
-        has_none = any(type(None) in map(type, gradients) for gradients in applied)
-        self._idle.look(step, self._trained(optimizers), has_none=has_none)
+        is_missing = any(has_none(context.gradient_answers.applied_by(each)) for each in optimizers)
+        self._idle.look(step, self._trained(optimizers), has_none=is_missing)
         self._leftovers.judge(optimizers)
         is_vital = self._schedule.is_vital(step, context.schedule.plan.check_interval)
         self._remembered_step = step if is_vital else -1
