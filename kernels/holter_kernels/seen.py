@@ -9,7 +9,7 @@ with anything else in it (None, a DTensor, a sparse gradient, a device's, anothe
 
 import ctypes
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, overload
@@ -68,6 +68,9 @@ class SeenTensors(Sequence[torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self.addresses) // 8
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self.tensors)
 
     @overload
     def __getitem__(self, place: int) -> torch.Tensor: ...

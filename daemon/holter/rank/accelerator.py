@@ -4,6 +4,7 @@ torch calls it by its type (`torch.cuda`, which ROCm is too, `torch.xpu`, `torch
 has begun to use it.
 """
 
+import sys
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
@@ -12,14 +13,18 @@ import torch
 from holter_kernels import devices
 
 GRAPHS = ("CUDAGraph", "XPUGraph", "NPUGraph")
-# torch.accelerator.current_accelerator() takes a microsecond and is the same: this is asked many times a step.
 _ask = getattr(torch._C, "_get_accelerator", torch.accelerator.current_accelerator)  # noqa: SLF001
+_known = {"modules": -1, "kind": ""}
 
 
 def kind() -> str:
     """Its type, "cuda" for one; nothing where torch has no accelerator."""
-    found = _ask()
-    return "" if found is None or found.type == "cpu" else str(found.type)
+    # To ask torch takes a microsecond, and this is asked many times a step: again only if something was imported since, as another maker's backend is.
+    if len(sys.modules) != _known["modules"]:
+        found = _ask()
+        _known["kind"] = "" if found is None or found.type == "cpu" else str(found.type)
+        _known["modules"] = len(sys.modules)
+    return str(_known["kind"])
 
 
 def module() -> Any:

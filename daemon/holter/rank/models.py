@@ -546,7 +546,7 @@ def _part(module: Any, name: str) -> Any:
 
 def _inner(module: Any) -> torch.nn.Module | None:
     while module is not None:
-        is_wrapper = isinstance(module, DistributedDataParallel) or type(module).__name__ == "DeepSpeedEngine"
+        is_wrapper = _is_ddp(module) or type(module).__name__ == "DeepSpeedEngine"
         below = _part(module, "module" if is_wrapper else "_orig_mod")
         if below is None:
             break
@@ -556,10 +556,15 @@ def _inner(module: Any) -> torch.nn.Module | None:
 
 def _ddp(root: Any) -> Any:
     """The DDP wrapper that the script calls, also below torch.compile's; None if there is none."""
-    if isinstance(root, DistributedDataParallel):
+    if _is_ddp(root):
         return root
     below = _part(root, "_orig_mod")
-    return below if isinstance(below, DistributedDataParallel) else None
+    return below if _is_ddp(below) else None
+
+
+def _is_ddp(module: Any) -> bool:
+    # isinstance() takes a microsecond: its class has a metaclass that is asked, in Python.
+    return DistributedDataParallel in type(module).__mro__
 
 
 def _parts(tables: Sequence[dict[str, Any]], ddp: Any, reduced_by_hand: AbstractSet[str]) -> list[Any]:

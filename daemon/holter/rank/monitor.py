@@ -1,6 +1,7 @@
 """All hooks of a rank, installed and removed together; and what happens when a forward pass, a backward pass or a step begins and ends."""
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +41,9 @@ from holter.rank.undo.rewind import Rewind
 from holter.records import Phase
 from holter_kernels import set_num_threads
 from holter_kernels.seen import is_sound
+
+LOOK_EVERY = 16
+"""Steps between two looks for what no import shows: that a device is used from now on."""
 
 
 class Monitor:
@@ -123,15 +127,10 @@ class Monitor:
         self._saves = SaveProbe(self.context)
         self.logs = LogProbe(self.context)
         self._groups = GroupProbe(self.context)
-        looks = (
-            self._saves.look,
-            DeviceProbe(self.context).look,
-            self._groups.look,
-            self._kernels.settle,
-            MemoryProbe(self.context).look,
-        )
-        self.before_backward: list[Callable[[], None]] = list(looks)
-        """Called at every backward pass, by those who wait for the script to import something."""
+        self._always = (self._groups.look, self._kernels.settle, MemoryProbe(self.context).look)
+        self.before_backward: list[Callable[[], None]] = [self._saves.look, DeviceProbe(self.context).look]
+        """Called when a backward pass begins and something was imported since the last, and now and then: by those who wait for the script to import something."""
+        self._num_modules = 0
         self._is_searched = False
 
     def install(self) -> None:
@@ -252,8 +251,12 @@ class Monitor:
         fetched = attempt(self._data.trained) or []
         attempt(self._batches.begin_backward, fetched)
         attempt(self._see_samples, fetched)
-        for call in self.before_backward:
+        for call in self._always:
             attempt(call)
+        if len(sys.modules) != self._num_modules or self.context.log.step % LOOK_EVERY == 0:
+            self._num_modules = len(sys.modules)
+            for call in self.before_backward:
+                attempt(call)
         attempt(self._calls.find_wrapped)
         if not self._is_searched and not list(self.context.models):
             attempt(self._find_models)

@@ -57,3 +57,17 @@ def test_many_integers_are_sampled():
     (found,) = survey([("tokens", tokens)])
     assert 0.0 == found.low
     assert found.high > 0.99 * float(tokens[-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.int32])
+def test_the_native_look_says_what_torch_says(dtype: torch.dtype):
+    values = (torch.arange(300, dtype=torch.float64).sub(77).mul(1.5)).to(dtype).reshape(30, 10)
+    # What does not lie densely is left to torch.
+    native, by_torch = (numbers(x=each) for each in (values, values.t()))
+    assert by_torch == {name: pytest.approx(number, rel=1e-6) for name, number in native.items()}
+    assert float(values.double().std(correction=0)) == pytest.approx(native["batch.x.spread"], rel=1e-12)
+
+
+def test_what_is_not_finite_is_counted_after_all():
+    told = survey([("x", torch.tensor([1.0, float("nan"), float("-inf"), 3.0]))])
+    assert [(1, 1, 1.0, 3.0)] == [(each.nans, each.infs, each.low, each.high) for each in told]

@@ -8,8 +8,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from holter.rank.readings.gradient_answers import GradientAnswers, GradientMark
+from holter.rank.models import gradients_of, has_none
+from holter.rank.readings.gradient_answers import GradientAnswers, GradientMark, are_plain
 from holter.records import PackedTable, StepDone, Vitals
+from holter_kernels.seen import is_sound
 
 
 class Holding:
@@ -155,3 +157,35 @@ def test_parts_of_dtensors_are_not_told_apart_by_their_versions():
         pass
 
     assert GradientMark.of([torch.ones(2).as_subclass(Wrapped)]) is None
+
+
+def parameters() -> list[nn.Parameter]:
+    made = [nn.Parameter(torch.ones(2, 3) * k) for k in range(3)]
+    for each in made:
+        each.grad = each.detach() + 1
+    return made
+
+
+@pytest.mark.skipif(not is_sound(), reason="without native code each tensor is asked in Python")
+def test_no_object_is_made_for_a_gradient_that_nobody_looks_at():
+    seen = gradients_of(parameters())
+    assert are_plain(seen)
+    assert not has_none(seen)
+    assert GradientMark.of(seen) == GradientMark.of(seen)
+    assert seen._tensors is None
+
+
+def test_what_was_seen_and_what_was_asked_in_python_are_one_mark():
+    owners = parameters()
+    assert GradientMark.of([each.grad for each in owners]) == GradientMark.of(gradients_of(owners))
+
+
+def test_an_optimizer_in_another_order_gets_each_parameters_row(worn):
+    owners, answers, given = parameters(), GradientAnswers(), []
+    for turn in range(3):
+        owners[turn].grad.mul_(2)
+        answers.clear()
+        answers.read(worn.monitor.context, "all", gradients_of(owners), lambda _: None)
+        answers.read(worn.monitor.context, "some", gradients_of([owners[2], owners[0]]), given.append)
+        assert [float(each.grad.sum()) for each in (owners[2], owners[0])] == given[-1].sum.tolist()
+        owners.reverse()

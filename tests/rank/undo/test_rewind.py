@@ -225,3 +225,22 @@ def test_what_does_not_fit_the_page_leaves_the_random_states_there(wear):
     )
     training.steps(2)
     assert ({}, 2) == (shown(worn).given, shown(worn).step)
+
+
+def test_what_the_page_shows_is_true_whether_or_not_something_was_drawn(worn):
+    training = Training(worn, nn.Linear(4, 1))
+    for is_drawing in (False, True, False, True):
+        training.steps(2)
+        drawn_at = torch.get_rng_state()
+        if is_drawing:
+            torch.rand(3)
+        at_forward = torch.get_rng_state()
+        training.compute(torch.randn(8, 4, generator=torch.Generator().manual_seed(0)))
+        told = shown(worn)
+        assert worn.monitor.context.log.step == told.step
+        assert torch.equal(drawn_at, told.torch_state)
+        assert torch.equal(at_forward, told.at_forward.torch_state)
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        assert worn.monitor.context.log.step == shown(worn).step
+        assert torch.equal(torch.get_rng_state(), shown(worn).torch_state)

@@ -7,6 +7,7 @@
 #define Py_LIMITED_API 0x030b0000
 #include <Python.h>
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -227,7 +228,54 @@ static PyObject *count(PyObject *self, PyObject *args)
     return PyLong_FromSsize_t(left_out);
 }
 
+/* In the order of batches._SURVEYED. */
+enum { FLOAT32, FLOAT64, INT64, INT32 };
+
+static double value_at(const void *memory, Py_ssize_t place, int kind)
+{
+    switch (kind) {
+    case FLOAT32:
+        return ((const float *)memory)[place];
+    case FLOAT64:
+        return ((const double *)memory)[place];
+    case INT64:
+        return (double)((const int64_t *)memory)[place];
+    default:
+        return ((const int32_t *)memory)[place];
+    }
+}
+
+static PyObject *survey(PyObject *self, PyObject *args)
+{
+    Py_ssize_t address, count;
+    int kind;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "nni", &address, &count, &kind))
+        return NULL;
+    if (!address || count <= 0 || kind < FLOAT32 || kind > INT32) {
+        PyErr_SetString(PyExc_ValueError, "no elements");
+        return NULL;
+    }
+    const void *memory = (const void *)address;
+    double low = INFINITY, high = -INFINITY, sum = 0, squares = 0;
+    for (Py_ssize_t place = 0; place < count; place++) {
+        double value = value_at(memory, place, kind);
+        if (!isfinite(value))
+            Py_RETURN_NONE;
+        low = value < low ? value : low;
+        high = value > high ? value : high;
+        sum += value;
+    }
+    double mean = sum / (double)count;
+    for (Py_ssize_t place = 0; place < count; place++) {
+        double away = value_at(memory, place, kind) - mean;
+        squares += away * away;
+    }
+    return Py_BuildValue("dddd", low, high, mean, sqrt(squares / (double)count));
+}
+
 static PyMethodDef methods[] = {
+    {"survey", survey, METH_VARARGS, "Least, largest, mean and standard deviation; None: something is not finite."},
     {"sign", sign, METH_VARARGS, "Fingerprints of rows."},
     {"visit", visit, METH_VARARGS, "Put fingerprints into a table and look them up in another."},
     {"count", count, METH_VARARGS, "How often each small whole number occurs; returns how many are too large."},

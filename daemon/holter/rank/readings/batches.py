@@ -20,6 +20,13 @@ from holter_kernels import summarize
 from holter_kernels.cpu import fingerprint_memory
 from holter_kernels.layout import FORMATS
 
+_samples: Any
+try:
+    from holter.rank import _samples
+except ImportError:
+    # There was no compiler.
+    _samples = None
+
 MAX_LEAVES = 64
 MAX_DEPTH = 4
 MAX_SIGNED = 8
@@ -32,6 +39,7 @@ SCALARS = (int, float, str, bytes, type(None))
 SMALL = 1 << 16
 SAMPLED_INTEGERS = 1 << 20
 """Of a larger tensor of integers every n-th is asked."""
+_SURVEYED = {torch.float32: 0, torch.float64: 1, torch.int64: 2, torch.int32: 3}
 _INTEGERS = frozenset({torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8})
 
 HOST = torch.device("cpu")
@@ -115,7 +123,7 @@ def capture(model: Callable[[], torch.nn.Module | None], args: tuple[Any, ...], 
         args=args,
         kwargs=kwargs,
         leaves=[(path, t, t._version) for path, t in found[:MAX_LEAVES]],  # noqa: SLF001
-        random_state=torch.random.get_rng_state(),
+        random_state=torch.default_generator.get_state(),
         autocast=(torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)),
         device=device,
         device_state=None if generator is None else generator.get_state(),
@@ -167,13 +175,17 @@ def _is_here(tensor: torch.Tensor) -> bool:
 def _mark(tensor: torch.Tensor) -> int:
     """Of runs of a contiguous tensor's own memory: nothing is copied."""
     numel, size, address, fmt = tensor.numel(), tensor.element_size(), tensor.data_ptr(), FORMATS[tensor.dtype]
-    if tensor.untyped_storage().nbytes() < (tensor.storage_offset() + numel) * size:
+    if not _has_memory(tensor):
         return 0
     if numel * size <= SIGNED_BYTES:
         return int(fingerprint_memory(fmt, address, numel, 0))
     length = SIGNED_BYTES // size // NUM_RUNS
     places = [run * (numel - length) // (NUM_RUNS - 1) for run in range(NUM_RUNS)]
     return int(sum([fingerprint_memory(fmt, address + place * size, length, place) for place in places])) & MASK
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return bool(tensor.untyped_storage().nbytes() >= (tensor.storage_offset() + tensor.numel()) * tensor.element_size())
 
 
 def corner(tensor: torch.Tensor) -> torch.Tensor:
@@ -216,7 +228,9 @@ def survey(leaves: list[Leaf]) -> list[Survey]:
     for path, tensor in leaves:
         if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel():
             continue
-        if tensor.dtype in _INTEGERS:
+        if (at_once := _at_once(path, tensor)) is not None:
+            found.append(at_once)
+        elif tensor.dtype in _INTEGERS:
             found.append(_integers(path, tensor))
         elif tensor.is_floating_point():
             quick = _floats(path, tensor) if tensor.numel() <= SMALL else None
@@ -225,6 +239,20 @@ def survey(leaves: list[Leaf]) -> list[Survey]:
             else:
                 large.append((path, tensor))
     return found + (_fused(large) if large else [])
+
+
+def _at_once(path: str, tensor: torch.Tensor) -> Survey | None:
+    """By one native call, of what is small and lies densely; None: it is not, or something is not finite."""
+    kind = _SURVEYED.get(tensor.dtype)
+    if _samples is None or kind is None or tensor.numel() > SMALL or not _is_here(tensor) or not tensor.is_contiguous():
+        return None
+    if not _has_memory(tensor):
+        return None
+    found = _samples.survey(tensor.data_ptr(), tensor.numel(), kind)
+    if found is None:
+        return None
+    low, high, mean, spread = found
+    return Survey(path, tensor.numel(), low, high, mean, spread=spread)
 
 
 def _integers(path: str, tensor: torch.Tensor) -> Survey:

@@ -173,6 +173,8 @@ class MovingBuffers:
             else:
                 targets.append(entry.copy)
                 sources.append(found)
+        if not targets and not fresh:
+            return
         with torch.no_grad():
             if targets:
                 torch._foreach_copy_(targets, sources)

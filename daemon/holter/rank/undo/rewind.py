@@ -131,19 +131,33 @@ class Generators:
         self._python: Python | None = None
         self._python_raw = b""
         self._is_python_raw = False
+        self._last: RandomStates | None = None
 
     def take(self) -> RandomStates:
-        """As they are now."""
-        python = self._take_python()
-        return RandomStates(
-            torch_words=_bytes(torch.default_generator.get_state()),
-            python_version=python.version,
-            python_words=python.words,
-            python_gauss=random._inst.gauss_next,  # type: ignore[attr-defined]  # noqa: SLF001  what getstate() gives
-            numpy=self._take_numpy(),
-            device_type=accelerator.kind(),
-            device_words=[_bytes(generator.get_state()) for generator in accelerator.generators()],
-        )
+        """As they are now; the very object that was given last if they are the same."""
+        python, numpy, last = self._take_python(), self._take_numpy(), self._last
+        torch_words = _bytes(torch.default_generator.get_state())
+        gauss = random._inst.gauss_next  # type: ignore[attr-defined]  # noqa: SLF001  what getstate() gives
+        device_words = [_bytes(generator.get_state()) for generator in accelerator.generators()]
+        if (
+            last is None
+            or last.python_words is not python.words
+            or last.numpy is not numpy
+            or last.python_gauss != gauss
+            or last.torch_words != torch_words
+            or last.device_words != device_words
+            or last.device_type != accelerator.kind()
+        ):
+            last = self._last = RandomStates(
+                torch_words=torch_words,
+                python_version=python.version,
+                python_words=python.words,
+                python_gauss=gauss,
+                numpy=numpy,
+                device_type=accelerator.kind(),
+                device_words=device_words,
+            )
+        return last
 
     def _take_python(self) -> Python:
         """Asking Python makes 625 integers, 30 us; looking whether its words are still the same takes 1 us, where they lie as CPython has them."""
@@ -229,7 +243,7 @@ class Rewound(RandomStates, frozen=True):
 
     @property
     def at_forward(self) -> RandomStates:
-        """The same as at the beginning where no forward pass has begun."""
+        """The same as at the beginning where no forward pass has begun, and where nothing was drawn before it."""
         return self.forward or self
 
 
@@ -269,6 +283,8 @@ class Rewind:
         """As the step before left them, until DDP gives them to all; empty on all ranks but the first."""
         self._is_giving = context.writer.rank == 0 and context.world_size > 1
         self._has_said = False
+        self._shown: tuple[Any, ...] = ()
+        """What the page says."""
 
     def step_closed(self, step: int, *, is_late: bool = False) -> None:
         """`step` optimizer steps are completed: the next one begins, as far as anybody knows. If late, it has already started, unseen."""
@@ -348,13 +364,16 @@ class Rewind:
 
     def known(self) -> Rewound | None:
         """How the step that is under way began; None: nothing was seen of it."""
-        beginning = self._candidate() if self._forward is None else self._beginning
+        beginning, forward, step, num_skipped = self._found()
         if beginning is None:
             return None
+        return Rewound(**msgspec.structs.asdict(beginning), step=step, forward=forward, num_skipped=num_skipped)
+
+    def _found(self) -> tuple[RandomStates | None, RandomStates | None, int, int]:
+        """The states at the beginning and, if they were others, at the first forward pass; the step, and its rounds that were skipped."""
+        beginning = self._candidate() if self._forward is None else self._beginning
         num_skipped = self._log.now.passes.num_skipped_rounds if self._step == self._log.step else 0
-        return Rewound(
-            **msgspec.structs.asdict(beginning), step=self._step, forward=self._forward, num_skipped=num_skipped
-        )
+        return beginning, self._forward if self._forward is not beginning else None, self._step, num_skipped
 
     def _candidate(self) -> RandomStates | None:
         return next(
@@ -398,10 +417,13 @@ class Rewind:
         return known
 
     def _publish(self) -> None:
-        known = self.known()
+        is_giving = bool(self._given) and self._forward is None
+        found = is_giving, *self._found()
+        known = self.known() if found != self._shown else None
+        self._shown = found
         if known is None:
             return
-        if self._given and self._forward is None:
+        if is_giving:
             if self._show(msgspec.structs.replace(known, given=self._given)):
                 return
             # There is more of it than the page takes, at the next step too.
