@@ -50,8 +50,6 @@ NUM_WARM = 2
 """Vital steps before their cost is known."""
 NUM_COSTS = 5
 NUM_STEPS = 32
-MEDIAN_EVERY = 4
-"""Comparisons between two looks at how long steps are."""
 
 
 class VitalsProbe:
@@ -291,7 +289,6 @@ class VitalsSchedule:
         self._costs_s: deque[float] = deque(maxlen=NUM_COSTS)
         self._steps_s: deque[float] = deque(maxlen=NUM_STEPS)
         self._last_s: float | None = None
-        self._step_s = 0.0
         self._num_checks = 0
 
     def tick(self) -> None:
@@ -307,11 +304,9 @@ class VitalsSchedule:
 
     def is_vital(self, step: int, check_interval: int) -> bool:
         """Asked once at each step of comparison."""
-        if self._num_checks % MEDIAN_EVERY == 0:
-            self._step_s = statistics.median(self._steps_s or [0.0])
         self._num_checks += 1
         number = step // check_interval
-        room_s = max(self._budget * self._step_s, NUM_FLOORS * self._floor_s)
+        room_s = max(self._budget * statistics.median(self._steps_s or [0.0]), NUM_FLOORS * self._floor_s)
         cost_s = min(self._costs_s, default=0.0)
         # What the first one costs is mostly what is done once: it says little of the others.
         if len(self._costs_s) < NUM_WARM or (self._num_checks <= NUM_DENSE and cost_s <= DENSE_FACTOR * room_s):
