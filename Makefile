@@ -121,6 +121,7 @@ bench: install  ## ratios against peers in the same run
 	$(BIN)/python tests/bench/bench_guard.py
 	$(BIN)/python tests/bench/bench_collectives.py
 	$(BIN)/python tests/bench/bench_scrape.py
+	$(BIN)/python tests/bench/bench_hosts.py --quarter --hour
 	$(BIN)/python tests/bench/bench_strangers.py
 	$(BIN)/python tests/bench/bench_corpus.py --write
 

@@ -34,6 +34,9 @@ class Settings:
     """Name of the run; empty: the start time and a few random letters."""
     coordinator: str = ""
     """Address (`host:port`) of a coordinator that already runs; empty: rank 0's sidecar starts one."""
+    agent: str = ""
+    """Whether sidecars of a host speak through an agent, for jobs of thousands of ranks: `auto` (the host's first sidecar starts one), or the path of the
+    unix socket of one that runs already; empty: each speaks to the coordinator itself."""
     token: str = ""
     """Secret that sidecars show to the coordinator; empty: made at start and passed through the job's rendezvous store."""
     token_file: str = ""

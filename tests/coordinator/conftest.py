@@ -171,8 +171,9 @@ class SimulatedRank:
     def vanish(self) -> None:
         """As by SIGKILL: no Goodbye."""
         task = self.uplink._carrier._task  # type: ignore[attr-defined]
-        assert task is not None
-        task.cancel()
+        for running in (task, self.uplink._task):
+            if running is not None:
+                running.cancel()
 
     def _answer(self, message: wire.Downward) -> wire.Upward | None:
         # What launchers and the job's log are told at an end is looked at elsewhere.

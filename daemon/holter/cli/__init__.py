@@ -29,6 +29,7 @@ COMMANDS = {
     "dashboards": "print or write Grafana's dashboards",
     "coordinator": "run a coordinator by itself",
     "sidecar": "run a sidecar by itself",
+    "agent": "run a host's agent by itself: it joins the sidecars of a host or pod",
     "completion": "print shell completion, or the man page",
 }
 WRONG_USE = 2

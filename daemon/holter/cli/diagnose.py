@@ -15,7 +15,7 @@ import msgspec
 
 from holter import clock, config, offline
 from holter.cli.parts.earlier import memory_of_logs
-from holter.cli.terminal import Meter, width
+from holter.cli.parts.terminal import Meter, width
 from holter.coordinator.judge import IncidentTracker, Judge
 from holter.coordinator.window.assembly import Assembly
 from holter.diagnosis import report

@@ -22,7 +22,7 @@ from typing import IO, Any, Self
 import holter
 from holter import clock
 from holter.cli.parts import preflight
-from holter.cli.terminal import printable
+from holter.cli.parts.terminal import printable
 from holter.errors import UsageError
 from holter.rank.doctor import plan
 

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from holter.cli.parts.terminal import fitted, printable, table
 from holter.cli.run_reader import RUNS, RunReader, has_open_critical, locate
-from holter.cli.terminal import fitted, printable, table
 from holter.errors import UsageError
 from holter.halting import halt_record
 from holter.records import Diagnosis

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         local_rank=args.local_rank,
         visible_devices=args.visible_devices,
         kernel_log="" if ours.kernel_log == "off" else ours.kernel_log,
+        agent=ours.agent,
     )
     try:
         sidecar = Sidecar(settings, log_to)

@@ -27,25 +27,21 @@ from holter.records import (
     Body,
     Consumed,
     Exam,
-    Exited,
-    Feed,
     Groups,
     Halting,
-    Inspection,
     Link,
     Observation,
     Overdue,
     Own,
     Seated,
-    Skipped,
-    StepDone,
     StepsDone,
-    Swapped,
     Table,
     Unavailable,
     Unexamined,
 )
 from holter.records.goodput import GOODPUT
+from holter.records.joined import apart
+from holter.records.urgent import is_urgent
 from holter.transport import wire
 
 JOURNAL_BYTES_OF_RANK = 16 * 2**10
@@ -59,8 +55,6 @@ MAX_GROUPS = 65_536
 """Process groups of the mesh, of all ranks together."""
 LONGEST_S = 1e9
 """A rank cannot have waited longer than this."""
-URGENT_SKIPS = 16
-"""A loss scaler that skipped so many steps in a row is judged at once."""
 
 
 class Intake:
@@ -205,6 +199,8 @@ class Intake:
         self.assembly.add(observation, now_ns)
         self.journal.append(now_ns, observation)
         self.roster.observe_joined(observation.step, joined, now_ns)
+        for rank, at_ns, done in apart(joined):
+            self.wall_time.hear(Observation(rank=rank, step=observation.step, at_ns=at_ns, body=done), now_ns)
         self._has_news = True
 
     def hear_table(self, key: TableKey, answer: Observation | None, now_ns: int) -> None:
@@ -345,18 +341,3 @@ def is_sound(body: Body) -> bool:
 def _are_times(*seconds: float) -> bool:
     # NaN is not between anything.
     return all(0.0 <= each <= LONGEST_S for each in seconds)
-
-
-def is_urgent(observation: Observation) -> bool:
-    """Whether it must be judged at once."""
-    match observation.body:
-        case StepDone() as done:
-            return bool(done.nonfinite)
-        case Skipped() as skipped:
-            return skipped.in_a_row >= URGENT_SKIPS
-        case Feed() as feed:
-            return not feed.is_end
-        case Exited() | Swapped() | Inspection() | Overdue() | Exam() | Halting():
-            return True
-        case _:
-            return False

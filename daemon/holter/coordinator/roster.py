@@ -10,15 +10,16 @@ Silence is measured in the coordinator's attention: time in which it was itself 
 
 import hashlib
 import hmac
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from holter.exporters.snapshot import RankSnapshot, StepHistogram, add_nonfinite
+from holter.exporters.snapshot import STEP_BUCKETS_S, RankSnapshot, StepHistogram, add_nonfinite
 from holter.faults.shared.wording import ranks_text
 from holter.faults.window import StepArrivals
 from holter.records import Exited, Observation, OnDevice, Phase, SightLost, Snapped, StepDone, StepsDone, Traffic, Where
-from holter.records.joined import apart
+from holter.records.joined import full
 from holter.transport.wire import Heartbeat, Hello
 
 State = Literal["connected", "gone", "silent", "ended"]
@@ -116,17 +117,30 @@ class RankNumbers:
     """What its last step took."""
     lag_s: float | None = None
     """How late it entered collectives; None until it told when it entered one."""
-    step_times: StepHistogram = field(default_factory=StepHistogram)
     nonfinite: Mapping[Where, int] = field(default_factory=dict)
+    _counts: list[int] = field(default_factory=lambda: [0] * (len(STEP_BUCKETS_S) + 1))
+    """Steps by how long they took."""
+    _total_s: float = 0.0
 
     def observe(self, done: StepDone) -> None:
         """A step was completed."""
         self.loss = self.loss if done.loss is None else done.loss
         self.num_divided = done.num_divided
         self.gradient_norm = self.gradient_norm if done.gradient_norm is None else done.gradient_norm
-        self.overhead_ratio, self.step_s = done.overhead_ratio, done.seconds
-        self.step_times = self.step_times.add(done.seconds)
+        self.overhead_ratio = done.overhead_ratio
+        self.note_time(done.seconds)
         self.nonfinite = add_nonfinite(self.nonfinite, done)
+
+    def note_time(self, seconds: float) -> None:
+        """What the last step took."""
+        self.step_s = seconds
+        self._counts[bisect_left(STEP_BUCKETS_S, seconds)] += 1
+        self._total_s += seconds
+
+    @property
+    def step_times(self) -> StepHistogram:
+        """Of all steps so far."""
+        return StepHistogram(tuple(self._counts), self._total_s)
 
 
 @dataclass
@@ -284,7 +298,9 @@ class Roster:
         member = self.members[observation.rank]
         match observation.body:
             case StepDone() as done:
-                self._note_step(member, observation.step, done, now_ns)
+                member.progress.step, member.progress.moved_ns = observation.step + 1, now_ns
+                member.is_sharded = member.is_sharded or done.view == "sharded"
+                member.numbers.observe(done)
             case Exited() as exited:
                 member.exited = exited
             case Snapped():
@@ -298,14 +314,23 @@ class Roster:
 
     def observe_joined(self, step: int, joined: StepsDone, now_ns: int) -> None:
         """The same for one step of several ranks."""
-        for rank, _, done in apart(joined):
-            self._note_step(self.members[rank], step, done, now_ns)
-
-    @staticmethod
-    def _note_step(member: Member, step: int, done: StepDone, now_ns: int) -> None:
-        member.progress.step, member.progress.moved_ns = step + 1, now_ns
-        member.is_sharded = member.is_sharded or done.view == "sharded"
-        member.numbers.observe(done)
+        num, is_sharded = len(joined.ranks), joined.view == "sharded"
+        divided = full(joined.numbers.get("loss.is_divided", [0.0]), num)
+        losses: list[float | None] = [*full(joined.loss, num)] if joined.loss is not None else [None] * num
+        norms: list[float | None] = [*full(joined.gradient_norm, num)] if joined.gradient_norm else [None] * num
+        times = zip(full(joined.seconds, num), full(joined.overhead_ratio, num), strict=True)
+        for rank, is_divided, loss, norm, (seconds, overhead) in zip(
+            joined.ranks, divided, losses, norms, times, strict=True
+        ):
+            member = self.members[rank]
+            progress, numbers = member.progress, member.numbers
+            progress.step, progress.moved_ns = step + 1, now_ns
+            member.is_sharded = member.is_sharded or is_sharded
+            numbers.loss = numbers.loss if loss is None else loss
+            numbers.num_divided = joined.micro_steps if joined.micro_steps > 1 and is_divided == 1.0 else 1
+            numbers.gradient_norm = numbers.gradient_norm if norm is None else norm
+            numbers.overhead_ratio = overhead
+            numbers.note_time(seconds)
 
     def compare(self, arrivals: Sequence[StepArrivals]) -> None:
         """Keep how late each rank came in the newest step that was compared."""

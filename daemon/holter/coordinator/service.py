@@ -8,6 +8,7 @@ The decisions are made elsewhere (`Run`) or in pure functions (`end_reason`); he
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -70,6 +71,10 @@ MAX_TOLD = 256
 
 MAX_PAUSE_S = 1.0
 """Between two judgements."""
+RANKS_JUDGED_PER_S = 16_000
+"""Of larger jobs a judgement is made less often, once a second at least; what is urgent is judged at once all the same."""
+GARBAGE_THRESHOLDS = (100_000, 50, 1000)
+"""What a job of thousands of ranks says every second is no garbage in cycles: looking for those took two thirds of the time of reading it."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +227,7 @@ class Coordinator:
         reason = None
         while reason is None:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._settings.judge_interval_s):
+                async with asyncio.timeout(self._judge_interval_s):
                     await self._wake.wait()
             self._wake.clear()
             if self.has_lost_right:
@@ -281,6 +286,11 @@ class Coordinator:
             await self._runner.cleanup()
         await asyncio.to_thread(self.watched.close, self._settings.disk_deadline_s)
         self._lock.release()
+
+    @property
+    def _judge_interval_s(self) -> float:
+        large_s = min(MAX_PAUSE_S, self.watched.roster.world_size / RANKS_JUDGED_PER_S)
+        return max(self._settings.judge_interval_s, large_s)
 
     async def _judge(self, *, is_final: bool = False) -> None:
         """Judge, fetch what is missing, judge again; tell the news."""
@@ -484,6 +494,7 @@ def _in_thread(call: Callable[[], T]) -> "asyncio.Future[T]":
 
 async def serve(about: RunSettings, settings: ServiceSettings, listener: socket.socket) -> str:
     """Run a coordinator until its work is done or SIGTERM or SIGINT comes; returns why it ended."""
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
     coordinator = Coordinator(about, settings)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,6 +9,7 @@ not finite: what is urgent travels as it is. `apart` gives back what was joined,
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from holter.records.rank import StepDone, View
 
 T = TypeVar("T", int, float)
+V = TypeVar("V")
 
 NO_SUBGROUP = -1
 MAX_DIGITS = 9
@@ -71,9 +73,14 @@ def column(values: Sequence[T]) -> list[T]:
     return [first] if is_same else list(values)
 
 
-def at(values: Sequence[T], index: int) -> T:
+def at(values: Sequence[V], index: int) -> V:
     """The value of one rank."""
     return values[index] if len(values) > 1 else values[0]
+
+
+def full(values: list[V], num: int) -> list[V]:
+    """A value for each of so many ranks."""
+    return values if len(values) == num else values * num
 
 
 def kind(done: StepDone) -> Hashable | None:
@@ -118,7 +125,7 @@ def apart(joined: StepsDone) -> Iterator[Told]:
             gradient_norm=_at(joined.gradient_norm, index),
             learning_rate=_at(joined.learning_rate, index),
             batch=at(joined.batch, index),
-            roots={root_name(root, index): at(root.values, index) for root in joined.roots},
+            roots={root_name(root.name, at(root.subgroups, index)): at(root.values, index) for root in joined.roots},
             nonfinite=[],
             overhead_ratio=at(joined.overhead_ratio, index),
             check_interval=joined.check_interval,
@@ -140,10 +147,10 @@ def split(name: str) -> tuple[str, int]:
     return (stem, int(number)) if is_number else (name, NO_SUBGROUP)
 
 
-def root_name(root: RootColumn, index: int) -> str:
-    """As the rank itself said it."""
-    subgroup = at(root.subgroups, index)
-    return root.name if subgroup == NO_SUBGROUP else f"{root.name}#{subgroup}"
+@lru_cache(maxsize=65_536)
+def root_name(name: str, subgroup: int) -> str:
+    """As the rank itself said it; there are as many as subgroups, and each is asked for at every step."""
+    return name if subgroup == NO_SUBGROUP else f"{name}#{subgroup}"
 
 
 def _roots(steps: Sequence[StepDone]) -> list[RootColumn]:

@@ -15,6 +15,7 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from holter import clock
@@ -22,6 +23,7 @@ from holter.files import UNREADABLE, read_json
 from holter.page import PageIdentity
 from holter.records import Observation
 from holter.sidecar import spawn
+from holter.sidecar.host_agent import through_agent
 from holter.transport import wire
 from holter.transport.access import is_same
 from holter.transport.interface import OnMessage
@@ -43,6 +45,17 @@ SILENT_S = 14.0
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class LinkSettings:
+    """By which way the coordinator is reached."""
+
+    tls: TlsFiles = NO_TLS
+    credentials: str = ""
+    """File of credentials, where the network wants some."""
+    agent: str = ""
+    """Of this host, as in the settings; empty: there is none."""
+
+
 class CoordinatorLink:
     """Sends what one rank's sidecar has to say; `on_message` gets what the coordinator says."""
 
@@ -51,8 +64,7 @@ class CoordinatorLink:
         identity: PageIdentity,
         on_message: OnMessage,
         log_to: Callable[[Path], None],
-        tls: TlsFiles = NO_TLS,
-        credentials: str = "",
+        ways: LinkSettings | None = None,
     ) -> None:
         self.run_id = ""
         self.run_dir = ""
@@ -64,7 +76,7 @@ class CoordinatorLink:
         self._identity = identity
         self._on_message = on_message
         self._log_to = log_to
-        self._tls, self._credentials = tls, credentials
+        self._ways = ways or LinkSettings()
         self._token = ""
         self._key = secrets.token_hex(16)
         self._uplink: RankUplink | None = None
@@ -177,7 +189,8 @@ class CoordinatorLink:
             metrics_address=self.metrics_address,
             key=self._key,
         )
-        limits = settings_for(who.world_size, self._tls, credentials=self._credentials)
+        limits = settings_for(who.world_size, self._ways.tls, credentials=self._ways.credentials)
+        limits = through_agent(limits, self._ways.agent, word, who.world_size)
         self._uplink = RankUplink(word.address, word.token, hello, self._on_message, limits)
         self._uplink.start()
         for observation, urgent in self._unsent:

@@ -24,7 +24,7 @@ from holter.exporters.prometheus import expose, families
 from holter.files import UNREADABLE
 from holter.page import CONTROL_NOTHING, CONTROL_THIN, PageReader
 from holter.records import Body, Census, Exited, Farewell, LastCalls, Observation, PackedTable, Phase, StepDone, Table
-from holter.sidecar.coordinator_link import CoordinatorLink
+from holter.sidecar.coordinator_link import CoordinatorLink, LinkSettings
 from holter.sidecar.devices import Devices
 from holter.sidecar.job_log import ErrorFile, LastLine
 from holter.sidecar.orders import Orders
@@ -74,6 +74,8 @@ class SidecarSettings:
     visible_devices: str | None = None
     """As the rank's environment has them; None: it names none."""
     kernel_log: str = ""
+    agent: str = ""
+    """Of this host, as in the settings; empty: there is none."""
 
 
 class Sidecar:
@@ -97,7 +99,8 @@ class Sidecar:
         self._status = StatusLine(settings.terminal) if settings.terminal else None
         self._last_line = LastLine(settings.stderr_fd)
         self._error_file = ErrorFile(settings.error_file)
-        self._link = CoordinatorLink(identity, self._answer, log_to, settings.metrics.tls, settings.credentials)
+        ways = LinkSettings(settings.metrics.tls, settings.credentials, settings.agent)
+        self._link = CoordinatorLink(identity, self._answer, log_to, ways)
         self._orders = Orders(
             self._page, self._process, lambda said: self._link.send(said, urgent=True), lambda: self._link.is_connected
         )

@@ -21,8 +21,8 @@ DETACH = '"$@" >/dev/null & echo $!'
 DEADLINE_S = 10.0
 
 
-def start(arguments: Sequence[str], *, pass_fds: Sequence[int], environ: Mapping[str, str]) -> int:
-    """Start `holter ARGUMENTS` detached; its process id. Raises OSError or subprocess.TimeoutExpired when that fails."""
+def start(arguments: Sequence[str], *, pass_fds: Sequence[int], environ: Mapping[str, str] | None = None) -> int:
+    """Start `holter ARGUMENTS` detached, in this environment or in ours; its process id. Raises OSError or subprocess.TimeoutExpired when that fails."""
     # -P: the script's own directory must not shadow modules of the standard library.
     command = [sys.executable, "-P", "-m", "holter.cli", *arguments]
     shell = subprocess.Popen(  # noqa: S603
@@ -31,7 +31,7 @@ def start(arguments: Sequence[str], *, pass_fds: Sequence[int], environ: Mapping
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         pass_fds=tuple(pass_fds),
-        env={**environ, "HOLTER": "0"},
+        env=None if environ is None else {**environ, "HOLTER": "0"},
         start_new_session=True,
         cwd="/" if not os.access(".", os.X_OK) else None,
     )

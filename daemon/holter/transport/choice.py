@@ -9,7 +9,7 @@ from holter.transport.nats.listener import NatsListener
 from holter.transport.websocket.carrier import UNIX, WebSocketCarrier
 from holter.transport.websocket.listener import WebSocketListener
 
-__all__ = ["TRANSPORTS", "UNIX", "Transport", "transport_of"]
+__all__ = ["TRANSPORTS", "UNIX", "Transport", "takes_agents", "transport_of"]
 
 
 @dataclass(frozen=True)
@@ -36,3 +36,8 @@ def transport_of(address: str) -> Transport:
     if scheme not in TRANSPORTS:
         raise ValueError(f"the coordinator's address {address} needs a transport {scheme}, which there is not")
     return TRANSPORTS[scheme]
+
+
+def takes_agents(address: str) -> bool:
+    """Whether a host's agent can speak to a coordinator there."""
+    return transport_of(address) is TRANSPORTS[""]

@@ -52,6 +52,8 @@ class UplinkSettings:
     """File of credentials, where the network wants some."""
     agent: str = ""
     """Path of the socket of this host's agent, through which a sidecar speaks; empty: there is none."""
+    start_agent: Callable[[], object] = lambda: None
+    """Starts the agent if there is none; called now and then while there is none. It may take its time, and raises nothing."""
 
 
 def settings_for(world_size: int, tls: TlsFiles = NO_TLS, agent: str = "", credentials: str = "") -> UplinkSettings:

@@ -1,12 +1,13 @@
 """What an uplink has to say, apart from how it travels: a rank's words here, a host's in `agent`.
 
     RankUplink --send, beat--> RankSpeech --next_frame--> Carrier ~~ network ~~
-    Agent      --------------> HostSpeech --next_frame--> Carrier ~~ network ~~
+    HostAgent  --------------> HostSpeech --next_frame--> Carrier ~~ network ~~
 
 A carrier that loses its connection puts back what did not leave, and calls `begin` on the next one. Two carriers may take turns with one speech:
 nothing is lost when a sidecar goes from its agent to the coordinator itself.
 """
 
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -43,6 +44,9 @@ class Speech(Protocol):
     def put_back(self, said: object) -> None:
         """This could not be said: it comes first again."""
 
+    def note_passed(self, number: int) -> None:
+        """The agent has passed so many of this connection's records on."""
+
 
 def nobody_listens(_: bool, /) -> None:  # noqa: FBT001 - fits `on_news`
     """Before a carrier has begun."""
@@ -58,6 +62,11 @@ class RankSpeech:
         self.max_bytes = wire.MAX_FRAME_BYTES
         self.dropped_before = 0
         """Records already lost between rank and sidecar."""
+        self.is_kept = False
+        """An agent is told: what it has not passed on may be lost with it, and is said again."""
+        self._kept: deque[Observation] = deque(maxlen=limit)
+        """Said to the agent and not yet known to have left the host."""
+        self._num_passed = 0
         self._heartbeat: wire.Heartbeat | None = None
         self._last_heartbeat: wire.Heartbeat | None = None
 
@@ -73,7 +82,10 @@ class RankSpeech:
             self.on_news(False)
 
     def begin(self) -> None:
-        """Identity first, and where the rank is."""
+        """Identity first, and where the rank is; what an agent may have lost comes before what was not said at all."""
+        self.outbox.put_back(list(self._kept))
+        self._kept.clear()
+        self._num_passed = 0
         self.outbox.begin()
         self._heartbeat = self._last_heartbeat
 
@@ -89,6 +101,8 @@ class RankSpeech:
             dropped = self.outbox.dropped + self.dropped_before
             frame = wire.encode(wire.Report(heartbeat=heartbeat, observations=batch, dropped=dropped))
             if len(frame) <= self.max_bytes or not batch:
+                if self.is_kept:
+                    self._kept.extend(batch)
                 return batch, frame
             if len(batch) == 1:
                 self.outbox.dropped += 1
@@ -99,4 +113,12 @@ class RankSpeech:
     def put_back(self, said: object) -> None:
         """Records come first again; a heartbeat is said anew with the next connection."""
         assert isinstance(said, list)
+        for _ in range(min(len(said), len(self._kept))):
+            self._kept.pop()
         self.outbox.put_back(said)
+
+    def note_passed(self, number: int) -> None:
+        """So many of the records of this connection have left the host."""
+        for _ in range(min(number - self._num_passed, len(self._kept))):
+            self._kept.popleft()
+        self._num_passed = max(self._num_passed, number)

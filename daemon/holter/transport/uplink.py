@@ -49,7 +49,8 @@ class RankUplink:
         self._to = (address, token, on_message, settings)
         self._agent = agent
         self._carrier = self._carrier_to(f"{UNIX}{agent}" if agent else address)
-        self._is_by_agent = bool(agent)
+        self._is_by_agent = self._speech.is_kept = bool(agent)
+        self._start_agent = settings.start_agent
         self._since_s = clock.monotonic_s()
         self._served_s = 0.0
         """When the agent last had a line to the coordinator."""
@@ -151,10 +152,13 @@ class RankUplink:
         self._heard_s = max(self._heard_s, former.heard_s)
         await former.stop()
         self._is_by_agent, self._since_s = is_by_agent, clock.monotonic_s()
+        self._speech.is_kept = is_by_agent
+        self._served_s = 0.0
         self._carrier = self._carrier_to(f"{UNIX}{self._agent}" if is_by_agent else self._to[0])
         self._carrier.start()
 
     async def _choose_the_way(self) -> None:
+        await asyncio.to_thread(self._start_agent)
         while not self._is_closing:
             await asyncio.sleep(LOOK_S)
             now_s = clock.monotonic_s()
@@ -169,6 +173,7 @@ class RankUplink:
                     await self._go(is_by_agent=False)
             elif now_s - self._since_s > RETURN_S:
                 self._since_s = now_s
+                await asyncio.to_thread(self._start_agent)
                 if await _is_serving(self._agent):
                     logger.warning("there is an agent at %s again", self._agent)
                     await self._go(is_by_agent=True)

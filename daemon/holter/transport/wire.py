@@ -2,7 +2,7 @@
 
     sidecar -> coordinator or agent   Hello, Report, Fetched, ClockAsked, Goodbye
     coordinator or agent -> sidecar   Welcome, Fetch, Examine, ClockTold, Notice, Halt; an agent also Relayed
-    agent -> coordinator              AgentHello, HostReport, Fetched, ClockAsked, Goodbye
+    agent -> coordinator              AgentHello, HostReport, ClockAsked, Goodbye
     coordinator -> agent              Welcome, ToRanks, Released, ClockTold
 
 The tag of a message is its name in lower case; unknown fields are ignored, so that a newer side can talk to an older one.
@@ -101,6 +101,8 @@ class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag="hostreport"):
     """By rank, of those that moved."""
     observations: list[Observation] = []
     """Of any rank of the host; `StepsDone` speaks for several at once."""
+    fetched: list[Fetched] = []
+    """Tables that were asked for."""
     dropped: list[tuple[int, int]] = []
     """(rank, observations lost so far), of those where it changed."""
     quiet: list[int] = []
@@ -187,6 +189,8 @@ class Relayed(msgspec.Struct, frozen=True, kw_only=True, tag="relayed"):
 
     is_connected: bool
     ago_s: float
+    passed: int = 0
+    """Records of this sidecar's connection that have left the host: should the agent die, those after them are said again."""
 
 
 Upward = Hello | AgentHello | Report | HostReport | Fetched | ClockAsked | Goodbye

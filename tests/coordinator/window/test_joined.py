@@ -2,12 +2,16 @@
 
 import math
 import random
+from pathlib import Path
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holter.coordinator.disk import Disk
+from holter.coordinator.recovery import journal
+from holter.coordinator.recovery.journal import Journal
 from holter.coordinator.window.assembly import Assembly
 from holter.faults import Window
 from holter.records import Attached, Nonfinite, Observation, StepDone, StepsDone
@@ -86,6 +90,8 @@ def step(rank: int, number: int, **changed: object) -> StepDone:
             f"gradients@dp#{rank % 4}": 9000 + number,
             f"parameters_after@dp#{rank % 4}": 5001 + number,
             "parameters_after@own": 77 + rank,
+            "state_before@own": 7 * number + rank,
+            "state_after@own": 7 * (number + 1) + rank + (rank == 3 and number == 4),
         },
         nonfinite=[],
         overhead_ratio=0.004,
@@ -141,3 +147,23 @@ def window_of(world: int, case: int, *, host: int) -> Window:
 @pytest.mark.parametrize("case", range(7))
 def test_the_window_is_the_same(case: int) -> None:
     assert repr(window_of(16, case, host=0)) == repr(window_of(16, case, host=8))
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_a_journal_of_joined_steps_gives_the_same_window(is_joined: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    disk, kept = Disk(), Journal(tmp_path)
+    straight, again = Assembly(4), Assembly(4)
+    for number in range(5):
+        said = [(rank, 10 + rank, step(rank, number)) for rank in range(4)]
+        for rank, at_ns, done in said:
+            straight.add(Observation(rank=rank, step=number, at_ns=at_ns, body=done), number)
+        kept.append(number, Observation(rank=0, step=number, at_ns=10, body=join(said)))
+    torn = msgspec.structs.replace(join(said), loss=[1.0, 2.0])
+    kept.append(9, Observation(rank=0, step=4, at_ns=10, body=torn))
+    kept.flush(disk, is_now=True)
+    disk.close(10.0)
+    damage: list[str] = []
+    for entry in journal.read(tmp_path, damage, is_joined=is_joined):
+        again.add(entry.observation, entry.received_ns)
+    assert ["0001.msgpack: 0 places damaged, 1 entries could not be read; all others were"] == damage
+    assert repr(straight.window(100)) == repr(again.window(100))

@@ -17,7 +17,7 @@ import msgspec
 
 import holter
 from holter import clock, config, offline
-from holter.cli.terminal import printable
+from holter.cli.parts.terminal import printable
 from holter.coordinator.recovery import journal
 from holter.errors import UsageError
 from holter.files import read_json

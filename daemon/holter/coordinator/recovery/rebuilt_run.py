@@ -91,7 +91,8 @@ def recall(run: Run, now_ns: int) -> None:
         run.judging.tracker.count(())
         damage: list[str] = []
         try:
-            found = read(journal.read(run.intake.journal.folder, damage), run.judging, clock.monotonic_s, DEADLINE_S)
+            entries = journal.read(run.intake.journal.folder, damage, is_joined=True)
+            found = read(entries, run.judging, clock.monotonic_s, DEADLINE_S)
         except Exception:
             # Whatever lies in that file, the run must be watched again.
             logger.exception("the journal of a former coordinator cannot be used")

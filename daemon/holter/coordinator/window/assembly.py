@@ -54,7 +54,7 @@ from holter.records import (
     Unexamined,
     Vitals,
 )
-from holter.records.joined import apart
+from holter.records.joined import apart, full, root_name
 
 MAX_RECORDS = 200_000
 """Step records remembered in all: steps x ranks."""
@@ -89,7 +89,7 @@ class Assembly:
         """Rank -> (pid, step at which it attached)"""
         self._last: dict[int, int] = {}
         """Rank -> the last step it reported"""
-        self._left: dict[int, tuple[int, dict[str, int]]] = {}
+        self._left: dict[int, tuple[int, Mapping[str, int]]] = {}
         """Rank -> (step, roots of its parameters after that step, by scope)"""
         self._exits: dict[int, RankExit] = {}
         self._signalled: dict[int, int] = {}
@@ -254,27 +254,46 @@ class Assembly:
         self._last[rank] = max(step, self._last.get(rank, -1))
         if step < self._floor:
             return
-        ledger = self._ledgers.get(step)
-        if ledger is None:
-            ledger = self._ledgers[step] = StepLedger(step, received_ns)
+        ledger = self._ledger(step, received_ns)
         # A second record of a rank takes the place of the first; its numbers are the same or not to be believed.
         if rank not in ledger.reported:
             self._numbers.add(step, rank, done)
         num_ranks = max(1, self._world_size, len(self._attached))
         ledger.add(rank, done, received_ns, tensor_limit=max(4, MAX_NONFINITE // num_ranks))
-        self._compare_history(rank, ledger, done)
+        before, after = _by_scope(done, "before"), _by_scope(done, "after")
+        self._note_history(rank, ledger, before, after)
         self._forget_oldest()
 
     def _add_joined(self, step: int, joined: StepsDone, received_ns: int) -> None:
-        for rank, _, done in apart(joined):
-            self._add_step(rank, step, done, received_ns)
+        """One step of several ranks, column by column; one by one where any of them has reported it before."""
+        ledger = self._ledger(step, received_ns) if step >= self._floor else None
+        if ledger is None or not ledger.reported.isdisjoint(joined.ranks):
+            for rank, _, done in apart(joined):
+                self._add_step(rank, step, done, received_ns)
+            return
+        self._judged = None
+        for rank in joined.ranks:
+            self._last[rank] = max(step, self._last.get(rank, -1))
+        self._numbers.add_joined(step, joined)
+        ledger.add_joined(joined, received_ns)
+        num = len(joined.ranks)
+        before = full(_scopes(joined, "before"), num)
+        after = full(_scopes(joined, "after"), num)
+        for rank, former, left in zip(joined.ranks, before, after, strict=True):
+            self._note_history(rank, ledger, former, left)
+        self._forget_oldest()
 
-    def _compare_history(self, rank: int, ledger: StepLedger, done: StepDone) -> None:
-        before, after = _by_scope(done, "before"), _by_scope(done, "after")
+    def _ledger(self, step: int, received_ns: int) -> StepLedger:
+        ledger = self._ledgers.get(step)
+        if ledger is None:
+            ledger = self._ledgers[step] = StepLedger(step, received_ns)
+        return ledger
+
+    def _note_history(self, rank: int, ledger: StepLedger, before: Mapping[str, int], after: Mapping[str, int]) -> None:
         left = self._left.get(rank)
         if before and left is not None and left[0] == ledger.step - 1 and (common := before.keys() & left[1].keys()):
             # What its parameters and its optimizer's state were before this step, and what the step before had left.
-            is_kept = all(before[scope] == left[1][scope] for scope in common)
+            is_kept = before == left[1] or all(before[scope] == left[1][scope] for scope in common)
             (ledger.kept if is_kept else ledger.broke).add(rank)
         if after:
             self._left[rank] = (ledger.step, after)
@@ -342,6 +361,21 @@ def _by_scope(done: StepDone, moment: str) -> dict[str, int]:
         for kind in HISTORIES
         if told.startswith(name := f"{kind}_{moment}")
     }
+
+
+def _scopes(joined: StepsDone, moment: str) -> list[dict[str, int]]:
+    """The same of several ranks: one for all where they are equal."""
+    columns = [
+        (kind + root.name[len(name) :], root)
+        for root in joined.roots
+        for kind in HISTORIES
+        if root.name.startswith(name := f"{kind}_{moment}")
+    ]
+    num = 1 if all(len(root.subgroups) == len(root.values) == 1 for _, root in columns) else len(joined.ranks)
+    told = [(scope, full(root.subgroups, num), full(root.values, num)) for scope, root in columns]
+    return [
+        {root_name(scope, subgroups[index]): values[index] for scope, subgroups, values in told} for index in range(num)
+    ]
 
 
 class ProgressBook:

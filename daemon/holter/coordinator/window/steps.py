@@ -6,17 +6,20 @@ until its step changes. Numbers are kept as their spread over the ranks, far lon
     rank 0 step 40  loss 1.5      step 40  loss  mean 1.6, low 1.5 on rank 0, high 1.7 on rank 1
     rank 1 step 40  loss 1.7
 
-A rank's record costs an addition for each of its numbers, and nothing of it is kept; of what a script logs the ranks' own values are
-kept while the step may still change, for it may log the same name twice. Sums are exact, so that the order of arrival cannot be seen.
+The ranks' own numbers are kept while the step may still change, twelve bytes each, and their spread is taken when somebody looks. Sums are rounded
+once, so that the order of arrival cannot be seen. Steps of a host's ranks that come in one record are taken in column by column.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from fractions import Fraction
+from itertools import compress, islice
 
 from holter.faults.window import ClassHistory, Spread, StepNumbers, StepView, class_along, is_own
-from holter.records import Nonfinite, StepDone
+from holter.records import Nonfinite, StepDone, StepsDone
+from holter.records.joined import RootColumn, full, root_name
 
 MAX_CLASSES = 16
 """Tensor classes believed of one record."""
@@ -35,8 +38,6 @@ MAX_OPEN = 2048
 """Steps that may still change; more than the assembly holds at once, so that only logs of steps that never come are dropped."""
 OWN = ("loss", "gradient_norm", "learning_rate", "micro_steps", "seconds")
 """Fields of StepDone. What a script logs under such a name is found under `log.<name>`."""
-_EXPONENT = 1074
-"""The smallest float is 2 ** -1074: every float is a whole multiple of it."""
 
 
 @dataclass
@@ -72,6 +73,38 @@ class StepLedger:
             self.nonfinite[rank] = tuple(earliest[:tensor_limit])
         if done.batch:
             self._add_batch(done.batch, rank)
+
+    def add_joined(self, joined: StepsDone, received_ns: int) -> None:
+        """The records of ranks that have not reported."""
+        self._view = None
+        self.first_seen_ns = min(self.first_seen_ns, received_ns)
+        ranks = joined.ranks
+        self.reported.update(ranks)
+        self._verdicts.clear()
+        for root in joined.roots[:MAX_CLASSES]:
+            if not is_own(root.name):
+                self._add_roots(root, ranks)
+        batches = self.batches
+        for rank, signature in zip(ranks, full(joined.batch, len(ranks)), strict=True):
+            if signature and batches.setdefault(signature, rank) != rank:
+                self._add_batch(signature, rank)
+
+    def _add_roots(self, root: RootColumn, ranks: Sequence[int]) -> None:
+        """One class; most often all ranks of a host are of one subgroup and equal, or each of another."""
+        if len(root.subgroups) == 1:
+            groups = self.roots.setdefault(root_name(root.name, root.subgroups[0]), {})
+            if len(root.values) == 1:
+                groups.setdefault(root.values[0], set()).update(ranks)
+                return
+            named = [groups] * len(ranks)
+        else:
+            named = [self.roots.setdefault(root_name(root.name, subgroup), {}) for subgroup in root.subgroups]
+        for rank, groups, value in zip(ranks, named, full(root.values, len(ranks)), strict=True):
+            known = groups.get(value)
+            if known is None:
+                groups[value] = {rank}
+            else:
+                known.add(rank)
 
     def verdicts(self, *, is_complete: bool) -> list[Agreement]:
         """The verdict on each class: a difference is certain at once, agreement only when no more ranks will report.
@@ -162,38 +195,53 @@ def _history_after(known: ClassHistory, step: int, *, is_equal: bool) -> ClassHi
 
 
 class NumberTally:
-    """One number over the ranks, taken in one by one."""
+    """One number over the ranks."""
 
-    __slots__ = ("_high", "_high_rank", "_low", "_low_rank", "_num", "_num_nonfinite", "_total")
+    __slots__ = ("_ranks", "_values")
 
     def __init__(self) -> None:
-        self._num = 0
-        self._num_nonfinite = 0
-        self._total = 0
-        """Sum of the finite values, in units of the smallest float."""
-        self._low, self._low_rank = math.inf, -1
-        self._high, self._high_rank = -math.inf, -1
+        self._ranks = array("i")
+        self._values = array("d")
 
     def add(self, rank: int, value: float) -> None:
-        """One rank's value; of equal extremes the lowest rank is named."""
-        self._num += 1
-        if not math.isfinite(value):
-            self._num_nonfinite += 1
-            return
-        numerator, denominator = value.as_integer_ratio()
-        self._total += numerator << (_EXPONENT + 1 - denominator.bit_length())
-        if value < self._low or (value == self._low and rank < self._low_rank):
-            self._low, self._low_rank = value, rank
-        if value > self._high or (value == self._high and rank < self._high_rank):
-            self._high, self._high_rank = value, rank
+        """One rank's value."""
+        self._ranks.append(rank)
+        self._values.append(value)
+
+    def add_column(self, ranks: Sequence[int], values: Sequence[float]) -> None:
+        """A value for each of these ranks, or one for all."""
+        self._ranks.extend(ranks)
+        self._values.extend(values if len(values) == len(ranks) else [values[0]] * len(ranks))
 
     def spread(self) -> Spread:
-        """As of now; NaN and rank -1 where no value was finite."""
-        num_finite = self._num - self._num_nonfinite
-        if not num_finite:
-            return Spread(math.nan, math.nan, math.nan, -1, -1, self._num, self._num_nonfinite)
-        mean = self._total / (num_finite << _EXPONENT)
-        return Spread(mean, self._low, self._high, self._low_rank, self._high_rank, self._num, self._num_nonfinite)
+        """As of now; NaN and rank -1 where no value was finite. Of equal extremes the lowest rank is named."""
+        ranks, values, num = self._ranks, self._values, len(self._values)
+        total = _total(values)
+        if not math.isfinite(total):
+            finite = list(map(math.isfinite, values))
+            ranks, values = array("i", compress(ranks, finite)), array("d", compress(values, finite))
+            total = _total(values)
+        if not values:
+            return Spread(math.nan, math.nan, math.nan, -1, -1, num, num)
+        mean = total / len(values) if math.isfinite(total) else float(sum(map(Fraction, values)) / len(values))
+        low, high = min(values), max(values)
+        low_rank, high_rank = _first_rank(ranks, values, low), _first_rank(ranks, values, high)
+        # Zeros have signs, and which of them comes first is chance.
+        return Spread(mean, low + 0.0, high + 0.0, low_rank, high_rank, num, num - len(values))
+
+
+def _total(values: Iterable[float]) -> float:
+    """Rounded once; NaN where it cannot be said."""
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):
+        return math.nan
+
+
+def _first_rank(ranks: "array[int]", values: "array[float]", value: float) -> int:
+    if values.count(value) == 1:
+        return ranks[values.index(value)]
+    return min(rank for rank, known in zip(ranks, values, strict=True) if known == value)
 
 
 class _OpenNumbers:
@@ -203,6 +251,13 @@ class _OpenNumbers:
         self.tallies: dict[str, NumberTally] = {}
         self.logged: dict[str, dict[int, float]] = {}
         self.entry: StepNumbers | None = None
+
+    def tally(self, name: str) -> NumberTally | None:
+        """None: there are too many names."""
+        found = self.tallies.get(name)
+        if found is None and len(self.tallies) < MAX_NAMES_OF_STEP:
+            found = self.tallies[name] = NumberTally()
+        return found
 
     def spreads(self) -> dict[str, Spread]:
         found = {name: tally.spread() for name, tally in self.tallies.items()}
@@ -220,14 +275,20 @@ class NumberBook:
     def add(self, step: int, rank: int, done: StepDone) -> None:
         """A rank's first record of a step; the caller gives no second one."""
         known = self._at(step)
-        tallies, known.entry = known.tallies, None
+        known.entry = None
         for name, value in _numbers(done):
-            tally = tallies.get(name)
-            if tally is None:
-                if len(tallies) >= MAX_NAMES_OF_STEP:
-                    continue
-                tally = tallies[name] = NumberTally()
-            tally.add(rank, value)
+            tally = known.tally(name)
+            if tally is not None:
+                tally.add(rank, value)
+
+    def add_joined(self, step: int, joined: StepsDone) -> None:
+        """The first records of several ranks."""
+        known = self._at(step)
+        known.entry = None
+        for name, values in _columns(joined):
+            tally = known.tally(name)
+            if tally is not None:
+                tally.add_column(joined.ranks, values)
 
     def log(self, step: int, rank: int, values: Mapping[str, float]) -> None:
         """What the script of one rank logged: the last value of a name counts."""
@@ -293,6 +354,17 @@ def _numbers(done: StepDone) -> Iterator[tuple[str, float]]:
     for name, value in islice(done.numbers.items(), MAX_NAMES):
         if name not in OWN:
             yield name, value
+
+
+def _columns(joined: StepsDone) -> Iterator[tuple[str, Sequence[float]]]:
+    """The same of several ranks."""
+    for name in OWN:
+        values = getattr(joined, name)
+        if values is not None:
+            yield name, [float(values)] if isinstance(values, int) else values
+    for name, values in islice(joined.numbers.items(), MAX_NAMES):
+        if name not in OWN:
+            yield name, values
 
 
 def _joined(entry: StepNumbers, rank: int, said: Mapping[str, float]) -> StepNumbers:

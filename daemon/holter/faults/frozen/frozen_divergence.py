@@ -278,11 +278,13 @@ def _rounded(difference: Difference) -> Iterator[Evidence]:
 
 def _wrong_shards(window: Window) -> list[Finding]:
     """Frozen parameters of which some ranks' shards cannot be weights while the others' can; zeros count if several matrices are."""
+    shards = {id(census): _frozen_shards(census) for census in distinct_censuses(window, None)}
+    if not any(shards.values()):
+        return []
     odd: dict[str, dict[int, int]] = {}
     for rank, census in sorted(window.models.census.items()):
-        for entry in census.entries:
-            if entry.axis == OWN and not entry.requires_grad and not entry.is_buffer and len(entry.shape) >= MATRIX:
-                odd.setdefault(entry.name, {})[rank] = entry.marks
+        for name, mark in shards[id(census)]:
+            odd.setdefault(name, {})[rank] = mark
     ranks: Counter[int] = Counter()
     shown: dict[str, Evidence] = {}
     for name, marks in odd.items():
@@ -299,6 +301,15 @@ def _wrong_shards(window: Window) -> list[Finding]:
     if not guilty or compare_structures(window):
         return []
     return [_implausible(window, tuple(shown), tuple(sorted(guilty)), tuple(shown.values()), is_on_all=False)]
+
+
+def _frozen_shards(census: Census) -> list[tuple[str, int]]:
+    """Names and marks of the frozen matrices that are the rank's own."""
+    return [
+        (entry.name, entry.marks)
+        for entry in census.entries
+        if entry.axis == OWN and not entry.requires_grad and not entry.is_buffer and len(entry.shape) >= MATRIX
+    ]
 
 
 def _wrong_everywhere(window: Window) -> list[Finding]:

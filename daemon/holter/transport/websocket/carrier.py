@@ -75,6 +75,7 @@ class WebSocketCarrier:
     def start(self) -> None:
         """Begin to connect, in the background."""
         self._speech.on_news = self._news
+        self._speech.max_bytes = wire.MAX_FRAME_BYTES
         # What was said before is not kept waiting.
         self._urgent.set()
         self._task = asyncio.create_task(self._run(), name="carrier")
@@ -254,6 +255,7 @@ class WebSocketCarrier:
             if isinstance(message, wire.Relayed):
                 self.is_connected = message.is_connected
                 self.heard_s = max(self.heard_s, clock.monotonic_s() - message.ago_s)
+                self._speech.note_passed(message.passed)
                 continue
             answer = self._tell(message)
             if answer is not None:

@@ -82,6 +82,8 @@ class WebSocketListener:
         """We hang up ourselves."""
         self.clock = OWN_CLOCK
         """An agent tells the coordinator's."""
+        self.on_fetched: Callable[[wire.Fetched], None] = _asked_ourselves
+        """An agent passes answers on."""
 
     def mount(self, app: web.Application) -> None:
         """Listen at /ingest."""
@@ -128,9 +130,15 @@ class WebSocketListener:
         """Tell one rank's sidecar; False when it could not be told."""
         return await self._tell(notice, [rank])
 
-    async def tell_all(self, message: wire.Relayed) -> None:
+    async def pass_on(self, message: wire.Downward, ranks: Sequence[int]) -> bool:
+        """Tell the sidecars of these ranks, which are connected here; False when one could not be told."""
+        sockets = [route.socket for rank in ranks if (route := self._routes.get(rank)) is not None]
+        sent = await asyncio.gather(*(_send(socket, message) for socket in sockets))
+        return len(sent) == len(ranks) and all(sent)
+
+    async def tell_all(self, message: wire.Downward) -> None:
         """Tell everybody who is connected here."""
-        await asyncio.gather(*(_send(route.socket, message) for route in list(self._routes.values())))
+        await self.pass_on(message, list(self._routes))
 
     async def release(self, rank: int, code: int, reason: str) -> None:
         """End this rank's line."""
@@ -199,8 +207,6 @@ class WebSocketListener:
                 match message:
                     case wire.HostReport():
                         await self._hear_host(route, message, num_bytes)
-                    case wire.Fetched():
-                        self._answer(line.connections, message)
                     case wire.ClockAsked(sent_ns=sent_ns):
                         await self._tell_clock(socket, sent_ns)
                     case wire.Goodbye():
@@ -214,6 +220,23 @@ class WebSocketListener:
     async def _hear_host(self, route: RankRoute, report: wire.HostReport, num_bytes: int) -> None:
         line, now_ns = route.host, clock.wall_ns()
         assert line is not None
+        await self._let_in(route, line, report, now_ns)
+        if line.ranks and not self._receiver.has_room(line.ranks[0], num_bytes // len(line.ranks), now_ns):
+            return
+        for fetched in report.fetched:
+            self._answer(line.connections, fetched)
+        if line.hear(report, now_ns):
+            self._on_urgent()
+        for rank in report.goodbyes:
+            if self._routes.get(rank) is route:
+                self._in_background(self._release_at_host(rank, route))
+        for rank in line.leave(report, now_ns):
+            if self._routes.get(rank) is route:
+                del self._routes[rank]
+                self._on_urgent()
+
+    async def _let_in(self, route: RankRoute, line: HostLine, report: wire.HostReport, now_ns: int) -> None:
+        """Who comes by this agent now; the newest connection of a rank wins."""
         came, refused = line.join(report, now_ns)
         for rank in came:
             former = self._routes.get(rank)
@@ -224,17 +247,6 @@ class WebSocketListener:
             self.refused += 1
             logger.warning("turned the sidecar of rank %d away: %s", word.rank, word.reason)
             await _send(route.socket, word)
-        if line.ranks and not self._receiver.has_room(line.ranks[0], num_bytes // len(line.ranks), now_ns):
-            return
-        if line.hear(report, now_ns):
-            self._on_urgent()
-        for rank in report.goodbyes:
-            if self._routes.get(rank) is route:
-                self._in_background(self._release_at_host(rank, route))
-        for rank in line.leave(report, now_ns):
-            if self._routes.get(rank) is route:
-                del self._routes[rank]
-                self._on_urgent()
 
     async def _release_at_host(self, rank: int, route: RankRoute) -> None:
         await self._hold(rank)
@@ -284,6 +296,7 @@ class WebSocketListener:
                             self._on_urgent()
                     case wire.Fetched():
                         self._receiver.hear_sign(rank, clock.wall_ns())
+                        self.on_fetched(message)
                         self._answer((rank,), message)
                     case wire.ClockAsked(sent_ns=sent_ns):
                         self._receiver.hear_sign(rank, clock.wall_ns())
@@ -338,6 +351,10 @@ def reachable(address: str, remote: str) -> str:
     if not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 2**16 and remote):
         return ""
     return f"{scheme}[{remote}]:{int(port)}" if ":" in remote else f"{scheme}{remote}:{int(port)}"
+
+
+def _asked_ourselves(_: wire.Fetched, /) -> None:
+    """The answer is for us."""
 
 
 class _GarbageError(Exception):

@@ -1,0 +1,263 @@
+"""What a host has to say: its sidecars' records, joined where that loses nothing. Bounded: each rank has an outbox of its own.
+
+    rank 0  Attached  step 7  Logged  step 8          HostReport: Attached (0), Attached (1), steps 7 of ranks 0 and 1 as one record,
+    rank 1  Attached  step 7          step 8    ->                Logged (0), steps 8 of ranks 0 and 1 as one record
+
+Each rank's own order is kept, so that the coordinator's window is the one that the ranks' own lines would have given.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from holter.records import Observation, StepDone
+from holter.records.joined import Told, join, kind
+from holter.transport import wire
+from holter.transport.outbox import Outbox
+from holter.transport.speech import nobody_listens
+
+OUTBOX_LIMIT = 5000
+"""Records kept of each rank while the coordinator is away."""
+QUIET_TICKS = 5
+"""A sidecar that has said nothing for so many of the agent's ticks is quiet; it speaks once a second."""
+MAX_FETCHED_BYTES = 4 * 2**20
+"""Of tables that are sent in one frame."""
+
+
+@dataclass
+class HostMember:
+    """One sidecar of the host."""
+
+    hello: wire.Hello
+    connection: int
+    outbox: Outbox = field(default_factory=lambda: Outbox(OUTBOX_LIMIT))
+    is_told: bool = False
+    """The coordinator knows that it is there."""
+    heartbeat: wire.Heartbeat | None = None
+    is_beat_told: bool = True
+    dropped_before: int = 0
+    """As its sidecar counts."""
+    told_dropped: int = 0
+    has_said_goodbye: bool = False
+    is_goodbye_told: bool = False
+    left: bool | None = None
+    """Its line has ended; True: it was closed by the sidecar's side."""
+    heard_tick: int = 0
+    received: int = 0
+    """Records that came on this connection of the sidecar."""
+
+    @property
+    def dropped(self) -> int:
+        """Lost on the way to the coordinator, so far."""
+        return self.dropped_before + self.outbox.dropped
+
+
+@dataclass(frozen=True)
+class SaidOfHost:
+    """What was in one frame, to be put back if it does not leave."""
+
+    report: wire.HostReport
+    batches: dict[int, list[Observation]]
+    gone: dict[int, HostMember] = field(default_factory=dict)
+    """Those of whom this was the last word."""
+
+
+class HostSpeech:
+    """All that the sidecars of a host have told the agent and the coordinator has not heard."""
+
+    def __init__(self, hello: wire.AgentHello) -> None:
+        self.hello: wire.Opening = hello
+        self.on_news: Callable[[bool], None] = nobody_listens
+        self.max_bytes = wire.MAX_FRAME_BYTES
+        self.members: dict[int, HostMember] = {}
+        self._fetched: deque[wire.Fetched] = deque()
+        self._ticks = 0
+        self._turn = 0
+        self._connections = 0
+
+    def join(self, hello: wire.Hello) -> int:
+        """A sidecar came, perhaps again; returns the number of its connection."""
+        self._connections += 1
+        known = self.members.get(hello.rank)
+        if known is not None and known.hello.rank_pid == hello.rank_pid:
+            known.hello, known.connection, known.left, known.is_told = hello, self._connections, None, False
+            known.received = 0
+        else:
+            self.members[hello.rank] = HostMember(hello, self._connections)
+        self.members[hello.rank].heard_tick = self._ticks
+        self.on_news(True)
+        return self._connections
+
+    def hear(self, rank: int, report: wire.Report, *, urgent: bool) -> None:
+        """A sidecar reports."""
+        member = self.members[rank]
+        member.heard_tick = self._ticks
+        if report.heartbeat is not None:
+            member.heartbeat, member.is_beat_told = report.heartbeat, False
+        member.dropped_before = max(member.dropped_before, report.dropped)
+        member.received += len(report.observations)
+        for observation in report.observations:
+            member.outbox.put(observation)
+        if urgent or report.observations or report.heartbeat is not None:
+            self.on_news(urgent)
+
+    def hear_sign(self, rank: int) -> None:
+        """A sidecar said something else."""
+        self.members[rank].heard_tick = self._ticks
+
+    def hear_fetched(self, fetched: wire.Fetched) -> None:
+        """A table that the coordinator asked for."""
+        self._fetched.append(fetched)
+        self.on_news(True)
+
+    def goodbye(self, rank: int) -> None:
+        """A sidecar has said everything."""
+        self.members[rank].has_said_goodbye = True
+        self.on_news(True)
+
+    def leave(self, rank: int, connection: int, *, is_closed: bool) -> None:
+        """A sidecar's line ended."""
+        member = self.members.get(rank)
+        if member is not None and member.connection == connection:
+            member.left = is_closed
+            self.on_news(True)
+
+    def tick(self) -> None:
+        """Called in even steps of the time in which the agent itself runs: quiet is who says nothing meanwhile."""
+        self._ticks += 1
+
+    def num_passed(self, rank: int) -> int:
+        """How many records of this connection of the sidecar are no longer here."""
+        member = self.members[rank]
+        return max(0, member.received - len(member.outbox))
+
+    def begin(self) -> None:
+        """The coordinator is to hear again who is there, and who they are."""
+        for member in self.members.values():
+            member.outbox.begin()
+            member.is_told, member.is_beat_told = False, member.heartbeat is None
+            member.is_goodbye_told, member.told_dropped = False, 0
+
+    def is_empty(self) -> bool:
+        """Whether there is nothing new."""
+        return not self._fetched and not any(map(_has_news, self.members.values()))
+
+    def next_frame(self, limit: int) -> tuple[object, bytes]:
+        """As much as fits a frame; a record that fits none is dropped and counted."""
+        while True:
+            said = self._next(limit)
+            frame = wire.encode(said.report)
+            if len(frame) <= self.max_bytes:
+                said.gone.update((rank, self.members.pop(rank)) for rank, _ in said.report.left)
+                return said, frame
+            taken = sum(map(len, said.batches.values()))
+            if taken == 1:
+                (rank,) = (rank for rank, batch in said.batches.items() if batch)
+                self.members[rank].outbox.dropped += 1
+                said.batches.clear()
+            self.put_back(said)
+            limit = max(1, taken // 2)
+
+    def put_back(self, said: object) -> None:
+        """This could not be said."""
+        assert isinstance(said, SaidOfHost)
+        self._fetched.extendleft(reversed(said.report.fetched))
+        # Who has come anew meanwhile is somebody else.
+        self.members.update((rank, member) for rank, member in said.gone.items() if rank not in self.members)
+        for rank, batch in said.batches.items():
+            if rank in self.members:
+                self.members[rank].outbox.put_back(batch)
+        for hello in said.report.joined:
+            if hello.rank in self.members:
+                self.members[hello.rank].is_told = False
+        for rank in said.report.goodbyes:
+            if rank in self.members:
+                self.members[rank].is_goodbye_told = False
+
+    def note_passed(self, number: int) -> None:
+        """No agent speaks through an agent."""
+
+    def _next(self, limit: int) -> SaidOfHost:
+        members = self.members
+        joined = [member.hello for member in members.values() if not member.is_told]
+        heartbeats = [
+            (rank, member.heartbeat)
+            for rank, member in members.items()
+            if member.heartbeat is not None and not member.is_beat_told
+        ]
+        batches = self._take(limit)
+        dropped = [(rank, member.dropped) for rank, member in members.items() if member.dropped != member.told_dropped]
+        over = [rank for rank, member in members.items() if not member.outbox]
+        goodbyes = [rank for rank in over if members[rank].has_said_goodbye and not members[rank].is_goodbye_told]
+        left = [(rank, is_closed) for rank in over if (is_closed := members[rank].left) is not None]
+        for member in members.values():
+            member.is_told = member.is_beat_told = True
+            member.told_dropped = member.dropped
+        for rank in goodbyes:
+            members[rank].is_goodbye_told = True
+        report = wire.HostReport(
+            joined=joined,
+            heartbeats=heartbeats,
+            observations=list(joined_where_alike(batches.values())),
+            fetched=self._take_fetched(),
+            dropped=dropped,
+            quiet=[rank for rank, member in members.items() if self._ticks - member.heard_tick > QUIET_TICKS],
+            goodbyes=goodbyes,
+            left=left,
+        )
+        return SaidOfHost(report, batches)
+
+    def _take(self, limit: int) -> dict[int, list[Observation]]:
+        """Some records of each rank, a fair share each; who comes first takes turns."""
+        self._turn += 1
+        ranks = list(self.members)
+        first = self._turn % max(1, len(ranks))
+        batches = {}
+        for place, rank in enumerate(ranks[first:] + ranks[:first]):
+            share = -(-limit // (len(ranks) - place))
+            batches[rank] = self.members[rank].outbox.take(share)
+            limit -= len(batches[rank])
+        return batches
+
+    def _take_fetched(self) -> list[wire.Fetched]:
+        """Tables are large: some at a time."""
+        found: list[wire.Fetched] = []
+        num_bytes = 0
+        while self._fetched and num_bytes < MAX_FETCHED_BYTES:
+            found.append(self._fetched.popleft())
+            num_bytes += len(wire.encode(found[-1]))
+        return found
+
+
+def _has_news(member: HostMember) -> bool:
+    is_beaten = member.heartbeat is not None and not member.is_beat_told
+    has_ended = member.has_said_goodbye and not member.is_goodbye_told
+    return bool(member.outbox) or is_beaten or has_ended or not member.is_told or member.left is not None
+
+
+def joined_where_alike(batches: Iterable[list[Observation]]) -> Iterator[Observation]:
+    """All of these records, each rank's in its own order; steps that are alike become one record."""
+    queues = [deque(batch) for batch in batches]
+    while queues := [queue for queue in queues if queue]:
+        for queue in queues:
+            while queue and not isinstance(queue[0].body, StepDone):
+                yield queue.popleft()
+        steps = [queue[0].step for queue in queues if queue]
+        if not steps:
+            return
+        groups: dict[object, list[Told]] = {}
+        # The earliest first: ranks that were cut off in the middle of a step are joined all the same.
+        for queue in queues:
+            if not queue or queue[0].step != min(steps):
+                continue
+            said = queue.popleft()
+            assert isinstance(said.body, StepDone)
+            alike = kind(said.body)
+            if alike is None:
+                yield said
+            else:
+                groups.setdefault(alike, []).append((said.rank, said.at_ns, said.body))
+        for parts in groups.values():
+            rank, at_ns, done = parts[0]
+            body = join(parts) if len(parts) > 1 else done
+            yield Observation(rank=rank, step=min(steps), at_ns=at_ns, body=body)
