@@ -384,6 +384,8 @@ class Vitals(msgspec.Struct, frozen=True, tag="vitals", kw_only=True):
     """Parameters of a model that is trained, with a gradient, that no optimizer which ever stepped holds."""
     is_unheld_at_rest: bool | None = None
     """Whether an optimizer that never stepped holds one of those; None: nobody looked."""
+    faint: Named = Named()
+    """Matrices whose gradient is not zero, and whose norm is a hundred-millionth of the largest tensor's or less."""
     rounded: Named = Named()
     """Trained float32 tensors that have changed since the start and whose low mantissa bits are all zero still."""
     frozen_moved_in_step: Named = Named()

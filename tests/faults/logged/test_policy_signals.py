@@ -119,6 +119,11 @@ def test_a_reward_that_falls_at_once_after_a_dozen_logs_is_told_and_one_that_wan
         return causes(list(RewardTrend().judge(window_of({"log.train/reward": values.__getitem__}))))
 
     assert judged(lambda step: 0.12 if step < 18 else -0.05) == ["reward_collapse"]
+    rising = [0.10, 0.07, 0.16, 0.12, 0.22, 0.09, 0.3, 0.13, 0.25, 0.19]
+    swinging: Series = {
+        "log.reward": lambda step: rising[step % 10] + step / 400 if step < 25 else 0.006 + step / 20_000
+    }
+    assert causes(list(RewardTrend().judge(window_of(swinging)))) == ["reward_collapse"]
     assert judged(lambda step: 0.12 - 0.004 * step) == []
     assert judged(lambda step: 0.12 if step < 18 else -0.05 + 0.005 * (step - 18)) == []
     assert judged(lambda step: 0.12 if step < 6 else -0.05) == []

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from holter.diagnosis import top_cause
 from holter.faults.numerics.gradient_vanishing import GradientVanishing
 from holter.faults.window import Note
-from holter.records import Finding, ModuleVitals, Vitals
+from holter.records import Finding, ModuleVitals, Named, Vitals
 from made_up import made_window
 
 
@@ -63,3 +64,20 @@ def test_exact_zeros_frozen_modules_and_gates_that_open_are_silent() -> None:
 def test_a_wrong_threshold_is_named() -> None:
     with pytest.raises(ValueError, match=r"gradient_vanishing\.min_checks must be at least 2, got 1"):
         GradientVanishing(min_checks=1)
+
+
+def faint(steps: Sequence[int], since: int) -> list[Finding]:
+    modules = note(0, {"head": 0.05, "body": 0.4}).body.modules  # type: ignore[union-attr]
+    notes = [
+        Note(0, step, step, Vitals(view="replicated", modules=modules, num_trainable=4, faint=Named(1, ["head.weight"]) if step >= since else Named()))
+        for step in steps
+    ]  # fmt: skip
+    return judge(notes)
+
+
+def test_a_matrix_without_gradient_is_named_though_the_bias_beside_it_has_one() -> None:
+    (finding,) = faint(range(0, 64, 8), 16)
+    assert (finding.tensors, finding.modules, finding.first_step) == (("head.weight",), ("head",), 16)
+    assert top_cause(finding) == "vanishing_gradients"
+    assert faint(range(0, 48, 8), 16) == []
+    assert faint(range(8), 0) == []

@@ -121,6 +121,14 @@ def test_a_dtype_that_changes_under_autocast_is_told_at_the_next_look(worn):
     assert not any(hooks(model)[1:])
 
 
+def test_values_that_begin_to_go_through_a_narrower_dtype_are_told_at_the_next_look(worn):
+    model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 1))
+    assert ["first"] == [one.reason for one in train(worn, model, 40)]
+    model[1].register_forward_hook(lambda _, __, out: out.half().float())
+    (changed,) = [one for one in train(worn, model, 40) if one.reason == "changed"]
+    assert [False, True, None] == [witness.is_rounded for witness in changed.witnesses]
+
+
 def test_zeros_are_counted(worn):
     model = Net()
     nn.init.constant_(model.blocks[1][0].bias, -100.0)

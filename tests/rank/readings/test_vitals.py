@@ -222,6 +222,14 @@ def test_weights_that_pass_through_a_narrower_dtype_are_seen(worn, narrow):
     assert "0.weight" in said[-1].rounded.names
 
 
+def test_a_matrix_with_next_to_no_gradient_is_named_and_its_bias_is_not(worn):
+    model = mlp()
+    model[0].weight.register_hook(lambda g: g * 1e-12)
+    model[0].bias.register_hook(lambda g: g * 1e-12)
+    said = Loop(worn, model, torch.optim.SGD(model.parameters(), lr=0.1)).run(3)
+    assert ["0.weight"] == said[-1].faint.names
+
+
 def test_frozen_parameters_that_a_step_moves_are_named(worn):
     model = mlp()
     loop = Loop(worn, model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))

@@ -30,6 +30,7 @@ from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding
 
+TENFOLD = 10.0
 REWARD = frozenset({"reward", "rewards", "reward_mean", "rewards_mean", "mean_reward"})
 
 
@@ -80,9 +81,10 @@ class RewardTrend:
             return None
         high, low, part = median(before), median(after), max(5, len(after) // 3)
         fall = high - low
-        is_at_once = abs(median(before[-5:]) - high) < fall / 4 and abs(median(after[:5]) - low) < fall / 4
+        is_at_once = median(before[-5:]) > high - fall / 4 and abs(median(after[:5]) - low) < fall / 4
         is_back = median(after[-part:]) - median(after[:part]) > fall / 3
-        is_far = fall > self.wandering * max(deviation(before), deviation(after))
+        # A reward that is as noisy as it is high cannot fall by many deviations, but to a tenth of itself.
+        is_far = fall > self.wandering * max(deviation(before), deviation(after)) or 0 < TENFOLD * low < high
         if not is_at_once or is_back or not is_far:
             return None
         best = max(series)

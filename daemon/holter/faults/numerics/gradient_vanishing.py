@@ -2,7 +2,8 @@
 
 What it detects
     Modules whose gradient norm, at five checks or more in a row, is not zero and yet below 1e-8 and a millionth of the largest, or below
-    a millionth of the middle one of their peers.
+    a millionth of the middle one of their peers. And single matrices whose gradient is not zero and a hundred-millionth of the largest
+    tensor's or less, at as many checks over sixteen steps or more, whatever else their module has.
 
 Why it matters
     Those modules stay as they were initialised, while the rest learns around them.
@@ -21,8 +22,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import ClassVar
 
+from holter.faults.shared.streaks import Streak, find_streak
 from holter.faults.shared.thresholds import check_thresholds, threshold
-from holter.faults.shared.wording import listed
+from holter.faults.shared.wording import listed, modules_of, named
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Vitals
 
@@ -46,6 +48,8 @@ class GradientVanishing:
     """Below this ratio of its norm to its peers' a module's gradient is too small."""
     min_checks: int = threshold(5, at_least=2)  # One check shows no trend.
     """Checks in a row until now."""
+    min_steps: int = 16
+    """Steps that those of a single matrix must span."""
     max_growth: float = 1.5
     """A norm that grows more over those checks is on its way."""
 
@@ -63,6 +67,10 @@ class GradientVanishing:
         if found:
             since = {name: _since(name, steps, tiny) for name in found}
             yield _finding(window, checks, steps, since)
+        elif streak := find_streak(window, Vitals, _has_faint, at_least=self.min_checks, min_steps=self.min_steps):
+            faint = [set(vitals.faint.names) for _, vitals in streak.notes]
+            if names := tuple(name for name in streak.last[1].faint.names if all(name in seen for seen in faint)):
+                yield _of_tensors(window, streak, names)
 
     def _tiny(self, norms: Mapping[str, float]) -> set[str]:
         if len(norms) < 2:  # noqa: PLR2004 - no peers
@@ -77,6 +85,37 @@ class GradientVanishing:
         part = max(1, len(norms) // 3)
         is_growing = median(norms[-part:]) > self.max_growth * median(norms[:part])
         return len(norms) >= self.min_checks and not is_growing
+
+
+def _has_faint(vitals: Vitals) -> bool:
+    return vitals.faint.count > 0
+
+
+def _of_tensors(window: Window, streak: Streak[Vitals], names: tuple[str, ...]) -> Finding:
+    told = min(note.step for note, _ in window.notes_of(Vitals))
+    return Finding(
+        detector=GradientVanishing.name,
+        severity="warning",
+        first_step=streak.first_step,
+        detected_step=streak.last[0].step,
+        ranks=tuple(sorted(window.attached)),
+        tensors=names,
+        modules=modules_of(names),
+        summary=f"{named(names)} {'has' if len(names) == 1 else 'have'} had next to no gradient since step {streak.first_step}, beside others of ordinary size.",
+        facts={
+            "is_from_start": streak.first_step == told,
+            "is_zero_elsewhere": False,
+            "is_growing": False,
+            "series": ["gradient_norm", "loss"],
+        },
+        evidence=(
+            Evidence(
+                kind="gradient",
+                summary=f"the gradient's norm is not zero and a hundred-millionth of the largest tensor's or less, at {len(streak.notes)} checks in a row, to step {streak.last[0].step}: {named(names)}",
+                values={"num_checks": len(streak.notes), "num_tensors": len(names)},
+            ),
+        ),
+    )
 
 
 def _since(name: str, steps: Sequence[int], tiny: Mapping[int, set[str]]) -> int:

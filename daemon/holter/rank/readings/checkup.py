@@ -35,6 +35,8 @@ from holter.records import ModuleVitals, Named, Vitals
 ROUNDED_SHARE = 0.999
 LEAST_ROUNDED = 16
 """Values that are not zero, below which nothing is said of their mantissas."""
+FAINT, MATRIX = 1e-8, 2
+"""Of the norm of the largest gradient, and dimensions."""
 HALF_BITS, NUM_HALF = 0x1FFF, 64
 """Bits of a float32's mantissa that float16 has not, and elements of each tensor that are asked for them."""
 RESOLUTION = {"float32": 2.0**-23, "float64": 2.0**-52, "bfloat16": 2.0**-7, "float16": 2.0**-10}
@@ -231,6 +233,7 @@ class Checkup:
             unchanged=self._named(self._trained, self._unchanged(moves)),
             without_rate=self._named(self._trained, self._without_rate()),
             unheld=_names(self.unheld.names),
+            faint=self._named(self._trained, self._faint()),
             is_unheld_at_rest=self.unheld.is_at_rest,
             rounded=self._named(self._trained, self._rounded(moves)),
             frozen_moved_in_step=self._named(self._frozen, still.in_step),
@@ -303,6 +306,18 @@ class Checkup:
             place
             for row, place in enumerate(self._given)
             if self._rates[place] == 0 and table.zeros[row] < table.numel[row]
+        ]
+
+    def _faint(self) -> list[int]:
+        """Matrices with next to no gradient; a bias before a normalisation has none but rounding by its nature."""
+        table = self._answers.gradients
+        if table is None or not len(table.square_sum):
+            return []
+        limit = FAINT * FAINT * float(np.nanmax(table.square_sum))
+        return [
+            place
+            for row, place in enumerate(self._given)
+            if 0 < table.square_sum[row] < limit and self._trained[place][1].dim() >= MATRIX
         ]
 
     def _rounded(self, moves: MovedTensors) -> list[int]:

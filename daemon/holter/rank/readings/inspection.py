@@ -2,7 +2,8 @@
 
     step 2      once a run
     idle        when parameters have had no gradient for long, at most three times
-    changed     every 32 steps under autocast (fewer for models of many modules), dtypes alone; told if one is not what it was at step 2
+    changed     every 32 steps (fewer for models of many modules), dtypes alone, and outside of autocast whether values went through a narrower one;
+                told if one is not what it was at step 2
 
 The hooks stay until the backward pass is over: reentrant checkpointing calls its modules without gradients first, and again, with
 gradients, in backward. A model of which torch.compile or TorchScript has any part is left alone.
@@ -80,6 +81,7 @@ class InspectionProbe:
         self._num_idle = 0
         self._asked_step = -1
         self._dtypes: dict[str, str] = {}
+        self._rounded: dict[str, bool] = {}
         self._again_every = 0
         self._num_changed = 0
 
@@ -127,12 +129,15 @@ class InspectionProbe:
     def _is_news(self, inspected: _Pass) -> bool:
         """What was asked for is; dtypes are if they are others than at first."""
         dtypes = {name: seen.dtype for name, seen in inspected.seen.items() if seen.dtype}
+        rounded = {name: seen.is_rounded for name, seen in inspected.seen.items() if seen.is_rounded is not None}
         if inspected.reason == "first":
             doublings = max(0, (inspected.num_modules - 1) // MODULES_AGAIN).bit_length()
-            self._dtypes, self._again_every = dtypes, AGAIN_EVERY << doublings if inspected.autocast_dtype else 0
+            self._dtypes, self._rounded, self._again_every = dtypes, rounded, AGAIN_EVERY << doublings
         if inspected.reason != "changed":
             return True
-        is_changed = any(self._dtypes.get(name, dtype) != dtype for name, dtype in dtypes.items())
+        is_changed = any(self._dtypes.get(name, dtype) != dtype for name, dtype in dtypes.items()) or any(
+            self._rounded.get(name, is_short) != is_short for name, is_short in rounded.items()
+        )
         self._num_changed += is_changed
         return is_changed
 
@@ -202,11 +207,13 @@ def _watch(inspected: _Pass, seen: _Seen | None) -> Any:
         _note_autocast(inspected, module, first.device.type)
         seen.has_gradient_path |= first.requires_grad
         seen.dtype = str(first.dtype).removeprefix("torch.")
-        if inspected.reason != "changed" and is_plain_moment():
+        if not is_plain_moment():
+            return
+        if inspected.reason != "changed":
             seen.output_zeros = _zeros(first)
             seen.input_zeros = _zeros(_first(args))
-            if _own(module) and not inspected.autocast_dtype:
-                seen.is_rounded = _is_rounded(first)
+        if _own(module) and not inspected.autocast_dtype:
+            seen.is_rounded = _is_rounded(first)
 
     return watch
 
