@@ -60,6 +60,25 @@ def test_errors_point_to_the_help_of_the_command(
     assert f"`{pointer}`" in said
 
 
+def test_an_unknown_command_names_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert 2 == main(["statsu"])
+    assert (
+        "holter: there is no command 'statsu'; `holter status` is near; see `holter --help`\n"
+        == capsys.readouterr().err
+    )
+
+
+def test_a_narrow_terminal_keeps_what_is_worst_and_names_can_be_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_run(tmp_path / "a", "2026-11-17T10:00:00Z", steps=400)
+    monkeypatch.chdir(tmp_path)
+    main(["runs", "."])
+    head, row = capsys.readouterr().out.splitlines()
+    assert ["run", "state", "steps", "worst", "incidents", "ranks", "started"] == head.split()
+    assert "a" == row.split()[0]
+
+
 def test_no_color_and_dumb_terminals_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)

@@ -1,6 +1,7 @@
 """`holter COMMAND`: one file a command, imported when it is called, so that a sidecar starts in a fraction of a second."""
 
 import argparse
+import difflib
 import importlib
 import sys
 from collections.abc import Sequence
@@ -79,7 +80,16 @@ def parser_of(*commands: str) -> argparse.ArgumentParser:
     return parser
 
 
+def _check_name(name: str) -> None:
+    """A command that does not exist: the nearest one is named, not all of them."""
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        raise UsageError(f"there is no command {name!r}" + (f"; `holter {near[0]}` is near" if near else ""))
+
+
 def _run(arguments: list[str]) -> int:
+    if arguments and not arguments[0].startswith("-"):
+        _check_name(arguments[0])
     parser = parser_of(*[argument for argument in arguments if not argument.startswith("-")][:1])
     # What follows `--` is somebody else's command.
     split = arguments.index("--") if "--" in arguments else len(arguments)

@@ -13,7 +13,8 @@ from holter.halting import halt_record
 from holter.records import Diagnosis
 from holter.records.titles import titled
 
-COLUMNS = ("run", "state", "started", "ranks", "steps", "incidents", "worst")
+COLUMNS = ("run", "state", "steps", "worst", "incidents", "ranks", "started")
+"""What a narrow terminal cuts off comes last."""
 DEEP = 4
 """Folders between DIR and a run at most."""
 
@@ -99,4 +100,11 @@ def _row(one: dict[str, Any]) -> tuple[Any, ...]:
     steps = "-" if one["steps"] is None else one["steps"]
     ranks = f"{one['ranks']} of {one['world_size']}"
     named = f"{worst['severity']}: {titled(worst['cause'])} at step {worst['step']}" if worst else ""
-    return (one["directory"], one["state"], one["started_at"][:16].replace("T", " "), ranks, steps, counted, named)
+    started = one["started_at"][:16].replace("T", " ")
+    return (_short(Path(one["directory"])), one["state"], steps, named, counted, ranks, started)
+
+
+def _short(directory: Path) -> Path:
+    """From here, if it lies below: that can be given to the other commands, too."""
+    here = Path.cwd()
+    return directory.relative_to(here) if directory.is_relative_to(here) else directory
