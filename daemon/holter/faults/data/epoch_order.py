@@ -30,6 +30,8 @@ from holter.faults.window import Spread, StepNumbers, Window
 from holter.records import Evidence, Finding
 
 MAX_SHOWN = 4
+NEWEST = 256
+"""Steps among which the newest two with a look at the batch are."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,14 @@ class EpochOrder:
 
     def _stuck_inputs(self, window: Window) -> list[int]:
         """The newest steps at which the models of all ranks were given the same tensor, by mean and spread; a loader may go on giving others meanwhile."""
-        told = [(entry.step, known) for entry in window.series if (known := _inputs(entry))]
-        for name, newest in told[-1][1].items() if told else ():
-            of = [(step, known[name]) for step, known in told if name in known]
-            run = [step for step, _ in itertools.takewhile(lambda one, now=newest: one[1] == now, reversed(of))][::-1]  # type: ignore[misc]
+        told = (known for entry in reversed(window.series[-NEWEST:]) if (known := _inputs(entry)))
+        last, before_last = [*itertools.islice(told, 2), {}, {}][:2]
+        # The rest is looked at only where the newest two are equal, which of a sound run's batches no two are.
+        for name in (name for name, newest in last.items() if before_last.get(name) == newest):
+            spreads = dict(window.values(f"{name}.spread"))
+            of = [(step, (mean, spreads[step])) for step, mean in window.values(f"{name}.mean") if step in spreads]
+            others = itertools.dropwhile(lambda at: of[at][1] == of[-1][1], reversed(range(len(of))))  # noqa: B023 - used at once
+            run = [step for step, _ in of[next(others, -1) + 1 :]]
             before = {known for _, known in of[: len(of) - len(run)][-self.min_others :]}
             if len(run) >= self.min_same and len(before) >= self.min_others:
                 return run
