@@ -123,6 +123,7 @@ bench: install  ## ratios against peers in the same run
 	$(BIN)/python tests/bench/bench_scrape.py
 	$(BIN)/python tests/bench/bench_hosts.py --quarter --hour
 	$(BIN)/python tests/bench/bench_strangers.py
+	$(BIN)/python tests/bench/bench_nats.py
 	$(BIN)/python tests/bench/bench_corpus.py --write
 
 pictures: install system  ## the dashboards, drawn from real jobs' data where no Grafana can run

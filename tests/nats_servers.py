@@ -10,14 +10,27 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from free_port import free_port
+from free_port import FIRST, NUM
 
 DEADLINE_S = 30.0
+_taken: set[int] = set()
 
 
 def program() -> str | None:
     """Debian puts it where only root looks."""
     return shutil.which("nats-server") or shutil.which("nats-server", path="/usr/sbin:/usr/local/sbin")
+
+
+def next_port() -> int:
+    """A free one, and none that this process was told before: whoever was may not have bound it yet."""
+    for port in range(FIRST + os.getpid() * 7 % NUM, FIRST + 2 * NUM):
+        own = FIRST + (port - FIRST) % NUM
+        if own in _taken:
+            continue
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", own)):
+            _taken.add(own)
+            return own
+    raise OSError("no port is free")
 
 
 @dataclass
@@ -35,7 +48,7 @@ class Server:
     process: subprocess.Popen[str] | None = None
 
     def __post_init__(self) -> None:
-        self.port = self.port or free_port()
+        self.port = self.port or next_port()
 
     @property
     def address(self) -> str:
@@ -86,7 +99,7 @@ class Server:
 
 def cluster_of(directory: Path, hosts: list[str], within: list[list[str]] | None = None) -> list[Server]:
     """As many servers as hosts, which know each other; started, and agreed on a leader."""
-    routes = [free_port() for _ in hosts]
+    routes = [next_port() for _ in hosts]
     named = ", ".join(f'"nats://{host}:{port}"' for host, port in zip(hosts, routes, strict=True))
     servers = []
     for number, (host, port) in enumerate(zip(hosts, routes, strict=True)):

@@ -12,7 +12,7 @@ from tests.halting.vault.test_store import write
 
 from holter.cli import main
 from holter.cli.halt import _from_files
-from holter.cli.run_reader import RunReader
+from holter.cli.parts.run_reader import RunReader
 from holter.coordinator.service import Limits
 from holter.halting import halt_record
 from holter.halting.halt_record import HaltRecord

@@ -16,6 +16,7 @@ import pytest
 from tests.conftest import BIN, Ended, Job, _environ
 from tests.e2e.conftest import HOST, SCRIPT, OtherHost
 
+from nats_servers import Server, program
 from processes import processes_of
 
 pytestmark = pytest.mark.job
@@ -23,6 +24,31 @@ pytestmark = pytest.mark.job
 
 def test_a_host_that_is_cut_off_is_named(
     other_host: OtherHost, tmp_path: Path, status: Callable[[Job], dict[str, Any]], wait_for: Callable[..., None]
+) -> None:
+    cut_off(other_host, tmp_path, status, wait_for, {})
+
+
+@pytest.mark.release
+def test_a_host_that_is_cut_off_from_nats_is_named_too(
+    other_host: OtherHost, tmp_path: Path, status: Callable[[Job], dict[str, Any]], wait_for: Callable[..., None]
+) -> None:
+    if program() is None:
+        pytest.skip("nats-server is not installed")
+    server = Server(tmp_path, "n0", host=other_host.ours)
+    server.start()
+    server.wait()
+    try:
+        cut_off(other_host, tmp_path, status, wait_for, {"HOLTER_NATS": server.address})
+    finally:
+        server.kill()
+
+
+def cut_off(
+    other_host: OtherHost,
+    tmp_path: Path,
+    status: Callable[[Job], dict[str, Any]],
+    wait_for: Callable[..., None],
+    more: dict[str, str],
 ) -> None:
     run_dir = tmp_path / "run"
     environ = _environ(
@@ -35,6 +61,7 @@ def test_a_host_that_is_cut_off_is_named(
             "LOCAL_WORLD_SIZE": "1",
             "LOCAL_RANK": "0",
         }
+        | more
     )
     for rank in range(2):
         other_host.start(rank, environ, tmp_path)

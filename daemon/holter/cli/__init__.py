@@ -11,7 +11,8 @@ from holter.errors import ConfigError, UsageError
 
 COMMANDS = {
     "status": "table of ranks, steps, phases and findings; --watch live",
-    "runs": "all runs below a folder: state, steps, incidents",
+    "runs": "all runs below a folder, or of a NATS server: state, steps, incidents",
+    "hub": "one read-only page and /metrics for all runs of a NATS server",
     "report": "the incidents' diagnoses, for a person",
     "page": "the page of a run that is over, in a browser",
     "replay": "judge a recorded run again, with other thresholds if given",

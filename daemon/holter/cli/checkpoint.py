@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from holter.cli.parts.run_reader import RunReader, locate
 from holter.cli.parts.terminal import Meter, printable, size_text, table
-from holter.cli.run_reader import RunReader, locate
 from holter.errors import UsageError, VaultError
 from holter.frameworks.fsdp.framework import ASSEMBLED, PARTS
 from holter.halting.vault import store, verification

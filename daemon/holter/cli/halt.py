@@ -15,7 +15,7 @@ from typing import Any
 
 from holter import clock, config
 from holter.cli.parts.numbers import seconds
-from holter.cli.run_reader import RunReader, locate
+from holter.cli.parts.run_reader import RunReader, locate
 from holter.errors import UsageError
 from holter.halting import halt_record
 

@@ -16,7 +16,7 @@ from holter import clock, config, offline
 from holter.cli.diagnose import judged
 from holter.cli.memory import add_told
 from holter.cli.parts.earlier import memory_of_logs
-from holter.cli.run_reader import RUNS, RunReader, locate
+from holter.cli.parts.run_reader import RUNS, RunReader, locate
 from holter.cli.verify import verified
 from holter.errors import ConfigError, UsageError
 from holter.exporters import pages

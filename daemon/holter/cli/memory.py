@@ -15,7 +15,7 @@ import msgspec
 from holter import clock, config
 from holter.cli.parts.earlier import entry_of, memory_path, project_of
 from holter.cli.parts.evidence import settings_of
-from holter.cli.run_reader import RUNS, locate
+from holter.cli.parts.run_reader import RUNS, locate
 from holter.errors import UsageError
 from holter.faults import CAUSES
 from holter.offline.proof.memory import MemoryEntry, MemoryFile, from_markdown, search, to_markdown

@@ -8,8 +8,8 @@ import sys
 
 import holter
 from holter.cli.parts.numbers import port
+from holter.cli.parts.run_reader import RunReader, locate
 from holter.cli.parts.terminal import with_progress
-from holter.cli.run_reader import RunReader, locate
 from holter.errors import UsageError
 
 

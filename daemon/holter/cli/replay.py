@@ -8,9 +8,9 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from holter.cli.parts.run_reader import RunReader, has_open_critical, locate
 from holter.cli.parts.terminal import with_progress
 from holter.cli.report import rendered
-from holter.cli.run_reader import RunReader, has_open_critical, locate
 from holter.coordinator.recovery import journal
 from holter.coordinator.recovery.replay import Pace, Replay, differences
 from holter.errors import UsageError

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from holter import config
+from holter.cli.parts.run_reader import RunReader, has_open_critical, locate
 from holter.cli.parts.terminal import width
-from holter.cli.run_reader import RunReader, has_open_critical, locate
 from holter.diagnosis import report
 from holter.errors import UsageError
 from holter.files import read_json

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from holter.cli import launch
-from holter.cli.run_reader import RunReader, locate
+from holter.cli.parts.run_reader import RunReader, locate
 from holter.errors import UsageError
 from holter.frameworks.all import ALL
 from holter.frameworks.fsdp.framework import PARTS, RESUME_PARTS

@@ -1,4 +1,4 @@
-"""`holter runs [DIR]`: all runs below a folder: state, steps, incidents; 1 when one of them has an open critical incident."""
+"""`holter runs [DIR]`: all runs below a folder, or of a NATS server (`holter runs nats://host:4222`): state, steps, incidents; 1 when one of them has an open critical incident."""
 
 import argparse
 import json
@@ -6,12 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from holter.cli.parts.run_reader import RUNS, RunReader, has_open_critical, locate
 from holter.cli.parts.terminal import fitted, printable, table
-from holter.cli.run_reader import RUNS, RunReader, has_open_critical, locate
+from holter.config import load
+from holter.diagnosis.explain import WORST_FIRST
 from holter.errors import UsageError
 from holter.halting import halt_record
 from holter.records import Diagnosis
 from holter.records.titles import titled
+from holter.transport.nats.line import NatsPlace, failures
 
 COLUMNS = ("run", "state", "steps", "worst", "incidents", "ranks", "started")
 """What a narrow terminal cuts off comes last."""
@@ -21,12 +24,16 @@ DEEP = 4
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("directory", nargs="?", metavar="DIR", help=f"folder to look below (default: ./{RUNS})")
+    parser.add_argument(
+        "directory", nargs="?", metavar="DIR", help=f"folder to look below (default: ./{RUNS}), or servers of NATS"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Newest first."""
+    if (args.directory or "").startswith(("nats://", "tls://")):
+        return _of_server(args)
     root = Path(args.directory or RUNS)
     if not root.is_dir():
         raise UsageError(f"{root} is not a folder")
@@ -40,6 +47,49 @@ def run(args: argparse.Namespace) -> int:
         rows = [tuple(printable(str(cell)) for cell in _row(one)) for one in found]
         sys.stdout.write("\n".join(fitted(table(COLUMNS, rows))) + "\n")
     return int(any(one["is_critical"] for one in found))
+
+
+def _of_server(args: argparse.Namespace) -> int:
+    """Its own process is one that holds no lease and publishes nothing."""
+    import asyncio  # noqa: PLC0415 - folders need none
+
+    from holter.coordinator.http.hub import runs_of  # noqa: PLC0415
+
+    settings = load()
+    place = NatsPlace(args.directory, settings.nats_credentials, settings.tls)
+    if (problem := place.problem()) is not None:
+        raise UsageError(problem)
+    try:
+        found = asyncio.run(runs_of(place))
+    except failures() as error:
+        raise UsageError(f"{args.directory} cannot be read: {type(error).__name__}: {error}") from None
+    if args.json:
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")
+    elif not found:
+        sys.stdout.write(f"no run at {args.directory}\n")
+    else:
+        rows = [tuple(printable(str(cell)) for cell in _row_of_server(one)) for one in found]
+        sys.stdout.write("\n".join(fitted(table(COLUMNS, rows))) + "\n")
+    return int(any(one.get("is_critical") for one in found))
+
+
+def _row_of_server(one: dict[str, Any]) -> tuple[Any, ...]:
+    open_ones = [found for found in one.get("incidents", []) if found["is_open"]]
+    worst = min(open_ones, key=lambda found: WORST_FIRST.index(found["severity"]), default=None)
+    over = one.get("num_incidents", 0) - one.get("num_open", 0)
+    parts = [f"{one['num_open']} open" if one.get("num_open") else "", f"{over} over" if over else ""]
+    named = f"{worst['severity']}: {worst['title']} at step {worst['step']}" if worst else ""
+    ranks = f"{one.get('ranks', 0)} of {one.get('world_size', 0)}"
+    began = str(one.get("started_at", ""))[:16].replace("T", " ")
+    return (
+        one["run_id"],
+        one["state"],
+        began,
+        ranks,
+        one.get("steps", "-"),
+        ", ".join(filter(None, parts)) or "none",
+        named,
+    )
 
 
 def _below(root: Path) -> list[Path]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import msgspec
 
+from holter.cli.parts.run_reader import RunReader, has_open_critical, locate
 from holter.cli.parts.terminal import fitted, printable, table
-from holter.cli.run_reader import RunReader, has_open_critical, locate
 from holter.diagnosis.report import headline
 from holter.errors import UsageError
 from holter.files import read_json

@@ -13,7 +13,7 @@ import msgspec
 from holter import clock, config, offline
 from holter.cli.parts.earlier import memory_path, project_of
 from holter.cli.parts.evidence import is_run_directory, record_of_run
-from holter.cli.run_reader import RUNS
+from holter.cli.parts.run_reader import RUNS
 from holter.errors import UsageError
 from holter.offline.proof import FixVerdict, PastFault, RunRecord, record_of_found
 from holter.offline.proof import verify as judge

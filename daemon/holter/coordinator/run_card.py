@@ -1,10 +1,14 @@
 """One run's card, from what its coordinator knows."""
 
 import socket
+from dataclasses import replace
 
+import holter
 from holter import clock
+from holter.coordinator.http.pages import snapshot
 from holter.coordinator.judge import cause_of
 from holter.coordinator.run import Run
+from holter.exporters.prometheus import expose, families
 from holter.exporters.run_card import MAX_INCIDENTS, CardIncident, RunCard
 from holter.faults.shared.wording import ranks_text
 from holter.records import Diagnosis
@@ -35,7 +39,18 @@ def card_of(run: Run, *, is_over: bool = False) -> RunCard:
         is_critical=any(one.severity == "critical" for one in standing),
         blind=len(run.blind()),
         dropped=run.roster.dropped,
+        metrics=_metrics(run),
     )
+
+
+def _metrics(run: Run) -> str:
+    """Without what tells of the coordinator itself; of causes those that came up."""
+    whole = snapshot(run)
+    came_up = {cause: number for cause, number in whole.incidents.items() if number}
+    job = replace(whole.job, modules=(), exponents=())
+    small = replace(whole, detectors=(), detector_s={}, detector_failures={}, webhook={}, incidents=came_up, job=job)
+    body, _ = expose(families(run.settings.run_id, holter.__version__, [], small), "")
+    return body.decode()
 
 
 def _state(run: Run, *, is_over: bool) -> str:

@@ -58,6 +58,7 @@ MAX_FETCH_ROUNDS = 4
 OPEN_DEADLINE_S = 5.0
 """How long making a directory may take; ranks stand and wait for it."""
 
+CARD_S = 1.0
 WRITTEN_S = 2.0
 """An order waits so long for the disk, where another coordinator may have to go on with it."""
 
@@ -164,6 +165,7 @@ class Coordinator:
         self._tasks: set[asyncio.Task[None]] = set()
         self._quiet_since_s = clock.monotonic_s()
         self._flushed_s = self._reckoned_s = clock.monotonic_s()
+        self._carded_s = 0.0
 
     async def start(self, listener: socket.socket) -> None:
         """Serve on a socket that is bound already; whoever calls meanwhile waits in its queue."""
@@ -237,7 +239,7 @@ class Coordinator:
             await self._judge()
             judging_s = clock.monotonic_s() - began_s
             if self._right is not None:
-                self._right.sign(as_json(card_of(self.watched)))
+                self._right.sign(self._card())
             self.watched.judging.runner.guard("the page", self._pages.page_state.look)
             self._flush()
             reason = self._end_reason()
@@ -258,6 +260,13 @@ class Coordinator:
     def has_lost_right(self) -> bool:
         """Another coordinator gives the orders."""
         return self._right is not None and self._right.standing() == "lost"
+
+    def _card(self) -> bytes:
+        """Made anew now and then; empty: the last one still holds."""
+        if clock.monotonic_s() - self._carded_s < CARD_S:
+            return b""
+        self._carded_s = clock.monotonic_s()
+        return self.watched.judging.runner.guard("the card", lambda: as_json(card_of(self.watched))) or b""
 
     def _may_write(self) -> bool | None:
         if self._right is None:

@@ -52,6 +52,7 @@ _INCIDENT = ("incident", "cause", "severity", "ranks", "tensors", "collective", 
 
 METRICS: dict[str, Metric] = {
     "build_info": Metric("Version of holter.", ("version",)),
+    "hub_run": Metric("1 for the state in which `holter hub` sees a run.", ("state",)),
     "rank_info": Metric("Where a rank runs.", (*_RANK, "hostname", "gpu_uuid")),
     "step": Metric("Optimizer steps completed.", _RANK),
     "last_progress_timestamp_seconds": Metric("When the rank last moved, since the epoch.", _RANK, "seconds"),
@@ -224,6 +225,15 @@ def families(
         _show_job(page, coordinator.job)
         if coordinator.goodput is not None:
             _show_goodput(page, coordinator.goodput)
+    return list(page.families())
+
+
+def hub_families(run_id: str, state: str, zeros: Iterable[str] = ()) -> list[MetricFamily]:
+    """What the hub itself knows of a run, and the counters of causes (`zeros`) that did not come up there."""
+    page = _Page(run_id)
+    page.set("hub_run", 1, state)
+    for cause in sorted(zeros):
+        page.set("incidents_total", 0, cause)
     return list(page.families())
 
 

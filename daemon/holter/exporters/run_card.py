@@ -46,3 +46,5 @@ class RunCard(msgspec.Struct, frozen=True, kw_only=True):
     """How much holter cannot see there."""
     dropped: int = 0
     """Records that were lost between ranks and coordinator."""
+    metrics: str = ""
+    """What the coordinator's own /metrics say of job and incidents, in the classic text; counters that are 0 are left out."""

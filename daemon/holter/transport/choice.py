@@ -19,12 +19,14 @@ class Transport:
     carrier: CarrierMaker
     listener: Callable[..., Listener]
     """(receiver, token, on_urgent, hold), and by name what else the transport needs."""
+    takes_agents: bool = True
+    """Whether its listener hears a host's agent; else every sidecar speaks for itself."""
 
 
 TRANSPORTS = {
     "": Transport(WebSocketCarrier, WebSocketListener),
-    "nats": Transport(NatsCarrier, NatsListener),
-    "tls": Transport(NatsCarrier, NatsListener),
+    "nats": Transport(NatsCarrier, NatsListener, takes_agents=False),
+    "tls": Transport(NatsCarrier, NatsListener, takes_agents=False),
 }
 """By the scheme of an address; `host:port` has none."""
 

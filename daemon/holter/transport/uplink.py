@@ -44,7 +44,7 @@ class RankUplink:
         settings: UplinkSettings | None = None,
     ) -> None:
         settings = settings or UplinkSettings()
-        agent = settings.agent
+        agent = settings.agent if transport_of(address).takes_agents else ""
         self._speech = RankSpeech(hello, settings.outbox_limit)
         self._to = (address, token, on_message, settings)
         self._agent = agent

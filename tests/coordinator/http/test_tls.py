@@ -11,7 +11,7 @@ import pytest
 import trustme
 from tests.coordinator.conftest import RUN_ID, TOKEN, Running, eventually
 
-from holter.cli.run_reader import locate
+from holter.cli.parts.run_reader import locate
 from holter.config import load
 from holter.coordinator.http.doors import DoorSettings
 from holter.errors import ConfigError

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from tests.coordinator.conftest import RUN_ID, TOKEN, SimulatedRank
 
-from free_port import free_port
-from nats_servers import Server, program
+from holter.transport.limits import UplinkSettings
+from nats_servers import Server, next_port, program
 
 HALT_TOKEN = "a halt's secret"
 
@@ -42,6 +42,7 @@ class Process:
     process: subprocess.Popen[str]
     log: Path
     port: int
+    host: str = "127.0.0.1"
 
     @property
     def pid(self) -> int:
@@ -52,7 +53,7 @@ class Process:
         """It is up, and another gives the orders."""
         with (
             contextlib.suppress(OSError, ValueError),
-            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=2) as found,
+            urllib.request.urlopen(f"http://{self.host}:{self.port}/healthz", timeout=2) as found,
         ):
             about = json.loads(found.read())
             return bool(about.get("stands_by") and about.get("waits_for"))
@@ -83,7 +84,7 @@ class Place:
     def run_dir(self) -> Path:
         return self.directory / self.run_id
 
-    def coordinator(self, *words: str, world_size: int = 2) -> Process:
+    def coordinator(self, *words: str, world_size: int = 2, within: Sequence[str] = ()) -> Process:
         """Another process that may lead."""
         (self.directory / "token").write_text(TOKEN)
         number = len(self.processes)
@@ -99,15 +100,24 @@ class Place:
             "--token-file",
             str(self.directory / "token"),
         ]
-        command += ["--port", str(port := free_port())]
+        command += ["--port", str(port := next_port())]
         with log.open("w") as out:
-            process = subprocess.Popen([*command, *words], env=environ, stdout=out, stderr=out, text=True)
-        self.processes.append(Process(self.run_dir, process, log, port))
+            process = subprocess.Popen([*within, *command, *words], env=environ, stdout=out, stderr=out, text=True)
+        self.processes.append(
+            Process(
+                self.run_dir,
+                process,
+                log,
+                port,
+                host=words[words.index("--host") + 1] if "--host" in words else "127.0.0.1",
+            )
+        )
         return self.processes[-1]
 
     def rank(self, rank: int, **options: Any) -> SimulatedRank:
         """A sidecar's uplink with a made-up rank behind it."""
-        made = SimulatedRank(rank, 0, address=self.address, run_id=self.run_id, **options)
+        settings = UplinkSettings(credentials=options.pop("credentials", ""))
+        made = SimulatedRank(rank, 0, address=self.address, run_id=self.run_id, settings=settings, **options)
         self.ranks.append(made)
         return made
 

@@ -73,9 +73,15 @@ def test_given_up_is_taken_at_once_and_the_end_of_the_run_ends_who_waited():
 
 
 def test_its_own_lease_whose_answer_was_lost_is_taken_again_with_a_higher_token():
-    seen = watch(held("b", token=7), 0.0)
+    seen = look(Sighting(), 7, held("b", token=7), 0.0)
     assert "take" == decide(seen, "b")[0]
     assert 8 == next_token(seen)
+
+
+def test_what_cannot_be_read_is_taken_with_a_token_above_all_that_were():
+    seen = look(Sighting(), 41, None, 0.0)
+    assert "take" == decide(seen, "b")[0]
+    assert 42 == next_token(seen)
 
 
 def test_the_holder_trusts_it_for_less_time_than_others_wait():

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from holter import clock
-from holter.cli.run_reader import locate
+from holter.cli.parts.run_reader import locate
 from holter.coordinator.recovery import journal
 from holter.coordinator.recovery.journal import Entry
 from holter.diagnosis.explain import WORST_FIRST

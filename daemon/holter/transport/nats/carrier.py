@@ -22,7 +22,7 @@ from holter.transport.interface import OnMessage
 from holter.transport.limits import Backoff, UplinkSettings
 from holter.transport.nats import frames
 from holter.transport.nats.frames import Again, Beacon, Greeting, LetGo, Probe, Said, Told, TurnedAway
-from holter.transport.nats.line import NatsPlace, OpenLine, failures, line_to
+from holter.transport.nats.line import INBOX, NatsPlace, OpenLine, failures, line_to
 from holter.transport.nats.subjects import ALL, Subjects, credential_of, host_name
 from holter.transport.speech import Speech
 
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 HERE_S = 3.5
 """A coordinator whose beacon has not been heard for so long is not there."""
+MOVE_S, MAX_MOVE_S = 4.0, 60.0
+"""How long a server is believed through which no coordinator is heard, at first and at most."""
+KEEP_S = 3.0
+"""For the server to say that it has a message."""
 REPEAT_S = 60.0
 """Between two Greetings of a quiet life."""
 SPARE_BYTES = 4096
@@ -79,6 +83,8 @@ class NatsCarrier:
         self._is_let_go = asyncio.Event()
         self._told: asyncio.Queue[Msg] = asyncio.Queue()
         self._greeted_s = -math.inf
+        self._num_moves = 0
+        """To other servers, since a coordinator was heard."""
         self._asks_clock = False
         self._clock_asked_s = 0.0
         self._has_said_goodbye = False
@@ -185,6 +191,7 @@ class NatsCarrier:
         while True:
             now_s = clock.monotonic_s()
             self.is_connected = self._is_welcome.is_set() and now_s - self.heard_s < HERE_S
+            self._look_for_the_coordinator(line, now_s)
             if not self._is_welcome.is_set() or now_s - self._greeted_s > REPEAT_S:
                 await self._greet(line, is_repeated=self._is_welcome.is_set() and self._greeted_s > 0)
             if not self._is_welcome.is_set():
@@ -207,13 +214,21 @@ class NatsCarrier:
                 return
             await self._ask_clock(line)
 
+    def _look_for_the_coordinator(self, line: OpenLine, now_s: float) -> None:
+        """A server that is cut off from the others looks well from here: whoever hears no coordinator through it tries another one, ever more rarely."""
+        if now_s - self.heard_s < HERE_S:
+            self._num_moves = 0
+        elif self._place.is_several and now_s - line.opened_s > min(MOVE_S * 2**self._num_moves, MAX_MOVE_S):
+            self._num_moves += 1
+            raise _LineEndedError("no coordinator is heard through this server")
+
     async def _greet(self, line: OpenLine, *, is_repeated: bool = False) -> None:
         """In the stream: it is made by the first coordinator, until then nobody acknowledges, and it is tried again."""
         self._greeted_s = clock.monotonic_s()
         server = str(line.client._server_info.get("server_id", ""))  # noqa: SLF001 - nothing public tells it
         greeting = Greeting(token=self._token, hello=self._speech.hello, server=server, is_repeated=is_repeated)
         frame = frames.encode(Said(self._who, greeting))
-        await line.js.publish(self._subjects.hello(self._name), frame, timeout=self._settings.connect_timeout_s)
+        await line.js.publish(self._subjects.hello(self._name), frame, timeout=KEEP_S)
 
     async def _report(self, line: OpenLine) -> None:
         """Records go into the stream; that we are there, and where the rank is, is kept by nobody: the next one is newer."""
@@ -232,14 +247,12 @@ class NatsCarrier:
         assert self._unacknowledged is not None
         number, _, frame = self._unacknowledged
         headers = {"Nats-Msg-Id": f"{self._who.hex()}-{number}"}
-        await line.js.publish(
-            self._subjects.said(self._name), frame, timeout=self._settings.send_timeout_s, headers=headers
-        )
+        await line.js.publish(self._subjects.said(self._name), frame, timeout=KEEP_S, headers=headers)
         self._unacknowledged = None
 
     async def _keep(self, line: OpenLine, message: wire.Upward) -> None:
         frame = frames.encode(Said(self._who, message))
-        await line.js.publish(self._subjects.said(self._name), frame, timeout=self._settings.send_timeout_s)
+        await line.js.publish(self._subjects.said(self._name), frame, timeout=KEEP_S)
 
     async def _ask_clock(self, line: OpenLine) -> None:
         limits, now_s = self._settings, clock.monotonic_s()
@@ -326,7 +339,7 @@ class NatsCarrier:
         return content
 
     async def _respond(self, message: "Msg", content: bytes) -> None:
-        if message.reply and content:
+        if message.reply.startswith(INBOX) and content:
             await message.respond(content)
 
     def _welcome(self, told: wire.Welcome) -> None:

@@ -86,8 +86,8 @@ def decide(seen: Sighting, me: str) -> tuple[Decision, str]:
 
 
 def next_token(seen: Sighting) -> int:
-    """Of who takes it."""
-    return seen.lease.token + 1 if seen.lease is not None else 1
+    """Of who takes it: above every former one, also where what lies there cannot be read, since each was below its own revision."""
+    return seen.revision + 1
 
 
 Standing = Literal["valid", "suspended", "lost"]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holter import clock
 from holter.errors import UsageError
 from holter.transport.tls import NO_TLS, TlsFiles
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
 
 SCHEMES = ("nats", "tls")
+INBOX = "_INBOX_"
 CONNECT_S = 2.0
 PING_S = 1.5
 """A server that leaves two of these unanswered is given up."""
@@ -49,6 +51,11 @@ class NatsPlace:
     def server(self) -> str:
         """One of them: not all go to the first one, and who finds it dead draws again."""
         return random.choice([part.strip() for part in self.address.split(",") if part.strip()])  # noqa: S311 - no secret
+
+    @property
+    def is_several(self) -> bool:
+        """Whether there is another server to go to."""
+        return "," in self.address
 
     def problem(self) -> str | None:
         """Why this cannot work, if so."""
@@ -80,7 +87,7 @@ class NatsPlace:
 
 def inbox_of(who: str) -> str:
     """Where answers come: nobody else's permissions reach there."""
-    return f"_INBOX_{who}"
+    return f"{INBOX}{who}"
 
 
 class OpenLine:
@@ -89,6 +96,7 @@ class OpenLine:
     def __init__(self, client: "Client") -> None:
         self.client = client
         self.js: Any = client.jetstream(timeout=CONNECT_S)
+        self.opened_s = clock.monotonic_s()
         self.is_lost = asyncio.Event()
         self.denied = ""
         """What the server last did not permit."""

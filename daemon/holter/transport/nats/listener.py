@@ -24,7 +24,7 @@ from holter.transport.access import is_same
 from holter.transport.interface import Receiver, Right, refusal
 from holter.transport.nats import frames
 from holter.transport.nats.frames import Again, Beacon, Greeting, LetGo, Probe, Said, Told, TurnedAway
-from holter.transport.nats.line import NatsPlace, OpenLine, failures, line_to
+from holter.transport.nats.line import INBOX, NatsPlace, OpenLine, failures, line_to
 from holter.transport.nats.subjects import ALL, Subjects
 from holter.transport.nats.tail import Tail, make_stream
 from holter.transport.tls import SCHEME
@@ -378,7 +378,8 @@ class NatsListener:
         received_ns = clock.wall_ns()
         with contextlib.suppress(*failures(*UNREADABLE)):
             asked = frames.decode_said(message.data).message
-            if isinstance(asked, wire.ClockAsked) and message.reply:
+            # An answer goes to an inbox, and nowhere else where our permissions reach.
+            if isinstance(asked, wire.ClockAsked) and message.reply.startswith(INBOX):
                 told = wire.ClockTold(sent_ns=asked.sent_ns, received_ns=received_ns, replied_ns=clock.wall_ns())
                 await message.respond(self._frame(told))
 
