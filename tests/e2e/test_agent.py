@@ -12,9 +12,9 @@ from tests.e2e.resuming import HALT, halt_json, results, same_bits
 SCRIPTS = Path(__file__).parent / "scripts"
 AGENT = {"HOLTER_AGENT": "auto"}
 AT, EVERY = 8, 2
-RANKS = (2, pytest.param(4, marks=pytest.mark.release))
+RANKS = (2, 4)
 
-pytestmark = pytest.mark.job
+pytestmark = [pytest.mark.job, pytest.mark.release]
 
 
 def start(nursery: Any, folder: Path, ranks: int, *arguments: object, **env: str) -> Any:
@@ -50,8 +50,7 @@ def test_a_nan_is_halted_through_an_agent_and_resumed_bit_for_bit(nursery: Any, 
     )
 
 
-@pytest.mark.release
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_a_hang_is_named_through_an_agent(nursery: Any, tmp_path: Path, ranks: int) -> None:
     ended = start(nursery, tmp_path / "hung", ranks, "--fault", "suspend", "--at", AT, **AGENT).wait()
     assert 93 == ended.code, ended.stderr[-3000:]
