@@ -42,4 +42,4 @@ def transport_of(address: str) -> Transport:
 
 def takes_agents(address: str) -> bool:
     """Whether a host's agent can speak to a coordinator there."""
-    return transport_of(address) is TRANSPORTS[""]
+    return transport_of(address).takes_agents
