@@ -6,7 +6,7 @@ from html import escape
 from itertools import pairwise
 
 BACKGROUND, PANEL, EDGE, GRID, TEXT, FAINT = "#111217", "#181b1f", "#2c2f34", "#2a2d33", "#d8d9da", "#8e8f99"
-PALETTE = ["#73bf69", "#f2cc0c", "#8ab8ff", "#ff780a", "#f2495c", "#5794f2", "#b877d9", "#37872d", "#fade2a", "#c4162a"]
+PALETTE = ["#5794f2", "#1f60c4", "#8ab8ff", "#3274d9", "#c0d8ff", "#b877d9", "#8f3bb8", "#ca95e5", "#a352cc", "#deb6f2"]
 NAMED = {
     "text": TEXT,
     "transparent": "none",
@@ -20,7 +20,12 @@ NAMED = {
     "semi-dark-green": "#56a64b",
     "semi-dark-blue": "#3274d9",
     "semi-dark-purple": "#a352cc",
+    "light-blue": "#8ab8ff",
     "super-light-blue": "#c0d8ff",
+    "purple": "#b877d9",
+    "light-purple": "#ca95e5",
+    "super-light-purple": "#deb6f2",
+    "dark-purple": "#8f3bb8",
 }
 SCHEMES = {"Oranges": "#ff9830", "Blues": "#5794f2", "Greens": "#73bf69", "Reds": "#f2495c", "Purples": "#b877d9"}
 

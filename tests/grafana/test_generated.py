@@ -56,9 +56,9 @@ def test_grafanas_schema_allows_it(uid):
     [
         (("panels", 0, "type"), "speedometer"),
         (("panels", 0, "options", "grafMode"), "area"),
-        (("panels", 6, "options", "legend", "displayMode"), "fancy"),
-        (("panels", 6, "targets", 0, "expr"), 1),
-        (("panels", 6, "fieldConfig", "defaults", "custom", "lineWidth"), "thin"),
+        (("panels", 7, "options", "legend", "displayMode"), "fancy"),
+        (("panels", 7, "targets", 0, "expr"), 1),
+        (("panels", 7, "fieldConfig", "defaults", "custom", "lineWidth"), "thin"),
         (("annotations", "list", 0, "iconColor"), None),
         (("templating", "list", 1, "refresh"), "often"),
         (("refreshEvery",), "30s"),

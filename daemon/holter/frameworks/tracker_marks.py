@@ -118,7 +118,8 @@ def _to_board(writer: Any, mark: Mark) -> None:
 
 def _to_trackio(run: Any, mark: Mark) -> None:
     title, text, level, _, _ = mark
-    run.alert(title=title, text=text, level=level.lower())
+    # It takes its own type alone, and only warns about any other.
+    run.alert(title=title, text=text, level=sys.modules["trackio"].AlertLevel(level.lower()))
 
 
 _WRITERS: dict[str, Callable[[Any, Mark], None]] = {

@@ -27,7 +27,7 @@ def build() -> Dashboard:
     """Incidents and halts."""
     text = "What went wrong and what was done: incidents open and past, findings, halts, the checkpoint to go back to."
     frame = DashboardFrame("holter-incidents", "holter / Incidents and halts", text, has_ranks=False)
-    return board(frame, [*_now(), open_incidents(6), *_past()])
+    return board(frame, [open_incidents(6), *_now(), *_past()])
 
 
 def _now() -> list[Panel]:
@@ -67,7 +67,7 @@ def _past() -> list[Panel]:
         ),
         findings(8, width=12),
         bars(
-            Card(9, "Incidents by cause", "Since the run began.", "none", 12, limits=((1, WARNING),)),
+            Card(9, "Incidents by cause", "Since the run began, closed ones too.", "none", 12),
             Query(f"{each('cause', series('incidents_total'))} > 0", "{{cause}}"),
         ),
         lines(

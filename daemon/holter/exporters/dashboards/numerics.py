@@ -39,7 +39,7 @@ def _ranks() -> list[Panel]:
         heat(
             Card(4, "Non-finite tensors by rank", "The rank that lights up alone, or first, made them: after an all-reduce every rank has them.", "none", 12, link=TO_INCIDENTS),
             Query(highest(f"sum by (rank) ({nonfinite})", so_far), "{{rank}}"),
-            scheme="Reds",
+            scheme="Purples",
         ),
     ]  # fmt: skip
 

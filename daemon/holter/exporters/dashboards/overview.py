@@ -24,6 +24,17 @@ def _now() -> list[Panel]:
     incidents = or_none(f"sum({each('cause, severity', series('incident_open'))})")
     return [
         number(
+            Card(6, "Open incidents", "Incidents that stand now, of every severity.", "none", 4, 5, ((1, CRITICAL),), FINE, TO_INCIDENTS),
+            Query(incidents),
+        ),
+        number(
+            Card(
+                5, "Ranks watched", "Share of ranks whose sidecar the coordinator hears. Below 100 % holter is partly blind.", "percentunit",
+                4, 5, ((1, FINE),), CRITICAL, TO_SELF,
+            ),
+            Query(watched),
+        ),
+        number(
             Card(1, "Steps", "Optimizer steps that every living rank has completed.", "none", 4, 5),
             Query(each("run_id", series("job_step"))),
         ),
@@ -41,17 +52,7 @@ def _now() -> list[Panel]:
             Card(4, "Since the last progress", "Since any rank completed a step or changed phase.", "s", 4, 5, link=TO_RANKS),
             Query(ago(progress)),
         ),
-        number(
-            Card(
-                5, "Ranks watched", "Share of ranks whose sidecar the coordinator hears. Below 100 % holter is partly blind.", "percentunit",
-                4, 5, ((1, FINE),), CRITICAL, TO_SELF,
-            ),
-            Query(watched),
-        ),
-        number(
-            Card(6, "Open incidents", "Incidents that stand now, of every severity.", "none", 4, 5, ((1, CRITICAL),), FINE, TO_INCIDENTS),
-            Query(incidents),
-        ),
+        open_incidents(12),
     ]  # fmt: skip
 
 
@@ -75,5 +76,4 @@ def _lately() -> list[Panel]:
             Query(job_spread("step_duration_seconds"), "{{aggregate}}"),
         ),
         findings(11, width=12),
-        open_incidents(12),
     ]  # fmt: skip

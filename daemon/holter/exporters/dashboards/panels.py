@@ -99,6 +99,8 @@ def _link(link: PanelLink) -> dashboard.DashboardLink:
     return dashboard.DashboardLink(link.title).url(link.url).target_blank(target_blank=True)
 
 
+AGGREGATES = {"mean": "blue", "min": "light-blue", "max": "purple"}
+"""Colours of what is told over the ranks."""
 LINEAR, LOG = choices.ScaleDistribution.LINEAR, choices.ScaleDistribution.LOG
 FROM_ZERO = choices.ScaleDistribution.SYMLOG
 """A logarithmic scale for counts that may be 0."""
@@ -121,7 +123,9 @@ def lines(
         panel.scale_distribution(common.ScaleDistributionConfig().type(scale).log(10).linear_threshold(1))
     if is_stacked:
         panel.stacking(common.StackingConfig().mode(choices.StackingMode.NORMAL).group("A")).min(0).max(1)
-    for name, colour in (colours or {}).items():
+    # Grafana's own palette begins with green, yellow and red, which would look like verdicts.
+    panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.SHADES).fixed_color("blue"))
+    for name, colour in (AGGREGATES if colours is None else colours).items():
         fixed = {"mode": FieldColorModeId.FIXED, "fixedColor": colour}
         panel.override_by_name(name, [DynamicConfigValue("color", fixed)])
     if card.limits:
@@ -155,7 +159,7 @@ def states(card: Card, query: Query, names: Mapping[str, tuple[str, str]]) -> st
     return panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
 
 
-def heat(card: Card, query: Query, *, scheme: str = "Oranges", is_histogram: bool = False) -> heatmap.Panel:
+def heat(card: Card, query: Query, *, scheme: str = "Blues", is_histogram: bool = False) -> heatmap.Panel:
     """One row a series (or a bucket of a histogram), time to the right, the value as colour."""
     target = to_target(0, query).range()
     panel = with_card(heatmap.Panel(), card)
@@ -172,7 +176,7 @@ def heat(card: Card, query: Query, *, scheme: str = "Oranges", is_histogram: boo
         .exponent(0.5)
         .steps(64)
         .reverse(reverse=False)
-        .fill("dark-orange")
+        .fill("dark-blue")
     )
     panel.y_axis(heatmap.YAxisConfig().unit("s" if is_histogram else "none"))
     panel.cell_values(heatmap.CellValues().unit(card.unit))

@@ -69,7 +69,7 @@ def _times() -> list[Panel]:
         heat(
             Card(3, "Distribution of step time", "Steps in a second by duration, over the chosen ranks.", "ops", 12),
             Query(step_buckets(), "{{le}}"),
-            scheme="Greens",
+            scheme="Purples",
             is_histogram=True,
         ),
         lines(
