@@ -155,6 +155,7 @@ def test_a_device_that_nobody_named_is_named_with_less_certainty() -> None:
     (sure,) = judge(window(device(), xid(79)))
     (assumed,) = judge(window(device(is_assumed=True), xid(79, is_assumed=True)))
     assert rank_causes(assumed)[0].confidence < rank_causes(sure)[0].confidence
+    assert "documented" == rank_causes(assumed)[0].basis, "it halts nothing: the rank may not use it at all"
     assert "was not said" in texts(assumed)
 
 

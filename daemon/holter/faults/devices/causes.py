@@ -25,7 +25,7 @@ DEVICE_FAULT = CauseEntry(
     is_refuted_by=True,
     rows=(
         Row("device_errors", 0.95, "observation", seen=("is_device_failed",), unless=("is_device_assumed",)),
-        Row("device_errors", 0.90, "observation", seen=("is_device_failed",)),
+        Row("device_errors", 0.80, "documented", seen=("is_device_failed",)),
         Row("device_errors", 0.50, "inference", seen=("is_unclear",), missing=_NO_MEANING),
     ),
     fix=Fix(
@@ -57,7 +57,8 @@ DEVICE_MEMORY_ERROR = CauseEntry(
     is_refuted_by=True,
     rows=(
         Row("device_memory", 0.95, "observation", seen=("is_memory_bad",), unless=("is_device_assumed", "is_old")),
-        Row("device_memory", 0.90, "observation", seen=("is_memory_bad",)),
+        Row("device_memory", 0.90, "observation", seen=("is_memory_bad",), unless=("is_device_assumed",)),
+        Row("device_memory", 0.80, "documented", seen=("is_memory_bad",)),
     ),
     fix=Fix(
         do=(
@@ -85,7 +86,7 @@ LINK_ERRORS = CauseEntry(
     passes_after_steps=50,
     rows=(
         Row("device_links", 0.95, "observation", seen=("is_link_failing",), unless=("is_device_assumed",)),
-        Row("device_links", 0.90, "observation", seen=("is_link_failing",)),
+        Row("device_links", 0.80, "documented", seen=("is_link_failing",)),
     ),
     fix=Fix(
         do=(
