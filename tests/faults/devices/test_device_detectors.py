@@ -60,8 +60,8 @@ def texts(finding: Finding) -> str:
 @pytest.mark.parametrize(
     ("number", "cause", "severity"),
     [
-        (79, "device_fault", "critical"), (119, "device_fault", "critical"), (120, "device_fault", "critical"), (62, "device_fault", "critical"),
-        (109, "device_fault", "critical"), (154, "device_fault", "warning"),
+        (79, "device_fault", "warning"), (119, "device_fault", "warning"), (120, "device_fault", "warning"), (62, "device_fault", "warning"),
+        (109, "device_fault", "warning"), (154, "device_fault", "warning"),
         (48, "device_memory_error", "critical"), (64, "device_memory_error", "critical"), (94, "device_memory_error", "critical"),
         (95, "device_memory_error", "critical"), (140, "device_memory_error", "critical"), (63, "device_memory_error", "warning"),
         (92, "device_memory_error", "warning"), (74, "link_errors", "warning"), (149, "link_errors", "warning"),
@@ -95,8 +95,8 @@ def test_every_xid_of_the_table_has_a_meaning() -> None:
 @pytest.mark.parametrize(
     ("told", "cause", "severity"),
     [
-        ({"states": ["lost"]}, "device_fault", "critical"),
-        ({"states": ["reset_required"]}, "device_fault", "critical"),
+        ({"states": ["lost"]}, "device_fault", "warning"),
+        ({"states": ["reset_required"]}, "device_fault", "warning"),
         ({"counters": {"ecc_uncorrected": 3}, "grown": {"ecc_uncorrected": 1}}, "device_memory_error", "critical"),
         ({"counters": {"ecc_uncorrected_lifetime": 3}, "grown": {"ecc_uncorrected_lifetime": 1}}, "device_memory_error", "critical"),
         ({"counters": {"ecc_uncorrected": 3}}, "device_memory_error", "warning"),

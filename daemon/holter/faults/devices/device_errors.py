@@ -90,7 +90,8 @@ def _finding(window: Window, failed: Failed) -> Finding:
     where = device_notes.place(window, rank, None if is_host else device)
     return Finding(
         detector=DeviceErrors.name,
-        severity="critical" if is_severe else "warning",
+        # What it brings about makes it critical: a halt that were asked for now would wait for a rank that is about to hang.
+        severity="warning",
         first_step=failed.step,
         detected_step=max((note.step for note, _ in failed.told), default=failed.step),
         ranks=(rank,),

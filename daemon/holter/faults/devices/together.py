@@ -13,10 +13,10 @@ MAX_SHOWN = 4
 
 
 def joined(findings: Iterable[Finding]) -> Iterator[Finding]:
-    """One finding for each severity, the gravest first: at one step a detector says one thing."""
-    groups: dict[str, list[Finding]] = {"critical": [], "warning": []}
+    """One finding for each severity, the gravest first and what nobody understands last: at one step a detector says one thing."""
+    groups: dict[tuple[bool, bool], list[Finding]] = {(True, False): [], (False, False): [], (False, True): []}
     for finding in findings:
-        groups[finding.severity].append(finding)
+        groups[finding.severity == "critical", finding.facts.get("is_unclear") is True].append(finding)
     steps: set[int] = set()
     for alike in groups.values():
         if alike and min(one.first_step for one in alike) not in steps:
