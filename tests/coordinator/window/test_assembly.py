@@ -536,3 +536,12 @@ def test_the_last_look_with_native_frames_outlives_quick_ones() -> None:
         exam = Exam(reason="asked", asked_ns=number, depth=depth)
         book.add(Observation(rank=1, step=20, at_ns=0, body=exam), number)
     assert [2, 4, 5, 6] == [seen.exam.asked_ns for seen in book.exams[1]]
+
+
+def test_what_is_a_rank_s_own_takes_no_place_from_what_is_compared() -> None:
+    book = Assembly(2)
+    for rank in (0, 1):
+        book.add(attached(rank), 0)
+        own = {f"state_before@own.{number}": rank for number in range(40)}
+        book.add(done(rank, 0, own | {"gradients@tp#0": rank}), 0)
+    assert book.window(10**12).tensors.classes["gradients@tp"].first_unequal_step == 0
