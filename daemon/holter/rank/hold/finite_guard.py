@@ -298,14 +298,16 @@ class Shards:
         """By optimizer: the number of its parameters, and whether one of them was split then."""
         self._is_stage = False
         """This rank trains a stage of a pipeline: a NaN of another stage's need not come to it."""
+        self._asked_step = -1
 
     def agree(self, optimizer: torch.optim.Optimizer, bad_step: int | None) -> int | None:
         """The first step that is not finite on any rank, as far as is known before this one is applied; `bad_step` is our own."""
         context = self._context
         peers = context.hold.peers
-        if peers is None or peers.is_over or not (self._is_split(optimizer) or self._has_stages()):
+        if peers is None or peers.is_over or not (self._is_split(optimizer) or self._is_first_of_stage()):
             self._tell_loss()
             return bad_step
+        self._asked_step = context.log.step
         waited_s = peers.waited_s
         first = peers.agree(context.log.step, bad_step)
         context.guard.own_s -= peers.waited_s - waited_s
@@ -320,6 +322,10 @@ class Shards:
     def concern(self, optimizer: torch.optim.Optimizer) -> bool:
         """Whether ranks of this job apply different parts of a step."""
         return self._context.world_size > 1 and self._is_split(optimizer)
+
+    def _is_first_of_stage(self) -> bool:
+        """Whether this rank trains a stage and has not asked in this step yet: other stages may have fewer optimizers, and would not answer a second time."""
+        return self._has_stages() and self._asked_step != self._context.log.step
 
     def _has_stages(self) -> bool:
         """Whether torch's pipelining calls the model, or the user has named an axis of stages."""
