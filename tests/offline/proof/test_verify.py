@@ -85,6 +85,22 @@ def test_a_curve_that_is_what_it_was_is_not_fixed_though_nobody_names_it():
     assert "fixed" == verify(still, record("after", 200, loss=falling)).verdict
 
 
+def test_a_divergence_that_is_a_high_plateau_now_is_not_fixed():
+    """An epsilon took the NaN away, and the model is dead all the same."""
+    lost = record(
+        "before", 200, [fault("nonfinite_forward", 40)], curve(200, lambda step: 1.1 if step < 40 else math.nan)
+    )
+    dead = record(
+        "after",
+        200,
+        [fault("zero_gradients", 120, severity="warning")],
+        curve(200, lambda step: 1.1 if step < 40 else 9.0, noise=0.5),
+    )
+    assert "not_fixed" == verify(lost, dead).verdict
+    noisy = record("after", 200, loss=curve(200, lambda step: 1.1 - 0.004 * step, noise=0.3))
+    assert "fixed" == verify(lost, noisy).verdict
+
+
 def test_a_higher_curve_where_the_fault_showed_is_worse():
     hotter = curve(200, lambda step: 1.0 if step < 20 else 50.0 * (step - 19))
     assert "worse" == verify(BEFORE, record("after", 200, [fault(step=20)], hotter)).verdict

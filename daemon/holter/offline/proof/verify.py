@@ -33,6 +33,8 @@ BEYOND_NOISE = 3.0
 """Standard errors that two medians must lie apart."""
 MIN_RELATIVE_NOISE = 0.02
 """Two runs of one script with other seeds lie so far apart."""
+HIGH_PARTS = 8
+"""Stretches of a loss whose levels are compared."""
 MOST, FEW = 0.8, 0.2
 """Shares of the stretches: in most of them one curve is lower; in few of them they differ."""
 GAUSSIAN = 1.4826
@@ -231,6 +233,9 @@ def _quiet(
     if own is not None and own.result == "same" and _shows_in_curve(fault) and fault.severity != "info":
         reason = f"nobody names {fault.cause} in {after.name}, but its curve is what it was: {own.text()}"
         return msgspec.structs.replace(base, verdict="not_fixed", reason=reason)
+    if _kind(fault.cause) == "blow up" and (why := _ends_high(after)) is not None:
+        reason = f"nobody names {fault.cause} in {after.name}, but {why}"
+        return msgspec.structs.replace(base, verdict="not_fixed", reason=reason)
     needed, rule = _needed(fault, before, after)
     num_logs = sum(step > since for step, _ in after.series.get(SERIES_OF.get(fault.cause, LOSS), ()))
     if after.watched_by == "log" and 0 < num_logs < MIN_QUIET_LOGS:
@@ -252,6 +257,20 @@ def _quiet(
         f"{more} more {after.unit}s would decide ({rule})"
     )
     return msgspec.structs.replace(base, reason=reason, num_more_steps=more)
+
+
+def _ends_high(after: RunRecord) -> str | None:
+    """Whether its loss ends far above where it had been: what blew up is a plateau now, and no less lost."""
+    known = [value for _, value in after.series.get(LOSS, ()) if math.isfinite(value)]
+    part = len(known) // HIGH_PARTS
+    if part < MIN_QUIET_LOGS:
+        return None
+    levels = [median(known[begin : begin + part]) for begin in range(0, part * HIGH_PARTS, part)]
+    best, end = min(levels[:-1]), levels[-1]
+    noise = _noise(tuple(enumerate(known)))
+    if best <= 0 or end < 2 * best or end - best < 3 * noise:
+        return None
+    return f"its loss ends at {end:.4g}, after {best:.4g} at its best"
 
 
 def _needed(fault: PastFault, before: RunRecord, after: RunRecord) -> tuple[int, str]:
