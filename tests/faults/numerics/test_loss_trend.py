@@ -127,7 +127,7 @@ def test_a_loss_of_guessing_is_told_after_a_hundred_and_fifty_steps() -> None:
     noise = dice(2)
     losses = [4.2 + 0.1 * 0.97**i + noise.gauss(0, 0.05) for i in range(170)]
     (finding,) = guessing(losses)
-    assert ("warning", 0) == (finding.severity, finding.first_step)
+    assert ("info", 0) == (finding.severity, finding.first_step)
     assert "loss_plateau" == rank_causes(finding)[0].cause
     assert [] == guessing(losses[:140])
     assert [] == guessing(losses, rate=[1e-5 * i for i in range(170)])
