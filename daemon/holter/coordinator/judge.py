@@ -22,10 +22,10 @@ from holter.coordinator.window.assembly import Assembly
 from holter.diagnosis.correlate import Incident, can_pass, correlate, has_passed, stands
 from holter.diagnosis.explain import explain, rank_causes
 from holter.diagnosis.plots import plots
-from holter.faults import DETECTORS, Detector, ExamKey, TableKey, Window
+from holter.faults import CAUSES, DETECTORS, Detector, ExamKey, TableKey, Window
 from holter.faults.family import engine_facts
 from holter.halting.verdicts import decide
-from holter.records import Action, Diagnosis, Evidence, ExamRequest, Finding, TableRequest
+from holter.records import Action, Diagnosis, Evidence, ExamRequest, Finding, Severity, TableRequest
 
 T = TypeVar("T")
 
@@ -115,7 +115,7 @@ class IncidentTracker:
             run_id=self._run_id,
             opened_at=rfc3339(opened_ns),
             detected_after_s=after_s,
-            directive=decide(incident.leading.severity, causes, self._action, detector=incident.leading.detector),
+            directive=decide(_gravity(incident), causes, self._action, detector=incident.leading.detector),
             strikes=1 + self._num_earlier(incident.id, causes[0].cause),
             plots=drawn,
         )
@@ -129,6 +129,16 @@ class IncidentTracker:
             if _number(other.id) < _number(incident_id) and other.merged_into is None
         ]
         return (self._earlier + others).count(cause)
+
+
+def _gravity(incident: Incident) -> Severity:
+    """Of what leads, or critical if a rank hangs or died of it: a device's fault is a warning until then."""
+    first = rank_causes(incident.leading)[0].cause
+    if first in CAUSES and CAUSES[first].keeps_severity:
+        return incident.leading.severity
+    causes = [CAUSES.get(rank_causes(finding)[0].cause) for finding in incident.consequences]
+    has_stopped = any(cause is not None and (cause.is_hang or cause.is_death) for cause in causes)
+    return "critical" if has_stopped else incident.leading.severity
 
 
 def cause_of(diagnosis: Diagnosis) -> str:

@@ -19,7 +19,8 @@ from holter.transport.local_socket import AUTO, directory, lock, prepare, socket
 
 IDLE_S = 5.0
 """The agent ends so long after the last sidecar has left."""
-FIRST_S = 120.0
+FIRST_S = 30.0
+"""It ends too if no sidecar has come by then: those that look later start another one."""
 
 logger = logging.getLogger(__name__)
 

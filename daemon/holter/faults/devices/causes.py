@@ -26,7 +26,7 @@ DEVICE_FAULT = CauseEntry(
     rows=(
         Row("device_errors", 0.95, "observation", seen=("is_device_failed",), unless=("is_device_assumed",)),
         Row("device_errors", 0.80, "documented", seen=("is_device_failed",)),
-        Row("device_errors", 0.50, "inference", seen=("is_unclear",), missing=_NO_MEANING),
+        Row("device_errors", 0.50, "inference", missing=_NO_MEANING),
     ),
     fix=Fix(
         do=(
@@ -58,7 +58,7 @@ DEVICE_MEMORY_ERROR = CauseEntry(
     rows=(
         Row("device_memory", 0.95, "observation", seen=("is_memory_bad",), unless=("is_device_assumed", "is_old")),
         Row("device_memory", 0.90, "observation", seen=("is_memory_bad",), unless=("is_device_assumed",)),
-        Row("device_memory", 0.80, "documented", seen=("is_memory_bad",)),
+        Row("device_memory", 0.80, "documented"),
     ),
     fix=Fix(
         do=(
@@ -86,7 +86,7 @@ LINK_ERRORS = CauseEntry(
     passes_after_steps=50,
     rows=(
         Row("device_links", 0.95, "observation", seen=("is_link_failing",), unless=("is_device_assumed",)),
-        Row("device_links", 0.80, "documented", seen=("is_link_failing",)),
+        Row("device_links", 0.80, "documented"),
     ),
     fix=Fix(
         do=(
@@ -115,7 +115,7 @@ DEVICE_THROTTLED = CauseEntry(
     rows=(
         Row("device_clocks", 0.95, "observation", seen=("is_held_down", "is_held_by_heat"), unless=("is_device_assumed",)),
         Row("device_clocks", 0.88, "observation", seen=("is_held_down",), unless=("is_device_assumed",)),
-        Row("device_clocks", 0.60, "inference", seen=("is_device_assumed",), missing=_NOT_SAID),
+        Row("device_clocks", 0.60, "inference", missing=_NOT_SAID),
     ),
     fix=Fix(
         do=(

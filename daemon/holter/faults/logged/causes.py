@@ -297,6 +297,7 @@ STALE_ROLLOUT_WEIGHTS = CauseEntry(
         Row("importance_ratio", 0.85, "documented", seen=("is_moving_away",), absent=("is_ever_one",)),
         Row("rollout_weights", 0.95, "observation", seen=("is_compared",), absent=("is_ever_one",)),
         Row("rollout_weights", 0.60, "inference", seen=("is_cast",), missing=_CAST_ALONE),
+        Row("rollout_weights", 0.55, "inference", missing=_CAST_ALONE),
     ),
     fix=Fix(
         do=(
@@ -324,7 +325,7 @@ NO_LEARNING_SIGNAL = CauseEntry(
     passes_after_steps=3,
     rows=(
         Row("learning_signal", 0.95, "observation", seen=("has_no_signal", "is_gradient_zero")),
-        Row("learning_signal", 0.90, "observation", seen=("has_no_signal",)),
+        Row("learning_signal", 0.90, "observation"),
     ),
     fix=Fix(
         do=(
