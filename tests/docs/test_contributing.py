@@ -113,10 +113,8 @@ def test_a_transport_is_added(tree: Tree) -> None:
     imported, _, line = example(f"{TRANSPORT}/choice.py").partition("\n\n")
     tree.add(f"{TRANSPORT}/local/__init__.py", '"""Both ends in one process."""\n')
     tree.add(f"{TRANSPORT}/local/ends.py")
-    (former,) = (
-        one for one in (ROOT / TRANSPORT / "choice.py").read_text().splitlines() if one.startswith("TRANSPORTS")
-    )
-    tree.edit(f"{TRANSPORT}/choice.py", ("\n\nfrom ", f"\n\n{imported}\nfrom "), (former, line))
+    first = '    "": Transport('
+    tree.edit(f"{TRANSPORT}/choice.py", ("\n\nfrom ", f"\n\n{imported}\nfrom "), (first, f"{line.rstrip()}\n{first}"))
     tree.add("talk.py", TALK)
     assert "['connect', 'hear', 'urgent', 'hear_table', 'goodbye', 'disconnect'] 1 True\n" == tree.python("talk.py")
 

@@ -305,7 +305,7 @@ def test_memory_is_bounded_for_a_rank_that_never_stops_saying_nonsense() -> None
         built.add(done(0, step, {str(name): 1 for name in range(100)}, bad), 0)
     steps = built.window(0).steps
     assert assembly.MIN_STEPS == len(steps)
-    assert all(len(view.nonfinite) <= 4 and len(view.roots) <= 16 for view in steps)
+    assert all(len(view.nonfinite) <= 4 and len(view.roots) <= 32 for view in steps)
     for number in range(assembly.MAX_TABLES + 5):
         built.add(seen(0, number, Table(tensor_class="g", root=1, names=[], fingerprints=[], norms=[])), 0)
     window = built.window(0)

@@ -18,6 +18,9 @@ def train(num: int = 3) -> None:
 def pretend(monkeypatch) -> None:
     """There is a CUDA device, and the script uses it."""
     monkeypatch.setattr(accelerator, "_ask", lambda: torch.device("cuda"))
+    # As if a backend had been imported just now; afterwards it is as it was.
+    monkeypatch.setitem(accelerator._known, "kind", "")
+    monkeypatch.setitem(accelerator._known, "modules", -1)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
 
 

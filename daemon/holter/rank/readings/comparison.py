@@ -276,7 +276,8 @@ class ComparisonProbe:
         if self._reduced.step is not step:
             self._reduced = _ReducedGradients(step)
         gradients = gradients_of(chosen.tensors)
-        if are_plain(gradients) or any(gradient is not None for gradient in gradients):
+        # A part that nobody reads would be waited for.
+        if gradients and (are_plain(gradients) or any(gradient is not None for gradient in gradients)):
             self._launch(name, chosen, gradients, self._reduced.part(name))
 
     def _read(self, tensor_class: str, chosen: Selection, tensors: Sequence[Entry]) -> None:
