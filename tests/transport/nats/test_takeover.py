@@ -30,6 +30,11 @@ async def trained(place: Place, steps: int = 3) -> list[SimulatedRank]:
     return ranks
 
 
+def tokens(ranks: list[SimulatedRank]) -> set[int]:
+    """The newest that each has heard."""
+    return {rank.uplink._carrier.coordinator_token for rank in ranks}
+
+
 async def test_what_is_said_while_nobody_leads_is_judged_by_the_successor_once(place: Place) -> None:
     first = place.coordinator()
     ranks = await trained(place)
@@ -46,7 +51,8 @@ async def test_what_is_said_while_nobody_leads_is_judged_by_the_successor_once(p
     assert 5 == found["first_step"]
     await asyncio.sleep(1.5)
     assert [found["id"]] == [one["id"] for one in place.incidents()]
-    assert [2, 2] == [rank.uplink._carrier.coordinator_token for rank in ranks]
+    (token,) = tokens(ranks)
+    assert token > 1, "the first one's is 1, and a token only grows"
 
 
 async def test_an_incident_that_was_open_keeps_its_name_through_a_takeover(place: Place) -> None:
@@ -79,9 +85,10 @@ async def test_who_was_stopped_and_wakes_up_stands_by_again_and_writes_nothing(p
     await asyncio.sleep(2.0)
     assert place.leader() == second.pid
     assert [found["id"]] == [one["id"] for one in place.incidents()]
+    (token,) = tokens(ranks)
     second.send(signal.SIGKILL)
     await eventually(lambda: place.leader() == first.pid, PATIENCE_S)
-    assert await eventually(lambda: {rank.uplink._carrier.coordinator_token for rank in ranks} == {3}, PATIENCE_S)
+    await eventually(lambda: len(tokens(ranks)) == 1 and min(tokens(ranks)) > token, PATIENCE_S)
 
 
 async def test_an_older_coordinators_order_is_refused_by_every_sidecar(place: Place) -> None:
