@@ -23,7 +23,9 @@ from holter.transport.nats.line import NatsPlace
 from holter.transport.tls import SCHEME
 
 if TYPE_CHECKING:
-    from holter.coordinator.identity import Access
+    from holter.coordinator.announcer import AnnouncerSettings
+    from holter.coordinator.identity import Access, RunSettings
+    from holter.coordinator.service import ServiceSettings
 
 logger = logging.getLogger(__name__)
 
@@ -75,38 +77,55 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Until the run has ended."""
-    run_dir = Path(args.run_dir).absolute()
+    run_dir, is_by_hand = Path(args.run_dir).absolute(), args.fd < 0
     if args.clock_base_ns is not None:
         clock.go_on_from(args.clock_base_ns)
     listener = _listener(args)
-    _prepare(run_dir, is_by_hand=args.fd < 0)
-    log_to(run_dir / "logs" / "coordinator.log", is_by_hand=args.fd < 0)
+    _prepare(run_dir, is_by_hand=is_by_hand)
+    log_to(run_dir / "logs" / "coordinator.log", is_by_hand=is_by_hand)
     settings = _settings(args)
-    if (problem := settings.tls.problem()) is not None:
-        # Nobody is served in the clear who asked for TLS.
-        logger.error("%s", problem)
-        raise UsageError(problem)
-    place = NatsPlace(settings.nats, settings.nats_credentials, settings.tls) if settings.nats else None
-    if place is not None and (problem := place.problem()) is not None:
-        raise UsageError(problem)
-    from holter.coordinator.identity import ACCESS, Access, RunSettings  # noqa: PLC0415
+    place = _place(settings)
+    # Imported here, and in what is called from here: wrong use is told at once, and `--help` needs no event loop.
+    from holter.coordinator.identity import ACCESS, Access  # noqa: PLC0415
+    from holter.coordinator.service import serve  # noqa: PLC0415
 
     # Who takes over speaks to sidecars that know the former one's token.
     former = read_json(run_dir / ACCESS, Access) if place is not None else None
-    token = _token(args.token_file, former)
-    address = _address(listener, is_tls=settings.tls.is_on)
-    # Imported here: wrong use is told at once, and `--help` needs no event loop.
-    from holter.cli.parts.earlier import earlier_runs  # noqa: PLC0415
-    from holter.coordinator.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
-    from holter.coordinator.http.doors import DoorSettings, raise_descriptor_limit  # noqa: PLC0415
-    from holter.coordinator.service import Limits, ServiceSettings, serve  # noqa: PLC0415
-    from holter.exporters.alert_text import RUNBOOKS  # noqa: PLC0415
+    service = _service(args, settings, former)
+    about = _about(args, settings, run_dir, _address(listener, is_tls=settings.tls.is_on))
+    if is_by_hand:
+        sys.stderr.write(
+            f"holter: coordinator of {about.run_id} at {about.address}; the tokens are in {run_dir}/coordinator.json\n"
+        )
+    if place is not None:
+        from holter.coordinator.standby import serve_with_lease  # noqa: PLC0415
 
-    try:
-        limits = Limits(first_s=args.first_s, idle_s=args.idle_s, linger_s=settings.linger_s)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    about = RunSettings(
+        reason = asyncio.run(serve_with_lease(about, service, listener, place))
+    else:
+        reason = asyncio.run(serve(about, service, listener))
+    if is_by_hand:
+        sys.stderr.write(f"holter: coordinator ended: {reason}\n")
+    return 0
+
+
+def _place(settings: Settings) -> NatsPlace | None:
+    """Where NATS is, if it is to be used; nobody is served in the clear who asked for TLS."""
+    if (problem := settings.tls.problem()) is not None:
+        logger.error("%s", problem)
+        raise UsageError(problem)
+    if not settings.nats:
+        return None
+    place = NatsPlace(settings.nats, settings.nats_credentials, settings.tls)
+    if (problem := place.problem()) is not None:
+        raise UsageError(problem)
+    return place
+
+
+def _about(args: argparse.Namespace, settings: Settings, run_dir: Path, address: str) -> "RunSettings":
+    from holter.cli.parts.earlier import earlier_runs  # noqa: PLC0415
+    from holter.coordinator.identity import RunSettings  # noqa: PLC0415
+
+    return RunSettings(
         run_dir,
         args.run_id or run_dir.name,
         address,
@@ -116,10 +135,43 @@ def run(args: argparse.Namespace) -> int:
         earlier=earlier_runs(run_dir, settings.memory),
         public_url=settings.public_url,
     )
+
+
+def _service(args: argparse.Namespace, settings: Settings, former: "Access | None") -> "ServiceSettings":
+    from holter.coordinator.http.doors import DoorSettings, raise_descriptor_limit  # noqa: PLC0415
+    from holter.coordinator.service import Limits, ServiceSettings  # noqa: PLC0415
+
+    token = _token(args.token_file, former)
+    try:
+        limits = Limits(first_s=args.first_s, idle_s=args.idle_s, linger_s=settings.linger_s)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if (too_few := raise_descriptor_limit(args.world_size)) is not None:
+        logger.warning("%s", too_few)
+    return ServiceSettings(
+        doors=DoorSettings(
+            report_token=token,
+            read_token=settings.read_token,
+            hosts=[urlsplit(settings.public_url).hostname or ""] if settings.public_url else [],
+            tls=settings.tls,
+        ),
+        halt_token=_halt_token(settings, former),
+        version=holter.__version__,
+        has_run_clock=args.clock_base_ns is not None,
+        is_only_one=args.fd < 0,
+        limits=limits,
+        announcing=_announcing(settings),
+    )
+
+
+def _announcing(settings: Settings) -> "AnnouncerSettings":
+    from holter.coordinator.announcer import AnnouncerSettings, WebhookSettings  # noqa: PLC0415
+    from holter.exporters.alert_text import RUNBOOKS  # noqa: PLC0415
+
     collector, wrong = otlp()
     for sentence in wrong:
         logger.warning("%s", sentence)
-    announcing = AnnouncerSettings(
+    return AnnouncerSettings(
         webhook=WebhookSettings(settings.webhook, settings.webhook_token_file) if settings.webhook else None,
         targets_dir=Path(settings.targets_dir).absolute() if settings.targets_dir else None,
         runbooks=settings.runbooks.rstrip("/") or RUNBOOKS,
@@ -128,36 +180,6 @@ def run(args: argparse.Namespace) -> int:
         step_spans=settings.step_spans,
         version=holter.__version__,
     )
-    doors = DoorSettings(
-        report_token=token,
-        read_token=settings.read_token,
-        hosts=[urlsplit(settings.public_url).hostname or ""] if settings.public_url else [],
-        tls=settings.tls,
-    )
-    service = ServiceSettings(
-        doors=doors,
-        halt_token=_halt_token(settings, former),
-        version=holter.__version__,
-        has_run_clock=args.clock_base_ns is not None,
-        is_only_one=args.fd < 0,
-        limits=limits,
-        announcing=announcing,
-    )
-    if (too_few := raise_descriptor_limit(args.world_size)) is not None:
-        logger.warning("%s", too_few)
-    if args.fd < 0:
-        sys.stderr.write(
-            f"holter: coordinator of {about.run_id} at {address}; the tokens are in {run_dir}/coordinator.json\n"
-        )
-    if place is not None:
-        from holter.coordinator.standby import serve_with_lease  # noqa: PLC0415
-
-        reason = asyncio.run(serve_with_lease(about, service, listener, place))
-    else:
-        reason = asyncio.run(serve(about, service, listener))
-    if args.fd < 0:
-        sys.stderr.write(f"holter: coordinator ended: {reason}\n")
-    return 0
 
 
 def _halt_token(settings: Settings, former: "Access | None") -> str:
