@@ -188,9 +188,11 @@ def hypotheses(causes: Sequence[Cause]) -> tuple[Hypothesis, ...]:
 
 
 def strike_out(diagnosis: Diagnosis, strikes: int, lessons: str) -> Diagnosis:
-    """Put the alternatives first: so many fixes of this cause, in this run and earlier ones, did not hold, and this is what they taught."""
+    """Say that so many fixes of this cause, in this run and earlier ones, did not hold, and what they taught. What was only inferred gives way to its alternatives."""
     is_known = any(evidence.kind == "strikes" for evidence in diagnosis.causes[0].evidence)
-    causes = diagnosis.causes if is_known else _in_doubt(diagnosis.causes, strikes)
+    is_seen = diagnosis.causes[0].basis == "observation" and diagnosis.causes[0].confidence >= SURE
+    # Runs beside each other may have one fault each: what this one shows by itself is not outvoted by the others.
+    causes = diagnosis.causes if is_known or is_seen else _in_doubt(diagnosis.causes, strikes)
     causes = (_with(causes[0], [Evidence(kind="strikes", summary=lessons, values={"strikes": strikes})]), *causes[1:])
     return msgspec.structs.replace(diagnosis, strikes=strikes, causes=causes, hypotheses=hypotheses(causes))
 

@@ -431,6 +431,8 @@ class Inspection(msgspec.Struct, frozen=True, tag="inspection", kw_only=True):
     num_modules: int
     uncalled: Named = Named()
     """Modules with parameters that this pass did not call."""
+    rounded: dict[str, bool] = {}
+    """What is no witness's output (a whole of several modules; a module's input, by its name and " (input)") -> whether it holds nothing but values of a narrower dtype."""
 
 
 class Feed(msgspec.Struct, frozen=True, tag="feed", kw_only=True):

@@ -81,3 +81,16 @@ def test_a_matrix_without_gradient_is_named_though_the_bias_beside_it_has_one() 
     assert top_cause(finding) == "vanishing_gradients"
     assert faint(range(0, 48, 8), 16) == []
     assert faint(range(8), 0) == []
+
+
+def test_all_gradients_that_fall_at_once_are_named_and_dated() -> None:
+    notes = [note(step, {"a": 1e-6, "b": 3e-6} if step >= 50 else {"a": 1.0, "b": 2.0}) for step in range(0, 80, 10)]
+    (finding,) = judge(notes)
+    assert (50, "vanishing_gradients") == (finding.first_step, top_cause(finding))
+    assert judge(notes[:7]) == [], "two checks are no evidence"
+
+
+def test_gradients_that_fall_step_by_step_or_rarely_are_silent() -> None:
+    assert judge([note(10 * i, {"a": 0.1**i, "b": 0.1**i}) for i in range(20)]) == [], "it has been learned"
+    turns = [1.0, 1.0, 1.0, 1e-6, 1.0, 1e-6, 1e-6, 1.0]
+    assert judge([note(10 * i, {"a": norm, "b": norm}) for i, norm in enumerate(turns)]) == []

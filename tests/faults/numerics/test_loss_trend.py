@@ -43,6 +43,21 @@ def test_a_loss_a_thousand_times_as_high_is_critical() -> None:
     assert finding.severity == "critical"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_whose_sign_turns_and_that_grows_is_driven_up(seed: int) -> None:
+    before = falling(seed, 60)
+    (finding,) = judge([*before, *(-before[-1] - 0.2 * i for i in range(20))])
+    assert (finding.first_step, finding.facts["is_rising"]) == (60, True)
+    assert "loss_divergence" == rank_causes(finding)[0].cause
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_that_goes_below_zero_by_small_steps_is_learning(seed: int) -> None:
+    noise = dice(seed)
+    assert judge([1.0 - 0.03 * i + noise.gauss(0, 0.05) for i in range(120)]) == [], "the likelihood of a density"
+    assert judge([*falling(seed, 60), *(-0.5 + noise.gauss(0, 0.05) for _ in range(60))]) == [], "another loss"
+
+
 def test_a_rise_is_not_named_before_it_has_lasted() -> None:
     assert judge([*falling(1, 120), *([6.0] * 25)]) == []
 

@@ -70,6 +70,34 @@ def test_values_of_a_narrower_dtype_on_one_rank_are_a_round_trip() -> None:
     assert judge(sound, told(False, False, None, None)) == [], "too few values to tell"
 
 
+def test_a_whole_that_rounds_and_inputs_that_are_rounded_count_where_no_single_module_does() -> None:
+    def told(*, whole: bool, given: bool) -> Inspection:
+        return msgspec.structs.replace(WIDE, rounded={"block": whole, "fc2 (input)": given})
+
+    (finding,) = judge(told(whole=False, given=False), told(whole=True, given=True))
+    assert ((1,), ("block",), "precision_round_trip") == (finding.ranks, finding.modules, top_cause(finding))
+    (finding,) = judge(told(whole=False, given=False), told(whole=False, given=True))
+    assert ((1,), ("fc2",)) == (finding.ranks, finding.modules)
+    assert judge(told(whole=True, given=True), told(whole=True, given=True)) == [], "all alike"
+
+
+def test_values_that_become_narrower_on_all_ranks_are_a_round_trip() -> None:
+    def told(*, whole: bool, given: bool, reason: str = "first") -> Inspection:
+        return msgspec.structs.replace(WIDE, reason=reason, rounded={"block": whole, "fc2 (input)": given})
+
+    def said(later: Inspection) -> list[Finding]:
+        first = tuple(Note(rank, 2, 0, told(whole=False, given=False)) for rank in (0, 1))
+        notes = *first, *(Note(rank, 34, 0, later) for rank in (0, 1))
+        series = tuple(StepNumbers(step, 0, {}) for step in range(40))
+        window = Window(now_ns=0, world_size=2, attached=frozenset({0, 1}), notes=notes, series=series)
+        return list(ComputeDtype().judge(window))
+
+    (finding,) = said(told(whole=True, given=True, reason="changed"))
+    assert (34, (0, 1), ("block",)) == (finding.first_step, finding.ranks, finding.modules)
+    assert "precision_round_trip" == top_cause(finding)
+    assert not said(told(whole=False, given=True, reason="changed")), "inputs may come in coarse steps by right"
+
+
 def test_with_two_ranks_both_are_named() -> None:
     (finding,) = judge(GOOD, WIDE)
     assert finding.ranks == (0, 1)

@@ -103,9 +103,12 @@ def test_the_third_fix_that_fails_stops_and_says_what_the_attempts_taught(tmp_pa
     assert "Stop: " in text
     assert "All of them changed --lr" in text
     assert "Seen before on 2026-11-01 in a" in text
-    assert cause == found.causes[-1].cause != found.causes[0].cause
-    assert [cause] == [one.cause for one in found.hypotheses]
-    assert "slow_compute" == made.hypotheses[0].cause
+    assert cause == found.causes[0].cause, "what this run shows by itself is not outvoted by earlier ones"
+    assert ["slow_compute"] == [one.cause for one in found.hypotheses]
+    unsure = msgspec.structs.replace(
+        made, causes=tuple(msgspec.structs.replace(one, basis="inference") for one in made.causes)
+    )
+    assert cause == memory.recall(unsure, identity).causes[-1].cause
     memory.remember(made, identity)
     assert {"a/1", "b/1", f"now/{made.id}"} == {one.key for one in file.entries()}
     # Another look at the same incident counts nothing twice.

@@ -82,7 +82,23 @@ def test_outputs_with_the_mantissas_of_a_narrower_dtype_are_told(worn):
     model = nn.Sequential(nn.Embedding(10, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 1))
     model[1].register_forward_hook(lambda _, __, out: out.half().float())
     (inspection,) = train(worn, model, 4)
-    assert [False, True, False, None] == [witness.is_rounded for witness in inspection.witnesses]
+    assert [False, True, False, False] == [witness.is_rounded for witness in inspection.witnesses]
+
+
+def test_wholes_and_inputs_with_the_mantissas_of_a_narrower_dtype_are_told(worn):
+    class Rounding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+            return self.layer(hidden).bfloat16().float()
+
+    model = nn.Sequential(nn.Embedding(10, 16), nn.Sequential(nn.Linear(16, 16)), Rounding(), nn.Linear(16, 1))
+    (inspection,) = train(worn, model, 4)
+    assert [False] * 4 == [witness.is_rounded for witness in inspection.witnesses]
+    expected = {"1": False, "1.0 (input)": False, "2": True, "2.layer (input)": False, "3 (input)": True}
+    assert expected == inspection.rounded
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
@@ -126,7 +142,7 @@ def test_values_that_begin_to_go_through_a_narrower_dtype_are_told_at_the_next_l
     assert ["first"] == [one.reason for one in train(worn, model, 40)]
     model[1].register_forward_hook(lambda _, __, out: out.half().float())
     (changed,) = [one for one in train(worn, model, 40) if one.reason == "changed"]
-    assert [False, True, None] == [witness.is_rounded for witness in changed.witnesses]
+    assert [False, True, False] == [witness.is_rounded for witness in changed.witnesses]
 
 
 def test_zeros_are_counted(worn):
@@ -144,11 +160,13 @@ def test_a_pass_that_raises_leaves_no_hook(worn):
         def __init__(self) -> None:
             super().__init__()
             self.layer, self.is_failing = nn.Linear(4, 4), False
+            # A root with parameters of its own is looked at too.
+            self.scale = nn.Parameter(torch.ones(4))
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             if self.is_failing:
                 raise RuntimeError("out of memory")
-            return self.layer(x)
+            return self.layer(x) * self.scale
 
     model = Failing()
     worn.monitor.add_model(model)

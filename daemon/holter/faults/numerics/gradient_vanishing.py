@@ -2,7 +2,8 @@
 
 What it detects
     Modules whose gradient norm, at five checks or more in a row, is not zero and yet below 1e-8 and a millionth of the largest, or below
-    a millionth of the middle one of their peers. And single matrices whose gradient is not zero and a hundred-millionth of the largest
+    a millionth of the middle one of their peers. All modules together, where from one check to the next their norm fell to a
+    ten-thousandth of what it had been, and stayed there for three checks. And single matrices whose gradient is not zero and a hundred-millionth of the largest
     tensor's or less, at as many checks over sixteen steps or more, whatever else their module has.
 
 Why it matters
@@ -10,7 +11,7 @@ Why it matters
 
 False positives
     Gradients that are exactly zero are left to `missing_gradients`. A run that has converged has small gradients everywhere, not beside
-    large ones. Gates and adapters that begin at zero give their neighbours tiny gradients that grow with each step, and are silent.
+    large ones, and they got there step by step. Gates and adapters that begin at zero give their neighbours tiny gradients that grow with each step, and are silent.
 
 What to do
     Look at what lies between the named modules and the loss: saturated activations, missing residual paths or normalisation.
@@ -29,6 +30,8 @@ from holter.faults.window import Window
 from holter.records import Evidence, Finding, Vitals
 
 MAX_SHOWN = 5
+LEAST_BEFORE, LEAST_AFTER = 3, 3
+"""Checks before and after a fall of all modules."""
 
 Norms = Mapping[str, float]
 """Module -> gradient norm."""
@@ -50,6 +53,8 @@ class GradientVanishing:
     """Checks in a row until now."""
     min_steps: int = 16
     """Steps that those of a single matrix must span."""
+    fall: float = 1e-4
+    """To this share of what it was the norm of all modules falls, from one check to the next."""
     max_growth: float = 1.5
     """A norm that grows more over those checks is on its way."""
 
@@ -67,6 +72,8 @@ class GradientVanishing:
         if found:
             since = {name: _since(name, steps, tiny) for name in found}
             yield _finding(window, checks, steps, since)
+        elif (fallen := self._fallen(checks)) is not None:
+            yield _of_all(window, *fallen, steps[-1])
         elif streak := find_streak(window, Vitals, _has_faint, at_least=self.min_checks, min_steps=self.min_steps):
             faint = [set(vitals.faint.names) for _, vitals in streak.notes]
             if names := tuple(name for name in streak.last[1].faint.names if all(name in seen for seen in faint)):
@@ -79,6 +86,16 @@ class GradientVanishing:
         limit = max(min(self.floor, self.ratio * largest), self.ratio * middle)
         return {name for name, norm in norms.items() if 0 < norm < limit}
 
+    def _fallen(self, checks: Checks) -> tuple[int, float, float] | None:
+        """(step, before, now) of a norm that left its own history downward, at once and for all modules."""
+        common = set.intersection(*(set(norms) for norms in checks.values()))
+        totals = [(step, math.hypot(*(norms[name] for name in common))) for step, norms in checks.items()]
+        for place in range(LEAST_BEFORE, len(totals) - LEAST_AFTER + 1):
+            before, now = min(total for _, total in totals[:place]), max(total for _, total in totals[place:])
+            if 0 < now < self.fall * before and totals[-1][1] > 0:
+                return totals[place][0], totals[place - 1][1], now
+        return None
+
     def _is_lasting(self, name: str, steps: Sequence[int], checks: Checks, tiny: Mapping[int, set[str]]) -> bool:
         begin = steps.index(_since(name, steps, tiny))
         norms = [checks[step][name] for step in steps[begin:]]
@@ -89,6 +106,30 @@ class GradientVanishing:
 
 def _has_faint(vitals: Vitals) -> bool:
     return vitals.faint.count > 0
+
+
+def _of_all(window: Window, first: int, before: float, now: float, last: int) -> Finding:
+    return Finding(
+        detector=GradientVanishing.name,
+        severity="warning",
+        first_step=first,
+        detected_step=last,
+        ranks=tuple(sorted(window.attached)),
+        summary=f"All gradients fell at once: their norm was {before:.2g} and has been {now:.2g} or less since step {first}.",
+        facts={
+            "is_from_start": False,
+            "is_zero_elsewhere": False,
+            "is_growing": False,
+            "series": ["gradient_norm", "loss"],
+        },
+        evidence=(
+            Evidence(
+                kind="trend",
+                summary=f"norm of what the optimizer is given: {before:.2g} at the check before step {first}, at most {now:.2g} from there to step {last}",
+                values={"before": before, "now": now},
+            ),
+        ),
+    )
 
 
 def _of_tensors(window: Window, streak: Streak[Vitals], names: tuple[str, ...]) -> Finding:

@@ -2,7 +2,8 @@
 
 What it detects
     Divergence: a loss that stands far above its best stretch (eight robust deviations, twice its level, half of the way back to where
-    it started) for thirty steps until now, and is not on its way down. Plateau, as information only: four hundred steps or more without
+    it started) for thirty steps until now, and is not on its way down; or a loss whose sign turned from one step to the next
+    and that has grown on that side since. Plateau, as information only: four hundred steps or more without
     any movement of the trend against its noise, at a level that was never left; of a loss that classifies and is no better than guessing
     after a hundred and fifty steps, the last hundred of them at a learning rate that does not rise, information too.
 
@@ -11,7 +12,7 @@ Why it matters
 
 False positives
     A noisy loss with rare spikes that come back, a restart of the schedule, a loss that bounces near zero, and another model or other
-    layers trained from some step on are silent. The loss of a policy is about zero whatever it learns, and rises with the distance
+    layers trained from some step on are silent, as is a loss that goes below zero by small steps. The loss of a policy is about zero whatever it learns, and rises with the distance
     from its reference: up to ten it is not judged, nor is a loss that began at zero. Random labels have a plateau and deserve the
     information.
 
@@ -23,16 +24,31 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import ClassVar
 
-from holter.faults.shared.robust import Points, Rise, deviation, find_rise, finite, is_surrogate, slope, values
+from holter.faults.shared.robust import (
+    BEYOND_RETURN,
+    Points,
+    Rise,
+    deviation,
+    find_rise,
+    finite,
+    is_surrogate,
+    slope,
+    values,
+)
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Labels
 
 BLOCK = 20
 """Steps whose median is one point of the trend."""
+TURNED = 12
+"""Steps after a change of sign that must go on in that direction."""
+FAR = 3.0
+"""Times what the loss usually moves from one step to the next."""
 SERIES = ("loss", "learning_rate", "gradient_norm")
 RESTING = 100
 """Newest steps in which the learning rate must not rise."""
@@ -74,6 +90,8 @@ class LossTrend:
             is_meant = _is_changed_on_purpose(window, rise) or _is_traded(window, rise)
             if not is_meant and not is_surrogate(window, losses, rise):
                 yield _of_rise(window, rise)
+        elif (turn := _turn(losses)) is not None:
+            yield _of_turn(window, losses, turn)
         elif (level := self._guessing(window, losses)) is not None:
             yield _of_guessing(window, losses, level)
         elif (still := self._stillness(losses)) is not None:
@@ -179,6 +197,48 @@ def _of_guessing(window: Window, losses: Points, level: float) -> Finding:
                 kind="trend",
                 summary=f"loss: {median(values(losses)[:BLOCK]) * _num_divided(window):.4g} in the first {BLOCK} steps, {now:.4g} in the last; whoever knows the labels' frequencies and no input gets {level:.4g}",
                 values={"now": now, "guessing": level, "num_steps": len(losses)},
+            ),
+        ),
+    )
+
+
+def _turn(losses: Points) -> int | None:
+    """Where a loss that was above zero is from one step to the next as far below it, and from there on goes further."""
+    series = values(losses)
+    place = next((i for i, value in enumerate(series) if value < 0), 0)
+    before, after = series[max(0, place - BLOCK) : place], series[place:]
+    if len(before) < BLOCK or len(after) < TURNED or max(after) >= 0:
+        return None
+    level, usual = median(before), max(abs(b - a) for a, b in pairwise(before))
+    is_mirrored = level / 2 < -after[0] < 2 * level and before[-1] - after[0] > FAR * usual
+    part = TURNED // 3
+    is_going_on = -median(after[-part:]) > 1.5 * max(level, -median(after[:part]))
+    return place if is_mirrored and is_going_on else None
+
+
+def _of_turn(window: Window, losses: Points, place: int) -> Finding:
+    series, first, last = values(losses), losses[place][0], losses[-1][0]
+    before, now = median(series[place - BLOCK : place]), median(series[-5:])
+    is_lost = -now > BEYOND_RETURN * before
+    return Finding(
+        detector=LossTrend.name,
+        severity="critical" if is_lost else "warning",
+        first_step=first,
+        detected_step=last,
+        ranks=tuple(sorted(window.attached)),
+        summary=f"The loss changed its sign at step {first}, from {series[place - 1]:.3g} to {series[place]:.3g}, and has gone on to {now:.3g}: what should get smaller is made larger.",
+        facts={
+            "is_rising": True,
+            "is_still": False,
+            "is_beyond_return": is_lost,
+            "came_back": False,
+            "series": list(SERIES),
+        },
+        evidence=(
+            Evidence(
+                kind="trend",
+                summary=f"loss: {before:.3g} in the {BLOCK} steps before step {first}, {series[place]:.3g} at it, {now:.3g} in the last; it was never below zero before",
+                values={"before": before, "at": series[place], "now": now},
             ),
         ),
     )

@@ -31,6 +31,7 @@ PRECISION_ROUND_TRIP = CauseEntry(
         Row("replica_divergence", 0.55, "inference", seen=("is_one_side_rounded",), tensors="parameters", missing="why the gradients differ as well: rounded weights alone leave the reduced gradients equal"),
         Row("frozen_divergence", 0.93, "observation", seen=("is_one_side_rounded",), absent=("is_implausible",), unless=("are_dtypes_different",)),
         Row("compute_dtype", 0.90, "observation", seen=("is_one_side_rounded",)),
+        Row("compute_dtype", 0.85, "observation", seen=("is_rounded_everywhere",)),
         Row("still_weights", 0.93, "observation", seen=("is_rounded",), absent=("is_narrow",)),
         Row("still_weights", 0.60, "inference", seen=("is_rounded",), missing=_NO_BITS),
     ),

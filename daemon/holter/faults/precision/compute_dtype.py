@@ -21,16 +21,19 @@ What to do
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import listed, names_text, ranks_text
 from holter.faults.window import Window
 from holter.records import Evidence, Finding, Inspection
 
+T = TypeVar("T")
+
 CAST = ("Linear", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d")
 """Classes that every autocast region casts."""
 ROUNDED = " with the mantissas of a narrower dtype"
+OF_INPUT = " (input)"
 SETTLED_STEPS = 4
 """Steps after which every rank has told of a change at one step."""
 
@@ -67,6 +70,8 @@ class ComputeDtype:
             # All ranks look at the same step: what was said of it has come when others were told of later ones.
             if max((entry.step for entry in window.series), default=0) >= since + SETTLED_STEPS:
                 yield _ranks_differ(first | changed, differing, since, tuple(sorted(changed)))
+        elif set(changed) == set(first) and (fallen := _fallen(first, changed)):
+            yield _all_rounded(fallen, max(steps.values()), tuple(sorted(first)))
         elif idle := {rank: layers for rank, one in first.items() if (layers := self._not_cast(one))}:
             yield _region_idle(first, idle, step)
 
@@ -91,15 +96,30 @@ def _differing(first: dict[int, Inspection]) -> dict[str, dict[str, list[int]]]:
 
 
 def _rounded(first: dict[int, Inspection]) -> dict[str, dict[str, list[int]]]:
-    """The same where the dtype is one and the values of some ranks are those of a narrower one; of modules that all ranks could tell it of."""
+    """The same where the dtype is one and the values of some ranks are those of a narrower one; of what all ranks could tell it of, outputs before inputs."""
     seen: dict[str, dict[str, list[int]]] = {}
     for rank, inspection in sorted(first.items()):
-        for witness in inspection.witnesses:
-            if witness.is_rounded is not None:
-                kind = f"{witness.output_dtype}{ROUNDED if witness.is_rounded else ''}"
-                seen.setdefault(witness.module, {}).setdefault(kind, []).append(rank)
-    whole = {module: kinds for module, kinds in seen.items() if sum(map(len, kinds.values())) == len(first)}
-    return {module: kinds for module, kinds in whole.items() if len(kinds) > 1}
+        for place, (dtype, is_rounded) in _places(inspection).items():
+            seen.setdefault(place, {}).setdefault(f"{dtype}{ROUNDED if is_rounded else ''}", []).append(rank)
+    whole = {place: kinds for place, kinds in seen.items() if sum(map(len, kinds.values())) == len(first)}
+    return _nearest({place: kinds for place, kinds in whole.items() if len(kinds) > 1}, first)
+
+
+def _places(inspection: Inspection) -> dict[str, tuple[str, bool]]:
+    """Where values were asked for their mantissas -> their dtype, and whether they have short ones."""
+    own = {one.module: (one.output_dtype, one.is_rounded) for one in inspection.witnesses if one.is_rounded is not None}
+    return own | {place: ("float32", is_rounded) for place, is_rounded in inspection.rounded.items()}
+
+
+def _nearest(found: dict[str, T], inspections: dict[int, Inspection]) -> dict[str, T]:
+    """By module: where single modules give such values, what lies around and after them follows from it; else the wholes that do; else who is given them."""
+    witnesses = {one.module for inspection in inspections.values() for one in inspection.witnesses}
+    outputs = {place: kinds for place, kinds in found.items() if not place.endswith(OF_INPUT)}
+    return (
+        {place: kinds for place, kinds in outputs.items() if place in witnesses}
+        or outputs
+        or {place.removesuffix(OF_INPUT): kinds for place, kinds in found.items()}
+    )
 
 
 def _ranks_differ(
@@ -144,6 +164,45 @@ def _ranks_differ(
                 kind="inspection",
                 summary=f"autocast regions in which the ranks called the model: {listed(regions)}",
                 values={"regions": regions},
+            ),
+        ),
+    )
+
+
+def _fallen(first: dict[int, Inspection], changed: dict[int, Inspection]) -> list[str]:
+    """Modules that gave values with long mantissas at first, and short ones later, on all ranks. Inputs may come in coarse steps by right; an embedding gives what its weights are."""
+    of_ranks = []
+    for rank, inspection in first.items():
+        now = _places(changed[rank])
+        lookups = {one.module for one in inspection.witnesses if "Embedding" in one.module_class}
+        was = {place for place, (_, is_rounded) in _places(inspection).items() if not is_rounded} - lookups
+        of_ranks.append({place for place in was if now.get(place, ("", False))[1] and not place.endswith(OF_INPUT)})
+    return list(_nearest(dict.fromkeys(sorted(set.intersection(*of_ranks))), first))
+
+
+def _all_rounded(modules: list[str], step: int, ranks: tuple[int, ...]) -> Finding:
+    return Finding(
+        detector=ComputeDtype.name,
+        severity="warning",
+        first_step=step,
+        detected_step=step,
+        ranks=ranks,
+        modules=tuple(modules),
+        summary=f"What {names_text(modules)} {'gives' if len(modules) == 1 else 'give'} has passed through a narrower dtype at step {step}, and had not at first, on all ranks.",
+        facts={
+            "do_ranks_differ": False,
+            "is_one_side_rounded": None,
+            "is_rounded_everywhere": True,
+            "do_regions_differ": None,
+            "has_majority": None,
+            "is_region_idle": None,
+            "do_all_agree": True,
+        },
+        evidence=(
+            Evidence(
+                kind="inspection",
+                summary=f"float32 values{ROUNDED} on all ranks, where they had all their bits at the first look: {names_text(modules)}",
+                values={"modules": modules[:64], "step": step},
             ),
         ),
     )

@@ -401,6 +401,8 @@ class _OptimizerGroup:
     """Its first replica whose state counts steps."""
     keys: list[tuple[str, int]]
     """(setting, place in it), -1 where it is a number itself."""
+    num_remembered: int
+    """Of its replicas, those that the optimizer has a state of: whose was cleared has none."""
 
     def add_values(self, values: list[float]) -> None:
         """Append the numbers as they are now."""
@@ -410,6 +412,7 @@ class _OptimizerGroup:
         values += [float(group[key] if place < 0 else group[key][place]) for key, place in self.keys]
         if self.counter is not None:
             values.append(float(optimizer.state[self.counter()]["step"]))
+        values.append(float(self.num_remembered))
 
     def names(self, prefix: str) -> Iterator[str]:
         """Names of these numbers."""
@@ -417,10 +420,11 @@ class _OptimizerGroup:
             yield prefix + key if place < 0 else f"{prefix}{key}.{place}"
         if self.counter is not None:
             yield f"{prefix}step"
+        yield f"{prefix}remembered"
 
 
 class Hyperparameters:
-    """Settings of the step's optimizers: rates, betas, weight decay, and how far they have counted. Every replica has the same.
+    """Settings of the step's optimizers: rates, betas, weight decay, how far they have counted, and of how many tensors they remember anything. Every replica has the same.
 
     Read at every step; the table is told when something changed. A value is its own fingerprint: the bits of the number as float64. What lies
     on a device is left out, for reading it would wait.
@@ -493,7 +497,10 @@ class Hyperparameters:
                     counting = (p for p in held if _is_number(optimizer.state.get(p, {}).get("step")))
                     first = next(counting, None)
                     counter = weakref.ref(first) if first is not None else None
-                    found = _OptimizerGroup(weakref.ref(optimizer), place, counter, list(_keys(group)))
+                    # A partition's tensors are lent and taken back.
+                    own = () if optimizer in self._context.frameworks.partitions else held
+                    num_remembered = sum(bool(optimizer.state.get(p)) for p in own)
+                    found = _OptimizerGroup(weakref.ref(optimizer), place, counter, list(_keys(group)), num_remembered)
                     self._groups.append(found)
                     self._names += found.names(f"optimizer{self._numbers[optimizer]}.group{place}.")
         if self._names and has_scale:

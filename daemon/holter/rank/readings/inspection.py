@@ -30,12 +30,13 @@ AGAIN_EVERY, MODULES_AGAIN = 32, 64
 """Steps between two looks at the dtypes, for models of so many modules; twice as many for twice the modules. By modules, not by time: ranks look together."""
 MAX_CHANGED = 4
 """Changes of dtypes that are told."""
-MAX_WITNESSES = 256
+MAX_WITNESSES, MAX_PLACES = 256, 512
 MAX_NAMES = 32
 MAX_DEPTH = 3
 NUM_ELEMENTS = 4096
 MIN_ROUNDED = 16
 """Different values from which on their mantissas are no chance."""
+OF_INPUT = " (input)"
 LOW_BITS = 0x1FFF
 """Of a float32 those that float16 and bfloat16 do not have."""
 KINDS = ("Linear", "Conv", "Embedding", "Norm")
@@ -64,10 +65,13 @@ class _Pass:
     seen: dict[str, _Seen] = field(default_factory=dict)
     roots: list[nn.Module] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
+    of_roots: list[Any] = field(default_factory=list)
     autocast_dtype: str = ""
     num_modules: int = 0
     called: dict[int, int] = field(default_factory=dict)
     """Modules by their identity -> the how many-eth to be called first."""
+    rounded: dict[str, bool] = field(default_factory=dict)
+    """As in the record."""
 
 
 class InspectionProbe:
@@ -76,6 +80,8 @@ class InspectionProbe:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._open: _Pass | None = None
+        self._left: list[Any] = []
+        """Hooks of a pass that raised, on the roots themselves."""
         self._is_first_due = True
         self._is_asked = False
         self._num_idle = 0
@@ -95,6 +101,8 @@ class InspectionProbe:
     def begin(self, module: nn.Module) -> None:
         """A model is called in training."""
         log = self._context.log
+        while self._left:
+            self._left.pop().remove()
         if self._open is None:
             is_first = self._is_first_due and log.step >= FIRST_STEP
             if log.micro_step or not (self._is_asked or is_first or self._is_again_due(log.step)):
@@ -111,6 +119,8 @@ class InspectionProbe:
     def failed(self) -> None:
         """A model's call is over; if it raised, the inspection ends."""
         if self._open is not None and sys.exc_info()[0] is not None:
+            # Torch is going through the root's hooks just now: to take one away would raise.
+            self._left, self._open.of_roots = self._left + self._open.of_roots, []
             self.end(is_complete=False)
 
     def end(self, *, is_complete: bool = True) -> None:
@@ -118,7 +128,7 @@ class InspectionProbe:
         inspected, self._open = self._open, None
         if inspected is None:
             return
-        for handle in inspected.handles:
+        for handle in (*inspected.handles, *inspected.of_roots):
             handle.remove()
         if is_complete and inspected.called and self._is_news(inspected):
             self._context.writer.say(self._context.log.step, _record_of(inspected))
@@ -130,6 +140,7 @@ class InspectionProbe:
         """What was asked for is; dtypes are if they are others than at first."""
         dtypes = {name: seen.dtype for name, seen in inspected.seen.items() if seen.dtype}
         rounded = {name: seen.is_rounded for name, seen in inspected.seen.items() if seen.is_rounded is not None}
+        rounded |= inspected.rounded
         if inspected.reason == "first":
             doublings = max(0, (inspected.num_modules - 1) // MODULES_AGAIN).bit_length()
             self._dtypes, self._rounded, self._again_every = dtypes, rounded, AGAIN_EVERY << doublings
@@ -150,10 +161,11 @@ class InspectionProbe:
             seen = None
             if len(inspected.seen) < MAX_WITNESSES and _is_witness(module):
                 seen = inspected.seen[prefix + name] = _Seen(weakref.ref(module))
-            elif not _own(module):
+            elif isinstance(module, UNCALLED) or (module is root and not _own(module)):
                 continue
-            hook = UncopiedHook(self._context.guard.wrap(_watch(inspected, seen), "any"))
-            inspected.handles.append(module.register_forward_hook(hook))
+            hook = UncopiedHook(self._context.guard.wrap(_watch(inspected, seen, prefix + name), "any"))
+            handles = inspected.of_roots if module is root else inspected.handles
+            handles.append(module.register_forward_hook(hook))
 
 
 def is_compiled(root: nn.Module) -> bool:
@@ -194,10 +206,12 @@ def _own(module: nn.Module) -> bool:
     return bool(module._parameters) and not isinstance(module, UNCALLED)  # noqa: SLF001
 
 
-def _watch(inspected: _Pass, seen: _Seen | None) -> Any:
+def _watch(inspected: _Pass, seen: _Seen | None, name: str) -> Any:
     def watch(module: nn.Module, args: Any, output: Any) -> None:
         inspected.called.setdefault(id(module), len(inspected.called))
         if seen is None:
+            if name and is_plain_moment() and not inspected.autocast_dtype:
+                _note_rounded(inspected, name, _first(output))
             return
         seen.num_calls += 1
         seen.was_gradient_on |= torch.is_grad_enabled()
@@ -214,6 +228,7 @@ def _watch(inspected: _Pass, seen: _Seen | None) -> Any:
             seen.input_zeros = _zeros(_first(args))
         if _own(module) and not inspected.autocast_dtype:
             seen.is_rounded = _is_rounded(first)
+            _note_rounded(inspected, f"{name}{OF_INPUT}", _first(args))
 
     return watch
 
@@ -237,6 +252,12 @@ def _zeros(tensor: torch.Tensor | None) -> float:
     return float((strided(tensor, NUM_ELEMENTS) == 0).float().mean())
 
 
+def _note_rounded(inspected: _Pass, place: str, tensor: torch.Tensor | None) -> None:
+    is_short = _is_rounded(tensor) if tensor is not None and len(inspected.rounded) < MAX_PLACES else None
+    if is_short is not None:
+        inspected.rounded[place] = is_short
+
+
 def _is_rounded(tensor: torch.Tensor) -> bool | None:
     """Whether a sample of float32 numbers has the short mantissas of a narrower dtype; None: too few that tell, or none to be read."""
     if tensor.dtype is not torch.float32 or not tensor.is_cpu or type(tensor) is not torch.Tensor:
@@ -245,10 +266,9 @@ def _is_rounded(tensor: torch.Tensor) -> bool | None:
     if not is_readable(tensor):
         return None
     bits = strided(tensor, NUM_ELEMENTS).view(torch.int32)
-    telling = bits[bits != 0]
-    if len(telling.unique()) < MIN_ROUNDED:
-        return None
-    return not bool((telling & LOW_BITS).any())
+    if bool((bits & LOW_BITS).any()):
+        return False
+    return True if len(bits[bits != 0].unique()) >= MIN_ROUNDED else None
 
 
 def _note_autocast(inspected: _Pass, module: nn.Module, device: str = "") -> None:
@@ -294,4 +314,5 @@ def _record_of(inspected: _Pass) -> Inspection:
         witnesses=witnesses,
         num_modules=inspected.num_modules,
         uncalled=Named(len(uncalled), uncalled[:MAX_NAMES]),
+        rounded=inspected.rounded,
     )
