@@ -39,6 +39,8 @@ def judge(curves: Curves) -> Iterator[Finding]:
         found = norms.silent(curves)
     if found is None and not curves.is_reward and not curves.is_adversarial:
         found = _divergence(curves) or _overfitting(curves) or still.plateau(curves) or still.stopped(curves)
+    if found is None:
+        found = norms.came_back(curves)
     if found is not None:
         yield found
     if (leak := _leak(curves.memory)) is not None:

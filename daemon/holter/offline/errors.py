@@ -59,6 +59,8 @@ KINDS = (
          re.compile(r"Rank (?P<rank>\d+) is running collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<sequence>\d+), )?OpType=(?P<operation>\w+)"
                     r"(?:.*?but Rank (?P<other>\d+) is running.*?OpType=(?P<other_operation>\w+))?"), needs=True),
     Kind("gloo_timeout", ("ms for recv operation to complete", "ms for send operation to complete"), re.compile(r"(?P<text>Timed out waiting \d+ms)")),
+    Kind("unreachable", ("connectFullMesh failed", "client socket has", "Call to connect", "socketStartConnect"),
+         re.compile(r"connectFullMesh failed|client socket has (?:timed out|failed)|(?:Call to connect|socketStartConnect).*(?:refused|[Nn]o route|timed out|unreachable)"), needs=True),
     Kind("connection_lost", ("Connection closed by peer", "Connection reset by peer", "ncclRemoteError", "remote process exited", "socket closed"), None),
     Kind("unfinished_reduction", ("Expected to have finished reduction in the prior iteration",), None),
     Kind("unused_indices", ("Parameter indices which did not receive grad", "Parameters which did not receive grad"),
@@ -85,7 +87,7 @@ TRACEBACK = "Traceback (most recent call last)"
 SEARCHED = (
     b"Traceback (", b"rror", b"Xid", b"ECC", b"illed", b"oom", b"OOM", b"ut Of Memory", b"ut of memory", b"OUT_OF_MEMORY", b"atchdog ", b"eartbeat monitor", b"last enqueued", b"onitored", b"onnection ",
     b"remote process", b"ssertion `", b"degrees of freedom", b"verflow", b"VERFLOW", b"stopping", b"NaN ", b"Root Cause", b"exitcode", b"egmentation", b"fallen off",
-    b"Cuda failure", b"Signals.SIG", b"minimum", b"loss scale reached", b"socket closed", b"shared memory", b"xception ignored",
+    b"Cuda failure", b"Signals.SIG", b"minimum", b"loss scale reached", b"socket closed", b"shared memory", b"xception ignored", b"connectFullMesh", b"client socket", b"to connect", b"socketStartConnect",
 )  # fmt: skip
 """In a large file only lines with one of these are looked at: every word of `KINDS` holds one, or is part of what an exception says."""
 _PREFIX = re.compile(
@@ -382,7 +384,7 @@ def _shape(error: LoggedError) -> str:
         return f"{error.values.get('type', '')} {place}"
     if error.kind == "work_status":
         return error.values.get("group", "")
-    if error.kind in {"overflow", "device_assert", "connection_lost", "watchdog_stuck", "device_oom", "gloo_timeout"}:
+    if error.kind in {"overflow", "device_assert", "connection_lost", "watchdog_stuck", "device_oom", "gloo_timeout", "unreachable"}:
         return ""
     return re.sub(r"\d+", "#", error.text)[:120]
 

@@ -12,6 +12,8 @@ from holter.diagnosis.correlate import brings_about, moment
 from holter.diagnosis.explain import WORST_FIRST, explain
 from holter.diagnosis.plots import heat_map, plots, shares
 from holter.faults import ALL, DETECTORS, Detector, Window
+from holter.faults.logged.learning_signal import LearningSignal
+from holter.faults.logged.reward_spread import RewardSpread
 from holter.faults.model.architecture import Architecture
 from holter.faults.window import ModelView, Note, Spread, StepNumbers
 from holter.offline import causes, curves, messages, naming, schedules
@@ -38,6 +40,7 @@ MAX_STEPS = 4000
 """Steps of a window; of more, an even choice."""
 SHARE_WITH_SYMPTOM = 0.6
 """Share of the embeddings that is too much where the model writes one word over and over."""
+FEW_ROLLOUTS = 3
 NOTHING = Directive(directive="observe", reason="judged from what a run left behind: holter was not there to act")
 LIVE = frozenset({"curves", "logged"})
 USED = frozenset({"learning_rate", "variance_of_nothing", "architecture"})
@@ -219,12 +222,21 @@ def _of_run(run: LoggedRun, found: Found, detectors: Sequence[Detector]) -> Iter
         entry = DETECTORS.get(detector.name)
         if detector.name in names or entry is None or (entry.group not in LIVE and detector.name not in USED):
             continue
-        for finding in _safely(detector, window):
+        for finding in _of_rollouts(detector, window) or _safely(detector, window):
             is_bare = finding.detector == "loss_trend" and finding.facts.get("is_still") is True
             if not is_bare and not (
                 finding.detector == "overfitting" and any(one.facts.get("is_overfitting") for one in own)
             ):
                 yield _judged(finding, window, run)
+
+
+def _of_rollouts(detector: Detector, window: Window) -> list[Finding]:
+    """Of a log of few steps: what all of them say. One or two are no reason to be woken."""
+    num = len(window.series)
+    if not isinstance(detector, RewardSpread | LearningSignal) or not 0 < num < detector.min_logs:
+        return []
+    found = _safely(dataclasses.replace(detector, min_logs=num), window)
+    return [msgspec.structs.replace(one, severity="info") if num < FEW_ROLLOUTS else one for one in found]
 
 
 def _with_rates(made: Curves, run: LoggedRun, found: Found) -> Curves:

@@ -15,6 +15,8 @@ MANY_OVERFLOWS = 16
 """So many in a row are no search for a scale."""
 MIN_LOW_OVERFLOWS, LOW_SCALE = 5, 4
 """Nor are a few that lead down to such a scale: it would mean gradients beyond sixteen thousand."""
+TINY_SCALE = 2.0**-10
+"""Twice down to this is enough: gradients beyond sixty million."""
 MANY_ROWS = 12
 """Rows of numbers after an error: a training that writes so many has gone on."""
 SURVIVED = frozenset({"traceback", "connection_lost", "worker_killed", "device_oom", "label_range", "loss_stopped"})
@@ -24,16 +26,16 @@ FACTS = {
     "unfinished_reduction": "is_unreduced", "unused_indices": "is_unreduced", "no_graph": "is_without_graph", "empty_optimizer": "is_empty_optimizer",
     "device_assert": "is_out_of_range", "label_range": "is_out_of_range", "anomaly": "is_anomaly", "minimum_scale": "is_every_step_skipped",
     "loss_stopped": "is_loss_stopped", "device_error": "is_device_error", "segfault": "is_signal", "connection_lost": "is_connection_lost", "gloo_timeout": "is_timed_out",
-    "watchdog_stuck": "is_watchdog_stuck",
+    "watchdog_stuck": "is_watchdog_stuck", "unreachable": "is_unreachable",
 }  # fmt: skip
 ORDER = (
     "xid", "ecc", "kernel_oom", "device_oom", "shared_memory", "worker_killed", "fingerprint", "monitored_barrier", "unused_indices", "unfinished_reduction", "no_graph",
     "empty_optimizer", "device_assert", "label_range", "anomaly", "minimum_scale", "overflow", "segfault", "root_signal", "traceback", "loss_stopped", "watchdog",
-    "watchdog_stuck", "work_status", "killed", "device_error", "gloo_timeout", "root_cause", "connection_lost", "child_failed",
+    "watchdog_stuck", "work_status", "killed", "device_error", "unreachable", "gloo_timeout", "root_cause", "connection_lost", "child_failed",
 )  # fmt: skip
 """What explains the others comes first: a rank that is lost, then what a script raised, then those who waited."""
 VICTIM = re.compile(
-    r"closed by peer|reset by peer|NCCL|timed? ?out|Timed out|DistBackendError|DistStoreError|gloo/transport|ChildFailedError|ProcessRaisedException|broken pipe",
+    r"closed by peer|reset by peer|NCCL|timed? ?out|Timed out|DistBackendError|DistStoreError|DistNetworkError|connectFullMesh|gloo/transport|ChildFailedError|ProcessRaisedException|broken pipe",
     re.IGNORECASE,
 )
 
@@ -68,7 +70,7 @@ def judge(errors: Sequence[LoggedError], num_ranks: int) -> Iterator[Finding]:
         return
     others = [error for error in known if error is not lead and error.kind != "child_failed"]
     yield Finding(
-        detector=DETECTOR, severity="critical", first_step=lead.step, detected_step=lead.step, ranks=ranks, summary=summary, facts=facts, collective=collective,
+        detector=DETECTOR, severity="warning" if "is_scale_tiny" in facts else "critical", first_step=lead.step, detected_step=lead.step, ranks=ranks, summary=summary, facts=facts, collective=collective,
         evidence=(_evidence(lead), *_frames(lead), *(_evidence(error) for error in others[:6])),
     )  # fmt: skip
 
@@ -78,6 +80,7 @@ def _is_collapse(error: LoggedError) -> bool:
     has_gone_on = error.num_rows_after >= MANY_ROWS
     lowest, at_floor = float(error.values.get("lowest", "inf")), int(error.values.get("at_floor", "0"))
     is_low = at_floor > 1 or (error.num_times >= MIN_LOW_OVERFLOWS and lowest <= LOW_SCALE)
+    is_low |= error.num_times > 1 and lowest <= TINY_SCALE
     return error.num_times >= MANY_OVERFLOWS or (is_low and not has_gone_on)
 
 
@@ -151,8 +154,9 @@ def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) ->
         case "overflow":
             lowest = float(lead.values.get("lowest", "inf"))
             scale = f", down to a scale of {lowest:g}" if lowest < 64 else ""  # noqa: PLR2004 - a usual scale says nothing
+            fact = "is_every_step_skipped" if lead.num_times >= MIN_LOW_OVERFLOWS or int(lead.values.get("at_floor", "0")) > 1 else "is_scale_tiny"
             return (
-                {"is_every_step_skipped": True},
+                {fact: True},
                 ranks,
                 f"The loss scaler skipped {lead.num_times} steps{scale}.",
                 None,

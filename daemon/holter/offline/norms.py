@@ -22,7 +22,8 @@ def hidden(curves: Curves) -> Finding | None:
     num = len(curves.loss) - zeros
     if num < 2 or curves.is_reward or curves.is_adversarial:  # noqa: PLR2004 - once is an empty batch
         return None
-    step = curves.loss[zeros][0]
+    since = curves.loss[zeros][0]
+    step = _since_norm(curves, since)
     norms = [value for at, value in curves.norm if at >= step]
     is_nan = len(norms) > 1 and sum(not math.isfinite(value) for value in norms) >= 0.8 * len(norms)
     falls = [value for _, value in curves.loss[max(0, zeros - 5) : zeros]]
@@ -30,9 +31,32 @@ def hidden(curves: Curves) -> Finding | None:
         return None
     return finding(
         "critical", step, curves.loss[-1][0],
-        f"The logged loss is exactly 0 since step {step}" + (", and the gradient norm is NaN." if is_nan else ", from one log to the next."),
+        f"The logged loss is exactly 0 since step {since}" + (f", and the gradient norm is NaN{'' if step == since else f' since step {step}'}." if is_nan else ", from one log to the next."),
         {"is_hidden": True, "is_norm_nan": is_nan or None, "series": ["loss", "gradient_norm"]},
         [Evidence(kind="trend", summary=f"loss exactly 0 at the last {num} logs" + (f", gradient norm NaN at {sum(not math.isfinite(v) for v in norms)} of {len(norms)}" if norms else "; the log has no gradient norm"), values={"step": step, "num_logs": num})],
+    )  # fmt: skip
+
+
+def _since_norm(curves: Curves, step: int) -> int:
+    """The log from which on the norm was no number, where that was before the loss was shown as zero."""
+    for at, value in reversed(curves.norm):
+        if at < step:
+            if math.isfinite(value):
+                break
+            step = at
+    return step
+
+
+def came_back(curves: Curves) -> Finding | None:
+    """A loss that was no number at a few logs, and is one again. A column that is mostly NaN has nothing to say there; the first log may be from before the first batch."""
+    lost = [step for step, value in curves.loss[1:-1] if not math.isfinite(value)]
+    if not lost or len(lost) > max(1, len(curves.loss) // 5) or curves.is_adversarial:
+        return None
+    steps = ", ".join(map(str, lost[:4])) + (", ..." if len(lost) > 4 else "")  # noqa: PLR2004 - a sentence
+    return finding(
+        "info", lost[0], curves.loss[-1][0], f"The loss was NaN or Inf at {len(lost)} of {len(curves.loss)} logs (step {steps}), and is a number again.",
+        {"is_nan_for_a_while": True, "series": ["loss", "gradient_norm"]},
+        [Evidence(kind="trend", summary=f"loss: not a number at step {steps}, {curves.loss[-1][1]:.4g} at the end: those steps were skipped, or their NaN reached no weight", values={"step": lost[0], "num_logs": len(lost)})],
     )  # fmt: skip
 
 
