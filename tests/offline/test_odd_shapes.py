@@ -140,3 +140,95 @@ def test_a_framework_that_cannot_allocate_is_out_of_memory(tmp_path: Path, capsy
     # It tries again with less, and the training goes on.
     rows = "".join(f"step {i}: loss {3.0 - 0.01 * i:.4f}\n" for i in range(1, 60))
     assert [] == diagnosed(capsys, tmp_path, line + rows)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[rank2]:[E528 08:52:46 ProcessGroupGloo.cpp:145] Gloo connectFullMesh failed with [pair.cc:144] no error\n",
+        "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect to (10.0.0.7, 29500).\n",
+        "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 1/4 clients joined.\n",
+    ],
+)
+def test_hosts_that_do_not_reach_each_other(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = diagnosed(capsys, tmp_path, text)
+
+    assert "host_unreachable" == found["causes"][0]["cause"]
+    assert found["causes"][0]["confidence"] < 0.7
+    assert "nc -vz" in " ".join(found["causes"][0]["missing"])
+
+
+def test_a_launcher_cut_off_in_the_middle_says_nothing_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    text = "[E socket.cpp:793] [c10d] The client socket has timed out after 60s while trying to connect to (head, 2222).\n"
+    text += 'Traceback (most recent call last):\n  File "/opt/lib/python3.11/site-packages/torch/distributed/run.py", line 15'
+
+    assert ["host_unreachable"] == causes(diagnosed(capsys, tmp_path, text))
+
+
+def test_a_nan_that_came_back_is_told_and_wakes_nobody(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [f"step {i}: loss {'nan' if i == 7 else 2.0 - 0.01 * i}" for i in range(1, 30)]
+    (found,) = diagnosed(capsys, tmp_path, "\n".join(rows))
+    assert ("info", 7) == (found["severity"], found["first_step"])
+    assert {"nonfinite_input", "nonfinite_loss_function"} == {one["cause"] for one in found["causes"]}
+    # The first log may be from before the first batch, and a column that is mostly NaN means nothing by it.
+    assert [] == diagnosed(capsys, tmp_path, "\n".join(f"step {i}: loss {'nan' if i == 1 else 2.0}" for i in range(1, 9)))  # fmt: skip
+    assert [] == diagnosed(capsys, tmp_path, "\n".join(f"step {i}: loss {'nan' if i % 3 else 2.0 - 0.01 * i}" for i in range(30)) + "\nstep 30: loss 1.5")  # fmt: skip
+
+
+def test_a_norm_that_was_lost_first_dates_a_hidden_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = diagnosed(capsys, tmp_path, trainer((0.31, "0.8"), (0.3, "nan"), (0.0, "nan"), (0.0, "nan")))
+
+    assert ("hidden_nonfinite_loss", 2) == (found["causes"][0]["cause"], found["first_step"])
+
+
+def test_a_scale_of_next_to_nothing_is_a_warning_at_its_second_fall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    text = "| NOTE: overflow detected, setting loss scale to: 0.00048828125\n| NOTE: overflow detected, setting loss scale to: 0.000244140625\n"
+    (found,) = diagnosed(capsys, tmp_path, text)
+
+    assert ("warning", "exploding_gradients") == (found["severity"], found["causes"][0]["cause"])
+
+
+def rollout(spread: float, norm: float) -> str:
+    return f"{{'loss': 0.0, 'grad_norm': {norm}, 'reward': 3.0, 'reward_std': {spread}, 'frac_reward_zero_std': {float(not spread)}, 'kl': 0.0, 'epoch': 0.3}}\n"
+
+
+def test_rollouts_of_which_a_log_has_one_or_a_few(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (one,) = diagnosed(capsys, tmp_path, rollout(0.0, 0.0))
+    assert ("info", "no_learning_signal") == (one["severity"], one["causes"][0]["cause"])
+    (few,) = diagnosed(capsys, tmp_path, rollout(0.0, 0.0) * 5)
+    assert "warning" == few["severity"]
+    assert [] == diagnosed(capsys, tmp_path, rollout(0.0, 0.0) + rollout(0.4, 0.2))
+
+
+def test_columns_under_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header = "     Epoch   gpu_mem       box       obj       cls     total    labels  img_size\n"
+    row = "    {epoch}/299     65.1G    {box}   0.015         0    {total}      1869       320: 100%|######| 729/729 [51:52<00:00,  4.27s/it]\n"
+    lost = "".join(header + row.format(epoch=i, box="nan", total="nan") for i in range(41, 45))
+    assert causes(diagnosed(capsys, tmp_path, lost)) == ["nonfinite_forward"]
+    fine = "".join(header + row.format(epoch=i, box=0.05 - 0.001 * i, total=0.07 - 0.001 * i) for i in range(12))
+    assert [] == diagnosed(capsys, tmp_path, fine)
+
+
+def test_quotes_of_a_forum_and_tables_without_their_last_line() -> None:
+    row = lines.parse(lines.plain("{\u2018loss\u2019: 1.25, \u2018grad_norm\u2019: 2.5}"), lines.LineContext())
+
+    assert row is not None
+    assert {"loss": 1.25, "grad_norm": 2.5} == row.values
+
+
+def test_what_a_script_raises_over_its_loss_is_no_mistake_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    text = 'Traceback (most recent call last):\n  File "/work/loop.py", line 9, in check\n    raise FloatingPointError(\nFloatingPointError: Loss became infinite or NaN at iteration=2137!\n'
+    text += "loss_dict = {'loss_cls': tensor(nan, device='cuda:0'), 'loss_mask': tensor(1265158.6, device='cuda:0')}\n"
+    found = diagnosed(capsys, tmp_path, text)
+
+    assert ["nonfinite_forward"] == causes(found)
+    assert 2137 == found[0]["first_step"]
+
+
+def test_a_term_that_is_cut_off_at_the_smallest_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = "".join(
+        f"Iteration {100 * i}, loss = {20 * value}\n    Train net output #1: cross_entropy_loss = {value} (* 20 = {20 * value} loss)\n"
+        for i, value in enumerate([9.2, 87.3365, 87.3365, 87.3365])
+    )
+    (found,) = diagnosed(capsys, tmp_path, rows)
+    assert ("nonfinite_forward", 100) == (found["causes"][0]["cause"], found["first_step"])

@@ -16,7 +16,7 @@ from holter.faults.logged.learning_signal import LearningSignal
 from holter.faults.logged.reward_spread import RewardSpread
 from holter.faults.model.architecture import Architecture
 from holter.faults.window import ModelView, Note, Spread, StepNumbers
-from holter.offline import causes, curves, messages, naming, schedules
+from holter.offline import causes, curves, messages, naming, schedules, still
 from holter.offline.code import Hint, hints, shapes
 from holter.offline.found import Found, LoggedRun, Shapes
 from holter.offline.points import Curves, Points
@@ -128,8 +128,10 @@ def curves_of(run: LoggedRun) -> Curves:
     if not evaluations and (whole := _sum_of_terms(run, naming.held_out_term)):
         evaluations = {"held-out loss": whole}
     is_adversarial = any(naming.is_adversarial(name) for name in names)
+    # A weighted sum hides what its term shows.
+    underflowed = next((one for name in names if naming.term_of_loss(name) and still.is_underflowed(one := run.points(name))), [])  # fmt: skip
     return Curves(
-        loss=longest("loss") or ([] if is_adversarial else _sum_of_terms(run, naming.term_of_loss)), norm=longest("gradient_norm"), rate=longest("learning_rate"), evaluations=evaluations,
+        loss=underflowed or longest("loss") or ([] if is_adversarial else _sum_of_terms(run, naming.term_of_loss)), norm=longest("gradient_norm"), rate=longest("learning_rate"), evaluations=evaluations,
         scale=longest("loss_scale"), memory=longest("memory"), is_reward=any(map(naming.is_reward, names)) and not naming.is_preference(names), is_adversarial=is_adversarial,
         lost=tuple(name for name in names if naming.of_policy(name) in {"kl", "entropy"} and _is_lost(run.points(name))),
     )  # fmt: skip

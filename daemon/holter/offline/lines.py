@@ -59,6 +59,13 @@ _OTHER_BARS = re.compile(
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s+(?:\[|\S*━|\x1b)")
 _VALUE = re.compile(r"\d|nan|inf")
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_QUOTES = str.maketrans("\u2018\u2019\u201c\u201d\u2212", "''\"\"-")
+_HEADER = re.compile(r"^\s*(?:[A-Za-z][\w./@()%-]*(?: {2,}|\t\s*)){2,}[A-Za-z][\w./@()%-]*\s*$")
+"""Names of columns, as YOLO prints them above its numbers."""
+_COLUMN = re.compile(rf"^(?:(\d+)/\d+|({_NUMBER})([GMK])?i?B?:?)$")
+_YOLO = "gpu_mem"
+_YOLO_TERMS = {"box": "box_loss", "obj": "obj_loss", "cls": "cls_loss", "dfl": "dfl_loss", "total": "loss"}
+"""Its older versions leave the word out."""
 _RANK = re.compile(
     r"^\s*(?:\[\d+\]\s*)?\[(?:rank|default)\s*(\d{1,6})\]:?|^(\d{1,6}): |\[Rank (\d{1,6})\]|(?<![\w])rank[=: ](\d{1,6})(?!\d)",
     re.IGNORECASE,
@@ -134,11 +141,14 @@ class LineContext:
     table: dict[str, str] = field(default_factory=dict)
     """Names and numbers of a table that is being printed, one a line."""
     section: str = ""
+    columns: tuple[str, ...] = ()
+    """Names that the last line of names has given to the numbers below it."""
 
 
 def plain(line: str) -> str:
-    """Without colours."""
-    return _COLOURS.sub("", line) if "\x1b" in line else line
+    """Without colours, and with the quotes that a keyboard makes: a forum or an editor puts others."""
+    line = _COLOURS.sub("", line) if "\x1b" in line else line
+    return line if line.isascii() else line.translate(_QUOTES)
 
 
 def rank_of(line: str) -> int | None:
@@ -156,6 +166,8 @@ def parse(line: str, context: LineContext) -> LogRow | None:
     """The row that a line is; None: it is none."""
     if (table := _of_table(line, context)) is not None:
         return table or None
+    if (row := _of_columns(line, context)) is not None:
+        return row
     low = line.lower()
     if not any(word in low for word in LIKELY) or not _VALUE.search(low):
         return None
@@ -211,6 +223,34 @@ def _of_table(line: str, context: LineContext) -> LogRow | Literal[False] | None
         _take(row, name, value, "")
     context.table, context.section = {}, ""
     return row if row.values else False
+
+
+def _of_columns(line: str, context: LineContext) -> LogRow | None:
+    """The row that a line of bare numbers is, under the names that were printed above it."""
+    if ("loss" in line or _YOLO in line) and _HEADER.match(line):
+        names = tuple(naming.tidy(word) for word in line.split())
+        is_yolo = _YOLO in names
+        context.columns = tuple(_YOLO_TERMS.get(name, name) for name in names) if is_yolo else names
+        return None
+    if not context.columns:
+        return None
+    found = [_COLUMN.match(word) for word in line.split(maxsplit=len(context.columns))[: len(context.columns)]]
+    if len(found) < len(context.columns) or not all(found):
+        return None
+    row = LogRow({})
+    _progress(line, row, context)
+    for name, match in zip(context.columns, found, strict=True):
+        if match is None:
+            continue
+        value = number(match.group(1) or match.group(2))
+        if naming.is_epoch(name):
+            row.epoch = context.epoch = value
+            row.within_epoch = row.step is not None
+        elif naming.is_step(name):
+            row.step = int(value)
+        else:
+            row.values.setdefault(name, value * _UNIT.get(match.group(3) or "", 1.0))
+    return row if any(map(naming.is_measured, row.values)) else None
 
 
 def note_bar(line: str, context: LineContext) -> re.Match[str] | None:

@@ -42,6 +42,8 @@ VICTIM = re.compile(
 DEVICE = re.compile(
     r"CUDA error: (?:an illegal|misaligned|unspecified launch|uncorrectable|the launch timed out|unknown error)|HIP error"
 )
+LOST = re.compile(r"loss (?:is|became|was) (?:nan|inf)|(?:nan|infinite) loss|loss became infinite or nan", re.IGNORECASE)
+"""What a script raises when it looks at its own loss."""
 LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError")
 """What a launcher raises when a rank has failed: it says that, and nothing else."""
 
@@ -99,6 +101,11 @@ def _place(error: LoggedError) -> int:
     if kind == "traceback" and DEVICE.search(error.text):
         # The line that raises it is seldom the one that caused it.
         kind = "device_error"
+    if kind == "traceback" and LOST.search(error.text):
+        kind = "loss_stopped"
+    if kind == "traceback" and not error.values.get("type") and all(LIBRARY.search(one.file) for one in error.frames):
+        # It ends before it says anything, in nobody's own code.
+        kind = "root_cause"
     if kind == "traceback" and VICTIM.search(error.text):
         # Who says a gloo timeout says it twice: as its traceback, and as the message in it.
         kind = "connection_lost"
@@ -176,6 +183,8 @@ def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) ->
                 return {"is_device_error": True}, ranks, f"A kernel of the device failed{on}: {text}", None
             if VICTIM.search(lead.text):
                 return {"is_connection_lost": True}, ranks, f"A rank lost its peers{on}: {text}", None
+            if LOST.search(lead.text):
+                return {"is_loss_stopped": True}, ranks, f"The script stopped at its own loss{on}: {text}", None
             return {"is_exception": True}, ranks, f"The script raised{on}: {text}", None
     fact = FACTS.get(lead.kind, "")
     times = f", {lead.num_times} times" if lead.num_times > 1 else ""

@@ -6,7 +6,7 @@ from itertools import pairwise
 from statistics import median
 
 from holter.faults.shared.robust import deviation
-from holter.offline.points import Curves, finding, finite
+from holter.offline.points import Curves, Points, finding, finite
 from holter.records import Evidence, Finding
 
 GUESSES = (
@@ -106,6 +106,11 @@ def _last_digit(series: Sequence[float]) -> float:
     """The unit of the last decimal that is ever printed: `0.6931` -> 0.0001."""
     decimals = max((len(f"{value:.10f}".rstrip("0").partition(".")[2]) for value in series), default=0)
     return 10.0**-decimals
+
+
+def is_underflowed(points: Points) -> bool:
+    """Whether its last two values are that of a probability of zero."""
+    return len(points) > 1 and all(abs(value - SMALLEST) < HALF_A_DIGIT for _, value in points[-2:])
 
 
 def underflowed(curves: Curves) -> Finding | None:

@@ -19,6 +19,8 @@ SMALL = 12 * 2**20
 CHUNK = 2**20
 MAX_LINE = 16_384
 """What is longer is cut: no line of numbers is."""
+END_OF_TABLE = "-" * lines.MIN_RULE
+"""Ends a table that somebody copied without its last line."""
 MAX_PARSED, MIN_PER_CHUNK, MAX_PER_CHUNK = 60_000, 40, 400
 """Lines of numbers that are parsed of a large file, and of each megabyte of it."""
 MAX_RARE = 20_000
@@ -27,6 +29,7 @@ _NUMBERS = re.compile(rb"loss|trl:|reward|grad[_ ]norm")
 _RARE = re.compile(rb"(?:val|eval|valid|test|dev)(?:idation|uation)?[ _/]*(?:loss|ppl)|tel:")
 _HELD_OUT = (b"val", b"test", b"dev", b"tel:")
 """Without one of them nothing rare is in a chunk."""
+_STOPPED_AT = re.compile(r"(?:NaN|nan|inf) at (?:iteration|step)[= ](\d+)")
 _SETTING = re.compile(
     r"^\s{2,}([a-z][\w.-]*) \.{3,} (.+)$|^\s*--?([a-z][\w-]*)[= ](\S+)$|^(?:\S*:)?\s{2,}([a-z][\w.]*): (\S.*)$"
 )
@@ -53,6 +56,7 @@ class TextReader:
         self._settings: dict[str, str] = {}
         self._setting_lines: dict[str, int] = {}
         self._num_rare = 0
+        self._last_line = 0
         self._per_chunk = MAX_PER_CHUNK
 
     def read(self, stream: BinaryIO, size: int, report: Report) -> None:
@@ -70,6 +74,8 @@ class TextReader:
         self._finish()
 
     def _finish(self) -> None:
+        if (row := lines.parse(END_OF_TABLE, self._context)) is not None:
+            self._recorder.add(row, self._last_line, self._context)
         self._found.runs.extend(run for run in self._recorder.runs() if run.names())
         self._found.errors.extend(self._errors.finish(self._recorder.last_step, self._recorder.num_rows))
         if self._settings:
@@ -99,8 +105,12 @@ class TextReader:
         return number - begin - 1
 
     def _line(self, raw: bytes, number: int) -> None:
+        self._last_line = number
         text = lines.plain(raw[:MAX_LINE].decode("utf-8", "replace"))
         if self._errors.line(text, number, self._step(text), self._recorder.num_rows):
+            if stopped := _STOPPED_AT.search(text):
+                # What it prints next are the terms of that step.
+                self._context.bar_step, self._context.bar_used = int(stopped.group(1)), False
             return
         row = lines.parse(text, self._context)
         if row is not None and (row.step is not None or any(map(naming.is_measured, row.values))):
