@@ -159,7 +159,9 @@ def test_hosts_that_do_not_reach_each_other(text: str, tmp_path: Path, capsys: p
 
 
 def test_a_launcher_cut_off_in_the_middle_says_nothing_of_the_script(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
-    text = "[E socket.cpp:793] [c10d] The client socket has timed out after 60s while trying to connect to (head, 2222).\n"
+    text = (
+        "[E socket.cpp:793] [c10d] The client socket has timed out after 60s while trying to connect to (head, 2222).\n"
+    )
     text += 'Traceback (most recent call last):\n  File "/opt/lib/python3.11/site-packages/torch/distributed/run.py", line 15'
 
     assert ["host_unreachable"] == causes(diagnosed(capsys, tmp_path, text))
@@ -232,3 +234,20 @@ def test_a_term_that_is_cut_off_at_the_smallest_number(tmp_path: Path, capsys: p
     )
     (found,) = diagnosed(capsys, tmp_path, rows)
     assert ("nonfinite_forward", 100) == (found["causes"][0]["cause"], found["first_step"])
+
+
+def test_a_line_at_the_end_of_each_epoch_is_counted_in_epochs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # fmt: skip
+    losses = [1.2, 1.04, 0.99, 0.94, 0.89, 0.85, 0.81, 0.79, 0.76, 0.74, 13.4, 26.6, 26.65, 26.65, 26.65]
+    bars = "".join(f"Epoch {i}\n61878/61878 [=====] - 5s - loss: {loss}\n" for i, loss in enumerate(losses))
+    (found,) = diagnosed(capsys, tmp_path, bars)
+    assert ("loss_divergence", 10) == (found["causes"][0]["cause"], found["first_step"])
+
+
+def test_few_points_that_fall_and_then_rise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def log(*losses: float) -> str:
+        return "".join(f"step={55 * i} loss={loss} gnorm=7.5\n" for i, loss in enumerate(losses))
+
+    (found,) = diagnosed(capsys, tmp_path, log(15.5, 13.0, 3.8, 2.4, 1.4, 5.8, 7.1, 10.0))
+    assert 275 == found["first_step"]
+    # The same numbers that do not go up in one line are how far they scatter.
+    assert [] == diagnosed(capsys, tmp_path, log(15.5, 13.0, 3.8, 2.4, 1.4, 5.8, 3.1, 4.0))

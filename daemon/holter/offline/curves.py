@@ -63,7 +63,8 @@ def rise(points: Points, *, is_rate_up: bool = False) -> CurveOnset | None:
     place = min(range(len(levels) - tail), key=lambda i: levels[i])
     best, now = levels[place], median(levels[-tail:])
     start = median(levels[: max(1, min(3, place))])
-    noise = max(scatter(levels), 0.005 * abs(best), 1e-9)
+    # Of few points that fall and then rise, the scatter is their way.
+    noise = max(0.0 if _is_turned(levels, place) else scatter(levels), 0.005 * abs(best), 1e-9)
     height, way = now - best, max(0.0, start - best)
     since = levels[place + 1 :]
     # Two stretches before a peak and after it say more than one: a single odd end is no rise.
@@ -86,6 +87,18 @@ def _is_steady_climb(levels: Sequence[float], best: float) -> bool:
     """Whether it climbs from stretch to stretch, for long, to nearly twice its best: so it need not lose much of the way it had come."""
     ups = sum(b > a for a, b in pairwise(levels))
     return len(levels) >= 10 and ups >= 0.85 * (len(levels) - 1) and levels[-1] > 1.8 * best > 0  # noqa: PLR2004 - no few, no chance
+
+
+def _is_turned(levels: Sequence[float], place: int) -> bool:
+    """Whether few points fall to the best without a halt and rise from there without one, to twice of it or more."""
+    down, up = levels[: place + 1], levels[place:]
+    return (
+        len(levels) < FEW
+        and len(up) > 3  # noqa: PLR2004 - two points are no way
+        and all(b <= a for a, b in pairwise(down))
+        and all(b > a for a, b in pairwise(up))
+        and up[-1] > 2 * up[0] > 0
+    )
 
 
 def _is_wandering(levels: Sequence[float], height: float) -> bool:

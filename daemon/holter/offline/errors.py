@@ -384,7 +384,15 @@ def _shape(error: LoggedError) -> str:
         return f"{error.values.get('type', '')} {place}"
     if error.kind == "work_status":
         return error.values.get("group", "")
-    if error.kind in {"overflow", "device_assert", "connection_lost", "watchdog_stuck", "device_oom", "gloo_timeout", "unreachable"}:
+    if error.kind in {
+        "overflow",
+        "device_assert",
+        "connection_lost",
+        "watchdog_stuck",
+        "device_oom",
+        "gloo_timeout",
+        "unreachable",
+    }:
         return ""
     return re.sub(r"\d+", "#", error.text)[:120]
 

@@ -12,7 +12,8 @@ Found
 
 import math
 from array import array
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,6 +62,10 @@ class Series:
         self.steps = array("q", (self.steps[i] for i in kept))
         self.values = array("d", (self.values[i] for i in kept))
         self.lines = array("q", (self.lines[i] for i in kept))
+
+    def count_by(self, ends: Sequence[int], numbers: Sequence[int]) -> None:
+        """Give each step the number of the last end that it has reached."""
+        self.steps = array("q", (numbers[max(0, bisect_right(ends, step) - 1)] for step in self.steps))
 
     def __len__(self) -> int:
         return len(self.steps)

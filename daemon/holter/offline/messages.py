@@ -42,7 +42,9 @@ VICTIM = re.compile(
 DEVICE = re.compile(
     r"CUDA error: (?:an illegal|misaligned|unspecified launch|uncorrectable|the launch timed out|unknown error)|HIP error"
 )
-LOST = re.compile(r"loss (?:is|became|was) (?:nan|inf)|(?:nan|infinite) loss|loss became infinite or nan", re.IGNORECASE)
+LOST = re.compile(
+    r"loss (?:is|became|was) (?:nan|inf)|(?:nan|infinite) loss|loss became infinite or nan", re.IGNORECASE
+)
 """What a script raises when it looks at its own loss."""
 LAUNCHER = re.compile(r"ChildFailedError|CalledProcessError")
 """What a launcher raises when a rank has failed: it says that, and nothing else."""
@@ -161,7 +163,11 @@ def _verdict(lead: LoggedError, known: Sequence[LoggedError], num_ranks: int) ->
         case "overflow":
             lowest = float(lead.values.get("lowest", "inf"))
             scale = f", down to a scale of {lowest:g}" if lowest < 64 else ""  # noqa: PLR2004 - a usual scale says nothing
-            fact = "is_every_step_skipped" if lead.num_times >= MIN_LOW_OVERFLOWS or int(lead.values.get("at_floor", "0")) > 1 else "is_scale_tiny"
+            fact = (
+                "is_every_step_skipped"
+                if lead.num_times >= MIN_LOW_OVERFLOWS or int(lead.values.get("at_floor", "0")) > 1
+                else "is_scale_tiny"
+            )
             return (
                 {fact: True},
                 ranks,

@@ -5,6 +5,7 @@ A log is not always one run from its first step to its last:
     steps go back to the beginning           another run begins; the one before is judged by itself
     steps go back, but not to the beginning  the run was resumed there: what it had done since is not part of it any more
     steps begin again with each epoch        they are counted on
+    one row at the end of each epoch         epochs are counted, not its batches or samples
     no steps at all                          epochs are counted, else the lines themselves
     several ranks in one file                each rank's rows are followed by themselves
 """
@@ -17,6 +18,7 @@ from holter.offline.lines import LineContext, LogRow
 MAX_NAMES = 600
 MAX_RANKS = 64
 MAX_RUNS = 64
+MAX_EPOCHS = 20_000
 JITTER = 3
 """Ranks that write into one file without saying who they are come a step or two late."""
 MIN_ROWS = 4
@@ -53,6 +55,9 @@ class RowRecorder:
         self._counted_by: set[str] = set()
         self._first_epoch: int | None = None
         """0 or 1: what this log calls its first epoch."""
+        self._epoch_ends: dict[int, int] | None = {}
+        """Step -> epoch, as long as every row is the last of its epoch, or of the newest one."""
+        self._has_open_end = False
         self.last_step = -1
         self.num_rows = 0
         self.ranks: set[int] = set()
@@ -91,7 +96,9 @@ class RowRecorder:
             if self._first_epoch is None:
                 self._first_epoch = min(1, int(row.epoch))
             step = max(0, int(row.epoch) - self._first_epoch) * row.total + row.step
+            self._note_end(step, int(row.epoch), is_end=row.step >= row.total)
         else:
+            self._epoch_ends = None
             step = row.step + track.offset
         last = track.last.get(kind)
         if row.rounded_to > 1 and last is not None:
@@ -109,6 +116,16 @@ class RowRecorder:
         if row.epoch is not None:
             track.epoch = row.epoch
         return step
+
+    def _note_end(self, step: int, epoch: int, *, is_end: bool) -> None:
+        if self._epoch_ends is None:
+            return
+        newest = max(self._epoch_ends.values(), default=epoch)
+        if epoch < newest or (epoch > newest and self._has_open_end) or len(self._epoch_ends) >= MAX_EPOCHS:
+            self._epoch_ends = None
+            return
+        self._epoch_ends[step] = epoch
+        self._has_open_end = not is_end
 
     def _went_back(self, track: _Track, kind: frozenset[str], row: LogRow, step: int, last: int) -> int:
         first, num = track.first[kind], track.num[kind]
@@ -149,6 +166,7 @@ class RowRecorder:
             track.num[kind] = track.num.get(kind, 0) + 1
             track.epoch = row.epoch
             if track.counted == 0:
+                self._epoch_ends = None
                 return int(row.epoch)
         if (
             row.epoch is not None
@@ -189,6 +207,7 @@ class RowRecorder:
         self._tracks = {}
         self._counted_by = set()
         self._first_epoch = None
+        self._epoch_ends, self._has_open_end = {}, False
 
     def _run(self) -> LoggedRun | None:
         by_rank = {
@@ -198,6 +217,12 @@ class RowRecorder:
         }
         if not by_rank:
             return None
+        if self._epoch_ends and len(set(self._epoch_ends.values())) > 1:
+            ends = sorted(self._epoch_ends)
+            for series in by_rank.values():
+                for one in series.values():
+                    one.count_by(ends, [self._epoch_ends[step] for step in ends])
+            self._counted_by = {"epoch"}
         counted = "step" if "step" in self._counted_by else "epoch" if self._counted_by == {"epoch"} else "log"
         resumed = max((track.num_resumed for track in self._tracks.values()), default=0)
         return LoggedRun(self._file, by_rank, counted, len(self._done), resumed)

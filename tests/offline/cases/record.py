@@ -447,7 +447,7 @@ def later() -> dict[str, Case]:
     halves = lambda s: 0.5 ** (s // 60)  # noqa: E731
     return {
         "later_rate_jump_llm_c": (lambda p: writers.llm_c(p, regression(Knobs(schedule=_jump(90, 200), seed=301, rate=2e-3, steps=200))), Expected(RATE, 90, 200)),
-        "later_rate_jump_keras_bars": (lambda p: writers.keras_bars(p, classes(Knobs(schedule=_jump(240, 150), seed=302, steps=400))), Expected((*RATE, "loss_divergence"), 240, 400)),
+        "later_rate_jump_keras_bars": (lambda p: writers.keras_bars(p, classes(Knobs(schedule=_jump(240, 150), seed=302, steps=400))), Expected((*RATE, "loss_divergence"), 25, 40)),
         "later_nan_first_step_titan": (lambda p: writers.titan(p, language(Knobs(seed=303, on_loss=_log_zero(0), steps=60))), Expected(NONFINITE, 0, 60)),
         "later_nan_bars": (lambda p: writers.bars(p, classes(Knobs(seed=304, on_batch=_nan_batch(260)))), Expected(NONFINITE, 260)),
         "later_nan_ranks": (lambda p: writers.ranks(p, regression(Knobs(seed=305, on_loss=_log_zero(75), steps=150)), num=2), Expected(NONFINITE, 75, 150)),
