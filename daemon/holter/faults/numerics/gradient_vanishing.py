@@ -3,15 +3,16 @@
 What it detects
     Modules whose gradient norm, at five checks or more in a row, is not zero and yet below 1e-8 and a millionth of the largest, or below
     a millionth of the middle one of their peers. All modules together, where from one check to the next their norm fell to a
-    ten-thousandth of what it had been, and stayed there for three checks. And single matrices whose gradient is not zero and a hundred-millionth of the largest
-    tensor's or less, at as many checks over sixteen steps or more, whatever else their module has.
+    ten-thousandth of what it had been, and stayed there for three checks. And single matrices whose gradient is not zero and a
+    hundred-millionth of the largest tensor's or less, at as many checks over sixteen steps or more, whatever else their module has.
 
 Why it matters
     Those modules stay as they were initialised, while the rest learns around them.
 
 False positives
     Gradients that are exactly zero are left to `missing_gradients`. A run that has converged has small gradients everywhere, not beside
-    large ones, and they got there step by step. Gates and adapters that begin at zero give their neighbours tiny gradients that grow with each step, and are silent.
+    large ones, and they got there step by step. Gates and adapters that begin at zero give their neighbours tiny gradients that grow
+    with each step, and are silent.
 
 What to do
     Look at what lies between the named modules and the loss: saturated activations, missing residual paths or normalisation.

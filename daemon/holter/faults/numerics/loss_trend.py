@@ -12,9 +12,9 @@ Why it matters
 
 False positives
     A noisy loss with rare spikes that come back, a restart of the schedule, a loss that bounces near zero, and another model or other
-    layers trained from some step on are silent, as is a loss that goes below zero by small steps. The loss of a policy is about zero whatever it learns, and rises with the distance
-    from its reference: up to ten it is not judged, nor is a loss that began at zero. Random labels have a plateau and deserve the
-    information.
+    layers trained from some step on are silent, as is a loss that goes below zero by small steps. The loss of a policy is about zero
+    whatever it learns, and rises with the distance from its reference: up to ten it is not judged, nor is a loss that began at zero.
+    Random labels have a plateau and deserve the information.
 
 What to do
     Look first for a better-fitting cause: data, learning rate, gradients that do not arrive. This is what is left without one.
