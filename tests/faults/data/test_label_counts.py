@@ -66,3 +66,8 @@ def test_ranks_that_have_each_a_class_of_their_own_and_small_batches_are_silent(
     assert [] == by_rank({0: 192}, {1: 192})
     assert [] == by_rank({0: 180, 1: 12}, {1: 192})
     assert [] == by_rank({0: 10, 1: 12}, {1: 22})
+
+
+def test_a_rank_without_labels_of_its_own_is_nobodys_measure():
+    assert [] == by_rank({3: 400}, {})
+    assert [] == by_rank({}, {})

@@ -89,7 +89,7 @@ class LabelCounts:
         same = [rank for rank, of in sums.items() if len(of) == 1 and of.total() >= self.min_one]
         others = [of for rank, of in sums.items() if rank not in same]
         # Sorted data gives every rank one class after the other.
-        is_odd = 2 * len(same) <= len(sums) and all(max(of.values()) < MIXED * of.total() for of in others)
+        is_odd = 2 * len(same) <= len(sums) and all(of and max(of.values()) < MIXED * of.total() for of in others)
         return _alone_finding(same, sums, last) if same and others and is_odd else None
 
 
