@@ -258,7 +258,7 @@ async def test_native_frames_of_a_rank_that_ends_are_given_up(examiner, slow_spy
     stand_still(examiner)
     await examiner.exam(1, "native", "asked")
     assert examiner.is_spying
-    examiner.of_the_dead(0, is_orderly=False)
+    examiner.of_the_dead(0, None)
     await asyncio.wait({examiner._spying}, timeout=5.0)
     assert (True, False) == (examiner._spying.cancelled(), examiner.is_spying)
     assert slow_spy.exists()
@@ -274,18 +274,19 @@ async def test_of_a_rank_that_died_there_is_what_was_last_seen(examiner, rank):
     examiner.use(FakeRecorder(True), FakeCopies(flight(300)))
     await examiner.exam(1, "quick", "asked")
     rank.kill()
-    exam = examiner.of_the_dead(0, is_orderly=False)
+    exam = examiner.of_the_dead(0, None)
     assert ("death", 0, 300) == (exam.reason, exam.asked_ns, len(exam.flight.calls))
     assert "spin" == exam.stacks[0].frames[0].function
     assert "before its end was seen" in exam.stack_error
     assert 1.5 == exam.statistics["loss"]
     assert "running" == exam.process.state
-    assert 32 == len(examiner.of_the_dead(0, is_orderly=True).flight.calls)
+    assert 32 == len(examiner.of_the_dead(0, 0).flight.calls)
+    assert 100 == len(examiner.of_the_dead(0, 100).flight.calls), "what nobody was told of"
 
 
 def test_of_a_rank_of_which_nothing_was_seen_there_are_reasons(rank):
     examiner = Examiner(0, 2, Process(rank.pid, 0), ProgressWatch(Deadlines()), RankState(0, "host"))
-    exam = examiner.of_the_dead(9, is_orderly=False)
+    exam = examiner.of_the_dead(9, None)
     assert isinstance(exam, Exam)
     assert (9, {}, [], None, Phase.ATTACH) == (exam.asked_ns, exam.statistics, exam.stacks, exam.flight, exam.phase)
     assert "no stack was taken before it ended" == exam.stack_error

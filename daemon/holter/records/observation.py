@@ -188,6 +188,8 @@ class LastCalls(msgspec.Struct, frozen=True, tag="last_calls", kw_only=True):
 
     dump: bytes
     """The recorder's own JSON, of its newest calls."""
+    is_orderly: bool = False
+    """An ordinary end: it is the last copy, one like those before it."""
 
 
 class Overdue(msgspec.Struct, frozen=True, tag="overdue", kw_only=True):

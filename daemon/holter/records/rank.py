@@ -338,6 +338,8 @@ class Origin(msgspec.Struct, frozen=True, tag="origin", kw_only=True):
     """Whether all that the models of the step gave back was finite, but for a loss among it; None: nobody could look."""
     operation: str = ""
     """What the loss's own graph shows: `log of 3 of 8 values that are zero or negative`; empty: nothing."""
+    is_of_nothing: bool | None = None
+    """Whether the graph shows an average over no values, as of a batch in which no label counts; None: nobody could look."""
     lines: list[str] = []
     """Lines of the script that made the loss, the likeliest first."""
 

@@ -142,11 +142,14 @@ class Examiner:
             self._last_process = seen
         return seen
 
-    def of_the_dead(self, asked_ns: int, *, is_orderly: bool) -> Exam:
-        """An exam of a dead rank, from what was last seen; nothing is asked. Of a rank that ended normally the last few calls are enough."""
+    def of_the_dead(self, asked_ns: int, num_left: int | None) -> Exam:
+        """An exam of a dead rank, from what was last seen; nothing is asked.
+
+        Of a rank that ended normally the last few calls are enough, and the `num_left` that nobody was told of.
+        """
         if self._spying is not None:
             self._spying.cancel()
-        flight, flight_error = self._last_flight("", ORDERLY_CALLS if is_orderly else MAX_CALLS)
+        flight, flight_error = self._last_flight("", MAX_CALLS if num_left is None else max(ORDERLY_CALLS, num_left))
         error = "no stack was taken before it ended"
         if self._last_stacks:
             ago_s = clock.monotonic_s() - self._last_stacks_s

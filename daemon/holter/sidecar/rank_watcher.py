@@ -32,6 +32,7 @@ from holter.records import (
     Farewell,
     Flight,
     Groups,
+    LastCalls,
     Observation,
     OnDevice,
     Preparing,
@@ -84,6 +85,8 @@ class RankWatcher:
         self._recorder: Recorder | None = None
         self._copies: Copies | None = None
         self._has_stepped = False
+        self._num_left = 0
+        """Calls that only the last copy holds, which the rank itself left."""
         self._crashes: CrashListener | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._exams: set[asyncio.Task[None]] = set()
@@ -182,19 +185,23 @@ class RankWatcher:
         for news in await self._devices.after_the_end(clock.monotonic_s):
             self._tell(news, True)
 
-    def hear_last_calls(self, dump: bytes, at_ns: int) -> None:
+    def hear_last_calls(self, left: LastCalls, at_ns: int) -> None:
         """The rank is about to end, knows it, and has left what its recorder held."""
         try:
-            flight = from_json(dump, at_ns)
+            flight = from_json(left.dump, at_ns)
             flight = flight if self._recorder is None else self._recorder.host_clock.of_run(flight)
         except FlightError as error:
             logger.warning("what the rank left of its recorder cannot be read: %s", error)
             return
-        self._tell(self._examiner.of_last_calls(flight), True)
+        if not left.is_orderly:
+            self._tell(self._examiner.of_last_calls(flight), True)
+        elif self._copies is not None:
+            self._num_left = sum(call.created_ns > self._copies.taken_ns for call in flight.calls)
+            self._copies.keep(flight)
 
     def of_the_dead(self, asked_ns: int, *, is_orderly: bool = False) -> Exam:
         """What is left of a rank that has ended."""
-        return self._examiner.of_the_dead(asked_ns, is_orderly=is_orderly)
+        return self._examiner.of_the_dead(asked_ns, self._num_left if is_orderly else None)
 
     def _on_copy(self, flight: Flight) -> None:
         offset_ns, error_ns = self._clock_error()

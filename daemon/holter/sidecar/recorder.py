@@ -228,11 +228,20 @@ class Copies:
             with contextlib.suppress(asyncio.CancelledError):
                 await self._copying
 
+    @property
+    def taken_ns(self) -> int:
+        """When the newest was taken; 0: there is none."""
+        return self.last.taken_ns if self.last is not None else 0
+
+    def keep(self, flight: Flight) -> None:
+        """A copy that the rank made itself."""
+        self.last = flight
+        self._tell(flight)
+
     async def _copy(self) -> None:
         self._num_begun += 1
         try:
-            self.last = await self._recorder.flight()
-            self._tell(self.last)
+            self.keep(await self._recorder.flight())
         except RecorderError as error:
             self._fail(str(error))
         except Exception as error:

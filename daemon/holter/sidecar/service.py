@@ -186,7 +186,7 @@ class Sidecar:
             self._history.keep(observation)
             return
         if isinstance(body, LastCalls):
-            self._watcher.hear_last_calls(body.dump, observation.at_ns)
+            self._watcher.hear_last_calls(body, observation.at_ns)
             return
         if isinstance(body, Census):
             self._history.learn_census(body)

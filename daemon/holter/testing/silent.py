@@ -102,7 +102,7 @@ def spoil_output(module: "nn.Module", value: float = math.nan, times: int = 1) -
         if next(calls) > times:
             return None
         spoilt = output.clone()
-        spoilt.view(-1)[0] = value
+        spoilt[(0,) * spoilt.dim()] = value
         return spoilt
 
     return Injection(module.register_forward_hook(spoil).remove)
@@ -116,7 +116,7 @@ def spoil_gradient(module: "nn.Module", value: float = math.inf, times: int = 1)
         if next(calls) > times:
             return None
         spoilt = gradient.clone()
-        spoilt.view(-1)[0] = value
+        spoilt[(0,) * spoilt.dim()] = value
         return spoilt
 
     def when_called(_: object, __: object, output: Any) -> None:

@@ -46,6 +46,15 @@ def test_it_began_with_the_first_repeat_however_late_it_is_judged() -> None:
     assert "Passes 1 to 6 over the data" in finding.summary
 
 
+def test_of_passes_between_the_first_and_the_newest_nothing_needs_to_be_known() -> None:
+    (finding,) = judge(feed(0, 11), feed(6, 11), feed(7, 11))
+    assert (finding.first_step, finding.detected_step) == (8, 64)
+    assert "Passes 0, 6 and 7 over the data" in finding.summary
+    (finding,) = judge(feed(0, 9), feed(6, 11), feed(7, 11))
+    assert finding.first_step == 56
+    assert not judge(feed(0, 11), feed(5, 12), feed(7, 11))
+
+
 def test_a_sampler_that_takes_no_epoch_is_named_too() -> None:
     (finding,) = judge(
         *(feed(epoch, 11, sampler="BatchSampler>RandomSampler", sampler_epoch=-1, num_shards=1) for epoch in (0, 1))

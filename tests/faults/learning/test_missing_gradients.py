@@ -84,6 +84,15 @@ def test_an_output_without_a_path_is_proof_as_well() -> None:
     assert (finding.severity, top_cause(finding)) == ("warning", "graph_detached")
 
 
+def test_what_comes_before_a_cut_gets_nothing_either() -> None:
+    names = ("encoder.weight", "norm.weight", "side.weight")
+    seen = (witness("encoder"), witness("norm", path=False), witness("side"), witness("head"))
+    (finding,) = judge(vitals(names), vitals(names, idle=17), seen=seen)
+    assert finding.modules == ("norm",)
+    assert finding.tensors == ("norm.weight", "encoder.weight"), "side is called later: something else keeps it idle"
+    assert "2 trainable parameters (norm and, before it, encoder) have had no gradient" in finding.summary
+
+
 def test_modules_that_were_not_called_are_silent() -> None:
     assert judge(vitals(BLOCKS), vitals(BLOCKS), seen=(witness("blocks.0.0", calls=0), witness("head"))) == []
 

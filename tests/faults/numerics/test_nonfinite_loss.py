@@ -7,7 +7,7 @@ import pytest
 from holter.faults import StepView
 from holter.faults.numerics.nonfinite_loss import NonfiniteLoss
 from holter.faults.window import Spread, StepNumbers
-from holter.records import Finding, Nonfinite
+from holter.records import Finding, Nonfinite, Origin
 from made_up import made_window
 
 
@@ -49,6 +49,15 @@ def test_a_nan_now_and_then_is_a_warning_and_once_an_information() -> None:
     assert (twice.first_step, twice.severity) == (20, "warning")
     assert twice.facts["is_logged_finite"] is None
     assert any(e.kind == "missing" and "all are named" in e.summary for e in twice.evidence)
+
+
+@pytest.mark.parametrize(("is_of_nothing", "severity"), [(False, "warning"), (True, "info"), (None, "info")])
+def test_a_nan_that_was_made_once_is_a_warning_unless_no_label_counted(is_of_nothing, severity) -> None:
+    origin = Origin(module="", module_class="", is_input_finite=False, input_absmax=0.0, replayed=False, reason="", is_of_nothing=is_of_nothing)  # fmt: skip
+    numbers = [{"loss": spread(1.3, num_nonfinite=int(step == 20))} for step in range(40)]
+    window = made_window(series=tuple(StepNumbers(i, i, known) for i, known in enumerate(numbers)), origins={(1, 20): origin})  # fmt: skip
+    (finding,) = NonfiniteLoss().judge(window)
+    assert (severity, 20, (1,)) == (finding.severity, finding.first_step, finding.ranks)
 
 
 def test_a_log_that_shows_the_nan_hides_nothing() -> None:

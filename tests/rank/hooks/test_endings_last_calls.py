@@ -32,6 +32,16 @@ def test_an_exception_leaves_the_newest_calls_and_is_passed_on(worn, monkeypatch
 
 
 @pytest.mark.usefixtures("gloo")
+def test_an_ordinary_end_leaves_the_whole_recorder(worn):
+    for number in range(100):
+        dist.all_reduce(torch.ones(number + 1))
+    worn.monitor._ending._end()
+    (left,) = worn.said(LastCalls)
+    assert left.body.is_orderly
+    assert 100 <= len(from_json(left.body.dump, 1).calls)
+
+
+@pytest.mark.usefixtures("gloo")
 def test_ctrl_c_leaves_none(worn, monkeypatch):
     dist.all_reduce(torch.ones(1))
     end_by(KeyboardInterrupt(), monkeypatch, worn)

@@ -33,7 +33,52 @@ def test_the_graph_tells_the_operation() -> None:
     for loss, said in cases.items():
         assert not math.isfinite(loss.item())
         assert said == loss_lines._culprit(loss.grad_fn)[1]
-    assert ("", "") == loss_lines._culprit(torch.log(x + 1).mean().grad_fn)
+    assert ("", "", False) == loss_lines._culprit(torch.log(x + 1).mean().grad_fn)
+
+
+class Fused(torch.autograd.Function):
+    """Whose graph shows nothing of what it does."""
+
+    @staticmethod
+    def forward(_, x):
+        return x.sum()
+
+    @staticmethod
+    def backward(_, gradient):
+        return gradient.expand(4)
+
+
+def test_an_average_over_nothing_is_told_from_what_cannot_be_read() -> None:
+    x, labels = torch.ones(4, requires_grad=True), torch.tensor([-100])
+    nll = torch.nn.functional.cross_entropy
+    of_nothing = [
+        x[x > 9].mean(),
+        nll(x[None], labels) / 3,
+        nll(x[None], labels, label_smoothing=0.1),
+        torch.nn.functional.mse_loss(x[x > 9], torch.ones(0)),
+    ]
+    assert [True] * 4 == [loss_lines._culprit(loss.grad_fn)[2] for loss in of_nothing]
+    assert all(math.isnan(loss.item()) for loss in of_nothing)
+    assert loss_lines._culprit((x.sum() + 0 * torch.log(torch.zeros(()))).grad_fn)[2] is False
+    assert loss_lines._culprit(Fused.apply(x).grad_fn)[2] is None
+
+
+def test_a_line_that_adds_what_carries_no_gradient_comes_before_the_one_that_began_the_loss(tmp_path: Path) -> None:
+    source = """
+def main():
+    loss = total(model(x), y)
+    loss = loss + 0.0 * torch.log(torch.zeros(()))
+    loss += 3
+    loss = loss / 4
+    loss.backward()
+"""
+    module = loaded(tmp_path, source)
+    scope = loss_lines._scope(module.main.__code__)
+    assert scope is not None
+    for word, first in (("", "loss = loss + 0.0 * torch.log(torch.zeros(()))"), ("mean", "loss = total(model(x), y)")):
+        made = loss_lines._of_backward(scope, 7)
+        lines = list(loss_lines._made(module.main.__code__, scope, made, 7, word, {}, 0))
+        assert first == lines[0].partition(": ")[2]
 
 
 BACKWARDS = ("loss.backward()", "accelerator.backward(loss)", "scaler.scale(loss).backward()", "fabric.backward(loss)")

@@ -4,7 +4,7 @@
     Overlap, Labels, Routing, GradientScales,
     Device, DeviceEvent, Rollout                          the newest
     ScriptWarning                                         of each text the first few ranks that were shown it
-    Feed                                                  of each rank and loader: the first beginning, the latest one, the latest two ends
+    Feed                                                  of each rank and loader: the first beginning and end, the latest beginning, the latest two ends
 
 Notes are in order of step, rank and the rank's own telling, which no interleaving changes.
 """
@@ -143,17 +143,20 @@ class RareNotes:
 class _Loader:
     """One loader of one rank."""
 
-    __slots__ = ("ends", "first", "is_training", "latest")
+    __slots__ = ("ends", "first", "first_end", "is_training", "latest")
 
     def __init__(self) -> None:
         self.first: PlacedNote | None = None
+        self.first_end: PlacedNote | None = None
         self.latest: PlacedNote | None = None
         self.ends: list[PlacedNote] = []
         self.is_training = False
 
     def add(self, placed: PlacedNote, feed: Feed) -> None:
         self.is_training = self.is_training or feed.is_training
-        if feed.is_end:
+        if feed.is_end and self.first_end is None:
+            self.first_end = placed
+        elif feed.is_end:
             self.ends = [*self.ends[-1:], placed]
         elif self.first is None:
             self.first = placed
@@ -161,5 +164,5 @@ class _Loader:
             self.latest = placed
 
     def notes(self) -> Iterator[PlacedNote]:
-        yield from (placed for placed in (self.first, self.latest) if placed is not None)
+        yield from (placed for placed in (self.first, self.first_end, self.latest) if placed is not None)
         yield from self.ends

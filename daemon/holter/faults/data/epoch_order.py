@@ -157,11 +157,14 @@ def _stuck_finding(stuck: dict[int, list[int]]) -> Finding:
 
 
 def _repeated(of_rank: Sequence[LoaderPass]) -> list[LoaderPass]:
-    """The newest passes that follow each other and are alike, the oldest first; nothing if there are not two."""
+    """The newest passes that follow each other and are alike, the oldest first; nothing if there are not two.
+
+    Of the passes between the first and the newest nothing is kept: where those are alike, so were these.
+    """
     ordered = sorted(of_rank, key=lambda one: one.begin.epoch)
     run = ordered[-1:]
     for one in reversed(ordered[:-1]):
-        if _key(one) != _key(run[0]) or run[0].begin.epoch - one.begin.epoch != 1:
+        if _key(one) != _key(run[0]) or (len(run) == 1 and run[0].begin.epoch - one.begin.epoch != 1):
             break
         run.insert(0, one)
     return run if len(run) > 1 else []
@@ -187,9 +190,10 @@ def _finding(found: dict[int, list[LoaderPass]]) -> Finding:
     ranks = tuple(sorted(found))
     run = found[ranks[0]]
     feed = run[-1].latest
-    step = min(of_rank[1].begin_step for of_rank in found.values())
+    step = min(of_rank[0].end_step or 0 for of_rank in found.values())
     epochs = [one.begin.epoch for one in run]
-    shown = listed(map(str, epochs)) if len(epochs) <= MAX_SHOWN else f"{epochs[0]} to {epochs[-1]}"
+    is_whole = len(epochs) > MAX_SHOWN and epochs[-1] - epochs[0] == len(epochs) - 1
+    shown = f"{epochs[0]} to {epochs[-1]}" if is_whole else listed(map(str, epochs))
     takes_epoch = feed.sampler_epoch >= 0
     return Finding(
         detector=EpochOrder.name,

@@ -42,6 +42,8 @@ class _Case:
     modules: tuple[str, ...]
     """Their modules that were called; for a dead layer, that layer first."""
     witnesses: tuple[Witness, ...]
+    before: tuple[str, ...] = ()
+    """Modules that were called before a cut, and get nothing because of it."""
     is_dead: bool = False
     is_proven: bool = False
     """Gradients were not recorded there, or the output has no path for them."""
@@ -97,7 +99,7 @@ class MissingGradients:
         idle = _owned((*vitals.no_gradient.names, *vitals.zero_gradient.names), called)
         cut = {module: names for module, names in idle.items() if _is_cut(called[module])}
         if cut:
-            return _case_of(cut, called, is_proven=True)
+            return _with_feeding(_case_of(cut, called, is_proven=True), idle, called)
         zeros = _owned(vitals.zero_gradient.names, called)
         dead = [witness for witness in called.values() if witness.output_zeros == 1.0 or witness.input_zeros == 1.0]
         if case := _dead_case(zeros, dead, called):
@@ -176,6 +178,14 @@ def _case_of(
     )
 
 
+def _with_feeding(case: _Case, idle: Mapping[str, list[str]], called: Mapping[str, Witness]) -> _Case:
+    """With what was called before the last cut and is idle too: no gradient comes back to it either."""
+    order = list(called)
+    last = max(order.index(module) for module in case.modules)
+    before = tuple(module for module in order[:last] if module in idle and module not in case.modules)
+    return replace(case, tensors=(*case.tensors, *(name for module in before for name in idle[module])), before=before)
+
+
 def _dead_case(zeros: Mapping[str, list[str]], dead: list[Witness], called: Mapping[str, Witness]) -> _Case | None:
     """The layer that gives zeros; if an activation without a module does, the one that is given them. Then what feeds it."""
     if not zeros or not dead:
@@ -210,9 +220,8 @@ def _finding(ranks: tuple[int, ...], latest: tuple[Note, Vitals], inspection: In
     first_step = max(0, note.step - vitals.idle_steps + 1)
     is_witnessed = not case.is_dead and not case.is_uncalled
     what = "a gradient of exactly zero" if case.is_dead or case.is_stopped else "no gradient"
-    summary = (
-        f"{len(case.tensors)} trainable parameters ({names_text(case.modules)}) have had {what} since step {first_step}"
-    )
+    where = names_text(case.modules) + (f" and, before it, {names_text(case.before)}" if case.before else "")
+    summary = f"{len(case.tensors)} trainable parameters ({where}) have had {what} since step {first_step}"
     if case.is_dead:
         summary = f"{case.modules[0]} gives zero for all inputs: {len(case.tensors)} parameters have had {what} since step {first_step}"
     return Finding(

@@ -9,7 +9,8 @@ Why it matters
 
 False positives
     Losses of a step that a loss scaler skipped do not count. A loss that is NaN once, because a batch held no label that counts, is
-    reported as information. A script that drops such batches before backward is not seen at all.
+    reported as information, and so is one whose graph nobody could look at. A script that drops such batches before backward is not
+    seen at all.
 
 What to do
     Look at the raw loss of the first step named here, not at the logger's. If every step since is NaN, stop: the weights are gone.
@@ -39,7 +40,7 @@ class NonfiniteLoss:
     name: ClassVar[str] = "nonfinite_loss"
 
     min_steps: int = threshold(2, at_least=1)
-    """Fewer steps than this are information only."""
+    """Fewer steps than this are information only, unless the loss's graph shows that it is no average over nothing."""
     lost_steps: int = threshold(5, at_least="min_steps")
     """So many in a row until now, on every rank: it will not come back."""
 
@@ -56,7 +57,9 @@ class NonfiniteLoss:
         first = odd[0][0]
         since = [spread for step, spread in losses if step >= first]
         is_lost = len(since) >= self.lost_steps and all(s.num_nonfinite == s.num for s in since[-self.lost_steps :])
-        severity: Severity = "critical" if is_lost else "warning" if len(odd) >= self.min_steps else "info"
+        _, origin = _origins(window, first, odd[0][1])
+        is_made = origin is not None and origin.is_of_nothing is False
+        severity: Severity = "critical" if is_lost else "warning" if is_made or len(odd) >= self.min_steps else "info"
         yield _finding(window, odd, len(since), severity, is_lost=is_lost)
 
 

@@ -1,7 +1,8 @@
 """How a rank ends, told while it still can: an exception that reaches the top, an ordinary end, `sys.exit` or `os._exit`. A process that is killed tells nothing.
 
 With an exception, and with `os._exit`, its newest collectives are left on the page too: where gloo aborts one process over sizes that do not
-match, the other side of the mismatch is in the one that raises. And a rank with an exception may be asked to save before it ends: its peers
+match, the other side of the mismatch is in the one that raises. At an ordinary end all that the recorder holds is: what was called since its
+last copy would be compared with nobody's. And a rank with an exception may be asked to save before it ends: its peers
 may be gone, and its state good.
 
 `sys.exit` reaches no excepthook: it is remembered where it was called, and told if the interpreter then ends. Called while an exception is
@@ -30,6 +31,8 @@ from holter.records import Farewell, LastCalls
 
 MAX_CALLS = 64
 MAX_TEXT = 2000
+MAX_DUMP_BYTES = 1 << 20
+"""Of a recorder that is left as a whole: the page's ring holds some megabytes."""
 
 Kind = Literal["end", "exception", "interrupt", "exit"]
 
@@ -74,6 +77,7 @@ class EndingProbe:
 
     def _end(self) -> None:
         self._say(self._exit or Farewell(kind="end", text="", where=""))
+        self._context.guard.attempt(leave_recorder, self._context)
 
     def remember(self, called: Farewell) -> None:
         """`sys.exit` was called; whoever catches it may go on."""
@@ -166,6 +170,13 @@ def leave_last_calls(context: Context) -> None:
         lines = context.guard.attempt(call_lines) or {}
         found["entries"] = [entry | {"lines": lines.get(entry.get("record_id"), ())} for entry in calls[-MAX_CALLS:]]
         context.writer.say(context.log.step, LastCalls(dump=msgspec.json.encode(found)))
+
+
+def leave_recorder(context: Context) -> None:
+    """The whole recorder, for a rank that ends as it should; without lines, which only somebody who asks in time gets."""
+    found = dump()
+    if found and len(found) <= MAX_DUMP_BYTES and msgspec.json.decode(found).get("entries"):
+        context.writer.say(context.log.step, LastCalls(dump=found, is_orderly=True))
 
 
 def is_interactive() -> bool:

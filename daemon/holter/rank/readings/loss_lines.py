@@ -5,7 +5,7 @@ by zero is seen there. The line is found by reading the script:
 
     out = model(x)                  which function called the model was noted then
     loss = total(out, y)            the last line that gave the loss its value: this one,
-    loss = loss / 4                 not one that only divides or adds to it
+    loss = loss / 4                 not one that only divides or adds to it, unless the graph shows no reason: what was added may carry no gradient
     loss.backward()                 or `return total(out, y)` in a function that does not call backward itself
 
 and if `total` is the script's own function, the line in it where the operation stands, or its return.
@@ -30,6 +30,12 @@ MAX_NODES = 64
 MAX_UP = 60
 MAX_DEPTH = 2
 MAX_LINE = 160
+MEAN_OF_NOTHING, ALL_IGNORED = (
+    "mean of nothing: it was given no values",
+    "cross entropy in which every label is ignored",
+)
+OF_A_WRAPPER = frozenset({"_DDPSinkBackward"})
+"""Functions written in Python that give on what they are given."""
 Place = tuple[CodeType, int]
 """A function, and a line in it."""
 WORDS = {
@@ -46,6 +52,8 @@ class LossTrace:
 
     operation: str = ""
     """`log of 3 of 8 values that are zero or negative`; empty: the graph does not tell."""
+    is_of_nothing: bool | None = None
+    """Whether the operation is an average over no values; None: a part of the graph cannot be read."""
     are_outputs_finite: bool | None = None
     """Of the models of the step, as they stood when the backward pass began; None: nobody could look."""
     lines: list[str] = field(default_factory=list)
@@ -76,11 +84,11 @@ def caller() -> Place | None:
 
 def trace(loss: torch.Tensor, called: Place | None) -> LossTrace:
     """`called`: where the script called its model; we are called by its backward pass."""
-    name, operation = _culprit(loss.grad_fn)
+    name, operation, is_of_nothing = _culprit(loss.grad_fn)
     word = WORDS.get(name, name.lower())
     frame = nearest_own(sys._getframe(1))  # noqa: SLF001
     lines = list(dict.fromkeys(_lines(frame, called, word)))
-    return LossTrace(operation, lines=lines)
+    return LossTrace(operation, is_of_nothing, lines=lines)
 
 
 def lines_in(function: Callable[..., Any], word: str = "") -> Iterator[str]:
@@ -110,6 +118,8 @@ def _made(  # noqa: PLR0913, PLR0917 - where, what, and by which names it goes
     """The lines that gave `value` what it is, as of line `before`."""
     line = before
     if isinstance(value, ast.Name):
+        if not word and (added := _added(scope, value.id, before)) is not None:
+            yield _shown(code, added.lineno)
         assigned = _assigned(scope, value.id, before)
         if assigned is None:
             return
@@ -198,6 +208,23 @@ def _assigned(scope: ast.AST, name: str, before: int) -> ast.Assign | ast.AnnAss
     return found
 
 
+def _added(scope: ast.AST, name: str, before: int) -> ast.stmt | None:
+    """The last line that adds to a name, or multiplies it by, what is computed on that line."""
+    found: ast.stmt | None = None
+    for node in ast.walk(scope):
+        if not isinstance(node, ast.Assign | ast.AugAssign) or node.lineno >= before:
+            continue
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        is_it = any(isinstance(target, ast.Name) and target.id == name for target in targets)
+        is_own = isinstance(node, ast.AugAssign) or any(
+            isinstance(part, ast.Name) and part.id == name for part in ast.walk(node.value)
+        )
+        is_computed = any(isinstance(part, ast.Call) for part in ast.walk(node.value))
+        if is_it and is_own and is_computed and (found is None or node.lineno > found.lineno):
+            found = node
+    return found
+
+
 def _returned(scope: ast.AST, after: int) -> ast.Return | None:
     """The first return at or after a line; of several values the first: `return (loss, out) if both else loss`."""
     found = [
@@ -255,21 +282,25 @@ def _globals(filename: str) -> dict[str, Any]:
     return {}
 
 
-def _culprit(node: Any) -> tuple[str, str]:
-    """(operation, what is wrong with what it was given), of the first operation of the graph that shows it."""
-    nodes, last = [node] if node is not None else [], ("", "")
+def _culprit(node: Any) -> tuple[str, str, bool | None]:
+    """(operation, what is wrong with what it was given), of the first operation of the graph that shows it; and whether any averages nothing."""
+    nodes, last, is_of_nothing = [node] if node is not None else [], ("", ""), False
+    is_opaque = False
     seen: set[Any] = set()
     while nodes and len(seen) < MAX_NODES:
         node = nodes.pop(0)
         if node in seen:
             continue
         seen.add(node)
-        name = type(node).__name__.partition("Backward")[0]
+        kind = type(node).__name__
+        name = kind.partition("Backward")[0]
+        is_opaque |= isinstance(node, torch.autograd.function.BackwardCFunction) and kind not in OF_A_WRAPPER
         # The deepest that shows it comes first in time: what follows only carries it on.
         if said := _domain(name, node):
             last = (name, said)
+            is_of_nothing |= said in (MEAN_OF_NOTHING, ALL_IGNORED)
         nodes += [function for function, _ in node.next_functions if function is not None]
-    return last
+    return *last, is_of_nothing or (None if is_opaque else False)
 
 
 def _domain(name: str, node: Any) -> str:  # noqa: PLR0911 - a line for each kind of operation
@@ -284,15 +315,19 @@ def _domain(name: str, node: Any) -> str:  # noqa: PLR0911 - a line for each kin
     if name in ("Sqrt", "Rsqrt", "Exp", "Softmax", "LogSoftmax", "Acos", "Asin", "Atanh") and result is not None:
         return _counted(~torch.isfinite(result), f"{WORDS[name]} with", "that are not finite, in its result")
     if name == "Mean" and _size(node) == 0:
-        return "mean of nothing: it was given no values"
+        return MEAN_OF_NOTHING
     if name.startswith("NllLoss") and (weight := _saved(node, "total_weight")) is not None:
-        return "cross entropy in which every label is ignored" if float(weight.sum()) == 0 else ""
+        return ALL_IGNORED if float(weight.sum()) == 0 else ""
     if (
         name in ("MseLoss", "BinaryCrossEntropy", "KlDiv", "SmoothL1Loss", "L1Loss")
         and (target := _saved(node, "target")) is not None
     ):
-        return _counted(
-            ~torch.isfinite(target), f"{WORDS.get(name, name)} against", "that are not finite, in its target"
+        return (
+            MEAN_OF_NOTHING
+            if target.numel() == 0
+            else _counted(
+                ~torch.isfinite(target), f"{WORDS.get(name, name)} against", "that are not finite, in its target"
+            )
         )
     if name == "Mul" and other is not None:
         return (

@@ -255,6 +255,7 @@ def _unquestioned(traced: LossTrace) -> Origin:
         replayed=False,
         reason="the gradients were finite, so it was not replayed",
         operation=traced.operation,
+        is_of_nothing=traced.is_of_nothing,
         lines=traced.lines,
         are_outputs_finite=traced.are_outputs_finite,
     )
