@@ -55,7 +55,7 @@ class AdapterNorm:
             name: run for name, points in found.items() if (run := self._clamped(points, limits.get(plain(name))))
         }
         if clamped:
-            yield _finding(window, clamped, limits)
+            yield _finding(window, clamped, limits, self.min_logs)
 
     def _clamped(self, points: Sequence[LoggedPoint], limit: float | None) -> Sequence[LoggedPoint]:
         if limit is None or limit <= 0:
@@ -64,13 +64,15 @@ class AdapterNorm:
         return run if len(run) >= self.min_logs else ()
 
 
-def _finding(window: Window, clamped: dict[str, Sequence[LoggedPoint]], limits: dict[str, float]) -> Finding:
+def _finding(
+    window: Window, clamped: dict[str, Sequence[LoggedPoint]], limits: dict[str, float], min_logs: int
+) -> Finding:
     name, run = min(clamped.items(), key=lambda item: (item[1][0][0], item[0]))
     return Finding(
         detector=AdapterNorm.name,
         severity="warning",
         first_step=run[0][0],
-        detected_step=run[-1][0],
+        detected_step=run[min_logs - 1][0],
         ranks=tuple(sorted(window.attached)),
         tensors=tuple(sorted(plain(one) for one in clamped)),
         summary=f"{plain(name)} has been at its limit of {limits[plain(name)]:.3g} since step {run[0][0]}.",

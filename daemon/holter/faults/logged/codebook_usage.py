@@ -69,7 +69,8 @@ class CodebookUsage:
         perplexities = [name for name in ours if PERPLEXITY.search(plain(name))]
         is_uneven = not perplexities or any(name in collapsed for name in perplexities)
         if collapsed and is_uneven and (size is None or size >= MIN_SIZE):
-            yield _finding(window, collapsed, size, books)
+            enough = max(run[self.min_logs - 1][0] for run in collapsed.values())
+            yield _finding(window, collapsed, size, books, enough)
 
     def _collapsed(self, name: str, points: Sequence[LoggedPoint], size: float | None) -> Sequence[LoggedPoint]:
         if PERPLEXITY.search(plain(name)):
@@ -127,7 +128,7 @@ def _size(found: dict[str, list[LoggedPoint]], books: dict[str, int]) -> float |
 
 
 def _finding(
-    window: Window, collapsed: dict[str, Sequence[LoggedPoint]], size: float | None, books: dict[str, int]
+    window: Window, collapsed: dict[str, Sequence[LoggedPoint]], size: float | None, books: dict[str, int], enough: int
 ) -> Finding:
     first = min(run[0][0] for run in collapsed.values())
     of_size = f" of {size:g} codes" if size else ""
@@ -136,7 +137,7 @@ def _finding(
         detector=CodebookUsage.name,
         severity="warning",
         first_step=first,
-        detected_step=max(run[-1][0] for run in collapsed.values()),
+        detected_step=enough,
         ranks=tuple(sorted(window.attached)),
         tensors=tuple(sorted(books)),
         modules=tuple(dict.fromkeys(book.rpartition(".")[0] for book in sorted(books))),

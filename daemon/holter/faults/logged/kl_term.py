@@ -23,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
+
 from holter.faults.shared.logged_series import LoggedPoint, halves, logged, trailing
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.shared.wording import cap
@@ -59,7 +61,8 @@ class KlTerm:
                 return
         zero = _nothing(values)
         if len(zero) >= self.min_logs and _is_training(window, zero[0][0]) and not any(window.notes_of(Swapped)):
-            yield _finding(window, zero, ["log.kl", *sorted(terms)], is_flipped=False, has_term=bool(terms))
+            found = _finding(window, zero, ["log.kl", *sorted(terms)], is_flipped=False, has_term=bool(terms))
+            yield msgspec.structs.replace(found, detected_step=zero[self.min_logs - 1][0])
 
     def _flipped(self, values: dict[int, float], term: Sequence[LoggedPoint]) -> Sequence[LoggedPoint]:
         """The newest logs at which the term was negative and the KL positive, if that grew."""

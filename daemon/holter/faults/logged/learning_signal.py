@@ -91,7 +91,7 @@ class LearningSignal:
             detector=self.name,
             severity="warning",
             first_step=run[0],
-            detected_step=run[-1],
+            detected_step=run[self.min_logs - 1],
             ranks=tuple(sorted(window.attached)),
             summary=f"There has been nothing to learn from since step {run[0]}: {said}.",
             facts={

@@ -51,17 +51,17 @@ class OutputVariety:
             is_stuck = len({value for _, value in points}) == 1 and points[0][1] < 1
             if len(run) < self.min_logs or is_stuck:
                 continue
-            yield _finding(window, name, run)
+            yield _finding(window, name, run, self.min_logs)
             return
 
 
-def _finding(window: Window, name: str, run: Sequence[LoggedPoint]) -> Finding:
+def _finding(window: Window, name: str, run: Sequence[LoggedPoint], min_logs: int) -> Finding:
     share = run[-1][1]
     return Finding(
         detector=OutputVariety.name,
         severity="warning",
         first_step=run[0][0],
-        detected_step=run[-1][0],
+        detected_step=run[min_logs - 1][0],
         ranks=tuple(sorted(window.attached)),
         summary=f"{share:.0%} of what the model writes has been repetition since step {run[0][0]} ({name.removeprefix('log.')}).",
         facts={"is_repeating": True, "is_varied": False, "series": [name]},

@@ -77,7 +77,7 @@ class PolicyEntropy:
             runs = [mostly_trailing(points, holds) for holds in ends]
             run = next((one for one in runs if len(one) >= self.min_logs), self._fall(window, points, begin, top))
             if run and len(points) > len(run):
-                yield _finding(window, (name, begin, top), run)
+                yield _finding(window, (name, begin, top), run, self.min_logs)
                 return
 
     def _fall(
@@ -111,7 +111,9 @@ class PolicyEntropy:
             yield lambda value: value > self.is_noise * top
 
 
-def _finding(window: Window, known: tuple[str, float, float | None], run: Sequence[LoggedPoint]) -> Finding:
+def _finding(
+    window: Window, known: tuple[str, float, float | None], run: Sequence[LoggedPoint], min_logs: int
+) -> Finding:
     name, begin, top = known
     is_low = run[-1][1] < begin
     of_top = f" of at most {top:.3g}" if top else ""
@@ -119,7 +121,7 @@ def _finding(window: Window, known: tuple[str, float, float | None], run: Sequen
         detector=PolicyEntropy.name,
         severity="warning",
         first_step=run[0][0],
-        detected_step=run[-1][0],
+        detected_step=run[min_logs - 1][0],
         ranks=tuple(sorted(window.attached)),
         summary=f"The policy's entropy {'fell' if is_low else 'rose'} from {begin:.3g} to {run[-1][1]:.3g}{of_top} and has stayed there since step {run[0][0]}.",
         facts={

@@ -23,6 +23,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import msgspec
+
 from holter.faults.shared.logged_series import LoggedPoint, logged, plain
 from holter.faults.shared.thresholds import check_thresholds, threshold
 from holter.faults.window import Window
@@ -69,7 +71,8 @@ class RewardSpread:
         if len(run) >= self.min_logs:
             # A step without it may be one that rewards alone explain.
             is_lost = 2 * sum(_is_lost(at_step[step]) for step in run) > len(run)
-            yield _finding(window, run, found, is_from_start=len(run) == len(steps), is_lost=is_lost)
+            finding = _finding(window, run, found, is_from_start=len(run) == len(steps), is_lost=is_lost)
+            yield msgspec.structs.replace(finding, detected_step=run[self.min_logs - 1])
 
     def _is_flat(self, values: dict[str, float]) -> bool | None:
         """What one log says; the surest figure in it counts, and advantages that differ refute all."""

@@ -55,7 +55,8 @@ class StructureMismatch:
         # A rank that was heard late tells what it is by then, and not what it was.
         told = max((window.models.census_steps.get(rank, 0) for rank in window.attached), default=0)
         if self._is_settled(window, max(began, told)):
-            yield _finding(window, found, began)
+            newest = max((view.step for view in window.steps), default=began)
+            yield _finding(found, began, min(newest, max(began, told) + self.patience_steps))
 
     def _is_settled(self, window: Window, began: int) -> bool:
         """Whether all ranks have told what they are since the step at which one of them last changed or first told."""
@@ -74,7 +75,7 @@ def _began(window: Window, found: StructureDifference) -> int:
     return max((change.step for change in window.models.changes if change.name in names), default=0)
 
 
-def _finding(window: Window, found: StructureDifference, began: int) -> Finding:
+def _finding(found: StructureDifference, began: int, enough: int) -> Finding:
     largest, *others = found.groups
     everyone = tuple(sorted(rank for group in found.groups for rank in group))
     has_majority = 2 * len(largest) > len(everyone)
@@ -86,7 +87,7 @@ def _finding(window: Window, found: StructureDifference, began: int) -> Finding:
         detector=StructureMismatch.name,
         severity="critical",
         first_step=began,
-        detected_step=max((view.step for view in window.steps), default=began),
+        detected_step=enough,
         ranks=ranks,
         tensors=tensors,
         modules=modules_of(tensors),
