@@ -58,7 +58,8 @@ MIN_FRAMES, MAX_FRAMES, WORLD_FRAMES = 64, 8192, 262_144
 """Of stacks that are sent; the main thread's come first."""
 MIN_CALLS, MAX_CALLS, WORLD_CALLS = 16, 2000, 16_384
 """Of the recorder that are sent: what all ranks together may send is bounded, and calls that have not ended are always sent."""
-ORDERLY_CALLS = 32
+ORDERLY_CALLS, MAX_ORDERLY_CALLS = 32, 512
+"""Of a rank that ended as it should: always, and of those that nobody was told of."""
 CRASH_S = 1.0
 """For everything, while a rank that crashes waits for us."""
 
@@ -149,7 +150,8 @@ class Examiner:
         """
         if self._spying is not None:
             self._spying.cancel()
-        flight, flight_error = self._last_flight("", MAX_CALLS if num_left is None else max(ORDERLY_CALLS, num_left))
+        limit = MAX_CALLS if num_left is None else min(max(ORDERLY_CALLS, num_left), MAX_ORDERLY_CALLS)
+        flight, flight_error = self._last_flight("", limit)
         error = "no stack was taken before it ended"
         if self._last_stacks:
             ago_s = clock.monotonic_s() - self._last_stacks_s
