@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from holter import config
-from holter.cli import main
+from holter.cli import main, runs
 from holter.files import as_json
 from made_up import diagnosis
 
@@ -77,6 +77,41 @@ def test_a_narrow_terminal_keeps_what_is_worst_and_names_can_be_given_again(
     head, row = capsys.readouterr().out.splitlines()
     assert ["run", "state", "steps", "worst", "incidents", "ranks", "started"] == head.split()
     assert "a" == row.split()[0]
+
+
+def test_runs_of_a_server_stand_under_the_same_heads() -> None:
+    one = {
+        "run_id": "r1",
+        "state": "running",
+        "started_at": "2026-11-17T10:00:00Z",
+        "ranks": 2,
+        "world_size": 2,
+        "steps": 40,
+    }
+    row = dict(zip(runs.COLUMNS, runs._row_of_server(one), strict=True))
+    assert {
+        "run": "r1",
+        "state": "running",
+        "steps": 40,
+        "worst": "",
+        "incidents": "none",
+        "ranks": "2 of 2",
+        "started": "2026-11-17 10:00",
+    } == row
+
+
+def test_in_a_narrow_terminal_sentences_go_on_below_themselves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_run(tmp_path / "a", "2026-11-17T10:00:00Z", "critical", ended_at="2026-11-17T11:00:00Z")
+    assert 1 == main(["status", str(tmp_path / "a")])
+    whole = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert 1 == main(["status", str(tmp_path / "a")])
+    shown = capsys.readouterr().out
+    assert 50 >= max(map(len, shown.splitlines()))
+    assert whole.split() == shown.split(), "nothing is cut off"
 
 
 def test_no_color_and_dumb_terminals_are_respected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -81,15 +81,8 @@ def _row_of_server(one: dict[str, Any]) -> tuple[Any, ...]:
     named = f"{worst['severity']}: {worst['title']} at step {worst['step']}" if worst else ""
     ranks = f"{one.get('ranks', 0)} of {one.get('world_size', 0)}"
     began = str(one.get("started_at", ""))[:16].replace("T", " ")
-    return (
-        one["run_id"],
-        one["state"],
-        began,
-        ranks,
-        one.get("steps", "-"),
-        ", ".join(filter(None, parts)) or "none",
-        named,
-    )
+    counted = ", ".join(filter(None, parts)) or "none"
+    return (one["run_id"], one["state"], one.get("steps", "-"), named, counted, ranks, began)
 
 
 def _below(root: Path) -> list[Path]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from holter.cli.parts.run_reader import RunReader, has_open_critical, locate
-from holter.cli.parts.terminal import fitted, printable, table
+from holter.cli.parts.terminal import fitted, folded, printable, table
 from holter.diagnosis.report import headline
 from holter.errors import UsageError
 from holter.files import read_json
@@ -73,14 +73,14 @@ def _show(args: argparse.Namespace) -> tuple[int, bool]:
         sys.stdout.write(json.dumps(content, indent=2) + "\n")
     else:
         lines = _live(state) if state is not None else _past(found)
-        sys.stdout.write("\n".join(fitted([*lines, *_incidents(diagnoses)])) + "\n")
+        sys.stdout.write("\n".join(folded([*lines, *_incidents(diagnoses)])) + "\n")
     return int(has_open_critical(diagnoses)), state is not None
 
 
 def _live(state: dict[str, Any]) -> Iterator[str]:
     ranks = state["ranks"]
     yield f"run {printable(state['run_id'])}: {len(ranks)} of {state['world_size']} ranks, {state['coordinator']}"
-    yield from table(COLUMNS, [_row(rank) for rank in ranks])
+    yield from fitted(table(COLUMNS, [_row(rank) for rank in ranks]))
     yield from (printable(_finding(found)) for found in state["findings"])
     if state["halt"] is not None:
         yield printable(_halt(state["halt"]))

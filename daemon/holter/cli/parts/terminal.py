@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -86,6 +87,14 @@ def fitted(lines: Iterable[str]) -> Iterator[str]:
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     for line in lines:
         yield line if not columns or len(line) <= columns else line[: columns - 1] + "…"
+
+
+def folded(lines: Iterable[str]) -> Iterator[str]:
+    """Sentences that a terminal would cut anywhere go on below themselves; whole where the output goes elsewhere."""
+    columns = max(MIN_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 0
+    for line in lines:
+        is_long = 0 < columns < len(line)
+        yield from textwrap.wrap(line, columns, subsequent_indent=" " * 4) if is_long else (line,)
 
 
 def printable(text: str) -> str:
