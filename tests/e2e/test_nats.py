@@ -50,6 +50,15 @@ def test_a_nan_is_named_and_halted_over_both_transports_alike(jobs: Launcher, se
     assert over_nats == told(jobs, {})
 
 
+@pytest.mark.job
+@pytest.mark.release
+def test_a_hosts_agent_in_between_changes_nothing(jobs: Launcher, server: Server) -> None:
+    through = {"HOLTER_NATS": server.address, "HOLTER_AGENT": "auto"}
+    assert ("nonfinite_input", [1], 12, "halt", "checkpoints/12", 93) == told(jobs, through)
+    (log,) = jobs.directory.glob("run-*/logs/agent-*.log")
+    assert "serving at" in log.read_text()
+
+
 @pytest.mark.slow
 def test_a_rank_that_reports_through_nats_does_not_import_it() -> None:
     seen = "import sys, holter, holter.frameworks.attach; print('nats' in sys.modules, 'torch' in sys.modules)"

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -376,19 +377,6 @@ def test_without_the_binding_it_is_silent(monkeypatch: pytest.MonkeyPatch, caplo
     assert any("ModuleNotFoundError" in record.getMessage() for record in caplog.records)
 
 
-def test_a_library_that_knows_only_the_oldest_name_of_its_beginning(
-    nvml: NvmlLibrary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del nvml
-
-    def missing() -> None:
-        raise pynvml.NVMLError(13)
-
-    pynvml.nvmlInit()
-    monkeypatch.setattr(pynvml, "nvmlInit", missing)
-    assert "GPU-1" == NvmlReader(WantedDevice("GPU-1")).read().uuid
-
-
 def hang(monkeypatch: pytest.MonkeyPatch, name: str) -> Callable[[], None]:
     stuck = threading.Event()
     monkeypatch.setattr(pynvml, name, lambda *_: stuck.wait(10))
@@ -463,6 +451,28 @@ def test_the_library_is_what_a_process_of_its_own_loads(nvml: NvmlLibrary) -> No
         [sys.executable, "-c", program], env=dict(nvml.environment), capture_output=True, text=True, check=True
     )
     assert "550.54.15 2" == told.stdout.strip()
+
+
+def test_an_old_librarys_names_are_found_and_text_that_is_none_costs_no_reading(tmp_path: Path) -> None:
+    renamed = ("InitWithFlags=nvmlOther", "DeviceGetCount_v2=nvmlDeviceGetCount")
+    renamed += ("DeviceGetHandleByIndex_v2=nvmlDeviceGetHandleByIndex", "EventSetWait_v2=nvmlEventSetWait")
+    library = NvmlLibrary.build(tmp_path, "cc", [f"-Dnvml{each}" for each in renamed])
+    library.set(0, uuid="GPU-1")
+    program = r"""
+import sys, threading
+import pynvml
+from holter.sidecar.nvml import NvmlReader, WantedDevice
+def name(handle): raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
+pynvml.nvmlDeviceGetName = name
+reader = NvmlReader(WantedDevice("", 0, "0"))
+print(reader.read().temperature_c, flush=True)
+threading.Timer(0.5, lambda: open(sys.argv[1], "a").write("0 xid 79\n")).start()
+print(next(told[0].xid for _ in range(20) if (told := reader.wait(0.5))))
+"""
+    command = [sys.executable, "-c", program, library.control]
+    env = os.environ | dict(library.environment)
+    told = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    assert "55.0\n79\n" == told.stdout, told.stderr
 
 
 def _shown(devices: Devices, name: str) -> float | None:

@@ -6,7 +6,6 @@ from holter.transport import choice, wire
 from holter.transport.choice import Transport, transport_of
 from holter.transport.limits import UplinkSettings
 from holter.transport.speech import RankSpeech
-from holter.transport.uplink import RankUplink
 from holter.transport.websocket.carrier import WebSocketCarrier
 
 
@@ -27,15 +26,6 @@ def test_another_scheme_is_another_transport(monkeypatch):
     toy = Transport(carrier=lambda *_: None, listener=lambda *_: None)
     monkeypatch.setitem(choice.TRANSPORTS, "toy", toy)
     assert toy is transport_of("toy://anywhere")
-
-
-def test_where_no_agent_is_heard_a_sidecar_speaks_for_itself():
-    hello = wire.Hello(run_id="r", rank=0, world_size=1, host="h", rank_pid=1, sidecar_pid=2, metrics_address="")
-    by_agent = [
-        RankUplink(address, "t", hello, lambda _: None, UplinkSettings(agent="/nowhere")).is_by_agent
-        for address in ("node-a:1", "nats://node-a:1")
-    ]
-    assert [True, False] == by_agent
 
 
 def test_a_scheme_that_nobody_knows_is_named():

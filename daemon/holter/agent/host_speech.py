@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
 from holter.records import Observation, StepDone
 from holter.records.joined import Told, join, kind
 from holter.transport import wire
@@ -20,8 +22,6 @@ OUTBOX_LIMIT = 5000
 """Records kept of each rank while the coordinator is away."""
 QUIET_TICKS = 5
 """A sidecar that has said nothing for so many of the agent's ticks is quiet; it speaks once a second."""
-MAX_FETCHED_BYTES = 4 * 2**20
-"""Of tables that are sent in one frame."""
 
 
 @dataclass
@@ -61,12 +61,17 @@ class SaidOfHost:
     gone: dict[int, HostMember] = field(default_factory=dict)
     """Those of whom this was the last word."""
 
+    def __bool__(self) -> bool:
+        """Whether it must not be lost: where ranks are is said again."""
+        told = self.report
+        return bool(told.joined or told.observations or told.fetched or told.dropped or told.goodbyes or told.left)
+
 
 class HostSpeech:
     """All that the sidecars of a host have told the agent and the coordinator has not heard."""
 
     def __init__(self, hello: wire.AgentHello) -> None:
-        self.hello: wire.Opening = hello
+        self._hello = hello
         self.on_news: Callable[[bool], None] = nobody_listens
         self.max_bytes = wire.MAX_FRAME_BYTES
         self.members: dict[int, HostMember] = {}
@@ -74,6 +79,11 @@ class HostSpeech:
         self._ticks = 0
         self._turn = 0
         self._connections = 0
+
+    @property
+    def hello(self) -> wire.Opening:
+        """Who we are, and for whom we speak."""
+        return msgspec.structs.replace(self._hello, members=[member.hello for member in self.members.values()])
 
     def join(self, hello: wire.Hello) -> int:
         """A sidecar came, perhaps again; returns the number of its connection."""
@@ -220,12 +230,17 @@ class HostSpeech:
         return batches
 
     def _take_fetched(self) -> list[wire.Fetched]:
-        """Tables are large: some at a time."""
+        """Tables are large: some at a time, and one that fits no frame is none."""
         found: list[wire.Fetched] = []
-        num_bytes = 0
-        while self._fetched and num_bytes < MAX_FETCHED_BYTES:
-            found.append(self._fetched.popleft())
-            num_bytes += len(wire.encode(found[-1]))
+        left = self.max_bytes // 2
+        while self._fetched:
+            size = len(wire.encode(self._fetched[0]))
+            if size > left and found:
+                break
+            fetched = self._fetched.popleft()
+            fits = size <= self.max_bytes // 2
+            found.append(fetched if fits else wire.Fetched(request=fetched.request, observation=None))
+            left -= size if fits else 0
         return found
 
 

@@ -29,7 +29,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="",
         help="where to listen for sidecars, in a directory that is made with mode 0700 (default: HOLTER_AGENT)",
     )
-    parser.add_argument("--coordinator", default="", help="the coordinator's address (default: HOLTER_COORDINATOR)")
+    parser.add_argument(
+        "--coordinator", default="", help="the coordinator's address (default: HOLTER_COORDINATOR, else HOLTER_NATS)"
+    )
     parser.add_argument("--run-id", default="", help="name of the run (default: HOLTER_RUN_ID, else the coordinator's)")
     parser.add_argument(
         "--token-file", default="", help="file with the token to report (default: HOLTER_TOKEN or HOLTER_TOKEN_FILE)"
@@ -78,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     from holter.agent.service import HostAgent, HostAgentSettings  # noqa: PLC0415
     from holter.transport.limits import settings_for  # noqa: PLC0415
 
-    uplink = settings_for(args.world_size or LARGE, ours.tls)
+    uplink = settings_for(args.world_size or LARGE, ours.tls, credentials=ours.nats_credentials)
     settings = HostAgentSettings(path, address, token, run_id, first_s=args.first_s, idle_s=args.idle_s, uplink=uplink)
 
     async def serve() -> str:
@@ -96,9 +98,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _whom_to_tell(args: argparse.Namespace, ours: Settings) -> tuple[str, str]:
     """The coordinator's address, and the token to report."""
-    address = args.coordinator or ours.coordinator
+    address = args.coordinator or ours.coordinator or ours.nats
     if not address:
-        raise UsageError("the coordinator's address is needed: --coordinator or HOLTER_COORDINATOR")
+        raise UsageError("the coordinator's address is needed: --coordinator, HOLTER_COORDINATOR or HOLTER_NATS")
+    if address.startswith(("nats://", "tls://")) and not (args.run_id or ours.run_id):
+        raise UsageError("one server serves many runs: --run-id or HOLTER_RUN_ID must say which one this is")
     token = secret_in(args.token_file, "--token-file") if args.token_file else ours.token
     if not token:
         raise UsageError("the token to report is needed: --token-file, HOLTER_TOKEN_FILE or HOLTER_TOKEN")

@@ -69,6 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--webhook-token-file", help="file with the webhook's secret (default: likewise)")
     parser.add_argument("--runbooks", help="where the pages that messages lead to are served (default: likewise)")
     parser.add_argument("--targets-dir", help="directory for a file with Prometheus' targets (default: likewise)")
+    parser.add_argument("--goes-on", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--clock-base-ns", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument(
         "--first-s", type=seconds, default=120.0, help="end if no sidecar has come by then (default: %(default)s)"
@@ -132,6 +133,7 @@ def _about(args: argparse.Namespace, settings: Settings, run_dir: Path, address:
         args.world_size,
         args.action or settings.action,
         args.save_deadline_s,
+        goes_on=args.goes_on,
         earlier=earlier_runs(run_dir, settings.memory),
         public_url=settings.public_url,
     )

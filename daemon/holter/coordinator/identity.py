@@ -36,6 +36,8 @@ class RunSettings:
     """How long a save may take in a halt."""
     journal_bytes: int = 64 * 2**20
     """Size of the journal in all; more for thousands of ranks, so that it holds a look at each of them."""
+    goes_on: bool = False
+    """The job is in the life that a former coordinator watched, however long ago that wrote its last word."""
     earlier: EarlierRuns | None = None
     public_url: str = ""
     """What people reach the coordinator by; empty: `address`."""

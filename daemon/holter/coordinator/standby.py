@@ -11,6 +11,7 @@ import contextlib
 import logging
 import signal
 import socket
+from dataclasses import replace
 from functools import partial
 
 from aiohttp import web
@@ -18,12 +19,14 @@ from aiohttp import web
 from holter import clock
 from holter.coordinator.http.doors import HEADER_DEADLINE_S, Doors, DoorSettings
 from holter.coordinator.identity import RunSettings
+from holter.coordinator.recovery.rebuilt_run import is_interrupted, is_stale
 from holter.coordinator.run_card import card_of
 from holter.coordinator.service import Coordinator, ServiceSettings
 from holter.files import as_json
 from holter.transport.choice import transport_of
 from holter.transport.nats.keeper import LeaseKeeper
 from holter.transport.nats.line import NatsPlace
+from holter.transport.nats.tail import speaks
 
 logger = logging.getLogger(__name__)
 
@@ -91,9 +94,11 @@ class Standby:
         return None
 
     async def _lead(self, keeper: LeaseKeeper, listener: socket.socket) -> str:
-        began_s = clock.monotonic_s()
+        began_s, about = clock.monotonic_s(), self._about
+        if is_interrupted(about, now_ns := clock.wall_ns()) and is_stale(about, now_ns):
+            about = replace(about, goes_on=about.goes_on or await speaks(self._place, about.run_id))
         listen = partial(transport_of(self._place.address).listener, place=self._place, right=keeper)
-        coordinator = Coordinator(self._about, self._settings, listen=listen, right=keeper)
+        coordinator = Coordinator(about, self._settings, listen=listen, right=keeper)
         self._coordinator = coordinator
         await coordinator.start(listener.dup())
         logger.info("took over within %.2f s of the lease", clock.monotonic_s() - began_s)

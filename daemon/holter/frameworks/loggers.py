@@ -37,9 +37,18 @@ def _metrics(metrics: Any = None, *_: Any, **__: Any) -> Any:
     return metrics
 
 
+def _client_metric(_self: Any, _run_id: Any = "", key: Any = "", value: Any = None, *_: Any, **__: Any) -> Any:
+    return {str(key): value}
+
+
+def _batch(_self: Any, _run_id: Any = "", metrics: Any = (), *_: Any, **__: Any) -> Mapping[str, Any]:
+    return {str(one.key): one.value for one in metrics}
+
+
 _TORCH_BOARD = ("torch.utils.tensorboard.writer", "SummaryWriter")
 _BOARD_X = ("tensorboardX.writer", "SummaryWriter")
 _MLFLOW = ("mlflow.tracking.fluent", "")
+_MLFLOW_CLIENT = ("mlflow.tracking.client", "MlflowClient")
 TRACKERS = (
     LogFunction(*_TORCH_BOARD, "add_scalar", read=_scalar),
     LogFunction(*_TORCH_BOARD, "add_scalars", read=_scalars),
@@ -49,6 +58,8 @@ TRACKERS = (
     LogFunction("trackio.run", "Run", "log", read=_first),
     LogFunction(*_MLFLOW, "log_metric", "mlflow", read=_metric),
     LogFunction(*_MLFLOW, "log_metrics", "mlflow", read=_metrics),
+    LogFunction(*_MLFLOW_CLIENT, "log_metric", read=_client_metric),
+    LogFunction(*_MLFLOW_CLIENT, "log_batch", read=_batch),
 )
 """Trackers that any script may use; frameworks list their own."""
 

@@ -223,6 +223,7 @@ class CoordinatorProcess:
             pause_s = restart_pause_s(num_short)
             logger.error("the coordinator ended with %s; it is started again in %g s", code, pause_s)
             await asyncio.sleep(pause_s)
+            self._arguments = [*self._arguments, "--goes-on"] if "--goes-on" not in self._arguments else self._arguments
 
     async def _run_once(self) -> int:
         process = await asyncio.create_subprocess_exec(

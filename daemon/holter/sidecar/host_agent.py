@@ -13,7 +13,6 @@ from functools import partial
 from holter import clock
 from holter.sidecar import spawn
 from holter.sidecar.spawn import Bootstrap
-from holter.transport.choice import takes_agents
 from holter.transport.limits import UplinkSettings
 from holter.transport.local_socket import AUTO, directory, lock, prepare, socket_of
 
@@ -28,9 +27,6 @@ logger = logging.getLogger(__name__)
 def through_agent(settings: UplinkSettings, named: str, word: Bootstrap, world_size: int) -> UplinkSettings:
     """The same settings with this host's agent, if there is to be one."""
     if not named:
-        return settings
-    if not takes_agents(word.address):
-        logger.warning("no agent: the coordinator is reached by %s, which takes none yet", word.address)
         return settings
     if named != AUTO:
         return replace(settings, agent=named)

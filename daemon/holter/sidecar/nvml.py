@@ -9,7 +9,7 @@ once. Only a device that is lost ends a reading, with that as its news.
 import importlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from types import ModuleType
@@ -36,6 +36,13 @@ MAX_LINKS = 36
 MIN_WAIT_S = 0.5
 """A library that does not wait must not keep a processor busy."""
 MEMORY_V2 = 0x02000028
+OLDER_NAMES = {
+    "nvmlInitWithFlags": ("nvmlInit_v2", "nvmlInit"),
+    "nvmlDeviceGetCount_v2": ("nvmlDeviceGetCount",),
+    "nvmlDeviceGetHandleByIndex_v2": ("nvmlDeviceGetHandleByIndex",),
+    "nvmlEventSetWait_v2": ("nvmlEventSetWait",),
+}
+"""Of functions that take the same arguments, or fill the beginning of the same struct."""
 
 FIELDS = {
     3: "ecc_corrected",
@@ -92,6 +99,12 @@ class WantedDevice:
     def place(self) -> int:
         """Among those that are visible: a rank that sees but one has it, whichever its number."""
         return 0 if self.visible is not None and "," not in self.visible else self.local_rank
+
+    @property
+    def name(self) -> str:
+        """For a device that does not tell its own."""
+        place = "the host" if self.visible is None else f"those visible ({self.visible})"
+        return self.uuid or f"device {self.place} of {place}"
 
 
 class NoDeviceError(Exception):
@@ -210,8 +223,8 @@ class NvmlReader:
             return getattr(self._nvml, name)(handle, *arguments)
         except self._nvml.NVMLError as error:
             self._judge(name, error)
-        except (AttributeError, TypeError) as error:
-            # An older binding, or one that takes other arguments.
+        except (AttributeError, TypeError, ValueError) as error:
+            # An older binding, one that takes other arguments, or text that is none.
             self._refused.add(name)
             self._say(name, error)
         return None
@@ -327,11 +340,10 @@ class NvmlReader:
         return whole, ANY_INSTANCE if instance is None else int(instance)
 
     def _identify(self) -> dict[str, Any]:
-        known: dict[str, Any] = {"uuid": self._wanted.uuid, "is_assumed": self._wanted.is_assumed}
+        told = self._ask("nvmlDeviceGetUUID", of=self._own)
+        known: dict[str, Any] = {"uuid": str(told or self._wanted.name), "is_assumed": self._wanted.is_assumed}
         if self._own is None:
-            known["uuid"] = known["uuid"] or f"number {self._wanted.local_rank} of {self._wanted.visible or 'all'}"
             return known
-        known["uuid"] = str(self._ask("nvmlDeviceGetUUID", of=self._own) or self._wanted.uuid)
         known["name"] = str(self._ask("nvmlDeviceGetName") or "")
         known["index"] = self._ask("nvmlDeviceGetIndex")
         if self._whole is not self._own:
@@ -427,18 +439,26 @@ class NvmlReader:
 
 
 def _initialise(nvml: ModuleType) -> None:
-    """By the oldest of its names, where the library lacks the newer one."""
+    """The binding is told the older names of what this library has under no newer one."""
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        library: Any = getattr(nvml, "nvmlLib", None)
-        older: list[Callable[[], int]] = [
-            getattr(library, name) for name in ("nvmlInit_v2", "nvmlInit") if hasattr(library, name)
-        ]
-        if error.value != FUNCTION_NOT_FOUND or not older:
+        if error.value != FUNCTION_NOT_FOUND or not _knows_older_names(nvml):
             raise
-        if code := older[0]():
-            raise nvml.NVMLError(code) from None
+        nvml.nvmlInit()
+    else:
+        _knows_older_names(nvml)
+
+
+def _knows_older_names(nvml: ModuleType) -> bool:
+    library, known = getattr(nvml, "nvmlLib", None), getattr(nvml, "_nvmlGetFunctionPointer_cache", None)
+    if library is None or known is None:
+        return False
+    for name, older in OLDER_NAMES.items():
+        found = next((each for each in (name, *older) if hasattr(library, each)), None)
+        if found is not None:
+            known.setdefault(name, getattr(library, found))
+    return True
 
 
 def _number(told: Any) -> int:

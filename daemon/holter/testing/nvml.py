@@ -12,7 +12,7 @@ Calls about a device that has no line say that it does not exist; readings that 
 import ctypes
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,10 @@ class NvmlLibrary:
         self._write()
 
     @classmethod
-    def build(cls, folder: Path, compiler: str = "cc") -> "NvmlLibrary":
-        """Compile it into this folder. Raises OSError or subprocess.CalledProcessError where that cannot be done."""
+    def build(cls, folder: Path, compiler: str = "cc", options: Sequence[str] = ()) -> "NvmlLibrary":
+        """Compile it into this folder, with these options too. Raises OSError or subprocess.CalledProcessError where that cannot be done."""
         path = folder / SONAME
-        flags = ["-shared", "-fPIC", "-O1", "-pthread", f"-Wl,-soname,{SONAME}"]
+        flags = ["-shared", "-fPIC", "-O1", "-pthread", f"-Wl,-soname,{SONAME}", *options]
         subprocess.run([compiler, *flags, "-o", str(path), str(SOURCE)], check=True)  # noqa: S603
         return cls(path, folder / "nvml.txt")
 

@@ -9,7 +9,7 @@ from holter.transport.nats.listener import NatsListener
 from holter.transport.websocket.carrier import UNIX, WebSocketCarrier
 from holter.transport.websocket.listener import WebSocketListener
 
-__all__ = ["TRANSPORTS", "UNIX", "Transport", "takes_agents", "transport_of"]
+__all__ = ["TRANSPORTS", "UNIX", "Transport", "transport_of"]
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,12 @@ class Transport:
     carrier: CarrierMaker
     listener: Callable[..., Listener]
     """(receiver, token, on_urgent, hold), and by name what else the transport needs."""
-    takes_agents: bool = True
-    """Whether its listener hears a host's agent; else every sidecar speaks for itself."""
 
 
 TRANSPORTS = {
     "": Transport(WebSocketCarrier, WebSocketListener),
-    "nats": Transport(NatsCarrier, NatsListener, takes_agents=False),
-    "tls": Transport(NatsCarrier, NatsListener, takes_agents=False),
+    "nats": Transport(NatsCarrier, NatsListener),
+    "tls": Transport(NatsCarrier, NatsListener),
 }
 """By the scheme of an address; `host:port` has none."""
 
@@ -38,8 +36,3 @@ def transport_of(address: str) -> Transport:
     if scheme not in TRANSPORTS:
         raise ValueError(f"the coordinator's address {address} needs a transport {scheme}, which there is not")
     return TRANSPORTS[scheme]
-
-
-def takes_agents(address: str) -> bool:
-    """Whether a host's agent can speak to a coordinator there."""
-    return transport_of(address).takes_agents

@@ -15,7 +15,7 @@ from pathlib import Path
 from holter import clock
 from holter.records import Observation
 from holter.transport import wire
-from holter.transport.choice import UNIX, takes_agents, transport_of
+from holter.transport.choice import UNIX, transport_of
 from holter.transport.clock_offset import ClockOffset
 from holter.transport.interface import Carrier, OnMessage
 from holter.transport.limits import UplinkSettings
@@ -44,7 +44,7 @@ class RankUplink:
         settings: UplinkSettings | None = None,
     ) -> None:
         settings = settings or UplinkSettings()
-        agent = settings.agent if takes_agents(address) else ""
+        agent = settings.agent
         self._speech = RankSpeech(hello, settings.outbox_limit)
         self._to = (address, token, on_message, settings)
         self._agent = agent

@@ -90,6 +90,8 @@ class AgentHello(msgspec.Struct, frozen=True, kw_only=True, tag="agenthello"):
     host: Annotated[str, Meta(max_length=MAX_NAME)]
     agent_pid: int
     boot_id: Annotated[str, Meta(max_length=MAX_NAME)] = ""
+    members: list[Hello] = []
+    """Who speaks through it, for a coordinator that reads what was said before it began."""
 
 
 class HostReport(msgspec.Struct, frozen=True, kw_only=True, tag="hostreport"):

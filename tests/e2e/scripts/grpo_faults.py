@@ -1,6 +1,12 @@
-"""TRL's GRPO on a tiny model of its own, with one fault or without: what is generated, what it is rewarded with, and by which weights."""
+"""TRL's GRPO on a tiny model of its own, with one fault or without: what is generated, what it is rewarded with, and by which weights.
+
+    grpo_faults.py FAULT STEPS [CHECKPOINT]
+
+At the end each rank writes its weights, `weights-RANK.pt`.
+"""
 
 import copy
+import os
 import sys
 
 import torch
@@ -14,6 +20,10 @@ import holter
 FAULT = sys.argv[1]
 WORDS = [f"w{number}" for number in range(20)]
 LONGEST = 8
+NAN_AT = 5
+RANK = int(os.environ.get("RANK", "0"))
+calls: list[int] = []
+HAS_REFERENCE = "reference" in FAULT
 
 
 def tokenizer():
@@ -26,7 +36,10 @@ def tokenizer():
 def reward(completions, **_):
     if FAULT == "constant":
         return [1.0] * len(completions)
-    return [len(set(text.split())) / LONGEST for text in completions]
+    calls.append(1)
+    # The rewards of all ranks are gathered: one that is not finite spoils its own group alone.
+    is_bad = FAULT == "nan" and len(calls) == NAN_AT + 1 and RANK == 1
+    return [float("nan") if is_bad else len(set(text.split())) / LONGEST for text in completions]
 
 
 class Sampler:
@@ -41,12 +54,17 @@ class Sampler:
             return
         if FAULT == "partly":
             weights = {name: value for name, value in weights.items() if "layers.1." not in name}
+        if FAULT == "cast":
+            self.model.to(torch.bfloat16)
         self.model.load_state_dict(weights, strict=False)
 
     def __call__(self, prompts, trainer):
         live = trainer.accelerator.unwrap_model(trainer.model)
         self.push(live)
-        holter.watch(live).log(rollout=self.model)
+        told = dict(self.model.named_parameters())
+        if FAULT == "missing":
+            told = {name: value for name, value in told.items() if "layers.1." not in name}
+        holter.watch(live).log(rollout=told)
         ids = [trainer.processing_class(prompt)["input_ids"] for prompt in prompts]
         out = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
         for prompt in ids:
@@ -68,6 +86,10 @@ if FAULT in {"cut", "cut-healthy", "empty"}:
     # The end token is never said, or nothing else is.
     model.lm_head.bias = torch.nn.Parameter(torch.zeros(23))
     model.lm_head.bias.data[1] = 40.0 if FAULT == "empty" else -40.0
+if HAS_REFERENCE:
+    # TRL makes the reference from where the model came from.
+    model.save_pretrained("base")
+    model = LlamaForCausalLM.from_pretrained("base")
 arguments = GRPOConfig(
     output_dir="grpo",
     max_steps=int(sys.argv[2]),
@@ -76,7 +98,7 @@ arguments = GRPOConfig(
     max_completion_length=LONGEST,
     mask_truncated_completions=FAULT == "cut",
     learning_rate=1e-3,
-    beta=0.04 if FAULT == "synced-reference" else 0.0,
+    beta=0.04 if HAS_REFERENCE else 0.0,
     sync_ref_model=FAULT == "synced-reference",
     ref_model_sync_steps=4,
     logging_steps=1,
@@ -93,6 +115,17 @@ trainer = GRPOTrainer(
     args=arguments,
     train_dataset=prompts,
     processing_class=tokenizer(),
-    rollout_func=Sampler(model) if FAULT in {"stale", "partly", "pushed"} else None,
+    rollout_func=Sampler(model) if FAULT in {"stale", "partly", "pushed", "missing", "cast"} else None,
 )
-trainer.train()
+if FAULT == "same-reference":
+    trainer.ref_model = model
+if FAULT == "wrong-reference":
+    torch.manual_seed(4321)
+    with torch.no_grad():
+        for value in trainer.ref_model.parameters():
+            if value.ndim > 1:
+                value.normal_(std=0.3)
+trainer.train(resume_from_checkpoint=sys.argv[3] if sys.argv[3:] else None)
+torch.save(trainer.accelerator.unwrap_model(trainer.model).state_dict(), f"weights-{RANK}.pt")
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()

@@ -116,7 +116,8 @@ class Place:
 
     def rank(self, rank: int, **options: Any) -> SimulatedRank:
         """A sidecar's uplink with a made-up rank behind it."""
-        settings = UplinkSettings(credentials=options.pop("credentials", ""))
+        ways = {name: options.pop(name, "") for name in ("credentials", "agent")}
+        settings = UplinkSettings(**ways)
         made = SimulatedRank(rank, 0, address=self.address, run_id=self.run_id, settings=settings, **options)
         self.ranks.append(made)
         return made

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from holter.config import load
 from holter.errors import ConfigError
 from holter.transport.nats.line import NatsPlace
-from holter.transport.nats.listener import rank_of, reachable
+from holter.transport.nats.listener import reachable, speaker_of
 from holter.transport.nats.subjects import Subjects, name_of, token_of
 from holter.transport.nats.tail import Place, place_of
 
@@ -27,8 +27,10 @@ def test_a_run_has_its_own_subjects():
 
 
 def test_the_place_of_a_message_is_read_from_its_reply_address():
-    assert Place(sequence=42, delivered=7, pending=3) == place_of("$JS.ACK.stream.consumer.1.42.7.1700000000.3")
-    assert Place(sequence=42, delivered=7, pending=3) == place_of(
+    assert Place(sequence=42, delivered=7, at_ns=1700000000, pending=3) == place_of(
+        "$JS.ACK.stream.consumer.1.42.7.1700000000.3"
+    )
+    assert Place(sequence=42, delivered=7, at_ns=1700000000, pending=3) == place_of(
         "$JS.ACK.hub.acc.stream.consumer.1.42.7.1700000000.3.rest"
     )
     assert place_of("$JS.FC.stream.x.y") is None
@@ -36,10 +38,11 @@ def test_the_place_of_a_message_is_read_from_its_reply_address():
     assert place_of("$JS.ACK.stream.consumer.1.x.7.1700000000.3") is None
 
 
-def test_only_a_rank_speaks_as_a_rank():
-    assert 12 == rank_of("holter.r.said.12")
-    assert rank_of("holter.r.said.all") is None
-    assert rank_of("holter.r.said.-1") is None
+def test_a_rank_speaks_as_a_rank_and_an_agent_as_its_host():
+    assert "12" == speaker_of("holter.r.said.12")
+    assert "host-node=2e=1" == speaker_of("holter.r.said.host-node=2e=1")
+    for word in ("all", "", "-1", "012", "\u0661", "99999999"):
+        assert speaker_of(f"holter.r.said.{word}") is None
 
 
 def test_metrics_are_scraped_from_the_host_that_a_sidecar_names():

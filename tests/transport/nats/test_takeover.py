@@ -1,9 +1,12 @@
 """Two coordinators of one run on a real server: who dies is followed, who wakes up orders nothing, no incident is lost or doubled."""
 
 import asyncio
+import os
 import signal
+import time
 
 import pytest
+from tests.agent.test_service import steps_in
 from tests.coordinator.conftest import SimulatedRank, eventually
 from tests.transport.nats.conftest import Place
 
@@ -125,3 +128,57 @@ async def test_who_is_asked_to_stop_gives_the_lease_up_and_is_followed_at_once(p
         assert await rank.end(4)
     assert 0 == await asyncio.to_thread(second.process.wait, 20)
     assert (place.run_dir / "run.json").read_text().count('"ended_at": null') == 0
+
+
+async def test_after_a_long_time_without_any_coordinator_nothing_is_lost_and_nothing_is_told_twice(
+    place: Place,
+) -> None:
+    first = place.coordinator()
+    ranks = await trained(place)
+    ranks[1].step(3, nonfinite=NAN)
+    ranks[0].step(3)
+    (found,) = await eventually(place.incidents, PATIENCE_S)
+    first.end()
+    for rank in ranks:
+        for step in range(4, 8):
+            rank.step(step)
+        # As after a minute: each introduces himself again, and the journal is old.
+        rank.uplink._carrier._greeted_s -= 61.0
+    long_ago_s = time.time() - 600.0
+    for segment in (place.run_dir / "journal").iterdir():
+        os.utime(segment, (long_ago_s, long_ago_s))
+    await asyncio.sleep(3.0)
+    second = place.coordinator()
+    await eventually(lambda: place.leader() == second.pid, PATIENCE_S)
+    await eventually(lambda: "entries of a former coordinator" in second.log.read_text(), PATIENCE_S)
+    steps = await eventually(
+        lambda: {7} <= set(steps_in(place.run_dir / "journal").get(1, [])) and steps_in, PATIENCE_S
+    )
+    assert {0: {*range(8)}, 1: {*range(8)}} == {
+        rank: set(told) for rank, told in steps(place.run_dir / "journal").items()
+    }
+    assert [found["id"]] == [one["id"] for one in place.incidents()]
+    assert place.incidents()[0]["closed_at"] is None
+
+
+async def test_another_life_of_the_job_is_not_taken_for_the_former_one(place: Place) -> None:
+    first = place.coordinator()
+    ranks = await trained(place)
+    ranks[1].step(3, nonfinite=NAN)
+    ranks[0].step(3)
+    (found,) = await eventually(place.incidents, PATIENCE_S)
+    first.end()
+    for rank in ranks:
+        rank.vanish()
+    long_ago_s = time.time() - 600.0
+    for segment in (place.run_dir / "journal").iterdir():
+        os.utime(segment, (long_ago_s, long_ago_s))
+    again = [place.rank(rank, key=f"another {rank}") for rank in range(2)]
+    await asyncio.sleep(2.0)
+    place.coordinator()
+    for rank in again:
+        rank.attach()
+        rank.step(0)
+    await eventually(lambda: all(rank.uplink.is_connected for rank in again), PATIENCE_S)
+    await eventually(lambda: place.incidents()[0]["closed_at"] is not None, PATIENCE_S)
+    assert [found["id"]] == [one["id"] for one in place.incidents()]

@@ -14,7 +14,6 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -49,7 +48,7 @@ from holter.records.titles import titled
 from holter.transport.wire import Hello
 
 MAX_AWAY_NS = 60 * 10**9
-"""A coordinator that was away for longer watches another life of the job, if not another job."""
+"""A coordinator that was away for longer is taken to watch another life of the job, unless it knows better."""
 AHEAD_NS = 10**9
 DEADLINE_S = 5.0
 """For reading the journal."""
@@ -84,7 +83,8 @@ class Recovered:
 
 def recall(run: Run, now_ns: int) -> None:
     """Take over from a coordinator of this run that died a moment ago; close what an earlier life of the run left open. Raises nothing."""
-    is_same = _is_interrupted(run.settings.run_dir, run.settings.run_id, now_ns)
+    about = run.settings
+    is_same = is_interrupted(about, now_ns) and (about.goes_on or not is_stale(about, now_ns))
     former = read_json(run.settings.run_dir / GOODPUT, Goodput)
     run.intake.wall_time.recall(former.lives if former is not None else (), is_same=is_same)
     if is_same:
@@ -122,13 +122,18 @@ def read(entries: Iterable[Entry], judging: Judge, stopwatch_s: Callable[[], flo
     return found
 
 
-def _is_interrupted(run_dir: Path, run_id: str, now_ns: int) -> bool:
-    """Whether the coordinator of this very run stopped writing a moment ago, without having come to an end."""
-    known = read_json(run_dir / "run.json", RunIdentity)
-    if known is None or known.run_id != run_id or known.ended_at is not None:
+def is_interrupted(about: RunSettings, now_ns: int) -> bool:
+    """Whether a coordinator of this very run stopped writing without having come to an end."""
+    known = read_json(about.run_dir / "run.json", RunIdentity)
+    if known is None or known.run_id != about.run_id or known.ended_at is not None:
         return False
     # What was written in the future was written by another clock: in a former life of the job.
-    return -AHEAD_NS < now_ns - journal.written_ns(run_dir / "journal") < MAX_AWAY_NS
+    return journal.written_ns(about.run_dir / "journal") < now_ns + AHEAD_NS
+
+
+def is_stale(about: RunSettings, now_ns: int) -> bool:
+    """Whether that is so long ago that the job may be in another life."""
+    return now_ns - journal.written_ns(about.run_dir / "journal") >= MAX_AWAY_NS
 
 
 def _take_over(run: Run, found: Recovered, now_ns: int) -> None:

@@ -83,6 +83,8 @@ class NatsCarrier:
         self._is_let_go = asyncio.Event()
         self._told: asyncio.Queue[Msg] = asyncio.Queue()
         self._greeted_s = -math.inf
+        self._greeted: wire.Opening | None = None
+        """What was said of us then: of an agent also who speaks through it."""
         self._num_moves = 0
         """To other servers, since a coordinator was heard."""
         self._asks_clock = False
@@ -192,7 +194,8 @@ class NatsCarrier:
             now_s = clock.monotonic_s()
             self.is_connected = self._is_welcome.is_set() and now_s - self.heard_s < HERE_S
             self._look_for_the_coordinator(line, now_s)
-            if not self._is_welcome.is_set() or now_s - self._greeted_s > REPEAT_S:
+            is_due = now_s - self._greeted_s > REPEAT_S or self._speech.hello != self._greeted
+            if not self._is_welcome.is_set() or is_due:
                 await self._greet(line, is_repeated=self._is_welcome.is_set() and self._greeted_s > 0)
             if not self._is_welcome.is_set():
                 await _signalled(self._is_welcome, self._settings.keepalive_s)
@@ -224,9 +227,15 @@ class NatsCarrier:
 
     async def _greet(self, line: OpenLine, *, is_repeated: bool = False) -> None:
         """In the stream: it is made by the first coordinator, until then nobody acknowledges, and it is tried again."""
-        self._greeted_s = clock.monotonic_s()
+        self._greeted_s, self._greeted = clock.monotonic_s(), self._speech.hello
         server = str(line.client._server_info.get("server_id", ""))  # noqa: SLF001 - nothing public tells it
-        greeting = Greeting(token=self._token, hello=self._speech.hello, server=server, is_repeated=is_repeated)
+        greeting = Greeting(
+            token=self._token,
+            hello=self._greeted,
+            server=server,
+            is_repeated=is_repeated,
+            is_known=self._is_welcome.is_set(),
+        )
         frame = frames.encode(Said(self._who, greeting))
         await line.js.publish(self._subjects.hello(self._name), frame, timeout=KEEP_S)
 
@@ -326,7 +335,7 @@ class NatsCarrier:
                 self._tell(told)
             case wire.Fetch():
                 await self._respond(message, self._fetched(line, told))
-            case wire.Examine() | wire.Halt() | wire.Notice():
+            case wire.Examine() | wire.Halt() | wire.Notice() | wire.ToRanks() | wire.Released():
                 answer = self._tell(told)
                 if answer is not None:
                     await self._keep(line, answer)

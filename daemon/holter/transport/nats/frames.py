@@ -22,6 +22,8 @@ class Greeting(msgspec.Struct, frozen=True, kw_only=True, tag="greeting"):
     """Which NATS server it is connected to."""
     is_repeated: bool = False
     """Said again so that the stream still has it when old messages go; it asks for no answer."""
+    is_known: bool = False
+    """A coordinator of this run has heard it before: the job is in the life that one watched."""
 
 
 class Beacon(msgspec.Struct, frozen=True, kw_only=True, tag="beacon"):

@@ -1,17 +1,17 @@
 """The coordinator's end: reads the run's stream from its position on, hears who is there, and tells sidecars what its token gives it the right to.
 
-    stream ──▶ Tail ──▶ Greeting: connect, Welcome      alive ──▶ hear      clock ──▶ ClockTold
-                    ──▶ Report, Goodbye: hear
+    stream ──▶ Tail ──▶ Greeting: connect, Welcome            alive ──▶ hear      clock ──▶ ClockTold
+                    ──▶ Report, HostReport, Goodbye: hear
 
-NATS tells nobody that a client has gone. A rank that is quiet is asked: if its sidecar was connected to our own server and that says that nobody
-listens there, its line was closed; otherwise it falls silent.
+NATS tells nobody that a client has gone. Who is quiet is asked: if he was connected to our own server and that says that nobody listens there, his
+line was closed; otherwise he falls silent.
 """
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -21,12 +21,15 @@ from holter.files import UNREADABLE
 from holter.records import Observation, Order
 from holter.transport import wire
 from holter.transport.access import is_same
+from holter.transport.host_line import HostLine
 from holter.transport.interface import Receiver, Right, refusal
 from holter.transport.nats import frames
+from holter.transport.nats.callers import Caller, Callers, Early
 from holter.transport.nats.frames import Again, Beacon, Greeting, LetGo, Probe, Said, Told, TurnedAway
 from holter.transport.nats.line import INBOX, NatsPlace, OpenLine, failures, line_to
-from holter.transport.nats.subjects import ALL, Subjects
-from holter.transport.nats.tail import Tail, make_stream
+from holter.transport.nats.subjects import ALL, HOST, Subjects, host_name
+from holter.transport.nats.tail import LAST_WORD_S, Tail, last_hellos, make_stream
+from holter.transport.questions import Questions
 from holter.transport.tls import SCHEME
 
 if TYPE_CHECKING:
@@ -37,55 +40,19 @@ if TYPE_CHECKING:
 
 BEACON_S = 1.0
 QUIET_S = 2.0
-"""A rank that has not been heard for so long is asked whether it is there."""
+"""Who has not been heard for so long is asked whether he is there."""
 PROBE_S = 0.8
 MAX_PROBES = 256
 """At once: of a whole network that is gone not everybody is asked."""
 GONE_AFTER = 2
 """So often nobody listened."""
 PAUSE_S = 0.3
-MAX_EARLY = 1000
-"""Messages of a rank that has not introduced itself."""
-MAX_EARLY_IN_ALL = 50_000
-LAST_WORD_S = 1.0
+QUESTIONS_OF_ONE = 2**32
+"""Numbers of questions that each holder of the lease has for itself."""
+OK = 1000
+"""Code with which a sidecar's line is closed that has said Goodbye."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class Caller:
-    """A rank's sidecar."""
-
-    who: bytes
-    connection: int
-    server: str
-    heard_s: float
-    num_unheard: int = 0
-    is_gone: bool = False
-
-
-@dataclass
-class Early:
-    """What was said by ranks that have not introduced themselves to us."""
-
-    messages: dict[int, list[tuple[Said, int]]] = field(default_factory=dict)
-    num: int = 0
-    num_lost: int = 0
-
-    def keep(self, rank: int, said: Said, num_bytes: int) -> None:
-        """Until it does."""
-        kept = self.messages.setdefault(rank, [])
-        if len(kept) >= MAX_EARLY or self.num >= MAX_EARLY_IN_ALL:
-            self.num_lost += 1
-            return
-        kept.append((said, num_bytes))
-        self.num += 1
-
-    def take(self, rank: int) -> list[tuple[Said, int]]:
-        """It has."""
-        kept = self.messages.pop(rank, [])
-        self.num -= len(kept)
-        return kept
 
 
 class NatsListener:
@@ -108,9 +75,10 @@ class NatsListener:
         self._place, self._right = place, right
         self._subjects = Subjects(receiver.run_id)
         self._tail = Tail(self._subjects, self._on_said)
-        self._callers: dict[int, Caller] = {}
+        self._callers = Callers()
         self._early = Early()
-        self._asked_s: dict[int, float] = {}
+        self._questions = Questions()
+        self._asked_s: dict[str, float] = {}
         self._line: OpenLine | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._has_begun = False
@@ -129,17 +97,15 @@ class NatsListener:
     async def examine(self, keys: Sequence["ExamKey"]) -> None:
         """Ask for examinations; the answers come as observations, whenever they come."""
         for key in keys:
-            await self._tell(str(key.rank), wire.Examine(asked_ns=key.asked_ns, depth=key.depth))
+            await self._tell_ranks(wire.Examine(asked_ns=key.asked_ns, depth=key.depth), [key.rank])
 
     async def order(self, order: Order, ranks: Sequence[int]) -> None:
         """Tell these ranks' sidecars; whoever cannot be told is told again by who repeats it."""
-        for rank in ranks:
-            await self._tell(str(rank), wire.Halt(order=order))
+        await self._tell_ranks(wire.Halt(order=order), ranks)
 
     async def notify(self, rank: int, notice: wire.Notice) -> bool:
         """Tell one rank's sidecar; False when it could not be told."""
-        caller = self._callers.get(rank)
-        return caller is not None and not caller.is_gone and await self._tell(str(rank), notice)
+        return self._callers.reached(rank) is not None and await self._tell_ranks(notice, [rank])
 
     async def hang_up(self) -> None:
         """Let everybody go: the coordinator ends."""
@@ -215,24 +181,8 @@ class NatsListener:
 
     async def _hear_hellos(self, line: OpenLine) -> None:
         """The last one of each rank: of those that will not come again, too."""
-        from nats.js import api  # noqa: PLC0415 - an extra
-
-        sub = await line.client.subscribe(inbox := line.client.new_inbox())
-        about = api.ConsumerConfig(
-            deliver_subject=inbox,
-            deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
-            filter_subject=self._subjects.hello("*"),
-            ack_policy=api.AckPolicy.NONE,
-            mem_storage=True,
-            num_replicas=1,
-            inactive_threshold=10.0,
-        )
-        made = await line.js.add_consumer(self._subjects.stream, about)
-        with contextlib.suppress(*failures()):
-            for _ in range(made.num_pending or 0):
-                message = await sub.next_msg(timeout=LAST_WORD_S)
-                await self._on_said(message)
-        await sub.unsubscribe()
+        async for message in last_hellos(line, self._subjects):
+            await self._on_said(message)
 
     async def _shine(self) -> None:
         """Say who the coordinator is."""
@@ -250,15 +200,15 @@ class NatsListener:
         while True:
             await asyncio.sleep(BEACON_S)
             now_s = clock.monotonic_s()
-            quiet = [rank for rank, one in self._callers.items() if not one.is_gone and now_s - one.heard_s > QUIET_S]
-            await asyncio.gather(*(self._probe_one(line, rank) for rank in quiet[:MAX_PROBES]))
+            quiet = list(self._callers.quiet(now_s - QUIET_S))
+            await asyncio.gather(*(self._probe_one(line, name) for name in quiet[:MAX_PROBES]))
 
-    async def _probe_one(self, line: OpenLine, rank: int) -> None:
+    async def _probe_one(self, line: OpenLine, name: str) -> None:
         from nats.errors import NoRespondersError  # noqa: PLC0415 - an extra
 
-        caller = self._callers[rank]
+        caller = self._callers.by_name[name]
         try:
-            await line.client.request(self._subjects.told(str(rank)), self._frame(Probe()), timeout=PROBE_S)
+            await line.client.request(self._subjects.told(name), self._frame(Probe()), timeout=PROBE_S)
         except NoRespondersError:
             ours = str(line.client._server_info.get("server_id", ""))  # noqa: SLF001 - nothing public tells it
             caller.num_unheard += caller.server == ours
@@ -266,76 +216,108 @@ class NatsListener:
             return
         else:
             self._hear_of(caller)
-            self._receiver.hear_sign(rank, clock.wall_ns())
-        if caller.num_unheard >= GONE_AFTER and not caller.is_gone:
-            caller.is_gone = True
-            self._receiver.disconnect(rank, caller.connection, clock.wall_ns(), is_closed=True)
-            self._on_urgent()
+            if caller.host is None:
+                self._receiver.hear_sign(int(name), clock.wall_ns())
+        if caller.num_unheard >= GONE_AFTER:
+            self._end(name, caller)
+
+    def _end(self, name: str, caller: Caller) -> None:
+        """Nobody speaks by this name any more."""
+        if caller.is_gone:
+            return
+        caller.is_gone = True
+        if caller.host is None:
+            self._receiver.disconnect(int(name), caller.connection, clock.wall_ns(), is_closed=True)
+        else:
+            caller.host.end(clock.wall_ns(), is_closed=True)
+        self._on_urgent()
 
     def _hear_of(self, caller: Caller) -> None:
         caller.heard_s, caller.num_unheard = clock.monotonic_s(), 0
 
     async def _on_said(self, message: "Msg") -> None:
         """From the stream."""
-        rank = rank_of(message.subject)
+        name = speaker_of(message.subject)
         try:
             said = frames.decode_said(message.data)
         except UNREADABLE:
             said = None
-        if rank is None or said is None:
+        if name is None or said is None:
             self.refused += 1
             return
         if isinstance(said.message, Greeting):
-            await self._greet(rank, said.who, said.message)
+            await self._greet(name, said.who, said.message)
         else:
-            await self._take(rank, said, len(message.data))
+            await self._take(name, said, len(message.data))
 
-    async def _greet(self, rank: int, who: bytes, greeting: Greeting) -> None:
-        known, reason = self._callers.get(rank), self._why_not(rank, greeting)
+    async def _greet(self, name: str, who: bytes, greeting: Greeting) -> None:
+        known, reason = self._callers.by_name.get(name), self._why_not(name, greeting)
         if reason is not None and (known is None or known.who != who):
             self.refused += 1
-            logger.warning("turned a sidecar of rank %d away: %s", rank, reason)
-            await self._tell(str(rank), TurnedAway(reason=reason))
+            logger.warning("turned %s away: %s", name, reason)
+            await self._tell(name, TurnedAway(reason=reason))
             return
         is_known = known is not None and known.who == who and not known.is_gone
         if known is None or not is_known:
-            hello = greeting.hello
-            assert isinstance(hello, wire.Hello)
-            hello = msgspec.structs.replace(hello, metrics_address=reachable(hello.metrics_address, hello.host))
-            connection = self._receiver.connect(hello, clock.wall_ns())
-            self._callers[rank] = Caller(who, connection, greeting.server, clock.monotonic_s())
+            self._let_in(name, known, Caller(who, greeting.server, clock.monotonic_s()), greeting.hello)
         else:
             known.server = greeting.server
             self._hear_of(known)
-            self._receiver.hear_sign(rank, clock.wall_ns())
+            if known.host is None:
+                self._receiver.hear_sign(int(name), clock.wall_ns())
         if not (is_known and greeting.is_repeated):
             about = wire.Welcome(
                 run_id=self._receiver.run_id, run_dir=str(self._receiver.run_dir), boot_id=clock.clock_id()
             )
-            await self._tell(str(rank), about)
-        for said, num_bytes in self._early.take(rank):
-            await self._take(rank, said, num_bytes)
+            await self._tell(name, about)
+        for said, num_bytes in self._early.take(name):
+            await self._take(name, said, num_bytes)
 
-    def _why_not(self, rank: int, greeting: Greeting) -> str | None:
+    def _let_in(self, name: str, former: Caller | None, caller: Caller, hello: wire.Opening) -> None:
+        """Somebody is there, perhaps in the place of another."""
+        now_ns = clock.wall_ns()
+        if isinstance(hello, wire.Hello):
+            hello = msgspec.structs.replace(hello, metrics_address=reachable(hello.metrics_address, hello.host))
+            self._callers.by_name[name] = caller
+            caller.connection = self._receiver.connect(hello, now_ns)
+            self._callers.route(hello.rank, name)
+            return
+        if former is not None:
+            self._end(name, former)
+        caller.host = HostLine(self._receiver, partial(reachable, host=hello.host))
+        self._callers.by_name[name] = caller
+        # Its reports that are in the stream since then do not say again who is there.
+        came, _ = caller.host.join(wire.HostReport(joined=hello.members), now_ns)
+        for rank in came:
+            self._callers.route(rank, name)
+
+    def _why_not(self, name: str, greeting: Greeting) -> str | None:
         if not is_same(greeting.token, self._token):
             return "wrong token"
-        if not isinstance(greeting.hello, wire.Hello) or greeting.hello.rank != rank:
-            return f"somebody else speaks as rank {rank}"
-        return refusal(greeting.hello, self._receiver)
+        hello = greeting.hello
+        if name != (str(hello.rank) if isinstance(hello, wire.Hello) else host_name(hello.host)):
+            return "it speaks by somebody else's name"
+        return refusal(hello, self._receiver)
 
-    async def _take(self, rank: int, said: Said, num_bytes: int) -> None:
-        caller = self._callers.get(rank)
+    async def _take(self, name: str, said: Said, num_bytes: int) -> None:
+        caller = self._callers.by_name.get(name)
         if caller is None:
-            self._early.keep(rank, said, num_bytes)
-            await self._ask_again(rank)
+            self._early.keep(name, said, num_bytes)
+            await self._ask_again(name)
             return
         if caller.who != said.who:
             self.refused += 1
-            await self._ask_again(rank)
+            await self._ask_again(name)
             return
         self._hear_of(caller)
         if caller.is_gone:
-            await self._ask_again(rank)
+            await self._ask_again(name)
+        if caller.host is not None:
+            await self._take_host(name, caller, caller.host, said, num_bytes)
+        else:
+            self._take_rank(int(name), caller, said, num_bytes)
+
+    def _take_rank(self, rank: int, caller: Caller, said: Said, num_bytes: int) -> None:
         now_ns = clock.wall_ns()
         if not self._receiver.has_room(rank, num_bytes, now_ns):
             return
@@ -350,29 +332,66 @@ class NatsListener:
             case _:
                 self._receiver.hear_sign(rank, now_ns)
 
-    async def _ask_again(self, rank: int) -> None:
+    async def _take_host(self, name: str, caller: Caller, line: HostLine, said: Said, num_bytes: int) -> None:
+        match said.message:
+            case wire.HostReport() as report:
+                await self._hear_host(name, line, report, num_bytes)
+            case wire.Goodbye():
+                await self._tell(name, LetGo())
+                self._end(name, caller)
+            case _:
+                pass
+
+    async def _hear_host(self, name: str, line: HostLine, report: wire.HostReport, num_bytes: int) -> None:
+        now_ns = clock.wall_ns()
+        came, refused = line.join(report, now_ns)
+        for rank in came:
+            self._callers.route(rank, name)
+        for word in refused:
+            self.refused += 1
+            logger.warning("turned the sidecar of rank %d away: %s", word.rank, word.reason)
+            await self._tell(name, word)
+        if line.ranks and not self._receiver.has_room(line.ranks[0], num_bytes // len(line.ranks), now_ns):
+            return
+        for fetched in report.fetched:
+            self._questions.answer(line.connections, fetched)
+        if line.hear(report, now_ns):
+            self._on_urgent()
+        for rank in report.goodbyes:
+            if self._callers.routes.get(rank) == name:
+                self._keep(self._release_at_host(rank, name))
+        for rank in line.leave(report, now_ns):
+            self._callers.drop_route(rank, name)
+            self._on_urgent()
+
+    async def _ask_again(self, name: str) -> None:
         now_s = clock.monotonic_s()
-        if now_s - self._asked_s.get(rank, 0.0) > BEACON_S:
-            self._asked_s[rank] = now_s
-            await self._tell(str(rank), Again())
+        if now_s - self._asked_s.get(name, 0.0) > BEACON_S:
+            self._asked_s[name] = now_s
+            await self._tell(name, Again())
 
     async def _release(self, rank: int, caller: Caller) -> None:
         await self._hold(rank)
         await self._tell(str(rank), LetGo())
-        if not caller.is_gone:
-            caller.is_gone = True
-            self._receiver.disconnect(rank, caller.connection, clock.wall_ns(), is_closed=True)
-            self._on_urgent()
+        self._end(str(rank), caller)
+
+    async def _release_at_host(self, rank: int, name: str) -> None:
+        await self._hold(rank)
+        await self._tell(name, wire.Released(rank=rank, code=OK, reason=""))
 
     async def _on_alive(self, message: "Msg") -> None:
-        rank = rank_of(message.subject)
+        name = speaker_of(message.subject)
         with contextlib.suppress(*UNREADABLE):
             said = frames.decode_said(message.data)
-            if rank is not None and isinstance(said.message, wire.Report) and not said.message.observations:
-                if rank in self._callers:
-                    await self._take(rank, said, len(message.data))
+            if (
+                name is not None
+                and isinstance(said.message, wire.Report | wire.HostReport)
+                and not said.message.observations
+            ):
+                if name in self._callers.by_name:
+                    await self._take(name, said, len(message.data))
                 else:
-                    await self._ask_again(rank)
+                    await self._ask_again(name)
 
     async def _on_clock(self, message: "Msg") -> None:
         received_ns = clock.wall_ns()
@@ -385,17 +404,30 @@ class NatsListener:
 
     async def _ask(self, key: "TableKey", deadline_s: float) -> Observation | None:
         tensor_class, step, rank = key
-        if self._line is None or rank not in self._callers:
+        reached = self._callers.reached(rank)
+        if self._line is None or reached is None:
             return None
+        name, caller = reached
+        if caller.host is not None:
+            # An answer to a coordinator before us is none to us.
+            self._questions.num_asked = max(self._questions.num_asked, self._right.token * QUESTIONS_OF_ONE)
+            return await self._questions.ask(key, deadline_s, lambda fetch: self._tell_ranks(fetch, [rank]))
         asked = self._frame(wire.Fetch(request=0, tensor_class=tensor_class, step=step))
         try:
-            answer = await self._line.client.request(self._subjects.told(str(rank)), asked, timeout=deadline_s)
+            answer = await self._line.client.request(self._subjects.told(name), asked, timeout=deadline_s)
             said = frames.decode_said(answer.data)
         except failures(*UNREADABLE):
             logger.info("rank %d did not send its %s of step %d within %.0f s", rank, tensor_class, step, deadline_s)
             return None
-        is_own = said.who == self._callers[rank].who and isinstance(said.message, wire.Fetched)
+        is_own = said.who == caller.who and isinstance(said.message, wire.Fetched)
         return said.message.observation if is_own and isinstance(said.message, wire.Fetched) else None
+
+    async def _tell_ranks(self, message: wire.Passed, ranks: Sequence[int]) -> bool:
+        """Tell these ranks' sidecars, those of one agent by one message; False when nobody could be told."""
+        straight, by_agent = self._callers.apart(ranks)
+        told = [await self._tell(name, message) for name in straight]
+        told += [await self._tell(name, wire.ToRanks(ranks=those, message=message)) for name, those in by_agent.items()]
+        return any(told)
 
     async def _tell(self, who: str, message: Any) -> bool:
         """False when there is no line, or no right to speak."""
@@ -413,10 +445,11 @@ class NatsListener:
         return frames.encode(Told(self._right.token, message))
 
 
-def rank_of(subject: str) -> int | None:
-    """Who said it, as the server lets nobody else say it."""
+def speaker_of(subject: str) -> str | None:
+    """Who said it, as the server lets nobody else say it: a rank's number, or a host's name for its agent."""
     word = subject.rpartition(".")[2]
-    return int(word) if word.isascii() and word.isdigit() and len(word) < 8 else None  # noqa: PLR2004
+    is_rank = word.isascii() and word.isdigit() and len(word) < 8  # noqa: PLR2004
+    return word if (is_rank and str(int(word)) == word) or word.startswith(HOST) else None
 
 
 def reachable(address: str, host: str) -> str:

@@ -9,12 +9,15 @@ again from where it was.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from holter import clock
-from holter.transport.nats.line import OpenLine, failures
+from holter.files import UNREADABLE
+from holter.transport.nats import frames
+from holter.transport.nats.frames import Greeting
+from holter.transport.nats.line import NatsPlace, OpenLine, failures, line_to
 from holter.transport.nats.subjects import Subjects
 
 if TYPE_CHECKING:
@@ -27,6 +30,9 @@ DUPLICATES_S = 120.0
 HEARTBEAT_S = 1.0
 SILENT_S = 3.0
 """A consumer that gives no heartbeat for so long is made again."""
+LAST_WORD_S = 1.0
+STILL_S = 90.0
+"""Who has introduced himself within this time is there: each does so once a minute."""
 NOT_CLUSTERED = 10074
 WRONG_CONFIG = 10058
 REPLICAS = 3
@@ -42,6 +48,8 @@ class Place:
     """In the stream."""
     delivered: int
     """By this consumer, from 1."""
+    at_ns: int
+    """When the server took it, by its clock."""
     pending: int
     """Behind it in the stream."""
 
@@ -54,8 +62,8 @@ def place_of(reply: str) -> Place | None:
     numbers = words[4:9] if len(words) == 9 else words[6:11]  # noqa: PLR2004
     if not all(word.isdigit() for word in numbers):
         return None
-    _, sequence, delivered, _, pending = map(int, numbers)
-    return Place(sequence, delivered, pending)
+    _, sequence, delivered, at_ns, pending = map(int, numbers)
+    return Place(sequence, delivered, at_ns, pending)
 
 
 async def make_stream(line: OpenLine, subjects: Subjects) -> int:
@@ -84,6 +92,39 @@ async def make_stream(line: OpenLine, subjects: Subjects) -> int:
         else:
             raise
     return int(made.state.last_seq)
+
+
+async def last_hellos(line: OpenLine, subjects: Subjects) -> "AsyncIterator[Msg]":
+    """The last one of each who introduced himself, as far as they come in time."""
+    from nats.js import api  # noqa: PLC0415 - an extra
+
+    sub = await line.client.subscribe(inbox := line.client.new_inbox())
+    about = api.ConsumerConfig(
+        deliver_subject=inbox,
+        deliver_policy=api.DeliverPolicy.LAST_PER_SUBJECT,
+        filter_subject=subjects.hello("*"),
+        ack_policy=api.AckPolicy.NONE,
+        mem_storage=True,
+        num_replicas=1,
+        inactive_threshold=10.0,
+    )
+    made = await line.js.add_consumer(subjects.stream, about)
+    with contextlib.suppress(*failures()):
+        for _ in range(made.num_pending or 0):
+            yield await sub.next_msg(timeout=LAST_WORD_S)
+    await sub.unsubscribe()
+
+
+async def speaks(place: NatsPlace, run_id: str) -> bool:
+    """Whether somebody whom a coordinator of this run has heard before still speaks."""
+    with contextlib.suppress(*failures(*UNREADABLE)):
+        async with line_to(place, "coordinator") as line:
+            async for message in last_hellos(line, Subjects(run_id)):
+                found, at = frames.decode_said(message.data).message, place_of(message.reply)
+                is_new = at is not None and clock.system_ns() - at.at_ns < STILL_S * 1e9
+                if is_new and isinstance(found, Greeting) and found.is_known:
+                    return True
+    return False
 
 
 class Tail:

@@ -8,7 +8,7 @@ close 4001                the rank has opened a newer connection
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from holter.transport import wire
 from holter.transport.access import bearer, is_same
 from holter.transport.host_line import HostLine
 from holter.transport.interface import Receiver, refusal
+from holter.transport.questions import Questions
 from holter.transport.tls import SCHEME
 
 if TYPE_CHECKING:
@@ -75,9 +76,7 @@ class WebSocketListener:
         """Ends when a sidecar that said Goodbye may hang up."""
         self._routes: dict[int, RankRoute] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._questions: dict[int, tuple[int, asyncio.Future[Observation | None]]] = {}
-        """Number -> (rank that was asked, its answer)"""
-        self._num_questions = 0
+        self._questions = Questions()
         self._is_over = False
         """We hang up ourselves."""
         self.clock = OWN_CLOCK
@@ -224,7 +223,7 @@ class WebSocketListener:
         if line.ranks and not self._receiver.has_room(line.ranks[0], num_bytes // len(line.ranks), now_ns):
             return
         for fetched in report.fetched:
-            self._answer(line.connections, fetched)
+            self._questions.answer(line.connections, fetched)
         if line.hear(report, now_ns):
             self._on_urgent()
         for rank in report.goodbyes:
@@ -297,7 +296,7 @@ class WebSocketListener:
                     case wire.Fetched():
                         self._receiver.hear_sign(rank, clock.wall_ns())
                         self.on_fetched(message)
-                        self._answer((rank,), message)
+                        self._questions.answer((rank,), message)
                     case wire.ClockAsked(sent_ns=sent_ns):
                         self._receiver.hear_sign(rank, clock.wall_ns())
                         await self._tell_clock(socket, sent_ns)
@@ -316,27 +315,10 @@ class WebSocketListener:
         await _close(socket, WSCloseCode.OK, "")
 
     async def _ask(self, key: "TableKey", deadline_s: float) -> Observation | None:
-        tensor_class, step, rank = key
+        rank = key[2]
         if rank not in self._routes:
             return None
-        self._num_questions += 1
-        number = self._num_questions
-        answer: asyncio.Future[Observation | None] = asyncio.get_running_loop().create_future()
-        self._questions[number] = (rank, answer)
-        try:
-            async with asyncio.timeout(deadline_s):
-                if await self._tell(wire.Fetch(request=number, tensor_class=tensor_class, step=step), [rank]):
-                    return await answer
-        except TimeoutError:
-            logger.info("rank %d did not send its %s of step %d within %.0f s", rank, tensor_class, step, deadline_s)
-        finally:
-            del self._questions[number]
-        return None
-
-    def _answer(self, ranks: Collection[int], fetched: wire.Fetched) -> None:
-        asked, answer = self._questions.get(fetched.request, (None, None))
-        if asked in ranks and answer is not None and not answer.done():
-            answer.set_result(fetched.observation)
+        return await self._questions.ask(key, deadline_s, lambda fetch: self._tell(fetch, [rank]))
 
 
 def reachable(address: str, remote: str) -> str:

@@ -1,0 +1,50 @@
+"""Tables that were asked for by a message and are answered by another: which answer belongs to which question."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from typing import TYPE_CHECKING
+
+from holter.records import Observation
+from holter.transport import wire
+
+if TYPE_CHECKING:
+    # A sidecar starts without the detectors.
+    from holter.faults import TableKey
+
+logger = logging.getLogger(__name__)
+
+
+class Questions:
+    """Those that are open."""
+
+    def __init__(self) -> None:
+        self.num_asked = 0
+        """Numbers of questions go on from here."""
+        self._open: dict[int, tuple[int, asyncio.Future[Observation | None]]] = {}
+        """Number -> (rank that was asked, its answer)"""
+
+    async def ask(
+        self, key: "TableKey", deadline_s: float, tell: Callable[[wire.Fetch], Awaitable[bool]]
+    ) -> Observation | None:
+        """The answer; None if it does not come in time. `tell` sends the question, and says whether it could."""
+        tensor_class, step, rank = key
+        self.num_asked += 1
+        number = self.num_asked
+        answer: asyncio.Future[Observation | None] = asyncio.get_running_loop().create_future()
+        self._open[number] = (rank, answer)
+        try:
+            async with asyncio.timeout(deadline_s):
+                if await tell(wire.Fetch(request=number, tensor_class=tensor_class, step=step)):
+                    return await answer
+        except TimeoutError:
+            logger.info("rank %d did not send its %s of step %d within %.0f s", rank, tensor_class, step, deadline_s)
+        finally:
+            del self._open[number]
+        return None
+
+    def answer(self, ranks: Collection[int], fetched: wire.Fetched) -> None:
+        """This came from one of these ranks."""
+        asked, answer = self._open.get(fetched.request, (None, None))
+        if asked in ranks and answer is not None and not answer.done():
+            answer.set_result(fetched.observation)
